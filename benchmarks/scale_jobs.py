@@ -7,7 +7,7 @@ import os
 import resource
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from pipeline.planning.plan import FinishedWork, Plan, PlanRequest, make_plan
 from pipeline.records.class_facts import ClassFacts
 from pipeline.records.events import Event
 from pipeline.records.outcome import Figures, flat_json
+from pipeline.reporting.progress import ItemWork
 from pipeline.run import run
 from pipeline.scheduling import executor, queue
 from pipeline.sources.materials import Materials
@@ -89,12 +90,12 @@ class Meter:
     def __exit__(self, *_: object) -> None:
         return None
 
-    def plan(self, num_items: int, num_builds: int) -> None:
+    def plan(self, num_items: int, work: Sequence[ItemWork]) -> None:
         """Ignored."""
 
     def show(self, event: Event) -> None:
         """Count an event."""
-        self._now += {"build": 1, "judge": 1, "built": -1, "judged": -1}.get(event.kind, 0)
+        self._now += {"build": len(event.recipes), "judge": 1, "built": -1, "judged": -1, "retried": -1}.get(event.kind, 0)
         self.in_flight = max(self.in_flight, self._now)
         if event.kind == "build" and self.first_build is None:
             self.first_build = time.monotonic()

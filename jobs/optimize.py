@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Collection
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -22,8 +24,8 @@ from pipeline.catalog.catalog import BadEntriesError, is_registry, refuse_bad_en
 from pipeline.cluster.working_dir import check_absolute, in_job
 from pipeline.config import Config
 from pipeline.ledger.lease import check_campaign
-from pipeline.reporting.campaign_report import print_next_steps, print_report
-from pipeline.reporting.display import display_for
+from pipeline.reporting.campaign_report import CampaignReport, print_next_steps, print_report
+from pipeline.reporting.display import LineDisplay, display_for
 from pipeline.run import explain as explain_
 from pipeline.run import read, run
 from pipeline.scheduling.fleet import WAIT_S
@@ -74,6 +76,8 @@ def main(
         Literal["copy", "reference"], typer.Option(help="Whether MLflow stores whole artifacts, or references to the store.")
     ] = "copy",
     json: Annotated[Path | None, typer.Option(help="Write the outcomes to this file.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the final table and errors.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print a line for each recipe and step.")] = False,
 ) -> None:
     """Freeze, judge and publish every model of a catalog."""
     console, errors = Console(), Console(stderr=True)
@@ -87,6 +91,8 @@ def main(
             check_absolute(locations(store, tracking_uri, json))
         select(recipe or (), portable=False)
         _check_registry_options(catalog, filter_, trust=trust)
+        if quiet and verbose:
+            raise UsageError("--quiet and --verbose exclude each other; give one of them")
         if json is not None:
             check_file(json, "--json")
         config = Config(
@@ -107,6 +113,15 @@ def main(
             policy=SamplingPolicy(accept_noise=accept_noise),
             wait_s=wait_limit if wait_for_nodes else None,
         )
+        display = display_for(console, quiet=quiet, verbose=verbose)
+
+        def passed(report: CampaignReport, models: Collection[str]) -> None:
+            shown = replace(report, outcomes=tuple(outcome for outcome in report.outcomes if outcome.model in models))
+            if shown.outcomes or shown.infrastructure:
+                print_report(shown, console, store)
+            if json is not None:
+                report.write_json(json)
+
         try:
             if check:
                 catalog_ = read(config)
@@ -114,17 +129,18 @@ def main(
                 num_entries = len(catalog_.entries)
                 say(console, f"{catalog}: {num_entries} {'entry' if num_entries == 1 else 'entries'}, no errors", "")
                 return
-            report = (explain_ if explain else run)(config, display_for(console))
+            if explain:
+                report = explain_(config, LineDisplay(console))
+                passed(report, ())
+            else:
+                report = run(config, display)
+                passed(report, {outcome.model for outcome in report.outcomes})
+                if not quiet:
+                    print_next_steps(report, console, store=store, tracking_uri=tracking_uri)
         except BadEntriesError as error:
             for problem in error.problems:
                 say(errors, problem.coded)
             raise
-    if not explain:
-        print_report(report, console, store)
-        print_next_steps(report.outcomes, console, store=store, tracking_uri=tracking_uri)
-    if json is not None:
-        with exiting(errors):
-            report.write_json(json)
     sys.exit(report.exit_code)
 
 

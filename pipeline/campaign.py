@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import replace
-from itertools import chain
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, groupby
 
 from freezer.errors import InfrastructureError, IntegrityError, StoreError
 from freezer.store.store import Store
@@ -20,10 +20,27 @@ from pipeline.records.outcome import Outcome
 from pipeline.reporting.campaign_report import CampaignReport
 from pipeline.reporting.costs import class_costs
 from pipeline.reporting.display import Display
+from pipeline.reporting.progress import ItemWork
 from pipeline.scheduling.executor import Executor
 from pipeline.tracking.process import TrackerProcess
 from pipeline.tracking.projection import outcomes_digest
 from pipeline.tracking.tracker import Tracker, replay_command
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Before:
+    """What earlier passes of a campaign reached for other models, which this one leaves alone.
+
+    Attributes:
+        outcomes: final ones, in the order of the catalog.
+        untracked: whether MLflow lacks some of them.
+    """
+
+    outcomes: tuple[Outcome, ...] = ()
+    untracked: bool = False
+
+
+NOTHING = Before()
 
 
 class Campaign:
@@ -38,10 +55,12 @@ class Campaign:
         ledger: Ledger,
         tracker: Tracker | TrackerProcess,
         display: Display,
+        before: Before = NOTHING,
     ) -> None:
         self._config, self._plan, self._executor, self._display, self._ledger = config, plan, executor, display, ledger
+        self._before = before
         self._publisher, self._tracker = Publisher(plan, store, ledger), tracker
-        self._final: dict[tuple[str, str], Outcome] = {}
+        self._final = {(outcome.model, outcome.device_class): outcome for outcome in before.outcomes}
         self._failures: list[str] = []
         self._interrupted = False
 
@@ -94,7 +113,7 @@ class Campaign:
         return CampaignRecord(
             catalog=self._config.catalog,
             started=continued.started,
-            members=members,
+            members=(*members_of(self._before.outcomes), *members),
             problems=tuple(skipped),
             facts=self._plan.facts,
         )
@@ -102,9 +121,8 @@ class Campaign:
     def _execute(self, continued: Continued) -> None:
         """Publish, log and show the outcomes of earlier campaigns, then those of the executor."""
         finished = [(item, item.finished) for item in self._plan.items if item.finished is not None]
-        self._display.plan(len(self._plan.items), self._executor.num_builds)
-        expected = outcomes_digest([outcome for _, outcome in finished]) if len(finished) == len(self._plan.items) else None
-        self._tracker.start(self._config.catalog, continued.started, expected=expected)
+        self._display.plan(len(self._plan.items), list(self._work()))
+        self._start_tracking([outcome for _, outcome in finished], continued)
         for item, outcome in chain(finished, self._executor.outcomes()):
             final = [continued.reached(done) for done in self._publisher.add(item, outcome)]
             self._final |= {(done.model, done.device_class): done for done in final}  # even if MLflow fails
@@ -112,6 +130,33 @@ class Campaign:
                 self._tracker.log(final)
             for done in final:
                 self._display.show(Event(kind="outcome", what=f"{done.model} {done.device_class}", outcome=done))
+
+    def _start_tracking(self, finished: Sequence[Outcome], continued: Continued) -> None:
+        """Open the campaign in MLflow, and log what it lacks of earlier passes."""
+        before = self._before.outcomes
+        expected = outcomes_digest((*before, *finished)) if len(finished) == len(self._plan.items) else None
+        alone = bool(before) and not self._before.untracked
+        models = sorted({item.entry.name for item in self._plan.items}) if alone else None
+        self._tracker.start(self._config.catalog, continued.started, expected=expected, models=models)
+        if self._before.untracked:
+            for _, outcomes in groupby(before, key=lambda outcome: outcome.model):
+                self._tracker.log(list(outcomes))
+
+    def _work(self) -> Iterator[ItemWork]:
+        """Yield the work of each item, with the durations that its model and class had last time."""
+        for what, state in self._executor.begun.items():
+            item, results = state.item, state.results
+            work = ItemWork(
+                what=what,
+                recipes=tuple(recipe for recipe in item.builds if recipe not in results),
+                built_s=sum(result.wall_s for result in results.values()),
+            )
+            row = self._ledger.nearest("outcome", item.entry.name, item.device_class)
+            if row is not None:
+                before = Outcome.from_json(row.data["outcome"])
+                build_s = {report.recipe: report.build_s for report in before.candidates if report.failure is None}
+                work = replace(work, build_s=build_s, judge_s=before.judge_s or None)
+            yield work
 
     def _finish_tracking(self, ended: CampaignReport, exit_code: int) -> None:
         try:
@@ -136,5 +181,6 @@ class Campaign:
             costs=class_costs(self._plan.items, outcomes),
             limited=frozenset(item.entry.name for item in self._plan.items if item.entry.limits.on_figures),
             infrastructure=(*self._failures, *self._tracker.failures),
+            untracked=tuple(self._tracker.failures),
             interrupted=self._interrupted,
         )

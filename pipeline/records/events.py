@@ -22,15 +22,19 @@ class Event:
     """The start or end of a step.
 
     Attributes:
-        kind: `note` is about the campaign; `build` and `judge` start, `built` and `judged` end; `outcome` is final:
-            published and in the ledger.
-        what: `model device_class recipe`.
+        kind: `note` is about the campaign; `build` and `judge` start, `built` and `judged` end, `retried` ends without a result;
+            `outcome` is final: published and in the ledger.
+        what: `model device_class`.
+        recipes: of builds: those that start together, or the one that ended.
         text: details for people.
+        seconds: duration of what ended.
     """
 
-    kind: Literal["note", "build", "built", "judge", "judged", "outcome"]
+    kind: Literal["note", "build", "built", "judge", "judged", "retried", "outcome"]
     what: str = ""
+    recipes: tuple[str, ...] = ()
     text: str = ""
+    seconds: float = 0.0
     outcome: Outcome | None = None
 
 

@@ -6,17 +6,14 @@ import json
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-from rich import box
 from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
 from rich.text import Text
 
 from freezer.artifact.sections import Tradeoff
@@ -36,11 +33,11 @@ from pipeline.workspace.workspace import log_place
 UNEXPLAINED = ("crash", "timeout", "memory", "output", "error")
 """Failures that are printed with the end of their log, since the reason alone does not explain them."""
 
-_COST = "cost per 1M"
-_LEFT = ("model", "device class", "verdict", "recipe")
+_MODEL, _COST = "model", "cost per 1M"
+_LEFT = (_MODEL, "device class", "verdict", "recipe")
 _COLUMNS = (*_LEFT, "speedup (95% CI)", "p50 ms", "eager ms", _COST, "error ratio", "version", "build s", "judge s")
-_DROPPED_FIRST = ("build s", "judge s", "eager ms", "p50 ms", "version", "error ratio", "recipe")
-"""Columns to drop on a narrow terminal, in order."""
+_DROPPED_FIRST = ("build s", "judge s", "eager ms", "p50 ms", "version", "error ratio", _MODEL, "recipe", _COST)
+"""Columns to drop on a narrow terminal, in order; without the column, the model has a line of its own above its classes."""
 
 MAX_PARETO_CHARS = 80
 """Width of the line of a Pareto front, unless the names of model and class leave no room."""
@@ -55,6 +52,7 @@ class CampaignReport:
         started, finished: seconds since the epoch.
         outcomes: of every (model, device class), in the order of the catalog.
         infrastructure: failures of Ray, MLflow or the store, one sentence each.
+        untracked: those of them that concern MLflow alone.
         interrupted: whether a person stopped it.
         costs: of the classes with a price.
         limited: models whose entries limit latency, size or memory.
@@ -68,6 +66,12 @@ class CampaignReport:
     interrupted: bool = False
     costs: tuple[ClassCost, ...] = ()
     limited: frozenset[str] = frozenset()
+    untracked: tuple[str, ...] = ()
+
+    @property
+    def ends_watching(self) -> bool:
+        """Whether it was interrupted, or Ray or the store failed."""
+        return self.interrupted or set(self.infrastructure) != set(self.untracked)
 
     @property
     def exit_code(self) -> int:
@@ -109,14 +113,17 @@ def _iso(seconds: float) -> str:
 
 
 def print_report(report: CampaignReport, console: Console, store: str = "./store") -> None:
-    """Print the table of verdicts, and below it reasons, logs of failures, warnings, settings and Pareto fronts.
+    """Print the table of verdicts, failures first, and below it reasons, logs, warnings, settings and Pareto fronts.
 
     Args:
         report: to print.
         console: to print on.
         store: URI of the store, which has the logs.
     """
-    console.print(_table(report, console))
+    report = replace(report, outcomes=tuple(sorted(report.outcomes, key=lambda outcome: not outcome.failed)))
+    console.print(Text(f"campaign {report.campaign}", style="italic"))
+    for line in _table(report, console.width):
+        console.print(line, soft_wrap=True)
     for (model, reason), alike in _reasons(report.outcomes).items():
         classes = ", ".join(outcome.device_class for outcome in alike)
         console.print(Text.assemble((f"{model} {classes}: ", "bold"), reason), soft_wrap=True)
@@ -193,21 +200,35 @@ def _logs(outcome: Outcome, store: str) -> list[str]:
     return places if urlparse(uri).scheme in SCHEMES else [place for place in places if Path(place).is_file()]
 
 
-def _table(report: CampaignReport, console: Console) -> Table:
-    """Return the table of outcomes, with the columns that fit the console."""
+def _table(report: CampaignReport, width: int) -> list[Text]:
+    """Return the lines of the table of outcomes, with the columns that fit the width."""
     costs = _cost_cells(report.costs)
     rows = [{**_cells(outcome), _COST: costs.get((outcome.model, outcome.device_class), "")} for outcome in report.outcomes]
-    columns = [name for name in _COLUMNS if name != _COST or costs]
-    for dropped in ("", *_DROPPED_FIRST):
-        columns = [name for name in columns if name != dropped]
-        table = Table(title=f"campaign {report.campaign}", title_justify="left", header_style="bold", box=box.SIMPLE_HEAD)
-        for name in columns:
-            table.add_column(name, justify="left" if name in _LEFT else "right", overflow="fold")
-        for cells in rows:
-            table.add_row(*(cells[name] for name in columns))
-        if Measurement.get(console, console.options.update(max_width=1000), table).maximum <= console.width:
+    widths = {name: max([len(name), *(len(cells[name]) for cells in rows)]) for name in _COLUMNS if name != _COST or costs}
+    for dropped in _DROPPED_FIRST:
+        if len(_line(dict.fromkeys(widths, ""), widths)) <= width:
             break
-    return table
+        widths.pop(dropped, None)
+    head = _line({name: Text(name, style="bold") for name in widths}, widths)
+    lines = [head, Text(f" {'─' * (len(head) - 1)}")]
+    model = None
+    for cells in rows:
+        if _MODEL not in widths and cells[_MODEL] != model:
+            model = cells[_MODEL]
+            lines.append(Text(f" {model}"))
+        lines.append(_line(cells, widths))
+    return lines
+
+
+def _line(cells: Mapping[str, Text | str], widths: Mapping[str, int]) -> Text:
+    """Return a line of the table; without the column of the models, it is indented."""
+    line = Text("" if _MODEL in widths else "  ")
+    for index, (name, width) in enumerate(widths.items()):
+        padding = " " * (width - len(cells[name]))
+        line.append_text(
+            Text.assemble("  " if index else " ", *((cells[name], padding) if name in _LEFT else (padding, cells[name])))
+        )
+    return line
 
 
 def _cells(outcome: Outcome) -> dict[str, Text | str]:
@@ -257,22 +278,24 @@ def _summary(report: CampaignReport) -> str:
     return f"{words}{note} in {report.finished - report.started:.0f} s{stopped}"
 
 
-def print_next_steps(outcomes: Sequence[Outcome], console: Console, *, store: str, tracking_uri: str) -> None:
-    """Print three commands to try next, as they run in this environment: browse, pull, load."""
-    published = [outcome for outcome in outcomes if outcome.version is not None]
-    if not published:
+def print_next_steps(report: CampaignReport, console: Console, *, store: str, tracking_uri: str) -> None:
+    """Print commands to try next, as they run in this environment: browse, report, and for a published model pull and load."""
+    if not report.outcomes:
         return
-    model = published[0].model
     location = () if store == "./store" else ("--store", store)
-    argument = json.dumps(model) + ("" if store == "./store" else f", store={json.dumps(store)}")
     activate = Path(sys.prefix) / "bin" / "activate"
     remote = urlparse(tracking_uri).scheme in ("http", "https")
-    lines = [
-        *([f"  activate {shlex.join(['.', str(activate)])}"] if activate.is_file() else []),
-        f"  browse   {tracking_uri if remote else shlex.join(['mlflow', 'ui', '--backend-store-uri', tracking_uri])}",
-        f"  pull     {shlex.join(['coldpress', 'pull', model, *location, '--dest', f'pulled/{model}'])}",
-        f"  load     {shlex.join(['python', '-c', f'import freezer; print(freezer.load({argument}))'])}",
-    ]
+    commands = {
+        "activate": [".", str(activate)] if activate.is_file() else [],
+        "browse": [tracking_uri] if remote else ["mlflow", "ui", "--backend-store-uri", tracking_uri],
+        "report": ["coldpress", "report", report.campaign, *location],
+    }
+    model = next((outcome.model for outcome in report.outcomes if outcome.version is not None), None)
+    if model is not None:
+        argument = json.dumps(model) + ("" if store == "./store" else f", store={json.dumps(store)}")
+        commands["pull"] = ["coldpress", "pull", model, *location, "--dest", f"pulled/{model}"]
+        commands["load"] = ["python", "-c", f"import freezer; print(freezer.load({argument}))"]
     console.print("\n[bold]Try next[/bold]", highlight=False)
-    for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    for name, words in commands.items():
+        if words:
+            console.print(f"  {name:<8} {shlex.join(words)}", highlight=False, markup=False, soft_wrap=True)

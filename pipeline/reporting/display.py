@@ -1,10 +1,11 @@
-"""Displays of a running campaign: lines, or a live view on a terminal."""
+"""Displays of a running campaign: lines, a live view on a terminal, or nothing."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from rich.console import Console, Group
@@ -13,6 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.records.events import STYLES, Event, verdict_text
+from pipeline.reporting.progress import CampaignProgress, ItemWork, Running
+
+MARGIN_LINES = 6
+"""Lines of a terminal that the live view leaves for counts and outcomes."""
 
 
 class Display(Protocol):
@@ -20,24 +25,56 @@ class Display(Protocol):
 
     def __enter__(self) -> Display: ...
     def __exit__(self, *_: object) -> None: ...
-    def plan(self, num_items: int, num_builds: int) -> None:
-        """Set the number of outcomes to reach and of builds to do."""
+    def plan(self, num_items: int, work: Sequence[ItemWork]) -> None:
+        """Set the number of outcomes to reach, and the work that they need."""
 
     def show(self, event: Event) -> None:
         """Show an event; called from one thread only."""
 
 
-def display_for(console: Console) -> Display:
-    """Return a live display on a terminal, else one that prints lines."""
-    return LiveDisplay(console) if console.is_terminal else LineDisplay(console)
+def display_for(console: Console, *, quiet: bool = False, verbose: bool = False) -> Display:
+    """Return a live display on a terminal, else one that prints lines.
+
+    Args:
+        console: to print on.
+        quiet: print nothing.
+        verbose: print a line for each recipe and step.
+    """
+    if quiet:
+        return QuietDisplay()
+    live = console.is_terminal and not console.is_dumb_terminal
+    return LiveDisplay(console, verbose=verbose) if live else LineDisplay(console, verbose=verbose)
+
+
+class QuietDisplay:
+    """Shows nothing."""
+
+    def __enter__(self) -> QuietDisplay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def plan(self, num_items: int, work: Sequence[ItemWork]) -> None:
+        """Ignore the plan."""
+
+    def show(self, event: Event) -> None:
+        """Ignore an event."""
 
 
 class LineDisplay:
-    """Prints one line for each event, with the time since the start, for logs and pipes."""
+    """Prints lines with the time since the start, for logs and pipes.
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._started = time.monotonic()
+    Args:
+        console: to print on.
+        verbose: whether to print a line for each recipe and step, instead of one for the builds and one for the judge of an item.
+        clock: seconds from any start.
+    """
+
+    def __init__(self, console: Console, *, verbose: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._verbose, self._clock, self._started = console, verbose, clock, clock()
+        self._progress = CampaignProgress(clock)
+        self._begun: set[str] = set()
 
     def __enter__(self) -> LineDisplay:
         return self
@@ -45,27 +82,50 @@ class LineDisplay:
     def __exit__(self, *_: object) -> None:
         sys.stdout.flush()
 
-    def plan(self, num_items: int, num_builds: int) -> None:
+    def plan(self, num_items: int, work: Sequence[ItemWork]) -> None:
         """Print the number of outcomes to reach and of builds to do."""
-        self.show(Event(kind="note", text=f"{num_items} outcomes to reach, {num_builds} builds to do"))
+        self._progress.plan(num_items, work)
+        self._begun.clear()
+        self._print(f"{num_items} outcomes to reach, {sum(len(one.recipes) for one in work)} builds to do")
 
     def show(self, event: Event) -> None:
         """Print the event."""
-        text = verdict_text(event.outcome) if event.outcome else event.text
-        words = " ".join(word for word in ("" if event.kind == "note" else event.kind, event.what, text) if word)
-        self._console.print(f"{time.monotonic() - self._started:7.1f}s {words}", highlight=False, markup=False, soft_wrap=True)
+        self._progress.add(event)
+        if event.kind == "note":
+            self._print(event.text)
+        elif event.outcome is not None:
+            self._print(f"outcome {event.what} {verdict_text(event.outcome)}{self._so_far()}")
+        elif self._verbose:
+            for line in step_lines(event):
+                self._print(line)
+        elif event.kind == "judge" or (event.kind == "build" and event.what not in self._begun):
+            self._begun.add(event.what)
+            self._print(f"{event.kind} {event.what} {counted_recipes(self._progress.recipes_of(event.what), event)}".rstrip())
+
+    def _so_far(self) -> str:
+        """Return how far the campaign is, while there is work left."""
+        left = self._progress.time_left()
+        done = f"{self._progress.num_done} of {self._progress.total} done"
+        return f" ({done}, about {duration(left)} left)" if left and self._progress.num_done < self._progress.total else ""
+
+    def _print(self, text: str) -> None:
+        seconds = self._clock() - self._started
+        self._console.print(f"{seconds:7.1f}s {text}", highlight=False, markup=False, soft_wrap=True)
 
 
 class LiveDisplay:
-    """Shows progress, verdicts, running tasks and time left, redrawn in place; prints outcomes above."""
+    """Shows counts, time left and running items, redrawn in place; prints outcomes above.
 
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._started = clock()
-        self._running: dict[str, tuple[str, float]] = {}
-        self._counts: dict[str, int] = {}
-        self._total = self._builds = self._built = 0
-        self._note = "starting Ray"
+    Args:
+        console: to print on.
+        verbose: whether to print a line for each recipe and step, and all notes.
+        clock: seconds from any start.
+    """
+
+    def __init__(self, console: Console, *, verbose: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._verbose, self._started = clock, verbose, clock()
+        self._progress = CampaignProgress(clock)
+        self._note = ""
         self._live = Live(get_renderable=self._draw, console=console, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> LiveDisplay:
@@ -75,48 +135,80 @@ class LiveDisplay:
     def __exit__(self, *args: object) -> None:
         self._live.__exit__(None, None, None)
 
-    def plan(self, num_items: int, num_builds: int) -> None:
-        """Set the number of outcomes to reach and of builds to do."""
-        self._total, self._builds, self._note = num_items, num_builds, ""
+    def plan(self, num_items: int, work: Sequence[ItemWork]) -> None:
+        """Set the number of outcomes to reach, and the work that they need."""
+        self._progress.plan(num_items, work)
+        self._note = ""
 
     def show(self, event: Event) -> None:
         """Update the display; an outcome is printed above the live part."""
+        self._progress.add(event)
         if event.kind == "note":
             self._note = event.text
-        elif event.kind in ("build", "judge"):
-            self._running[event.what] = (event.kind, self._clock())
-        else:
-            self._running.pop(event.what, None)
-            self._built += event.kind == "built"
         if event.outcome is not None:
-            verdict = event.outcome.verdict
-            self._counts[verdict] = self._counts.get(verdict, 0) + 1
-            line = Text.assemble((f"{event.what:<32} ", "bold"), (verdict_text(event.outcome), STYLES.get(verdict, "")))
-            self._live.console.print(line)
+            style = STYLES.get(event.outcome.verdict, "")
+            self._live.console.print(
+                Text.assemble((f"{event.what}  ", "bold"), (verdict_text(event.outcome), style)), soft_wrap=True
+            )
+        elif self._verbose:
+            for line in [event.text] if event.kind == "note" else step_lines(event):
+                self._live.console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
 
     def _draw(self) -> Group:
-        done = sum(self._counts.values())
-        left = self._time_left(done)
-        head = Text.assemble(
-            (f"{done} of {self._total} done", "bold"),
-            f", {self._built} of {self._builds} built, {self._clock() - self._started:.0f} s",
-            f", about {left:.0f} s left" if left else "",
-            *[(f"  {count} {verdict}", STYLES.get(verdict, "")) for verdict, count in self._counts.items()],
-        )
-        table = Table.grid(padding=(0, 2))
-        rows: dict[str, list[tuple[str, str, float]]] = {}
-        for what, (kind, since) in self._running.items():
-            item = what.rpartition(" ")[0] if kind == "build" else what
-            rows.setdefault(f"{kind} {item}", []).append((kind, what, since))
-        for row in rows.values():  # the builds of an item in one
-            kind, what, since = row[0]
-            shown = what if len(row) == 1 else f"{what.rpartition(' ')[0]} {len(row)} recipes"
-            table.add_row(Text(kind, style="dim"), shown, Text(f"{self._clock() - since:.0f} s", style="dim"))
-        return Group(head, Text(self._note, style="dim"), table) if self._note else Group(head, table)
+        note = [Text(self._note, style="dim")] if self._note else []
+        if not self._progress.total:
+            return Group(*note)
+        return Group(self._verdicts(), self._states(), *note, self._rows())
 
-    def _time_left(self, done: int) -> float | None:
-        """Estimate the seconds left from the steps so far; a build and a judge count as one each."""
-        steps = self._built + done
-        if steps < 2 or not self._total:
-            return None
-        return (self._clock() - self._started) / steps * (self._builds + self._total - steps)
+    def _verdicts(self) -> Text:
+        progress = self._progress
+        counts = [(f"  {count} {verdict}", STYLES.get(verdict, "")) for verdict, count in list(progress.verdicts.items())]
+        return Text.assemble((f"{progress.num_done} of {progress.total} done", "bold"), *counts)
+
+    def _states(self) -> Text:
+        progress, left = self._progress, self._progress.time_left()
+        kinds = Counter(running.kind for running in list(progress.running.values()))  # this is another thread
+        states = f"{kinds['build']} building  {kinds['judge']} judging  {progress.num_waiting} waiting"
+        return Text(f"{states}  {duration(self._clock() - self._started)}" + (f", about {duration(left)} left" if left else ""))
+
+    def _rows(self) -> Table:
+        """Return a row for each running item that the terminal has room for, the oldest first."""
+        table = Table.grid(padding=(0, 2))
+        running = list(self._progress.running.items())
+        num_shown = max(1, self._live.console.height - MARGIN_LINES)
+        for what, item in running[:num_shown]:
+            table.add_row(
+                Text(item.kind, style="dim"), what, _recipes(item), Text(duration(self._clock() - item.since), style="dim")
+            )
+        if len(running) > num_shown:
+            table.add_row("", f"and {len(running) - num_shown} more")
+        return table
+
+
+def step_lines(event: Event) -> list[str]:
+    """Return a line for each recipe of a step, or one for a judge: `built resnet cpu-x86-64-v4 inductor-frozen in 12.1 s`.
+
+    What is retried has no line: a note says why.
+    """
+    if event.kind == "retried":
+        return []
+    return [" ".join(word for word in (event.kind, event.what, recipe, event.text) if word) for recipe in event.recipes or ("",)]
+
+
+def counted_recipes(planned: Sequence[str], event: Event) -> str:
+    """Return the recipes of an item whose first build starts: the name of one, or how many; nothing for a judge."""
+    recipes = planned or event.recipes
+    if event.kind == "judge":
+        return ""
+    return recipes[0] if len(recipes) == 1 else f"{len(recipes)} recipes"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration with about two digits: `41 s`, `7 min`, `2.5 h`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _recipes(item: Running) -> str:
+    return item.recipes[0] if len(item.recipes) == 1 else f"{len(item.recipes)} recipes" if item.recipes else ""

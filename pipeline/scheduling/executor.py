@@ -67,7 +67,7 @@ class Executor:
         show: takes the events.
 
     Attributes:
-        num_builds: builds queued at the start.
+        begun: the items that are not finished, as they start, by label.
     """
 
     def __init__(
@@ -80,11 +80,12 @@ class Executor:
         self._running: dict[Handle, Sequence[Task]] = {}
         self._due: deque[tuple[Item, Outcome]] = deque()
         self._classes = {item.device_class for item in plan.items}
+        self.begun: dict[str, ItemState] = {}
         for index, item in enumerate(plan.items):
             if item.finished is None:
-                state = ItemState(item=item, estimate=self._records.estimate(item))
-                self._advance(Progress(index=index, state=state), self._records.start_of(item))
-        self.num_builds = len(self._places.waiting)
+                progress = Progress(index=index, state=ItemState(item=item, estimate=self._records.estimate(item)))
+                self._advance(progress, self._records.start_of(item))
+                self.begun[item.label()] = progress.state
 
     def may_disturb(self) -> bool:
         """Whether no judge of any campaign runs on the driver's node. Thread-safe."""
@@ -124,7 +125,8 @@ class Executor:
                     failure = result.failure
                     log = log_place(self._store.uri, result.key)
                     text = f"failed ({failure.kind}) {failure.code}; log: {log}" if failure else f"in {result.wall_s:.1f} s"
-                    self._show(Event(kind="built", what=item.label(result.recipe), text=text))
+                    recipes = (result.recipe,)
+                    self._show(Event(kind="built", what=item.label(), recipes=recipes, text=text, seconds=result.wall_s))
                 case ShowNote(text=text):
                     self._show(Event(kind="note", text=text))
                 case Decide(outcome=outcome):
@@ -174,8 +176,7 @@ class Executor:
         self._advance(task.progress, DemandKnown(demand=demand_of(entry)))
         entry = self._materials.travelling(entry)
         recipes = [task.recipe for task in tasks if task.recipe]
-        for task in tasks:
-            self._show(Event(kind="build" if recipes else "judge", what=task.label))
+        self._show(Event(kind="build" if recipes else "judge", what=item.label(), recipes=tuple(recipes)))
         self._places.enter(tasks, slot)
         state = task.progress.state
         if not recipes:
@@ -242,14 +243,18 @@ class Executor:
             for built in done.value or builds:
                 hopeless = self._records.speeds.hopeless(item, built.architecture)
                 self._advance(progress, BuildEnded(result=built, failed=_failure_in(task, done, built), hopeless=hopeless))
+                if built.recipe not in progress.state.results:
+                    self._show(Event(kind="retried", what=item.label(), recipes=(built.recipe,)))
             return
         judged = done.value or JudgeResult(key=item.judge.digest, verdict="failed", reason="")
         failed = _failure_in(task, done, judged)
         damaged = failed is not None and decide(failed.kind, failed.failure.code).rebuild
         gone = self._records.removed(progress.state.results) if damaged else ()
         self._advance(progress, JudgeEnded(result=judged, failed=failed, gone=gone))
-        if progress.state.phase == Phase.DECIDED:
-            self._show(Event(kind="judged", what=task.label, text=f"in {judged.judge_s:.1f} s"))
+        if progress.state.phase != Phase.DECIDED:
+            self._show(Event(kind="retried", what=item.label()))
+        else:
+            self._show(Event(kind="judged", what=item.label(), text=f"in {judged.judge_s:.1f} s", seconds=judged.judge_s))
 
 
 def _failure_in(task: Task, done: Done, result: BuildResult | JudgeResult) -> TaskFailure | None:

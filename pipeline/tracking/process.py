@@ -114,9 +114,9 @@ class TrackerProcess:
         """Errors so far, one sentence each."""
         return self._status.failures
 
-    def start(self, catalog: str, started: float, *, expected: str | None = None) -> None:
+    def start(self, catalog: str, started: float, *, expected: str | None = None, models: Sequence[str] | None = None) -> None:
         """Queue `Tracker.start`."""
-        self._call("start", catalog, started, expected=expected)
+        self._call("start", catalog, started, expected=expected, models=models)
 
     def log(self, outcomes: Sequence[Outcome]) -> None:
         """Queue `Tracker.log` for outcomes reached now; wait if AHEAD calls are queued.

@@ -110,7 +110,15 @@ class Projection:
         with reaching(uri):
             return cls(client=client, experiment_id=_experiment_id(client, uri), tracking_uri=uri, campaign=campaign)
 
-    def start(self, catalog: str, started: float, *, resume: bool = True, expected: str | None = None) -> str:
+    def start(
+        self,
+        catalog: str,
+        started: float,
+        *,
+        resume: bool = True,
+        expected: str | None = None,
+        models: Sequence[str] | None = None,
+    ) -> str:
         """Find or create the campaign's parent run, and find the runs of its candidates.
 
         Args:
@@ -119,6 +127,7 @@ class Projection:
             resume: whether to set a parent run that has ended to running.
             expected: `outcomes_digest` of a campaign that has no work left. If the parent run's COMPLETE tag matches it, the runs
                 of candidates are not searched.
+            models: whose outcomes will be logged; None for all.
 
         Returns:
             The id of the parent run.
@@ -126,7 +135,7 @@ class Projection:
         with reaching(self.tracking_uri):
             parents = self._find("campaign")
             self.is_complete = expected is not None and [run.data.tags.get(COMPLETE) for run in parents] == [expected]
-            candidates = [] if self.is_complete else self._find("candidate")
+            candidates = [] if self.is_complete else self._candidates(models)
             run = self._only_parent(parents, {item.data.tags.get(PARENT, "") for item in candidates})
             self.is_resumed = run is not None
             if run is None:
@@ -258,10 +267,16 @@ class Projection:
             tags=[RunTag(name, value) for name, value in tags.items()],
         )
 
-    def _find(self, kind: str) -> list[Run]:
-        """Return the campaign's runs of one kind, oldest first."""
+    def _candidates(self, models: Sequence[str] | None) -> list[Run]:
+        """Return the runs of candidates, of some models or all."""
+        if models is None:
+            return self._find("candidate")
+        return [run for model in models for run in self._find("candidate", f" AND tags.`coldpress.model` = '{model}'")]
+
+    def _find(self, kind: str, more: str = "") -> list[Run]:
+        """Return the campaign's runs of one kind, oldest first; `more` is a further condition."""
         quote = '"' if "'" in self.campaign else "'"
-        wanted = f"tags.`coldpress.campaign` = {quote}{self.campaign}{quote} AND tags.`coldpress.kind` = '{kind}'"
+        wanted = f"tags.`coldpress.campaign` = {quote}{self.campaign}{quote} AND tags.`coldpress.kind` = '{kind}'{more}"
         found: list[Run] = []
         token: str | None = None
         while True:

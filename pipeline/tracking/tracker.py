@@ -45,14 +45,22 @@ class Tracker:
         self.notes: list[str] = []
         self.num_logged = self.num_unchanged = 0
 
-    def start(self, catalog: str, started: float, *, resume: bool = True, expected: str | None = None) -> None:
+    def start(
+        self,
+        catalog: str,
+        started: float,
+        *,
+        resume: bool = True,
+        expected: str | None = None,
+        models: Sequence[str] | None = None,
+    ) -> None:
         """Connect to MLflow and open the campaign's parent run; arguments as of `Projection.start`."""
 
         def opened() -> Projection:
             from pipeline.tracking.projection import Projection  # mlflow takes two seconds to import
 
             projection = Projection.open(self._uri, self._campaign)
-            projection.start(catalog, started, resume=resume, expected=expected)
+            projection.start(catalog, started, resume=resume, expected=expected, models=models)
             return projection
 
         self._projection = self._tried(opened)

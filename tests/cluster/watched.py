@@ -92,7 +92,7 @@ def main(catalog: str, store: str, tracking_uri: str, campaign: str, *options: s
     )
     console = Console(width=200)
     with exiting(console):
-        report = run(config, LineDisplay(console))
+        report = run(config, LineDisplay(console, verbose=True))
     print(*report.infrastructure, sep="\n", flush=True)
     report.write_json(Path(f"{store}.json"))
     return report.exit_code

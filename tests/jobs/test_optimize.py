@@ -118,3 +118,15 @@ def test_check_reads_the_catalog_alone(tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "no-such-class" in done.stderr
     assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["c.yaml", "--quiet", "--verbose"], "CP-USAGE: --quiet and --verbose exclude each other"),
+    ],
+)
+def test_options_that_exclude_each_other(arguments: list[str], said: str) -> None:
+    done = CliRunner().invoke(jobs.optimize.app, arguments)
+    assert done.exit_code == 2
+    assert done.stderr.replace("\n", " ").startswith(said)

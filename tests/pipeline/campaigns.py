@@ -37,6 +37,7 @@ from pipeline.records.outcome import CandidateReport, Failure, Figures, Outcome
 from pipeline.reporting.campaign_report import CampaignReport
 from pipeline.reporting.display import LineDisplay
 from pipeline.scheduling.executor import Executor
+from pipeline.scheduling.item_state import ItemState
 from pipeline.tracking.process import TrackerProcess
 from pipeline.tracking.tracker import Tracker
 from pipeline.workspace.workspace import judged_folder
@@ -59,7 +60,7 @@ MODELS: Models = {
 class Judged:
     """In place of an Executor: the outcomes are known."""
 
-    num_builds = 0
+    begun: Mapping[str, ItemState] = {}
 
     def __init__(self, plan: Plan, made: Callable[[Item], Outcome], after: Callable[[int], None]) -> None:
         self._items, self._made, self._after = [item for item in plan.items if item.finished is None], made, after

@@ -32,7 +32,7 @@ def main(catalog: str, store: str, tracking_uri: str, campaign: str, json: str, 
         device_classes=tuple(name for name in more if name != ALLOW),
         allow_regression=ALLOW in more,
     )
-    report = run(config, LineDisplay(Console(width=200)))
+    report = run(config, LineDisplay(Console(width=200), verbose=True))
     report.write_json(Path(json))
     print(*report.infrastructure, sep="\n", end="", file=sys.stderr)
     return report.exit_code

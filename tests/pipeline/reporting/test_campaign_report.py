@@ -18,11 +18,9 @@ from freezer.codec import encode
 from freezer.errors import InfrastructureError
 from freezer.limits import Limits
 from freezer.store.store import Store
-from pipeline.records.events import Event, verdict_text
 from pipeline.records.outcome import CandidateReport, Failure, Figures, Outcome
 from pipeline.reporting.campaign_report import CampaignReport, print_next_steps, print_report
 from pipeline.reporting.costs import ClassCost
-from pipeline.reporting.display import LineDisplay, LiveDisplay
 from pipeline.workspace.workspace import log_path
 from tests.conftest import Frozen
 from tests.pipeline.campaigns import run_judged
@@ -228,65 +226,48 @@ def test_failure_is_printed_with_its_log(tmp_path: Path) -> None:
     assert "    log: s3://bucket/store/.coldpress/logs/b.log\n" in printed(report_of(failed), store="s3://bucket/store")
 
 
-@pytest.mark.parametrize("width", [80, 100, 130, 160])
-def test_narrow_terminal_gets_fewer_columns(width: int) -> None:
-    text = printed(report_of(PUBLISHED, FAILED), width)
-    assert "cpu-x86-64-v4" in text
+LONG = replace(PUBLISHED, model="distilbert-base-uncased-finetuned-sst-2-english", recipe="torchscript-frozen")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 160])
+def test_table_fits_the_terminal(width: int) -> None:
+    mixed = [LONG, replace(LONG, device_class="portable"), replace(FAILED, failure=Failure(kind="infrastructure")), PUBLISHED]
+    text = printed(report_of(*mixed), width)
+    table = text.splitlines()[1:9]
+    assert max(len(line) for line in table) <= width, text
+    assert sum(LONG.model in line for line in table) == (2 if width > 120 else 1), "above its classes if its column does not fit"
     assert "1.84x (1.79-1.90)" in text
-    assert "failed: crash" in text
-    assert ("judge s" in text) == (width >= 160)
-    assert max(len(line) for line in text.splitlines()[:8]) <= width
+    assert ("torchscript-frozen" in text) == (width > 60)
+    assert ("judge s" in text) == (width > 160)
+    kinds = [line for line in table if "cpu-x86-64-v4" in line or "portable" in line]
+    assert "failed: infrastructure" in kinds[0], "failures first"
+
+
+def test_short_names_have_one_line_each_in_80_columns() -> None:
+    lines = printed(report_of(PUBLISHED, replace(PUBLISHED, model="bert-small", verdict="kept-eager")), 80).splitlines()
+    assert lines[3].split() == ["resnet50", "cpu-x86-64-v4", "published", "inductor-frozen", "1.84x", "(1.79-1.90)"]
+    assert lines[4].split()[:3] == ["bert-small", "cpu-x86-64-v4", "kept-eager"]
 
 
 def test_next_steps_name_a_published_model() -> None:
-    console = Console(file=io.StringIO(), width=200)
-    print_next_steps([FAILED, PUBLISHED], console, store="./store", tracking_uri="sqlite:///mlflow.db")
-    text = console.file.getvalue()  # type: ignore[attr-defined]
+    def next_steps(report: CampaignReport, store: str, uri: str) -> str:
+        console = Console(file=io.StringIO(), width=80)
+        print_next_steps(report, console, store=store, tracking_uri=uri)
+        return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+    text = next_steps(report_of(FAILED, PUBLISHED), "./store", "sqlite:///mlflow.db")
+    assert "coldpress report c\n" in text
     assert "coldpress pull resnet50 --dest pulled/resnet50" in text
     assert "mlflow ui --backend-store-uri sqlite:///mlflow.db" in text
     assert 'freezer.load("resnet50")' in text
     assert f". {sys.prefix}/bin/activate" in text, "the environment that runs it"
-    print_next_steps([PUBLISHED], console, store="/my models", tracking_uri="http://mlflow:5000")
-    text = console.file.getvalue()  # type: ignore[attr-defined]
+    text = next_steps(report_of(PUBLISHED), "/my models", "http://mlflow:5000")
     assert "browse   http://mlflow:5000\n" in text
+    assert "coldpress report c --store '/my models'\n" in text
     assert "coldpress pull resnet50 --store '/my models' --dest" in text
     assert 'freezer.load("resnet50", store="/my models")' in text
-
-
-def test_line_display_prints_one_line_per_event() -> None:
-    console = Console(file=io.StringIO(), width=200)
-    with LineDisplay(console) as display:
-        display.plan(2, 3)
-        display.show(Event(kind="build", what="m portable portable"))
-        display.show(Event(kind="outcome", what="m portable", outcome=FAILED))
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert lines[0].endswith("s 2 outcomes to reach, 3 builds to do")
-    assert lines[1].endswith("s build m portable portable")
-    assert lines[2].endswith(f"outcome m portable {verdict_text(FAILED)}")
-    assert CRASH.message not in lines[2], "the report prints it, once"
-
-
-def test_live_display_shows_tasks_and_time_left() -> None:
-    now = [0.0]
-    console = Console(file=io.StringIO(), width=120)
-    display = LiveDisplay(console, clock=lambda: now[0])
-    display.plan(2, 2)
-    display.show(Event(kind="build", what="m portable portable"))
-    display.show(Event(kind="build", what="n portable portable"))
-    now[0] = 10.0
-    display.show(Event(kind="built", what="m portable portable"))
-    with console.capture() as capture:
-        console.print(display._draw())
-    assert "0 of 2 done, 1 of 2 built, 10 s" in capture.get()
-    assert "n portable portable" in capture.get()
-    assert "m portable portable" not in capture.get()
-    display.show(Event(kind="built", what="n portable portable"))
-    display.show(Event(kind="judge", what="m portable"))
-    display.show(Event(kind="judged", what="m portable"))
-    with console.capture() as capture:
-        console.print(display._draw())
-    assert "about 10 s left" in capture.get()
-    assert "m portable" not in capture.get()
+    text = next_steps(report_of(FAILED), "./store", "sqlite:///mlflow.db")
+    assert ("report" in text, "pull" in text) == (True, False)
 
 
 def test_report_names_slow_sizes() -> None:

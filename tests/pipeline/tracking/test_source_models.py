@@ -6,6 +6,7 @@ import random
 import shutil
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow import MlflowClient
@@ -155,9 +156,12 @@ def test_frozen_models_are_ruled_out_together(uri: str, monkeypatch: pytest.Monk
         client.create_model_version(f"a-model-of-the-fleet-{index:02d}-frozen", source="file:///nowhere", tags=FROZEN)
     searched: list[str] = []
     search = MlflowClient.search_model_versions
-    monkeypatch.setattr(
-        MlflowClient, "search_model_versions", lambda self, text, **rest: (searched.append(text), search(self, text, **rest))[1]
-    )
+
+    def counted(client: MlflowClient, text: str, **rest: Any) -> Any:
+        searched.append(text)
+        return search(client, text, **rest)
+
+    monkeypatch.setattr(MlflowClient, "search_model_versions", counted)
     assert list(list_registry(uri, None, None)) == []
     assert len(searched) == 1
     monkeypatch.setattr(source_models, "SEARCH_CHARS", 2000)
