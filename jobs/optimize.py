@@ -29,6 +29,7 @@ from pipeline.reporting.display import LineDisplay, display_for
 from pipeline.run import explain as explain_
 from pipeline.run import read, run
 from pipeline.scheduling.fleet import WAIT_S
+from pipeline.watch import watch as watch_
 
 LOG_WIDTH = 160
 
@@ -76,6 +77,10 @@ def main(
         Literal["copy", "reference"], typer.Option(help="Whether MLflow stores whole artifacts, or references to the store.")
     ] = "copy",
     json: Annotated[Path | None, typer.Option(help="Write the outcomes to this file.")] = None,
+    watch: Annotated[
+        float | None,
+        typer.Option(help="With `mlflow:`, go on: look for new versions every so many seconds, and freeze them.", min=1),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the final table and errors.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Print a line for each recipe and step.")] = False,
 ) -> None:
@@ -90,7 +95,9 @@ def main(
         if in_job():
             check_absolute(locations(store, tracking_uri, json))
         select(recipe or (), portable=False)
-        _check_registry_options(catalog, filter_, trust=trust)
+        _check_registry_options(catalog, filter_, watch, trust=trust)
+        if watch is not None and (explain or check):
+            raise UsageError("--watch runs a campaign; leave it out with --explain and --check, which run none")
         if quiet and verbose:
             raise UsageError("--quiet and --verbose exclude each other; give one of them")
         if json is not None:
@@ -132,6 +139,8 @@ def main(
             if explain:
                 report = explain_(config, LineDisplay(console))
                 passed(report, ())
+            elif watch is not None:
+                report = watch_(config, display, watch, passed)
             else:
                 report = run(config, display)
                 passed(report, {outcome.model for outcome in report.outcomes})
@@ -144,12 +153,14 @@ def main(
     sys.exit(report.exit_code)
 
 
-def _check_registry_options(catalog: str, filter_: str | None, *, trust: bool) -> None:
+def _check_registry_options(catalog: str, filter_: str | None, watch: float | None, *, trust: bool) -> None:
     """Reject options that only apply to registries."""
     if is_registry(catalog):
         return
     if filter_ is not None:
         raise UsageError("--filter only applies to `mlflow:` catalogs; use --only GLOB for a file")
+    if watch is not None:
+        raise UsageError("--watch only applies to `mlflow:` catalogs; run the command again after a catalog file has changed")
     if trust:
         raise UsageError("--trust only applies to `mlflow:` catalogs; in a file, write `trust: true` in the entries that need it")
 

@@ -9,6 +9,8 @@ publish      a version of a model, once all its classes are decided             
 record       outcomes, and the members of the campaign                                 ledger/
 track        the same in MLflow, which can be replayed from the ledger                 tracking/
 report       the table and the JSON                                                    reporting/
+
+watch.py repeats this for the models of a registry that change.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from freezer.errors import CatalogError
 from freezer.hardware.device_classes import auto_classes
 from freezer.hardware.machine import detect
 from freezer.store.store import WORK, Store
-from pipeline.campaign import Campaign
+from pipeline.campaign import NOTHING, Before, Campaign
 from pipeline.catalog.catalog import Catalog, is_registry, read_catalog, read_registry, refuse_bad_entries
 from pipeline.catalog.entry import Entry
 from pipeline.cluster.connect import check_address, connect, joined_address
@@ -51,7 +53,7 @@ from pipeline.workspace.workspace import workplace
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Work:
+class Work:
     """What a campaign is about: entries that can be planned, the problems of the others, and where their files are kept."""
 
     store: Store
@@ -74,26 +76,70 @@ def run(config: Config, display: Display) -> CampaignReport:
         InfrastructureError, StoreUnreachableError: Ray or the store cannot be reached at the start.
     """
     started = time.time()
-    work, note = _prepared(config), _notes(display)
-    store = work.store
-    on_sigterm = signal.getsignal(signal.SIGTERM)
-    ledger = Ledger(store, config.campaign, note)
-    with ledger, display, _connected(config, note) as cluster:
-        if callable(on_sigterm):  # Ray installs a handler that would end the process before anything is recorded
-            signal.signal(signal.SIGTERM, on_sigterm)
-        continued = Continued(ledger, started)
-        fleet = _fleet(config, cluster, store, continued, display)
+    work = prepared(config)
+    with driving(config, work, display, started) as driver:
+        return driver.run(work, started)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Driver:
+    """Runs a campaign, once or in several passes, with Ray connected and the campaign's lease held.
+
+    Attributes:
+        requested: classes of the catalog, also `auto`.
+    """
+
+    config: Config
+    requested: set[str]
+    display: Display
+    ledger: Ledger
+    continued: Continued
+    cluster: Cluster
+
+    def run(self, work: Work, started: float, *, before: Before = NOTHING) -> CampaignReport:
+        """Run one pass.
+
+        Args:
+            work: entries of this pass.
+            started: of the pass, in seconds since the epoch.
+            before: what earlier passes reached for other models.
+        """
+        config, ledger, display, store, note = self.config, self.ledger, self.display, work.store, notes(self.display)
+        fleet = _fleet(config, self.cluster, store, self.continued, display)
         tracker = TrackerProcess(config.tracking_uri, config.campaign, store.uri, mode=config.mlflow_artifacts)
-        with tracker, fleet.assembled(work.classes(config)):
+        with tracker, fleet.assembled(self.requested):
             note(f"Ray has {len(fleet.nodes)} node(s) for {', '.join(fleet.classes)}")
-            plan, skipped = _planned(config, work, ledger, continued, _of_fleet(fleet), note)
+            plan, skipped = _planned(config, work, ledger, self.continued, _of_fleet(fleet), note)
             executor = Executor(plan, fleet, store, ledger, work.materials, display.show)
             tracker.may_work = executor.may_disturb
             try:
-                campaign = Campaign(config, plan, executor, store, ledger, tracker, display)
-                return campaign.run(skipped, continued, started)
+                campaign = Campaign(config, plan, executor, store, ledger, tracker, display, before)
+                return campaign.run(skipped, self.continued, started)
             finally:
                 remove_abandoned(str(store.root))
+
+
+@contextmanager
+def driving(config: Config, work: Work, display: Display, started: float) -> Iterator[Driver]:
+    """Take the campaign's lease, show the display, and connect to Ray.
+
+    Raises:
+        InfrastructureError, StoreUnreachableError: as `run`.
+    """
+    note = notes(display)
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    ledger = Ledger(work.store, config.campaign, note)
+    with ledger, display, _connected(config, note) as cluster:
+        if callable(on_sigterm):  # Ray installs a handler that would end the process before anything is recorded
+            signal.signal(signal.SIGTERM, on_sigterm)
+        yield Driver(
+            config=config,
+            requested=work.classes(config),
+            display=display,
+            ledger=ledger,
+            continued=Continued(ledger, started),
+            cluster=cluster,
+        )
 
 
 def explain(config: Config, display: Display) -> CampaignReport:
@@ -108,7 +154,7 @@ def explain(config: Config, display: Display) -> CampaignReport:
         CatalogError, UsageError, InfrastructureError, StoreUnreachableError: as `run`.
     """
     started = time.time()
-    work, note = _prepared(config), _notes(display)
+    work, note = prepared(config), notes(display)
     with Ledger(work.store, config.campaign, note, read_only=True) as ledger, display:
         continued, requested = Continued(ledger, started), work.classes(config)
         if joined_address(config.address):
@@ -137,8 +183,13 @@ def read(config: Config) -> Catalog:
     return read_catalog(Path(config.catalog), only=config.only)
 
 
-def _prepared(config: Config) -> _Work:
-    """Read the catalog, and bring what the keys of its entries need."""
+def prepared(config: Config) -> Work:
+    """Read the catalog, and bring what the keys of its entries need.
+
+    Raises:
+        CatalogError, UsageError, StoreUnreachableError: as `run`.
+        InfrastructureError: MLflow is needed and cannot be reached.
+    """
     check_address(config.address)
     catalog = read(config)
     refuse_bad_entries(catalog.problems, keep_going=config.keep_going)
@@ -149,10 +200,11 @@ def _prepared(config: Config) -> _Work:
     digests.save()
     problems = (*catalog.problems, *unusable)
     refuse_bad_entries(problems, keep_going=config.keep_going)
-    return _Work(store=store, digests=digests, materials=materials, entries=entries, problems=problems)
+    return Work(store=store, digests=digests, materials=materials, entries=entries, problems=problems)
 
 
-def _notes(display: Display) -> Callable[[str], None]:
+def notes(display: Display) -> Callable[[str], None]:
+    """Return a function that shows a note about the campaign."""
     return lambda text: display.show(Event(kind="note", text=text))
 
 
@@ -187,7 +239,7 @@ def _of_fleet(fleet: Fleet) -> Workers:
 
 
 def _planned(
-    config: Config, work: _Work, ledger: Ledger, continued: Continued, workers: Workers, note: Callable[[str], None]
+    config: Config, work: Work, ledger: Ledger, continued: Continued, workers: Workers, note: Callable[[str], None]
 ) -> tuple[Plan, list[Outcome]]:
     """Return the plan, and the outcomes of what --keep-going skips."""
     facts, auto = workers

@@ -123,6 +123,8 @@ def test_check_reads_the_catalog_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["c.yaml", "--watch", "5"], "CP-USAGE: --watch only applies to `mlflow:` catalogs; run the command again after"),
+        (["mlflow:", "--watch", "5", "--explain"], "CP-USAGE: --watch runs a campaign; leave it out with --explain and --check"),
         (["c.yaml", "--quiet", "--verbose"], "CP-USAGE: --quiet and --verbose exclude each other"),
     ],
 )

@@ -1,0 +1,130 @@
+"""Watching a real registry on a real local Ray: new versions, removed models, MLflow out of reach, signals and kill -9."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+import torch
+from mlflow import MlflowClient
+from mlflow.models import infer_signature
+
+from freezer.hardware.device_classes import PORTABLE
+from freezer.store.store import Store
+from tests.pipeline.shown import shown
+from tests.pipeline.test_whole_campaigns import environment, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+
+class Registry:
+    """A registry whose versions share the files of one model."""
+
+    def __init__(self, uri: str, folder: Path) -> None:
+        self.client = MlflowClient(uri, uri)
+        mlflow.set_tracking_uri(uri)
+        experiment = self.client.create_experiment("sources", artifact_location=(folder / "sources").as_uri())
+        model, x = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.GELU()).eval(), torch.randn(2, 16)
+        with mlflow.start_run(experiment_id=experiment) as run, torch.no_grad():
+            signature = infer_signature(x.numpy(), model(x).numpy())
+            info = mlflow.pytorch.log_model(model, name="model", signature=signature, input_example=x.numpy())
+        self.run_id = run.info.run_id
+        self.source = self.client.get_logged_model(info.model_id).artifact_location
+
+    def register(self, name: str) -> None:
+        """Add a version of a model."""
+        if not self.client.search_registered_models(f"name = '{name}'"):
+            self.client.create_registered_model(name)
+        self.client.create_model_version(name, self.source, self.run_id)
+
+
+@pytest.fixture
+def registry(uri: str, tmp_path: Path) -> Registry:
+    found = Registry(uri, tmp_path)
+    found.register("changing")
+    found.register("still")
+    return found
+
+
+WATCHING = "watching mlflow: every 1 s"
+
+
+@contextmanager
+def watching(folder: Path, uri: str) -> Iterator[subprocess.Popen[str]]:
+    """`jobs.optimize --watch` for the portable class, which is judged by drift alone and thus quick."""
+    paths = ["--store", str(folder / "store"), "--tracking-uri", uri, "--json", str(folder / "out.json")]
+    command = [
+        sys.executable,
+        "-u",
+        "-m",
+        "jobs.optimize",
+        "mlflow:",
+        *paths,
+        "--device-class",
+        PORTABLE,
+        "--watch",
+        "1",
+        "--verbose",
+    ]
+    with subprocess.Popen(command, env=environment(folder), cwd=folder, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def worked_on(text: str) -> list[str]:
+    """The models of the builds and judges that a log names."""
+    return [line.split()[2] for line in text.splitlines() if line.split()[1:2] in (["build"], ["judge"])]
+
+
+def outcomes(folder: Path) -> dict[str, Any]:
+    return {outcome["model"]: outcome for outcome in json.loads((folder / "out.json").read_text())["outcomes"]}
+
+
+def runs_of(uri: str, model: str) -> dict[str, Any]:
+    return {name: run for name, run in shown(uri)["runs"].items() if run["data"]["tags"].get("coldpress.model") == model}
+
+
+def test_new_versions_are_frozen_and_others_left_alone(registry: Registry, uri: str, tmp_path: Path) -> None:
+    with watching(tmp_path, uri) as process:
+        wait_for(process, WATCHING)
+        before = runs_of(uri, "still")
+        assert before
+        registry.register("changing")
+        registry.client.delete_registered_model("still-frozen")  # what a pass would repair if it looked at this model
+        assert worked_on(wait_for(process, WATCHING)) == ["changing"] * 2
+        assert runs_of(uri, "still") == before
+        assert "still-frozen" not in {model.name for model in registry.client.search_registered_models()}
+        assert {name: outcome["version"] for name, outcome in outcomes(tmp_path).items()} == {"changing": 2, "still": 1}
+        registry.client.delete_registered_model("still")
+        wait_for(process, "no longer in the registry: still; their artifacts stay")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 130
+    assert Store.open(str(tmp_path / "store")).versions("still") == [1]
+
+
+def test_watch_survives_mlflow_and_its_own_death(registry: Registry, uri: str, tmp_path: Path) -> None:
+    with watching(tmp_path, uri) as process:
+        wait_for(process, WATCHING)
+        with sqlite3.connect(uri.removeprefix("sqlite:///"), isolation_level=None) as database:
+            database.execute("BEGIN EXCLUSIVE")
+            wait_for(process, "trying again every 1 s")
+            time.sleep(15)  # two more looks, of PROBE_S each
+            database.execute("ROLLBACK")
+        assert wait_for(process, "MLflow answers again").count("\n") == 1, "reported once"
+        process.send_signal(signal.SIGKILL)
+    registry.register("changing")
+    with watching(tmp_path, uri) as process:
+        assert worked_on(wait_for(process, WATCHING)) == ["changing"] * 2
+    assert not outcomes(tmp_path)["still"]["cached"], "reached by this campaign"
