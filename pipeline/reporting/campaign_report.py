@@ -33,10 +33,10 @@ from pipeline.workspace.workspace import log_place
 UNEXPLAINED = ("crash", "timeout", "memory", "output", "error")
 """Failures that are printed with the end of their log, since the reason alone does not explain them."""
 
-_MODEL, _COST = "model", "cost per 1M"
-_LEFT = (_MODEL, "device class", "verdict", "recipe")
+_MODEL, _UNCHANGED, _COST = "model", " ", "cost per 1M"
+_LEFT = (_MODEL, "device class", "verdict", _UNCHANGED, "recipe")
 _COLUMNS = (*_LEFT, "speedup (95% CI)", "p50 ms", "eager ms", _COST, "error ratio", "version", "build s", "judge s")
-_DROPPED_FIRST = ("build s", "judge s", "eager ms", "p50 ms", "version", "error ratio", _MODEL, "recipe", _COST)
+_DROPPED_FIRST = ("build s", "judge s", "eager ms", "p50 ms", "version", "error ratio", _MODEL, _UNCHANGED, "recipe", _COST)
 """Columns to drop on a narrow terminal, in order; without the column, the model has a line of its own above its classes."""
 
 MAX_PARETO_CHARS = 80
@@ -204,9 +204,11 @@ def _table(report: CampaignReport, width: int) -> list[Text]:
     """Return the lines of the table of outcomes, with the columns that fit the width."""
     costs = _cost_cells(report.costs)
     rows = [{**_cells(outcome), _COST: costs.get((outcome.model, outcome.device_class), "")} for outcome in report.outcomes]
-    widths = {name: max([len(name), *(len(cells[name]) for cells in rows)]) for name in _COLUMNS if name != _COST or costs}
+    used = [name for name in _COLUMNS if name not in (_COST, _UNCHANGED) or any(cells[name] for cells in rows)]
+    widths = {name: max([len(name), *(len(cells[name]) for cells in rows)]) for name in used}
     for dropped in _DROPPED_FIRST:
-        if len(_line(dict.fromkeys(widths, ""), widths)) <= width:
+        indent = 1 if _MODEL in widths else 3
+        if indent + sum(widths.values()) + 2 * (len(widths) - 1) <= width:
             break
         widths.pop(dropped, None)
     head = _line({name: Text(name, style="bold") for name in widths}, widths)
@@ -228,6 +230,7 @@ def _line(cells: Mapping[str, Text | str], widths: Mapping[str, int]) -> Text:
         line.append_text(
             Text.assemble("  " if index else " ", *((cells[name], padding) if name in _LEFT else (padding, cells[name])))
         )
+    line.rstrip()
     return line
 
 
@@ -241,7 +244,8 @@ def _cells(outcome: Outcome) -> dict[str, Text | str]:
     return {
         "model": outcome.model,
         "device class": outcome.device_class,
-        "verdict": Text(f"{verdict}, unchanged" if outcome.cached else verdict, style=STYLES.get(outcome.verdict, "")),
+        "verdict": Text(verdict, style=STYLES.get(outcome.verdict, "")),
+        _UNCHANGED: "unchanged" if outcome.cached else "",
         "recipe": outcome.recipe or "",
         "speedup (95% CI)": f"{figures.speedup:.2f}x{ci}" if figures.speedup is not None else "",
         "p50 ms": f"{p50:.3g}" if p50 is not None else "",

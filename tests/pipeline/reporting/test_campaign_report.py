@@ -200,10 +200,10 @@ def test_warnings_of_published_captures_are_printed() -> None:
 def test_table_shows_verdicts_reasons_and_logs() -> None:
     text = printed(report_of(PUBLISHED, FAILED, replace(PUBLISHED, cached=True)))
     assert "1.84x (1.79-1.90)" in text
-    assert "published, unchanged" in text
+    assert "published      unchanged  inductor-frozen" in text
     assert "broken cpu-x86-64-v4: the process died of SIGSEGV" in text
     assert "    line two" in text
-    assert "2 published, 1 failed (1 unchanged) in 5 s" in text
+    assert "1 failed, 2 published (1 unchanged) in 5 s" in text
 
 
 def test_shared_reason_is_printed_once() -> None:
@@ -231,7 +231,12 @@ LONG = replace(PUBLISHED, model="distilbert-base-uncased-finetuned-sst-2-english
 
 @pytest.mark.parametrize("width", [60, 80, 120, 160])
 def test_table_fits_the_terminal(width: int) -> None:
-    mixed = [LONG, replace(LONG, device_class="portable"), replace(FAILED, failure=Failure(kind="infrastructure")), PUBLISHED]
+    mixed = [
+        LONG,
+        replace(LONG, device_class="portable"),
+        replace(FAILED, failure=Failure(kind="infrastructure"), cached=True),
+        PUBLISHED,
+    ]
     text = printed(report_of(*mixed), width)
     table = text.splitlines()[1:9]
     assert max(len(line) for line in table) <= width, text
