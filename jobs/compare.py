@@ -15,7 +15,7 @@ from freezer.store.store import Store
 from jobs.exits import exiting
 from pipeline.exit_codes import FAILED, OK
 from pipeline.ledger.history import History
-from pipeline.reporting.comparison import Change, compare
+from pipeline.reporting.comparison import OutcomeChange, compare
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -44,7 +44,7 @@ def main(
     sys.exit(FAILED if regressions else OK)
 
 
-def _lines(changes: list[Change]) -> list[str]:
+def _lines(changes: list[OutcomeChange]) -> list[str]:
     """A line for each change, and a summary."""
     changed = [f"{one.kind}: {one.model} {one.device_class}{f': {one.why}' if one.why else ''}" for one in changes]
     counts = Counter(one.kind for one in changes)

@@ -35,7 +35,7 @@ class ServedSpeed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
+class OutcomeChange:
     """What became of one model and device class.
 
     Attributes:
@@ -74,7 +74,7 @@ def served_speed(outcome: Outcome) -> ServedSpeed | None:
     return None
 
 
-def compare(before: Sequence[Outcome], after: Sequence[Outcome]) -> list[Change]:
+def compare(before: Sequence[Outcome], after: Sequence[Outcome]) -> list[OutcomeChange]:
     """Return a change for each model and device class of either campaign, regressions first.
 
     Args:
@@ -87,11 +87,11 @@ def compare(before: Sequence[Outcome], after: Sequence[Outcome]) -> list[Change]
     return sorted(found, key=lambda change: order.index(change.kind))
 
 
-def _change(before: Outcome | None, after: Outcome | None) -> Change:
+def _change(before: Outcome | None, after: Outcome | None) -> OutcomeChange:
     outcome = after or before
     assert outcome is not None
     kind, why = _kind(before, after)
-    return Change(kind=kind, model=outcome.model, device_class=outcome.device_class, why=why)
+    return OutcomeChange(kind=kind, model=outcome.model, device_class=outcome.device_class, why=why)
 
 
 def _kind(before: Outcome | None, after: Outcome | None) -> tuple[ChangeKind, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pipeline.ledger.history import Reached
 from pipeline.records.outcome import Outcome
-from pipeline.reporting.comparison import Change, ServedSpeed, compare, served_speed
+from pipeline.reporting.comparison import OutcomeChange, ServedSpeed, compare, served_speed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +34,7 @@ class PastOutcome:
     build_s: float
     torch: str | None
     coldpress: str | None
-    change: Change | None
+    change: OutcomeChange | None
 
 
 def past_outcomes(past: Sequence[Reached]) -> dict[str, list[PastOutcome]]:

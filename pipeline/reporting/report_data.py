@@ -18,7 +18,7 @@ from freezer.hardware.device_classes import DEVICE_CLASSES, PORTABLE, can_run
 from pipeline.ledger.campaign_record import CampaignRecord
 from pipeline.ledger.history import History
 from pipeline.records.outcome import CandidateReport, Outcome
-from pipeline.reporting.comparison import Change, compare
+from pipeline.reporting.comparison import OutcomeChange, compare
 from pipeline.reporting.model_history import PastOutcome, past_outcomes, size_mb
 
 MAX_HISTORY = 30
@@ -44,7 +44,7 @@ class CampaignData:
     outcomes: Sequence[Outcome]
     store: str
     against: str | None = None
-    changes: Mapping[tuple[str, str], Change] = field(default_factory=dict)
+    changes: Mapping[tuple[str, str], OutcomeChange] = field(default_factory=dict)
     history: History | None = None
 
 
@@ -155,7 +155,7 @@ ROW = (
 """Columns of the rows, in order."""
 
 
-def _row(outcome: Outcome, change: Change | None) -> list[Any]:
+def _row(outcome: Outcome, change: OutcomeChange | None) -> list[Any]:
     figures = outcome.figures
     latency, drift, ci = figures.latency_ms or {}, figures.drift or {}, figures.speedup_ci or (None, None)
     return [
