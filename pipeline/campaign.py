@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib import metadata
 from itertools import chain, groupby
+from pathlib import Path
 
 from freezer.errors import InfrastructureError, IntegrityError, StoreError
 from freezer.store.store import Store
+from pipeline.catalog.catalog import is_registry
 from pipeline.config import Config
 from pipeline.ledger.campaign_record import CampaignRecord, Continued, Member, members_of
 from pipeline.ledger.lease import LeaseLostError
@@ -75,7 +80,7 @@ class Campaign:
         planned = self._planned(skipped, continued)
         self._record(planned)
         try:
-            self._execute(continued)
+            self._execute(continued, planned.parameters)
         except KeyboardInterrupt:
             self._interrupted = True
         except (StoreError, InfrastructureError, IntegrityError) as error:
@@ -116,13 +121,14 @@ class Campaign:
             members=(*members_of(self._before.outcomes), *members),
             problems=tuple(skipped),
             facts=self._plan.facts,
+            driver=driver_facts(self._config.catalog),
         )
 
-    def _execute(self, continued: Continued) -> None:
+    def _execute(self, continued: Continued, parameters: Mapping[str, str]) -> None:
         """Publish, log and show the outcomes of earlier campaigns, then those of the executor."""
         finished = [(item, item.finished) for item in self._plan.items if item.finished is not None]
         self._display.plan(len(self._plan.items), list(self._work()))
-        self._start_tracking([outcome for _, outcome in finished], continued)
+        self._start_tracking([outcome for _, outcome in finished], continued, parameters)
         for item, outcome in chain(finished, self._executor.outcomes()):
             final = [continued.reached(done) for done in self._publisher.add(item, outcome)]
             self._final |= {(done.model, done.device_class): done for done in final}  # even if MLflow fails
@@ -131,13 +137,13 @@ class Campaign:
             for done in final:
                 self._display.show(Event(kind="outcome", what=f"{done.model} {done.device_class}", outcome=done))
 
-    def _start_tracking(self, finished: Sequence[Outcome], continued: Continued) -> None:
+    def _start_tracking(self, finished: Sequence[Outcome], continued: Continued, parameters: Mapping[str, str]) -> None:
         """Open the campaign in MLflow, and log what it lacks of earlier passes."""
         before = self._before.outcomes
         expected = outcomes_digest((*before, *finished)) if len(finished) == len(self._plan.items) else None
         alone = bool(before) and not self._before.untracked
         models = sorted({item.entry.name for item in self._plan.items}) if alone else None
-        self._tracker.start(self._config.catalog, continued.started, expected=expected, models=models)
+        self._tracker.start(self._config.catalog, continued.started, parameters=parameters, expected=expected, models=models)
         if self._before.untracked:
             for _, outcomes in groupby(before, key=lambda outcome: outcome.model):
                 self._tracker.log(list(outcomes))
@@ -184,3 +190,19 @@ class Campaign:
             untracked=tuple(self._tracker.failures),
             interrupted=self._interrupted,
         )
+
+
+def driver_facts(catalog: str) -> dict[str, str]:
+    """Return the versions of the driver's packages, and the commit of the checkout that contains the catalog, if there is one."""
+    found: dict[str, str] = {}
+    for name in ("coldpress", "ray", "mlflow"):
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    if is_registry(catalog):
+        return found
+    with suppress(OSError):  # git is not installed
+        command = ["git", "rev-parse", "HEAD"]
+        done = subprocess.run(command, cwd=Path(catalog).absolute().parent, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            found["git_commit"] = done.stdout.strip()
+    return found

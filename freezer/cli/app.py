@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from importlib.metadata import EntryPoint, entry_points, version
 from importlib.util import find_spec
-from typing import Annotated
+from typing import Annotated, Any
 
-import click
 import typer
 
 from freezer.cli.arguments import REFUSED, UNREACHABLE, USAGE, error_console, say, say_error
@@ -23,13 +22,16 @@ CAMPAIGN_COMMANDS = "coldpress.commands"
 
 
 class _Commands(typer.core.TyperGroup):
-    """The commands of the wheel, and in a checkout those over campaigns, which are imported when they are used."""
+    """The commands of the wheel, and in a checkout those over campaigns, which are imported when they are used.
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    The types of contexts and commands are click's or typer's own copies of them, depending on typer's version.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:
         """The names of all commands."""
         return [*super().list_commands(ctx), *_campaign_commands()]
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of a name."""
         if (known := super().get_command(ctx, cmd_name)) is not None:
             return known

@@ -42,6 +42,7 @@ class CampaignRecord:
         unreached: planned outcomes that were not reached at the end. Earlier releases did not store them.
         problems: outcomes of bad entries, which have no key; shown last.
         facts: by device class, the thread count and toolchain that the keys contain. Earlier releases did not store them.
+        driver: versions of the driver's packages, and the commit of the catalog's checkout. Earlier releases did not store them.
     """
 
     catalog: str
@@ -53,6 +54,18 @@ class CampaignRecord:
     unreached: tuple[Member, ...] = ()
     problems: tuple[Outcome, ...] = ()
     facts: Mapping[str, ClassFacts] = field(default_factory=dict)
+    driver: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """What the campaign was made with, by name, for people."""
+        tools: dict[str, set[str]] = {}
+        for facts in self.facts.values():
+            for name, version in facts.toolchain.items():
+                if version:
+                    tools.setdefault(name, set()).add(str(version))
+        classes = {"device_classes": ", ".join(sorted(self.facts))} if self.facts else {}
+        return {**classes, **{name: ", ".join(sorted(found)) for name, found in tools.items()}, **self.driver}
 
     @property
     def num_planned(self) -> int:
