@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING
 from freezer.freezing.models.sources import Source
 from freezer.limits import Limits, Objective
 from freezer.spec.inputs import InputSpec
+from pipeline.records.outcome import SOURCE_MODEL, SOURCE_VERSION
 
 if TYPE_CHECKING:
     from pipeline.tracking.source_models import RegistryModel
 
 SOURCE_RUN = "coldpress.source_run"
 """Tag: the run that logged a registry version. A recreated registry counts its versions from 1 again."""
-
-SOURCE_MODEL, SOURCE_VERSION = "coldpress.source_model", "coldpress.source_version"
-"""Tags: name and version of the registry model that an artifact was made from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,6 +17,9 @@ DRIFT = "CP-DRIFT"
 SKIPPED = "skipped"
 """Kind of failure of a recipe that was not built, since it cannot be expected to win or the time for builds was used up."""
 
+SOURCE_MODEL, SOURCE_VERSION = "coldpress.source_model", "coldpress.source_version"
+"""Tags of an entry and its outcomes: name and version of the registry model that an artifact is made from."""
+
 _REPORTED = (
     *("model", "device_class", "verdict", "cached", "recipe", "reason", "num_threads", "speedup", "speedup_ci"),
     *("drift", "latency_ms", "artifact", "version", "build_s", "judge_s"),

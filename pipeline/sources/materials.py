@@ -23,8 +23,9 @@ from freezer.files.download import fetch, identity, is_url
 from freezer.freezing.models.sources import FILE_KINDS, Source, fetched
 from freezer.spec.parse import declared_spec
 from freezer.store.store import WORK
-from pipeline.catalog.entry import SOURCE_RUN, SOURCE_VERSION, Entry, of_version
+from pipeline.catalog.entry import SOURCE_RUN, Entry, of_version
 from pipeline.planning.keys import FileDigests, source_key
+from pipeline.records.outcome import SOURCE_VERSION
 from pipeline.sources.transfer import sent, ship
 
 if TYPE_CHECKING:

@@ -165,6 +165,12 @@ def listed(names: Sequence[str]) -> str:
     return f"({', '.join(map(repr, names))})"
 
 
+def quoted(text: str) -> str:
+    """Return a text for `=` in an MLflow filter; one with both kinds of quotes cannot be written."""
+    quote = '"' if "'" in text else "'"
+    return f"{quote}{text}{quote}"
+
+
 def without_password(text: str) -> str:
     """Replace the passwords of the URLs in a text by `***`."""
     return re.sub(r"(://[^:/@\s]*):[^/@\s]*@", r"\1:***@", text)

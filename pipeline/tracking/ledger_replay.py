@@ -65,7 +65,7 @@ def _replay_one(
         for item in (*history.others(campaign, record), *members):
             models.setdefault(item.outcome.model, []).append(item)
         tracker = Tracker(tracking_uri, campaign, store, mode=mode)
-        tracker.start(record.catalog, record.started, resume=False)
+        tracker.start(record.catalog, record.started, parameters=record.parameters, resume=False)
         for of_model in models.values():
             tracker.log([item.outcome for item in of_model], reached=max(item.time for item in of_model))
         killed = record.finished is None

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Self
@@ -114,9 +114,17 @@ class TrackerProcess:
         """Errors so far, one sentence each."""
         return self._status.failures
 
-    def start(self, catalog: str, started: float, *, expected: str | None = None, models: Sequence[str] | None = None) -> None:
+    def start(
+        self,
+        catalog: str,
+        started: float,
+        *,
+        parameters: Mapping[str, str] | None = None,
+        expected: str | None = None,
+        models: Sequence[str] | None = None,
+    ) -> None:
         """Queue `Tracker.start`."""
-        self._call("start", catalog, started, expected=expected, models=models)
+        self._call("start", catalog, started, parameters=parameters, expected=expected, models=models)
 
     def log(self, outcomes: Sequence[Outcome]) -> None:
         """Queue `Tracker.log` for outcomes reached now; wait if AHEAD calls are queued.

@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING
 from freezer.errors import InfrastructureError
 from pipeline.records.outcome import Outcome
 from pipeline.tracking import plots
-from pipeline.tracking.connection import connect, database_file, one_transaction, reaching, resolve, upload
-from pipeline.tracking.run_records import OUTCOME, RunRecord, campaign_metrics, run_records, summary_table
+from pipeline.tracking.connection import connect, database_file, one_transaction, quoted, reaching, resolve, upload
+from pipeline.tracking.descriptions import campaign_description
+from pipeline.tracking.experiment_page import NOTE, experiment_tags
+from pipeline.tracking.run_records import OUTCOME, RunRecord, campaign_metrics, recipes_parameter, run_records, summary_table
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
+    from mlflow.entities import Dataset, Run
 
 EXPERIMENT = "coldpress"
 PARENT = "mlflow.parentRunId"
@@ -37,8 +39,11 @@ SHOWN = "coldpress.summary"
 COMPLETE = "coldpress.outcomes"
 """Tag with the digest of the outcomes that are completely logged and registered; empty while outcomes are being logged."""
 
-FORM = 1
-"""Version of what is logged for an outcome. Increase it to invalidate every existing COMPLETE tag."""
+FORM = 2
+"""Version of what is logged. Increase it to invalidate every existing COMPLETE and SHOWN tag; existing runs of candidates stay."""
+
+MAX_OUTPUTS = 50
+"""Logged models that a campaign's run lists as its outputs; MLflow's page reads each of them."""
 
 PAGE_SIZE = 1000
 
@@ -94,7 +99,7 @@ class Projection:
         self.campaign = campaign
         self.num_written = 0
         self.is_complete = self.is_resumed = False
-        self._parent = ""
+        self._parent, self._parameters = "", dict[str, str]()
         self._runs: dict[tuple[str, str], dict[str, LoggedRun]] = {}
 
     @classmethod
@@ -108,13 +113,16 @@ class Projection:
         uri = resolve(tracking_uri)
         client = connect(uri)
         with reaching(uri):
-            return cls(client=client, experiment_id=_experiment_id(client, uri), tracking_uri=uri, campaign=campaign)
+            experiment_id = _experiment_id(client, uri)
+            _write_page(client, experiment_id)
+        return cls(client=client, experiment_id=experiment_id, tracking_uri=uri, campaign=campaign)
 
     def start(
         self,
         catalog: str,
         started: float,
         *,
+        parameters: Mapping[str, str] | None = None,
         resume: bool = True,
         expected: str | None = None,
         models: Sequence[str] | None = None,
@@ -124,6 +132,7 @@ class Projection:
         Args:
             catalog: description of the catalog for people.
             started: seconds since the epoch.
+            parameters: versions and other settings of the campaign.
             resume: whether to set a parent run that has ended to running.
             expected: `outcomes_digest` of a campaign that has no work left. If the parent run's COMPLETE tag matches it, the runs
                 of candidates are not searched.
@@ -132,6 +141,7 @@ class Projection:
         Returns:
             The id of the parent run.
         """
+        self._parameters = {"catalog": catalog, **(parameters or {})}
         with reaching(self.tracking_uri):
             parents = self._find("campaign")
             self.is_complete = expected is not None and [run.data.tags.get(COMPLETE) for run in parents] == [expected]
@@ -143,6 +153,7 @@ class Projection:
                 run = self.client.create_run(
                     self.experiment_id, start_time=int(started * 1000), tags=tags, run_name=f"campaign {self.campaign}"
                 )
+                self._log_batch(run.info.run_id, {}, self._parameters, {}, 0)
             else:
                 if not self.is_complete and run.data.tags.get(COMPLETE):
                     self.client.set_tag(run.info.run_id, COMPLETE, "")
@@ -183,7 +194,9 @@ class Projection:
         finished: float | None = None,
         complete: bool = False,
     ) -> None:
-        """Write the campaign's summary, figures and counts, and end its run; do nothing if it ended with this summary already.
+        """Write the campaign's description, summary, figures and counts, and end its run.
+
+        Does nothing if it ended with this summary already.
 
         Args:
             outcomes: all outcomes of the campaign, in the order to show.
@@ -200,6 +213,7 @@ class Projection:
             LOGGED_TABLES: json.dumps([{"path": SUMMARY, "type": "table"}]),
             COMPLETE: outcomes_digest(outcomes) if complete else "",
             SHOWN: shown,
+            NOTE: campaign_description(outcomes, self._parameters),
         }
         with reaching(self.tracking_uri):
             run = self.client.get_run(self._parent)
@@ -213,10 +227,29 @@ class Projection:
                 files |= {"speedups.png": plots.speedups(outcomes).savefig, "drift.png": plots.drift(outcomes).savefig}
             self._upload(run.info.artifact_uri, files)
             changed = _changed_metrics(run.data.metrics, campaign_metrics(outcomes))
-            self._log_batch(self._parent, changed, {}, tags, ended_ms)
+            # A parameter cannot be changed: it has the value of the campaign's first pass, the description that of the last one.
+            parameters = {**self._parameters, **recipes_parameter(outcomes)}
+            missing = {name: text for name, text in parameters.items() if name not in run.data.params}
+            self._log_batch(self._parent, changed, missing, tags, ended_ms)
+            self._log_lineage(run, outcomes)
             status = "KILLED" if interrupted else "FINISHED" if exit_code in (0, 1) else "FAILED"
             self.client.set_terminated(self._parent, status=status, end_time=ended_ms)
         self.num_written += 1
+
+    def _log_lineage(self, run: Run, outcomes: Sequence[Outcome]) -> None:
+        """Log the catalog as the campaign's input, and the models that it registered as its outputs."""
+        from mlflow.entities import DatasetInput, InputTag, LoggedModelOutput
+
+        context = [InputTag("mlflow.data.context", "catalog")]
+        self.client.log_inputs(self._parent, [DatasetInput(catalog_dataset(self._parameters["catalog"], outcomes), context)])
+        if self.is_complete:
+            return
+        listed = {output.model_id for output in run.outputs.model_outputs} if run.outputs else set()
+        wanted = f"tags.`coldpress.campaign` = {quoted(self.campaign)}"
+        found = self.client.search_logged_models([self.experiment_id], wanted, max_results=MAX_OUTPUTS)
+        added = [LoggedModelOutput(model.model_id, 0) for model in found if model.model_id not in listed]
+        if added:
+            self.client.log_outputs(self._parent, added)
 
     def _log_record(self, record: RunRecord, known: LoggedRun | None, ended: float) -> LoggedRun:
         if known is not None and known.digest != record.digest:
@@ -231,7 +264,7 @@ class Projection:
                 tags = {**record.tags, PARENT: self._parent}
                 run = self.client.create_run(self.experiment_id, start_time=started_ms, tags=tags, run_name=record.name)
                 known = LoggedRun.of(run)
-            self._log_batch(known.run_id, record.metrics, record.params, {}, known.started_ms)
+            self._log_batch(known.run_id, record.metrics, record.params, {}, known.started_ms, series=record.series)
             if not record.texts:
                 self._end(known, record)
         if record.texts:
@@ -256,13 +289,21 @@ class Projection:
             upload(self.client, artifact_uri, Path(folder))
 
     def _log_batch(
-        self, run_id: str, metrics: Mapping[str, float], params: Mapping[str, str], tags: Mapping[str, str], timestamp_ms: int
+        self,
+        run_id: str,
+        metrics: Mapping[str, float],
+        params: Mapping[str, str],
+        tags: Mapping[str, str],
+        timestamp_ms: int,
+        *,
+        series: Mapping[str, Mapping[int, float]] | None = None,
     ) -> None:
         from mlflow.entities import Metric, Param, RunTag
 
+        steps = {**{name: {0: value} for name, value in metrics.items()}, **(series or {})}
         self.client.log_batch(
             run_id,
-            metrics=[Metric(name, value, timestamp_ms, 0) for name, value in metrics.items()],
+            metrics=[Metric(name, value, timestamp_ms, step) for name, values in steps.items() for step, value in values.items()],
             params=[Param(name, value) for name, value in params.items()],
             tags=[RunTag(name, value) for name, value in tags.items()],
         )
@@ -275,8 +316,7 @@ class Projection:
 
     def _find(self, kind: str, more: str = "") -> list[Run]:
         """Return the campaign's runs of one kind, oldest first; `more` is a further condition."""
-        quote = '"' if "'" in self.campaign else "'"
-        wanted = f"tags.`coldpress.campaign` = {quote}{self.campaign}{quote} AND tags.`coldpress.kind` = '{kind}'{more}"
+        wanted = f"tags.`coldpress.campaign` = {quoted(self.campaign)} AND tags.`coldpress.kind` = '{kind}'{more}"
         found: list[Run] = []
         token: str | None = None
         while True:
@@ -321,10 +361,20 @@ def outcomes_digest(outcomes: Iterable[Outcome]) -> str:
 
 
 def _summary_digest(outcomes: Sequence[Outcome], *ending: object) -> str:
-    digest = hashlib.sha256(repr(ending).encode())
+    digest = hashlib.sha256(repr((FORM, *ending)).encode())
     for outcome in outcomes:
         digest.update(json.dumps(outcome.for_json_report(), sort_keys=True, default=str).encode())
     return digest.hexdigest()
+
+
+def catalog_dataset(catalog: str, outcomes: Sequence[Outcome]) -> Dataset:
+    """Return a catalog as MLflow's dataset; its digest changes with the sources of its models."""
+    from mlflow.entities import Dataset
+
+    models = {outcome.model: outcome.source_key for outcome in outcomes}
+    digest = hashlib.sha256(json.dumps(sorted(models.items())).encode()).hexdigest()[:8]
+    profile = json.dumps({"num_models": len(models), "num_outcomes": len(outcomes)})
+    return Dataset(Path(catalog).name, digest, "local", json.dumps({"uri": catalog}), profile=profile)
 
 
 def _changed_metrics(shown: Mapping[str, float], metrics: Mapping[str, float]) -> dict[str, float]:
@@ -354,3 +404,10 @@ def _experiment_id(client: MlflowClient, tracking_uri: str) -> str:
             "or remove it permanently with `mlflow gc`"
         )
     return str(found.experiment_id)
+
+
+def _write_page(client: MlflowClient, experiment_id: str) -> None:
+    """Set the tags that MLflow's pages read of the experiment, unless they are set."""
+    existing = client.get_experiment(experiment_id).tags
+    for name, text in experiment_tags(experiment_id, existing, int(time.time() * 1000)).items():
+        client.set_experiment_tag(experiment_id, name, text)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import platform
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -30,6 +30,7 @@ from freezer.artifact.manifest import Manifest
 from freezer.codec import encode
 from pipeline.records.outcome import Outcome
 from pipeline.tracking.connection import listed, one_transaction, reaching, upload
+from pipeline.tracking.descriptions import model_description, version_description
 from pipeline.tracking.run_records import free_tags
 from pipeline.tracking.serving_environment import CODE, write_environment
 
@@ -51,10 +52,13 @@ VERSION = "coldpress.version"
 STORE = "coldpress.store"
 
 CAMPAIGN = "coldpress.campaign"
-"""Tag of a logged model with the campaign that uploads it."""
+"""Tag of a logged model with the campaign that uploads it, and of a source with the campaign that judged it last."""
 
 LOGGED_MODEL = "models:/"
 """Prefix of a version's source, followed by the id of the logged model; MLflow leaves the version's `model_id` empty."""
+
+MODEL_VERSIONS = "mlflow.modelVersions"
+"""Tag of a logged model with its versions, for MLflow's pages."""
 
 DATA = "artifact"
 LOADER = "freezer.pyfunc"
@@ -71,12 +75,14 @@ class _Model:
         name: its name.
         aliases: versions by alias.
         newest: the highest version; 0 if the model does not exist or has no version.
+        description: for people; empty if the model does not exist.
         versions: those seen so far, by number.
     """
 
     name: str
     aliases: dict[str, str] = field(default_factory=dict)
     newest: int = 0
+    description: str = ""
     versions: dict[str, ModelVersion] = field(default_factory=dict)
 
 
@@ -87,16 +93,17 @@ class Registry:
 
     Args:
         projection: of the campaign.
+        outcomes: of the model.
         mode: whether to upload artifacts or references.
         store_uri: store that contains the artifacts.
     """
 
-    def __init__(self, projection: Projection, *, mode: ArtifactMode, store_uri: str) -> None:
+    def __init__(self, projection: Projection, outcomes: Sequence[Outcome], *, mode: ArtifactMode, store_uri: str) -> None:
         import mlflow
 
         self._projection, self._client, self._mode = projection, projection.client, mode
         self._store = store_uri if urlparse(store_uri).scheme else str(Path(store_uri).absolute())
-        self._models: dict[str, _Model] = {}
+        self._outcomes, self._models = outcomes, dict[str, _Model]()
         mlflow.set_tracking_uri(self._client.tracking_uri)
 
     def register(self, outcome: Outcome, serving: str, lay_out: Callable[[Path], Artifact], *, run_id: str | None) -> bool:
@@ -128,10 +135,13 @@ class Registry:
                 return self._point(model, version, outcome)
             model_id = self._find_upload(outcome) or self._upload(outcome, serving, lay_out, run_id)
             if not model.newest:
-                self._create_model(model.name)
+                self._create_model(model)
             with one_transaction(self._client):
                 self._client.finalize_logged_model(model_id, "READY")
-                self._point(model, self._create_version(model, outcome, serving, model_id, run_id), outcome)
+                version = self._create_version(model, outcome, serving, model_id, run_id)
+                if version.source == f"{LOGGED_MODEL}{model_id}":
+                    self._link(model_id, version, run_id)
+                self._point(model, version, outcome)
         return True
 
     def _model(self, name: str) -> _Model:
@@ -147,7 +157,7 @@ class Registry:
             else:
                 aliases = {alias: str(number) for alias, number in found.aliases.items()}
                 newest = max((int(version.version) for version in found.latest_versions), default=0)
-                self._models[name] = _Model(name, aliases, newest)
+                self._models[name] = _Model(name, aliases, newest, found.description or "")
         return self._models[name]
 
     def _version(self, model: _Model, number: str) -> ModelVersion:
@@ -177,9 +187,14 @@ class Registry:
             tags = self._version(model, current).tags
             if tags.get(STORE) == version.tags.get(STORE) and int(tags.get(VERSION, 0)) > number:
                 return changed
-        # The client's own method reads the model once more, to refuse prompts, as `_model` did.
-        self._client._get_registry_client().set_registered_model_alias(model.name, outcome.device_class, target)
+        # The client's own methods read the model once more, to refuse prompts, as `_model` did.
+        registry = self._client._get_registry_client()
+        registry.set_registered_model_alias(model.name, outcome.device_class, target)
         model.aliases[outcome.device_class] = target
+        description = model_description(self._outcomes)
+        if description != model.description:
+            registry.update_registered_model(model.name, description)
+            model.description = description
         return True
 
     def _find_upload(self, outcome: Outcome) -> str | None:
@@ -234,11 +249,13 @@ class Registry:
         (data / STORE_POINTER).write_text(json.dumps(encode(place)))
         return data.parent
 
-    def _create_model(self, name: str) -> None:
+    def _create_model(self, model: _Model) -> None:
         from mlflow.exceptions import MlflowException
 
+        description = model_description(self._outcomes)
         try:
-            self._client.create_registered_model(name, tags={"coldpress.kind": "frozen"})
+            self._client.create_registered_model(model.name, tags={"coldpress.kind": "frozen"}, description=description)
+            model.description = description
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
@@ -246,7 +263,12 @@ class Registry:
     def _create_version(self, model: _Model, outcome: Outcome, serving: str, model_id: str, run_id: str | None) -> ModelVersion:
         """Create a version; if another campaign has created one of the same artifact, delete the new one and return the other."""
         created = self._client.create_model_version(
-            model.name, source=f"{LOGGED_MODEL}{model_id}", run_id=run_id, tags=self._tags(outcome, serving), model_id=model_id
+            model.name,
+            source=f"{LOGGED_MODEL}{model_id}",
+            run_id=run_id,
+            tags={**self._tags(outcome, serving), **_figures(outcome)},
+            description=version_description(outcome, serving, self._store),
+            model_id=model_id,
         )
         expected, model.newest = model.newest + 1, int(created.version)
         model.versions[str(created.version)] = created
@@ -258,6 +280,15 @@ class Registry:
             self._client.delete_logged_model(model_id)
         return first
 
+    def _link(self, model_id: str, version: ModelVersion, run_id: str | None) -> None:
+        """Link a logged model to its version, as `mlflow.register_model` does, and to the run that made it."""
+        from mlflow.entities import LoggedModelOutput
+
+        versions = [{"name": version.name, "version": version.version}]
+        self._client.set_logged_model_tags(model_id, {MODEL_VERSIONS: json.dumps(versions)})
+        if run_id is not None:
+            self._client.log_outputs(run_id, [LoggedModelOutput(model_id, 0)])
+
     def _tags(self, outcome: Outcome, serving: str) -> dict[str, str]:
         return {
             **free_tags(outcome),
@@ -266,6 +297,12 @@ class Registry:
             "coldpress.device_class": serving,
             STORE: self._store,
         }
+
+
+def _figures(outcome: Outcome) -> dict[str, str]:
+    """Return tags of a version that MLflow's list of versions shows."""
+    speedup = {} if outcome.figures.speedup is None else {"coldpress.speedup": f"{outcome.figures.speedup:.2f}"}
+    return {"coldpress.verdict": outcome.verdict, "coldpress.recipe": outcome.recipe or "none", **speedup}
 
 
 def _is_current(version: ModelVersion, outcome: Outcome) -> bool:

@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, Literal
 
 from freezer.artifact.describe import FREEZING, figures_text, freezing_markdown
@@ -21,8 +22,12 @@ from freezer.artifact.freezing_report import FreezingReport
 from freezer.artifact.latency import EnvironmentRecord
 from freezer.artifact.sections import FreezingRecord, Migration
 from freezer.codec import decode
+from freezer.freezing.recipes.recipes import EAGER
+from freezer.hardware.device_classes import PORTABLE
 from freezer.hardware.runtime_settings import assignments
 from pipeline.records.outcome import SKIPPED, CandidateReport, Outcome
+from pipeline.tracking.descriptions import candidate_description
+from pipeline.tracking.experiment_page import NOTE
 
 NO_RECIPE = "none"
 """Recipe of the single run of an outcome without candidates."""
@@ -46,6 +51,7 @@ class RunRecord:
     """Contents of one run.
 
     Attributes:
+        series: metrics with several values, by name and step.
         texts: text files by name.
         duration_s: wall time of the build.
     """
@@ -55,6 +61,7 @@ class RunRecord:
     tags: Mapping[str, str]
     params: Mapping[str, str]
     metrics: Mapping[str, float]
+    series: Mapping[str, Mapping[int, float]]
     texts: Mapping[str, str]
     status: Literal["FINISHED", "FAILED"]
     duration_s: float
@@ -92,9 +99,10 @@ def run_records(outcome: Outcome, campaign: str) -> tuple[RunRecord, ...]:
         RunRecord(
             recipe=NO_RECIPE,
             name=f"{outcome.model} · {outcome.device_class} · {ending}",
-            tags=_tags(outcome, NO_RECIPE, campaign) | _present(why),
+            tags=_tags(outcome, NO_RECIPE, campaign) | _present(why) | {NOTE: candidate_description(outcome, None)},
             params=_params(outcome),
             metrics={},
+            series={},
             texts={"log.txt": outcome.log_tail} if outcome.log_tail else {},
             status="FAILED" if outcome.failed else "FINISHED",
             duration_s=outcome.build_s + outcome.judge_s,
@@ -129,9 +137,10 @@ def _candidate_record(outcome: Outcome, candidate: CandidateReport, campaign: st
     return RunRecord(
         recipe=candidate.recipe,
         name=f"{outcome.model} · {outcome.device_class} · {candidate.recipe}",
-        tags=_tags(outcome, candidate.recipe, campaign) | _present(own),
-        params=_params(outcome) | {"recipe": candidate.recipe, "capture": candidate.capture or "none"},
+        tags=_tags(outcome, candidate.recipe, campaign) | _present(own) | {NOTE: candidate_description(outcome, candidate)},
+        params=_params(outcome) | _candidate_params(candidate),
         metrics=_metrics(outcome, candidate),
+        series=_series(outcome, candidate),
         texts=texts,
         status="FAILED" if candidate.failure else "FINISHED",
         duration_s=candidate.build_s,
@@ -159,6 +168,7 @@ def _tags(outcome: Outcome, recipe: str, campaign: str) -> dict[str, str]:
             "device_class": outcome.device_class,
             "recipe": recipe,
             "verdict": outcome.verdict,
+            "reason": None if outcome.verdict == "published" else outcome.coded_reason,
             "objective": None if outcome.objective == "p50" else outcome.objective,
             "cached": str(outcome.cached).lower(),
             "source_key": outcome.source_key,
@@ -184,6 +194,12 @@ def _params(outcome: Outcome) -> dict[str, str]:
     }
 
 
+def _candidate_params(candidate: CandidateReport) -> dict[str, str]:
+    point = candidate.points[0]["point"] if candidate.points else {}
+    sizes = ", ".join(f"{name} {size}" for name, size in point.items())
+    return {"recipe": candidate.recipe, "capture": candidate.capture or "none"} | ({"point": sizes} if sizes else {})
+
+
 def _metrics(outcome: Outcome, candidate: CandidateReport) -> dict[str, float]:
     figures, of_outcome = candidate.figures, outcome.figures
     found: dict[str, float | None] = {f"drift/{name}": value for name, value in (figures.drift or {}).items()}
@@ -207,7 +223,27 @@ def _metrics(outcome: Outcome, candidate: CandidateReport) -> dict[str, float]:
     found["task_metric/value"] = candidate.task_metric
     if candidate.task_metric is not None and outcome.task_metric:
         found["task_metric/eager"] = outcome.task_metric.get("eager")
-    return {name: float(value) for name, value in {**found, **_point_metrics(candidate)}.items() if value is not None}
+    return {name: _shown(value) for name, value in {**found, **_point_metrics(candidate)}.items() if value is not None}
+
+
+def _shown(value: float) -> float:
+    """Return a figure with 5 digits: MLflow's pages show all that it has. The ledger keeps them all."""
+    return float(f"{value:.5g}")
+
+
+def _series(outcome: Outcome, candidate: CandidateReport) -> dict[str, dict[int, float]]:
+    """Return latencies by percentile, and the error ratios of each output by input set if there are several sets."""
+    found: dict[str, dict[int, float]] = {}
+    named = {"latency_ms/by percentile": candidate.recipe, "latency_ms/eager by percentile": EAGER}
+    for name, recipe in named.items():
+        if recipe != EAGER or candidate.recipe == outcome.recipe:
+            found[name] = {10 * step: _shown(value) for step, value in enumerate(outcome.deciles_ms.get(recipe, ()))}
+    for item in candidate.outputs:
+        if item.error_ratio is not None:
+            output = re.sub(r"[^\w\-. ]", "_", item.output)
+            name = f"drift by input set/{output}" if item.kind == "single" else f"drift by input set/{output} {item.kind}"
+            found.setdefault(name[:MAX_TAG_NAME_CHARS], {})[item.set_index] = _shown(item.error_ratio)
+    return {name: values for name, values in found.items() if len(values) > 1}
 
 
 def _point_metrics(candidate: CandidateReport) -> dict[str, float | None]:
@@ -230,16 +266,27 @@ def _digest(outcome: Outcome, recipe: str) -> str:
 
 
 def campaign_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Count the outcomes by verdict, and add up the time of the campaign's own builds and judges."""
+    """Count the outcomes by verdict, add up the time of the campaign's own builds and judges, and sum up what was published."""
     fresh = [outcome for outcome in outcomes if not outcome.cached]
     counts = Counter(outcome.verdict for outcome in outcomes)
+    published = [outcome for outcome in outcomes if outcome.verdict == "published"]
+    speedups = [one.figures.speedup for one in published if one.figures.speedup and one.device_class != PORTABLE]
+    ratios = [ratio for one in published if (ratio := (one.figures.drift or {}).get("error_ratio")) is not None]
     return {
         **{f"outcomes/{verdict}": float(count) for verdict, count in counts.items()},
         "outcomes/total": float(len(outcomes)),
         "outcomes/unchanged": float(len(outcomes) - len(fresh)),
-        "build_s/total": sum(outcome.build_s for outcome in fresh),
-        "judge_s/total": sum(outcome.judge_s for outcome in fresh),
+        "build_s/total": round(sum(outcome.build_s for outcome in fresh), 1),
+        "judge_s/total": round(sum(outcome.judge_s for outcome in fresh), 1),
+        **({"speedup/largest": _shown(max(speedups)), "speedup/median": _shown(median(speedups))} if speedups else {}),
+        **({"drift/error_ratio_largest": _shown(max(ratios))} if ratios else {}),
     }
+
+
+def recipes_parameter(outcomes: Sequence[Outcome]) -> dict[str, str]:
+    """Return the parameter with the recipes of all candidates; none if there is no candidate."""
+    names = sorted({candidate.recipe for outcome in outcomes for candidate in outcome.candidates})
+    return {"recipes": ", ".join(names)} if names else {}
 
 
 def summary_table(outcomes: Sequence[Outcome]) -> str:

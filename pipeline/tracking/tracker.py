@@ -6,13 +6,15 @@ The ledger is written first; `jobs.replay` brings MLflow up to date from it, wit
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from freezer.errors import InfrastructureError, IntegrityError, NotPublishedError
 from freezer.store.store import Store, Version
 from pipeline.records.outcome import Outcome
 from pipeline.tracking.connection import without_password
+from pipeline.tracking.lineage import tag_source
 from pipeline.tracking.registry import ArtifactMode, Registry
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ class Tracker:
         catalog: str,
         started: float,
         *,
+        parameters: Mapping[str, str] | None = None,
         resume: bool = True,
         expected: str | None = None,
         models: Sequence[str] | None = None,
@@ -60,7 +63,7 @@ class Tracker:
             from pipeline.tracking.projection import Projection  # mlflow takes two seconds to import
 
             projection = Projection.open(self._uri, self._campaign)
-            projection.start(catalog, started, resume=resume, expected=expected, models=models)
+            projection.start(catalog, started, parameters=parameters, resume=resume, expected=expected, models=models)
             return projection
 
         self._projection = self._tried(opened)
@@ -81,13 +84,14 @@ class Tracker:
         projection = self._projection
         if projection is None or self.is_complete:
             return
-        registry = Registry(projection, mode=self._mode, store_uri=self._store.uri)
+        registry = Registry(projection, outcomes, mode=self._mode, store_uri=self._store.uri)
         for outcome in sorted(outcomes, key=lambda outcome: outcome.verdict == "kept-eager"):
             if self.broke_off:
                 return
             changed = self._tried(lambda outcome=outcome: self._log(projection, registry, outcome, reached))  # type: ignore[misc]
             self.num_logged += changed is True
             self.num_unchanged += changed is False
+        self._tried(lambda: tag_source(projection.client, self._campaign, outcomes, time.time() if reached is None else reached))
 
     def finish(self, outcomes: Sequence[Outcome], exit_code: int, *, interrupted: bool, finished: float | None = None) -> None:
         """Write the summary and the figures, and end the parent run; arguments as of `Projection.finish`."""

@@ -36,7 +36,7 @@ def registered(
     """Register a copy of an artifact; whether anything was changed."""
 
     settings = {"mode": "copy", "store_uri": "store", **changes}
-    return Registry(projection, **settings).register(item, serving, partial(copied, artifact), run_id=run_id)
+    return Registry(projection, [item], **settings).register(item, serving, partial(copied, artifact), run_id=run_id)
 
 
 def copied(artifact: Artifact, folder: Path) -> Artifact:
@@ -118,7 +118,7 @@ def test_concurrent_campaigns_register_one_version(projection: Projection, artif
         others.append(registered(projection, item, artifact))
         return copied(artifact, folder)
 
-    Registry(projection, mode="copy", store_uri="store").register(item, "portable", lay_out, run_id=None)
+    Registry(projection, [item], mode="copy", store_uri="store").register(item, "portable", lay_out, run_id=None)
     assert others == [True]
     assert [str(found.version) for found in client.search_model_versions("name = 'together'")] == ["1"]
     assert alias_of(projection, "together") == "1"

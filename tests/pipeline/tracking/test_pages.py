@@ -1,0 +1,240 @@
+"""MLflow's pages answer what a campaign did: descriptions, parameters, inputs, outputs, step series, saved views, lineage."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from freezer.artifact.folder import Artifact
+from pipeline.records.outcome import SOURCE_MODEL, SOURCE_VERSION, Failure, Outcome, OutputDrift
+from pipeline.tracking.descriptions import MAX_CHARS
+from pipeline.tracking.experiment_page import NOTE, VIEWS
+from pipeline.tracking.lineage import tag_source
+from pipeline.tracking.projection import Projection
+from pipeline.tracking.source_models import resolve_model
+from tests.pipeline.shown import empty_database
+from tests.pipeline.tracking.outcomes import candidate, failed, outcome
+from tests.pipeline.tracking.test_projection import by_recipe, runs_of
+from tests.pipeline.tracking.test_registry import registered
+
+CLASS = "cpu-x86-64-v4"
+
+
+def gain(model: str, speedup: float, **changes: object) -> Outcome:
+    return outcome(model, device_class=CLASS, recipe="portable", speedup=speedup, **changes)
+
+
+def without_spaces(text: str) -> str:
+    """A description without the spaces between the columns of its tables."""
+    return text.replace("&ensp; ", "")
+
+
+def parent_of(projection: Projection) -> Run:
+    (run,) = runs_of(projection, "campaign")
+    return projection.client.get_run(run.info.run_id)
+
+
+def finished(projection: Projection, outcomes: list[Outcome]) -> Run:
+    for item in outcomes:
+        projection.log_outcome(item)
+    projection.finish(outcomes, 1, interrupted=False, finished=1_700_000_100.0)
+    return parent_of(projection)
+
+
+# Campaigns
+
+
+def test_a_campaign_describes_gains_and_failures(projection: Projection) -> None:
+    gone = failed("gone", reason="no such file: a|b.pt; add it", failure=Failure(kind="source", code="CP-SOURCE", message=""))
+    slow = outcome("slow", verdict="kept-eager", reason="speedup 1.01 is below 1.05", artifact=None)
+    run = finished(projection, [*(gain(f"model-{number}", 1.0 + number) for number in range(1, 6)), gone, slow])
+    text = without_spaces(run.data.tags[NOTE])
+    head, _, rest = text.partition("### Largest gains")
+    assert head.splitlines()[0] == "**7 outcomes: 5 published, 1 failed, 1 kept-eager**"
+    assert f"Largest gain: [model-5](#/models/model-5) for {CLASS}, **6.00×**." in head
+    assert "Not published: `gone` (CP-SOURCE), `slow` (kept-eager)" in head
+    gains, _, rest = rest.partition("### Not published")
+    assert [line.split("[")[1].split("]")[0] for line in gains.splitlines() if "](" in line] == ["model-5", "model-4", "model-3"]
+    assert f'mlflow.pyfunc.load_model("models:/model-5@{CLASS}")' in gains
+    unpublished = rest.partition("### Outcomes")[0]
+    assert "| `gone` | portable | failed | CP-SOURCE | no such file: a¦b.pt; add it |" in unpublished
+    assert "| `slow` | portable | kept-eager |  | speedup 1.01 is below 1.05 |" in unpublished
+    assert run.data.metrics["speedup/largest"] == 6.0
+    assert run.data.metrics["speedup/median"] == 4.0
+
+
+def test_a_description_is_never_cut_by_mlflow(projection: Projection) -> None:
+    outcomes = [failed(f"model-{number}-{'x' * 90}", reason=f"{number} {'why ' * 500}") for number in range(300)]
+    projection.finish(outcomes, 1, interrupted=False)
+    text = parent_of(projection).data.tags[NOTE]
+    assert text.startswith("**300 outcomes: 300 failed**")
+    assert len(text) <= MAX_CHARS
+    assert text.endswith("…")
+
+
+def test_a_campaign_has_parameters_and_its_catalog(projection: Projection) -> None:
+    projection.start("models/catalog.yaml", 0.0, parameters={"torch": "2.13.0", "git_commit": "abc"})
+    run = finished(projection, [outcome("one"), gain("two", 2.0)])
+    expected = {"catalog": "catalog.yaml", "torch": "2.13.0", "git_commit": "abc", "recipes": "portable, torchscript-frozen"}
+    assert run.data.params == expected
+    (dataset,) = run.inputs.dataset_inputs
+    assert (dataset.dataset.name, json.loads(dataset.dataset.profile)["num_models"]) == ("catalog.yaml", 2)
+
+    again = Projection.open(projection.tracking_uri, projection.campaign)
+    again.start("models/catalog.yaml", 0.0, parameters={"torch": "2.14.0", "git_commit": "abc"})
+    run = finished(again, [outcome("one"), gain("two", 3.0)])
+    assert run.data.params == expected, "MLflow's parameters cannot be changed"
+    assert "torch `2.14.0`" in run.data.tags[NOTE]
+    assert len(run.inputs.dataset_inputs) == 1
+
+
+# Candidates
+
+
+def test_a_candidate_has_series_of_latency_and_drift(projection: Projection) -> None:
+    sets = tuple(OutputDrift(output="out/0", kind="single", set_index=index, error_ratio=1.0 + index) for index in (2, 0, 1))
+    point = ({"threads": 2, "point": {"batch": 1, "length": 8}, "speedup": 2.0},)
+    made = (candidate("portable", outputs=sets, points=point), candidate("torchscript-frozen", outputs=sets[:1]))
+    deciles = {"eager": tuple(float(n) for n in range(2, 13)), "portable": tuple(float(n) for n in range(1, 12))}
+    projection.log_outcome(outcome("series", candidates=made, deciles_ms=deciles))
+    runs = by_recipe(projection)
+
+    def history(recipe: str, name: str) -> dict[int, float]:
+        return {item.step: item.value for item in projection.client.get_metric_history(runs[recipe].info.run_id, name)}
+
+    assert history("portable", "latency_ms/by percentile") == {10 * step: 1.0 + step for step in range(11)}
+    assert history("portable", "latency_ms/eager by percentile")[100] == 12.0
+    assert history("portable", "drift by input set/out_0") == {0: 1.0, 1: 2.0, 2: 3.0}
+    assert runs["portable"].data.params["point"] == "batch 1, length 8"
+    assert not [name for name in runs["torchscript-frozen"].data.metrics if "by " in name]
+
+
+def test_candidates_describe_verdict_and_figures(projection: Projection) -> None:
+    projection.log_outcome(gain("told", 2.0))
+    winner, loser = (without_spaces(by_recipe(projection)[recipe].data.tags[NOTE]) for recipe in ("portable", "torchscript-frozen"))
+    assert "| speedup over eager | 2 (95% interval 1.80 to 2.20) |" in winner
+    assert f'mlflow.pyfunc.load_model("models:/told@{CLASS}")' in winner
+    assert "[told](#/models/told)" in winner
+    assert "Does not pass: error\\_ratio 41.2 > 3" in loser
+    assert "load_model" not in loser
+
+
+# The registry
+
+
+def test_registered_models_describe_what_serves(projection: Projection, artifact: Artifact) -> None:
+    item = gain("told-model", 2.0, artifact="sha256:" + 32 * "21", registered_name="Told frozen")
+    run_id = projection.log_outcome(item)
+    assert registered(projection, item, artifact, run_id=run_id, serving=CLASS)
+    model = projection.client.get_registered_model("Told frozen")
+    version = projection.client.get_model_version("Told frozen", "1")
+    row = f"| `{CLASS}` | published | portable | 2.00× | 2 → 1 | 1.25 |"
+    assert row in without_spaces(model.description)
+    assert f'load_model("models:/Told frozen@{CLASS}")' in model.description
+    assert version.description.startswith(f"told-model for {CLASS}, 2.00 times as fast as eager, error ratio 1.25\n")
+    assert str(item.artifact) in version.description
+    assert 'freezer.load("told-model", store=' in version.description
+    assert {
+        "coldpress.speedup": "2.00",
+        "coldpress.verdict": "published",
+        "coldpress.recipe": "portable",
+    }.items() <= version.tags.items()
+    outputs = projection.client.get_run(str(run_id)).outputs.model_outputs
+    assert [output.model_id for output in outputs] == [version.source.removeprefix("models:/")]
+    logged = projection.client.get_logged_model(outputs[0].model_id)
+    assert json.loads(logged.tags["mlflow.modelVersions"]) == [{"name": "Told frozen", "version": 1}]
+
+    faster = replace(item, artifact="sha256:" + 32 * "22", version=4, figures=replace(item.figures, speedup=2.5))
+    assert registered(projection, faster, artifact, run_id=None)
+    assert "2.50×" in projection.client.get_registered_model("Told frozen").description
+    assert not registered(projection, item, artifact, run_id=run_id)
+    assert "2.50×" in projection.client.get_registered_model("Told frozen").description
+
+
+def test_a_campaign_lists_the_models_it_registered(projection: Projection, artifact: Artifact) -> None:
+    item = outcome("listed", artifact="sha256:" + 32 * "23")
+    registered(projection, item, artifact, run_id=projection.log_outcome(item))
+    for number in (1, 2):
+        projection.finish([item], number, interrupted=False)
+    (output,) = parent_of(projection).outputs.model_outputs
+    assert projection.client.get_logged_model(output.model_id).name == "listed-portable"
+
+
+# The experiment
+
+
+def test_saved_views_find_runs_by_their_columns(projection: Projection) -> None:
+    finished(projection, [gain("fast", 2.0, task_metric=None), gain("faster", 3.0), failed("gone", reason="no file")])
+    client, experiment = projection.client, projection.client.get_experiment(projection.experiment_id)
+    found: dict[str, list[str]] = {}
+    for view in VIEWS:
+        saved = json.loads(experiment.tags[f"mlflow.sharedViewState.{view.key}"])
+        state = json.loads(saved["state"])
+        own = f"{state['searchFilter']} AND tags.`coldpress.campaign` = '{projection.campaign}'"
+        runs = client.search_runs([projection.experiment_id], own, order_by=[f"{state['orderByKey']} DESC"])
+        found[saved["name"]] = [run.info.run_name for run in runs]
+    assert found == {
+        "Campaigns": [f"campaign {projection.campaign}"],
+        "Gains": [f"faster · {CLASS} · portable", f"fast · {CLASS} · portable"],
+        "Not published": ["gone · portable · failed: source"],
+    }
+    assert f"#/experiments/{projection.experiment_id}/runs?workflowType=machine_learning" in experiment.tags[NOTE]
+
+
+def test_the_description_of_a_person_stays(template: Path, tmp_path: Path) -> None:
+    uri = empty_database(template, tmp_path / "mlflow")
+    client = MlflowClient(uri, uri)
+    number = client.create_experiment("coldpress")
+    client.set_experiment_tag(number, NOTE, "Ours.")
+    for _ in range(2):
+        Projection.open(uri, "any")
+    tags = client.get_experiment(number).tags
+    assert (tags[NOTE], tags["mlflow.experimentKind"]) == ("Ours.", "custom_model_development")
+
+
+# Sources in the registry
+
+
+@pytest.fixture
+def source_tags(projection: Projection, request: pytest.FixtureRequest) -> dict[str, str]:
+    """The tags of an outcome that was made from version 1 of a registered model."""
+    name = f"source of {request.node.name}"
+    projection.client.create_registered_model(name)
+    projection.client.create_model_version(name, source="file:///nowhere", tags={"own": "1"})
+    return {SOURCE_MODEL: name, SOURCE_VERSION: "1"}
+
+
+def test_a_source_version_names_its_artifacts(projection: Projection, source_tags: dict[str, str]) -> None:
+    client, name = projection.client, source_tags[SOURCE_MODEL]
+    before = resolve_model(projection.tracking_uri, f"models:/{name}")
+    made = [gain("made", 2.0, tags=source_tags, registered_name="made-frozen"), failed("made", tags=source_tags)]
+    tag_source(client, "first", made, 1_700_000_000.0)
+    tags = client.get_model_version(name, "1").tags
+    assert tags == {
+        "own": "1",
+        "coldpress.status": f"{CLASS}: published; portable: failed",
+        "coldpress.campaign": "first",
+        "coldpress.judged": "2023-11-14T22:13:20+00:00",
+        f"coldpress.artifact.{CLASS}": f"models:/made-frozen@{CLASS}",
+    }
+    after = resolve_model(projection.tracking_uri, f"models:/{name}")
+    assert replace(after, tags={}) == replace(before, tags={}), "still a source, with the same identity"
+
+    tag_source(client, "first", made, 1_700_000_900.0)
+    assert client.get_model_version(name, "1").tags == tags, "repeated"
+    tag_source(client, "older", [replace(made[0], verdict="rejected")], 1_600_000_000.0)
+    assert client.get_model_version(name, "1").tags == tags
+    tag_source(client, "later", [replace(item, cached=True) for item in made], 1_800_000_000.0)
+    assert client.get_model_version(name, "1").tags == tags, "taken over from an earlier campaign"
+    tag_source(client, "later", [replace(made[0], verdict="rejected", artifact=None)], 1_800_000_000.0)
+    assert client.get_model_version(name, "1").tags["coldpress.status"] == f"{CLASS}: rejected"
+
+
+def test_a_deleted_source_is_ignored(projection: Projection, source_tags: dict[str, str]) -> None:
+    projection.client.delete_registered_model(source_tags[SOURCE_MODEL])
+    tag_source(projection.client, "first", [gain("made", 2.0, tags=source_tags)], 1.0)
