@@ -20,6 +20,8 @@ PAGE_FORM = "coldpress.page"
 
 _SAVED_VIEW = "mlflow.sharedViewState."
 _KIND, _MODEL_TRAINING = "mlflow.experimentKind", "custom_model_development"
+"""Tag of the views that open. Pages with a switch between GenAI and model training, as MLflow 3.17's, read the browser's choice."""
+
 _PRIMARY_METRIC = "mlflow.experiment.primaryMetric.name"
 
 

@@ -22,7 +22,6 @@ from freezer.artifact.freezing_report import FreezingReport
 from freezer.artifact.latency import EnvironmentRecord
 from freezer.artifact.sections import FreezingRecord, Migration
 from freezer.codec import decode
-from freezer.freezing.recipes.recipes import EAGER
 from freezer.hardware.device_classes import PORTABLE
 from freezer.hardware.runtime_settings import assignments
 from pipeline.records.outcome import SKIPPED, CandidateReport, Outcome
@@ -233,11 +232,8 @@ def _shown(value: float) -> float:
 
 def _series(outcome: Outcome, candidate: CandidateReport) -> dict[str, dict[int, float]]:
     """Return latencies by percentile, and the error ratios of each output by input set if there are several sets."""
-    found: dict[str, dict[int, float]] = {}
-    named = {"latency_ms/by percentile": candidate.recipe, "latency_ms/eager by percentile": EAGER}
-    for name, recipe in named.items():
-        if recipe != EAGER or candidate.recipe == outcome.recipe:
-            found[name] = {10 * step: _shown(value) for step, value in enumerate(outcome.deciles_ms.get(recipe, ()))}
+    deciles = outcome.deciles_ms.get(candidate.recipe, ())
+    found = {"latency_ms/by percentile": {10 * step: _shown(value) for step, value in enumerate(deciles)}}
     for item in candidate.outputs:
         if item.error_ratio is not None:
             output = re.sub(r"[^\w\-. ]", "_", item.output)
