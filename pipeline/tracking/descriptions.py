@@ -32,7 +32,7 @@ def campaign_description(outcomes: Sequence[Outcome], parameters: Mapping[str, s
     """
     summary = summarize(outcomes)
     parts = [
-        *_head(outcomes, summary),
+        _head(outcomes, summary),
         *_gains(summary),
         *_unpublished(summary),
         *_all_outcomes(outcomes),
@@ -41,17 +41,17 @@ def campaign_description(outcomes: Sequence[Outcome], parameters: Mapping[str, s
     return _bounded(parts)
 
 
-def _head(outcomes: Sequence[Outcome], summary: Summary) -> list[str]:
+def _head(outcomes: Sequence[Outcome], summary: Summary) -> str:
     """Return the lines that MLflow's page shows before it is expanded."""
     counts = ", ".join(f"{count} {verdict}" for verdict, count in summary.counts.items())
     lines = [f"**{len(outcomes)} outcomes: {counts or 'none'}**"]
     for one in summary.gains[:1]:
         load = _code(f"mlflow.pyfunc.load_model({json.dumps(_uri(one), ensure_ascii=False)})")
         lines.append(f"Largest gain: {_model_link(one)} for {one.device_class}, **{one.figures.speedup:.2f}×**. Load it: {load}")
-    if summary.unpublished:
-        named = [f"{_code(one.model)} ({one.code or one.verdict})" for one in summary.unpublished[:NUM_NAMED]]
-        lines.append(f"Not published: {', '.join(named)}{', …' if len(summary.unpublished) > NUM_NAMED else ''}")
-    return lines
+    named = list(dict.fromkeys(f"{_code(one.model)} ({one.code or one.verdict})" for one in summary.unpublished))
+    if named:
+        lines.append(f"Not published: {', '.join(named[:NUM_NAMED])}{', …' if len(named) > NUM_NAMED else ''}")
+    return "  \n".join(lines)  # two spaces end a line within a paragraph
 
 
 def _gains(summary: Summary) -> list[str]:

@@ -55,9 +55,13 @@ VIEWS = (
         filter="tags.`coldpress.kind` = 'campaign'",
         order_by="attributes.start_time",
         columns=(
-            *("metrics.outcomes/published", "metrics.outcomes/kept-eager", "metrics.outcomes/kept-previous"),
-            *("metrics.outcomes/rejected", "metrics.outcomes/failed", "metrics.outcomes/unstable"),
-            *("metrics.speedup/largest", "metrics.speedup/median"),
+            *("metrics.speedup/largest", "metrics.speedup/median", "metrics.outcomes/published", "metrics.outcomes/kept-eager"),
+            *(
+                "metrics.outcomes/kept-previous",
+                "metrics.outcomes/rejected",
+                "metrics.outcomes/failed",
+                "metrics.outcomes/unstable",
+            ),
         ),
     ),
     _View(

@@ -55,7 +55,7 @@ def test_a_campaign_describes_gains_and_failures(projection: Projection) -> None
     run = finished(projection, [*(gain(f"model-{number}", 1.0 + number) for number in range(1, 6)), gone, slow])
     text = without_spaces(run.data.tags[NOTE])
     head, _, rest = text.partition("### Largest gains")
-    assert head.splitlines()[0] == "**7 outcomes: 5 published, 1 failed, 1 kept-eager**"
+    assert head.startswith("**7 outcomes: 5 published, 1 failed, 1 kept-eager**  \n")
     assert f"Largest gain: [model-5](#/models/model-5) for {CLASS}, **6.00×**." in head
     assert "Not published: `gone` (CP-SOURCE), `slow` (kept-eager)" in head
     gains, _, rest = rest.partition("### Not published")
