@@ -26,7 +26,7 @@ from pipeline.planning.plan import FinishedWork, Plan, PlanRequest, make_plan
 from pipeline.records.class_facts import ClassFacts
 from pipeline.records.events import Event
 from pipeline.records.outcome import Figures, flat_json
-from pipeline.reporting.progress import ItemWork
+from pipeline.reporting.remaining_time import ItemWork
 from pipeline.run import run
 from pipeline.scheduling import executor, queue
 from pipeline.sources.materials import Materials

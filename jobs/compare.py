@@ -14,7 +14,7 @@ from freezer.codec import encode
 from freezer.store.store import Store
 from jobs.exits import exiting
 from pipeline.exit_codes import FAILED, OK
-from pipeline.ledger.history import History
+from pipeline.ledger.campaign_history import History
 from pipeline.reporting.comparison import OutcomeChange, compare
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -18,7 +18,7 @@ from freezer.codec import encode
 from freezer.errors import UsageError
 from freezer.store.store import Store
 from jobs.exits import exiting
-from pipeline.ledger.history import History
+from pipeline.ledger.campaign_history import History
 from pipeline.records.events import STYLES
 from pipeline.reporting.model_history import PastOutcome, past_outcomes
 

@@ -12,6 +12,7 @@ from freezer.errors import UsageError
 from freezer.store.store import Store
 from jobs.exits import exiting
 from pipeline.exit_codes import INFRASTRUCTURE, OK
+from pipeline.reporting.html_report import report_page
 from pipeline.tracking.ledger_replay import replay
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -37,6 +38,7 @@ def main(
             tracking_uri,
             campaign,
             mode=mlflow_artifacts,
+            page=report_page,
             say=lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True),
         )
     sys.exit(INFRASTRUCTURE if failures else OK)

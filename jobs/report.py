@@ -13,7 +13,6 @@ from freezer.files.atomic import write_whole
 from freezer.files.paths import check_file
 from freezer.store.store import Store
 from jobs.exits import exiting, say
-from pipeline.ledger.history import History
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -28,12 +27,10 @@ def main(
     """Write the report of a campaign: one HTML file that needs no network."""
     console, errors = Console(), Console(stderr=True)
     with exiting(errors):
-        from pipeline.reporting.html_report import html_report
-        from pipeline.reporting.report_data import campaign_data
+        from pipeline.reporting.html_report import report_page  # imports jinja2
 
         check_file(out, "--out")
-        history = History(Store.open(store))
-        page = html_report(campaign_data(history, campaign, store=store, against=against))
+        page = report_page(Store.open(store), campaign, against=against)
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
             write_whole(out, page)

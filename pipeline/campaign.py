@@ -25,7 +25,8 @@ from pipeline.records.outcome import Outcome
 from pipeline.reporting.campaign_report import CampaignReport
 from pipeline.reporting.costs import class_costs
 from pipeline.reporting.display import Display
-from pipeline.reporting.progress import ItemWork
+from pipeline.reporting.html_report import report_page
+from pipeline.reporting.remaining_time import ItemWork
 from pipeline.scheduling.executor import Executor
 from pipeline.tracking.process import TrackerProcess
 from pipeline.tracking.projection import outcomes_digest
@@ -64,7 +65,7 @@ class Campaign:
     ) -> None:
         self._config, self._plan, self._executor, self._display, self._ledger = config, plan, executor, display, ledger
         self._before = before
-        self._publisher, self._tracker = Publisher(plan, store, ledger), tracker
+        self._store, self._publisher, self._tracker = store, Publisher(plan, store, ledger), tracker
         self._final = {(outcome.model, outcome.device_class): outcome for outcome in before.outcomes}
         self._failures: list[str] = []
         self._interrupted = False
@@ -166,7 +167,8 @@ class Campaign:
 
     def _finish_tracking(self, ended: CampaignReport, exit_code: int) -> None:
         try:
-            self._tracker.finish(ended.outcomes, exit_code, interrupted=self._interrupted, finished=ended.finished)
+            page = report_page(self._store, self._config.campaign)
+            self._tracker.finish(ended.outcomes, exit_code, interrupted=self._interrupted, finished=ended.finished, page=page)
         except KeyboardInterrupt:
             self._interrupted = True
             config = self._config

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.records.events import STYLES, Event, verdict_text
-from pipeline.reporting.progress import CampaignProgress, ItemWork, Running
+from pipeline.reporting.remaining_time import CampaignProgress, ItemWork, Running
 
 MARGIN_LINES = 6
 """Lines of a terminal that the live view leaves for counts and outcomes."""

@@ -15,9 +15,11 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from freezer.store.store import Store
+from pipeline.ledger.campaign_history import History
 from pipeline.records.outcome import Outcome
 from pipeline.records.summary import summarize
-from pipeline.reporting.report_data import ROW, CampaignData, details, overview
+from pipeline.reporting.report_data import ROW, CampaignData, campaign_data, details, overview
 
 CHUNK = 50
 """Models whose details are compressed together, and opened together."""
@@ -26,6 +28,20 @@ MAX_UNPUBLISHED = 20
 """Unpublished models that the summary lists; the table has all."""
 
 PAGE = Path(__file__).parent / "page"
+
+
+def report_page(store: Store, campaign: str, *, against: str | None = None) -> bytes:
+    """Return the report of a campaign in the ledger of a store, as a file's content.
+
+    Args:
+        store: of the campaign.
+        campaign: its name.
+        against: name of an earlier campaign to compare with.
+
+    Raises:
+        UsageError: the store lacks one of the campaigns.
+    """
+    return html_report(campaign_data(History(store), campaign, store=store.uri, against=against))
 
 
 def html_report(data: CampaignData) -> bytes:
@@ -88,8 +104,7 @@ def _facts(shown: Mapping[str, Any]) -> list[str]:
 
 
 def _load(model: str, store: str) -> str:
-    where = "" if store == "./store" else f", store={json.dumps(store)}"
-    return f"import freezer\n\nmodel = freezer.load({json.dumps(model)}{where})"
+    return f"import freezer\n\nmodel = freezer.load({json.dumps(model)}, store={json.dumps(store)})"
 
 
 def _compressed(found: Any) -> str:

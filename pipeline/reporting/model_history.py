@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.ledger.history import Reached
+from pipeline.ledger.campaign_history import Reached
 from pipeline.records.outcome import Outcome
 from pipeline.reporting.comparison import OutcomeChange, ServedSpeed, compare, served_speed
 

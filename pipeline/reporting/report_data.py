@@ -15,8 +15,8 @@ from freezer.artifact.latency import place_text
 from freezer.artifact.sections import FreezingRecord, Migration
 from freezer.codec import decode, encode
 from freezer.hardware.device_classes import DEVICE_CLASSES, PORTABLE, can_run
+from pipeline.ledger.campaign_history import History
 from pipeline.ledger.campaign_record import CampaignRecord
-from pipeline.ledger.history import History
 from pipeline.records.outcome import CandidateReport, Outcome
 from pipeline.reporting.comparison import OutcomeChange, compare
 from pipeline.reporting.model_history import PastOutcome, past_outcomes, size_mb

@@ -10,15 +10,24 @@ from collections.abc import Callable
 from freezer.errors import InfrastructureError
 from freezer.store.store import Store
 from pipeline.exit_codes import INTERRUPTED
-from pipeline.ledger.history import History, Reached
+from pipeline.ledger.campaign_history import History, Reached
 from pipeline.ledger.lease import campaign_lock
 from pipeline.ledger.ledger import ledger_folder
 from pipeline.tracking.registry import ArtifactMode
 from pipeline.tracking.tracker import Tracker
 
+Page = Callable[[Store, str], bytes]
+"""Makes the HTML report of a campaign in a store."""
+
 
 def replay(
-    store: Store, tracking_uri: str, campaign: str | None, *, mode: ArtifactMode = "copy", say: Callable[[str], None] = print
+    store: Store,
+    tracking_uri: str,
+    campaign: str | None,
+    *,
+    mode: ArtifactMode = "copy",
+    page: Page | None = None,
+    say: Callable[[str], None] = print,
 ) -> list[str]:
     """Log the outcomes that MLflow does not show, of one campaign or of all, oldest first.
 
@@ -27,6 +36,7 @@ def replay(
         tracking_uri: URI of MLflow.
         campaign: name; None means all that are not running.
         mode: whether MLflow stores whole artifacts, or references.
+        page: makes the report of a campaign; None for none.
         say: prints a line.
 
     Returns:
@@ -40,11 +50,11 @@ def replay(
     history = History(store)
     if campaign is not None:
         history.record(campaign)
-        return _replay_one(store, history, tracking_uri, campaign, mode, say).failures
+        return _replay_one(store, history, tracking_uri, campaign, mode, page, say).failures
     failures: list[str] = []
     for name in history.campaigns():
         try:
-            tracker = _replay_one(store, history, tracking_uri, name, mode, say)
+            tracker = _replay_one(store, history, tracking_uri, name, mode, page, say)
         except InfrastructureError as error:
             say(f"campaign {name} is skipped: {error}")
             continue
@@ -55,7 +65,13 @@ def replay(
 
 
 def _replay_one(
-    store: Store, history: History, tracking_uri: str, campaign: str, mode: ArtifactMode, say: Callable[[str], None]
+    store: Store,
+    history: History,
+    tracking_uri: str,
+    campaign: str,
+    mode: ArtifactMode,
+    page: Page | None,
+    say: Callable[[str], None],
 ) -> Tracker:
     with campaign_lock(ledger_folder(store), campaign, say, remote=store.remote):
         history.refresh(campaign)
@@ -74,6 +90,7 @@ def _replay_one(
             INTERRUPTED if record.exit_code is None else record.exit_code,
             interrupted=record.interrupted or killed,
             finished=max([record.started, *(item.time for item in members)]) if killed else record.finished,
+            page=page(store, campaign) if page else b"",
         )
     say(f"campaign {campaign}: {tracker.num_logged} outcomes logged, {tracker.num_unchanged} already there")
     for line in (*tracker.notes, *tracker.failures):

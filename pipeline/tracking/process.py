@@ -137,7 +137,7 @@ class TrackerProcess:
         else:
             self._call("log", tuple(outcomes), reached=time.time())
 
-    def finish(self, outcomes: Sequence[Outcome], exit_code: int, *, interrupted: bool, finished: float) -> None:
+    def finish(self, outcomes: Sequence[Outcome], exit_code: int, *, interrupted: bool, finished: float, page: bytes = b"") -> None:
         """Wait until everything is logged and `Tracker.finish` is done.
 
         Raises:
@@ -146,7 +146,7 @@ class TrackerProcess:
         self._hurries = True
         for first in range(0, len(outcomes), LOT):
             self._call(HOLD, tuple(outcomes[first : first + LOT]))
-        self._call("finish", exit_code, interrupted=interrupted, finished=finished)
+        self._call("finish", exit_code, interrupted=interrupted, finished=finished, page=page)
         self._put(None)
         self._thread.join()
         self._check()

@@ -32,7 +32,7 @@ PARENT = "mlflow.parentRunId"
 LOGGED_TABLES = "mlflow.loggedArtifacts"
 """Tag that lists a run's tables for MLflow's pages and `mlflow.load_table`."""
 
-SUMMARY = "summary.json"
+SUMMARY, REPORT = "summary.json", "report.html"
 SHOWN = "coldpress.summary"
 """Tag with the digest of the summary's contents."""
 
@@ -193,6 +193,7 @@ class Projection:
         *,
         finished: float | None = None,
         complete: bool = False,
+        page: bytes = b"",
     ) -> None:
         """Write the campaign's description, summary, figures and counts, and end its run.
 
@@ -204,6 +205,7 @@ class Projection:
             interrupted: whether the campaign was interrupted; ends the run as KILLED.
             finished: seconds since the epoch; None means now.
             complete: whether every outcome was completely logged and registered.
+            page: HTML report of the campaign; empty for none.
         """
         ended_ms = int((time.time() if finished is None else finished) * 1000)
         shown = _summary_digest(outcomes, exit_code, interrupted, ended_ms)
@@ -225,6 +227,8 @@ class Projection:
             files: dict[str, Callable[[Path], object]] = {SUMMARY: lambda path: path.write_text(table)}
             if not self.is_complete:  # otherwise the figures exist and are the same
                 files |= {"speedups.png": plots.speedups(outcomes).savefig, "drift.png": plots.drift(outcomes).savefig}
+            if page:
+                files[REPORT] = lambda path: path.write_bytes(page)
             self._upload(run.info.artifact_uri, files)
             changed = _changed_metrics(run.data.metrics, campaign_metrics(outcomes))
             # A parameter cannot be changed: it has the value of the campaign's first pass, the description that of the last one.

@@ -93,12 +93,22 @@ class Tracker:
             self.num_unchanged += changed is False
         self._tried(lambda: tag_source(projection.client, self._campaign, outcomes, time.time() if reached is None else reached))
 
-    def finish(self, outcomes: Sequence[Outcome], exit_code: int, *, interrupted: bool, finished: float | None = None) -> None:
-        """Write the summary and the figures, and end the parent run; arguments as of `Projection.finish`."""
+    def finish(
+        self,
+        outcomes: Sequence[Outcome],
+        exit_code: int,
+        *,
+        interrupted: bool,
+        finished: float | None = None,
+        page: bytes = b"",
+    ) -> None:
+        """Write the summary, the figures and the report, and end the parent run; arguments as of `Projection.finish`."""
         projection = self._projection
         if projection is not None:
             complete = not self.failures and not self.notes and not interrupted
-            self._tried(lambda: projection.finish(outcomes, exit_code, interrupted, finished=finished, complete=complete))
+            self._tried(
+                lambda: projection.finish(outcomes, exit_code, interrupted, finished=finished, complete=complete, page=page)
+            )
 
     def _log(self, projection: Projection, registry: Registry, outcome: Outcome, reached: float | None) -> bool:
         """Log and register one outcome; return whether anything was changed."""

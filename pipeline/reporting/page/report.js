@@ -199,8 +199,7 @@ function classSection(model, name, found) {
 }
 
 function loadCommand(name) {
-  const store = overview.store === "./store" ? "" : `, store=${JSON.stringify(overview.store)}`;
-  return `model = freezer.load(${JSON.stringify(name)}${store})`;
+  return `model = freezer.load(${JSON.stringify(name)}, store=${JSON.stringify(overview.store)})`;
 }
 
 function copyable(text) {

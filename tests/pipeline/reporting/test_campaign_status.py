@@ -9,7 +9,7 @@ import pytest
 
 from freezer.errors import StoreUnreachableError
 from freezer.store.store import Store
-from pipeline.ledger.history import History
+from pipeline.ledger.campaign_history import History
 from pipeline.reporting.campaign_status import campaign_status, campaigns_in_words, in_words
 from tests.conftest import Frozen
 from tests.pipeline.campaigns import run_judged

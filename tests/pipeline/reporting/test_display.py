@@ -13,7 +13,7 @@ from rich.console import Console
 
 from pipeline.records.events import Event, verdict_text
 from pipeline.reporting.display import Display, LineDisplay, LiveDisplay, display_for
-from pipeline.reporting.progress import CampaignProgress, ItemWork
+from pipeline.reporting.remaining_time import CampaignProgress, ItemWork
 from tests.pipeline.reporting.test_campaign_report import CRASH, FAILED, PUBLISHED
 
 RECIPES = ("torchscript-frozen", "inductor-frozen")

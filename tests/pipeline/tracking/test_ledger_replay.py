@@ -24,8 +24,8 @@ from freezer.artifact.sections import GateRecord
 from freezer.limits import Limits
 from freezer.store.store import Store
 from jobs.replay import app
+from pipeline.ledger.campaign_history import History
 from pipeline.ledger.campaign_record import CampaignRecord, Member
-from pipeline.ledger.history import History
 from pipeline.ledger.lease import campaign_lock
 from pipeline.ledger.ledger import Ledger, ledger_folder
 from pipeline.records.outcome import Failure, Outcome
@@ -76,7 +76,7 @@ def parent_of(uri: str, campaign: str) -> Any:
 def summary_of(uri: str, campaign: str) -> list[tuple[str, str, str, bool]]:
     """Model, class, verdict and cached of every row of the summary, and the figures are there."""
     client, run_id = MlflowClient(uri), parent_of(uri, campaign).info.run_id
-    assert {item.path for item in client.list_artifacts(run_id)} == {"summary.json", "speedups.png", "drift.png"}
+    assert {item.path for item in client.list_artifacts(run_id)} == {"summary.json", "speedups.png", "drift.png", "report.html"}
     table = json.loads(Path(client.download_artifacts(run_id, "summary.json")).read_text())
     return [tuple(row[:4]) for row in table["data"]]
 

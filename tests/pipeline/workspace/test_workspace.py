@@ -13,7 +13,7 @@ from freezer.freezing.models.sources import parse_source
 from freezer.store.store import Store
 from pipeline.catalog.entry import Entry
 from pipeline.ledger import lease as lease_module
-from pipeline.ledger.history import History
+from pipeline.ledger.campaign_history import History
 from pipeline.ledger.lease import LeaseLostError, campaign_lock, lease_of, read_holder
 from pipeline.ledger.ledger import MERGE_AT, Ledger, ledger_folder
 from pipeline.ledger.segments import part_paths, read_rows
