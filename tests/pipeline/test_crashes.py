@@ -90,7 +90,10 @@ def ended(folder: Path) -> dict[str, Any]:
         "lease": sorted(path.name for path in (work / "ledger").glob("*lease*")),
         "partial": sorted(str(path) for path in store.root.rglob("*.partial")),
         "rows": {name: data for name, (_, data) in sorted(rows.items()) if not name.startswith("build")},
-        "mlflow": {**mlflow, "versions": [[*key, tags] for key, tags in mlflow["versions"].items()]},
+        "mlflow": {
+            **mlflow,
+            **{name: [[*key, found] for key, found in mlflow[name].items()] for name in ("versions", "descriptions")},
+        },
         "summary": json.loads(summary),
     }
     comparable: dict[str, Any] = json.loads(json.dumps(found).replace(str(folder), "FOLDER"))

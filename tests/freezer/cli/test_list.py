@@ -115,9 +115,10 @@ def test_a_damaged_model_hides_no_other(coldpress: Run, artifacts: dict[str, Art
 
 
 def completed(folder: Path, *words: str) -> list[str]:
-    """What bash offers for the last word, by the script that `--show-completion` prints."""
+    """What bash offers for the last word, by the script that `--show-completion` prints in bash."""
     command = str(Path(sys.executable).with_name("coldpress"))
-    script = subprocess.run([command, "--show-completion", "bash"], capture_output=True, text=True, check=True).stdout
+    environment = {**os.environ, "_COLDPRESS_COMPLETE": "source_bash"}  # whatever shell the tests run from
+    script = subprocess.run([command], env=environment, capture_output=True, text=True, check=True).stdout
     quoted = " ".join(f"'{word}'" for word in ("coldpress", *words))
     ask = f'COMP_WORDS=({quoted}); COMP_CWORD={len(words)}; _coldpress_completion {command}; printf "%s\\n" "${{COMPREPLY[@]}}"'
     done = subprocess.run(["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, check=True, cwd=folder)
