@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
-import requests
 
 from tests.cluster.conftest import V3, V4
 from tests.faults.sites import Site
-from tests.raylets import DIES_WITH_US, Raylet, free_port, wait_until
+from tests.mlflow_servers import MlflowServer
+from tests.raylets import Raylet, free_port, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -118,47 +116,16 @@ def test_the_head_dies(site: Site) -> None:
     site.check_recovery(driver, again=site.drive())
 
 
-class Server:
-    """An MLflow server on a site's database; it always uses the same address."""
-
-    def __init__(self, site: Site) -> None:
-        self._command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", site.tracking_uri, "--workers", "1"]
-        self._command += ["--artifacts-destination", str(site.folder / "mlartifacts"), "--host", "127.0.0.1"]
-        self._site, self._port = site, free_port()
-        site.server_uri = f"http://127.0.0.1:{self._port}"
-
-    def start(self) -> None:
-        """Start it, and wait until it answers."""
-        environ = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-        command = [*DIES_WITH_US, *self._command, "--port", str(self._port)]
-        with (self._site.folder / "mlflow.log").open("ab") as log:
-            self._process = subprocess.Popen(command, env=environ, cwd=self._site.folder, stdout=log, stderr=log)
-        wait_until(self._answers, "the server answers", 90)
-
-    def kill(self) -> None:
-        """Kill it and its workers."""
-        if self._process.poll() is None:
-            for child in psutil.Process(self._process.pid).children(recursive=True):
-                child.kill()
-            self._process.kill()
-            self._process.wait(30)
-
-    def _answers(self) -> bool:
-        try:
-            return requests.get(f"{self._site.server_uri}/health", timeout=2).ok
-        except requests.ConnectionError:
-            return False
-
-
 @pytest.fixture
-def server(shared_site: Site) -> Iterator[Server]:
-    found = Server(shared_site)
-    found.start()
-    yield found
-    found.kill()
+def server(shared_site: Site) -> Iterator[MlflowServer]:
+    """A server on the site's database."""
+    site = shared_site
+    with MlflowServer(site.tracking_uri, str(site.folder / "mlartifacts"), site.folder) as started:
+        site.server_uri = started.uri
+        yield started
 
 
-def test_the_mlflow_server_is_killed(shared_site: Site, server: Server) -> None:
+def test_the_mlflow_server_is_killed(shared_site: Site, server: MlflowServer) -> None:
     """Models are published nevertheless; a replay updates the server once it runs again."""
     site = shared_site
     site.names = "ab"
