@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -125,7 +126,7 @@ def judged(item: Item, verdict: str, store: Store, artifact: Artifact | None = N
         staging = folder.with_name("staging")
         shutil.copytree(artifact.folder, staging)
         folder.mkdir(parents=True)
-        write_artifact(artifact.manifest, staging, folder / "artifact")
+        write_artifact(replace(artifact.manifest, model=item.entry.name), staging, folder / "artifact")
     failed = verdict == "failed"
     recipe = next(iter(item.builds), "none")
     report = CandidateReport(

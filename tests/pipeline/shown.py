@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
 from mlflow import MlflowClient
+from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+NOT_COMPARED = ("model_id", "model_uuid", "run_id", "utc_time_created")
+"""Fields of an MLmodel file: ids and times."""
 
 
 def empty_database(template: Path, folder: Path) -> str:
@@ -27,7 +33,10 @@ def shown(uri: str) -> dict[str, Any]:
     return {
         "runs": {run.info.run_id: run.to_dictionary() for run in client.search_runs([experiment.experiment_id])},
         "versions": {(item.name, int(item.version)): dict(item.tags) for item in versions},
-        "aliases": {model.name: dict(model.aliases) for model in models},
+        "aliases": {
+            model.name: {alias: int(version) for alias, version in model.aliases.items()}  # text from a server
+            for model in models
+        },
         "descriptions": {(item.name, getattr(item, "version", None)): item.description for item in (*versions, *models)},
         "uploads": sorted(model.model_id for model in client.search_logged_models([experiment.experiment_id])),
     }
@@ -43,3 +52,30 @@ def without_ids(found: Mapping[str, Any]) -> dict[str, Any]:
     by_name = sorted(runs, key=lambda run: (run["info"]["run_name"], run["tags"].get("coldpress.device_class", "")))
     named = {name: found[name] for name in ("versions", "aliases", "descriptions")}
     return {"runs": by_name, **named, "uploads": len(found["uploads"])}
+
+
+def stored_files(uri: str, folder: Path) -> dict[str, dict[str, str]]:
+    """Download the files of all runs and versions to a folder; return their digests, without ids and times."""
+    client, found = MlflowClient(uri, uri), shown(uri)
+    places = {f"{name}/{number}": client.get_model_version_download_uri(name, number) for name, number in found["versions"]}
+    for run in found["runs"].values():
+        names = (run["info"]["run_name"], run["data"]["tags"].get("coldpress.device_class", ""))
+        if client.list_artifacts(run["info"]["run_id"]):
+            places["/".join(names)] = run["info"]["artifact_uri"]
+    for place, location in places.items():
+        (folder / place).mkdir(parents=True)
+        get_artifact_repository(location, tracking_uri=uri).download_artifacts("", str(folder / place))
+    return {
+        place: {str(path.relative_to(folder / place)): _digest(path) for path in (folder / place).rglob("*") if path.is_file()}
+        for place in places
+    }
+
+
+def _digest(path: Path) -> str:
+    content = path.read_bytes()
+    if path.name == "MLmodel":
+        fields = yaml.safe_load(content)
+        content = repr(sorted((name, value) for name, value in fields.items() if name not in NOT_COMPARED)).encode()
+    if path.name == "report.html":
+        content = content.partition(b"\n")[0]  # it has the times of outcomes
+    return hashlib.sha256(content).hexdigest()

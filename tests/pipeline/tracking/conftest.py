@@ -13,6 +13,7 @@ from torch import nn
 from freezer.artifact.folder import Artifact
 from pipeline.tracking.projection import Projection
 from tests.conftest import Frozen
+from tests.steps import HERE
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +24,12 @@ def source(portable: Frozen) -> nn.Module:
 @pytest.fixture(scope="session")
 def artifact(portable: Frozen) -> Artifact:
     return portable.artifact
+
+
+@pytest.fixture(scope="session")
+def artifacts(scripted: Frozen, portable: Frozen) -> dict[str, Artifact]:
+    """What judges of campaigns leave, by device class."""
+    return {HERE: scripted.artifact, "portable": portable.artifact}
 
 
 @pytest.fixture(scope="module", autouse=True)

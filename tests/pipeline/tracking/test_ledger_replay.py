@@ -29,7 +29,6 @@ from pipeline.ledger.campaign_record import CampaignRecord, Member
 from pipeline.ledger.lease import campaign_lock
 from pipeline.ledger.ledger import Ledger, ledger_folder
 from pipeline.records.outcome import Failure, Outcome
-from tests.conftest import Frozen
 from tests.pipeline.campaigns import MODELS, run_judged
 from tests.pipeline.full_disks import full_disk
 from tests.pipeline.shown import empty_database, shown, without_ids
@@ -54,11 +53,6 @@ BAD = Outcome(
 @pytest.fixture
 def empty(tmp_path: Path) -> Store:
     return Store.open(str(tmp_path / "store"), create=True)
-
-
-@pytest.fixture(scope="session")
-def artifacts(scripted: Frozen, portable: Frozen) -> dict[str, Artifact]:
-    return {HERE: scripted.artifact, "portable": portable.artifact}
 
 
 def replayed(store: Store, uri: str, *arguments: str) -> Result:

@@ -1,0 +1,197 @@
+"""Campaigns against real MLflow servers: on sqlite and PostgreSQL, with artifacts in a folder and in S3."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from freezer.artifact.folder import Artifact
+from freezer.store.store import Store
+from jobs.replay import app
+from tests.buckets import ENVIRONMENT, make_bucket
+from tests.conftest import Frozen
+from tests.mlflow_servers import MlflowServer, Postgres
+from tests.pipeline.campaigns import Models, run_judged
+from tests.pipeline.shown import shown, stored_files, without_ids
+from tests.raylets import wait_until
+from tests.steps import HERE
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+MANY: Models = {f"model-{index:02}": {HERE: "published", "portable": "published"} for index in range(12)}
+"""Enough to be in the middle of a campaign."""
+
+NUM_CAMPAIGNS = 4
+
+MakeServer = Callable[..., MlflowServer]
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Postgres]:
+    with Postgres() as started:
+        yield started
+
+
+@pytest.fixture
+def make_server(s3_address: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[MakeServer]:
+    """Start a server on an empty database, `sqlite` or `postgresql`, and an empty `folder` or `s3` for artifacts."""
+    with ExitStack() as held:
+
+        def start(backend: str, artifacts: str, *, num_workers: int = 1) -> MlflowServer:
+            name, environment = f"test-{uuid.uuid4().hex[:12]}", {}
+            if backend == "postgresql":
+                database = request.getfixturevalue("postgres").database(name)
+            else:
+                database = f"sqlite:///{tmp_path}/server.db"
+            place = str(tmp_path / "destination")
+            if artifacts == "s3":
+                environment = {**ENVIRONMENT, "MLFLOW_S3_ENDPOINT_URL": s3_address}
+                with pytest.MonkeyPatch.context() as patched:  # clients of the server have no credentials
+                    for variable, value in ENVIRONMENT.items():
+                        patched.setenv(variable, value)
+                    make_bucket(s3_address, name)
+                place = f"s3://{name}/mlflow"
+            return held.enter_context(MlflowServer(database, place, tmp_path, environment=environment, num_workers=num_workers))
+
+        yield start
+
+
+@pytest.fixture
+def run_again(tmp_path: Path, artifacts: dict[str, Artifact]) -> Callable[..., Any]:
+    """Run a campaign on an empty store, always at the same path: tags name it."""
+
+    def run(uri: str, *, store: str = "store", campaign: str = "served", **options: Any) -> Any:
+        (tmp_path / store).mkdir()
+        return run_judged(Store.open(str(tmp_path / store / "store"), create=True), uri, campaign, artifacts, apart=True, **options)
+
+    return run
+
+
+def logged(uri: str) -> dict[str, Any]:
+    """What MLflow shows, without ids and times."""
+    found = without_ids(shown(uri))
+    return {**found, "runs": without_summary(found["runs"])}
+
+
+def without_summary(runs: list[Any]) -> list[Any]:
+    """Remove the digest that covers the time of the end."""
+    for run in runs:
+        run["tags"].pop("coldpress.summary", None)
+    return runs
+
+
+@pytest.mark.parametrize("place", ["folder", "s3"])
+@pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
+def test_a_server_shows_the_same_as_a_database(
+    backend: str, place: str, make_server: MakeServer, run_again: Callable[..., Any], uri: str, tmp_path: Path, scripted: Frozen
+) -> None:
+    """And its clients load what it stores, without credentials for the storage."""
+    assert run_again(uri).exit_code == 1
+    (tmp_path / "store").rename(tmp_path / "earlier")
+    server = make_server(backend, place)
+    report = run_again(server.uri)
+    assert (report.exit_code, report.infrastructure) == (1, ())
+    assert logged(server.uri) == logged(uri)
+    assert stored_files(server.uri, tmp_path / "served") == stored_files(uri, tmp_path / "direct")
+    if place == "folder":
+        assert any((tmp_path / "destination").rglob("MLmodel"))
+    mlflow.set_tracking_uri(server.uri)
+    loaded = mlflow.pyfunc.load_model(f"models:/first@{HERE}")
+    given = torch.randn(2, 4)
+    torch.testing.assert_close(torch.as_tensor(loaded.predict({"x": given.numpy()})), scripted.model(given))
+
+
+@pytest.mark.parametrize(("backend", "place"), [("sqlite", "folder"), ("postgresql", "s3")])
+def test_campaigns_at_once_share_a_server(
+    backend: str, place: str, make_server: MakeServer, run_again: Callable[..., Any], uri: str
+) -> None:
+    """They make the same models at other sites: each logs its runs, and the first version of an artifact stays."""
+    names = [f"site-{index}" for index in range(NUM_CAMPAIGNS)]
+    run_again(uri, store="alone", campaign="alone")
+    server = make_server(backend, place, num_workers=4)
+    with ThreadPoolExecutor(NUM_CAMPAIGNS) as pool:
+        reports = list(pool.map(lambda name: run_again(server.uri, store=name, campaign=name), names))
+    assert [(report.exit_code, report.infrastructure) for report in reports] == [(1, ())] * NUM_CAMPAIGNS
+    alone, found = shown(uri), shown(server.uri)
+    for name in names:
+        assert of_campaign(found, name) == of_campaign(alone, "alone")
+    assert served_artifacts(found) == served_artifacts(alone)
+    assert len(found["versions"]) == len(found["uploads"]) == len(alone["versions"])
+
+
+def of_campaign(found: dict[str, Any], campaign: str) -> str:
+    """The runs of a campaign, without its name."""
+    runs = {key: run for key, run in found["runs"].items() if run["data"]["tags"]["coldpress.campaign"] == campaign}
+    return json.dumps(without_summary(without_ids({**found, "runs": runs})["runs"]), sort_keys=True).replace(campaign, "NAME")
+
+
+def served_artifacts(found: dict[str, Any]) -> dict[tuple[str, str], str]:
+    """The digest of what each alias points to."""
+    return {
+        (name, alias): found["versions"][name, int(version)]["coldpress.artifact"]
+        for name, aliases in found["aliases"].items()
+        for alias, version in aliases.items()
+    }
+
+
+def wait_for_runs(uri: str, count: int) -> None:
+    wait_until(lambda: len(shown(uri)["runs"]) >= count, f"{count} runs are logged", 120)
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
+def test_a_replay_follows_a_killed_server(
+    backend: str, make_server: MakeServer, run_again: Callable[..., Any], uri: str, tmp_path: Path
+) -> None:
+    run_again(uri, models=MANY)
+    (tmp_path / "store").rename(tmp_path / "earlier")
+    server = make_server(backend, "folder")
+    with ThreadPoolExecutor() as pool:
+        campaign = pool.submit(run_again, server.uri, models=MANY)
+        wait_for_runs(server.uri, 8)
+        server.kill()
+        report = campaign.result()
+    assert report.exit_code == 3
+    assert "brings MLflow up to date" in report.infrastructure[0]
+    server.start()
+    command = ["served", "--store", str(tmp_path / "store" / "store"), "--tracking-uri", server.uri]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert logged(server.uri) == logged(uri)
+    assert stored_files(server.uri, tmp_path / "served") == stored_files(uri, tmp_path / "direct")
+    again = CliRunner().invoke(app, command)
+    assert again.stdout == f"campaign served: 0 outcomes logged, {2 * len(MANY)} already there\n"
+
+
+@pytest.mark.parametrize("victim", ["server", "postgresql"])
+def test_more_retries_ride_through_a_restart(
+    victim: str,
+    make_server: MakeServer,
+    run_again: Callable[..., Any],
+    uri: str,
+    tmp_path: Path,
+    postgres: Postgres,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run_again(uri, models=MANY)
+    (tmp_path / "store").rename(tmp_path / "earlier")
+    server = make_server("postgresql", "folder")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "7")
+    struck = server if victim == "server" else postgres
+    with ThreadPoolExecutor() as pool:
+        campaign = pool.submit(run_again, server.uri, models=MANY)
+        wait_for_runs(server.uri, 8)
+        struck.kill()
+        struck.start()  # here: it ends with the thread that starts it
+        report = campaign.result()
+    assert (report.exit_code, report.infrastructure) == (0, ())
+    assert logged(server.uri) == logged(uri)
