@@ -26,6 +26,7 @@ def test_an_address_without_ray_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 def test_a_cluster_and_its_device_classes(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "freezer.cli", "doctor", "--json"]
     with RayCluster(tmp_path) as cluster:
