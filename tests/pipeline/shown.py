@@ -37,7 +37,7 @@ def shown(uri: str) -> dict[str, Any]:
             model.name: {alias: int(version) for alias, version in model.aliases.items()}  # text from a server
             for model in models
         },
-        "descriptions": {(item.name, getattr(item, "version", None)): item.description for item in (*versions, *models)},
+        "descriptions": {(item.name, str(getattr(item, "version", ""))): item.description for item in (*versions, *models)},
         "uploads": sorted(model.model_id for model in client.search_logged_models([experiment.experiment_id])),
     }
 
