@@ -43,7 +43,7 @@ class History:
         """Return the record of a campaign.
 
         Raises:
-            UsageError: there is no such campaign.
+            UsageError: the ledger does not have the campaign.
         """
         row = self._records.get(campaign)
         if row is None:
@@ -71,7 +71,7 @@ class History:
         """Return the outcomes of a campaign, in the order of the catalog; those of bad entries come last.
 
         Raises:
-            UsageError: there is no such campaign.
+            UsageError: the ledger does not have the campaign.
         """
         record = self.record(campaign)
         return [*(item.outcome for item in self.members(campaign, record)), *record.problems]
