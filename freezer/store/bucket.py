@@ -36,6 +36,9 @@ WRITTEN_ONCE = ("/blobs/", ".arrow")
 GONE = ("NO_SUCH_KEY", "RESOURCE_NOT_FOUND")
 """Error texts of S3 servers for a missing object."""
 
+OVERFLOW = "Failed to flush response stream"
+"""Error text of the AWS SDK for an answer longer than the object was: the object is missing now, or has another size."""
+
 SETTLE_S = 0.5
 """Time between writing a lock and reading it back; longer than another process needs to read and write it."""
 
@@ -89,8 +92,13 @@ class RemoteFiles:
             RemoteError: it cannot be read, or its size never matches the one that the server reports.
         """
         for _ in range(NUM_READS):
-            with self._reaching(), self._fs.open_input_stream(self._at(path)) as stream:
-                content: bytes = stream.read()
+            try:
+                with self._reaching(), self._fs.open_input_stream(self._at(path)) as stream:
+                    content: bytes = stream.read()
+            except RemoteError as error:
+                if OVERFLOW in str(error):
+                    continue
+                raise
             if any(name in path for name in WRITTEN_ONCE) or (size := self._size(path)) == len(content):
                 return content
             if size is None:

@@ -322,6 +322,26 @@ def test_a_lock_excludes_others_until_it_expires(bucket: str, monkeypatch: pytes
     assert order[-1] == "third"
 
 
+def test_an_object_removed_while_reading_does_not_exist(bucket: str) -> None:
+    """pyarrow has asked for the size when the object goes; the server's error is longer than the object."""
+    files, rival = Store.open(bucket)._files, Store.open(bucket)._files
+    files.write("tiny/index.json", b"{}")
+    filesystem = files._fs  # type: ignore[union-attr]
+
+    class Removing:
+        def open_input_stream(self, path: str) -> object:
+            stream = filesystem.open_input_stream(path)
+            rival.remove("tiny/index.json")
+            return stream
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(filesystem, name)
+
+    files._fs = Removing()  # type: ignore[union-attr]
+    with pytest.raises(FileNotFoundError):
+        files.read("tiny/index.json")
+
+
 @pytest.mark.slow
 def test_objects_replaced_while_reading_are_read_whole(bucket: str, s3_address: str) -> None:
     """Each replacement has another size."""
