@@ -14,7 +14,7 @@ from freezer.cli.artifact_commands import classes, diff, env, inspect, pull, run
 from freezer.cli.doctor import doctor
 from freezer.cli.freezing_commands import freeze
 from freezer.cli.progress import progress
-from freezer.cli.store_commands import list_models
+from freezer.cli.store_commands import list_models, rollback
 from freezer.errors import ColdpressError, StoreUnreachableError, UsageError
 
 CAMPAIGN_COMMANDS = "coldpress.commands"
@@ -80,7 +80,7 @@ def options(
     """
 
 
-for command in (freeze, pull, sign, verify, diff, inspect, run, env, classes, doctor):
+for command in (freeze, pull, sign, verify, diff, inspect, run, env, classes, doctor, rollback):
     app.command()(command)
 app.command("list")(list_models)
 

@@ -1,4 +1,4 @@
-"""The command `coldpress list`: what a store has published. Imports no torch."""
+"""The commands `coldpress list` and `coldpress rollback`. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from freezer.artifact.describe import size_text
 from freezer.cli.arguments import REFUSED, StoreOption, console, say, say_error, table
 from freezer.cli.completion import complete_model
 from freezer.codec import encode
+from freezer.errors import UsageError
 from freezer.store.listing import ListedVersion, newest_versions, versions_of
 from freezer.store.store import Store
 
@@ -39,6 +40,22 @@ def list_models(
         say_error(error)
     if problems:
         sys.exit(REFUSED)
+
+
+def rollback(
+    model: Annotated[str, typer.Argument(help="MODEL:VERSION to go back to.", autocompletion=complete_model)],
+    store: StoreOption = "./store",
+) -> None:
+    """Make `latest` an earlier version, for deployments that follow it; nothing is deleted."""
+    name, _, number = model.partition(":")
+    if not number.isdecimal():
+        raise UsageError(f"{model!r} names no version; name one that `coldpress list {name} --store {store}` shows: {name}:1")
+    opened = Store.open(store)
+    before = opened.version(name)
+    version = opened.roll_back(name, int(number))
+    say(f"latest of {name} is version {version.number} (before: {before.number}), for {', '.join(sorted(version.images))}")
+    for missing in sorted(before.images.keys() - version.images.keys()):
+        say(f"{missing} has no artifact in version {version.number}: a lesser class or portable serves it", style="yellow")
 
 
 def _as_json(item: ListedVersion) -> dict[str, Any]:

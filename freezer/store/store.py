@@ -5,8 +5,8 @@
     STORE/<model>/blobs/sha256/<digest>
 
 A version is an image index with one image manifest per device class, which the annotation `dev.coldpress.device-class` names.
-`latest` is the newest version; for a class without a verdict on the newest source, `latest` keeps the image it had. Blobs
-are written first, index.json last and atomically, so readers never see half a version.
+`latest` is the newest version, unless rolled back; for a class without a verdict on the newest source, it keeps the image it had.
+Blobs are written first, index.json last and atomically, so readers never see half a version.
 """
 
 from __future__ import annotations
@@ -331,6 +331,24 @@ class Store:
             if any(name not in tags or tags[name].digest != item.digest for name, item in changed.items()):
                 layout.write_tags({**tags, **changed})
             return Version(model=model, number=number, source_key=source_key, images=images)
+
+        return self._written(model, write)
+
+    def roll_back(self, model: str, number: int) -> Version:
+        """Make `latest` an earlier version, and return that; later ones stay, and the next publish adds one and makes it `latest`.
+
+        Raises:
+            NotPublishedError: the store has no such version.
+            IntegrityError: a manifest or index of the version is damaged; nothing was changed.
+        """
+        version, layout = self.version(f"{model}:{number}"), self.layout(model)
+        for device_class in version.images:
+            self.manifest(version, device_class)
+
+        def write() -> Version:
+            tags = layout.tags()
+            layout.write_tags({**tags, "latest": tags[str(number)]})
+            return version
 
         return self._written(model, write)
 

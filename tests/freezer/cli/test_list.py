@@ -137,3 +137,14 @@ def test_bash_completes_commands_models_and_classes(artifacts: dict[str, Artifac
     assert completed(tmp_path / "other", "verify", "--store", str(tmp_path / "store"), "") == [LONG, "tiny"]
     assert completed(tmp_path, "verify", "--device-class", "cuda-sm8") == ["cuda-sm80", "cuda-sm86", "cuda-sm89"]
     assert completed(tmp_path, "verify", "--store", "s3://none/none", "t") == []
+
+
+def test_rollback_names_what_serves_now(coldpress: Run, artifacts: dict[str, Artifact], tmp_path: Path) -> None:
+    store = fill(str(tmp_path / "store"), artifacts)
+    code, out, _ = coldpress("rollback", "tiny:2", "--store", store.root)
+    assert (code, store.version("tiny")) == (0, store.version("tiny:2"))
+    assert f"{V4} has no artifact in version 2" in out
+    assert coldpress("rollback", "tiny:1", "--store", store.root)[0] == 0
+    assert store.version("tiny").number == 1
+    assert coldpress("rollback", "tiny", "--store", store.root)[0] == 2
+    assert coldpress("rollback", "tiny:9", "--store", store.root)[0] == 1

@@ -94,6 +94,27 @@ def test_versions_count_up(empty: Store, one: Artifact, two: Artifact) -> None:
     assert empty.models() == ["tiny"]
 
 
+def test_latest_rolls_back_until_the_next_version(empty: Store, one: Artifact, two: Artifact) -> None:
+    publish(empty, one)
+    publish(empty, two, key="other")
+    assert empty.roll_back("tiny", 1) == empty.version("tiny") == empty.version("tiny:1")
+    assert empty.versions("tiny") == [1, 2]
+    assert publish(empty, one, two, key="third").number == 3
+    assert empty.version("tiny").number == 3
+    with pytest.raises(NotPublishedError, match="no version '4'"):
+        empty.roll_back("tiny", 4)
+
+
+def test_a_damaged_version_is_not_rolled_back_to(empty: Store, one: Artifact, two: Artifact) -> None:
+    first = publish(empty, one)
+    publish(empty, two, key="other")
+    config = empty.layout("tiny").image(first.images["portable"]).config
+    flip_a_byte(empty.root / "tiny" / "blobs" / "sha256" / config.digest.removeprefix("sha256:"))
+    with pytest.raises(IntegrityError):
+        empty.roll_back("tiny", 1)
+    assert empty.version("tiny").number == 2
+
+
 def test_publishing_the_same_adds_no_version(empty: Store, one: Artifact, two: Artifact) -> None:
     first = publish(empty, one, two)
     before = {path: path.stat().st_mtime_ns for path in (empty.root / "tiny").rglob("*") if path.is_file()}
