@@ -99,14 +99,24 @@ class Cluster:
         self._asked: dict[Ask, list[Handle]] = {}
 
     def nodes(self) -> list[Node]:
-        """Return the live nodes with CPUs; while the head is silent, the last known ones.
+        """Return the live nodes with CPUs that are not being drained; while the head is silent, the last known ones.
 
         Raises:
             InfrastructureError: the head stays silent.
         """
         if self.head.answers():
-            self._nodes = [_node(node) for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+            alive = [_node(node) for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+            draining = self._draining()
+            self._nodes = [node for node in alive if node.node_id not in draining]
         return list(self._nodes)
+
+    def _draining(self) -> Collection[str]:
+        """Return the ids of nodes that end soon: `ray drain-node` or the autoscaler gives them no new tasks."""
+        with reported_by(self.head), contextlib.suppress(ImportError, AttributeError):
+            from ray._private import state  # internal, as in _free
+
+            return frozenset(state.state.get_draining_nodes())
+        return frozenset()
 
     def in_use(self, node: Node) -> str:
         """Describe the cores and GPUs in use on a node, and its actors."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,14 @@ from tests.faults.sites import Driver
 from tests.raylets import RayCluster
 
 pytestmark = pytest.mark.cluster
+
+NODES = """
+import sys, ray
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="error")
+for node in sorted(ray.nodes(), key=lambda node: "node:__internal_head__" not in node["Resources"]):
+    print(node["NodeID"])
+"""
+"""Prints the ids of a cluster's nodes, the head's first."""
 
 
 def beside_judges(found: list[Interval]) -> list[tuple[Interval, Interval]]:
@@ -58,6 +67,37 @@ def test_nodes_come_and_go_during_a_campaign(private_cluster: RayCluster, tmp_pa
     ran = intervals(folder / folder.name)
     assert len({task.node_id for task in ran if task.what.endswith(V4)}) == 2
     assert beside_judges(ran) == []
+
+
+@pytest.mark.slow
+def test_a_drained_node_finishes_its_task(private_cluster: RayCluster, tmp_path: Path) -> None:
+    """Nothing is repeated: the build that ran there is used, and later ones run on the other node."""
+    folder = tmp_path / "drained"
+    write_slow_catalog(folder, "abcd", seconds=4.0)
+    private_cluster.start(num_cpus=1, classes=[V3])
+    private_cluster.start(num_cpus=1, classes=[V3])
+    driver = Driver(private_cluster.popen(watched(folder, f"device_classes={V3}")))
+    driver.wait_for("build b")
+    first, second = private_cluster.run([sys.executable, "-c", NODES, private_cluster.address]).stdout.split()
+    reason = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "maintenance"]
+    drained = private_cluster.run(
+        [
+            str(Path(sys.executable).with_name("ray")),
+            "drain-node",
+            "--address",
+            private_cluster.address,
+            "--node-id",
+            second,
+            *reason,
+        ]
+    )
+    assert drained.returncode == 0, drained.stdout
+    assert driver.end() == 0, driver.output
+    assert f"node {second[:12]} left" in driver.output
+    ran = intervals(folder / folder.name)
+    assert {task.node_id for task in ran if task.kind == "judge"} == {first}
+    assert second in {task.node_id for task in ran if task.kind == "build"}
+    assert all(count == 1 for count in driver.built.values()), driver.built
 
 
 @pytest.mark.slow
