@@ -1,6 +1,6 @@
 """Measure whether the threads of another engine disturb torch's, when both are timed in one process as a judge does.
 
-    python -m benchmarks.engine_threads [--repeats 5] [--threads 2] [--out benchmarks/results/engine-threads-2026-11-23.md]
+    python -m benchmarks.engine_threads [--repeats 5] [--threads 2]
 
 Two copies of one TorchScript payload are timed beside eager, alone and together with a payload of OpenVINO, or of ONNX Runtime:
 with the recipe's settings, and with its threads spinning between calls as they do by default. Without disturbance the ratio of the

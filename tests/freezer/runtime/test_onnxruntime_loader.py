@@ -65,7 +65,7 @@ def test_manifest_names_the_engine(artifact: Artifact) -> None:
     assert {payload.kind for payload in manifest.payloads} == {"onnxruntime"}
     assert onnxruntime.__version__.startswith(manifest.needs.packages["onnxruntime"])
     assert {"onnxruntime", "onnx", "onnxscript"} <= set(manifest.toolchain)
-    assert manifest.recipe.settings["session"] == {"session.force_spinning_stop": "1"}
+    assert manifest.recipe.settings["session"] == {"session.intra_op.spin_duration_us": "1000"}
     assert manifest.latency is not None
     assert manifest.latency.cold_start is not None
 
