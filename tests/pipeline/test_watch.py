@@ -128,3 +128,35 @@ def test_watch_survives_mlflow_and_its_own_death(registry: Registry, uri: str, t
     with watching(tmp_path, uri) as process:
         assert worked_on(wait_for(process, WATCHING)) == ["changing"] * 2
     assert not outcomes(tmp_path)["still"]["cached"], "reached by this campaign"
+
+
+def test_mlflow_failing_in_a_pass_is_made_up_for(registry: Registry, uri: str, tmp_path: Path) -> None:
+    """The database locks when the new version is being built: it is published, and logged in a later pass."""
+    with watching(tmp_path, uri) as process:
+        wait_for(process, WATCHING)
+        registry.register("changing")
+        wait_for(process, " build changing ")
+        with sqlite3.connect(uri.removeprefix("sqlite:///"), isolation_level=None) as database:
+            database.execute("BEGIN EXCLUSIVE")
+            wait_for(process, "brings MLflow up to date")
+            assert Store.open(str(tmp_path / "store")).versions("changing") == [1, 2]
+            assert not process.poll()
+            database.execute("ROLLBACK")
+        wait_for(process, WATCHING)
+        wait_for(process, WATCHING)
+        assert registry.client.get_model_version_by_alias("changing-frozen", PORTABLE).tags["coldpress.version"] == "2"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 130
+
+
+def test_an_interrupted_pass_is_continued(registry: Registry, uri: str, tmp_path: Path) -> None:
+    with watching(tmp_path, uri) as process:
+        wait_for(process, WATCHING)
+        registry.register("changing")
+        wait_for(process, " build changing ")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    assert Store.open(str(tmp_path / "store")).versions("changing") == [1]
+    with watching(tmp_path, uri) as process:
+        wait_for(process, WATCHING)
+        assert {name: outcome["version"] for name, outcome in outcomes(tmp_path).items()} == {"changing": 2, "still": 1}
