@@ -13,6 +13,7 @@ import pytest
 
 from tests.jobs.test_submit import CATALOG, write_catalog
 from tests.pipeline.heads import Head, started_head
+from tests.raylets import ROOT
 
 pytestmark = [
     pytest.mark.cluster,
@@ -23,6 +24,7 @@ pytestmark = [
 BOUND_S = 60.0
 """Time limit for a driver to report a mismatch."""
 
+SCRIPT = ROOT / "infra" / "ray" / "certificates.sh"
 
 OWN = "127.0.0.2"
 """Address of the head; Ray replaces 127.0.0.1 by the machine's own address."""
@@ -30,21 +32,12 @@ OWN = "127.0.0.2"
 
 def certificates(folder: Path) -> dict[str, str]:
     """Create an authority and a certificate of loopback; return Ray's variables."""
-    folder.mkdir()
-    (folder / "names").write_text(f"subjectAltName=IP:127.0.0.1,IP:{OWN}\n")
-    by = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial")
-    own = ("-newkey", "rsa:2048", "-nodes", "-keyout")
-    for words in (
-        ("req", "-x509", "-days", "1", *own, "ca.key", "-out", "ca.crt", "-subj", "/CN=authority of a test"),
-        ("req", *own, "tls.key", "-out", "tls.csr", "-subj", "/CN=127.0.0.1"),
-        ("x509", "-req", "-days", "1", "-in", "tls.csr", *by, "-extfile", "names", "-out", "tls.crt"),
-    ):
-        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+    subprocess.run([SCRIPT, str(folder), "node", "127.0.0.1", OWN], check=True, capture_output=True)
     return {
         "RAY_USE_TLS": "1",
-        "RAY_TLS_SERVER_CERT": str(folder / "tls.crt"),
-        "RAY_TLS_SERVER_KEY": str(folder / "tls.key"),
-        "RAY_TLS_CA_CERT": str(folder / "ca.crt"),
+        "RAY_TLS_SERVER_CERT": str(folder / "node" / "tls.crt"),
+        "RAY_TLS_SERVER_KEY": str(folder / "node" / "tls.key"),
+        "RAY_TLS_CA_CERT": str(folder / "node" / "ca.crt"),
     }
 
 

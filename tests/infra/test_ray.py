@@ -1,0 +1,161 @@
+"""Files for clusters without Kubernetes: a cluster file, systemd units, and a private authority."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from freezer.hardware.device_classes import DEVICE_CLASSES, PORTABLE, can_run
+from freezer.hardware.machine import detect
+from jobs.worker_labels import LABEL
+from tests.pipeline.cluster.test_tls_campaign import OWN, certificates
+from tests.raylets import DIES_WITH_US, LOOPBACK, ROOT, START_S, Raylet, free_port, wait_until
+
+FOLDER = ROOT / "infra" / "ray"
+UNCOMMON = {"cpu-cooperlake": "no common instance type has such CPUs; machines of cpu-sapphirerapids serve it"}
+FLEET = [name for name in DEVICE_CLASSES if name != PORTABLE and name not in UNCOMMON]
+"""The classes that have machines of their own."""
+
+
+def labels_of(name: str) -> dict[str, str]:
+    """The labels of a class's machines: all that a CPU serves; of a machine with a GPU not the CPU's, whose work stays away."""
+    cuda = DEVICE_CLASSES[name].kind == "cuda"
+    served = [name] if cuda else [other for other in DEVICE_CLASSES if other != PORTABLE and can_run(other, name)]
+    return {f"{LABEL}{other}": "true" for other in served}
+
+
+@pytest.fixture(scope="module")
+def prepared() -> dict[str, Any]:
+    """The cluster file with Ray's defaults, as `ray up` reads it."""
+    from ray.autoscaler._private.util import prepare_config
+
+    found: dict[str, Any] = prepare_config(yaml.safe_load((FOLDER / "cluster.yaml").read_text()))
+    return found
+
+
+def test_the_cluster_file_passes_ray_validation(prepared: dict[str, Any]) -> None:
+    from ray.autoscaler._private.util import validate_config
+
+    validate_config(prepared)
+    with pytest.raises(Exception, match="label"):
+        validate_config({**prepared, "available_node_types": {"head": {**prepared["available_node_types"]["head"], "label": {}}}})
+    (_, head), (_, worker) = prepared["head_start_ray_commands"], prepared["worker_start_ray_commands"]
+    assert "RAY_enable_autoscaler_v2=1" in head
+    assert "--num-cpus=0" in head
+    for command in (head, worker):
+        assert "RAY_AUTH_MODE=token" in command
+        subprocess.run(["bash", "-n", "-c", command], check=True)
+    assert not prepared["setup_commands"], "Ray's defaults install another Ray"
+
+
+def test_node_types_are_the_device_classes(prepared: dict[str, Any]) -> None:
+    """What the second autoscaler reads of each type: without labels and memory it starts no machine for a campaign."""
+    from ray.autoscaler.v2.instance_manager.config import AutoscalingConfig
+
+    types = AutoscalingConfig(prepared).get_node_type_configs()
+    head = types.pop(prepared["head_node_type"])
+    assert head.resources == {"CPU": 0}
+    assert set(types) == set(FLEET)
+    for name, found in types.items():
+        assert found.labels == labels_of(name)
+        assert found.resources["memory"] > 10**9
+        assert found.resources["CPU"] >= 1
+        assert found.resources.get("GPU", 0) >= int(DEVICE_CLASSES[name].kind == "cuda")
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+@pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("*.service")))
+def test_units_are_valid(name: str) -> None:
+    done = subprocess.run(["systemd-analyze", "verify", str(FOLDER / name)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck")
+def test_shellcheck_accepts_the_script() -> None:
+    done = subprocess.run(["shellcheck", str(FOLDER / "certificates.sh")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def command(unit: str) -> list[str]:
+    """The command of a unit, as systemd would execute it."""
+    lines = (FOLDER / unit).read_text().replace("\\\n", " ").splitlines()
+    (line,) = [line.removeprefix("ExecStart=") for line in lines if line.startswith("ExecStart=")]
+    return shlex.split(line.replace("$$", "$"))
+
+
+@contextlib.contextmanager
+def started(unit: str, environ: Mapping[str, str], log: Path) -> Iterator[None]:
+    """Run a unit's command in the checkout until the block ends."""
+    with (
+        log.open("w") as file,
+        subprocess.Popen(
+            [*DIES_WITH_US, *command(unit)], env=environ, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        ) as process,
+    ):
+        try:
+            wait_until(lambda: process.poll() is not None or "Ray runtime started" in log.read_text(), log.name, START_S)
+            assert process.poll() is None, log.read_text()
+            yield
+        finally:
+            Raylet(process).stop()
+
+
+CONNECTS = """
+import json, platform, sys
+from pipeline.cluster.connect import connect
+with connect(sys.argv[1]) as cluster:
+    [node] = cluster.nodes()
+    handle = cluster.glance(platform.node, name="glance", device_class_="portable", node=node)
+    print(json.dumps([node.classes, node.num_cpus, isinstance(cluster.wait([handle], timeout_s=60)[0].value, str)]))
+"""
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_units_start_a_cluster_with_token_and_tls(tmp_path: Path) -> None:
+    """The commands of both units with the variables of ray.env, and drivers with and without its credentials."""
+    lines = (line.split("=", 1) for line in (FOLDER / "ray.env").read_text().splitlines() if "=" in line and line[0] != "#")
+    port, token = free_port(), tmp_path / "token"
+    token.write_text("0123456789abcdef" * 4)
+    own = {"HEAD": f"{OWN}:{port}", "RAY_AUTH_TOKEN_PATH": str(token), **certificates(tmp_path / "tls")}
+    settings = dict(lines) | own
+    assert set(settings) - set(own) == {"RAY_AUTH_MODE"}, "ray.env sets what certificates.sh makes, the token and the head"
+    temporary = tempfile.mkdtemp(prefix="cp-ray-", dir="/tmp")  # paths of sockets are limited to 108 characters
+    options = f"--node-ip-address={OWN} --dashboard-agent-listen-port=0 --min-worker-port=0 --max-worker-port=0"
+    on_head = f"--port={port} --dashboard-host={LOOPBACK} --dashboard-port={free_port()} --temp-dir={temporary}"
+    on_head += f" --ray-client-server-port={free_port()}"
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environ = {**inherited, "HOME": str(tmp_path), "PATH": path, "PYTHONWARNINGS": "ignore", **settings}
+
+    def connected(**without: str) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-W", "ignore", "-c", CONNECTS, settings["HEAD"]]
+        return subprocess.run(words, env=environ | without, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+
+    try:
+        with (
+            started("coldpress-head.service", environ | {"RAY_START_OPTIONS": f"{options} {on_head}"}, tmp_path / "head.log"),
+            started("coldpress-worker.service", environ | {"RAY_START_OPTIONS": options}, tmp_path / "worker.log"),
+        ):
+            done = connected()
+            assert done.returncode == 0, done.stderr
+            classes, num_cpus, ran = json.loads(done.stdout)
+            assert set(classes) == set(detect().classes)
+            assert (num_cpus >= 1, ran) == (True, True)
+            assert "do not agree on TLS" in connected(RAY_USE_TLS="0").stderr
+            assert "do not agree on TLS" in connected(**certificates(tmp_path / "others")).stderr
+            assert "rejects the token" in connected(RAY_AUTH_MODE="disabled").stderr
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
