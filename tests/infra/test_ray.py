@@ -11,11 +11,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from botocore.model import StructureShape
+from botocore.session import get_session
+from botocore.validate import validate_parameters
 
 from freezer.hardware.device_classes import DEVICE_CLASSES, PORTABLE, can_run
 from freezer.hardware.machine import detect
@@ -73,6 +77,19 @@ def test_node_types_are_the_device_classes(prepared: dict[str, Any]) -> None:
         assert found.resources["memory"] > 10**9
         assert found.resources["CPU"] >= 1
         assert found.resources.get("GPU", 0) >= int(DEVICE_CLASSES[name].kind == "cuda")
+
+
+@lru_cache
+def run_instances() -> StructureShape:
+    """The request of EC2 that starts machines."""
+    shape: StructureShape = get_session().get_service_model("ec2").operation_model("RunInstances").input_shape
+    return shape
+
+
+def test_node_types_are_requests_that_ec2_knows(prepared: dict[str, Any]) -> None:
+    for name, found in prepared["available_node_types"].items():
+        validate_parameters({**found["node_config"], "MinCount": 1, "MaxCount": 1}, run_instances())
+        assert found["node_config"]["InstanceType"] in run_instances().members["InstanceType"].enum, name
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")

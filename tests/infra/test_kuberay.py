@@ -1,0 +1,194 @@
+"""The Kubernetes manifests, as kustomize renders them: their schemas, and what a campaign needs of the pods."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from jsonschema import Draft202012Validator, ValidationError
+from jsonschema.validators import extend
+
+from freezer.hardware.device_classes import DEVICE_CLASSES
+from jobs.worker_labels import MEMORY_SHARE
+from tests.infra.test_ray import FLEET, labels_of, run_instances
+
+pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl, which contains kustomize")
+
+FOLDER = Path(__file__).parents[2] / "infra" / "kuberay"
+KUSTOMIZATIONS = sorted(str(path.parent.relative_to(FOLDER)) for path in FOLDER.rglob("kustomization.yaml"))
+KUBERNETES = "1.33"
+
+AUTOSCALER_OF_CONTAINER = ("resources", "securityContext", "env", "envFrom", "volumeMounts")
+
+
+@lru_cache
+def rendered(name: str) -> tuple[dict[str, Any], ...]:
+    """The documents of a kustomization; leave them as they are."""
+    done = subprocess.run(["kubectl", "kustomize", str(FOLDER / name)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return tuple(yaml.safe_load_all(done.stdout))
+
+
+def only(kind: str, name: str) -> list[dict[str, Any]]:
+    return [document for document in rendered(name) if document["kind"] == kind]
+
+
+def cluster(name: str) -> dict[str, Any]:
+    (found,) = only("RayCluster", name)
+    spec: dict[str, Any] = found["spec"]
+    return spec
+
+
+def pods(name: str) -> dict[str, dict[str, Any]]:
+    """The pod specifications of head and workers, by group."""
+    spec = cluster(name)
+    groups = {group["groupName"]: group["template"]["spec"] for group in spec["workerGroupSpecs"]}
+    return {"head": spec["headGroupSpec"]["template"]["spec"], **groups}
+
+
+def containers(pod: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [*pod.get("initContainers", ()), *pod["containers"]]
+
+
+def check_kubernetes(_validator: object, kind: str, found: dict[str, Any], _schema: object) -> Iterator[ValidationError]:
+    """The keyword `kubernetes` of infra/kuberay/schemas: a part of Kubernetes itself."""
+    whole: dict[str, Any] = {"apiVersion": "v1", "kind": kind, "metadata": {"name": "part"}}
+    if kind == "PodTemplate":
+        whole["template"] = found
+    elif kind == "Service":
+        whole |= found
+    else:
+        own = {key: value for key, value in found.items() if key in AUTOSCALER_OF_CONTAINER}
+        whole |= {"kind": "Pod", "spec": {"containers": [{"name": "part", "image": "part", **own}]}}
+    try:
+        kubernetes_validate.validate(whole, KUBERNETES, strict=True)
+    except ValidationError as error:
+        yield error
+
+
+def check(document: dict[str, Any]) -> None:
+    if document["apiVersion"] == "ray.io/v1":
+        schema = yaml.safe_load((FOLDER / "schemas" / "ray.io_v1.yaml").read_text())
+        extend(Draft202012Validator, {"kubernetes": check_kubernetes})(schema).validate(document)
+    else:
+        kubernetes_validate.validate(document, KUBERNETES, strict=True)
+
+
+@pytest.mark.parametrize("name", KUSTOMIZATIONS)
+def test_manifests_match_their_schemas(name: str) -> None:
+    assert rendered(name)
+    for document in rendered(name):
+        check(document)
+        assert document["kind"] == "Namespace" or document["metadata"]["namespace"] == "coldpress"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda spec: spec["workerGroupSpecs"][0].update(replica=1),
+        lambda spec: spec["workerGroupSpecs"][0].update(minReplicas=-1),
+        lambda spec: spec["workerGroupSpecs"][0]["template"]["spec"]["containers"][0].update(imag="coldpress-worker"),
+        lambda spec: spec["headGroupSpec"]["headService"].update(spec={"type": 1}),
+        lambda spec: spec["autoscalerOptions"].update(securityContext={"capabilities": {"drop": "ALL"}}),
+    ],
+)
+def test_wrong_fields_are_rejected(wrong: Any) -> None:
+    (document,) = copy.deepcopy(only("RayCluster", "overlays/autoscaling"))
+    wrong(document["spec"])
+    with pytest.raises(ValidationError):
+        check(document)
+
+
+def test_groups_are_the_device_classes() -> None:
+    groups = {group["groupName"]: group for group in cluster("overlays/gpu")["workerGroupSpecs"]}
+    assert set(groups) == set(FLEET)
+    for name, group in groups.items():
+        pod = group["template"]["spec"]
+        (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+        nodes = {one["key"]: one["values"] for one in term["matchExpressions"]}
+        if DEVICE_CLASSES[name].kind == "cpu":
+            assert pod["initContainers"][0]["args"] == [name]
+            assert set(nodes["node.kubernetes.io/instance-type"]) <= set(run_instances().members["InstanceType"].enum)
+        else:
+            capability = DEVICE_CLASSES[name].capability or 0
+            assert nodes == {
+                "nvidia.com/gpu.compute.major": [str(capability // 10)],
+                "nvidia.com/gpu.compute.minor": [str(capability % 10)],
+            }
+            assert pod["containers"][0]["image"] == "coldpress-worker-cuda"
+            assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+        assert group["labels"] == labels_of(name)
+    assert {group["groupName"] for group in cluster("base")["workerGroupSpecs"]} == {
+        name for name in groups if name.startswith("cpu-")
+    }
+
+
+def test_workers_are_alone_with_whole_cpus() -> None:
+    """Guaranteed pods with whole CPUs get their own from a static CPU manager; Ray schedules what the container has."""
+    for name, pod in pods("overlays/gpu").items():
+        assert all(one["resources"]["requests"] == one["resources"]["limits"] for one in containers(pod)), name
+    for group in cluster("overlays/gpu")["workerGroupSpecs"]:
+        (worker,) = group["template"]["spec"]["containers"]
+        limits, environ = worker["resources"]["limits"], {one["name"]: one["value"] for one in worker["env"]}
+        cpus, memory = int(limits["cpu"]), int(limits["memory"].removesuffix("Gi")) * 2**30
+        assert environ.items() >= {"RAY_worker_niceness": "0", "RAY_num_workers_soft_limit": str(2 * cpus)}.items()
+        assert int(group["rayStartParams"]["memory"]) == pytest.approx(MEMORY_SHARE * memory, rel=0.01)
+        (apart,) = group["template"]["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert apart["topologyKey"] == "kubernetes.io/hostname"
+    assert cluster("base")["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+
+
+@pytest.mark.parametrize("name", [name for name in KUSTOMIZATIONS if name != "job"])
+def test_only_the_autoscaler_has_a_kubernetes_token(name: str) -> None:
+    tokens = set()
+    for pod in pods(name).values():
+        assert pod["automountServiceAccountToken"] is False
+        assert not {mount["name"] for one in containers(pod) for mount in one.get("volumeMounts", ())} & {"api-token"}
+        tokens |= {volume["name"] for volume in pod["volumes"] if "projected" in volume}
+    mounted = {mount["name"] for mount in cluster(name).get("autoscalerOptions", {}).get("volumeMounts", ())}
+    assert tokens == mounted == ({"api-token"} if name == "overlays/autoscaling" else set())
+    assert not [document for document in rendered(name) if document["kind"].endswith(("Role", "RoleBinding"))]
+
+
+def test_ray_is_reached_only_as_documented() -> None:
+    own = {"ray.io/cluster": "coldpress"}
+    opened = {}
+    for policy in only("NetworkPolicy", "base"):
+        assert policy["spec"]["podSelector"]["matchLabels"].items() >= own.items()
+        for rule in policy["spec"]["ingress"]:
+            if rule["from"] != [{"podSelector": {"matchLabels": own}}]:
+                opened |= {port["port"]: rule["from"] for port in rule["ports"]}
+    assert set(opened) == {8080, 8265, 9105}
+    submitter = {"podSelector": {"matchLabels": {"coldpress.dev/submits": "true"}}}
+    assert submitter in opened[8265]
+    (job,) = only("RayJob", "job")
+    labels = job["spec"]["submitterPodTemplate"]["metadata"]["labels"]
+    assert labels.items() >= submitter["podSelector"]["matchLabels"].items()
+    assert job["spec"]["clusterSelector"] == own
+    (budget,) = only("PodDisruptionBudget", "base")
+    assert budget["spec"]["selector"]["matchLabels"] == {**own, "ray.io/node-type": "head"}
+    assert only("RayCluster", "base")[0]["metadata"]["name"] == own["ray.io/cluster"]
+
+
+def test_a_shared_store_is_mounted_everywhere() -> None:
+    (claim,) = only("PersistentVolumeClaim", "overlays/shared-store")
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    for pod in pods("overlays/shared-store").values():
+        (volume,) = [one["name"] for one in pod["volumes"] if "persistentVolumeClaim" in one]
+        assert {"name": volume, "mountPath": "/store"} in pod["containers"][0]["volumeMounts"]
+
+
+def test_autoscaling_covers_every_group() -> None:
+    spec = cluster("overlays/autoscaling")
+    assert spec["enableInTreeAutoscaling"] is True
+    assert spec["autoscalerOptions"]["version"] == "v2"
+    assert {group["minReplicas"] for group in spec["workerGroupSpecs"]} == {0}
+    assert not any("replicas" in group for group in spec["workerGroupSpecs"]), "an apply would end the autoscaler's workers"
