@@ -160,7 +160,7 @@ def test_only_the_autoscaler_has_a_kubernetes_token(name: str) -> None:
 
 def test_ray_is_reached_only_as_documented() -> None:
     own = {"ray.io/cluster": "coldpress"}
-    opened = {}
+    opened: dict[int, list[dict[str, Any]]] = {}
     for policy in only("NetworkPolicy", "base"):
         assert policy["spec"]["podSelector"]["matchLabels"].items() >= own.items()
         for rule in policy["spec"]["ingress"]:
@@ -187,8 +187,18 @@ def test_a_shared_store_is_mounted_everywhere() -> None:
 
 
 def test_autoscaling_covers_every_group() -> None:
-    spec = cluster("overlays/autoscaling")
-    assert spec["enableInTreeAutoscaling"] is True
-    assert spec["autoscalerOptions"]["version"] == "v2"
-    assert {group["minReplicas"] for group in spec["workerGroupSpecs"]} == {0}
+    """What Ray's autoscaler reads of the groups: it starts pods by labels and memory."""
+    from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+
+    (document,) = only("RayCluster", "overlays/autoscaling")
+    spec = document["spec"]
+    assert (spec["enableInTreeAutoscaling"], spec["autoscalerOptions"]["version"]) == (True, "v2")
+    types = _derive_autoscaling_config_from_ray_cr(copy.deepcopy(document))["available_node_types"]
+    assert types.pop("headgroup")["resources"]["CPU"] == 0
+    assert {name: found["labels"] for name, found in types.items()} == {
+        name: labels_of(name) for name in FLEET if name.startswith("cpu-")
+    }
+    for found in types.values():
+        assert (found["min_workers"], found["resources"]["CPU"]) == (0, 6)
+        assert found["resources"]["memory"] > 2 * 10**10
     assert not any("replicas" in group for group in spec["workerGroupSpecs"]), "an apply would end the autoscaler's workers"
