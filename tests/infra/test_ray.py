@@ -11,19 +11,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from botocore.model import StructureShape
 from botocore.session import get_session
 from botocore.validate import validate_parameters
+from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from freezer.hardware.device_classes import DEVICE_CLASSES, PORTABLE, can_run
 from freezer.hardware.machine import detect
-from jobs.worker_labels import LABEL
+from jobs.worker_labels import LABEL, MEMORY_SHARE
 from tests.pipeline.cluster.test_tls_campaign import OWN, certificates
 from tests.raylets import DIES_WITH_US, LOOPBACK, ROOT, START_S, Raylet, free_port, wait_until
 
@@ -74,22 +73,19 @@ def test_node_types_are_the_device_classes(prepared: dict[str, Any]) -> None:
     assert set(types) == set(FLEET)
     for name, found in types.items():
         assert found.labels == labels_of(name)
-        assert found.resources["memory"] > 10**9
-        assert found.resources["CPU"] >= 1
-        assert found.resources.get("GPU", 0) >= int(DEVICE_CLASSES[name].kind == "cuda")
+        assert {"CPU", "memory"} <= set(found.resources)
 
 
-@lru_cache
-def run_instances() -> StructureShape:
-    """The request of EC2 that starts machines."""
-    shape: StructureShape = get_session().get_service_model("ec2").operation_model("RunInstances").input_shape
-    return shape
-
-
-def test_node_types_are_requests_that_ec2_knows(prepared: dict[str, Any]) -> None:
+def test_node_types_match_their_instances(prepared: dict[str, Any]) -> None:
+    """The requests that start machines, and the resources that the autoscaler expects, by Amazon's descriptions."""
+    request = get_session().get_service_model("ec2").operation_model("RunInstances").input_shape
     for name, found in prepared["available_node_types"].items():
-        validate_parameters({**found["node_config"], "MinCount": 1, "MaxCount": 1}, run_instances())
-        assert found["node_config"]["InstanceType"] in run_instances().members["InstanceType"].enum, name
+        validate_parameters({**found["node_config"], "MinCount": 1, "MaxCount": 1}, request)
+        described, resources = INSTANCE_TYPES[found["node_config"]["InstanceType"]], found["resources"]
+        if name != prepared["head_node_type"]:
+            assert resources["CPU"] == described["VCpuInfo"]["DefaultVCpus"], name
+            assert resources.get("GPU", 0) == sum(gpu["Count"] for gpu in described.get("GpuInfo", {}).get("Gpus", ())), name
+            assert 0.7 < resources["memory"] / (described["MemoryInfo"]["SizeInMiB"] * 2**20) < MEMORY_SHARE, name
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
