@@ -324,9 +324,11 @@ def test_a_lock_excludes_others_until_it_expires(bucket: str, monkeypatch: pytes
 
 def test_an_object_removed_while_reading_does_not_exist(bucket: str) -> None:
     """pyarrow has asked for the size when the object goes; the server's error is longer than the object."""
-    files, rival = Store.open(bucket)._files, Store.open(bucket)._files
+    files, rival = Store.open(bucket).remote, Store.open(bucket).remote
+    assert files is not None
+    assert rival is not None
     files.write("tiny/index.json", b"{}")
-    filesystem = files._fs  # type: ignore[union-attr]
+    filesystem = files._fs
 
     class Removing:
         def open_input_stream(self, path: str) -> object:
@@ -337,7 +339,7 @@ def test_an_object_removed_while_reading_does_not_exist(bucket: str) -> None:
         def __getattr__(self, name: str) -> object:
             return getattr(filesystem, name)
 
-    files._fs = Removing()  # type: ignore[union-attr]
+    files._fs = Removing()
     with pytest.raises(FileNotFoundError):
         files.read("tiny/index.json")
 
