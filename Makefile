@@ -12,7 +12,7 @@ setup: .venv/.ready
 	@echo "installing coldpress and what campaigns and tests need into .venv (some minutes, once)"
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --quiet --upgrade pip
-	@$(BIN)/python -m pip install --quiet --quiet --editable '.[stores,signing]' --group pipeline --group dev --constraint constraints.txt
+	@$(BIN)/python -m pip install --quiet --quiet --editable '.[stores,signing]' --group pipeline --group serving --group dev --constraint constraints.txt
 	@touch $@
 
 demo: setup

@@ -1,0 +1,298 @@
+"""Requests per second and latencies of infra/serving under load, beside calls of the model in the process.
+
+    python -m benchmarks.serving_load [--models small,mobilenetv3-large] [--concurrency 1,4,16] [--seconds 10] [--out FILE]
+
+First each model is frozen for one thread, into a store that `--work` keeps for the next run. Then clients, all in this process and
+on connections that stay open, send one request after the other: JSON, then .safetensors; to the service, then to Ray Serve. They
+need CPU time of the same machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import io
+import json
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import requests
+
+from benchmarks import children
+from benchmarks.pages import ROOT, machine, markdown_table, results_page, today
+from freezer.files.atomic import write_whole
+from freezer.store.store import Store
+from tests.raylets import DIES_WITH_US, LOOPBACK, free_port, wait_until
+
+WORK = ROOT / ".bench" / "serving"
+QUEUE = 64
+WARM_UP_S = 1.0
+FORMS = {"JSON": "application/json", ".safetensors": "application/octet-stream"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedModel:
+    """A model to serve.
+
+    Attributes:
+        factory: `module:function`, which makes it.
+        name, shape: of its one input, of float32.
+    """
+
+    factory: str
+    name: str
+    shape: tuple[int, ...]
+
+
+MODELS: Mapping[str, ServedModel] = {
+    "small": ServedModel(factory="benchmarks.serving_load:small", name="x", shape=(1, 64)),
+    "mobilenetv3-large": ServedModel(factory="benchmarks.peer_models:mobilenet_v3_large", name="image", shape=(1, 3, 224, 224)),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Load:
+    """What clients saw.
+
+    Attributes:
+        seconds: length of the measurement.
+        latencies_ms: of the requests that were answered with outputs.
+        statuses: number of all requests by HTTP status; 0 for those whose connection broke after they were sent.
+    """
+
+    seconds: float
+    latencies_ms: Sequence[float]
+    statuses: Mapping[int, int]
+
+    def cells(self) -> list[str]:
+        """Requests per second, percentiles and refused requests."""
+        if not self.latencies_ms:
+            return ["0", "", "", "", str(sum(self.statuses.values()))]
+        percentiles = [f"{value:.3g}" for value in np.percentile(self.latencies_ms, (50, 95, 99))]
+        refused = sum(self.statuses.values()) - len(self.latencies_ms)
+        return [f"{len(self.latencies_ms) / self.seconds:.0f}", *percentiles, str(refused)]
+
+
+def small() -> Any:
+    """A perceptron of 64 inputs and 10 outputs, whose calls take much less time than a request."""
+    import torch
+
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10)).eval()
+
+
+def prepare(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Freeze a model for one thread and publish it."""
+    import torch
+
+    import freezer
+
+    model = MODELS[job["model"]]
+    module_name, function = model.factory.split(":")
+    source = getattr(importlib.import_module(module_name), function)()
+    options = freezer.FreezeOptions(
+        name=job["model"],
+        recipes=["inductor-frozen"],
+        num_threads=1,
+        limits=freezer.Limits(speedup_min=0.0),
+        policy=freezer.SamplingPolicy(time_limit_s=1.0, warmup_s=0.1, min_rounds=1, busy_limit=2.0, steal_limit=2.0),
+    )
+    out = Path(job["work"]) / job["model"]
+    result = freezer.freeze(source, {model.name: torch.randn(model.shape)}, out=out, options=options)
+    if result.artifact is None:
+        raise RuntimeError(f"{job['model']}: {result.reason} {result.failures}")
+    artifacts = {result.artifact.manifest.device_class: result.artifact}
+    Store.open(str(Path(job["work"]) / "store"), create=True).publish(
+        job["model"], source_key="benchmark", artifacts=artifacts, carried={}
+    )
+    return {}
+
+
+def call_directly(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Call a model in this process, one call after the other."""
+    import torch
+
+    import freezer
+
+    model, given = freezer.load(job["model"], store=job["store"], threads=1), torch.randn(MODELS[job["model"]].shape)
+    latencies = []
+    started = time.perf_counter()
+    while time.perf_counter() < started + job["seconds"]:
+        before = time.perf_counter()
+        model(given)
+        latencies.append((time.perf_counter() - before) * 1e3)
+    return {"seconds": time.perf_counter() - started, "latencies_ms": latencies}
+
+
+def load_ray_serve(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Start Ray with the application on this machine, and load it."""
+    import ray
+    from ray import serve
+
+    from infra.serving.serve_app import LABEL, Arguments, build
+
+    (name,), port = Store.open(job["store"]).version(job["model"]).images, free_port()
+    ray.init(num_cpus=2, labels={f"{LABEL}{name}": "true"}, log_to_driver=False)
+    serve.start(http_options={"host": LOOPBACK, "port": port})
+    serve.run(build(Arguments(model=job["model"], store=job["store"], replicas={name: 1}, queue=QUEUE)), route_prefix="/")
+    rows = [[form, number, load.cells()] for form, number, load in _loads(job, f"http://{LOOPBACK}:{port}/")]
+    serve.shutdown()
+    ray.shutdown()
+    return {"rows": rows}
+
+
+JOBS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "prepare": prepare,
+    "direct": call_directly,
+    "ray": load_ray_serve,
+}
+
+
+def start_service(model: str, store: str, port: int, *options: str) -> subprocess.Popen[bytes]:
+    """Start a service on the loopback address, and wait until it is ready."""
+    command = [*DIES_WITH_US, sys.executable, "-m", "infra.serving.service", model, f"--store={store}", f"--port={port}", *options]
+    process = subprocess.Popen(command, cwd=ROOT)
+    wait_until(lambda: process.poll() is not None or is_ready(port), f"{shlex.join(command)} is ready")
+    return process
+
+
+def is_ready(port: int) -> bool:
+    """Whether a service on this machine is ready."""
+    try:
+        return requests.get(f"http://{LOOPBACK}:{port}/ready", timeout=5).ok
+    except requests.ConnectionError:
+        return False
+
+
+@contextmanager
+def running_service(model: str, store: str, *options: str) -> Iterator[str]:
+    """The URL of a service that runs until the end of the block."""
+    port = free_port()
+    process = start_service(model, store, port, *options)
+    try:
+        yield f"http://{LOOPBACK}:{port}/predict"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+async def load_url(url: str, body: bytes, media_type: str, *, concurrency: int, seconds: float) -> Load:
+    """Send requests from several clients, each one after the other, and wait for all answers."""
+    latencies: list[float] = []
+    statuses: dict[int, int] = {}
+    deadline = time.perf_counter() + seconds
+
+    async def client(session: aiohttp.ClientSession) -> None:
+        while (before := time.perf_counter()) < deadline:
+            status = 0
+            try:
+                async with session.post(url, data=io.BytesIO(body), headers={"content-type": media_type}) as answer:
+                    await answer.read()
+                    status = answer.status
+            except aiohttp.ClientConnectorError:  # nothing was sent; the service may come back
+                await asyncio.sleep(0.05)
+                continue
+            except aiohttp.ClientError:
+                pass
+            statuses[status] = statuses.get(status, 0) + 1
+            if status == 200:
+                latencies.append((time.perf_counter() - before) * 1e3)
+
+    started = time.perf_counter()
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=concurrency)) as session:
+        await asyncio.gather(*(client(session) for _ in range(concurrency)))
+    return Load(seconds=time.perf_counter() - started, latencies_ms=latencies, statuses=statuses)
+
+
+def body_of(form: str, name: str, array: Any) -> bytes:
+    """The body of a request with one input."""
+    if form == "JSON":
+        return json.dumps({name: array.tolist()}).encode()
+    from safetensors.numpy import save
+
+    return bytes(save({name: array}))
+
+
+def _loads(job: Mapping[str, Any], url: str) -> Iterator[tuple[str, int, Load]]:
+    """A measurement for each form and concurrency."""
+    model = MODELS[job["model"]]
+    array = np.random.default_rng(0).standard_normal(model.shape).astype(np.float32)
+    for form, media_type in FORMS.items():
+        body = body_of(form, model.name, array)
+        for number in job["concurrency"]:
+            asyncio.run(load_url(url, body, media_type, concurrency=number, seconds=WARM_UP_S))
+            yield form, number, asyncio.run(load_url(url, body, media_type, concurrency=number, seconds=job["seconds"]))
+
+
+def main() -> None:
+    """Freeze, serve, load, and write the page."""
+    given = _arguments()
+    pages: list[str] = []
+    for name in given.models.split(","):
+        _prepared(given.work, name)
+        job = {
+            "model": name,
+            "store": str(given.work / "store"),
+            "seconds": given.seconds,
+            "concurrency": [int(number) for number in given.concurrency.split(",")],
+        }
+        direct = Load(**children.finish(children.start("serving_load", {"do": "direct", **job})), statuses={})
+        rows = [["in the process", "", "1", *direct.cells()[:-1], ""]]
+        with running_service(name, job["store"], "--threads", "1", "--queue", str(QUEUE)) as url:
+            rows += [["service", form, str(number), *load.cells()] for form, number, load in _loads(job, url)]
+        found = children.finish(children.start("serving_load", {"do": "ray", **job}))
+        rows += [["Ray Serve", form, str(number), *cells] for form, number, cells in found["rows"]]
+        sizes = ", ".join(str(size) for size in MODELS[name].shape)
+        pages += ["", f"## {name}, float32 [{sizes}]", ""]
+        pages += markdown_table(["", "form", "clients", "requests/s", "p50 ms", "p95 ms", "p99 ms", "refused"], rows)
+    text = "\n".join([*_head(given.seconds), *pages]) + "\n"
+    out = given.out or results_page("serving")
+    write_whole(out, text.encode())
+    print(text)
+    print(f"wrote {out}", file=sys.stderr)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving_load", description="Load the HTTP services.")
+    parser.add_argument("--models", default=",".join(MODELS), help="separated by commas")
+    parser.add_argument("--concurrency", default="1,4,16", help="numbers of clients, separated by commas")
+    parser.add_argument("--seconds", type=float, default=10.0, help="length of each measurement")
+    parser.add_argument("--work", type=lambda text: Path(text).absolute(), default=WORK, help="folder for the store")
+    parser.add_argument("--out", type=Path, help="Markdown file; default: in benchmarks/results")
+    return parser.parse_args()
+
+
+def _prepared(work: Path, name: str) -> None:
+    """Freeze and publish a model, unless an earlier run has."""
+    if not (work / "store" / name).exists():
+        work.mkdir(parents=True, exist_ok=True)
+        children.finish(children.start("serving_load", {"do": "prepare", "model": name, "work": str(work)}))
+
+
+def _head(seconds: float) -> list[str]:
+    from importlib.metadata import version
+
+    packages = ("fastapi", "uvicorn", "httptools", "uvloop", "aiohttp")
+    return [
+        f"# Serving under load, {today()}",
+        *("", f"`{shlex.join(['python', '-m', 'benchmarks.serving_load', *sys.argv[1:]])}`", ""),
+        *machine(),
+        f"- {', '.join(f'{name} {version(name)}' for name in packages)}",
+        "",
+        f"{seconds:g} s for each row, after {WARM_UP_S:g} s. Artifacts of Inductor for one thread. One process serves, one call at",
+        f"a time, and up to {QUEUE} requests wait. The clients run on the same machine and need CPU time of it.",
+    ]
+
+
+if __name__ == "__main__":
+    main()

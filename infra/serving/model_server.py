@@ -1,0 +1,234 @@
+"""A frozen model that answers requests one at a time, and follows its store. Used by service.py and serve_app.py.
+
+A new artifact is loaded beside the one that serves, verified by its canary, and swapped in by one assignment; a request that runs
+finishes with the old one. If a load fails, what serves stays, and the next check of the store tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from fastapi import Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+
+import freezer
+from freezer.codec import encode
+from freezer.errors import ColdpressError, ContractError, IncompatibleError, Refusal, UsageError, first_line
+from freezer.hardware.device_classes import device_class as class_named
+from freezer.store.oci_layout import Descriptor
+from freezer.store.store import Store, Version
+from infra.serving.bodies import read_json, read_safetensors, write_json, write_safetensors
+
+JSON, BINARY = "application/json", "application/octet-stream"
+
+BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+logger = logging.getLogger("coldpress")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServingOptions:
+    """What to serve. Further fields as in `freezer.load`.
+
+    Attributes:
+        model: `MODEL`, or `MODEL:VERSION` to stay with that version.
+        store: its URI.
+        device_class: load only this class; with `auto` a lesser class serves where the best is refused.
+        keys: files of trusted public keys.
+        queue: requests that may wait while one runs; further ones are refused.
+        reload_s: seconds between two checks of the store.
+    """
+
+    model: str
+    store: str
+    device_class: str = "auto"
+    threads: int | None = None
+    runtime: Literal["torch", "native"] = "torch"
+    min_version: int = 0
+    keys: tuple[Path, ...] = ()
+    queue: int = 32
+    reload_s: float = 30.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded:
+    """What serves.
+
+    Attributes:
+        model: the FrozenModel or NativeModel.
+        images: what the store offered when it was loaded, by device class.
+        labels: model, version, digest and device class, as `coldpress list` prints them.
+    """
+
+    model: Any
+    images: Mapping[str, Descriptor]
+    labels: Mapping[str, str]
+
+
+class ServingMetrics:
+    """The metrics of one server.
+
+    Args:
+        queue_length: returns the number of requests that wait.
+    """
+
+    def __init__(self, queue_length: Callable[[], float]) -> None:
+        self.registry = CollectorRegistry()
+        prefix, own = "coldpress_serving", self.registry
+        text = "Time from a request's arrival to its answer, of requests that were answered with outputs"
+        self.seconds = Histogram(f"{prefix}_request_seconds", text, buckets=BUCKETS_S, registry=own)
+        self.requests = Counter(f"{prefix}_requests", "Requests by outcome", ["outcome"], registry=own)
+        Gauge(f"{prefix}_queue_length", "Requests that wait for the model", registry=own).set_function(queue_length)
+        self.reloads = Counter(f"{prefix}_reloads", "Attempts to load an artifact, the first included", ["outcome"], registry=own)
+        self.canary_failures = Counter(f"{prefix}_canary_failures", "Artifacts refused by their canary", registry=own)
+        self.artifact = Info(f"{prefix}_artifact", "The artifact that serves", registry=own)
+        for outcome in ("ok", "invalid", "overloaded", "error"):
+            self.requests.labels(outcome)
+        for outcome in ("ok", "failed"):
+            self.reloads.labels(outcome)
+
+
+class ModelServer:
+    """A model, kept up to date with its store.
+
+    Attributes:
+        loaded: what serves; None before the first artifact has passed its canary.
+        problem: why nothing serves yet.
+        metrics: of this server.
+
+    Raises:
+        UsageError, StoreUnreachableError: the device class is unknown, or the store cannot be opened.
+    """
+
+    def __init__(self, options: ServingOptions) -> None:
+        if options.device_class != "auto":
+            class_named(options.device_class)
+        self._options, self._store = options, Store.open(options.store)
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="coldpress-serving")
+        self._num_requests = 0
+        self.loaded: Loaded | None = None
+        self.problem = f"{options.model} is being loaded"
+        self.metrics = ServingMetrics(lambda: max(0, self._num_requests - 1))
+
+    async def watch(self) -> None:
+        """Load the model, and from then on what the store offers instead."""
+        while True:
+            await asyncio.to_thread(self.refresh)
+            await asyncio.sleep(self._options.reload_s)
+
+    def refresh(self) -> None:
+        """Load what the store offers, unless it serves already. Errors are logged and counted; what serves stays."""
+        try:
+            version = self._store.version(self._options.model)
+            if self.loaded is not None and self.loaded.images == version.images:
+                return
+            self.loaded = self._load(version)
+        except Exception as error:  # a payload may raise anything
+            if isinstance(error, IncompatibleError):
+                self._count_canary(error.ladder)
+            self.metrics.reloads.labels("failed").inc()
+            problem = f"{self._options.model} cannot be loaded: {first_line(error)}"
+            if self.loaded is None:
+                self.problem = problem
+            logger.warning(problem, exc_info=not isinstance(error, ColdpressError))
+            return
+        self._count_canary(self.loaded.model.ladder)
+        self.metrics.reloads.labels("ok").inc()
+        self.metrics.artifact.info(dict(self.loaded.labels))
+        logger.info("%s serves", ", ".join(f"{name} {value}" for name, value in self.loaded.labels.items()))
+
+    def _load(self, version: Version) -> Loaded:
+        options = self._options
+        load: Callable[..., Any] = freezer.load  # its overloads take one runtime each
+        model = load(
+            options.model,
+            store=options.store,
+            device_class=options.device_class,
+            threads=options.threads,
+            trusted_keys=options.keys,
+            min_version=options.min_version,
+            runtime=options.runtime,
+        )
+        if model.manifest.stateful:
+            raise UsageError(
+                "it keeps state between calls, which requests of all clients would share; load it in the client instead"
+            )
+        name = model.manifest.device_class
+        labels = {
+            "model": version.model,
+            "version": str(version.number),
+            "digest": version.images[name].digest,
+            "device_class": name,
+        }
+        return Loaded(model=model, images=version.images, labels=labels)
+
+    def _count_canary(self, ladder: Sequence[Refusal]) -> None:
+        self.metrics.canary_failures.inc(sum(item.reason == "canary" for item in ladder))
+
+    def contract(self) -> Response:
+        """The artifact that serves, its inputs and its outputs; 503 before it is loaded."""
+        if self.loaded is None:
+            return refusal(503, self.problem)
+        model = self.loaded.model
+        return JSONResponse(
+            {**self.loaded.labels, "inputs": encode(model.inputs), "outputs": [encode(item) for item in model.outputs]}
+        )
+
+    async def answer(self, body: bytes, media_type: str) -> Response:
+        """Answer a request in its own form: `application/octet-stream` for a .safetensors file, all else is JSON.
+
+        Returns:
+            200 with the outputs by name; 422 if the inputs violate the contract; 503 if the queue is full or nothing is loaded; 500
+            if the model fails.
+        """
+        started, count = time.perf_counter(), self.metrics.requests.labels
+        if self.loaded is None or self._num_requests > self._options.queue:
+            count("overloaded").inc()
+            return refusal(503, self.problem if self.loaded is None else f"{self._options.queue} requests are waiting")
+        binary = media_type.startswith(BINARY)
+        self._num_requests += 1
+        try:
+            content = await asyncio.get_running_loop().run_in_executor(self._worker, self._call, self.loaded.model, body, binary)
+        except ContractError as error:
+            count("invalid").inc()
+            return refusal(422, error.coded)
+        except Exception:
+            count("error").inc()
+            logger.exception("a request failed")
+            return refusal(500, "the model failed; the log of the server has the cause")
+        finally:
+            self._num_requests -= 1
+        count("ok").inc()
+        self.metrics.seconds.observe(time.perf_counter() - started)
+        return Response(content, media_type=BINARY if binary else JSON)
+
+    def _call(self, model: Any, body: bytes, binary: bool) -> bytes:
+        """Read the inputs, call the model and write the outputs; torch releases the interpreter's lock while it computes."""
+        native = self._options.runtime == "native"
+        inputs = read_safetensors(body, native=native) if binary else read_json(body, model.inputs, native=native)
+        leaves = model.leaves(**inputs) if native else _tensors(model, inputs)
+        outputs = {item.name: leaf for item, leaf in zip(model.outputs, leaves, strict=True)}
+        return write_safetensors(outputs, native=native) if binary else write_json(outputs)
+
+
+def refusal(status: int, detail: str) -> Response:
+    """A response without outputs; with 503 the client may try again in a second."""
+    return JSONResponse({"detail": detail}, status, headers={"retry-after": "1"} if status == 503 else None)
+
+
+def _tensors(model: Any, inputs: Mapping[str, Any]) -> list[Any]:
+    """The output tensors of a FrozenModel, on the CPU."""
+    from torch import Tensor
+
+    from freezer.runtime.pytree import leaves_of
+
+    given = {name: value.to(model.device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
+    return [leaf.cpu() for leaf in leaves_of(model(**given))]
