@@ -131,7 +131,7 @@ def call_directly(job: Mapping[str, Any]) -> dict[str, Any]:
         before = time.perf_counter()
         model(given)
         latencies.append((time.perf_counter() - before) * 1e3)
-    return {"seconds": time.perf_counter() - started, "latencies_ms": latencies}
+    return {"cells": Load(seconds=time.perf_counter() - started, latencies_ms=latencies, statuses={200: len(latencies)}).cells()}
 
 
 def load_ray_serve(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -246,8 +246,8 @@ def main() -> None:
             "seconds": given.seconds,
             "concurrency": [int(number) for number in given.concurrency.split(",")],
         }
-        direct = Load(**children.finish(children.start("serving_load", {"do": "direct", **job})), statuses={})
-        rows = [["in the process", "", "1", *direct.cells()[:-1], ""]]
+        direct = children.finish(children.start("serving_load", {"do": "direct", **job}))
+        rows = [["in the process", "", "1", *direct["cells"]]]
         with running_service(name, job["store"], "--threads", "1", "--queue", str(QUEUE)) as url:
             rows += [["service", form, str(number), *load.cells()] for form, number, load in _loads(job, url)]
         found = children.finish(children.start("serving_load", {"do": "ray", **job}))
