@@ -131,8 +131,8 @@ def test_native_runtime_answers_both_forms(inductor: Frozen, tmp_path: Path) -> 
     expected = freezer.load("conv", store=store.uri)(x)
     with serving(store, "conv", runtime="native") as native:
         wait_until(lambda: native.serves(1), "version 1 serves")
-        assert torch.equal(torch.tensor(native.predict(json_of(x)).json()["output"]), expected)
-        assert torch.equal(load(native.predict(save({"x": x}), BINARY).content)["output"], expected)
+        torch.testing.assert_close(torch.tensor(native.predict(json_of(x)).json()["output"]), expected)
+        torch.testing.assert_close(load(native.predict(save({"x": x}), BINARY).content)["output"], expected)
 
 
 @pytest.mark.parametrize(
