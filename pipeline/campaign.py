@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -40,10 +40,12 @@ class Before:
     Attributes:
         outcomes: final ones, in the order of the catalog.
         untracked: whether MLflow lacks some of them.
+        skipped: models whose entries are bad, and were reported.
     """
 
     outcomes: tuple[Outcome, ...] = ()
     untracked: bool = False
+    skipped: frozenset[str] = frozenset()
 
 
 NOTHING = Before()
@@ -81,7 +83,7 @@ class Campaign:
         planned = self._planned(skipped, continued)
         self._record(planned)
         try:
-            self._execute(continued, planned.parameters)
+            self._execute(skipped, continued, planned.parameters)
         except KeyboardInterrupt:
             self._interrupted = True
         except (StoreError, InfrastructureError, IntegrityError) as error:
@@ -125,18 +127,23 @@ class Campaign:
             driver=driver_facts(self._config.catalog),
         )
 
-    def _execute(self, continued: Continued, parameters: Mapping[str, str]) -> None:
-        """Publish, log and show the outcomes of earlier campaigns, then those of the executor."""
+    def _execute(self, skipped: Sequence[Outcome], continued: Continued, parameters: Mapping[str, str]) -> None:
+        """Show what is skipped; publish, log and show the outcomes of earlier campaigns, then those of the executor."""
         finished = [(item, item.finished) for item in self._plan.items if item.finished is not None]
-        self._display.plan(len(self._plan.items), list(self._work()))
+        skipped = [outcome for outcome in skipped if outcome.model not in self._before.skipped]
+        self._display.plan(len(self._plan.items) + len(skipped), list(self._work()))
+        self._show(skipped)
         self._start_tracking([outcome for _, outcome in finished], continued, parameters)
         for item, outcome in chain(finished, self._executor.outcomes()):
             final = [continued.reached(done) for done in self._publisher.add(item, outcome)]
             self._final |= {(done.model, done.device_class): done for done in final}  # even if MLflow fails
             if final:
                 self._tracker.log(final)
-            for done in final:
-                self._display.show(Event(kind="outcome", what=f"{done.model} {done.device_class}", outcome=done))
+            self._show(final)
+
+    def _show(self, final: Iterable[Outcome]) -> None:
+        for outcome in final:
+            self._display.show(Event(kind="outcome", what=f"{outcome.model} {outcome.device_class}", outcome=outcome))
 
     def _start_tracking(self, finished: Sequence[Outcome], continued: Continued, parameters: Mapping[str, str]) -> None:
         """Open the campaign in MLflow, and log what it lacks of earlier passes."""

@@ -118,9 +118,8 @@ class _Watched:
         shown = models | (bad - self._bad)
         kept = tuple(outcome for outcome in self._outcomes if outcome.model not in models)
         self._driver.ledger.refresh()
-        report = replace(self._driver, config=self._config).run(
-            replace(work, entries=changed), time.time(), before=Before(outcomes=kept, untracked=bool(self._untracked))
-        )
+        before = Before(outcomes=kept, untracked=bool(self._untracked), skipped=frozenset(self._bad))
+        report = replace(self._driver, config=self._config).run(replace(work, entries=changed), time.time(), before=before)
         self._take_in(work, changed, report)
         return report, shown
 
