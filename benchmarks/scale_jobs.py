@@ -24,7 +24,7 @@ from pipeline.ledger.ledger import Ledger
 from pipeline.planning.keys import FileDigests
 from pipeline.planning.plan import FinishedWork, Plan, PlanRequest, make_plan
 from pipeline.records.class_facts import ClassFacts
-from pipeline.records.events import Event
+from pipeline.records.events import Event, LiveFigures
 from pipeline.records.outcome import Figures, flat_json
 from pipeline.reporting.remaining_time import ItemWork
 from pipeline.run import run
@@ -91,6 +91,9 @@ class Meter:
         return None
 
     def plan(self, num_items: int, work: Sequence[ItemWork]) -> None:
+        """Ignored."""
+
+    def observe(self, look: Callable[[], LiveFigures]) -> None:
         """Ignored."""
 
     def show(self, event: Event) -> None:

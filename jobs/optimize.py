@@ -26,6 +26,7 @@ from pipeline.config import Config
 from pipeline.ledger.lease import check_campaign
 from pipeline.reporting.campaign_report import CampaignReport, print_next_steps, print_report
 from pipeline.reporting.display import LineDisplay, display_for
+from pipeline.reporting.metrics import metered
 from pipeline.run import explain as explain_
 from pipeline.run import read, run
 from pipeline.scheduling.fleet import WAIT_S
@@ -80,6 +81,9 @@ def main(
     watch: Annotated[
         float | None,
         typer.Option(help="With `mlflow:`, go on: look for new versions every so many seconds, and freeze them.", min=1),
+    ] = None,
+    metrics: Annotated[
+        str | None, typer.Option(help="Serve Prometheus metrics at HOST:PORT while the campaign runs: 127.0.0.1:9105.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the final table and errors.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Print a line for each recipe and step.")] = False,
@@ -140,9 +144,11 @@ def main(
                 report = explain_(config, LineDisplay(console))
                 passed(report, ())
             elif watch is not None:
-                report = watch_(config, display, watch, passed)
+                with metered(display, name, metrics) as counted:
+                    report = watch_(config, counted, watch, passed)
             else:
-                report = run(config, display)
+                with metered(display, name, metrics) as counted:
+                    report = run(config, counted)
                 passed(report, {outcome.model for outcome in report.outcomes})
                 if not quiet:
                     print_next_steps(report, console, store=store, tracking_uri=tracking_uri)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ from pipeline.ledger.ledger import Ledger
 from pipeline.planning.keys import FileDigests
 from pipeline.planning.plan import FinishedWork, Plan, PlanRequest, auto_classes_of, make_plan, recipes_left_out
 from pipeline.records.class_facts import ClassFacts
-from pipeline.records.events import Event
+from pipeline.records.events import Event, LiveFigures
 from pipeline.records.outcome import Outcome
 from pipeline.reporting.campaign_report import CampaignReport
 from pipeline.reporting.display import Display
@@ -112,6 +113,13 @@ class Driver:
             plan, skipped = _planned(config, work, ledger, self.continued, _of_fleet(fleet), note)
             executor = Executor(plan, fleet, store, ledger, work.materials, display.show)
             tracker.may_work = executor.may_disturb
+            display.observe(
+                lambda: LiveFigures(
+                    nodes=Counter(name for node in fleet.nodes for name in node.classes),
+                    num_logged=tracker.num_logged,
+                    num_unlogged=tracker.num_unlogged,
+                )
+            )
             try:
                 campaign = Campaign(config, plan, executor, store, ledger, tracker, display, before)
                 return campaign.run(skipped, self.continued, started)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pipeline.records.outcome import Outcome
@@ -28,6 +29,7 @@ class Event:
         recipes: of builds: those that start together, or the one that ended.
         text: details for people.
         seconds: duration of what ended.
+        unstable: whether other processes disturbed the judge that ended.
     """
 
     kind: Literal["note", "build", "built", "judge", "judged", "retried", "outcome"]
@@ -36,6 +38,21 @@ class Event:
     text: str = ""
     seconds: float = 0.0
     outcome: Outcome | None = None
+    unstable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LiveFigures:
+    """Figures of a running campaign that no event carries.
+
+    Attributes:
+        nodes: number of nodes in use, by device class.
+        num_logged, num_unlogged: final outcomes that MLflow shows, and those that it lacks.
+    """
+
+    nodes: Mapping[str, int] = field(default_factory=dict)
+    num_logged: int = 0
+    num_unlogged: int = 0
 
 
 def verdict_text(outcome: Outcome) -> str:

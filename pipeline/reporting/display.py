@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.records.events import STYLES, Event, verdict_text
+from pipeline.records.events import STYLES, Event, LiveFigures, verdict_text
 from pipeline.reporting.remaining_time import CampaignProgress, ItemWork, Running
 
 MARGIN_LINES = 6
@@ -27,6 +27,9 @@ class Display(Protocol):
     def __exit__(self, *_: object) -> None: ...
     def plan(self, num_items: int, work: Sequence[ItemWork]) -> None:
         """Set the number of outcomes to reach, and the work that they need."""
+
+    def observe(self, look: Callable[[], LiveFigures]) -> None:
+        """Take a function that returns the current figures; any thread may call it."""
 
     def show(self, event: Event) -> None:
         """Show an event; called from one thread only."""
@@ -58,6 +61,9 @@ class QuietDisplay:
     def plan(self, num_items: int, work: Sequence[ItemWork]) -> None:
         """Ignore the plan."""
 
+    def observe(self, look: Callable[[], LiveFigures]) -> None:
+        """Ignore the figures."""
+
     def show(self, event: Event) -> None:
         """Ignore an event."""
 
@@ -87,6 +93,9 @@ class LineDisplay:
         self._progress.plan(num_items, work)
         self._begun.clear()
         self._print(f"{num_items} outcomes to reach, {sum(len(one.recipes) for one in work)} builds to do")
+
+    def observe(self, look: Callable[[], LiveFigures]) -> None:
+        """Ignore the figures."""
 
     def show(self, event: Event) -> None:
         """Print the event."""
@@ -139,6 +148,9 @@ class LiveDisplay:
         """Set the number of outcomes to reach, and the work that they need."""
         self._progress.plan(num_items, work)
         self._note = ""
+
+    def observe(self, look: Callable[[], LiveFigures]) -> None:
+        """Ignore the figures."""
 
     def show(self, event: Event) -> None:
         """Update the display; an outcome is printed above the live part."""

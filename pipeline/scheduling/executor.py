@@ -251,10 +251,12 @@ class Executor:
         damaged = failed is not None and decide(failed.kind, failed.failure.code).rebuild
         gone = self._records.removed(progress.state.results) if damaged else ()
         self._advance(progress, JudgeEnded(result=judged, failed=failed, gone=gone))
+        unstable = failed is not None and failed.kind == "unstable"
         if progress.state.phase != Phase.DECIDED:
-            self._show(Event(kind="retried", what=item.label()))
+            self._show(Event(kind="retried", what=item.label(), unstable=unstable))
         else:
-            self._show(Event(kind="judged", what=item.label(), text=f"in {judged.judge_s:.1f} s", seconds=judged.judge_s))
+            text, seconds = f"in {judged.judge_s:.1f} s", judged.judge_s
+            self._show(Event(kind="judged", what=item.label(), text=text, seconds=seconds, unstable=unstable))
 
 
 def _failure_in(task: Task, done: Done, result: BuildResult | JudgeResult) -> TaskFailure | None:

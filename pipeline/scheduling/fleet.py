@@ -80,8 +80,8 @@ class Fleet:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """Nodes that may get tasks now."""
-        return tuple(node for name, node in self._used.items() if name not in self._doubted)
+        """Nodes that may get tasks now. Thread-safe."""
+        return tuple(node for name, node in list(self._used.items()) if name not in self._doubted)
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any, Self
 
@@ -49,9 +49,12 @@ END_S = 10.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Status:
-    """Answer of the process to a call: all failures so far, whether MLflow is complete, and the error of this call."""
+    """Answer of the process to a call: all failures and the number of logged outcomes so far, whether MLflow is complete, and the
+    error of this call.
+    """
 
     failures: tuple[str, ...] = ()
+    num_logged: int = 0
     is_complete: bool = False
     error: ColdpressError | None = None
 
@@ -77,7 +80,7 @@ class TrackerProcess:
         self._arguments = (tracking_uri, campaign, store, mode)
         self.may_work: Callable[[], bool] = lambda: True
         self._calls: queue.Queue[tuple[Any, ...] | None] = queue.Queue(maxsize=AHEAD)
-        self._status = _Status()
+        self._status, self._num_given = _Status(), 0
         self._hurries = self._stops = False
         self._temporary = contextlib.ExitStack()
         self._thread = threading.Thread(target=self._send_calls, name="tracker", daemon=True)
@@ -114,6 +117,16 @@ class TrackerProcess:
         """Errors so far, one sentence each."""
         return self._status.failures
 
+    @property
+    def num_logged(self) -> int:
+        """Number of outcomes of `log` that MLflow shows. Thread-safe."""
+        return self._num_given if self._status.is_complete else self._status.num_logged
+
+    @property
+    def num_unlogged(self) -> int:
+        """Number of outcomes of `log` that MLflow does not show yet, or lacks after a failure. Thread-safe."""
+        return self._num_given - self.num_logged
+
     def start(
         self,
         catalog: str,
@@ -132,6 +145,7 @@ class TrackerProcess:
         Raises:
             ColdpressError: an earlier call was impossible: mlflow is not installed.
         """
+        self._num_given += len(outcomes)
         if self._status.is_complete:
             self._check()
         else:
@@ -176,7 +190,7 @@ class TrackerProcess:
                 self._status = self._pipe.recv()
         except Exception as error:  # any error leaves MLflow incomplete, and has to be reported
             if not self._stops:
-                self._status = _Status(failures=(*self.failures, self._failure(error)))
+                self._status = replace(self._status, failures=(*self.failures, self._failure(error)))
 
     def _failure(self, error: Exception) -> str:
         how = f"failed ({type(error).__name__}: {error})"
@@ -219,4 +233,10 @@ def serve(handle: int, parent: int) -> None:
                 getattr(tracker, name)(*(held,) if name == "finish" else (), *args, **named)
         except ColdpressError as raised:
             error = raised
-        pipe.send(_Status(failures=tuple(tracker.failures), is_complete=tracker.is_complete, error=error))
+        status = _Status(
+            failures=tuple(tracker.failures),
+            num_logged=tracker.num_logged + tracker.num_unchanged,
+            is_complete=tracker.is_complete,
+            error=error,
+        )
+        pipe.send(status)

@@ -26,7 +26,7 @@ from freezer.limits import Limits, SamplingPolicy
 from freezer.spec.inputs import InputSpec
 from freezer.spec.items import TensorSpec
 from freezer.store.store import Store
-from pipeline.campaign import Campaign
+from pipeline.campaign import NOTHING, Before, Campaign
 from pipeline.catalog.entry import Entry
 from pipeline.config import Config
 from pipeline.ledger.campaign_record import Continued
@@ -36,7 +36,7 @@ from pipeline.planning.plan import FinishedWork, Item, Plan, PlanRequest, make_p
 from pipeline.records.class_facts import ClassFacts
 from pipeline.records.outcome import CandidateReport, Failure, Figures, Outcome
 from pipeline.reporting.campaign_report import CampaignReport
-from pipeline.reporting.display import LineDisplay
+from pipeline.reporting.display import Display, LineDisplay
 from pipeline.scheduling.executor import Executor
 from pipeline.scheduling.item_state import ItemState
 from pipeline.tracking.process import TrackerProcess
@@ -165,6 +165,8 @@ def run_judged(
     registered_name: str | None = None,
     limits: Limits = DEFAULT_LIMITS,
     apart: bool = False,
+    display: Display | None = None,
+    before: Before = NOTHING,
 ) -> CampaignReport:
     """Run a campaign to its end.
 
@@ -179,7 +181,7 @@ def run_judged(
         continued = Continued(ledger, started)
         plan = plan_of(entries, store, ledger, digests=digests, since=continued.own_since)
         config = Config(catalog="catalog.yaml", store=str(store.root), tracking_uri=uri, campaign=campaign)
-        display = LineDisplay(Console(file=io.StringIO()))
+        display = display or LineDisplay(Console(file=io.StringIO()))
 
         def made_by_judge(item: Item) -> Outcome:
             verdict = models[item.entry.name][item.device_class]
@@ -192,7 +194,7 @@ def run_judged(
                 tracker = held.enter_context(TrackerProcess(uri, campaign, str(store.root), mode="copy"))
             else:
                 tracker = Tracker(uri, campaign, store, mode="copy")
-            running = Campaign(config, plan, cast(Executor, executor), store, ledger, tracker, display)
+            running = Campaign(config, plan, cast(Executor, executor), store, ledger, tracker, display, before)
             return running.run(problems, continued, started)
 
 

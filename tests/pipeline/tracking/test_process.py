@@ -81,8 +81,10 @@ def test_nothing_is_written_while_work_is_forbidden(uri: str, store: Store) -> N
         tracker.log([outcome("a")])
         time.sleep(1)
         assert shown(uri)["runs"] == {}
+        assert (tracker.num_logged, tracker.num_unlogged) == (0, 1)
         judging = False
-        wait_until(lambda: len(run_names(uri)) == 2)
+        wait_until(lambda: tracker.num_logged == 1)
+        assert len(run_names(uri)) == 2
         judging = True
         tracker.log([outcome("b")])
         tracker.finish([outcome("a"), outcome("b")], 1, interrupted=False, finished=2.0)
@@ -128,6 +130,7 @@ def test_a_killed_process_is_reported_with_the_replay(uri: str, store: Store) ->
         for number in range(2 * AHEAD):
             tracker.log([outcome(f"m{number}")])
         tracker.finish([], 0, interrupted=False, finished=2.0)
+    assert (tracker.num_logged, tracker.num_unlogged) == (0, 2 * AHEAD), "MLflow lacks them until a replay"
     (failure,) = tracker.failures
     assert "was killed by SIGKILL; the store and the ledger are complete" in failure
     assert f"python -m jobs.replay killed --store {store.root}" in failure
