@@ -328,12 +328,12 @@ def test_an_object_removed_while_reading_does_not_exist(bucket: str) -> None:
     assert files is not None
     assert rival is not None
     files.write("tiny/index.json", b"{}")
-    filesystem = files._fs
+    filesystem, remove = files._fs, rival.remove
 
     class Removing:
         def open_input_stream(self, path: str) -> object:
             stream = filesystem.open_input_stream(path)
-            rival.remove("tiny/index.json")
+            remove("tiny/index.json")
             return stream
 
         def __getattr__(self, name: str) -> object:
