@@ -55,7 +55,7 @@ class ServedModel:
 
 
 MODELS: Mapping[str, ServedModel] = {
-    "small": ServedModel(factory="benchmarks.serving_load:small", name="x", shape=(1, 64)),
+    "small": ServedModel(factory="benchmarks.serving_load:small", name="input", shape=(1, 64)),
     "mobilenetv3-large": ServedModel(factory="benchmarks.peer_models:mobilenet_v3_large", name="image", shape=(1, 3, 224, 224)),
 }
 

@@ -83,7 +83,7 @@ class ServingMetrics:
     def __init__(self, queue_length: Callable[[], float]) -> None:
         self.registry = CollectorRegistry()
         prefix, own = "coldpress_serving", self.registry
-        text = "Time from a request's arrival to its answer, of requests that were answered with outputs"
+        text = "Time from the end of a request's body to its answer, of requests that were answered with outputs"
         self.seconds = Histogram(f"{prefix}_request_seconds", text, buckets=BUCKETS_S, registry=own)
         self.requests = Counter(f"{prefix}_requests", "Requests by outcome", ["outcome"], registry=own)
         Gauge(f"{prefix}_queue_length", "Requests that wait for the model", registry=own).set_function(queue_length)

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import yaml
 
 from freezer.hardware.device_classes import PORTABLE
 from freezer.store.store import Store
+from infra.serving.model_server import ServingMetrics
 from pipeline.records.events import Event, LiveFigures
 from pipeline.reporting.campaign_status import campaign_status
 from pipeline.reporting.display import QuietDisplay
@@ -28,6 +29,7 @@ from tests.pipeline.reporting.test_campaign_report import FAILED
 from tests.pipeline.scrapes import Scrape, scraped, summed
 from tests.pipeline.test_whole_campaigns import CATALOG, environment, write_catalog
 from tests.raylets import LOOPBACK, ROOT, free_port, wait_until
+from tests.test_links import anchors
 
 FOLDER = ROOT / "infra" / "observability"
 
@@ -74,11 +76,8 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def test_alerts_link_to_sections_of_the_runbook() -> None:
-    if not (ROOT / "infra" / "README.md").exists():
-        pytest.skip("infra/README.md is not here")
-    sections = re.findall(r"^#+ (.+)$", (ROOT / "infra" / "README.md").read_text(), re.MULTILINE)
-    anchors = {re.sub(r"[^\w\- ]", "", section.lower()).replace(" ", "-") for section in sections}
-    assert {rule["annotations"]["runbook"].removeprefix("infra/README.md#") for rule in alerts()} <= anchors
+    sections = anchors((ROOT / "infra" / "README.md").read_text())
+    assert {rule["annotations"]["runbook"].removeprefix("infra/README.md#") for rule in alerts()} <= sections
 
 
 def dashboard() -> dict[str, Any]:
@@ -104,7 +103,7 @@ def driver_metrics() -> dict[str, set[str]]:
     metrics = CampaignMetrics(QuietDisplay(), "c")
     metrics.observe(lambda: LiveFigures(nodes={PORTABLE: 1}))
     for kind in ("built", "judged"):
-        metrics.show(Event(kind=kind, what="m portable", seconds=1.0))  # type: ignore[arg-type]
+        metrics.show(Event(kind=kind, what="m portable", seconds=1.0))
     metrics.show(Event(kind="outcome", what="m portable", outcome=FAILED))
     return {sample.name: set(sample.labels) for family in metrics.registry.collect() for sample in family.samples}
 
@@ -129,7 +128,7 @@ def test_queries_parse_and_name_existing_metrics(tmp_path: Path) -> None:
 
 
 def test_serving_has_the_metrics_of_its_panels() -> None:
-    metrics = pytest.importorskip("infra.serving.model_server").ServingMetrics(lambda: 0.0)
+    metrics = ServingMetrics(lambda: 0.0)
     metrics.artifact.info(dict.fromkeys(SERVING["coldpress_serving_artifact_info"], "x"))
     found = {sample.name: set(sample.labels) for family in metrics.registry.collect() for sample in family.samples}
     assert SERVING.items() <= found.items()
@@ -250,11 +249,15 @@ def test_prometheus_shows_what_the_ledger_has(tmp_path: Path) -> None:
     with prometheus.running():
         scrapes, last = optimized(tmp_path / "campaign", port)
         status = campaign_status(Store.open(str(tmp_path / "campaign" / "store")), "catalog")
-        codes: Mapping[str, int] = dict.fromkeys(("CP-WEIGHTS-DIFFER", "CP-SOURCE", "CP-TIMEOUT"), 1)
-        for found in (
-            lambda name, label: summed(scrapes[-1], name, label),
-            lambda name, label: prometheus.numbers(f"sum by ({label}) (last_over_time({name}[10m]))", label),
-        ):
+
+        def last_scraped(name: str, label: str) -> dict[str, float]:
+            return summed(scrapes[-1], name, label)
+
+        def recorded(name: str, label: str) -> dict[str, float]:
+            return prometheus.numbers(f"sum by ({label}) (last_over_time({name}[10m]))", label)
+
+        codes = dict.fromkeys(("CP-WEIGHTS-DIFFER", "CP-SOURCE", "CP-TIMEOUT"), 1)
+        for found in (last_scraped, recorded):
             assert found("coldpress_outcomes_total", "verdict") == status.verdicts
             assert found("coldpress_failures_total", "code") == codes
             assert found("coldpress_items", "state") == {"final": status.planned}

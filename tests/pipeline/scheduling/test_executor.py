@@ -21,6 +21,7 @@ from pipeline.ledger.ledger import Ledger
 from pipeline.planning.keys import FileDigests
 from pipeline.planning.plan import Item, Plan
 from pipeline.publish import Publisher
+from pipeline.records.events import Event
 from pipeline.records.outcome import Failure, Outcome
 from pipeline.scheduling.executor import Executor
 from pipeline.sources.materials import Materials
@@ -48,6 +49,7 @@ class Workers(NoRay):
         self.home = HOME.node_id
         self.said: list[str] = []
         self.asked: list[tuple[Request, int | None]] = []
+        self.shown: list[Event] = []
         self._damaged = list(damaged)
         self._tasks: dict[Handle, Request] = {}
 
@@ -90,7 +92,7 @@ def outcomes(
 ) -> Iterator[tuple[Item, Outcome]]:
     """Each outcome, as it is handed out to be published; that is noted too."""
     materials = Materials(store.root, "sqlite://", FileDigests(store.root / "digests.json"), shipping=shipping)
-    executor = Executor(plan, OneNode(workers, store.root, *nodes), store, ledger, materials, lambda _: None)
+    executor = Executor(plan, OneNode(workers, store.root, *nodes), store, ledger, materials, workers.shown.append)
     for item, outcome in executor.outcomes():
         assert executor.may_disturb()
         workers.said.append(f"outcome {item.entry.name}")
@@ -183,6 +185,7 @@ def test_third_disturbed_judge_is_final(store: Store, ledger: Ledger) -> None:
     built(plan, store, "a")
     ((_, outcome),) = outcomes(plan, store, ledger, workers, [HOME])
     assert workers.said == [*["judge a home"] * 3, "outcome a"]
+    assert [event.kind for event in workers.shown if event.unstable] == ["retried", "retried", "judged"]
     assert (outcome.verdict, outcome.failure) == ("unstable", None)
     assert outcome.reason == "too busy; tried 3 times; repeat it on quieter nodes, or with --accept-noise"
 
