@@ -38,6 +38,12 @@ ENVIRONMENT = {
 PROBE_S = 5
 """Time limit of the first response."""
 
+REFUSED = {
+    "UNAUTHENTICATED": "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to those of a user of the server",
+    "PERMISSION_DENIED": "let the server's administrator give this user the permission, or add this host name to --allowed-hosts",
+}
+"""Remedies by MLflow's error code: HTTP 401 and 403."""
+
 SQLITE = "sqlite:///"
 
 _PARTIAL = ".partial"
@@ -117,6 +123,7 @@ def reaching(tracking_uri: str) -> Iterator[None]:
         raise
     except Exception as error:
         remedy = "start the server (`mlflow server`), fix the database or its disk, or set another --tracking-uri"
+        remedy = REFUSED.get(getattr(error, "error_code", ""), remedy)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             remedy = f"make room where MLflow keeps its artifacts, and in the temporary folder {temporary_place()}"
         message = f"MLflow at {tracking_uri} failed: {type(error).__name__}: {first_line(error)}; {remedy}"
