@@ -26,7 +26,7 @@ from freezer.artifact.folder import Artifact
 from freezer.freezing.freeze import FreezeOptions, freeze
 from freezer.limits import SamplingPolicy
 from freezer.store.store import Store
-from tests.mlflow_servers import MlflowServer, Postgres
+from tests.mlflow_servers import MlflowServer, Postgres, server_options
 from tests.pipeline.campaigns import run_judged
 from tests.steps import HERE
 
@@ -40,7 +40,7 @@ def growth_tables(database: str, num_items: int, folder: Path) -> list[str]:
     with ExitStack() as held:
         postgres = held.enter_context(Postgres()) if database == "postgresql" else None
         backend = postgres.database("mlflow") if postgres else f"sqlite:///{folder}/mlflow.db"
-        server = held.enter_context(MlflowServer(backend, str(folder / "artifacts"), folder))
+        server = held.enter_context(MlflowServer(server_options(backend, str(folder / "artifacts")), folder))
         store = Store.open(str(folder / "store"), create=True)
         empty_rows, empty_bytes, began = table_rows(backend), database_bytes(backend), time.monotonic()
         server_s, database_s, tracker_s = cpu_s(server.processes()), cpu_s(postgres.processes() if postgres else []), children_s()

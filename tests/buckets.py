@@ -44,6 +44,11 @@ def make_bucket(address: str, name: str) -> None:
     _filesystem(address).create_dir(name)
 
 
+def empty_bucket(address: str, name: str) -> None:
+    """Remove all objects of a bucket."""
+    _filesystem(address).delete_dir_contents(name)
+
+
 def objects(address: str, place: str) -> dict[str, bytes]:
     """The content of all objects below BUCKET/PREFIX, by path below it."""
     from pyarrow.fs import FileSelector

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -25,32 +25,40 @@ POSTGRES_USER = "nobody" if os.geteuid() == 0 else None
 
 SETTINGS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
+ALLOWED_HOSTS = f"{LOOPBACK},{LOOPBACK}:*"
+
+
+def server_options(backend: str, artifacts: str, *, num_workers: int = 1) -> list[str]:
+    """Options of a server without authentication.
+
+    Args:
+        backend: URI of its database.
+        artifacts: URI or folder where it stores artifacts.
+        num_workers: number of its processes that answer requests.
+    """
+    places = ["--backend-store-uri", backend, "--artifacts-destination", artifacts]
+    return [*places, "--allowed-hosts", ALLOWED_HOSTS, "--workers", str(num_workers)]
+
 
 class MlflowServer:
     """An MLflow server that keeps its address; it passes on the artifacts of its clients. Use it as a context manager.
 
     Args:
-        backend: URI of its database.
-        artifacts: URI or folder where it stores artifacts.
+        options: of `mlflow server`, except its address.
         folder: its working directory, with its log.
         environment: variables for it alone.
-        num_workers: number of its processes that answer requests.
 
     Attributes:
         uri: its address.
     """
 
-    def __init__(
-        self, backend: str, artifacts: str, folder: Path, *, environment: Mapping[str, str] | None = None, num_workers: int = 1
-    ) -> None:
+    def __init__(self, options: Sequence[str], folder: Path, *, environment: Mapping[str, str] = SETTINGS) -> None:
         port = free_port()
         self.uri = f"http://{LOOPBACK}:{port}"
         self._folder = folder
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "PYTEST_"))}
-        self._environment = {**inherited, **SETTINGS, **(environment or {})}
-        self._command = [*DIES_WITH_US, sys.executable, "-m", "mlflow", "server", "--host", LOOPBACK, "--port", str(port)]
-        self._command += ["--allowed-hosts", f"{LOOPBACK},{LOOPBACK}:*", "--workers", str(num_workers)]
-        self._command += ["--backend-store-uri", backend, "--artifacts-destination", artifacts]
+        self._environment = {**inherited, **environment}
+        self._command = [*DIES_WITH_US, sys.executable, "-m", "mlflow", "server", "--host", LOOPBACK, "--port", str(port), *options]
 
     def __enter__(self) -> Self:
         self.start()
@@ -86,10 +94,13 @@ class MlflowServer:
 
 
 class Postgres:
-    """A PostgreSQL of its own, in a temporary folder. Use it as a context manager; a test is skipped if it is not installed."""
+    """A PostgreSQL of its own, in a temporary folder. Use it as a context manager; a test is skipped if it is not installed.
+
+    Its user `coldpress` needs no password.
+    """
 
     def __init__(self) -> None:
-        self._port = free_port()
+        self.port = free_port()
 
     def __enter__(self) -> Self:
         found = shutil.which("initdb") or next((str(path) for path in Path("/usr/lib/postgresql").glob("*/bin/initdb")), None)
@@ -109,7 +120,7 @@ class Postgres:
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
-        settings = [f"listen_addresses={LOOPBACK}", f"port={self._port}", f"unix_socket_directories={self._folder}"]
+        settings = [f"listen_addresses={LOOPBACK}", f"port={self.port}", f"unix_socket_directories={self._folder}"]
         command = [*DIES_WITH_US, str(self._programs / "postgres"), "-D", "data", *(f"--{setting}" for setting in settings)]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(command, cwd=self._folder, user=POSTGRES_USER, stdout=log, stderr=log)
@@ -127,11 +138,15 @@ class Postgres:
     def database(self, name: str) -> str:
         """Return the URI of a new database."""
         self._run("createdb", *self._client, "--username", "coldpress", name)
-        return f"postgresql+psycopg2://coldpress@{LOOPBACK}:{self._port}/{name}"
+        return f"postgresql+psycopg2://coldpress@{LOOPBACK}:{self.port}/{name}"
+
+    def drop(self, name: str) -> None:
+        """Remove a database."""
+        self._run("dropdb", "--force", *self._client, "--username", "coldpress", name)
 
     @property
     def _client(self) -> list[str]:
-        return ["--host", str(self._folder), "--port", str(self._port)]
+        return ["--host", str(self._folder), "--port", str(self.port)]
 
     def _run(self, program: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         command = [str(self._programs / program), *arguments]

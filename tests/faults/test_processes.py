@@ -12,7 +12,7 @@ import pytest
 
 from tests.cluster.conftest import V3, V4
 from tests.faults.sites import Site
-from tests.mlflow_servers import MlflowServer
+from tests.mlflow_servers import MlflowServer, server_options
 from tests.raylets import Raylet, free_port, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -120,7 +120,7 @@ def test_the_head_dies(site: Site) -> None:
 def server(shared_site: Site) -> Iterator[MlflowServer]:
     """A server on the site's database."""
     site = shared_site
-    with MlflowServer(site.tracking_uri, str(site.folder / "mlartifacts"), site.folder) as started:
+    with MlflowServer(server_options(site.tracking_uri, str(site.folder / "mlartifacts")), site.folder) as started:
         site.server_uri = started.uri
         yield started
 

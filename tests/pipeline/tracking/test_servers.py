@@ -20,7 +20,7 @@ from freezer.store.store import Store
 from jobs.replay import app
 from tests.buckets import ENVIRONMENT, make_bucket
 from tests.conftest import Frozen
-from tests.mlflow_servers import MlflowServer, Postgres
+from tests.mlflow_servers import SETTINGS, MlflowServer, Postgres, server_options
 from tests.pipeline.campaigns import Models, run_judged
 from tests.pipeline.shown import shown, stored_files, without_ids
 from tests.raylets import wait_until
@@ -48,20 +48,21 @@ def make_server(s3_address: str, tmp_path: Path, request: pytest.FixtureRequest)
     with ExitStack() as held:
 
         def start(backend: str, artifacts: str, *, num_workers: int = 1) -> MlflowServer:
-            name, environment = f"test-{uuid.uuid4().hex[:12]}", {}
+            name, environment = f"test-{uuid.uuid4().hex[:12]}", SETTINGS
             if backend == "postgresql":
                 database = request.getfixturevalue("postgres").database(name)
             else:
                 database = f"sqlite:///{tmp_path}/server.db"
             place = str(tmp_path / "destination")
             if artifacts == "s3":
-                environment = {**ENVIRONMENT, "MLFLOW_S3_ENDPOINT_URL": s3_address}
+                environment = {**SETTINGS, **ENVIRONMENT, "MLFLOW_S3_ENDPOINT_URL": s3_address}
                 with pytest.MonkeyPatch.context() as patched:  # clients of the server have no credentials
                     for variable, value in ENVIRONMENT.items():
                         patched.setenv(variable, value)
                     make_bucket(s3_address, name)
                 place = f"s3://{name}/mlflow"
-            return held.enter_context(MlflowServer(database, place, tmp_path, environment=environment, num_workers=num_workers))
+            options = server_options(database, place, num_workers=num_workers)
+            return held.enter_context(MlflowServer(options, tmp_path, environment=environment))
 
         yield start
 

@@ -1,0 +1,269 @@
+"""infra/mlflow: its files agree, and a server that runs as compose.yaml says is lost and restored from a backup."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+import requests
+import torch
+import yaml
+from mlflow.models import infer_signature
+from typer.testing import CliRunner
+
+from freezer.errors import InfrastructureError
+from freezer.hardware.device_classes import PORTABLE
+from freezer.store.store import Store
+from jobs.replay import app
+from pipeline.tracking.connection import connect
+from tests.buckets import ENVIRONMENT, empty_bucket, make_bucket
+from tests.infra.manifests import check_manifest, manifests
+from tests.mlflow_servers import ALLOWED_HOSTS, MlflowServer, Postgres
+from tests.pipeline.shown import shown, stored_files, without_ids
+from tests.pipeline.test_whole_campaigns import environment
+from tests.raylets import LOOPBACK, ROOT
+
+FOLDER = ROOT / "infra" / "mlflow"
+SCRIPT = FOLDER / "backup.sh"
+COMPOSE = yaml.safe_load((FOLDER / "compose.yaml").read_text())
+SERVICE = COMPOSE["services"]["mlflow"]
+ADMIN, TRAINER, CAMPAIGN = ("admin", "password-of-admin"), ("trainer", "password-of-trainer"), ("campaign", "password-of-campaign")
+BUCKET = "coldpress"
+
+
+def env_example() -> dict[str, str]:
+    """The variables of env.example, with those that are optional."""
+    lines = (FOLDER / "env.example").read_text().splitlines()
+    return dict(found.groups() for line in lines if (found := re.fullmatch(r"#?([A-Z_]+[A-Z0-9_]*)=(.*)", line)))
+
+
+def test_compose_file_follows_its_schema() -> None:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(FOLDER / "compose.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_manifests_follow_their_schemas() -> None:
+    kinds = []
+    for item in manifests(FOLDER / "kubernetes.yaml"):
+        check_manifest(item)
+        kinds.append(item["kind"])
+    assert sorted(kinds) == sorted(["ConfigMap", "Deployment", "StatefulSet", *["Service"] * 2, *["NetworkPolicy"] * 2])
+
+
+def test_compose_and_kubernetes_start_the_same_server() -> None:
+    found = {(item["kind"], item["metadata"]["name"]): item for item in manifests(FOLDER / "kubernetes.yaml")}
+    (container,) = found["Deployment", "mlflow"]["spec"]["template"]["spec"]["containers"]
+    assert container["args"] == SERVICE["command"]
+    assert {item["name"]: item["value"] for item in container["env"]} == SERVICE["environment"]
+    assert container["image"] == SERVICE["image"]
+    assert found["ConfigMap", "mlflow-auth"]["data"] == {"basic_auth.ini": (FOLDER / "basic_auth.ini").read_text()}
+    (database,) = found["StatefulSet", "postgres"]["spec"]["template"]["spec"]["containers"]
+    assert database["image"] == COMPOSE["services"]["postgres"]["image"]
+
+
+def test_mlflow_reads_every_variable() -> None:
+    """It would ignore a misspelt or renamed one, and send telemetry, say."""
+    package = Path(mlflow.__file__).parent
+    sources = ["environment_variables.py", "cli/__init__.py", "utils/cli_args.py", "telemetry/utils.py"]
+    text = "".join((package / name).read_text() for name in sources)
+    names = [name for name in {**env_example(), **SERVICE["environment"]} if name.startswith(("MLFLOW_", "DO_NOT"))]
+    assert len(names) > 5
+    assert [name for name in names if f'"{name}"' not in text] == []
+
+
+def test_backup_script_passes_shellcheck() -> None:
+    program = shutil.which("shellcheck") or pytest.skip("shellcheck is missing (Debian: apt-get install shellcheck)")
+    done = subprocess.run([program, str(SCRIPT)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@contextmanager
+def credentials() -> Iterator[None]:
+    """The bucket's credentials for a moment; clients of the server have none."""
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in ENVIRONMENT.items():
+            patched.setenv(name, value)
+        yield
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """The server of compose.yaml, its database and its bucket.
+
+    Attributes:
+        variables: those of .env.
+    """
+
+    server: MlflowServer
+    postgres: Postgres
+    s3_address: str
+    variables: Mapping[str, str]
+
+    @property
+    def uri(self) -> str:
+        """The address of the server."""
+        return self.server.uri
+
+    def backup(self, *arguments: str) -> str:
+        """Run backup.sh, and return its output."""
+        command = [str(SCRIPT), *arguments]
+        done = subprocess.run(command, env={**os.environ, **self.variables}, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def lose(self) -> None:
+        """Kill the server, and remove its database and all files of its bucket."""
+        self.server.kill()
+        self.postgres.drop(self.variables["PGDATABASE"])
+        with credentials():
+            empty_bucket(self.s3_address, BUCKET)
+
+
+@pytest.fixture(scope="module")
+def site(s3_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A server with the options and variables of compose.yaml; only addresses differ."""
+    if shutil.which("rclone") is None:
+        pytest.skip("rclone is missing (Debian: apt-get install rclone)")
+    folder = tmp_path_factory.mktemp("site")
+    mounted = dict(volume.split(":")[1::-1] for volume in SERVICE["volumes"])
+    settings = {name: str(FOLDER / mounted[value]) if value in mounted else value for name, value in SERVICE["environment"].items()}
+    with credentials():
+        make_bucket(s3_address, BUCKET)
+    with ExitStack() as held:
+        postgres = held.enter_context(Postgres())
+        own = {
+            "PGHOST": LOOPBACK,
+            "PGPORT": str(postgres.port),
+            "PGUSER": "coldpress",
+            "PGPASSWORD": "any",
+            "AWS_ACCESS_KEY_ID": ENVIRONMENT["AWS_ACCESS_KEY_ID"],
+            "AWS_SECRET_ACCESS_KEY": ENVIRONMENT["AWS_SECRET_ACCESS_KEY"],
+            "MLFLOW_S3_ENDPOINT_URL": s3_address,
+            "MLFLOW_SERVER_ALLOWED_HOSTS": ALLOWED_HOSTS,
+            "MLFLOW_AUTH_ADMIN_PASSWORD": ADMIN[1],
+            "MLFLOW_FLASK_SERVER_SECRET_KEY": "any",
+        }
+        variables = {**env_example(), **own}
+        postgres.database(variables["PGDATABASE"])
+        options = [word for word in SERVICE["command"][2:] if not word.startswith(("--host", "--port"))]
+        server = held.enter_context(MlflowServer(options, folder, environment={**variables, **settings}))
+        for name, password in (TRAINER, CAMPAIGN):
+            body = {"username": name, "password": password}
+            requests.post(f"{server.uri}/api/2.0/mlflow/users/create", json=body, auth=ADMIN, timeout=30).raise_for_status()
+        yield Site(server=server, postgres=postgres, s3_address=s3_address, variables=variables)
+
+
+@pytest.fixture
+def log_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A function that makes this process, and those that it starts, a user of the server."""
+
+    def as_user(user: tuple[str, str]) -> None:
+        monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", user[0])
+        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", user[1])
+
+    before = os.environ.get("MLFLOW_TRACKING_URI")
+    yield as_user
+    mlflow.set_tracking_uri(before)
+
+
+@pytest.mark.slow
+def test_server_refuses_strangers_and_other_hosts(site: Site, log_in: Any) -> None:
+    """Unknown users, unknown host names, and users who delete what others made."""
+    with pytest.raises(InfrastructureError, match="MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"):
+        connect(site.uri)
+    log_in((TRAINER[0], "password-of-nobody"))
+    with pytest.raises(InfrastructureError, match="MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"):
+        connect(site.uri)
+    log_in(TRAINER)
+    made = connect(site.uri).create_experiment("of the trainer")
+    path = f"{site.uri}/api/2.0/mlflow/experiments"
+    renamed = requests.post(f"{path}/update", json={"experiment_id": made, "new_name": "renamed"}, auth=CAMPAIGN, timeout=30)
+    deleted = requests.post(f"{path}/delete", json={"experiment_id": made}, auth=CAMPAIGN, timeout=30)
+    other = requests.get(f"{path}/get?experiment_id={made}", auth=CAMPAIGN, headers={"Host": "evil.example"}, timeout=30)
+    assert (renamed.status_code, deleted.status_code, other.status_code) == (200, 403, 403)
+    assert "Invalid Host header" in other.text
+
+
+@pytest.mark.slow
+def test_server_runs_no_jobs_and_reports_nothing(site: Site) -> None:
+    """MLflow's defaults start consumers of a queue beside the server, and send usage records, also those of the pages."""
+    commands = [" ".join(process.cmdline()) for process in site.server.processes()]
+    assert any("uvicorn" in command for command in commands)
+    assert [command for command in commands if "huey" in command or "mlflow.server.jobs" in command] == []
+    records = {"records": [{"event_name": "any"}]}
+    sent = requests.post(f"{site.uri}/ajax-api/3.0/mlflow/ui-telemetry", json=records, auth=CAMPAIGN, timeout=30)
+    assert sent.json() == {"status": "disabled"}
+
+
+def register(uri: str, *, seed: int) -> None:
+    """Register a version of `tiny`, with files in the server's bucket."""
+    torch.manual_seed(seed)
+    model, x = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.GELU()).eval(), torch.randn(2, 16)
+    mlflow.set_tracking_uri(uri)
+    mlflow.set_experiment("sources")
+    with mlflow.start_run(), torch.no_grad():
+        signature = infer_signature(x.numpy(), model(x).numpy())
+        mlflow.pytorch.log_model(model, name="model", signature=signature, input_example=x.numpy(), registered_model_name="tiny")
+
+
+def run_campaign(folder: Path, uri: str, name: str) -> list[dict[str, Any]]:
+    """Freeze the registry for the portable class, on a local Ray; return the outcomes."""
+    options = ["--store", str(folder / "store"), "--tracking-uri", uri, "--campaign", name, "--json", str(folder / "out.json")]
+    command = [sys.executable, "-m", "jobs.optimize", "mlflow:", "--device-class", PORTABLE, *options]
+    done = subprocess.run(command, env=environment(folder), cwd=folder, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    outcomes: list[dict[str, Any]] = json.loads((folder / "out.json").read_text())["outcomes"]
+    return outcomes
+
+
+def campaigns(found: Mapping[str, Any]) -> set[str]:
+    """The campaigns that have runs."""
+    return {run["data"]["tags"]["coldpress.campaign"] for run in found["runs"].values()}
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.timeout(1200)
+def test_lost_server_is_restored_from_its_backup(site: Site, log_in: Any, tmp_path: Path) -> None:
+    """What was logged before the backup comes back with its ids; what a campaign logged later, by a replay of the ledger."""
+    log_in(TRAINER)
+    register(site.uri, seed=0)
+    log_in(CAMPAIGN)
+    (first,) = run_campaign(tmp_path, site.uri, "nightly")
+    assert (first["verdict"], first["version"]) == ("published", 1)
+    saved = shown(site.uri)
+    assert "saved" in site.backup("save", str(tmp_path / "backup"))
+    run_campaign(tmp_path, site.uri, "later")
+    before, files = shown(site.uri), stored_files(site.uri, tmp_path / "before")
+    assert campaigns(saved) < campaigns(before) == {"nightly", "later"}
+
+    site.lose()
+    site.postgres.database(site.variables["PGDATABASE"])
+    assert "restored" in site.backup("restore", str(tmp_path / "backup"))
+    site.server.start()
+    assert shown(site.uri) == saved
+
+    replayed = CliRunner().invoke(app, ["--all", "--store", str(tmp_path / "store"), "--tracking-uri", site.uri])
+    assert replayed.exit_code == 0, replayed.output
+    assert without_ids(shown(site.uri)) == without_ids(before)
+    assert stored_files(site.uri, tmp_path / "after") == files
+
+    log_in(TRAINER)
+    register(site.uri, seed=1)
+    log_in(CAMPAIGN)
+    (second,) = run_campaign(tmp_path, site.uri, "nightly")
+    assert (second["verdict"], second["version"]) == ("published", 2)
+    assert Store.open(str(tmp_path / "store")).versions("tiny") == [1, 2]
+    assert shown(site.uri)["aliases"]["tiny-frozen"][PORTABLE] == 2
