@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from freezer.artifact.manifest import version_tuple
 from freezer.errors import InfrastructureError
 from freezer.hardware.device_classes import PORTABLE, auto_classes
 from freezer.hardware.machine import detect
@@ -221,10 +222,13 @@ class Fleet:
         return min(counts)
 
     def _toolchain(self, name: str, said: Collection[ClassFacts]) -> Mapping[str, Any]:
-        """Return the toolchain of a class: that of the continued campaign if a node has it, else the most common one."""
+        """Return the toolchain of a class: that of the continued campaign if a node has it, else the most common one.
+
+        Of several, it is the one with the older torch: newer ones open what that makes.
+        """
         counted = Counter(_text(facts.toolchain) for facts in said)
         found = {_text(facts.toolchain): facts.toolchain for facts in said}
-        usual = min(counted, key=lambda text: (-counted[text], text))
+        usual = min(counted, key=lambda text: (-counted[text], version_tuple(found[text]["torch"]), text))
         if name in self._before and _text(self._before[name].toolchain) in found:
             usual = _text(self._before[name].toolchain)
         elif name in self._before:

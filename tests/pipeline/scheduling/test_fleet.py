@@ -18,7 +18,7 @@ from tests.pipeline.one_node import NoRay
 
 V4, GPU = "cpu-x86-64-v4", "cuda-sm90"
 PLAIN = {"torch": "2.13.0", "driver": None}
-NEWER = {"torch": "2.14.0", "driver": None}
+NEWER = {"torch": "2.14.0", "cuda": "13.0"}
 ON_GPU = {"torch": "2.13.0", "driver": "570.1"}
 BLIND = Sight(problem="it does not see the store", sees_files=False)
 
@@ -169,11 +169,11 @@ def test_continued_campaign_keeps_its_toolchain(tmp_path: Path) -> None:
     fleet, notes = fleet_of(tmp_path, Answers(nodes, newer=["a", "b", "c"]), before)
     assert fleet.facts()[V4].toolchain == NEWER
     assert [
-        note for note in notes if note.startswith(f'{V4} is now built with {{"driver": null, "torch": "2.14.0"}}, since no node ')
+        note for note in notes if note.startswith(f'{V4} is now built with {{"cuda": "13.0", "torch": "2.14.0"}}, since no node ')
     ]
 
 
-def test_toolchain_choice_ignores_node_order(tmp_path: Path) -> None:
+def test_older_torch_wins_among_as_many_nodes(tmp_path: Path) -> None:
     nodes = [node("a", V4), node("b", V4)]
     for newer in ("a", "b"):
         for order in (nodes, nodes[::-1]):
