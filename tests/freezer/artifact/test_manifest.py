@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from freezer.artifact.latency import LatencyRecord
-from freezer.artifact.manifest import Manifest
+from freezer.artifact.manifest import FORMAT_VERSION, Manifest
 from freezer.artifact.sections import DriftRecord, FreezingRecord
 from freezer.codec import encode
 from freezer.errors import IntegrityError
@@ -57,6 +57,21 @@ def test_a_manifest_of_an_earlier_release_is_read() -> None:
     assert old.freezing == FreezingRecord(build_s=1.5, warnings=("one",))
     again, grown = json.loads(old.to_bytes()), ("recipe", "drift", "latency", "freezing")
     assert all(again[name] == value for name, value in json.loads(data).items() if name not in grown)
+
+
+@pytest.mark.parametrize("number", range(1, FORMAT_VERSION + 1))
+def test_every_format_has_a_golden_manifest(number: int) -> None:
+    """The policy in docs/contract.md: a release that raises FORMAT_VERSION keeps a reader and a manifest of each earlier format."""
+    data = (GOLDEN / f"manifest-v{number}.json").read_bytes()
+    assert json.loads(data)["format_version"] == number
+    assert Manifest.from_bytes(data, origin="golden").payloads
+
+
+def test_fields_of_later_releases_are_ignored() -> None:
+    data = encode(full_manifest())
+    for record in (data, data["payloads"][0], data["needs"], data["inputs"], data["latency"], data["freezing"]):
+        record["of a later release"] = {"any": [1, None]}
+    assert Manifest.from_bytes(json.dumps(data).encode(), origin="later") == full_manifest()
 
 
 def test_a_payload_accepts_sizes_within_its_dims() -> None:
