@@ -20,6 +20,10 @@ export RCLONE_S3_ENV_AUTH=true RCLONE_S3_NO_CHECK_BUCKET=true RCLONE_S3_REGION=$
 if [[ -n ${MLFLOW_S3_ENDPOINT_URL:-} ]]; then
     export RCLONE_S3_PROVIDER=Other RCLONE_S3_ENDPOINT=$MLFLOW_S3_ENDPOINT_URL
 fi
+if [[ -n ${AWS_CA_BUNDLE:-} ]]; then # which older versions of rclone cannot use
+    export RCLONE_CA_CERT=$AWS_CA_BUNDLE
+    unset AWS_CA_BUNDLE
+fi
 
 if [[ $1 == save ]]; then
     work=$(mktemp -d)
@@ -36,7 +40,8 @@ else
         echo "$backup has no mlflow-TIME.dump: expected a folder or bucket that '$0 save' wrote" >&2
         exit 1
     fi
-    rclone copy --checksum "$backup/artifacts" "$artifacts"
+    # First the database: it is restored as a whole or not at all, and not over another.
     rclone cat "$backup/$dump" | pg_restore --dbname="$PGDATABASE" --no-owner --single-transaction --exit-on-error
+    rclone copy --ignore-times "$backup/artifacts" "$artifacts"
     echo "restored $backup/$dump"
 fi

@@ -30,8 +30,9 @@ from pipeline.tracking.connection import connect
 from tests.buckets import ENVIRONMENT, empty_bucket, make_bucket
 from tests.infra.manifests import check_manifest, manifests
 from tests.mlflow_servers import ALLOWED_HOSTS, MlflowServer, Postgres
-from tests.pipeline.shown import shown, stored_files, without_ids
+from tests.pipeline.shown import shown, stored_files
 from tests.pipeline.test_whole_campaigns import environment
+from tests.pipeline.tracking.test_servers import logged
 from tests.raylets import LOOPBACK, ROOT
 
 FOLDER = ROOT / "infra" / "mlflow"
@@ -45,7 +46,7 @@ BUCKET = "coldpress"
 def env_example() -> dict[str, str]:
     """The variables of env.example, with those that are optional."""
     lines = (FOLDER / "env.example").read_text().splitlines()
-    return dict(found.groups() for line in lines if (found := re.fullmatch(r"#?([A-Z_]+[A-Z0-9_]*)=(.*)", line)))
+    return {found[1]: found[2] for line in lines if (found := re.fullmatch(r"#?([A-Z0-9_]+)=(.*)", line))}
 
 
 def test_compose_file_follows_its_schema() -> None:
@@ -246,8 +247,8 @@ def test_lost_server_is_restored_from_its_backup(site: Site, log_in: Any, tmp_pa
     saved = shown(site.uri)
     assert "saved" in site.backup("save", str(tmp_path / "backup"))
     run_campaign(tmp_path, site.uri, "later")
-    before, files = shown(site.uri), stored_files(site.uri, tmp_path / "before")
-    assert campaigns(saved) < campaigns(before) == {"nightly", "later"}
+    before, files = logged(site.uri), stored_files(site.uri, tmp_path / "before")
+    assert campaigns(saved) < campaigns(shown(site.uri)) == {"nightly", "later"}
 
     site.lose()
     site.postgres.database(site.variables["PGDATABASE"])
@@ -257,7 +258,7 @@ def test_lost_server_is_restored_from_its_backup(site: Site, log_in: Any, tmp_pa
 
     replayed = CliRunner().invoke(app, ["--all", "--store", str(tmp_path / "store"), "--tracking-uri", site.uri])
     assert replayed.exit_code == 0, replayed.output
-    assert without_ids(shown(site.uri)) == without_ids(before)
+    assert logged(site.uri) == before
     assert stored_files(site.uri, tmp_path / "after") == files
 
     log_in(TRAINER)
