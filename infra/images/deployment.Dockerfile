@@ -1,0 +1,58 @@
+# What serves artifacts, without a compiler: `deployment` has the wheel alone, `service` also the HTTP service of infra/serving.
+
+# In production, name the base by its digest.
+ARG BASE=docker.io/library/python:3.11-slim-bookworm
+
+FROM ${BASE} AS build
+WORKDIR /src
+COPY constraints.txt ./
+RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
+    python -m venv /opt/pip \
+    && /opt/pip/bin/pip install --no-cache-dir --constraint constraints.txt pip \
+    && python -m venv --without-pip /opt/coldpress
+# For GPUs https://download.pytorch.org/whl/cu130. If empty: the indexes of pip's configuration.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
+    /opt/pip/bin/pip --python /opt/coldpress/bin/python install --no-cache-dir --constraint constraints.txt \
+    ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} torch
+# Engines (onnxruntime, openvino), signatures (signing) and buckets (stores); may be empty.
+ARG EXTRAS=onnxruntime,openvino,signing,stores
+COPY LICENSE README.md pyproject.toml ./
+COPY freezer freezer
+# Of torch, headers and the tests of its C++ code are removed. bin/torch_shm_manager is needed by its import.
+RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
+    /opt/pip/bin/pip --python /opt/coldpress/bin/python install --no-cache-dir --constraint constraints.txt \
+    --build-constraint constraints.txt ".${EXTRAS:+[${EXTRAS}]}" \
+    && cd /opt/coldpress/lib/python3*/site-packages/torch \
+    && rm -rf include test \
+    && find bin -mindepth 1 ! -name torch_shm_manager -delete
+
+FROM ${BASE} AS deployment
+RUN useradd --uid 10001 --create-home coldpress
+COPY --from=build /opt/coldpress /opt/coldpress
+WORKDIR /app
+ENV PATH=/opt/coldpress/bin:$PATH
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="coldpress-deployment" \
+      org.opencontainers.image.description="Loads artifacts of Coldpress; no compiler" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.licenses="Apache-2.0"
+USER 10001:10001
+HEALTHCHECK --interval=10m --timeout=60s CMD ["coldpress", "doctor"]
+CMD ["coldpress", "doctor"]
+
+FROM deployment AS service
+USER root
+COPY constraints.txt ./
+RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
+    pip --python /opt/coldpress/bin/python install --no-cache-dir --constraint constraints.txt fastapi prometheus-client uvicorn
+COPY infra/serving/service.py infra/serving/
+LABEL org.opencontainers.image.title="coldpress-serve" \
+      org.opencontainers.image.description="HTTP service for one model of a Coldpress store"
+USER 10001:10001
+EXPOSE 8000
+HEALTHCHECK --interval=30s --timeout=10s --start-period=60s \
+    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/ready', timeout=5)"]
+CMD ["python", "-m", "infra.serving.service", "--help"]

@@ -1,0 +1,9 @@
+#!/bin/sh
+# Starts a Ray worker with the labels, CPUs, GPUs and memory of this container, in the foreground: the command of the worker image.
+# HEAD is the head's address; arguments are further options of `ray start`.
+# KubeRay runs its own `ray start` instead: labels and environment are then in the manifest.
+set -eu
+environment=$(python -m jobs.worker_labels --environment)
+arguments=$(python -m jobs.worker_labels)
+# shellcheck disable=SC2086  # words without spaces
+exec env $environment ray start --block --address="$HEAD" $arguments "$@"
