@@ -20,5 +20,6 @@ builder=${BUILDER:-docker}
 # The OCI format has no health checks; docker always builds its own format.
 [[ $builder == docker ]] || set -- --format docker "$@"
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
-exec "$builder" build --file "infra/images/$file.Dockerfile" --target "$target" --tag "$image:$version" \
+exec "$builder" build --file "infra/images/$file.Dockerfile" --target "$target" \
+    --tag "$image:$version" --tag "$image" \
     --build-arg VERSION="$version" --build-arg REVISION="$(git rev-parse HEAD)" "$@" .

@@ -51,7 +51,7 @@ LABEL org.opencontainers.image.title="coldpress-head" \
 USER 10001:10001
 EXPOSE 6379 8265
 HEALTHCHECK --interval=30s --timeout=10s --start-period=60s \
-    CMD wget --tries=1 --timeout=5 --quiet --output-document=- http://127.0.0.1:8265/api/gcs_healthz | grep -q success
+    CMD ["wget", "--tries=1", "--timeout=5", "--quiet", "--output-document=-", "http://127.0.0.1:8265/api/gcs_healthz"]
 CMD ["ray", "start", "--head", "--block", "--port=6379", "--num-cpus=0", "--dashboard-host=0.0.0.0", "--object-store-memory=200000000"]
 
 FROM node AS worker
@@ -66,5 +66,5 @@ LABEL org.opencontainers.image.title="coldpress-worker" \
       org.opencontainers.image.description="Worker of Coldpress campaigns: builds and judges artifacts"
 USER 10001:10001
 HEALTHCHECK --interval=30s --timeout=10s --start-period=60s \
-    CMD wget --tries=1 --timeout=5 --quiet --output-document=- http://127.0.0.1:52365/api/local_raylet_healthz | grep -q success
+    CMD ["wget", "--tries=1", "--timeout=5", "--quiet", "--output-document=-", "http://127.0.0.1:52365/api/local_raylet_healthz"]
 CMD ["coldpress-worker"]

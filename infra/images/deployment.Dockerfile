@@ -23,9 +23,8 @@ COPY freezer freezer
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     /opt/pip/bin/pip --python /opt/coldpress/bin/python install --no-cache-dir --constraint constraints.txt \
     --build-constraint constraints.txt ".${EXTRAS:+[${EXTRAS}]}" \
-    && cd /opt/coldpress/lib/python3*/site-packages/torch \
-    && rm -rf include test \
-    && find bin -mindepth 1 ! -name torch_shm_manager -delete
+    && rm -rf /opt/coldpress/lib/python3*/site-packages/torch/include /opt/coldpress/lib/python3*/site-packages/torch/test \
+    && find /opt/coldpress/lib/python3*/site-packages/torch/bin -mindepth 1 ! -name torch_shm_manager -delete
 
 FROM ${BASE} AS deployment
 RUN useradd --uid 10001 --create-home coldpress
@@ -44,11 +43,13 @@ HEALTHCHECK --interval=10m --timeout=60s CMD ["coldpress", "doctor"]
 CMD ["coldpress", "doctor"]
 
 FROM deployment AS service
-USER root
+USER 0:0
 COPY constraints.txt ./
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
-    pip --python /opt/coldpress/bin/python install --no-cache-dir --constraint constraints.txt fastapi prometheus-client uvicorn
-COPY infra/serving/service.py infra/serving/
+    pip --python /opt/coldpress/bin/python install --no-cache-dir --constraint constraints.txt \
+    fastapi httptools prometheus-client uvicorn uvloop
+COPY infra/__init__.py infra/
+COPY infra/serving/*.py infra/serving/
 LABEL org.opencontainers.image.title="coldpress-serve" \
       org.opencontainers.image.description="HTTP service for one model of a Coldpress store"
 USER 10001:10001

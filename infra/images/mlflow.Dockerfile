@@ -5,6 +5,7 @@
 ARG BASE=docker.io/library/python:3.11-slim-bookworm
 
 FROM ${BASE} AS build
+WORKDIR /src
 COPY constraints.txt ./
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     python -m venv --without-pip /opt/mlflow \
