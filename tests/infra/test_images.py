@@ -189,12 +189,13 @@ def output(*command: str) -> str:
 
 
 def pip_settings(folder: Path) -> list[str]:
-    """Options of a build in which pip finds packages as it does here: a secret, and the files and folders that it names."""
+    """Options of a build in which pip finds packages as it does here: a secret, and the local folders that it names."""
     listed = re.findall(r"^[\w:]+?[.:]+([a-z-]+)='(.*)'$", output(sys.executable, "-m", "pip", "config", "list"), re.MULTILINE)
     conf = folder / "pip.conf"
     conf.write_text("[global]\n" + "".join(f"{name} = {value}\n" for name, value in dict(listed).items()))
-    paths = {Path(path) for path in re.findall(r"(?:file://|(?<=\s))(/[\w./-]+)", conf.read_text())}
-    return [f"--secret=id=pip.conf,src={conf}", *(f"--volume={path}:{path}:ro" for path in sorted(paths) if path.exists())]
+    paths = [Path(path) for path in re.findall(r"(?:file://|(?<=\s))(/[\w./-]+)", conf.read_text())]
+    folders = {Path(*path.parts[:3]) for path in paths if path.exists()}  # with what an index refers to, beside it
+    return [f"--secret=id=pip.conf,src={conf}", *(f"--volume={path}:{path}:ro" for path in sorted(folders))]
 
 
 def is_ready(address: str) -> bool:
