@@ -49,7 +49,8 @@ def without_ids(found: Mapping[str, Any]) -> dict[str, Any]:
         tags = {name: text for name, text in run["data"]["tags"].items() if name != "mlflow.parentRunId"}
         info = {name: value for name, value in run["info"].items() if name in ("run_name", "status")}
         runs.append({"info": info, "tags": tags, "metrics": run["data"]["metrics"], "params": run["data"]["params"]})
-    by_name = sorted(runs, key=lambda run: (run["info"]["run_name"], run["tags"].get("coldpress.device_class", "")))
+    tags = ("coldpress.device_class", "coldpress.campaign")
+    by_name = sorted(runs, key=lambda run: (run["info"]["run_name"], *(run["tags"].get(tag, "") for tag in tags)))
     named = {name: found[name] for name in ("versions", "aliases", "descriptions")}
     return {"runs": by_name, **named, "uploads": len(found["uploads"])}
 
@@ -59,7 +60,8 @@ def stored_files(uri: str, folder: Path) -> dict[str, dict[str, str]]:
     client, found = MlflowClient(uri, uri), shown(uri)
     places = {f"{name}/{number}": client.get_model_version_download_uri(name, number) for name, number in found["versions"]}
     for run in found["runs"].values():
-        names = (run["info"]["run_name"], run["data"]["tags"].get("coldpress.device_class", ""))
+        tags = run["data"]["tags"]
+        names = (run["info"]["run_name"], tags.get("coldpress.device_class", ""), tags.get("coldpress.campaign", ""))
         if client.list_artifacts(run["info"]["run_id"]):
             places["/".join(names)] = run["info"]["artifact_uri"]
     for place, location in places.items():
