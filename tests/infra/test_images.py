@@ -173,7 +173,7 @@ def podman(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("BUILDER", "podman")
     mirrors = output("apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Codename: bookworm").split()
     packages = "ca-certificates,python-is-python3,python3-pip,python3-venv"
-    output("debootstrap", "--variant=minbase", f"--include={packages}", "bookworm", str(tmp_path / "root"), mirrors[0])
+    output("debootstrap", "--variant=minbase", f"--include={packages}", "bookworm", str(tmp_path / "root"), *mirrors[:1])
     output("tar", "-C", str(tmp_path / "root"), "-cf", str(tmp_path / "base.tar"), ".")
     output("podman", "import", str(tmp_path / "base.tar"), "localhost/base")
     yield
