@@ -49,8 +49,8 @@ def without_ids(found: Mapping[str, Any]) -> dict[str, Any]:
         tags = {name: text for name, text in run["data"]["tags"].items() if name != "mlflow.parentRunId"}
         info = {name: value for name, value in run["info"].items() if name in ("run_name", "status")}
         runs.append({"info": info, "tags": tags, "metrics": run["data"]["metrics"], "params": run["data"]["params"]})
-    tags = ("coldpress.device_class", "coldpress.campaign")
-    by_name = sorted(runs, key=lambda run: (run["info"]["run_name"], *(run["tags"].get(tag, "") for tag in tags)))
+    order = ("coldpress.device_class", "coldpress.campaign")
+    by_name = sorted(runs, key=lambda run: (run["info"]["run_name"], *(run["tags"].get(tag, "") for tag in order)))
     named = {name: found[name] for name in ("versions", "aliases", "descriptions")}
     return {"runs": by_name, **named, "uploads": len(found["uploads"])}
 
