@@ -30,6 +30,7 @@ def beside_judges(found: list[Interval]) -> list[tuple[Interval, Interval]]:
     return [(a, b) for a in found for b in found if a.kind == "judge" and a is not b and a.overlaps(b)]
 
 
+@pytest.mark.slow
 def test_two_campaigns_place_by_class_and_judge_alone(cluster: RayCluster, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     for folder, name in ((first, "a"), (second, "b")):

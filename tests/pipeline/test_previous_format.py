@@ -103,6 +103,7 @@ def test_replay_adds_no_runs(campaign: Path) -> None:
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 def test_campaign_resumes(campaign: Path) -> None:
     """Recipes and judges have changed since, so all is built and judged again, and the next version published."""
     python(campaign, "-m", "jobs.optimize", "catalog.yaml", "--campaign", "golden", "--json", "out.json")

@@ -92,6 +92,7 @@ def test_a_busy_neighbour_is_named() -> None:
     assert "most active: python" in neighbours["text"]
 
 
+@pytest.mark.slow
 def test_a_real_quota_is_reported(limited_group: Path) -> None:
     """One CPU, in which torch starts a thread for each CPU of the machine; then a fraction of one."""
     code = "import os, sys; open(sys.argv.pop(1), 'w').write(str(os.getpid())); from freezer.cli import main; main()"

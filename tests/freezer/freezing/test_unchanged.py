@@ -82,7 +82,7 @@ def check_unchanged(model: nn.Module, freeze: Callable[[], Any], state: Callable
     return result
 
 
-@pytest.mark.parametrize("recipe", ["torchscript-frozen", "portable", "inductor-frozen"])
+@pytest.mark.parametrize("recipe", ["torchscript-frozen", "portable", pytest.param("inductor-frozen", marks=pytest.mark.slow)])
 def test_freeze_changes_neither_model_nor_process(recipe: str, tmp_path: Path) -> None:
     model = busy()
     result = check_unchanged(model, lambda: frozen(model, IMAGE, tmp_path / "out", recipe))

@@ -178,6 +178,7 @@ def test_contrast(browser: Browser, report: Path, scheme: str) -> None:
     page.close()
 
 
+@pytest.mark.slow
 def test_ten_thousand_rows_stay_smooth(browser: Browser, tmp_path: Path) -> None:
     opened = Store.open(str(tmp_path / "store"), create=True)
     outcomes = [published(f"model-{place:05}", name, speedup=1 + place / 5000) for place in range(5000) for name in CLASSES[:2]]

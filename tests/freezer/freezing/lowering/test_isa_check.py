@@ -266,6 +266,7 @@ def test_package_for_v3_has_nothing_wider(tmp_path: Path) -> None:
 
 @x86_only
 @wider_than_v3
+@pytest.mark.slow
 def test_native_package_is_refused(tmp_path: Path) -> None:
     """What Inductor does by default: the same build with `-march=native`."""
     native = Target(device_class=replace(V3, march="native"), num_threads=torch.get_num_threads())

@@ -61,6 +61,7 @@ def found_by(opening: Opening, policy: SamplingPolicy = POLICY) -> EnvironmentRe
     return found
 
 
+@pytest.mark.slow
 def test_settings_that_avoid_page_faults_gain(opening: Opening) -> None:
     found = found_by(opening)
     assert found.page_faults > 1000
