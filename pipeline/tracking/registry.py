@@ -28,6 +28,7 @@ from freezer.artifact.describe import FREEZING, manifest_markdown
 from freezer.artifact.folder import MANIFEST, Artifact
 from freezer.artifact.manifest import Manifest
 from freezer.codec import encode
+from freezer.errors import InfrastructureError
 from pipeline.records.outcome import Outcome
 from pipeline.tracking.connection import listed, one_transaction, reaching, upload
 from pipeline.tracking.descriptions import model_description, version_description
@@ -125,23 +126,30 @@ class Registry:
             InfrastructureError: MLflow cannot be reached or rejects a request, or a disk is full.
             IntegrityError: a file of the artifact does not match its manifest.
         """
-        with reaching(self._client.tracking_uri):
-            model = self._model(outcome.registered_as)
-            number = model.aliases.get(outcome.device_class)
-            if number is not None and _is_current(self._version(model, number), outcome):
-                return False
-            version = self._find(model, outcome)
-            if version is not None:
-                return self._point(model, version, outcome)
-            model_id = self._find_upload(outcome) or self._upload(outcome, serving, lay_out, run_id)
-            if not model.newest:
-                self._create_model(model)
-            with one_transaction(self._client):
-                self._client.finalize_logged_model(model_id, "READY")
-                version = self._create_version(model, outcome, serving, model_id, run_id)
-                if version.source == f"{LOGGED_MODEL}{model_id}":
-                    self._link(model_id, version, run_id)
-                self._point(model, version, outcome)
+        try:
+            with reaching(self._client.tracking_uri):
+                return self._registered(outcome, serving, lay_out, run_id)
+        except InfrastructureError:
+            self._models.clear()  # the transaction was undone, and another campaign may have written
+            raise
+
+    def _registered(self, outcome: Outcome, serving: str, lay_out: Callable[[Path], Artifact], run_id: str | None) -> bool:
+        model = self._model(outcome.registered_as)
+        number = model.aliases.get(outcome.device_class)
+        if number is not None and _is_current(self._version(model, number), outcome):
+            return False
+        version = self._find(model, outcome)
+        if version is not None:
+            return self._point(model, version, outcome)
+        model_id = self._find_upload(outcome) or self._upload(outcome, serving, lay_out, run_id)
+        if not model.newest:
+            self._create_model(model)
+        with one_transaction(self._client):
+            self._client.finalize_logged_model(model_id, "READY")
+            version = self._create_version(model, outcome, serving, model_id, run_id)
+            if version.source == f"{LOGGED_MODEL}{model_id}":
+                self._link(model_id, version, run_id)
+            self._point(model, version, outcome)
         return True
 
     def _model(self, name: str) -> _Model:

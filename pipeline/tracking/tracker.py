@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+RACED = ("UNIQUE constraint failed", "UniqueViolation", "Duplicate entry")
+"""Errors of sqlite, PostgreSQL and MySQL for a row that another driver has just inserted."""
+
 
 class Tracker:
     """MLflow for one campaign.
@@ -142,7 +145,7 @@ class Tracker:
 
     def _tried(self, call: Callable[[], T]) -> T | None:
         try:
-            return call()
+            return _repeated_if_raced(call)
         except IntegrityError as error:
             self.failures.append(f"MLflow is incomplete: {error}")
         except InfrastructureError as error:
@@ -150,6 +153,16 @@ class Tracker:
             again = replay_command(self._uri, self._campaign, self._store.uri, self._mode)
             self.failures.append(f"MLflow: {error}; the store and the ledger are complete, and `{again}` brings MLflow up to date")
         return None
+
+
+def _repeated_if_raced(call: Callable[[], T]) -> T:
+    """Repeat a call if another driver inserted the same alias or tag at the same moment: MLflow reads a row, then inserts it."""
+    try:
+        return call()
+    except InfrastructureError as error:
+        if not any(words in str(error) for words in RACED):
+            raise
+    return call()
 
 
 def replay_command(tracking_uri: str, campaign: str, store: str, mode: ArtifactMode) -> str:

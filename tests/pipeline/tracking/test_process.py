@@ -14,6 +14,8 @@ from typing import Any
 import psutil
 import pytest
 from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+from mlflow.tracking._model_registry.client import ModelRegistryClient
 
 from freezer.artifact.folder import Artifact
 from freezer.errors import IntegrityError
@@ -71,6 +73,28 @@ def test_the_process_logs_the_same_as_a_tracker(template: Path, tmp_path: Path, 
         subprocess.run(["rm", "-rf", str(store.root)], check=True)
     assert found[False]["aliases"]["first"].keys() == {HERE, "portable"}
     assert found[True] == found[False]
+
+
+def test_a_race_for_an_alias_is_repeated(
+    template: Path, tmp_path: Path, scripted: Frozen, portable: Frozen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two campaigns that register one model at the same moment; the server reports the database's error to one of them."""
+    original, raced = ModelRegistryClient.set_registered_model_alias, list[str]()
+
+    def racing(self: ModelRegistryClient, name: str, alias: str, version: str) -> None:
+        if alias not in raced:
+            raced.append(alias)
+            raise MlflowException("(sqlite3.IntegrityError) UNIQUE constraint failed: registered_model_aliases.alias")
+        original(self, name, alias, version)
+
+    monkeypatch.setattr(ModelRegistryClient, "set_registered_model_alias", racing)
+    uri = empty_database(template, tmp_path / "mlflow")
+    store = Store.open(str(tmp_path / "store"), create=True)
+    report = run_judged(store, uri, "raced", {HERE: scripted.artifact, "portable": portable.artifact})
+    assert report.infrastructure == ()
+    assert raced
+    assert shown(uri)["aliases"]["first"].keys() == {HERE, "portable"}
+    assert len(shown(uri)["versions"]) == 3
 
 
 def test_nothing_is_written_while_work_is_forbidden(uri: str, store: Store) -> None:
