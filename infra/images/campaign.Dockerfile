@@ -38,7 +38,8 @@ COPY freezer freezer
 COPY jobs jobs
 COPY pipeline pipeline
 # Whoever reaches a cluster without a token runs code there. GitPython, which MLflow imports, warns of a missing git otherwise.
-ENV PATH=/opt/coldpress/bin:$PATH RAY_AUTH_MODE=token GIT_PYTHON_REFRESH=quiet MLFLOW_DISABLE_TELEMETRY=true
+ENV PATH=/opt/coldpress/bin:$PATH RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0 GIT_PYTHON_REFRESH=quiet \
+    MLFLOW_DISABLE_TELEMETRY=true
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.version="${VERSION}" \
