@@ -113,13 +113,7 @@ class Driver:
             plan, skipped = _planned(config, work, ledger, self.continued, _of_fleet(fleet), note)
             executor = Executor(plan, fleet, store, ledger, work.materials, display.show)
             tracker.may_work = executor.may_disturb
-            display.observe(
-                lambda: LiveFigures(
-                    nodes=Counter(name for node in fleet.nodes for name in node.classes),
-                    num_logged=tracker.num_logged,
-                    num_unlogged=tracker.num_unlogged,
-                )
-            )
+            display.observe(lambda: _live_figures(fleet, tracker))
             try:
                 campaign = Campaign(config, plan, executor, store, ledger, tracker, display, before)
                 return campaign.run(skipped, self.continued, started)
@@ -244,6 +238,12 @@ Workers = tuple[Mapping[str, ClassFacts], Sequence[str]]
 
 def _of_fleet(fleet: Fleet) -> Workers:
     return fleet.facts(), auto_classes_of([node.classes for node in fleet.nodes])
+
+
+def _live_figures(fleet: Fleet, tracker: TrackerProcess) -> LiveFigures:
+    """The nodes in use and MLflow's backlog. Thread-safe."""
+    nodes = Counter(name for node in fleet.nodes for name in node.classes)
+    return LiveFigures(nodes=nodes, num_logged=tracker.num_logged, num_unlogged=tracker.num_unlogged)
 
 
 def _planned(
