@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import parse_qsl, unquote, urlparse
+from urllib.parse import urlparse
 
 from freezer.artifact.folder import MANIFEST, Artifact
 from freezer.artifact.manifest import FileRef, Manifest, Payload
@@ -28,9 +28,10 @@ from freezer.artifact.signatures import ANNOTATION, SIGNATURE, Claims, Signature
 from freezer.codec import decode
 from freezer.errors import IntegrityError, NotPublishedError, StoreUnreachableError, UsageError
 from freezer.files.atomic import make_folder, move, write_whole
-from freezer.files.buckets import SCHEMES, open_bucket, path_in_bucket
+from freezer.files.buckets import SCHEMES, open_bucket
 from freezer.files.digest import verify_file
 from freezer.files.scratch import cache_folder
+from freezer.store.location import local_folder
 from freezer.store.oci_layout import (
     DEVICE_CLASS,
     INDEX,
@@ -117,7 +118,7 @@ class Store:
 
             root = cache_folder() / "work" / hashlib.sha256(uri.encode()).hexdigest()[:16]
             return cls(root, RemoteFiles(open_bucket(uri), work=WORK))
-        root = _local_folder(uri)
+        root = local_folder(uri)
         try:
             if create:
                 make_folder(root / WORK)
@@ -383,32 +384,6 @@ class Store:
         if not NAME.fullmatch(model):
             raise NotPublishedError(f"{model!r} is not a model's name; expected {NAME.pattern}, optionally with :VERSION")
         return Layout(self._files, model)
-
-
-def one_spelling(uri: str) -> str:
-    """Normalize a store's URI without opening it: `/s`, `/s/` and `file:///s` are one store, and so are `s3://b/p` and `s3://b/p/`.
-
-    Of a bucket's options only the endpoint identifies the store.
-
-    Raises:
-        UsageError: the scheme is not supported.
-    """
-    parts = urlparse(uri)
-    if parts.scheme not in SCHEMES:
-        return str(_local_folder(uri))
-    endpoint = dict(parse_qsl(parts.query)).get("endpoint_override")
-    return f"{parts.scheme}://{path_in_bucket(uri)}" + (f"?endpoint_override={endpoint}" if endpoint else "")
-
-
-def _local_folder(uri: str) -> Path:
-    """The folder of a URI outside buckets."""
-    parts = urlparse(uri)
-    if parts.scheme not in ("", "file"):
-        hint = "; copy it to a registry with skopeo or oras" if parts.scheme == "oci" else ""
-        raise UsageError(f"store {uri!r}: unknown scheme {parts.scheme!r}; name a local folder, s3:// or gs://{hint}")
-    if parts.scheme and parts.netloc not in ("", "localhost"):
-        raise UsageError(f"store {uri!r} names the host {parts.netloc!r}; a local folder is file:PATH or file:///PATH")
-    return Path(unquote(parts.path) if parts.scheme else uri).absolute()
 
 
 def signature_tag(image: Descriptor) -> str:

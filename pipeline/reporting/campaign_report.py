@@ -23,7 +23,7 @@ from freezer.files.atomic import write_whole
 from freezer.files.buckets import SCHEMES
 from freezer.hardware.device_classes import PORTABLE
 from freezer.limits import Objective
-from freezer.store.store import one_spelling
+from freezer.store.location import one_spelling
 from pipeline.exit_codes import FAILED, INFRASTRUCTURE, INTERRUPTED, OK
 from pipeline.records.events import STYLES
 from pipeline.records.outcome import Outcome

@@ -14,7 +14,8 @@ from urllib.parse import urlparse
 
 from freezer.errors import StoreUnreachableError
 from freezer.files.buckets import SCHEMES
-from freezer.store.store import Store, one_spelling
+from freezer.store.location import one_spelling
+from freezer.store.store import Store
 from pipeline.ledger.campaign_history import History
 from pipeline.ledger.campaign_record import CampaignRecord
 from pipeline.ledger.lease import Holder, lease_of, living_holder, read_holder

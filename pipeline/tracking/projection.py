@@ -15,19 +15,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from freezer.errors import InfrastructureError
 from pipeline.records.outcome import Outcome
 from pipeline.tracking import plots
-from pipeline.tracking.connection import connect, database_file, one_transaction, quoted, reaching, resolve, upload
+from pipeline.tracking.connection import connect, one_transaction, quoted, reaching, resolve, upload
 from pipeline.tracking.descriptions import campaign_description
-from pipeline.tracking.experiment_page import NOTE, experiment_tags
+from pipeline.tracking.experiment import NOTE, open_experiment
 from pipeline.tracking.run_records import OUTCOME, RunRecord, campaign_metrics, recipes_parameter, run_records, summary_table
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Dataset, Run
 
-EXPERIMENT = "coldpress"
 PARENT = "mlflow.parentRunId"
 LOGGED_TABLES = "mlflow.loggedArtifacts"
 """Tag that lists a run's tables for MLflow's pages and `mlflow.load_table`."""
@@ -113,8 +111,7 @@ class Projection:
         uri = resolve(tracking_uri)
         client = connect(uri)
         with reaching(uri):
-            experiment_id = _experiment_id(client, uri)
-            _write_page(client, experiment_id)
+            experiment_id = open_experiment(client, uri)
         return cls(client=client, experiment_id=experiment_id, tracking_uri=uri, campaign=campaign)
 
     def start(
@@ -385,33 +382,3 @@ def _changed_metrics(shown: Mapping[str, float], metrics: Mapping[str, float]) -
     """Return the metrics that differ from those shown; the count of a verdict that no outcome has any more becomes 0."""
     wanted = {**{name: 0.0 for name in shown if name.startswith("outcomes/")}, **metrics}
     return {name: value for name, value in wanted.items() if shown.get(name) != value}
-
-
-def _experiment_id(client: MlflowClient, tracking_uri: str) -> str:
-    """Find or create the experiment; another driver may create it at the same moment."""
-    from mlflow.exceptions import MlflowException
-
-    found = client.get_experiment_by_name(EXPERIMENT)
-    if found is None:
-        path = database_file(tracking_uri)
-        # Beside the database, not in the working directory of the first driver.
-        location = None if path is None else (path.parent / "mlruns" / EXPERIMENT).as_uri()
-        try:
-            return str(client.create_experiment(EXPERIMENT, artifact_location=location))
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                raise
-            found = client.get_experiment_by_name(EXPERIMENT)
-    if found is None or found.lifecycle_stage != "active":
-        raise InfrastructureError(
-            f"MLflow's experiment {EXPERIMENT!r} at {tracking_uri} was deleted; restore it with `mlflow experiments restore -x ID` "
-            "or remove it permanently with `mlflow gc`"
-        )
-    return str(found.experiment_id)
-
-
-def _write_page(client: MlflowClient, experiment_id: str) -> None:
-    """Set the tags that MLflow's pages read of the experiment, unless they are set."""
-    existing = client.get_experiment(experiment_id).tags
-    for name, text in experiment_tags(experiment_id, existing, int(time.time() * 1000)).items():
-        client.set_experiment_tag(experiment_id, name, text)

@@ -26,7 +26,7 @@ from freezer.hardware.device_classes import PORTABLE
 from freezer.hardware.runtime_settings import assignments
 from pipeline.records.outcome import SKIPPED, CandidateReport, Outcome
 from pipeline.tracking.descriptions import candidate_description
-from pipeline.tracking.experiment_page import NOTE
+from pipeline.tracking.experiment import NOTE
 
 NO_RECIPE = "none"
 """Recipe of the single run of an outcome without candidates."""

@@ -13,7 +13,7 @@ from mlflow.entities import Run
 from freezer.artifact.folder import Artifact
 from pipeline.records.outcome import SOURCE_MODEL, SOURCE_VERSION, Failure, Outcome, OutputDrift
 from pipeline.tracking.descriptions import MAX_CHARS
-from pipeline.tracking.experiment_page import NOTE, VIEWS
+from pipeline.tracking.experiment import NOTE, VIEWS
 from pipeline.tracking.lineage import tag_source
 from pipeline.tracking.projection import Projection
 from pipeline.tracking.source_models import resolve_model

@@ -1,4 +1,4 @@
-"""The experiment's page in MLflow: its description, and saved views of the runs' table with columns, filter and order.
+"""The experiment of all campaigns in MLflow, and its page: a description, and saved views of the runs' table.
 
 MLflow's pages read both from tags of the experiment. Without a view the table shows name and date of a run, but no figure.
 """
@@ -6,8 +6,18 @@ MLflow's pages read both from tags of the experiment. Without a view the table s
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from freezer.errors import InfrastructureError
+from pipeline.tracking.connection import database_file
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+EXPERIMENT = "coldpress"
 
 NOTE = "mlflow.note.content"
 """Tag of an experiment or run with its description, in Markdown."""
@@ -87,6 +97,36 @@ VIEWS = (
 )
 _WIDTHS = {"tags.coldpress.reason": 700}
 _WIDTH = 170
+
+
+def open_experiment(client: MlflowClient, tracking_uri: str) -> str:
+    """Find or create the experiment, set the tags of its page unless they are set, and return its id.
+
+    Raises:
+        InfrastructureError: the experiment was deleted.
+        MlflowException: MLflow rejects a request.
+    """
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(EXPERIMENT)
+    if found is None:
+        path = database_file(tracking_uri)
+        # Beside the database, not in the working directory of the first driver.
+        location = None if path is None else (path.parent / "mlruns" / EXPERIMENT).as_uri()
+        try:
+            client.create_experiment(EXPERIMENT, artifact_location=location)
+        except MlflowException as error:  # another driver may create it at the same moment
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        found = client.get_experiment_by_name(EXPERIMENT)
+    if found is None or found.lifecycle_stage != "active":
+        raise InfrastructureError(
+            f"MLflow's experiment {EXPERIMENT!r} at {tracking_uri} was deleted; restore it with `mlflow experiments restore -x ID` "
+            "or remove it permanently with `mlflow gc`"
+        )
+    for name, text in experiment_tags(found.experiment_id, found.tags, int(time.time() * 1000)).items():
+        client.set_experiment_tag(found.experiment_id, name, text)
+    return str(found.experiment_id)
 
 
 def experiment_tags(experiment_id: str, existing: Mapping[str, str], now_ms: int) -> dict[str, str]:
