@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import gc
 import json
 import time
@@ -24,6 +25,7 @@ from freezer.freezing.lowering.inductor.inductor_report import Observed, report_
 from freezer.freezing.lowering.inductor.torch_patches import (
     clip_windows,
     linears_of_vectors,
+    linked_to_the_cpu_library,
     name_scalars,
     own_cache,
     vectors_of,
@@ -144,12 +146,14 @@ def _compile(
             tables.append(weights_table(graph))
         return original_compile(graph, wrapper, kernels, *args, **kwargs)
 
+    is_cpu = target.device.type == "cpu"
     hooks = {"joint_custom_post_pass": repair, "post_grad_custom_post_pass": finish}
     with (
         plain_precision(target.device),
         linears_of_vectors(),
         vectors_of(host_class(target.device_class)),
-        weight_packing(config["cpp.weight_prepack"]) if target.device.type == "cpu" else cuda_toolkit(cache),
+        weight_packing(config["cpp.weight_prepack"]) if is_cpu else cuda_toolkit(cache),
+        linked_to_the_cpu_library() if is_cpu else contextlib.nullcontext(),
         mock.patch.object(freezing, "freeze", freeze),
         mock.patch.object(codecache.AotCodeCompiler, "compile", compile_code),
         warnings.catch_warnings(),

@@ -134,6 +134,25 @@ def linears_of_vectors() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def linked_to_the_cpu_library() -> Iterator[None]:
+    """Link a payload for CPUs to libtorch_cpu.so, not to libtorch.so.
+
+    In torch's CUDA builds libtorch.so loads CUDA's libraries, and the linker keeps it for its copies of functions of libstdc++. The
+    native runtime loads libtorch_cpu.so alone.
+    """
+    from torch._inductor import cpp_builder
+
+    original = cpp_builder._get_torch_related_args
+
+    def without_libtorch(*args: Any, **kwargs: Any) -> tuple[list[str], list[str], list[str]]:
+        include_dirs, library_dirs, libraries = original(*args, **kwargs)
+        return include_dirs, library_dirs, [name for name in libraries if name != "torch"]
+
+    with mock.patch.object(cpp_builder, "_get_torch_related_args", without_libtorch):
+        yield
+
+
 def _without_packing(patterns: Any) -> Any:
     """A copy of a PatternMatcherPass without the patterns that pack weights."""
     from torch._inductor.pattern_matcher import PatternMatcherPass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from freezer.artifact.freezing_report import FreezingReport
 from freezer.errors import BuildError, IntegrityError
+from freezer.files.atomic import write_whole
 from freezer.freezing.candidates.build import build
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.lowering.inductor import inductor
@@ -29,7 +31,7 @@ from freezer.freezing.models.weights import weights_digest
 from freezer.freezing.recipes.recipes import RECIPES, Recipe
 from freezer.freezing.target.target import target_here
 from freezer.runtime.inductor_loader import open_inductor
-from freezer.runtime.inductor_package import TABLE
+from freezer.runtime.inductor_package import TABLE, read_package
 from freezer.runtime.native_payload import NativePayload
 from freezer.runtime.tensors import program_tensors, tensors_bytes
 from tests.freezer.models_inductor import OF_PYTHON_MODULE, Known, Scalars, Wide
@@ -74,8 +76,16 @@ def frozen(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @pytest.fixture(scope="module")
 def unpacked(frozen: Built, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The same without packed weights, built after it in the same process, and with the weights in the library."""
-    return built(seeded(Known), tmp_path_factory.mktemp("unpacked") / "candidate", RECIPES["inductor-unpacked"])
+    """The same without packed weights, built after it in the same process, and with the weights in the library.
+
+    The linker keeps libraries that are not needed, as it does where they define what others define too.
+    """
+    folder = tmp_path_factory.mktemp("unpacked")
+    script = '#!/bin/sh\ncase "$*" in *-shared*) set -- -Wl,--no-as-needed "$@" ;; esac\nexec g++ "$@"\n'
+    write_whole(folder / "g++", script.encode(), mode=0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CXX", str(folder / "g++"))
+        return built(seeded(Known), folder / "candidate", RECIPES["inductor-unpacked"])
 
 
 def assert_answers_as_eager(one: Built) -> None:
@@ -88,6 +98,13 @@ def assert_answers_as_eager(one: Built) -> None:
 
 def test_frozen_model_answers_with_eagers_strides(frozen: Built) -> None:
     assert_answers_as_eager(frozen)
+
+
+def test_payload_needs_the_cpu_library_alone(unpacked: Built) -> None:
+    with read_package(unpacked.payload).shared_library() as library:
+        listed = subprocess.run(["objdump", "-p", str(library)], capture_output=True, text=True, check=True).stdout
+    needed = {line.split()[1] for line in listed.splitlines() if "NEEDED" in line}
+    assert {name for name in needed if "torch" in name} == {"libtorch_cpu.so"}
 
 
 def test_report_counts_kernels_calls_and_constants(frozen: Built) -> None:
