@@ -7,6 +7,7 @@ the instruction set of this CPU, and packs weights.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from torch.utils.dlpack import from_dlpack
 
 from freezer.errors import MissingDependencyError
 from freezer.runtime.devices import CPU
+
+# It is read when the package is imported. The first session would write an id into the home directory, and report to a server.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 OUTPUT_ORDERS = "coldpress.output_orders"
 """Metadata of the file: for each output the order of eager's dims in memory, largest stride first; None if it is contiguous."""
