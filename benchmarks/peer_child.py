@@ -109,7 +109,7 @@ def _prepare(job: Mapping[str, Any], folder: Path) -> tuple[Any, dict[str, Any]]
     from pipeline.sources.materials import Materials
     from pipeline.worker.task_child import load_subject
 
-    (entry,) = read_catalog(Path(job["catalog"]), only=job["model"]).entries
+    (entry,) = read_catalog(Path(job["catalog"]), only=[job["model"]]).entries
     materials = Materials(folder, job["tracking_uri"], FileDigests(folder / "digests.json"))
     (resolved,), _ = materials.resolve([entry])
     entry = materials.ready(resolved)

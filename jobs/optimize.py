@@ -52,7 +52,7 @@ def main(
         list[str] | None, typer.Option(help="Freeze for this class instead of the entries' classes. Repeatable.")
     ] = None,
     recipe: Annotated[list[str] | None, typer.Option(help="Use this recipe instead of the entries' recipes. Repeatable.")] = None,
-    only: Annotated[str | None, typer.Option(help="Only entries whose names match this glob.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only entries whose names match this glob. Repeatable.")] = None,
     filter_: Annotated[
         str | None,
         typer.Option("--filter", help="With `mlflow:`, a filter: \"name LIKE 'credit-%' AND tags.team = 'risk'\"."),
@@ -114,7 +114,7 @@ def main(
             address=address,
             device_classes=tuple(device_class or ()),
             recipes=tuple(recipe or ()),
-            only=only,
+            only=tuple(only or ()),
             filter_string=filter_,
             trust=trust,
             keep_going=keep_going,

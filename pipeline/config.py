@@ -20,7 +20,7 @@ class Config:
         address: of a Ray cluster; None starts one on this machine.
         campaign: its name; the same name continues the same campaign.
         device_classes, recipes: replace those of the entries; empty keeps theirs.
-        only: a glob over entry names.
+        only: globs over entry names; empty takes every entry.
         keep_going: run the good entries if others are bad.
         lift_quarantine: retry what crashed in earlier campaigns.
         allow_regression: publish what is slower, or drifts more, than the artifact that serves now.
@@ -36,7 +36,7 @@ class Config:
     address: str | None = None
     device_classes: tuple[str, ...] = ()
     recipes: tuple[str, ...] = ()
-    only: str | None = None
+    only: tuple[str, ...] = ()
     filter_string: str | None = None
     trust: bool = False
     keep_going: bool = False

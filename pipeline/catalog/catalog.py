@@ -44,12 +44,12 @@ def is_registry(catalog: str) -> bool:
     return catalog.startswith(REGISTRY)
 
 
-def read_catalog(path: Path, *, only: str | None = None) -> Catalog:
+def read_catalog(path: Path, *, only: Sequence[str] = ()) -> Catalog:
     """Read a catalog file.
 
     Args:
         path: of the file; paths in it are relative to its folder.
-        only: a glob over entry names.
+        only: globs over entry names; empty takes every entry.
 
     Raises:
         CatalogError: the file is not a catalog. Errors of single entries are in `problems`.
@@ -57,7 +57,7 @@ def read_catalog(path: Path, *, only: str | None = None) -> Catalog:
     return _read_records(read_file(path), folder=path.parent.resolve(), origin=str(path), only=only)
 
 
-def read_registry(catalog: str, tracking_uri: str, *, filter_string: str | None, trust: bool, only: str | None) -> Catalog:
+def read_registry(catalog: str, tracking_uri: str, *, filter_string: str | None, trust: bool, only: Sequence[str]) -> Catalog:
     """Read a registry: one entry for each registered model, its newest version or that of an alias.
 
     Args:
@@ -65,7 +65,7 @@ def read_registry(catalog: str, tracking_uri: str, *, filter_string: str | None,
         tracking_uri: of MLflow.
         filter_string: as in MlflowClient.search_registered_models.
         trust: whether pickled models may be loaded.
-        only: a glob over entry names.
+        only: globs over entry names; empty takes every entry.
 
     Raises:
         CatalogError: no model matches, or MLflow rejects the filter.
@@ -97,14 +97,14 @@ def read_registry(catalog: str, tracking_uri: str, *, filter_string: str | None,
     return Catalog(entries=tuple(entries), problems=read.problems)
 
 
-def _read_records(records: Iterable[Record], *, folder: Path, origin: str, only: str | None) -> Catalog:
+def _read_records(records: Iterable[Record], *, folder: Path, origin: str, only: Sequence[str]) -> Catalog:
     """Turn records into entries; see `read_catalog`.
 
     Args:
         records: in order.
         folder: base of relative paths.
         origin: of the records, for errors.
-        only: a glob over entry names.
+        only: globs over entry names; empty takes every entry.
 
     Raises:
         CatalogError: no entry matches `only`.
@@ -115,7 +115,7 @@ def _read_records(records: Iterable[Record], *, folder: Path, origin: str, only:
     for index, record in enumerate(records):
         name = record.value.get("name") if isinstance(record.value, dict) else None
         label = str(name) if name is not None else f"#{index + 1}"
-        if only is not None and not fnmatch(label, only):
+        if only and not any(fnmatch(label, glob) for glob in only):
             continue
         if label in seen:
             problems.append(
@@ -128,7 +128,8 @@ def _read_records(records: Iterable[Record], *, folder: Path, origin: str, only:
         except BadEntriesError as error:
             problems += error.problems
     if not entries and not problems:
-        raise CatalogError(f"{origin} has no entry that matches {only!r}", field="--only", code="CP-CATALOG-EMPTY")
+        globs = " or ".join(map(repr, only))
+        raise CatalogError(f"{origin} has no entry that matches {globs}", field="--only", code="CP-CATALOG-EMPTY")
     return Catalog(entries=tuple(entries), problems=tuple(problems))
 
 

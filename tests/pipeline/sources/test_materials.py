@@ -120,14 +120,14 @@ def test_pickled_registry_model_needs_trust(tmp_path: Path, registry: str, diges
 
 
 def test_registry_can_be_a_catalog(registry: str) -> None:
-    catalog = read_registry("mlflow:", registry, filter_string=None, trust=True, only=None)
+    catalog = read_registry("mlflow:", registry, filter_string=None, trust=True, only=())
     assert catalog.problems == ()
     names = {entry.tags["coldpress.source_model"]: entry for entry in catalog.entries}
     assert set(names) == {"exported", "Old One"}, "what Coldpress froze is never a source"
     assert names["exported"].name == "exported"
     assert names["Old One"].name.startswith("old-one-")
     assert names["Old One"].registered_name == "Old One-frozen"
-    (champion,) = read_registry("mlflow:@champion", registry, filter_string=None, trust=False, only=None).entries
+    (champion,) = read_registry("mlflow:@champion", registry, filter_string=None, trust=False, only=()).entries
     assert champion.name == "exported"
 
 
@@ -141,7 +141,7 @@ def test_registry_can_be_a_catalog(registry: str) -> None:
 )
 def test_registry_without_models_is_refused(registry: str, catalog: str, filter_string: str | None, message: str) -> None:
     with pytest.raises(CatalogError, match=message):
-        read_registry(catalog, registry, filter_string=filter_string, trust=False, only=None)
+        read_registry(catalog, registry, filter_string=filter_string, trust=False, only=())
 
 
 def test_unresolvable_source_is_a_problem_of_its_entry(tmp_path: Path, registry: str, digests: FileDigests) -> None:
