@@ -41,15 +41,20 @@ def main(
             for line in campaigns_in_words(Store.open(store), tell):
                 out.print(line)
             return
-        job = None if address is None else _newest_job(campaign, store, address, ca)
         # A job may wait for nodes, or die, before it records anything.
-        status = status_if_known(store, campaign, tell) if job else campaign_status(Store.open(store), campaign, tell)
+        status = campaign_status(Store.open(store), campaign, tell) if address is None else status_if_known(store, campaign, tell)
+        if status is not None and not json:  # first: the head may be lost
+            for line in in_words(status, store):
+                out.print(line)
+        job = None if address is None else _newest_job(campaign, store, address, ca)
+        if status is None and job is None:
+            status = campaign_status(Store.open(store), campaign, tell)  # raises
     if json:
         found = {"campaign": campaign, "status": None} if status is None else status.to_json()
         sys.stdout.write(json_text.dumps({**found, "job": job.to_json() if job else None}, indent=1) + "\n")
         return
-    for line in in_words(status, store) if status else (f"campaign {campaign}: the store {store} has no record of it yet",):
-        out.print(line)
+    if status is None:
+        out.print(f"campaign {campaign}: the store {store}, as this machine sees it, has no record of it yet")
     if job is not None:
         times = "".join(f", {word} {iso(time)}" for word, time in (("started", job.started), ("ended", job.ended)) if time)
         out.print(f"job {job.id}: {job.status}{times}; {job.message}")

@@ -115,8 +115,8 @@ class Jobs:
         if ca is not None and not Path(ca).exists():
             raise UsageError(f"--ca {ca!r} does not exist; expected a file with certificates")
         self.address = address
-        for name in ("dashboard_sdk", "job.sdk"):
-            logging.getLogger(f"ray.dashboard.modules.{name}").setLevel(logging.ERROR)
+        for name in ("dashboard.modules.dashboard_sdk", "dashboard.modules.job.sdk", "_private.runtime_env.packaging"):
+            logging.getLogger(f"ray.{name}").setLevel(logging.ERROR)
         for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):  # Ray would prefer them
             os.environ.pop(name, None)
         with self._errors():

@@ -230,7 +230,7 @@ def in_words(status: Status, store: str) -> list[str]:
     if status.state != "finished":
         again = shlex.join(["python", "-m", "jobs.optimize", status.catalog, "--campaign", status.campaign, "--store", store])
         why = {"dead": "its driver is dead", "interrupted": "it was interrupted", "broken off": "it broke off"}[status.state]
-        lines.append(f"{why}: `{again}`, with its original options, continues; finished work is not repeated")
+        lines.append(f"{why}: `{again}` (or jobs.submit), with its original options, continues; finished work is not repeated")
     return lines
 
 

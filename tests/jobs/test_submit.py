@@ -278,6 +278,8 @@ def test_submit_attaches_to_a_running_job(head: Head, tmp_path: Path) -> None:
     assert re.search(r"campaign c of catalog.yaml: finished, exit code 1\n", ended)
     assert "raises portable: failed: CP-SOURCE: " in ended
     assert f"job {prefix}2: FAILED" in ended
+    lost = status("c", "--store", str(tmp_path / "store"), "--address", "http://127.0.0.1:9")
+    assert (lost.returncode, "finished, exit code 1" in lost.stdout, "CP-RAY" in lost.stderr) == (3, True, True)
 
 
 @pytest.mark.cluster

@@ -158,7 +158,9 @@ def test_a_job_without_a_record_has_a_status(dashboard: Dashboard, tmp_path: Pat
     dashboard.job(job_id, **job)
     done = shown(tmp_path, dashboard.address)
     assert done.exit_code == 0, done.output
-    assert re.search(rf"campaign c: the store \S+ has no record of it yet\njob {job_id}: {line}\n", done.output)
+    assert re.search(
+        rf"campaign c: the store \S+, as this machine sees it, has no record of it yet\njob {job_id}: {line}\n", done.output
+    )
     found = json.loads(shown(tmp_path, dashboard.address, "--json").output)
     assert (found["campaign"], found["status"], found["job"]["status"]) == ("c", None, job["status"])
     assert found["job"]["message"] == job["message"]
