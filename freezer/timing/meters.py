@@ -85,7 +85,8 @@ class CpuMeter:
         passed, num_cpus = _cpu_times().since(self._first), len(os.sched_getaffinity(0))
         others, stolen = (100 * used_s / (passed.elapsed * num_cpus) for used_s in (passed.busy - passed.own, passed.stolen))
         named = most_active(self._processes, cpu_times(), passed.elapsed) or "none that is visible here"
-        return f"other processes used {others:.0f}% of {num_cpus} CPUs, the hypervisor {stolen:.0f}%; most active: {named}"
+        cpus = "1 CPU" if num_cpus == 1 else f"{num_cpus} CPUs"
+        return f"other processes used {others:.0f}% of {cpus}, the hypervisor {stolen:.0f}%; most active: {named}"
 
     def facts(self) -> dict[str, Any] | None:
         """State of the hardware over all rounds, for the manifest; None for a CPU, which the judge records."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -290,7 +291,7 @@ def print_next_steps(report: CampaignReport, console: Console, *, store: str, tr
     activate = Path(sys.prefix) / "bin" / "activate"
     remote = urlparse(tracking_uri).scheme in ("http", "https")
     commands = {
-        "activate": [".", str(activate)] if activate.is_file() else [],
+        "activate": [".", str(activate)] if activate.is_file() and shutil.which("coldpress") is None else [],
         "browse": [tracking_uri] if remote else ["mlflow", "ui", "--backend-store-uri", tracking_uri],
         "report": ["coldpress", "report", report.campaign, *location],
     }

@@ -274,7 +274,7 @@ class Fleet:
         elif probed.failure is not None:
             why = probed.failure
         elif self._facts[name].toolchain != probed.value.toolchain:
-            why = f"its toolchain {probed.value.toolchain} differs from the other nodes of the class"
+            why = f"its toolchain differs: {_differences(probed.value.toolchain, self._facts[name].toolchain)}"
         if why:
             self._note(f"node {check.node.node_id[:12]} is not used for {name}: {why}")
         return not why
@@ -290,6 +290,12 @@ def _answer() -> None:
 def _text(toolchain: Mapping[str, Any]) -> str:
     """A toolchain in one line, independent of the order of its parts."""
     return json.dumps(toolchain, sort_keys=True)
+
+
+def _differences(found: Mapping[str, Any], used: Mapping[str, Any]) -> str:
+    """The parts of a node's toolchain that differ from the one that a class uses."""
+    names = [name for name in {**used, **found} if found.get(name) != used.get(name)]
+    return ", ".join(f"{name} {found.get(name)} instead of {used.get(name)}" for name in names)
 
 
 def _problem(nodes: Collection[Node]) -> InfrastructureError | None:

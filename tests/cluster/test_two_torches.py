@@ -83,7 +83,7 @@ def test_torch_is_upgraded_on_half_then_on_all(private_cluster: RayCluster, tmp_
     newer = found.pop(V3)
     assert newer > own
     assert found == {V4: own, PORTABLE: own}
-    assert f"is not used for {PORTABLE}: its toolchain" in half.output
+    assert f"is not used for {PORTABLE}: its toolchain differs: torch" in half.output
     by_own, by_newer = (served("a", store, V4, environment) for environment in (WITH_OWN, WITH_NEWER))
     assert version_tuple(by_newer["torch"]) == newer
     assert by_newer["answer"] == pytest.approx(by_own["answer"], abs=1e-6)

@@ -254,7 +254,9 @@ def test_short_names_have_one_line_each_in_80_columns() -> None:
     assert lines[4].split()[:3] == ["bert-small", "cpu-x86-64-v4", "kept-eager"]
 
 
-def test_next_steps_name_a_published_model() -> None:
+def test_next_steps_name_a_published_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+
     def next_steps(report: CampaignReport, store: str, uri: str) -> str:
         console = Console(file=io.StringIO(), width=80)
         print_next_steps(report, console, store=store, tracking_uri=uri)
@@ -266,7 +268,9 @@ def test_next_steps_name_a_published_model() -> None:
     assert "mlflow ui --backend-store-uri sqlite:///mlflow.db" in text
     assert 'freezer.load("resnet50")' in text
     assert f". {sys.prefix}/bin/activate" in text, "the environment that runs it"
+    monkeypatch.setenv("PATH", f"{sys.prefix}/bin")
     text = next_steps(report_of(PUBLISHED), "/my models", "http://mlflow:5000")
+    assert "activate" not in text, "it is active"
     assert "browse   http://mlflow:5000\n" in text
     assert "coldpress report c --store '/my models'\n" in text
     assert "coldpress pull resnet50 --store '/my models' --dest" in text
