@@ -10,8 +10,11 @@ ARG BASE=docker.io/library/python:3.11-slim-bookworm
 FROM ${BASE} AS build
 WORKDIR /app
 COPY constraints.txt ./
+# If not empty: the version of torch, instead of that of constraints.txt.
+ARG TORCH=
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
-    python -m venv /opt/pip \
+    sed --in-place "${TORCH:+s/^torch==.*/torch==${TORCH}/}" constraints.txt \
+    && python -m venv /opt/pip \
     && /opt/pip/bin/pip install --no-cache-dir --constraint constraints.txt pip \
     && python -m venv --without-pip /opt/coldpress
 # For GPUs https://download.pytorch.org/whl/cu130. If empty: the indexes of pip's configuration.

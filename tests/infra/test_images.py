@@ -77,6 +77,15 @@ def commands(image: str) -> list[str]:
     return shlex.split(done.stdout)
 
 
+def test_another_torch_leaves_other_tags_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH", "2.99.0")
+    words = commands("coldpress-worker")
+    assert [words[place + 1] for place, word in enumerate(words) if word == "--tag"] == ["coldpress-worker:0.1.0-torch2.99.0"]
+    assert "TORCH=2.99.0" in words
+    for file in ("campaign", "deployment"):
+        assert "TORCH=" in STAGES[file]["build"].all("ARG")
+
+
 def target(image: str) -> Stage:
     """The stage that an image is built from."""
     words = commands(image)
