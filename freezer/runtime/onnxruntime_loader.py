@@ -19,7 +19,7 @@ from torch.utils.dlpack import from_dlpack
 from freezer.errors import MissingDependencyError
 from freezer.runtime.devices import CPU
 
-# It is read when the package is imported. The first session would write an id into the home directory, and report to a server.
+# Read by ONNX Runtime at its import. Otherwise the first session writes an id into the home directory and reports to a server.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 OUTPUT_ORDERS = "coldpress.output_orders"
