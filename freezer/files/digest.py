@@ -8,6 +8,8 @@ from pathlib import Path
 
 from freezer.errors import IntegrityError
 
+CHANGED = "it was changed or damaged: pull it again, or repair the store"
+
 
 def verify_file(path: Path, *, digest: str, size_bytes: int, origin: str | None = None) -> None:
     """Compare a file with its size and digest.
@@ -25,14 +27,14 @@ def verify_file(path: Path, *, digest: str, size_bytes: int, origin: str | None 
     try:
         found_size = path.stat().st_size
         if found_size != size_bytes:
-            raise IntegrityError(f"{name} has {found_size} bytes, expected {size_bytes}; it was changed or damaged: pull it again")
+            raise IntegrityError(f"{name} has {found_size} bytes, expected {size_bytes}; {CHANGED}")
         found = digest_file(path)
     except (FileNotFoundError, NotADirectoryError):
         raise IntegrityError(f"{name} is missing; pull the artifact again") from None
     except OSError as error:
         raise IntegrityError(f"{name} cannot be read: {error.strerror}; pull the artifact again") from None
     if found != digest:
-        raise IntegrityError(f"{name} is {found}, expected {digest}; it was changed or damaged: pull it again")
+        raise IntegrityError(f"{name} is {found}, expected {digest}; {CHANGED}")
 
 
 def check_digest(digest: str) -> None:
