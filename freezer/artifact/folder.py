@@ -96,7 +96,7 @@ class Artifact:
                     shutil.copyfile(f"/proc/self/fd/{opened}", link)
                 else:
                     link.symlink_to(f"/proc/self/fd/{opened}")
-                verify_file(link, digest=item.digest, size_bytes=item.size_bytes, origin=str(origin))
+                verify_file(link, digest=item.digest, size_bytes=item.size_bytes, origin=str(origin.resolve()))
         return Artifact(folder=folder, manifest=self.manifest)
 
     def file(self, path: str) -> FileRef:

@@ -20,6 +20,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 import freezer
+from freezer.artifact.signatures import read_keys
 from freezer.codec import encode
 from freezer.errors import ColdpressError, ContractError, IncompatibleError, Refusal, UsageError, first_line
 from freezer.hardware.device_classes import device_class as class_named
@@ -105,12 +106,14 @@ class ModelServer:
         metrics: of this server.
 
     Raises:
-        UsageError, StoreUnreachableError: the device class is unknown, or the store cannot be opened.
+        UsageError: the device class is unknown, or a key cannot be read.
+        StoreUnreachableError: the store cannot be opened.
     """
 
     def __init__(self, options: ServingOptions) -> None:
         if options.device_class != "auto":
             class_named(options.device_class)
+        read_keys(options.keys)
         self._options, self._store = options, Store.open(options.store)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="coldpress-serving")
         self._num_requests = 0

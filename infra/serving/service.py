@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from socket import socket
 from typing import Annotated, Literal
 
 import typer
@@ -39,6 +42,9 @@ from infra.serving.model_server import ModelServer, ServingOptions, refusal
 
 KEEP_ALIVE_S = 75
 """How long idle connections stay open: longer than load balancers keep them (60 s), which would otherwise meet closed ones."""
+
+DRAIN_S = 1.0
+"""How long clients that keep a connection may still use it after SIGTERM; each answer asks them to close it."""
 
 
 def make_app(server: ModelServer) -> FastAPI:
@@ -75,12 +81,24 @@ def make_app(server: ModelServer) -> FastAPI:
     return app
 
 
+class DrainingServer(uvicorn.Server):
+    """uvicorn's server, without its race at the end: it closes connections on which a client may just be sending a request."""
+
+    async def shutdown(self, sockets: list[socket] | None = None) -> None:
+        """Refuse new connections at once, and close the others after DRAIN_S."""
+        for listening in self.servers:
+            listening.close()
+        self.server_state.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]
+        await asyncio.sleep(DRAIN_S)
+        await super().shutdown(sockets)
+
+
 def http_server(server: ModelServer, *, host: str, port: int) -> uvicorn.Server:
     """The HTTP server of a service; `run` returns after SIGTERM."""
     config = uvicorn.Config(
         make_app(server), host=host, port=port, ws="none", access_log=False, log_config=None, timeout_keep_alive=KEEP_ALIVE_S
     )
-    return uvicorn.Server(config)
+    return DrainingServer(config)
 
 
 def main(
@@ -114,6 +132,7 @@ def main(
     except ColdpressError as error:
         say_error(error)
         raise typer.Exit(UNREACHABLE if isinstance(error, StoreUnreachableError) else USAGE) from None
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # which uvicorn sends again after its shutdown
     with suppress(KeyboardInterrupt):
         http_server(server, host=host, port=port).run()
 

@@ -31,11 +31,14 @@ from torch import Tensor
 import freezer
 from benchmarks.serving_load import is_ready, load_url, running_service, start_service
 from freezer.artifact.folder import GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
+from freezer.errors import UsageError
 from freezer.hardware.device_classes import DEVICE_CLASSES, can_run
 from freezer.store.store import Store
 from infra.serving.model_server import BINARY, JSON, ModelServer, ServingOptions
 from infra.serving.service import http_server, main
+from tests.buckets import Wire, overwrite
 from tests.conftest import Frozen
+from tests.freezer.artifact.test_signatures import make_pair
 from tests.infra.manifests import check_manifest, manifests
 from tests.raylets import LOOPBACK, ROOT, RayCluster, free_port, wait_until
 from tests.steps import HERE, copy_of, random_inputs, rewritten
@@ -226,6 +229,60 @@ def test_a_reload_and_a_full_queue_lose_nothing(store: Store, scripted: Frozen, 
         assert started.metric("requests_total", outcome="overloaded") == 1
 
 
+def test_keys_require_signatures_of_every_version(store: Store, scripted: Frozen, tmp_path: Path) -> None:
+    private, public = make_pair(tmp_path, "own")
+
+    def sign() -> None:
+        store.sign(store.version("mlp"), HERE, private)
+
+    with serving(store, keys=(public,)) as started:
+        wait_until(lambda: started.metric("reloads_total", outcome="failed"), "it has tried to load")
+        assert f"unsigned: got no signature, expected one of mlp:1 for {HERE}" in started.get("/ready").json()["detail"]
+        sign()
+        wait_until(lambda: started.serves(1), "the signed version serves")
+        publish(store, other_artifact(scripted, tmp_path / "other"))
+        failed = started.metric("reloads_total", outcome="failed")
+        wait_until(lambda: started.metric("reloads_total", outcome="failed") > failed, "it has refused version 2")
+        assert started.serves(1)
+        sign()
+        wait_until(lambda: started.serves(2), "version 2 serves")
+    with pytest.raises(UsageError, match=r"own\.key: .*expected a public EC key"):
+        ModelServer(ServingOptions(model="mlp", store=store.uri, keys=(private,)))
+
+
+def test_a_bucket_may_fail_or_be_damaged(
+    bucket: str,
+    s3_address: str,
+    scripted: Frozen,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What serves goes on while the bucket cannot be reached and after a damaged version, until a good one is published."""
+    monkeypatch.setattr("freezer.files.buckets.ATTEMPTS", 2)
+    with Wire(s3_address) as wire:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", wire.address)
+        store = Store.open(bucket)
+        publish(store, scripted.artifact)
+        with serving(store) as started:
+            wait_until(lambda: started.serves(1), "version 1 serves")
+            wire.is_cut = True
+            wait_until(lambda: started.metric("reloads_total", outcome="failed"), "the bucket cannot be reached")
+            assert started.serves(1)
+            assert started.predict(json_of(X)).status_code == 200
+            damaged = wrong_artifact(scripted, tmp_path / "damaged")
+            golden = damaged.file(GOLDEN_OUTPUTS)
+            path = f"{bucket.removeprefix('s3://')}/mlp/blobs/sha256/{golden.digest.removeprefix('sha256:')}"
+            overwrite(s3_address, path, bytes(golden.size_bytes))  # which publish keeps, since its size is right
+            wire.restore()
+            publish(store, damaged)
+            wait_until(lambda: f"s3://{path} is sha256:" in caplog.text, "it has tried version 2")
+            assert started.serves(1)
+            publish(store, other_artifact(scripted, tmp_path / "other"))
+            wait_until(lambda: started.serves(3), "version 3 serves")
+            assert started.metric("canary_failures_total") == 0
+
+
 def unit_command(**values: str) -> list[str]:
     """ExecStart of the systemd unit, with this interpreter."""
     unit = configparser.ConfigParser(strict=False, interpolation=None, delimiters=("=",))
@@ -253,7 +310,7 @@ def test_sigterm_lets_accepted_requests_finish(published: Store) -> None:
                 wait_until(lambda: not can_connect(port), "no further connection is accepted")
                 client.sendall(body[10:])
                 assert client.recv(100).startswith(b"HTTP/1.1 200")
-            assert process.wait(30) == -signal.SIGTERM
+            assert process.wait(30) == 0
         finally:
             process.kill()
 
@@ -334,6 +391,19 @@ def test_kill_9_loses_only_requests_in_flight(published: Store) -> None:
     assert len(processes) == 2
     assert set(load.statuses) <= {0, 200, 503}
     assert load.statuses.get(0, 0) <= 8, "at most one request of each client was in flight"
+    assert load.statuses[200] > 100
+
+
+@pytest.mark.slow
+def test_sigterm_under_load_breaks_no_request(published: Store) -> None:
+    """Clients that keep their connections get answers on them until the end, and cannot connect again."""
+    port = free_port()
+    process = start_service("mlp", published.uri, port, "--device-class", HERE)
+    ending = threading.Timer(3, process.terminate)
+    ending.start()
+    load = asyncio.run(load_url(f"http://{LOOPBACK}:{port}/predict", save({"x": X}), BINARY, concurrency=8, seconds=6))
+    assert process.wait(30) == 0
+    assert set(load.statuses) == {200}
     assert load.statuses[200] > 100
 
 
