@@ -38,6 +38,9 @@ ENVIRONMENT = {
 PROBE_S = 5
 """Time limit of the first response."""
 
+OLDEST_SERVER = (3, 17)
+"""Earlier servers refuse to search for the versions of several models."""
+
 REFUSED = {
     "UNAUTHENTICATED": "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to those of a user of the server",
     "PERMISSION_DENIED": "let the server's administrator give this user the permission, or add this host name to --allowed-hosts",
@@ -184,7 +187,7 @@ def without_password(text: str) -> str:
 
 
 def _probe(tracking_uri: str) -> None:
-    """Fail fast if nothing answers; MLflow itself retries for minutes."""
+    """Fail fast if nothing answers, or too old a server; MLflow itself retries for minutes."""
     path = database_file(tracking_uri)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -197,7 +200,15 @@ def _probe(tracking_uri: str) -> None:
         from mlflow.utils.rest_utils import http_request
 
         # Any response is enough: the first real call reports the error of an unhealthy server.
-        http_request(get_default_host_creds(tracking_uri), "/health", "GET", max_retries=0, timeout=PROBE_S, raise_on_status=False)
+        credentials = get_default_host_creds(tracking_uri)
+        answer = http_request(credentials, "/version", "GET", max_retries=0, timeout=PROBE_S, raise_on_status=False)
+        found = re.fullmatch(r"(\d+)\.(\d+)\.\S+", answer.text)
+        if found and (int(found[1]), int(found[2])) < OLDEST_SERVER:
+            oldest = ".".join(map(str, OLDEST_SERVER))
+            message = (
+                f"the MLflow server at {without_password(tracking_uri)} is {answer.text}, expected {oldest} or later; upgrade it"
+            )
+            raise InfrastructureError(message, code="CP-TRACKING")
 
 
 def _make_database(path: Path) -> None:
