@@ -145,10 +145,10 @@ def load(
                 raise
             except Exception as error:  # a payload may raise anything; the next artifact is tried
                 selection = selection.after(failure(selection.chosen.device_class, error))
+        if model is None:
+            raise selection.error(reference)
         for refusal in selection.refused:
             logger.warning("%s: %s", reference, _told(refusal, images, selection))
-    if model is None:
-        raise selection.error(reference)
     return model
 
 
@@ -162,8 +162,7 @@ def _with_index(device: str | None) -> str | None:
 
 def _told(refusal: Refusal, images: Sequence[Image], selection: Selection) -> str:
     """A refusal in words: what serves instead, how much slower it is expected to be, and why."""
-    if selection.chosen is None:
-        return f"refused: {refusal}"
+    assert selection.chosen is not None
     slower = ""
     with suppress(Exception):  # the refused manifest may be what cannot be read
         refused = next(image for image in images if image.device_class == refusal.rung).manifest()
