@@ -86,8 +86,8 @@ class CampaignMetrics:
             "built": self._histogram("coldpress_build_seconds", "Durations of builds."),
             "judged": self._histogram("coldpress_judge_seconds", "Durations of judges."),
         }
-        self._unstable.labels(campaign)
-        for verdict in STYLES:  # an increase from 0 is seen, a first value is not
+        self._unstable.labels(campaign)  # here and in `plan`: Prometheus sees an increase from 0, but not a first value
+        for verdict in STYLES:
             self._outcomes.labels(campaign, verdict, "false")
         self.registry.register(self)
 
@@ -101,6 +101,9 @@ class CampaignMetrics:
     def plan(self, num_items: int, work: Sequence[ItemWork]) -> None:
         """Begin a pass: its items replace those of the pass before."""
         self._progress.plan(num_items, work)
+        for seconds in self._seconds.values():
+            for name in {one.device_class for one in work}:
+                seconds.labels(self._campaign, name)
         self._display.plan(num_items, work)
 
     def observe(self, look: Callable[[], LiveFigures]) -> None:

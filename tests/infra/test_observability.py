@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 import requests
 import yaml
 
+from benchmarks.serving_load import start_service
 from freezer.hardware.device_classes import PORTABLE
 from freezer.store.store import Store
 from infra.serving.model_server import ServingMetrics
@@ -25,10 +27,13 @@ from pipeline.records.events import Event, LiveFigures
 from pipeline.reporting.campaign_status import campaign_status
 from pipeline.reporting.display import QuietDisplay
 from pipeline.reporting.metrics import CampaignMetrics
+from tests.conftest import Frozen
+from tests.infra.test_serving import X, json_of, publish, wrong_artifact
 from tests.pipeline.reporting.test_campaign_report import FAILED
 from tests.pipeline.scrapes import Scrape, scraped, summed
 from tests.pipeline.test_whole_campaigns import CATALOG, environment, write_catalog
 from tests.raylets import LOOPBACK, ROOT, free_port, wait_until
+from tests.steps import HERE
 from tests.test_links import anchors
 
 FOLDER = ROOT / "infra" / "observability"
@@ -75,6 +80,12 @@ def alerts() -> list[dict[str, Any]]:
     return rules
 
 
+def alert(name: str) -> str:
+    """The expression of an alert."""
+    (found,) = (rule["expr"] for rule in alerts() if rule["alert"] == name)
+    return str(found)
+
+
 def test_alerts_link_to_sections_of_the_runbook() -> None:
     sections = anchors((ROOT / "infra" / "README.md").read_text())
     assert {rule["annotations"]["runbook"].removeprefix("infra/README.md#") for rule in alerts()} <= sections
@@ -91,7 +102,7 @@ def panels() -> list[dict[str, Any]]:
 
 def queries(**variables: str) -> dict[str, list[str]]:
     """The queries of each panel, with Grafana's variables replaced."""
-    values = {"__rate_interval": "5m", "campaign": ".*", "instance": ".*"} | variables
+    values = {"__rate_interval": "5m", "__range": "6h", "campaign": ".*", "instance": ".*"} | variables
     return {
         panel["title"]: [re.sub(r"\$(\w+)", lambda found: values[found[1]], target["expr"]) for target in panel["targets"]]
         for panel in panels()
@@ -172,20 +183,26 @@ def test_dashboard_panels_and_variables_are_sound() -> None:
     chosen = {"type": "prometheus", "uid": f"${{{first['name']}}}"}
     targets = [target for panel in panels() for target in panel["targets"]]
     assert [one["datasource"] for one in (*others, *panels(), *targets)] == [chosen] * (len(others) + len(panels()) + len(targets))
-    used = set(re.findall(r"\$(\w+)", json.dumps(targets))) - {"__rate_interval"}
+    used = set(re.findall(r"\$(\w+)", json.dumps(targets))) - {"__rate_interval", "__range"}
     assert used == {variable["name"] for variable in others}
 
 
 class Prometheus:
-    """A server that scrapes one driver by the repository's configuration, twice a second."""
+    """A server that scrapes one target by the repository's configuration, twice a second.
 
-    def __init__(self, folder: Path, driver: int) -> None:
+    Args:
+        folder: for its data.
+        job: of the target.
+        port: of the target.
+    """
+
+    def __init__(self, folder: Path, job: str, port: int) -> None:
         self.address, self.folder = f"{LOOPBACK}:{free_port()}", folder
         configuration = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
         configuration["global"] = {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "1s"}
-        (job,) = (job for job in configuration["scrape_configs"] if job["job_name"] == "coldpress-driver")
-        job["static_configs"] = [{"targets": [f"{LOOPBACK}:{driver}"]}]
-        configuration["scrape_configs"] = [job]
+        (scrape,) = (scrape for scrape in configuration["scrape_configs"] if scrape["job_name"] == job)
+        scrape.pop("dns_sd_configs", None)
+        configuration["scrape_configs"] = [scrape | {"static_configs": [{"targets": [f"{LOOPBACK}:{port}"]}]}]
         folder.mkdir()
         shutil.copy(FOLDER / "alerts.yml", folder)
         (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration))
@@ -216,6 +233,15 @@ class Prometheus:
     def numbers(self, query: str, label: str) -> dict[str, float]:
         return {one["metric"][label]: float(one["value"][1]) for one in self.query(query) if float(one["value"][1])}
 
+    def check_panels(self, at: float, *, of_serving: bool, **variables: str) -> None:
+        """Every query of every panel of campaigns, or of serving, has numbers."""
+        for title, found in queries(**variables).items():
+            for query in found:
+                if ("coldpress_serving_" in query) == of_serving:
+                    values = [float(one["value"][1]) for one in self.query(query, at)]
+                    assert values, f"{title}: {query}"
+                    assert all(map(math.isfinite, values)), f"{title}: {query}: {values}"
+
 
 def optimized(folder: Path, port: int) -> tuple[list[Scrape], float]:
     """Run a campaign of a good and three bad models; return its metrics several times a second, and when they ended."""
@@ -245,7 +271,7 @@ def optimized(folder: Path, port: int) -> tuple[list[Scrape], float]:
 @pytest.mark.slow
 def test_prometheus_shows_what_the_ledger_has(tmp_path: Path) -> None:
     port = free_port()
-    prometheus = Prometheus(tmp_path / "prometheus", port)
+    prometheus = Prometheus(tmp_path / "prometheus", "coldpress-driver", port)
     with prometheus.running():
         scrapes, last = optimized(tmp_path / "campaign", port)
         status = campaign_status(Store.open(str(tmp_path / "campaign" / "store")), "catalog")
@@ -269,6 +295,30 @@ def test_prometheus_shows_what_the_ledger_has(tmp_path: Path) -> None:
         assert max(found.get("judge", 0) for found in in_flight) == 1, "a judge runs alone"
         num_ended = summed(scrapes[-1], "coldpress_build_seconds_count")["catalog"]
         assert num_ended == status.built + status.builds_failed
-        shown = {title: [prometheus.query(query, last) for query in found] for title, found in queries(campaign="catalog").items()}
-        serving = {title for title, found in queries().items() if "coldpress_serving_" in found[0]}
-        assert {title for title, found in shown.items() if not all(found)} == serving
+        prometheus.check_panels(last, of_serving=False, campaign="catalog")
+        (failing,) = prometheus.query(alert("ColdpressFailuresRise"), last)
+        assert failing["metric"] == {"campaign": "catalog"}
+
+
+@needs_prometheus
+@pytest.mark.slow
+def test_prometheus_shows_what_a_service_does(store: Store, scripted: Frozen, tmp_path: Path) -> None:
+    """It answers, refuses an input and a version, and dies."""
+    port = free_port()
+    prometheus = Prometheus(tmp_path / "prometheus", "coldpress-serving", port)
+    not_ready = alert("ColdpressServingNotReady")
+    with prometheus.running(), start_service("mlp", store.uri, port, "--device-class", HERE, "--reload-s", "1") as process:
+        try:
+            wait_until(lambda: prometheus.query('coldpress_serving_artifact_info{digest!=""}'), "the artifact is scraped")
+            assert prometheus.query(not_ready) == []
+            for body in [*[json_of(X)] * 20, b"{}"]:
+                requests.post(f"http://{LOOPBACK}:{port}/predict", data=body, timeout=60)
+            publish(store, wrong_artifact(scripted, tmp_path / "wrong"))
+            wait_until(lambda: prometheus.query(not_ready), "the canary's failure is scraped")
+            found = prometheus.numbers("coldpress_serving_requests_total", "outcome")
+            assert found == {"ok": 20, "invalid": 1}
+            prometheus.check_panels(time.time(), of_serving=True)
+        finally:
+            process.kill()
+        wait_until(lambda: prometheus.query("up == 0"), "its end is noticed")
+        assert {one["metric"]["job"] for one in prometheus.query(not_ready)} == {"coldpress-serving"}
