@@ -89,7 +89,8 @@ class DrainingServer(uvicorn.Server):
         for listening in self.servers:
             listening.close()
         self.server_state.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]
-        await asyncio.sleep(DRAIN_S)
+        if self.server_state.connections:
+            await asyncio.sleep(DRAIN_S)
         await super().shutdown(sockets)
 
 
