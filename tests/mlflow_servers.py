@@ -47,18 +47,21 @@ class MlflowServer:
         options: of `mlflow server`, except its address.
         folder: its working directory, with its log.
         environment: variables for it alone.
+        python: interpreter with its version of MLflow.
 
     Attributes:
         uri: its address.
     """
 
-    def __init__(self, options: Sequence[str], folder: Path, *, environment: Mapping[str, str] = SETTINGS) -> None:
+    def __init__(
+        self, options: Sequence[str], folder: Path, *, environment: Mapping[str, str] = SETTINGS, python: str = sys.executable
+    ) -> None:
         port = free_port()
         self.uri = f"http://{LOOPBACK}:{port}"
         self._folder = folder
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "PYTEST_"))}
         self._environment = {**inherited, **environment}
-        self._command = [*DIES_WITH_US, sys.executable, "-m", "mlflow", "server", "--host", LOOPBACK, "--port", str(port), *options]
+        self._command = [*DIES_WITH_US, python, "-m", "mlflow", "server", "--host", LOOPBACK, "--port", str(port), *options]
 
     def __enter__(self) -> Self:
         self.start()

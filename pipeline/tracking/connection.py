@@ -10,7 +10,7 @@ import re
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,9 +37,6 @@ ENVIRONMENT = {
 
 PROBE_S = 5
 """Time limit of the first response."""
-
-OLDEST_SERVER = (3, 17)
-"""Earlier servers refuse to search for the versions of several models."""
 
 REFUSED = {
     "UNAUTHENTICATED": "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to those of a user of the server",
@@ -170,11 +167,6 @@ def upload(client: MlflowClient, artifact_uri: str, folder: Path) -> None:
     get_artifact_repository(artifact_uri, tracking_uri=client.tracking_uri).log_artifacts(str(folder))
 
 
-def listed(names: Sequence[str]) -> str:
-    """Return a list for `IN` in an MLflow filter. MLflow parses it as Python, and supports every quote only there."""
-    return f"({', '.join(map(repr, names))})"
-
-
 def quoted(text: str) -> str:
     """Return a text for `=` in an MLflow filter; one with both kinds of quotes cannot be written."""
     quote = '"' if "'" in text else "'"
@@ -187,7 +179,7 @@ def without_password(text: str) -> str:
 
 
 def _probe(tracking_uri: str) -> None:
-    """Fail fast if nothing answers, or too old a server; MLflow itself retries for minutes."""
+    """Fail fast if nothing answers; MLflow itself retries for minutes."""
     path = database_file(tracking_uri)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -200,15 +192,7 @@ def _probe(tracking_uri: str) -> None:
         from mlflow.utils.rest_utils import http_request
 
         # Any response is enough: the first real call reports the error of an unhealthy server.
-        credentials = get_default_host_creds(tracking_uri)
-        answer = http_request(credentials, "/version", "GET", max_retries=0, timeout=PROBE_S, raise_on_status=False)
-        found = re.fullmatch(r"(\d+)\.(\d+)\.\S+", answer.text)
-        if found and (int(found[1]), int(found[2])) < OLDEST_SERVER:
-            oldest = ".".join(map(str, OLDEST_SERVER))
-            message = (
-                f"the MLflow server at {without_password(tracking_uri)} is {answer.text}, expected {oldest} or later; upgrade it"
-            )
-            raise InfrastructureError(message, code="CP-TRACKING")
+        http_request(get_default_host_creds(tracking_uri), "/health", "GET", max_retries=0, timeout=PROBE_S, raise_on_status=False)
 
 
 def _make_database(path: Path) -> None:

@@ -30,7 +30,7 @@ from freezer.artifact.manifest import Manifest
 from freezer.codec import encode
 from freezer.errors import InfrastructureError
 from pipeline.records.outcome import Outcome
-from pipeline.tracking.connection import listed, one_transaction, reaching, upload
+from pipeline.tracking.connection import one_transaction, reaching, upload
 from pipeline.tracking.descriptions import model_description, version_description
 from pipeline.tracking.run_records import free_tags
 from pipeline.tracking.serving_environment import CODE, write_environment
@@ -176,8 +176,8 @@ class Registry:
     def _find(self, model: _Model, outcome: Outcome) -> ModelVersion | None:
         """Return the first version of an outcome's artifact."""
         if len(model.versions) < model.newest:
-            wanted = f"name IN {listed([model.name])} AND tags.`{ARTIFACT}` = '{outcome.artifact}'"
-            model.versions |= {str(version.version): version for version in self._client.search_model_versions(wanted)}
+            found = self._client.search_model_versions(f"tags.`{ARTIFACT}` = '{outcome.artifact}'")
+            model.versions |= {str(version.version): version for version in found if version.name == model.name}
         alike = [version for version in model.versions.values() if version.tags.get(ARTIFACT) == outcome.artifact]
         return min(alike, key=lambda version: int(version.version), default=None)
 

@@ -19,8 +19,8 @@ import freezer
 CODE = "code/freezer.zip"
 PYTHON_ENV, CONDA = "python_env.yaml", "conda.yaml"
 
-REQUIREMENTS = ("archspec>=0.2.5", "mlflow>=3.10", "numpy>=1.26", "nvidia-ml-py>=12.560", "safetensors>=0.7")
-"""Packages that serving needs, besides torch; from pyproject.toml."""
+REQUIREMENTS = ("archspec>=0.2.5", "mlflow>=3.1", "numpy>=1.26", "nvidia-ml-py>=12.560", "safetensors>=0.7")
+"""Packages that serving needs, besides torch: those of pyproject.toml, but an older MLflow than campaigns need."""
 
 NOT_SERVING = ("cli", "freezing")
 """Packages of `freezer` that serving never imports."""

@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from freezer.errors import CatalogError, SourceError, UsageError
 from freezer.store.store import NAME
-from pipeline.tracking.connection import connect, listed, reaching, resolve
+from pipeline.tracking.connection import connect, quoted, reaching, resolve
 from pipeline.tracking.mlmodel import MLMODEL
 from pipeline.tracking.registry import ARTIFACT
 
@@ -274,18 +274,28 @@ def _choose(client: MlflowClient, page: Sequence[RegisteredModel], alias: str | 
 
 
 def _versions(client: MlflowClient, names: Sequence[str]) -> Iterator[ModelVersion]:
-    """Yield all versions of some models, newest first."""
+    """Yield all versions of some models; the newest of each model first."""
+    from mlflow.exceptions import MlflowException
+
     for searched in _batches(names):
-        wanted = f"name IN {listed(searched)}"
-        token: str | None = None
-        while True:
-            page = client.search_model_versions(
-                wanted, max_results=VERSIONS_PAGE, order_by=["version_number DESC"], page_token=token
-            )
-            yield from page
-            token = page.token
-            if not token:
-                break
+        try:
+            # MLflow parses a list as Python, the only form that supports every quote.
+            yield from _search_versions(client, f"name IN ({', '.join(map(repr, searched))})")
+        except MlflowException as error:
+            if error.error_code != "INVALID_PARAMETER_VALUE":
+                raise
+            for name in searched:  # servers before 3.17 search the versions of one model at a time
+                yield from _search_versions(client, f"name = {quoted(name)}")
+
+
+def _search_versions(client: MlflowClient, wanted: str) -> Iterator[ModelVersion]:
+    token: str | None = None
+    while True:
+        page = client.search_model_versions(wanted, max_results=VERSIONS_PAGE, order_by=["version_number DESC"], page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return
 
 
 def _batches(names: Sequence[str]) -> Iterator[list[str]]:

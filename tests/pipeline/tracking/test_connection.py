@@ -7,10 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -28,17 +25,6 @@ def test_a_closed_port_fails_fast() -> None:
     with pytest.raises(InfrastructureError, match=rf"MLflow at {uri} failed.*--tracking-uri"):
         Projection.open(uri, "closed")
     assert time.monotonic() - started < 10
-
-
-def test_an_old_server_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "version").write_text("3.16.1")
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(tmp_path))) as server:
-        threading.Thread(target=server.serve_forever).start()
-        try:
-            with pytest.raises(InfrastructureError, match=r"is 3\.16\.1, expected 3\.17 or later; upgrade it"):
-                Projection.open(f"http://127.0.0.1:{server.server_port}", "old")
-        finally:
-            server.shutdown()
 
 
 def test_an_invalid_database_fails_fast(tmp_path: Path) -> None:

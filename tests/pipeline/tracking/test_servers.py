@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import uuid
+import venv
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -18,6 +20,7 @@ from typer.testing import CliRunner
 from freezer.artifact.folder import Artifact
 from freezer.store.store import Store
 from jobs.replay import app
+from pipeline.tracking.source_models import list_registry
 from tests.buckets import ENVIRONMENT, make_bucket
 from tests.conftest import Frozen
 from tests.mlflow_servers import SETTINGS, MlflowServer, Postgres, server_options
@@ -32,6 +35,9 @@ MANY: Models = {f"model-{index:02}": {HERE: "published", "portable": "published"
 """Enough to be in the middle of a campaign."""
 
 NUM_CAMPAIGNS = 4
+
+OLD_MLFLOW = ("mlflow==3.1.4", "sqlalchemy<2.1", "setuptools<81")
+"""With what it did not know it needs."""
 
 MakeServer = Callable[..., MlflowServer]
 
@@ -110,6 +116,29 @@ def test_a_server_shows_the_same_as_a_database(
     loaded = mlflow.pyfunc.load_model(f"models:/first@{HERE}")
     given = torch.randn(2, 4)
     torch.testing.assert_close(torch.as_tensor(loaded.predict({"x": given.numpy()})), scripted.model(given))
+
+
+def test_an_old_server_shows_the_same(run_again: Callable[..., Any], uri: str, tmp_path: Path) -> None:
+    """One that searches the versions of one model at a time: as the registry of two campaigns, and as a catalog."""
+    assert run_again(uri).exit_code == 1
+    (tmp_path / "store").rename(tmp_path / "earlier")
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = str(tmp_path / "venv" / "bin" / "python")
+    subprocess.run([python, "-m", "pip", "install", "--quiet", *OLD_MLFLOW], check=True)
+    places = ["--backend-store-uri", f"sqlite:///{tmp_path}/server.db", "--artifacts-destination", str(tmp_path / "destination")]
+    with MlflowServer(places, tmp_path, python=python) as server:
+        report = run_again(server.uri)
+        assert (report.exit_code, report.infrastructure) == (1, ())
+        assert logged(server.uri) == logged(uri)
+        assert stored_files(server.uri, tmp_path / "served") == stored_files(uri, tmp_path / "direct")
+        report = run_again(server.uri, store="second", campaign="second")
+        assert (report.exit_code, report.infrastructure) == (1, ())
+        client = mlflow.MlflowClient(server.uri, server.uri)
+        for name in ("digits", "it's"):
+            client.create_registered_model(name)
+            client.create_model_version(name, source="mlflow-artifacts:/nowhere")
+            client.create_model_version(name, source="mlflow-artifacts:/nowhere", tags={"coldpress.artifact": "sha256:0"})
+        assert [(model.name, model.version) for model in list_registry(server.uri, None, None)] == [("digits", "1"), ("it's", "1")]
 
 
 @pytest.mark.parametrize(("backend", "place"), [("sqlite", "folder"), ("postgresql", "s3")])
