@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -174,6 +176,9 @@ def test_ray_is_reached_only_as_documented() -> None:
     labels = job["spec"]["submitterPodTemplate"]["metadata"]["labels"]
     assert labels.items() >= submitter["podSelector"]["matchLabels"].items()
     assert job["spec"]["clusterSelector"] == own
+    words = shlex.split(job["spec"]["entrypoint"])
+    groups = [group["groupName"] for group in cluster("base")["workerGroupSpecs"]]
+    assert [after for word, after in itertools.pairwise(words) if word == "--device-class"] == groups
     (budget,) = only("PodDisruptionBudget", "base")
     assert budget["spec"]["selector"]["matchLabels"] == {**own, "ray.io/node-type": "head"}
     assert only("RayCluster", "base")[0]["metadata"]["name"] == own["ray.io/cluster"]

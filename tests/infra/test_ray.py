@@ -88,6 +88,28 @@ def test_node_types_match_their_instances(prepared: dict[str, Any]) -> None:
             assert 0.7 < resources["memory"] / (described["MemoryInfo"]["SizeInMiB"] * 2**20) < MEMORY_SHARE, name
 
 
+@pytest.mark.parametrize(("name", "options"), [("cpu-zen4", []), ("cuda-sm90", ["--device-class=cuda-sm90"])])
+def test_a_machine_started_for_its_gpu_gets_no_labels_of_its_cpu(
+    name: str, options: list[str], prepared: dict[str, Any], tmp_path: Path
+) -> None:
+    """Ray adds a type's labels to those of the start command, which runs here with programs that only note their arguments."""
+    from ray.autoscaler._private.util import with_envs
+
+    binaries = tmp_path / ".venv" / "bin"
+    binaries.mkdir(parents=True)
+    for program in ("python", "ray"):
+        (binaries / program).write_text(f'#!/bin/sh\necho {program} "$@" >> {tmp_path}/log\necho --of={program}\n')
+        (binaries / program).chmod(0o755)
+    (_, start) = with_envs(prepared["worker_start_ray_commands"], {"RAY_HEAD_IP": LOOPBACK, "RAY_NODE_TYPE_NAME": name})
+    for there, here in (("/opt/coldpress", str(tmp_path)), ("ulimit -n 65536", "true"), ("env $environment ", "")):
+        start = start.replace(there, here)
+    subprocess.run(["bash", "-c", start], check=True)
+    *labels, ray = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
+    module = ["python", "-m", "jobs.worker_labels"]
+    assert labels == [[*module, *options, "--environment"], [*module, *options]]
+    assert ray == ["ray", "start", f"--address={LOOPBACK}:6379", "--of=python", "--disable-usage-stats"]
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 @pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("*.service")))
 def test_units_are_valid(name: str) -> None:
