@@ -129,7 +129,7 @@ class RemoteFiles:
             IntegrityError: the fetched bytes have another digest.
             StoreUnreachableError: the cache cannot be written.
         """
-        copy = cache_folder() / "blobs" / "sha256" / digest.removeprefix("sha256:")
+        copy = self.cached(digest)
         with contextlib.suppress(IntegrityError):  # missing or damaged
             verify_file(copy, digest=digest, size_bytes=size_bytes)
             return copy
@@ -144,6 +144,10 @@ class RemoteFiles:
             remedy = "set XDG_CACHE_HOME to a writable folder"
             raise StoreUnreachableError(f"the cache {copy.parent} cannot be written: {error}; {remedy}", code="CP-CACHE") from error
         return copy
+
+    def cached(self, digest: str) -> Path:
+        """Where the cache of this user keeps a blob, also one that it lacks."""
+        return cache_folder() / "blobs" / "sha256" / digest.removeprefix("sha256:")
 
     def fetch(self, path: str, dest: Path) -> None:
         """Download an object."""

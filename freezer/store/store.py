@@ -15,7 +15,7 @@ import hashlib
 import re
 import tempfile
 from base64 import b64encode
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -176,6 +176,12 @@ class Store:
         path = self.layout(version.model).local(digest=item.digest, size_bytes=item.size_bytes)
         verify_file(path, digest=item.digest, size_bytes=item.size_bytes)
         return path
+
+    def drop_copies(self, digests: Iterable[str]) -> None:
+        """Remove blobs of a store in a bucket from this user's cache; they are fetched again when they are needed."""
+        if self.remote is not None:
+            for digest in digests:
+                self.remote.cached(digest).unlink(missing_ok=True)
 
     def pull(self, version: Version, device_class: str, dest: Path) -> Artifact:
         """Copy one artifact into a folder and verify every digest.

@@ -1,7 +1,7 @@
 """A frozen model that answers requests one at a time, and follows its store. Used by service.py and serve_app.py.
 
 A new artifact is loaded beside the one that serves, verified by its canary, and swapped in by one assignment; a request that runs
-finishes with the old one. If a load fails, what serves stays, and the next check of the store tries again.
+finishes with the old one. If a load fails, what serves stays, and a later check of the store tries again.
 """
 
 from __future__ import annotations
@@ -9,26 +9,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from fastapi import Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from starlette.requests import ClientDisconnect
 
 import freezer
 from freezer.artifact.signatures import read_keys
 from freezer.codec import encode
 from freezer.errors import ColdpressError, ContractError, IncompatibleError, Refusal, UsageError, first_line
 from freezer.hardware.device_classes import device_class as class_named
-from freezer.store.oci_layout import Descriptor
+from freezer.hardware.machine import detect
 from freezer.store.store import Store, Version
 from infra.serving.bodies import read_json, read_safetensors, write_json, write_safetensors
 
 JSON, BINARY = "application/json", "application/octet-stream"
+
+READ_S = 60.0
+"""Time limit for the body of a request, which has its place in the queue while the client sends it."""
+
+CANARY_AGAIN_S = 300.0
+"""Time between two loads of an artifact that failed its canary, while another serves: they take the CPUs of the requests."""
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -44,7 +51,7 @@ class ServingOptions:
         store: its URI.
         device_class: load only this class; with `auto` a lesser class serves where the best is refused.
         keys: files of trusted public keys.
-        queue: requests that may wait while one runs; further ones are refused.
+        queue: requests that may wait while one runs, those included whose body arrives; further ones are refused.
         reload_s: seconds between two checks of the store.
     """
 
@@ -65,12 +72,12 @@ class Loaded:
 
     Attributes:
         model: the FrozenModel or NativeModel.
-        images: what the store offered when it was loaded, by device class.
+        offered: digests of the artifacts that it was chosen from, by device class.
         labels: model, version, digest and device class, as `coldpress list` prints them.
     """
 
     model: Any
-    images: Mapping[str, Descriptor]
+    offered: Mapping[str, str]
     labels: Mapping[str, str]
 
 
@@ -115,8 +122,11 @@ class ModelServer:
             class_named(options.device_class)
         read_keys(options.keys)
         self._options, self._store = options, Store.open(options.store)
+        self._classes = detect().classes if options.device_class == "auto" else (options.device_class,)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="coldpress-serving")
         self._num_requests = 0
+        self._refused: Mapping[str, str] = {}
+        self._again = 0.0
         self.loaded: Loaded | None = None
         self.problem = f"{options.model} is being loaded"
         self.metrics = ServingMetrics(lambda: max(0, self._num_requests - 1))
@@ -130,29 +140,41 @@ class ModelServer:
     def refresh(self) -> None:
         """Load what the store offers, unless it serves already. Errors are logged and counted; what serves stays."""
         try:
-            version = self._store.version(self._options.model)
-            if self.loaded is not None and self.loaded.images == version.images:
-                return
-            self.loaded = self._load(version)
+            self._refresh()
         except Exception as error:  # a payload may raise anything
-            if isinstance(error, IncompatibleError):
-                self._count_canary(error.ladder)
             self.metrics.reloads.labels("failed").inc()
             problem = f"{self._options.model} cannot be loaded: {first_line(error)}"
             if self.loaded is None:
                 self.problem = problem
             logger.warning(problem, exc_info=not isinstance(error, ColdpressError))
-            return
-        self._count_canary(self.loaded.model.ladder)
-        self.metrics.reloads.labels("ok").inc()
-        self.metrics.artifact.info(dict(self.loaded.labels))
-        logger.info("%s serves", ", ".join(f"{name} {value}" for name, value in self.loaded.labels.items()))
 
-    def _load(self, version: Version) -> Loaded:
+    def _refresh(self) -> None:
+        version, before = self._store.version(self._options.model), self.loaded
+        offered = {name: version.images[name].digest for name in self._classes if name in version.images}
+        if before is not None and offered == before.offered:
+            if before.labels["version"] != str(version.number):  # only other classes changed
+                self._serve(replace(before, labels=_labels(version, before.labels["device_class"])))
+            return
+        if before is not None and offered == self._refused and time.monotonic() < self._again:
+            return
+        try:
+            model = self._load(version)
+        except IncompatibleError as error:
+            if self._count_canary(error.ladder):
+                self._refused, self._again = offered, time.monotonic() + CANARY_AGAIN_S
+            raise
+        self._count_canary(model.ladder)
+        self.metrics.reloads.labels("ok").inc()
+        self._serve(Loaded(model=model, offered=offered, labels=_labels(version, model.manifest.device_class)))
+        if before is not None:
+            used = {item.digest for item in model.manifest.contents}
+            self._store.drop_copies(item.digest for item in before.model.manifest.contents if item.digest not in used)
+
+    def _load(self, version: Version) -> Any:
         options = self._options
         load: Callable[..., Any] = freezer.load  # its overloads take one runtime each
         model = load(
-            options.model,
+            f"{version.model}:{version.number}",
             store=options.store,
             device_class=options.device_class,
             threads=options.threads,
@@ -164,17 +186,17 @@ class ModelServer:
             raise UsageError(
                 "it keeps state between calls, which requests of all clients would share; load it in the client instead"
             )
-        name = model.manifest.device_class
-        labels = {
-            "model": version.model,
-            "version": str(version.number),
-            "digest": version.images[name].digest,
-            "device_class": name,
-        }
-        return Loaded(model=model, images=version.images, labels=labels)
+        return model
 
-    def _count_canary(self, ladder: Sequence[Refusal]) -> None:
-        self.metrics.canary_failures.inc(sum(item.reason == "canary" for item in ladder))
+    def _serve(self, loaded: Loaded) -> None:
+        self.loaded = loaded
+        self.metrics.artifact.info(dict(loaded.labels))
+        logger.info("%s serves", ", ".join(f"{name} {value}" for name, value in loaded.labels.items()))
+
+    def _count_canary(self, ladder: Sequence[Refusal]) -> int:
+        count = sum(item.reason == "canary" for item in ladder)
+        self.metrics.canary_failures.inc(count)
+        return count
 
     def contract(self) -> Response:
         """The artifact that serves, its inputs and its outputs; 503 before it is loaded."""
@@ -185,20 +207,27 @@ class ModelServer:
             {**self.loaded.labels, "inputs": encode(model.inputs), "outputs": [encode(item) for item in model.outputs]}
         )
 
-    async def answer(self, body: bytes, media_type: str) -> Response:
+    async def answer(self, read_body: Callable[[], Awaitable[bytes]], media_type: str) -> Response:
         """Answer a request in its own form: `application/octet-stream` for a .safetensors file, all else is JSON.
 
         Returns:
-            200 with the outputs by name; 422 if the inputs violate the contract; 503 if the queue is full or nothing is loaded; 500
-            if the model fails.
+            200 with the outputs by name; 422 if the inputs violate the contract; 408 if the body does not arrive; 503 if the queue
+            is full or nothing is loaded; 500 if the model fails.
         """
-        started, count = time.perf_counter(), self.metrics.requests.labels
+        count = self.metrics.requests.labels
         if self.loaded is None or self._num_requests > self._options.queue:
             count("overloaded").inc()
             return refusal(503, self.problem if self.loaded is None else f"{self._options.queue} requests are waiting")
         binary = media_type.startswith(BINARY)
         self._num_requests += 1
         try:
+            try:
+                async with asyncio.timeout(READ_S):
+                    body = await read_body()
+            except (TimeoutError, ClientDisconnect):
+                count("invalid").inc()
+                return refusal(408, f"the body did not arrive within {READ_S:g} s")
+            started = time.perf_counter()
             content = await asyncio.get_running_loop().run_in_executor(self._worker, self._call, self.loaded.model, body, binary)
         except ContractError as error:
             count("invalid").inc()
@@ -220,6 +249,15 @@ class ModelServer:
         leaves = model.leaves(**inputs) if native else _tensors(model, inputs)
         outputs = {item.name: leaf for item, leaf in zip(model.outputs, leaves, strict=True)}
         return write_safetensors(outputs, native=native) if binary else write_json(outputs)
+
+
+def _labels(version: Version, device_class: str) -> dict[str, str]:
+    return {
+        "model": version.model,
+        "version": str(version.number),
+        "digest": version.images[device_class].digest,
+        "device_class": device_class,
+    }
 
 
 def refusal(status: int, detail: str) -> Response:

@@ -60,7 +60,7 @@ def make_app(server: ModelServer) -> FastAPI:
 
     @app.post("/predict")
     async def predict(request: Request) -> Response:
-        return await server.answer(await request.body(), request.headers.get("content-type", ""))
+        return await server.answer(request.body, request.headers.get("content-type", ""))
 
     @app.get("/contract")
     async def contract() -> Response:
@@ -113,7 +113,7 @@ def main(
     queue: Annotated[int, typer.Option(min=0, help="Requests that may wait while one runs.")] = 32,
     reload_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two checks for a new version.")] = 30.0,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    port: Annotated[int, typer.Option(envvar="PORT", help="Port to listen on.")] = 8000,
 ) -> None:
     """Serve a frozen model over HTTP, and each new version of it."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import configparser
+import contextlib
 import json
 import shlex
 import shutil
@@ -12,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -32,8 +34,10 @@ import freezer
 from benchmarks.serving_load import is_ready, load_url, running_service, start_service
 from freezer.artifact.folder import GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
 from freezer.errors import UsageError
+from freezer.files.scratch import cache_folder
 from freezer.hardware.device_classes import DEVICE_CLASSES, can_run
 from freezer.store.store import Store
+from infra.serving import model_server
 from infra.serving.model_server import BINARY, JSON, ModelServer, ServingOptions
 from infra.serving.service import http_server, main
 from tests.buckets import Wire, overwrite
@@ -102,16 +106,21 @@ def publish(store: Store, artifact: Artifact) -> None:
     store.publish("mlp", source_key=artifact.manifest.verdict, artifacts={HERE: artifact}, carried={})
 
 
-def other_artifact(scripted: Frozen, folder: Path) -> Artifact:
-    """The same model as another artifact."""
-    return copy_of(scripted.artifact, folder, verdict="kept-eager")
+def other_artifact(frozen: Frozen, folder: Path) -> Artifact:
+    """The same model as another artifact, with another file."""
+    return with_golden(frozen, folder, error=0.0)
 
 
 def wrong_artifact(scripted: Frozen, folder: Path) -> Artifact:
     """An artifact that does not give its golden outputs."""
-    artifact = copy_of(scripted.artifact, folder)
+    return with_golden(scripted, folder, error=1.0)
+
+
+def with_golden(frozen: Frozen, folder: Path, *, error: float) -> Artifact:
+    """A copy whose file of golden outputs is another."""
+    artifact = copy_of(frozen.artifact, folder, verdict="kept-eager")
     path = folder / GOLDEN_OUTPUTS
-    save_file({name: tensor + 1 for name, tensor in load_file(path).items()}, path)
+    save_file({name: tensor + error for name, tensor in load_file(path).items()}, path, {"error": str(error)})
     golden = file_ref(folder, GOLDEN_OUTPUTS, MEDIA_SAFETENSORS)
     files = tuple(golden if item.path == GOLDEN_OUTPUTS else item for item in artifact.manifest.files)
     return rewritten(artifact, files=files)
@@ -229,6 +238,45 @@ def test_a_reload_and_a_full_queue_lose_nothing(store: Store, scripted: Frozen, 
         assert started.metric("requests_total", outcome="overloaded") == 1
 
 
+def test_bodies_that_arrive_slowly_have_a_place_in_the_queue(published: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise clients could fill the memory with bodies that wait outside of the queue, or keep places for ever."""
+    monkeypatch.setattr(model_server, "READ_S", 3.0)
+    with serving(published, queue=1) as started, contextlib.ExitStack() as held:
+        wait_until(lambda: started.serves(1), "version 1 serves")
+        slow = [held.enter_context(socket.create_connection((LOOPBACK, int(started.url.rpartition(":")[2])))) for _ in range(2)]
+        for client in slow:
+            client.sendall(b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        wait_until(lambda: started.metric("queue_length") == 1, "both have a place")
+        assert started.predict(json_of(X)).status_code == 503
+        slow.pop().close()
+        wait_until(lambda: started.predict(json_of(X)).status_code == 200, "the place of a client that has left is free")
+        assert slow[0].recv(100).startswith(b"HTTP/1.1 408")
+        assert started.metric("requests_total", outcome="invalid") == 2
+
+
+def test_versions_that_change_only_other_classes_are_not_loaded(store: Store, portable: Frozen, tmp_path: Path) -> None:
+    with serving(store) as started:
+        wait_until(lambda: started.serves(1), "version 1 serves")
+        assert started.server.loaded is not None
+        model = started.server.loaded.model
+        version, other = store.version("mlp"), {"portable": other_artifact(portable, tmp_path / "other")}
+        store.publish("mlp", source_key=version.source_key, artifacts=other, carried=version.images)
+        wait_until(lambda: started.serves(2), "version 2 is named")
+        assert started.server.loaded.model is model
+        assert started.metric("reloads_total", outcome="ok") == 1
+
+
+def test_artifacts_that_fail_their_canary_are_not_loaded_at_every_look(store: Store, scripted: Frozen, tmp_path: Path) -> None:
+    with serving(store, reload_s=0.1) as started:
+        wait_until(lambda: started.serves(1), "version 1 serves")
+        publish(store, wrong_artifact(scripted, tmp_path / "wrong"))
+        wait_until(lambda: started.metric("canary_failures_total") == 1, "the canary has run")
+        time.sleep(1)
+        assert started.metric("canary_failures_total") == 1
+        publish(store, other_artifact(scripted, tmp_path / "other"))
+        wait_until(lambda: started.serves(3), "version 3 serves")
+
+
 def test_keys_require_signatures_of_every_version(store: Store, scripted: Frozen, tmp_path: Path) -> None:
     private, public = make_pair(tmp_path, "own")
 
@@ -281,6 +329,11 @@ def test_a_bucket_may_fail_or_be_damaged(
             publish(store, other_artifact(scripted, tmp_path / "other"))
             wait_until(lambda: started.serves(3), "version 3 serves")
             assert started.metric("canary_failures_total") == 0
+            used = {item.digest.removeprefix("sha256:") for item in store.manifest(store.version("mlp"), HERE).contents}
+            cache, manifest = cache_folder() / "blobs" / "sha256", scripted.artifact.manifest
+            earlier = {item.digest.removeprefix("sha256:") for item in manifest.contents} - used
+            assert earlier, "the versions share every file"
+            assert not any((cache / name).exists() for name in earlier), "the cache grows with every version"
 
 
 def unit_command(**values: str) -> list[str]:
@@ -290,7 +343,7 @@ def unit_command(**values: str) -> list[str]:
     unit.read_string((SERVING / "coldpress-serve@.service").read_text().replace("\\\n", ""))
     line = unit["Service"]["ExecStart"].replace("%i", values.pop("model"))
     for name, value in values.items():
-        line = line.replace(f"${{{name}}}", value)
+        line = line.replace(f"${{{name}}}", value).replace(f"${name}", value)
     program, *rest = shlex.split(line)
     assert program == "/opt/coldpress/.venv/bin/python"
     return [sys.executable, *rest]
@@ -299,7 +352,9 @@ def unit_command(**values: str) -> list[str]:
 def test_sigterm_lets_accepted_requests_finish(published: Store) -> None:
     """Starts the process as the systemd unit does, and ends it while a client is still sending."""
     port, body = free_port(), json_of(X)
-    command = unit_command(model="mlp", STORE=published.uri, HOST=LOOPBACK, PORT=str(port), THREADS="1")
+    command = unit_command(
+        model="mlp", STORE=published.uri, HOST=LOOPBACK, PORT=str(port), THREADS="1", OPTIONS=f"--device-class {HERE} --queue 4"
+    )
     with subprocess.Popen(command, cwd=ROOT) as process:
         try:
             wait_until(lambda: is_ready(port), "the service is ready")
