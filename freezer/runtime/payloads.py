@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from freezer.artifact.manifest import PayloadKind
@@ -35,8 +37,26 @@ def open_exported(
         raise IntegrityError(
             f"{path} contains {found}, which torch would run when it opens the file; Coldpress writes no such file"
         )
-    module: Callable[..., Any] = _moved(torch.export.load(str(path)), device).module()
-    return module
+    program = _moved(torch.export.load(str(path)), device)
+    runner: Callable[..., Any] = _graph_of(program) or program.module()
+    return runner
+
+
+def _graph_of(program: torch.export.ExportedProgram) -> Callable[..., Any] | None:
+    """The program's graph as a function of its tensor inputs; None if it changes state, or needs more than tensors.
+
+    `program.module()` checks the inputs again, in Python, and looks up each parameter by its path: 0.2 ms a call for a small model.
+    """
+    signature, tensors = program.graph_signature, {**program.state_dict, **program.constants}
+    given = [spec.kind is InputKind.USER_INPUT for spec in signature.input_specs]
+    state = [tensors.get(spec.target) for spec, is_given in zip(signature.input_specs, given, strict=True) if not is_given]
+    if (
+        any(spec.kind is not OutputKind.USER_OUTPUT for spec in signature.output_specs)
+        or not all(isinstance(tensor, Tensor) for tensor in state)
+        or given != sorted(given)
+    ):
+        return None
+    return partial(program.graph_module.forward, *state)
 
 
 def on_first(program: torch.export.ExportedProgram, device: torch.device) -> torch.export.ExportedProgram:

@@ -23,7 +23,11 @@ def flatten(result: Any) -> tuple[OutputStructure, list[Tensor]]:
 
 
 def leaves_of(result: Any) -> list[Tensor]:
-    """The tensors of a result, in order."""
+    """The tensors of a result, in order; faster for the common ones than `flatten`."""
+    if isinstance(result, Tensor):
+        return [result]
+    if type(result) in (tuple, list) and all(isinstance(item, Tensor) for item in result):
+        return list(result)
     return flatten(result)[1]
 
 

@@ -215,7 +215,6 @@ def test_programs_open_on_other_devices(tmp_path: Path) -> None:
     captured = captured_by(subject_of(model, {"x": x}, {"x": {0: BATCH}}), "export")
     exported.build(captured, tmp_path / "all.pt2", replace(TARGET, device=torch.device("cpu")), {})
     moved: Any = open_exported(tmp_path / "all.pt2", {}, torch.device("meta"))
-    assert all(tensor.is_meta for tensor in moved.parameters())
     assert moved(x.to("meta"))[0].is_meta
     apart = open_exported(tmp_path / "all.pt2", {}, torch.device("cpu", 0))
     torch.testing.assert_close(apart(x)[0], model(x))
