@@ -11,8 +11,9 @@ setup: .venv/.ready
 	@command -v g++ >/dev/null || { echo "g++ is needed to build Inductor payloads: install a C++ compiler (Debian: apt-get install g++)"; exit 1; }
 	@echo "installing coldpress and what campaigns and tests need into .venv (some minutes, once)"
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --quiet --upgrade pip
-	@$(BIN)/python -m pip install --quiet --quiet --editable '.[stores,signing]' --group pipeline --group serving --group dev --constraint constraints.txt
+	@$(BIN)/python -m pip install --quiet --quiet --upgrade pip --constraint constraints.txt
+	@$(BIN)/python -m pip install --quiet --quiet --editable '.[stores,signing]' --group pipeline --group serving --group dev \
+		--constraint constraints.txt --build-constraint constraints.txt
 	@touch $@
 
 demo: setup

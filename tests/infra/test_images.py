@@ -11,11 +11,14 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
 import requests
 import torch
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from freezer.store.store import Store
 from tests.conftest import Frozen
@@ -32,7 +35,10 @@ BUILT = (
     "coldpress-worker",
     "coldpress-worker-cuda",
 )
-PINNED = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+LINES = (ROOT / "constraints.txt").read_text().splitlines()
+PINNED = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in LINES if line[:1] != "#")}
+OF_CUDA = ("cuda-", "nvidia-c", "nvidia-n", "triton")  # of a torch for CUDA, which pins them; not nvidia-ml-py
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,11 +83,20 @@ def commands(image: str) -> list[str]:
     return shlex.split(done.stdout)
 
 
-def test_another_torch_leaves_other_tags_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def tags(image: str) -> list[str]:
+    words = commands(image)
+    return sorted(words[place + 1] for place, word in enumerate(words) if word == "--tag")
+
+
+def test_other_builds_leave_other_tags_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tags("coldpress-worker") == ["coldpress-worker", "coldpress-worker:0.1.0"]
+    monkeypatch.setenv("VARIANT", "arm64")
+    assert tags("coldpress-worker") == ["coldpress-worker:0.1.0-arm64"]
     monkeypatch.setenv("TORCH", "2.99.0")
-    words = commands("coldpress-worker")
-    assert [words[place + 1] for place, word in enumerate(words) if word == "--tag"] == ["coldpress-worker:0.1.0-torch2.99.0"]
-    assert "TORCH=2.99.0" in words
+    assert tags("coldpress-worker") == ["coldpress-worker:0.1.0-torch2.99.0-arm64"]
+    monkeypatch.delenv("VARIANT")
+    assert tags("coldpress-worker") == ["coldpress-worker:0.1.0-torch2.99.0"]
+    assert "TORCH=2.99.0" in commands("coldpress-worker")
     for file in ("campaign", "deployment"):
         assert "TORCH=" in STAGES[file]["build"].all("ARG")
 
@@ -103,19 +118,42 @@ def test_images_run_unprivileged_with_labels(image: str) -> None:
     labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]*)"', " ".join(stage.all("LABEL"))))
     assert labels["title"] == image.removesuffix("-cuda")
     assert labels.keys() == {"title", "description", "version", "revision", "licenses"}
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    version = PROJECT["project"]["version"]
     assert f"VERSION={version}" in stage.all("ARG"), "the version of a build without build.sh"
+
+
+def installed(requirements: list[str]) -> set[str]:
+    """Packages that pip installs here for requirements, with those that these need in turn."""
+    pending, found = [Requirement(one) for one in requirements], set[tuple[str, str]]()
+    while pending:
+        wanted = pending.pop()
+        name = canonicalize_name(wanted.name)
+        for extra in {"", *wanted.extras} - {known for other, known in found if other == name}:
+            found.add((name, extra))
+            needed = [Requirement(one) for one in requires(name) or ()]
+            here = [one for one in needed if one.marker is None or one.marker.evaluate({"extra": extra})]
+            pending += [one for one in here if name != "torch" or not one.name.startswith(OF_CUDA)]
+    return {name for name, _ in found}
 
 
 @pytest.mark.parametrize("file", STAGES)
 def test_packages_are_pinned_by_the_constraints(file: str) -> None:
-    installs = [run for stage in STAGES[file].values() for run in stage.all("RUN") if " install " in run and "apt-get" not in run]
-    assert installs
-    for run in installs:
+    runs = [run for stage in STAGES[file].values() for run in stage.all("RUN") if " install " in run and "apt-get" not in run]
+    assert runs
+    for run in runs:
         assert "--constraint constraints.txt" in run
         words = shlex.split(re.sub(r"\$\{TORCH_INDEX.*?\"\}", "", run.rpartition(" install ")[2].partition("&&")[0]))
-        named = [re.sub(r"\[.*", "", word) for word in words if not word.startswith(("-", ".", "$")) and word != "constraints.txt"]
-        assert set(named) - {"pipeline"} <= PINNED.keys(), run
+        named = {word for word in words if not word.startswith(("-", ".", "$"))} - {"constraints.txt", "pipeline"}
+        assert installed(sorted(named)) <= PINNED.keys(), run
+
+
+def test_the_environment_is_pinned() -> None:
+    """All that `make setup` installs, so that images and CI of two days are the same."""
+    project, groups = PROJECT["project"], PROJECT["dependency-groups"]
+    named = [*project["dependencies"], *PROJECT["build-system"]["requires"], "pip"]
+    named += [one for extra in project["optional-dependencies"].values() for one in extra]
+    named += [one for group in ("pipeline", "serving", "dev") for one in groups[group]]
+    assert installed(named) <= PINNED.keys()
 
 
 @pytest.mark.parametrize("file", STAGES)
@@ -131,7 +169,7 @@ def test_copied_files_exist_in_the_context(file: str) -> None:
 
 
 def test_the_deployment_has_every_extra_by_default() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = PROJECT["project"]["optional-dependencies"]
     assert f"EXTRAS={','.join(sorted(extras))}" in STAGES["deployment"]["build"].all("ARG")
 
 
