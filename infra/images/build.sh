@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Build an image of Coldpress. Usage: infra/images/build.sh IMAGE [option of the builder ...]
-# BUILDER is docker (default), podman or buildah. TORCH is another version of torch than that of constraints.txt: the image is only tagged
-# IMAGE:VERSION-torchTORCH, so it replaces no other.
+# BUILDER is docker (default), podman or buildah. TORCH is another version of torch than that of constraints.txt, and VARIANT names a build
+# with other options: the image is only tagged IMAGE:VERSION-torchTORCH-VARIANT, so it replaces no other.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -21,10 +21,8 @@ builder=${BUILDER:-docker}
 # The OCI format has no health checks; docker always builds its own format.
 [[ $builder == docker ]] || set -- --format docker "$@"
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
-if [[ -n ${TORCH:-} ]]; then
-    set -- --tag "$image:$version-torch$TORCH" --build-arg TORCH="$TORCH" "$@"
-else
-    set -- --tag "$image:$version" --tag "$image" "$@"
-fi
+suffix=${TORCH:+-torch$TORCH}${VARIANT:+-$VARIANT}
+set -- --tag "$image:$version$suffix" ${TORCH:+--build-arg "TORCH=$TORCH"} "$@"
+[[ -n $suffix ]] || set -- --tag "$image" "$@"
 exec "$builder" build --file "infra/images/$file.Dockerfile" --target "$target" \
     --build-arg VERSION="$version" --build-arg REVISION="$(git rev-parse HEAD)" "$@" .
