@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 import shlex
 import shutil
 import subprocess
@@ -21,13 +22,19 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from freezer.hardware.device_classes import DEVICE_CLASSES
 from jobs.worker_labels import MEMORY_SHARE
+from tests.infra.test_images import PINNED, PROJECT
 from tests.infra.test_ray import FLEET, labels_of
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl, which contains kustomize")
 
 FOLDER = Path(__file__).parents[2] / "infra" / "kuberay"
-KUSTOMIZATIONS = sorted(str(path.parent.relative_to(FOLDER)) for path in FOLDER.rglob("kustomization.yaml"))
+FILES = [path for path in FOLDER.rglob("kustomization.yaml") if "kind: Component" not in path.read_text()]
+KUSTOMIZATIONS = ["../mlflow", "../serving", *sorted(str(path.parent.relative_to(FOLDER)) for path in FILES)]
+CLUSTERS = ["base", "example", "overlays/autoscaling", "overlays/gpu", "overlays/shared-store"]
 KUBERNETES = "1.33"
+
+CRDS = os.environ.get("COLDPRESS_KUBERAY_CRDS")
+"""A folder with KubeRay's own CRDs, which are too large to keep here: helm-chart/kuberay-operator/crds of its repository."""
 
 AUTOSCALER_OF_CONTAINER = ("resources", "securityContext", "env", "envFrom", "volumeMounts")
 
@@ -55,6 +62,13 @@ def pods(name: str) -> dict[str, dict[str, Any]]:
     spec = cluster(name)
     groups = {group["groupName"]: group["template"]["spec"] for group in spec["workerGroupSpecs"]}
     return {"head": spec["headGroupSpec"]["template"]["spec"], **groups}
+
+
+def all_pods(name: str) -> dict[str, dict[str, Any]]:
+    """The pod specifications of all documents, by their own names and groups."""
+    found = {one["metadata"]["name"]: one["spec"]["template"]["spec"] for one in rendered(name) if one["apiVersion"] == "apps/v1"}
+    found |= {one["metadata"]["name"]: one["spec"]["submitterPodTemplate"]["spec"] for one in only("RayJob", name)}
+    return found | (pods(name) if only("RayCluster", name) else {})
 
 
 def containers(pod: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -110,6 +124,97 @@ def test_wrong_fields_are_rejected(wrong: Any) -> None:
         check(document)
 
 
+def strict(schema: Any) -> Any:
+    """A schema of a CRD that also rejects unknown fields, as `kubectl apply --validate=strict` does."""
+    if isinstance(schema, list):
+        return [strict(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("x-kubernetes-int-or-string"):
+        return {"type": ["integer", "string"]}
+    open_ended = "additionalProperties" in schema or schema.get("x-kubernetes-preserve-unknown-fields")
+    closed = {"additionalProperties": False} if "properties" in schema and not open_ended else {}
+    return {key: strict(value) for key, value in schema.items()} | closed
+
+
+@lru_cache
+def crd(kind: str) -> Draft202012Validator:
+    """A validator of KubeRay's own CRD of a kind."""
+    text = (Path(CRDS or "") / f"ray.io_{kind.lower()}s.yaml").read_text()
+    (version,) = (one for one in yaml.load(text, Loader=yaml.CSafeLoader)["spec"]["versions"] if one["name"] == "v1")
+    schema = strict(version["schema"]["openAPIV3Schema"])
+    schema["properties"]["metadata"] = {"type": "object"}
+    return Draft202012Validator(schema)
+
+
+@pytest.mark.skipif(
+    CRDS is None, reason="needs KubeRay's CRDs: set COLDPRESS_KUBERAY_CRDS to their folder (infra/kuberay/README.md)"
+)
+@pytest.mark.parametrize("name", [*CLUSTERS, "job", "example/job"])
+def test_manifests_match_the_crds_of_kuberay(name: str) -> None:
+    documents = [*only("RayCluster", name), *only("RayJob", name)]
+    assert documents
+    for document in documents:
+        crd(document["kind"]).validate(document)
+        wrong = copy.deepcopy(document)
+        wrong["spec"]["unknown"] = 1
+        assert not crd(document["kind"]).is_valid(wrong)
+
+
+def test_ray_is_the_version_of_the_images() -> None:
+    assert cluster("base")["rayVersion"] == PINNED["ray"]
+
+
+def test_an_overlay_names_all_images_of_ours() -> None:
+    """One list of registry and tag in a copy of `example` reaches every pod."""
+    named = set()
+    for name in ("example", "example/job"):
+        for pod in all_pods(name).values():
+            named |= {one["image"] for one in containers(pod)}
+    ours = {image for image in named if "coldpress" in image}
+    assert named - ours == {"docker.io/library/postgres:15.17"}
+    assert len(ours) == 5
+    for image in ours:
+        assert image.startswith("registry.example/coldpress-")
+        assert image.endswith(f":{PROJECT['project']['version']}")
+    shown = {
+        (one["kind"], one["metadata"]["name"]) for name in ("overlays/gpu", "../mlflow", "../serving") for one in rendered(name)
+    }
+    assert {(one["kind"], one["metadata"]["name"]) for one in rendered("example")} == shown
+
+
+def test_images_run_on_their_architecture() -> None:
+    """Workers alone run on both, from one tag; serving selects nodes by class."""
+    found = {**all_pods("../mlflow"), **all_pods("job"), "head": pods("base")["head"]}
+    selected = {name for name, pod in found.items() if pod.get("nodeSelector") == {"kubernetes.io/arch": "amd64"}}
+    assert selected == {"head", "mlflow", "freeze-champions"}
+    assert found.keys() - selected == {"postgres"}
+    for group, pod in pods("base").items():
+        if group != "head":
+            (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+            (types,) = (one["values"] for one in term["matchExpressions"])
+            expected = "arm64" if "coldpress.dev/cpu-aarch64" in labels_of(group) else "x86_64"
+            for name in types:
+                assert expected in INSTANCE_TYPES[name]["ProcessorInfo"]["SupportedArchitectures"], (group, name)
+
+
+def test_workers_alone_tolerate_the_taint_of_their_nodes() -> None:
+    """Which keeps the head, MLflow and others off them."""
+    taint = {"key": "coldpress.dev/worker", "operator": "Exists", "effect": "NoSchedule"}
+    found = {**all_pods("example"), **all_pods("example/job")}
+    assert {name for name, pod in found.items() if taint in pod.get("tolerations", ())} == set(FLEET)
+
+
+def test_deployments_only_read_the_store() -> None:
+    def secrets(pod: Mapping[str, Any]) -> set[str]:
+        return {one["secretRef"]["name"] for container in containers(pod) for one in container.get("envFrom", ())}
+
+    writers = [secrets(pod) for pod in pods("overlays/gpu").values()]
+    readers = [secrets(pod) for pod in all_pods("../serving").values()]
+    assert len(readers) == 2
+    assert not set.union(*writers) & set.union(*readers)
+
+
 def test_groups_are_the_device_classes() -> None:
     groups = {group["groupName"]: group for group in cluster("overlays/gpu")["workerGroupSpecs"]}
     assert set(groups) == set(FLEET)
@@ -149,13 +254,13 @@ def test_workers_are_alone_with_whole_cpus() -> None:
     assert cluster("base")["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
 
 
-@pytest.mark.parametrize("name", [name for name in KUSTOMIZATIONS if name != "job"])
+@pytest.mark.parametrize("name", CLUSTERS)
 def test_only_the_autoscaler_has_a_kubernetes_token(name: str) -> None:
     tokens = set()
-    for pod in pods(name).values():
+    for pod in all_pods(name).values():
         assert pod["automountServiceAccountToken"] is False
         assert not {mount["name"] for one in containers(pod) for mount in one.get("volumeMounts", ())} & {"api-token"}
-        tokens |= {volume["name"] for volume in pod["volumes"] if "projected" in volume}
+        tokens |= {volume["name"] for volume in pod.get("volumes", ()) if "projected" in volume}
     mounted = {mount["name"] for mount in cluster(name).get("autoscalerOptions", {}).get("volumeMounts", ())}
     assert tokens == mounted == ({"api-token"} if name == "overlays/autoscaling" else set())
     assert not [document for document in rendered(name) if document["kind"].endswith(("Role", "RoleBinding"))]
@@ -168,8 +273,12 @@ def test_ray_is_reached_only_as_documented() -> None:
         assert policy["spec"]["podSelector"]["matchLabels"].items() >= own.items()
         for rule in policy["spec"]["ingress"]:
             if rule["from"] != [{"podSelector": {"matchLabels": own}}]:
-                opened |= {port["port"]: rule["from"] for port in rule["ports"]}
-    assert set(opened) == {8080, 8265, 9105}
+                for port in rule["ports"]:
+                    opened |= dict.fromkeys(range(port["port"], port.get("endPort", port["port"]) + 1), rule["from"])
+    drivers = set(range(9105, 9110))
+    assert set(opened) == {8080, 8265, *drivers}
+    ports = pods("base")["head"]["containers"][0]["ports"]
+    assert {port["containerPort"] for port in ports if port["name"] == f"driver-{port['containerPort']}"} == drivers
     submitter = {"podSelector": {"matchLabels": {"coldpress.dev/submits": "true"}}}
     assert submitter in opened[8265]
     (job,) = only("RayJob", "job")
@@ -182,6 +291,14 @@ def test_ray_is_reached_only_as_documented() -> None:
     (budget,) = only("PodDisruptionBudget", "base")
     assert budget["spec"]["selector"]["matchLabels"] == {**own, "ray.io/node-type": "head"}
     assert only("RayCluster", "base")[0]["metadata"]["name"] == own["ray.io/cluster"]
+
+
+def test_mlflow_is_reached_by_drivers_and_users_alone() -> None:
+    (policy,) = [one["spec"] for one in only("NetworkPolicy", "../mlflow") if one["metadata"]["name"] == "mlflow"]
+    (rule,) = policy["ingress"]
+    admitted = [one["podSelector"]["matchLabels"] for one in rule["from"]]
+    head = {"ray.io/cluster": "coldpress", "ray.io/node-type": "head"}
+    assert admitted == [head, {"coldpress.dev/uses-mlflow": "true"}]
 
 
 def test_a_shared_store_is_mounted_everywhere() -> None:
