@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -291,6 +292,35 @@ def test_ray_is_reached_only_as_documented() -> None:
     (budget,) = only("PodDisruptionBudget", "base")
     assert budget["spec"]["selector"]["matchLabels"] == {**own, "ray.io/node-type": "head"}
     assert only("RayCluster", "base")[0]["metadata"]["name"] == own["ray.io/cluster"]
+
+
+def test_prometheus_finds_the_pods() -> None:
+    """KubeRay adds labels and the port `metrics` to Ray's pods."""
+    configuration = yaml.safe_load((FOLDER.parent / "observability" / "prometheus-kubernetes.yml").read_text())
+    ray = {"ray.io/cluster": "coldpress"}
+    found = [({**ray, "ray.io/node-type": "head"}, pods("base")["head"], "head")]
+    found += [({**ray, "ray.io/node-type": "worker"}, pod, name) for name, pod in pods("base").items() if name != "head"]
+    for one in only("Deployment", "../serving"):
+        template = one["spec"]["template"]
+        found.append((template["metadata"]["labels"], template["spec"], one["metadata"]["name"]))
+    targets: dict[str, set[tuple[str, int]]] = {}
+    for scrape in configuration["scrape_configs"]:
+        (discovery,) = scrape["kubernetes_sd_configs"]
+        assert (discovery["role"], discovery["namespaces"]["names"]) == ("pod", ["coldpress"])
+        (selector,) = discovery["selectors"]
+        name, value = selector["label"].split("=")
+        (kept,) = [one["regex"] for one in scrape["relabel_configs"] if one.get("action") == "keep"]
+        targets[scrape["job_name"]] = {
+            (pod_name, port["containerPort"])
+            for labels, pod, pod_name in found
+            if labels.get(name) == value
+            for port in [*pod["containers"][0].get("ports", ()), {"name": "metrics", "containerPort": 8080}]
+            if re.fullmatch(kept, port["name"])
+        }
+    assert targets.pop("coldpress-driver") == {("head", port) for port in range(9105, 9110)}
+    assert targets.pop("coldpress-serving") == {(one["metadata"]["name"], 8000) for one in only("Deployment", "../serving")}
+    assert targets.pop("ray") == {(name, 8080) for name in pods("base")}
+    assert targets == {}
 
 
 def test_mlflow_is_reached_by_drivers_and_users_alone() -> None:
