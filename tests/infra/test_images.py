@@ -37,7 +37,9 @@ BUILT = (
 )
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LINES = (ROOT / "constraints.txt").read_text().splitlines()
-PINNED = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in LINES if line[:1] != "#")}
+PINNED: dict[str, str] = {
+    canonicalize_name(name): version for name, _, version in (line.partition("==") for line in LINES if line[:1] != "#")
+}
 OF_CUDA = ("cuda-", "nvidia-c", "nvidia-n", "triton")  # of a torch for CUDA, which pins them; not nvidia-ml-py
 
 
