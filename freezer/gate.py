@@ -1,7 +1,7 @@
 """The gate formula: decides from figures alone whether an output is close enough to its reference. Imports no torch.
 
-The drift gate, the canary, `coldpress diff` and the C++ example all apply `judge_rmse`. Dtypes are given as
-torch's, as numpy's or by name. docs/measuring.md explains the figures.
+The drift gate, the canary, `coldpress diff` and the C++ example all apply `judge_rmse`. Dtypes are given as torch's, as numpy's or
+by name. docs/measuring.md explains the figures.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+
+T = TypeVar("T")
 
 POOL_BELOW = 64
 """Outputs with fewer elements are pooled over all input sets: the ratio of two errors of a few elements is chance."""
@@ -72,7 +74,7 @@ class GoldenGate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ErrorFigures:
-    """Figures of docs/measuring.md for one output; None where the figure is undefined."""
+    """Figures of docs/measuring.md for one output; None where the figure is undefined or overflows."""
 
     max_abs_err: float
     max_rel_err: float
@@ -139,15 +141,25 @@ class Sums:
             max_rel_err=self.max_rel_err,
             rmse=self.rmse,
             rms=self.rms,
-            sqnr_db=10 * math.log10(self.signal / self.noise) if self.noise > 0 and self.signal > 0 else None,
-            cosine=self.inner / math.sqrt(self.signal * self.power) if self.signal > 0 and self.power > 0 else None,
-            gain=self.inner / self.signal if self.signal > 0 else None,
+            sqnr_db=10 * (math.log10(self.signal) - math.log10(self.noise)) if _usable(self.signal, self.noise) else None,
+            cosine=self.inner / math.sqrt(self.signal) / math.sqrt(self.power) if _usable(self.signal, self.power) else None,
+            gain=finite(self.inner / self.signal) if _usable(self.signal) else None,
         )
 
 
+def _usable(*squares: float) -> bool:
+    """Whether sums of squares are positive and did not overflow."""
+    return all(0 < value < math.inf for value in squares)
+
+
+def finite(value: T) -> T | None:
+    """A value for JSON: None instead of NaN and infinities, anything else as it is."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 BLOCK = 32_000
-"""Elements compared at a time, so that a comparison needs little memory whatever the size of an output. From 32,768 on, torch
-shares an operation among threads, which is slow for such a number; and the sums would depend on the threads."""
+"""Elements compared at a time, so that a comparison needs little memory for outputs of any size. From 32,768 on, torch shares an
+operation among threads, which is slow for such a number; and the sums would depend on the threads."""
 
 
 def blocks(shape: Sequence[int]) -> Iterator[tuple[slice, ...]]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, OWN_OUTPUTS
 from freezer.artifact.manifest import FileRef, Manifest
 from freezer.errors import IntegrityError
-from freezer.gate import POOL_BELOW, GoldenGate, OutputError, golden_bound
+from freezer.gate import POOL_BELOW, GoldenGate, OutputError, finite, golden_bound
 from freezer.numerics import comparable, exact_problem, pooled, rms_errors
 from freezer.runtime.golden import Sets, golden_inputs, golden_outputs, own_outputs
 from freezer.runtime.tensors import OWN_OUTPUT_BYTES, bytes_of
@@ -273,18 +273,14 @@ def _rows(one: _Side, other: _Side | None, output: str, keys: Sequence[str]) -> 
         rows.append(
             replace(
                 row,
-                error_ratio=_finite(ratio),
-                max_abs_err=_finite(worst),
-                rmse=_finite(rmse),
-                bound=_finite(bound),
+                error_ratio=finite(ratio),
+                max_abs_err=finite(worst),
+                rmse=finite(rmse),
+                bound=finite(bound),
                 problem=None if rmse <= bound else f"rmse {rmse:.3g} > {bound:.3g}",
             )
         )
     return rows
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 # Rendering

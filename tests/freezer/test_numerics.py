@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -34,6 +36,19 @@ def test_fill_values_do_not_hide_other_errors() -> None:
     assert "error_ratio" in str(problem(r, wrong, "float64"))
     assert "error_ratio" in str(problem(r, wrong, "eager"))
     assert pooled([r, r], [r, wrong], APART)[0] > 1e-3
+
+
+def test_wrong_answers_beyond_the_range_of_squares_are_a_problem() -> None:
+    r = random_inputs(8, 16).double()
+    assert "rmse inf" in str(problem(r, r + 1e200, "eager"))
+
+
+def test_figures_of_tiny_outputs() -> None:
+    tiny = torch.tensor([1e-160, 1e-100], dtype=torch.float64)
+    found = distances(tiny, tiny / 2)[0].figures()
+    assert found.sqnr_db == pytest.approx(20 * math.log10(2))
+    assert found.cosine == pytest.approx(1)
+    assert found.gain == pytest.approx(0.5)
 
 
 def test_fill_values_may_differ_by_rounding() -> None:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from freezer.gate import DIGITS, POOL_BELOW, OutputError, Sums, blocks, judge_rmse, openvino_problem
+from freezer.gate import DIGITS, POOL_BELOW, OutputError, Sums, blocks, finite, judge_rmse, openvino_problem
 from freezer.numerics import Magnitudes, comparable, distances, doubles, structure_problem
 from freezer.slices import Slices
 
@@ -219,21 +219,23 @@ class _Output:
     def _part_judged(self, item: _Compared, sums: Sums, pool: Sums, against: Sums | None, *, noisy: bool) -> DriftRow:
         """Add the figures, the bound and the problem of one part."""
         gate, dtype, native = self._gate, item.dtype, pool.native_rmse
+        if not all(math.isfinite(figure) for figure in (pool.rmse, native, pool.rms)):
+            problem = "the squares of the values overflow, so the error cannot be measured"
+            remedy = "" if math.isfinite(pool.rms) and math.isfinite(native) else "; fix the model"
+            return replace(item.row, max_abs_err=sums.max_abs_err, problem=problem + remedy)
         figures = replace(sums.figures(), rmse=pool.rmse, rms=pool.rms)
         error = OutputError(rmse=pool.rmse, native_rmse=native, rms=pool.rms, dtype=dtype, num_elements=sums.num_elements)
         ratio, bound = judge_rmse(error, gate.error_ratio_max)
         row = replace(item.row, **asdict(figures), native_rmse=native, error_ratio=ratio, bound=bound)
-        if not all(math.isfinite(figure) for figure in (pool.rmse, native, pool.rms)):
-            return replace(row, problem="the squares of the values overflow, so the error cannot be measured; fix the model")
         if not gate.float64 and not noisy:
             return replace(row, bound=None, problem=openvino_problem(figures, dtype, sums.num_elements))
         if pool.rmse > bound:
             return replace(row, problem=f"error_ratio {ratio:.3g} > {gate.error_ratio_max:g}")
         if native <= DIGITS * pool.rms or against is None or against.max_abs_err <= ABSOLUTE:
             return row
-        problem = openvino_problem(against.figures(), dtype, against.num_elements)  # the ratio accepts anything of the right size
-        found = f"eager has no correct digits here, and the distance from eager: {problem}"
-        return replace(row, bound=None, problem=found) if problem else row
+        apart = openvino_problem(against.figures(), dtype, against.num_elements)  # the ratio accepts anything of the right size
+        found = f"eager has no correct digits here, and the distance from eager: {apart}"
+        return replace(row, bound=None, problem=found) if apart else row
 
 
 def _compared(row: DriftRow, call: Call, index: int, limits: Sequence[float], gate: Gate) -> _Compared:
@@ -280,17 +282,13 @@ def report(rows: Sequence[DriftRow], gate: Gate) -> DriftReport:
     errors = [row.max_abs_err for row in rows if row.max_abs_err is not None]
     return DriftReport(
         passed=bool(rows) and not any(row.problem for row in rows),
-        error_ratio=_finite(max(ratios, default=None)),
-        max_abs_err=_finite(max(errors, default=None)),
+        error_ratio=finite(max(ratios, default=None)),
+        max_abs_err=finite(max(errors, default=None)),
         sqnr_db=min((row.sqnr_db for row in rows if row.sqnr_db is not None), default=None),
-        margin=min((row.bound / row.rmse for row in rows if row.bound is not None and row.rmse), default=None),
+        margin=finite(min((row.bound / row.rmse for row in rows if row.bound is not None and row.rmse), default=None)),
         nearest_miss=_nearest_miss(rows, gate),
         rows=tuple(rows),
     )
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is None or math.isfinite(value) else None
 
 
 def _nearest_miss(rows: Sequence[DriftRow], gate: Gate) -> str | None:

@@ -11,7 +11,6 @@ docs/contract.md has the rules.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,6 +34,7 @@ from freezer.freezing.validation.reference import Reference, run_reference
 from freezer.freezing.validation.timed_cells import Cell, figures_of, kept, time_cells, time_sizes, without_grad
 from freezer.freezing.validation.trials import Trial, run_trial
 from freezer.freezing.validation.verdicts import Verdict, decide, pareto, rivals
+from freezer.gate import finite
 from freezer.hardware.device_classes import PORTABLE
 from freezer.limits import Limits, Objective, SamplingPolicy, timing_of
 from freezer.runtime.devices import called_on, current
@@ -294,4 +294,4 @@ def _quality(task_metric: TaskMetric, model: Callable[..., Any]) -> float | None
         number = float(found)  # may be a tensor or a NumPy scalar
     except Exception as error:
         raise JudgeError(f"task_metric: got {type(found).__name__} ({error}), expected one number") from error
-    return number if math.isfinite(number) else None
+    return finite(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import weakref
 from collections.abc import Callable, Iterator
@@ -239,8 +240,26 @@ def test_output_that_is_always_nan_fails() -> None:
     assert drift(call(some, some.float(), some.float()), call(nan, nan.float(), nan.float(), index=1)).passed
     empty = torch.zeros(0, dtype=torch.float64)
     assert drift(call(empty, empty.float(), empty.float())).passed
+
+
+def test_overflowing_squares_are_a_problem_of_the_row() -> None:
+    """Also where only the candidate's overflow, or those of both; its figures stay finite or are absent."""
+    r, e, _ = rounded(100, 1e-6, 0.0)
     huge = torch.full((100,), 1e200, dtype=torch.float64)
-    assert "overflow" in str(drift(call(huge, huge, huge)).nearest_miss)
+    for given in (call(r, e.double(), huge), call(huge, huge, huge), call(huge, huge, -huge), call(huge, huge, 2 * huge)):
+        found = drift(given, call(r, e.double(), e.double(), index=1))
+        assert not found.passed
+        assert "overflow" in str(found.nearest_miss)
+        json.dumps(found.summary(), allow_nan=False)
+    assert not drift(call(r, e.double(), huge), float64=False).passed
+
+
+def test_margin_of_almost_equal_outputs_is_finite() -> None:
+    r = torch.full((2000,), 1e150, dtype=torch.float64)
+    c = torch.cat([r[:-1], torch.tensor([1e150 * (1 - 2**-53)], dtype=torch.float64)])
+    tiny = torch.full((2000,), 5e-162, dtype=torch.float64)
+    for given in (call(r, r, c), call(tiny, tiny, tiny * 1.5), call(0 * tiny, tiny + 1e150, tiny)):
+        json.dumps(drift(given, limit=30).summary(), allow_nan=False)
 
 
 def test_noise_is_allowed_without_float64() -> None:
