@@ -2,8 +2,8 @@
 
 Only JSON is read until an artifact is selected. Its digests are verified before it is opened, no compiler is used, and the golden
 inputs run on the machine that will serve. If an artifact fails, the next compatible one is opened, down to `portable`;
-`model.ladder` records the refusals. Payloads are opened by torch (opening.py) or without it
-(native_load.py); this module does not import it.
+`model.ladder` records the refusals. Payloads are opened by torch (opening.py) or without it (native_load.py); this module does not
+import it.
 """
 
 from __future__ import annotations
@@ -134,8 +134,9 @@ def load(
         runtime=runtime,
     )
     with ExitStack() as stack:
-        images = resolve_images(reference, store, stack)
-        older = _only_older(reference, store) if strict else {}
+        published = resolve(reference, store)
+        images = images_of(reference, published, stack)
+        older = _only_older(*published) if strict and published is not None else {}
         selection = select_image(images, process_here(images, options), options, older)
         model = None
         while selection.chosen is not None and model is None:
@@ -148,7 +149,7 @@ def load(
         if model is None:
             raise selection.error(reference)
         for refusal in selection.refused:
-            logger.warning("%s: %s", reference, _told(refusal, images, selection))
+            logger.warning("%s: %s", reference, _in_words(refusal, images, selection))
     return model
 
 
@@ -160,7 +161,7 @@ def _with_index(device: str | None) -> str | None:
     return str(with_index(device or "cpu"))
 
 
-def _told(refusal: Refusal, images: Sequence[Image], selection: Selection) -> str:
+def _in_words(refusal: Refusal, images: Sequence[Image], selection: Selection) -> str:
     """A refusal in words: what serves instead, how much slower it is expected to be, and why."""
     assert selection.chosen is not None
     slower = ""
@@ -197,18 +198,31 @@ def open_selection(selection: Selection) -> FrozenModel | NativeModel:
     return open_artifact(artifact, process.num_threads, options, ladder=selection.ladder)
 
 
-def resolve_images(reference: str | Path, store: str | None, stack: ExitStack) -> tuple[Image, ...]:
-    """List the published artifacts that a reference names; their manifests are not read yet.
+def resolve(reference: str | Path, store: str | None) -> tuple[Store, Version] | None:
+    """The store and the version that a reference names; None for a folder.
 
     Args:
         reference, store: see `load`.
-        stack: owns the temporary folders of fetched artifacts.
 
     Raises:
         NotPublishedError, StoreUnreachableError: the reference cannot be resolved.
     """
-    folder = folder_of(reference)
-    if folder is not None:
+    if folder_of(reference) is not None:
+        return None
+    opened = Store.open(store or "store")
+    return opened, opened.version(str(reference))
+
+
+def images_of(reference: str | Path, published: tuple[Store, Version] | None, stack: ExitStack) -> tuple[Image, ...]:
+    """List the artifacts that a reference names; manifests in a store are not read yet.
+
+    Args:
+        reference: see `load`.
+        published: result of `resolve`.
+        stack: owns the temporary folders of fetched artifacts.
+    """
+    if published is None:
+        folder = Path(reference)
         artifact = Artifact.read(folder)
         return (
             Image(
@@ -219,21 +233,17 @@ def resolve_images(reference: str | Path, store: str | None, stack: ExitStack) -
                 fetch=lambda _: artifact,
             ),
         )
-    opened = Store.open(store or "store")
-    version = opened.version(str(reference))
-    return tuple(_store_image(opened, version, name, stack) for name in version.images)
+    store, version = published
+    return tuple(_store_image(store, version, name, stack) for name in version.images)
 
 
-def _only_older(reference: str | Path, store: str | None) -> dict[str, int]:
-    """Device classes that only older versions than the referenced one have, with the number of the newest of these."""
-    if folder_of(reference) is not None:
-        return {}
-    opened, found = Store.open(store or "store"), dict[str, int]()
-    version = opened.version(str(reference))
-    for number in reversed(opened.versions(version.model)):
+def _only_older(store: Store, version: Version) -> dict[str, int]:
+    """Device classes that only older versions than this one have, with the number of the newest of these."""
+    found: dict[str, int] = {}
+    for number in reversed(store.versions(version.model)):
         if number < version.number:
             with suppress(IntegrityError):  # a damaged version serves nobody
-                for name in opened.version(f"{version.model}:{number}").images:
+                for name in store.version(f"{version.model}:{number}").images:
                     found.setdefault(name, number)
     return {name: number for name, number in found.items() if name not in version.images}
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from freezer.artifact.folder import GOLDEN_INPUTS, Artifact, folder_of
+from freezer.artifact.folder import GOLDEN_INPUTS, Artifact
 from freezer.artifact.latency import LatencyRecord
 from freezer.artifact.manifest import Manifest
 from freezer.errors import SpeedCheck, SpeedError, UsageError
@@ -32,7 +32,7 @@ from freezer.runtime.threads import threads
 from freezer.serving.opening import open_artifact
 from freezer.serving.selection import LoadOptions
 from freezer.spec.inputs import bind
-from freezer.store.store import Store
+from freezer.store.store import Store, Version
 from freezer.timing.meters import meter_of
 from freezer.timing.sampling import sample, speedup
 
@@ -106,8 +106,9 @@ def differences(manifest: Manifest, timed: SpeedCheck) -> Iterator[str]:
     for name in sorted({*there, *here["environment"]}):
         if (own := here["environment"].get(name, "unset")) != (other := there.get(name, "unset")):
             yield f"{name}: {own} here, {other} where it was judged"
-    counts = {_judged(manifest).num_threads, *(cell.num_threads for cell in _judged(manifest).points)}
-    if timed.num_threads not in counts:
+    found = {_judged(manifest).num_threads, *(cell.num_threads for cell in _judged(manifest).points)}
+    counts = sorted(count for count in found if count is not None)
+    if counts and timed.num_threads not in counts:
         yield f"threads: {timed.num_threads} here, {' or '.join(str(count) for count in counts)} where it was judged"
     if (num_cpus := available_cpus()) < timed.num_threads:
         yield f"threads: {timed.num_threads} share {num_cpus} CPUs, by this process's affinity or its control group's quota"
@@ -154,38 +155,55 @@ def _no_speedup(manifest: Manifest) -> UsageError:
     )
 
 
-def portable_of(
-    reference: str | Path, manifest: Manifest, *, store: str | None, portable: Path | None, stack: ExitStack
+def read_portable(folder: Path) -> Artifact:
+    """Read the folder of a portable artifact.
+
+    Raises:
+        NotPublishedError, IntegrityError: it is not an artifact folder, or it is damaged.
+        UsageError: the artifact is made for another class.
+    """
+    found = Artifact.read(folder)
+    if found.manifest.device_class != PORTABLE:
+        raise UsageError(f"--portable {folder} is made for {found.manifest.device_class}, expected {PORTABLE}: {HOW}")
+    return found
+
+
+def fetch_portable(
+    reference: str | Path, manifest: Manifest, published: tuple[Store, Version] | None, store: str | None, stack: ExitStack
 ) -> Artifact:
-    """Find the portable artifact of the same model.
+    """Fetch the portable artifact of the same version from the store.
 
     Args:
         reference, store: see `load`.
         manifest: of the artifact to compare.
-        portable: its folder; None to fetch it from the store.
+        published: the store and the version that `reference` names; None if it names a folder.
         stack: owns the temporary folder of fetched files.
 
     Raises:
-        UsageError: there is none, or it is of another model.
+        UsageError: the version has none, or no store is named for a folder.
     """
-    if portable is not None:
-        found = Artifact.read(portable)
-        if found.manifest.device_class != PORTABLE:
-            raise UsageError(f"--portable {portable} is made for {found.manifest.device_class}, expected {PORTABLE}: {HOW}")
-    elif folder_of(reference) is not None and store is None:
-        raise UsageError(f"{reference}: the portable artifact is not in this folder: {HOW}")
-    else:
+    if published is None:
+        if store is None:
+            raise UsageError(f"{reference}: the portable artifact is not in this folder: {HOW}")
         number = f":{manifest.version}" if manifest.version is not None else ""
-        opened = Store.open(store or "store")
-        version = opened.version(str(reference) if folder_of(reference) is None else f"{manifest.model}{number}")
-        if PORTABLE not in version.images:
-            published = ", ".join(sorted(version.images))
-            raise UsageError(f"{version.model} has no {PORTABLE} artifact to compare with; published are {published}; {HOW}")
-        scratch = stack.enter_context(scratch_folder())
-        found = opened.materialize(version, PORTABLE, Path(scratch))
-    if found.manifest.provenance.get("weights") != manifest.provenance.get("weights"):
-        raise UsageError(f"{found.manifest.model}: the portable artifact was made of other weights than {reference}; {HOW}")
-    return found
+        opened = Store.open(store)
+        version = opened.version(f"{manifest.model}{number}")
+    else:
+        opened, version = published
+    if PORTABLE not in version.images:
+        classes = ", ".join(sorted(version.images))
+        raise UsageError(f"{version.model} has no {PORTABLE} artifact to compare with; published are {classes}; {HOW}")
+    return opened.materialize(version, PORTABLE, Path(stack.enter_context(scratch_folder())))
+
+
+def check_weights(reference: str | Path, manifest: Manifest, portable: Artifact) -> None:
+    """Check that the portable artifact was made of the same weights.
+
+    Raises:
+        UsageError: it was not.
+    """
+    if portable.manifest.provenance.get("weights") != manifest.provenance.get("weights"):
+        raise UsageError(f"{portable.manifest.model}: the portable artifact was made of other weights than {reference}; {HOW}")
 
 
 def _inputs(artifact: Artifact, point: Mapping[str, int]) -> list[InputSet]:

@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from freezer.artifact.signatures import read_keys
-from freezer.errors import ColdpressError, IncompatibleError, IntegrityError, Refusal, SpeedCheck, UsageError, last_line
+from freezer.errors import ColdpressError, IncompatibleError, IntegrityError, Refusal, SpeedCheck, UsageError
 from freezer.hardware.device_classes import PORTABLE
 from freezer.hardware.machine import describe_host
 from freezer.runtime.devices import with_index
 from freezer.serving.canary import run_canary
 from freezer.serving.compatibility import rungs
 from freezer.serving.golden_check import CanaryFigure
-from freezer.serving.load import process_here, resolve_images
+from freezer.serving.load import images_of, process_here, resolve
 from freezer.serving.opening import open_artifact
-from freezer.serving.selection import Image, LoadOptions, Selection, select_image
-from freezer.serving.speed import check_speed, portable_of
+from freezer.serving.selection import Image, LoadOptions, Selection, failure, select_image
+from freezer.serving.speed import check_speed, check_weights, fetch_portable, read_portable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +62,11 @@ def verify(
         portable: folder of the portable artifact; by default it is read from the store.
 
     Raises:
-        IncompatibleError: no artifact serves this machine, thread count and torch; with `speed`, the best one does not.
+        IncompatibleError: no artifact serves this machine, thread count and torch; the one that does fails to open or to answer;
+            with `speed`, the best one does not serve.
+        NotPublishedError, StoreUnreachableError: the reference cannot be resolved, or `portable` is not an artifact folder.
         IntegrityError, CanaryError: the bytes or the outputs differ from the published ones, or no trusted key signed them.
-        UsageError: no temporary folder can be used.
+        UsageError: no temporary folder can be used, or there is no portable artifact of the same weights to compare with.
         SpeedError: it is less than half as fast as its manifest promises.
     """
     if portable is not None and not speed:
@@ -76,8 +78,10 @@ def verify(
         canary=False,
         min_version=min_version,
     )
+    given = None if portable is None else read_portable(portable)
     with ExitStack() as stack:
-        images = resolve_images(reference, store, stack)
+        published = resolve(reference, store)
+        images = images_of(reference, published, stack)
         process = process_here(images, options)
         selection = select_image(images, process, replace(options, canary=True))
         for refusal in selection.refused:
@@ -93,7 +97,8 @@ def verify(
             _check_best(reference, images, selection)
         base = None
         if speed and image.device_class != PORTABLE:
-            base = portable_of(reference, image.manifest(), store=store, portable=portable, stack=stack)
+            base = given or fetch_portable(reference, image.manifest(), published, store, stack)
+            check_weights(reference, image.manifest(), base)
         fetched = image.fetch(None)
         try:
             artifact = fetched.held([item.path for item in fetched.manifest.contents], stack, private=bool(keys))
@@ -101,9 +106,9 @@ def verify(
             figures = tuple(run_canary(artifact, model))
         except ColdpressError:
             raise
-        except Exception as error:  # a payload may raise anything
-            what = f"{reference}: the artifact for {image.device_class} does not open or answer here"
-            raise IntegrityError(f"{what}: {last_line(error)}; freeze it again") from error
+        except Exception as error:  # a payload may raise anything, also because this machine lacks memory
+            refusal = failure(image.device_class, error)
+            raise IncompatibleError(f"{reference}: {refusal}", (*selection.ladder, refusal)) from error
         return Verification(
             device_class=image.device_class,
             num_files=len(artifact.manifest.contents),

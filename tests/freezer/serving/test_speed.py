@@ -15,11 +15,12 @@ import torch
 import freezer
 from freezer.artifact.folder import Artifact
 from freezer.artifact.latency import LatencyRecord, PointFigures
-from freezer.errors import IncompatibleError, SpeedCheck, SpeedError, UsageError
+from freezer.errors import IncompatibleError, NotPublishedError, SpeedCheck, SpeedError, UsageError
 from freezer.hardware.cgroups import available_cpus
 from freezer.limits import SamplingPolicy
 from freezer.runtime.devices import host_fingerprint
-from freezer.serving.speed import check_speed, differences, expected_ratio, portable_of
+from freezer.serving.load import resolve
+from freezer.serving.speed import check_speed, check_weights, differences, expected_ratio, fetch_portable, read_portable
 from freezer.store.store import Store
 from tests.conftest import Frozen
 from tests.steps import HERE, QUICK
@@ -85,19 +86,15 @@ def test_a_busy_machine_raises(scripted: Frozen, portable: Frozen) -> None:
 # The portable artifact
 
 
-def found_for(artifact: Artifact, reference: str | Path, store: Store | None = None, portable: Path | None = None) -> Artifact:
+def fetched_for(artifact: Artifact, reference: str | Path, store: Store) -> Artifact:
+    uri = str(store.root)
     with ExitStack() as stack:
-        uri = str(store.root) if store else None
-        return portable_of(reference, artifact.manifest, store=uri, portable=portable, stack=stack)
+        return fetch_portable(reference, artifact.manifest, resolve(reference, uri), uri, stack)
 
 
-def test_portable_of_searches_store_and_folder(published: Store, scripted: Frozen, portable: Frozen) -> None:
-    for found in (
-        found_for(scripted.artifact, "mlp", published),
-        found_for(scripted.artifact, scripted.artifact.folder, published),
-        found_for(scripted.artifact, scripted.artifact.folder, portable=portable.artifact.folder),
-    ):
-        assert found.manifest.device_class == "portable"
+def test_the_portable_artifact_is_fetched_for_models_and_folders(published: Store, scripted: Frozen) -> None:
+    for reference in ("mlp", scripted.artifact.folder):
+        assert fetched_for(scripted.artifact, reference, published).manifest.device_class == "portable"
 
 
 def test_a_missing_portable_artifact_raises(
@@ -106,13 +103,13 @@ def test_a_missing_portable_artifact_raises(
     with pytest.raises(UsageError, match=r"not in this folder: use --store URI .*--portable DIR"):
         freezer.verify(scripted.artifact.folder, speed=True)
     with pytest.raises(UsageError, match=f"is made for {HERE}, expected portable"):
-        found_for(scripted.artifact, "mlp", portable=scripted.artifact.folder)
+        read_portable(scripted.artifact.folder)
     with pytest.raises(UsageError, match="was made of other weights than"):
-        found_for(inductor.artifact, inductor.artifact.folder, portable=portable.artifact.folder)
+        check_weights(inductor.artifact.folder, inductor.artifact.manifest, portable.artifact)
     alone = Store.open(str(tmp_path / "alone"), create=True)
     alone.publish("mlp", source_key="key", artifacts={HERE: scripted.artifact}, carried={})
     with pytest.raises(UsageError, match=f"mlp has no portable artifact to compare with; published are {HERE}"):
-        found_for(scripted.artifact, "mlp", alone)
+        fetched_for(scripted.artifact, "mlp", alone)
     with pytest.raises(UsageError, match="--portable names the artifact"):
         freezer.verify("mlp", portable=portable.artifact.folder)
 
@@ -122,6 +119,14 @@ def test_a_missing_portable_artifact_raises(
 
 def test_portable_itself_is_not_timed(portable: Frozen) -> None:
     assert freezer.verify(portable.artifact.folder, speed=True).speed is None
+    assert freezer.verify(portable.artifact.folder, speed=True, portable=portable.artifact.folder).speed is None
+
+
+def test_a_wrong_portable_folder_raises_before_anything_else(scripted: Frozen, portable: Frozen, tmp_path: Path) -> None:
+    with pytest.raises(NotPublishedError, match=r"contains no manifest\.json"):
+        freezer.verify(portable.artifact.folder, speed=True, portable=tmp_path)
+    with pytest.raises(UsageError, match=f"is made for {HERE}, expected portable"):
+        freezer.verify(portable.artifact.folder, speed=True, portable=scripted.artifact.folder)
 
 
 @pytest.mark.skipif(THREADS < 2, reason="needs two CPUs")
@@ -153,6 +158,13 @@ def diagnosis(artifact: Artifact, num_threads: int = THREADS, num_dropped: int =
     return "\n".join(differences(replace(artifact.manifest, **changes), timed))
 
 
+def judged_with(artifact: Artifact, *counts: int) -> Artifact:
+    """The artifact as if it had been judged with these thread counts."""
+    cell = PointFigures(num_threads=1, point={}, payload="all", eager_p50=None, speedup=1.0, speedup_ci=None)
+    latency = LatencyRecord(point={}, num_threads=counts[0], points=tuple(replace(cell, num_threads=count) for count in counts))
+    return Artifact(folder=artifact.folder, manifest=replace(artifact.manifest, latency=latency))
+
+
 def test_every_difference_is_listed(scripted: Frozen, monkeypatch: pytest.MonkeyPatch) -> None:
     artifact = scripted.artifact
     here = {**artifact.manifest.provenance["host"], "environment": host_fingerprint()["environment"]}
@@ -164,6 +176,7 @@ def test_every_difference_is_listed(scripted: Frozen, monkeypatch: pytest.Monkey
         ("here, another CPU where it was judged", diagnosis(artifact, provenance={"host": host})),
         (f"torch: {torch.__version__} here, 2.1.0 where it was judged", diagnosis(artifact, toolchain={"torch": "2.1.0"})),
         (f"threads: {THREADS + 1} here, {THREADS} where it was judged", diagnosis(artifact, THREADS + 1)),
+        ("threads: 5 here, 1 or 8 or 64 where it was judged", diagnosis(judged_with(artifact, 64, 8, 1), 5)),
         ("load: others disturbed 3 of 13 rounds", diagnosis(artifact, num_dropped=3)),
     ):
         assert sentence in found

@@ -48,6 +48,15 @@ def test_a_failing_canary_raises(scripted: Frozen, tmp_path: Path) -> None:
         freezer.verify(copied.folder)
 
 
+def test_a_payload_that_does_not_open_is_not_called_damaged(scripted: Frozen, tmp_path: Path) -> None:
+    """Its digest matches, so the bytes are the published ones; this machine may lack memory, for example."""
+    other_kind = tuple(replace(payload, kind="exported") for payload in scripted.artifact.manifest.payloads)
+    copied = copy_of(scripted.artifact, tmp_path / "copy", payloads=other_kind)
+    with pytest.raises(IncompatibleError, match="does_not_open") as caught:
+        freezer.verify(copied.folder)
+    assert [refusal.reason for refusal in caught.value.ladder] == ["does_not_open"]
+
+
 def test_refusals_are_in_the_error(inductor: Frozen, tmp_path: Path) -> None:
     larger = tuple(replace(payload, num_threads=THREADS + 1) for payload in inductor.artifact.manifest.payloads)
     with pytest.raises(IncompatibleError, match="threads_mismatch") as caught:
