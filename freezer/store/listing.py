@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from freezer.errors import ColdpressError, StoreUnreachableError
 from freezer.store.oci_layout import Descriptor
-from freezer.store.store import Store, signature_tag
+from freezer.store.store import NUMBER, Store, signature_tag
 
 LATEST = "latest"
 
@@ -74,7 +74,7 @@ def versions_of(store: Store, model: str) -> list[ListedVersion]:
     """
     store.version(model)
     tags = store.layout(model).tags()
-    numbers = [str(number) for number in reversed(store.versions(model))]
+    numbers = sorted(filter(NUMBER.fullmatch, tags), key=int, reverse=True)
     wanted = [LATEST, *(number for number in numbers if tags[number].digest != tags[LATEST].digest)]
     with ThreadPoolExecutor(NUM_READERS) as pool:
         return list(pool.map(lambda tag: _listed_version(store, model, tag), wanted))

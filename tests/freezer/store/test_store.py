@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from freezer.artifact.folder import Artifact
 from freezer.codec import encode
 from freezer.errors import IntegrityError, NotPublishedError, StoreUnreachableError, UsageError
 from freezer.files.digest import digest_bytes
-from freezer.store.oci_layout import Descriptor, OciImage
+from freezer.store.listing import versions_of
+from freezer.store.oci_layout import Descriptor, Layout, OciImage
 from freezer.store.store import Store, Version
 from tests.steps import flip_a_byte, write_plain_artifact
 
@@ -186,6 +188,22 @@ def test_pull_keeps_foreign_folders(empty: Store, one: Artifact, two: Artifact, 
     empty.pull(version, "portable", dest)
     with pytest.raises(UsageError, match="is not empty"):
         empty.pull(version, V4, dest)
+
+
+def test_versions_are_listed_while_others_are_published(empty: Store, one: Artifact) -> None:
+    keys = count()
+
+    class Busy(Store):
+        """Another process publishes a version before each read."""
+
+        def layout(self, model: str) -> Layout:
+            publish(empty, one, key=str(next(keys)))
+            return super().layout(model)
+
+    publish(empty, one)
+    found = [item.version for item in versions_of(Busy(empty.root), "tiny")]
+    assert found[1:] == sorted(found[1:], reverse=True)
+    assert found[-1] == 1
 
 
 def test_errors_list_what_is_published(empty: Store, one: Artifact) -> None:
