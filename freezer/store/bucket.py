@@ -154,6 +154,12 @@ class RemoteFiles:
         with self._reaching(), self._fs.open_input_stream(self._at(path)) as stream, dest.open("wb") as file:
             shutil.copyfileobj(stream, file, CHUNK_BYTES)
 
+    def chunks(self, path: str) -> Iterator[bytes]:
+        """Read an object in parts."""
+        with self._reaching(), self._fs.open_input_stream(self._at(path)) as stream:
+            while chunk := stream.read(CHUNK_BYTES):
+                yield chunk
+
     def modified(self, path: str) -> float:
         """When an object was written, in seconds since the epoch by the server's clock."""
         info = self._info(path)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import shutil
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from freezer.artifact.manifest import FileRef
 from freezer.artifact.signatures import ANNOTATION, MEDIA_SIGNATURE, Signed
 from freezer.codec import encode, read_record, stored_as, written_if
 from freezer.errors import IntegrityError, StoreUnreachableError
-from freezer.files.atomic import copy_whole, link_whole, make_folder, remove, retried, write_whole
+from freezer.files.atomic import CHUNK_BYTES, copy_whole, link_whole, make_folder, remove, retried, write_whole
 from freezer.files.digest import check_digest, digest_bytes, verify_file
 
 if TYPE_CHECKING:
@@ -120,9 +119,11 @@ class LocalFiles:
         """A read-only local copy of a file, or the store's own; the caller verifies its digest."""
         return self._root / path
 
-    def fetch(self, path: str, dest: Path) -> None:
-        """Copy a file to a new local one; the caller verifies its digest."""
-        shutil.copyfile(self._root / path, dest)
+    def chunks(self, path: str) -> Iterator[bytes]:
+        """Read a file in parts; the caller verifies its digest."""
+        with (self._root / path).open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                yield chunk
 
     def modified(self, path: str) -> float:
         """When a file was written, in seconds since the epoch."""
@@ -205,11 +206,19 @@ class Layout:
             return self._files.local(path, digest=digest, size_bytes=size_bytes)
 
     def fetch(self, digest: str, dest: Path) -> None:
-        """Copy a blob to a local file; the caller verifies its digest."""
-        path = self._path(digest)
+        """Copy a blob to a local file; the caller verifies its digest.
+
+        Raises:
+            OSError: the local file cannot be written.
+        """
+        dest.parent.mkdir(parents=True, exist_ok=True)
+        with dest.open("wb") as file:
+            for chunk in self._chunks(self._path(digest)):
+                file.write(chunk)
+
+    def _chunks(self, path: str) -> Iterator[bytes]:
         with self._reading(path):
-            dest.parent.mkdir(parents=True, exist_ok=True)
-            self._files.fetch(path, dest)
+            yield from self._files.chunks(path)
 
     def begin(self) -> None:
         """Prepare the layout for writing, under the model's lock."""

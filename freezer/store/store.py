@@ -193,8 +193,13 @@ class Store:
 
         Raises:
             IntegrityError: a blob is damaged; `dest` is unchanged.
-            UsageError: `dest` contains something else.
+            UsageError: `dest` contains something else, or cannot be written.
         """
+        with _writing_to(dest):
+            return self._pulled(version, device_class, dest)
+
+    def _pulled(self, version: Version, device_class: str, dest: Path) -> Artifact:
+        """See `pull`; raises OSError where `dest` cannot be written."""
         layout, manifest_bytes = self.layout(version.model), self.manifest_bytes(version, device_class)
         if dest.exists() and any(dest.iterdir()):
             if not (dest / MANIFEST).exists() or (dest / MANIFEST).read_bytes() != manifest_bytes:
@@ -390,6 +395,14 @@ class Store:
         if not NAME.fullmatch(model):
             raise NotPublishedError(f"{model!r} is not a model's name; expected {NAME.pattern}, optionally with :VERSION")
         return Layout(self._files, model)
+
+
+@contextmanager
+def _writing_to(dest: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"--dest {dest} cannot be written: {error.strerror}; free space, or name another folder") from error
 
 
 def signature_tag(image: Descriptor) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import signal
 import stat
@@ -188,6 +189,20 @@ def test_pull_keeps_foreign_folders(empty: Store, one: Artifact, two: Artifact, 
     empty.pull(version, "portable", dest)
     with pytest.raises(UsageError, match="is not empty"):
         empty.pull(version, V4, dest)
+
+
+def test_a_destination_that_cannot_be_written_is_a_usage_error(empty: Store, tmp_path: Path) -> None:
+    """A limit on the size of files fails as a full disk does, in the copy of the payload."""
+    version = publish(empty, write_plain_artifact(tmp_path / "large", content=b"x" * 100_000, device_class=V4))
+    dest, (soft, hard) = tmp_path / "pulled", resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    try:
+        with pytest.raises(UsageError, match=f"--dest {dest} cannot be written: File too large"):
+            empty.pull(version, V4, dest)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(tmp_path.glob(".pulled-*"))
+    assert empty.pull(version, V4, dest).manifest.device_class == V4
 
 
 def test_versions_are_listed_while_others_are_published(empty: Store, one: Artifact) -> None:
