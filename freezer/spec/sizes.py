@@ -26,7 +26,7 @@ def interior_points(spec: InputSpec, count: int) -> Points:
     inner = {dim.name: dim.sizes[1:-1] or dim.sizes for dim in spec.dims}
     odd = {name: [size for size in sizes if size % 2] or sizes for name, sizes in inner.items()}
     drawn = ({name: chosen.choice(sizes) for name, sizes in (inner if index % 2 else odd).items()} for index in range(8 * count))
-    return _distinct(drawn, list(spec.points()))[:count]
+    return distinct(drawn, list(spec.points()))[:count]
 
 
 def points_beside(texts: Iterable[str], spec: InputSpec) -> Points:
@@ -40,7 +40,7 @@ def points_beside(texts: Iterable[str], spec: InputSpec) -> Points:
         for size in dim.sizes
         if abs(size - number) <= dim.multiple_of
     )
-    return list(islice(_distinct(found), _MAX_BESIDE))
+    return list(islice(distinct(found), _MAX_BESIDE))
 
 
 def all_sizes(spec: InputSpec) -> Points:
@@ -50,7 +50,7 @@ def all_sizes(spec: InputSpec) -> Points:
     columns = [chosen.sample(([*dim.sizes] * -(-most // len(dim.sizes)))[:most], most) for dim in spec.dims]
     equal = set(spec.dims[0].sizes).intersection(*(dim.sizes for dim in spec.dims))
     every = chain(zip(*columns, strict=True), ((size,) * len(names) for size in equal))
-    points = _distinct(dict(zip(names, sizes, strict=True)) for sizes in every)
+    points = distinct(dict(zip(names, sizes, strict=True)) for sizes in every)
     return chosen.sample(points, len(points))
 
 
@@ -58,12 +58,12 @@ def combinations(spec: InputSpec) -> Points:
     """All points in a random order; MAX_COMBINATIONS random ones if there are more."""
     chosen, names = random.Random(3), [dim.name for dim in spec.dims]
     if math.prod(len(dim.sizes) for dim in spec.dims) > MAX_COMBINATIONS:
-        return _distinct({dim.name: chosen.choice(dim.sizes) for dim in spec.dims} for _ in range(MAX_COMBINATIONS))
+        return distinct({dim.name: chosen.choice(dim.sizes) for dim in spec.dims} for _ in range(MAX_COMBINATIONS))
     points = [dict(zip(names, sizes, strict=True)) for sizes in product(*(dim.sizes for dim in spec.dims))]
     return chosen.sample(points, len(points))
 
 
-def _distinct(points: Iterable[dict[str, int]], known: Sequence[dict[str, int]] = ()) -> Points:
-    """The points without those that are known, and without repetitions."""
+def distinct(points: Iterable[dict[str, int]], known: Sequence[dict[str, int]] = ()) -> Points:
+    """The points in order, without those that are known, and without repetitions."""
     found = {tuple(point.values()): point for point in points}
     return [point for point in found.values() if point not in known]

@@ -38,7 +38,7 @@ from freezer.freezing.models.subject import Subject
 from freezer.runtime.input_sets import InputSet
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.tensors import bytes_of, dense_parts, memory_of
-from freezer.spec.sizes import all_sizes, combinations
+from freezer.spec.sizes import all_sizes, combinations, distinct
 
 VALUES = "CP-TRACE-VALUES"
 
@@ -165,7 +165,7 @@ def _check_sizes(program: Any, subject: Subject, eager: EagerAnswers, lines: Seq
     with torchscript_deprecations_silenced():
         same = same_reads(_flat(subject), sized(subject.spec.first_point()))
     needed = all_sizes(subject.spec)
-    points = [*needed, *(point for point in combinations(subject.spec) if point not in needed)]
+    points = distinct([*needed, *combinations(subject.spec)])
     fresh = _fresh_calls(program, eager)
     number = check_sizes(fresh, subject, eager, points, len(needed), lambda point: same(sized(point)))
     return (f"{found}; at {number} sizes it reads the same, or the answers match the model's.",)
