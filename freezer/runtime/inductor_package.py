@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import ctypes
 import json
-import struct
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from freezer.codec import decode
 from freezer.errors import IntegrityError
+from freezer.files.archives import begin_of
 from freezer.files.scratch import scratch_folder
 
 TABLE = "coldpress-constants.json"
@@ -27,8 +27,6 @@ TABLE = "coldpress-constants.json"
 
 ALIGNMENT = 64
 """Of each constant, in bytes; the same as Inductor's."""
-
-_LOCAL_HEADER = struct.Struct("<4s22xHH")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,17 +103,9 @@ def read_package(path: Path) -> InductorPackage:
             return InductorPackage(path=path, table=None)
         table = decode(WeightTable, json.loads(archive.read(found[TABLE])), origin=f"{path.name}: {TABLE}")
         blobs = [info for name, info in found.items() if name.endswith(".blob")]
-        if len(blobs) != 1 or blobs[0].compress_type != zipfile.ZIP_STORED or blobs[0].file_size != table.size_bytes:
+        if len(blobs) != 1 or blobs[0].file_size != table.size_bytes:
             raise IntegrityError(f"{path.name}: the weights do not match the table; pull the artifact again")
-    return InductorPackage(path=path, table=table, begin=_begin(path, blobs[0]))
-
-
-def _begin(path: Path, info: zipfile.ZipInfo) -> int:
-    """Offset of an uncompressed file's bytes in an archive."""
-    with path.open("rb") as file:
-        file.seek(info.header_offset)
-        _, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
-    return int(info.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes)
+    return InductorPackage(path=path, table=table, begin=begin_of(path, blobs[0]))
 
 
 def borrowed(library: ctypes.CDLL, address: int, entry: WeightEntry) -> ctypes.c_void_p:

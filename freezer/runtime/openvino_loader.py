@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 import sys
 import threading
 import zipfile
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from freezer.codec import decode
 from freezer.errors import ContractError, MissingDependencyError
+from freezer.files.archives import begin_of
 from freezer.runtime.devices import CPU
 
 GRAPH_FILE, WEIGHTS_FILE, CALLS_FILE = "model.xml", "model.bin", "calls.json"
@@ -31,7 +31,6 @@ GRAPH_FILE, WEIGHTS_FILE, CALLS_FILE = "model.xml", "model.bin", "calls.json"
 CACHE = "COLDPRESS_OPENVINO_CACHE"
 """Environment variable with a folder for compiled graphs; if it is set, OpenVINO looks there before it compiles."""
 
-_LOCAL_HEADER = struct.Struct("<4s22xHH")
 _TELEMETRY = "openvino_telemetry"
 _INT32 = torch.iinfo(torch.int32)
 _import = threading.Lock()
@@ -108,12 +107,7 @@ def _read(path: Path) -> tuple[str, np.ndarray[Any, Any], EngineCalls]:
         graph = archive.read(GRAPH_FILE).decode()
         calls = decode(EngineCalls, json.loads(archive.read(CALLS_FILE)), origin=f"{path.name}: {CALLS_FILE}")
         info = archive.getinfo(WEIGHTS_FILE)
-    if info.compress_type != zipfile.ZIP_STORED:
-        raise ValueError(f"{WEIGHTS_FILE} is compressed")
-    with path.open("rb") as file:
-        file.seek(info.header_offset)
-        _, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
-    begin = info.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes
+    begin = begin_of(path, info)
     if not info.file_size:
         return graph, np.empty(0, np.uint8), calls
     return graph, np.memmap(path, np.uint8, "c", begin, (info.file_size,)), calls
