@@ -67,14 +67,13 @@ def write_whole(path: Path, data: bytes, *, mode: int | None = None, synced: boo
         retried(lambda: _fsync(path.parent))
 
 
-def copy_whole(source: Path, dest: Path, *, mode: int | None = None, check: Callable[[Path], object] | None = None) -> None:
+def copy_whole(source: Path, dest: Path, *, mode: int | None = None) -> None:
     """Copy a file; the copy is durable when this returns.
 
     Args:
         source: a file; may be `dest`, to write that again.
         dest: in an existing folder.
         mode: permissions; None applies the umask.
-        check: receives the path of the copy before it is renamed to `dest`, and raises if the copy is wrong.
 
     Raises:
         OSError: it cannot be read or written; the previous file at `dest` is unchanged.
@@ -86,8 +85,6 @@ def copy_whole(source: Path, dest: Path, *, mode: int | None = None, check: Call
 
     with replacing(dest, mode) as partial:
         _write(partial, copy)
-        if check is not None:
-            check(partial)
 
 
 def link_whole(source: Path, dest: Path, *, mode: int | None = None) -> None:

@@ -188,10 +188,9 @@ _OF_SPEED = re.compile(
 )
 
 
-def recorded(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+def _recorded() -> dict[str, str]:
     """Environment variables that influence speed, which a judge records with its measurements."""
-    environ = os.environ if environ is None else environ
-    return {name: environ[name] for name in sorted(environ) if _OF_SPEED.fullmatch(name)}
+    return {name: value for name, value in sorted(os.environ.items()) if _OF_SPEED.fullmatch(name)}
 
 
 def host_fingerprint(device: torch.device = CPU) -> dict[str, Any]:
@@ -205,6 +204,6 @@ def host_fingerprint(device: torch.device = CPU) -> dict[str, Any]:
         "affinity": len(os.sched_getaffinity(0)),
         "nice": os.getpriority(os.PRIO_PROCESS, 0),
         "kernel": platform.release(),
-        "environment": recorded(),
+        "environment": _recorded(),
         **({"gpu": facts_of(device)} if device.type == "cuda" else {}),
     }

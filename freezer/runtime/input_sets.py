@@ -59,7 +59,7 @@ NUM_TIMED_INPUTS = 4
 """Distinct inputs that rotate while timing."""
 
 
-def generate(spec: InputSpec, *, num_sets: int = NUM_GENERATED_SETS) -> list[InputSet]:
+def generate(spec: InputSpec) -> list[InputSet]:
     """Generate input sets: every point of `tried_points` in turn, from fixed seeds, contiguous, on the CPU.
 
     With a range, values are uniform in it, including both ends of integers. Without one, floats and complex numbers are standard
@@ -71,8 +71,8 @@ def generate(spec: InputSpec, *, num_sets: int = NUM_GENERATED_SETS) -> list[Inp
         SpecError: an integer input has neither a range nor a mask's name.
     """
     points = tried_points(spec)
-    sets = [generate_at(spec, points[i % len(points)], seed=i) for i in range(max(num_sets, len(points)))]
-    if any(is_mask(item) for item in spec.tensors) and num_sets > 1:
+    sets = [generate_at(spec, points[i % len(points)], seed=i) for i in range(max(NUM_GENERATED_SETS, len(points)))]
+    if any(is_mask(item) for item in spec.tensors):
         largest = {dim.name: dim.max for dim in spec.dims}
         found = {_padding(seed) for seed, item in enumerate(sets) if dict(item.point) == largest}
         missing = [seed for seed in range(len(sets), len(sets) + FULL_MASKS_EVERY) if _padding(seed) not in {*found, "none"}]

@@ -90,12 +90,6 @@ def full_on_gpu() -> contextlib.AbstractContextManager[None]:
     return _FULL_ON_GPU
 
 
-def settings_on_gpu() -> dict[str, Any]:
-    """Current settings on GPUs: float32 precision of each kind of operation, and half-precision sums."""
-    found: dict[str, Any] = {operation: torch._C._get_fp32_precision_getter("cuda", operation) for operation in _OPERATIONS}
-    return {**found, **{name: _sums(name) for name in _REDUCED}}
-
-
 def _without_tf32(undo: _Undo) -> None:
     """Turn TF32 off, and add to `undo` how to restore it.
 

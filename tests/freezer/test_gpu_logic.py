@@ -30,12 +30,13 @@ from freezer.runtime.frozen_model import CallOptions, FrozenModel
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.payload_choice import OpenPayload
 from freezer.runtime.payloads import open_exported
-from freezer.runtime.precision import full_on_gpu, plain_precision, settings_on_gpu
+from freezer.runtime.precision import full_on_gpu, plain_precision
 from freezer.serving.selection import Image, LoadOptions, Selection, ServingProcess, failure, select_image
 from freezer.spec.inputs import InputSpec
 from freezer.spec.items import OutputSpec, OutputStructure, TensorSpec
 from freezer.store.store import Store
 from tests.conftest import Frozen
+from tests.freezer.gpu_settings import settings_on_gpu
 from tests.freezer.hosts import A100, H100, INTEL, x86
 from tests.models import mlp
 from tests.steps import BATCH, captured_by, manifest_of, random_inputs, subject_of

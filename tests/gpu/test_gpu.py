@@ -23,11 +23,11 @@ from freezer.hardware import nvml
 from freezer.limits import Limits
 from freezer.runtime.devices import visible
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from freezer.runtime.precision import settings_on_gpu
 from freezer.runtime.tensors import load_tensors, save_tensors
 from freezer.serving.verify import verify
 from freezer.spec.inputs import Dim
 from freezer.store.store import Store
+from tests.freezer.gpu_settings import settings_on_gpu
 from tests.gpu.models import SHAPES, made
 from tests.models import Counter
 from tests.steps import ANY_SPEED, QUICK, copy_of, rewritten
