@@ -14,20 +14,20 @@ from numpy.typing import NDArray
 
 from freezer.gate import EAGER_REFERENCE_TOL, Sums, blocks, eps_of
 
-Array = NDArray[Any]
+_Array = NDArray[Any]
 
 
-def is_rounded(array: Array) -> bool:
+def is_rounded(array: _Array) -> bool:
     """Whether the dtype has rounding errors; integers and bools must be equal."""
     return array.dtype.kind in "fc"
 
 
-def wide(array: Array) -> Array:
+def wide(array: _Array) -> _Array:
     """Convert to float64 or complex128."""
     return np.asarray(array, np.complex128 if array.dtype.kind == "c" else np.float64)
 
 
-def array_problem(r: Array, c: Array, limits: Sequence[float] = (), *, drawn: bool = False) -> str | None:
+def array_problem(r: _Array, c: _Array, limits: Sequence[float] = (), *, drawn: bool = False) -> str | None:
     """See `exact_problem`."""
     if c.shape != r.shape:
         return f"got shape {list(c.shape)}, expected {list(r.shape)}"
@@ -45,7 +45,7 @@ def array_problem(r: Array, c: Array, limits: Sequence[float] = (), *, drawn: bo
     return None
 
 
-def array_distances(r: Array, c: Array, limits: Sequence[float] = ()) -> list[Sums]:
+def array_distances(r: _Array, c: _Array, limits: Sequence[float] = ()) -> list[Sums]:
     """See `distances`."""
     found = [Sums() for _ in range(len(limits) + 1)]
     eps = eps_of(c.dtype)
@@ -60,7 +60,7 @@ def array_distances(r: Array, c: Array, limits: Sequence[float] = ()) -> list[Su
     return found
 
 
-def _add(sums: Sums, r: Array, c: Array, eps: float) -> None:
+def _add(sums: Sums, r: _Array, c: _Array, eps: float) -> None:
     if not r.size:
         return
     with np.errstate(all="ignore"):

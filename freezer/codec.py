@@ -24,7 +24,7 @@ from freezer.errors import ColdpressError, IntegrityError
 _Record = TypeVar("_Record")
 _Decoder = Callable[[Any], Any]
 
-MAX_DEPTH = 64
+_MAX_DEPTH = 64
 """Deepest nesting of JSON that is read."""
 
 MAX_INT = 2**63
@@ -71,12 +71,12 @@ def read_json(data: bytes, *, origin: str) -> Any:
     except (ValueError, RecursionError) as error:
         raise IntegrityError(f"{origin} is not JSON that Coldpress reads: {error}; pull it again") from None
     level = [value]
-    for _ in range(MAX_DEPTH):
+    for _ in range(_MAX_DEPTH):
         parts = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
         level = [item for part in parts for item in part]
         if not level:
             return value
-    raise IntegrityError(f"{origin} is nested over {MAX_DEPTH} levels; pull it again")
+    raise IntegrityError(f"{origin} is nested over {_MAX_DEPTH} levels; pull it again")
 
 
 def read_record(kind: type[_Record], data: bytes, *, origin: str) -> _Record:

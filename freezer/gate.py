@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 POOL_BELOW = 64
 """Outputs with fewer elements are pooled over all input sets: the ratio of two errors of a few elements is chance."""
@@ -152,7 +152,7 @@ def _usable(*squares: float) -> bool:
     return all(0 < value < math.inf for value in squares)
 
 
-def finite(value: T) -> T | None:
+def finite(value: _T) -> _T | None:
     """A value for JSON: None instead of NaN and infinities, anything else as it is."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 

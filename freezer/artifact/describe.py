@@ -20,11 +20,11 @@ FREEZING = "freezing.md"
 MAX_SHOWN = 12
 """Most names or kinds of operators in a row."""
 
-Row = tuple[str, str]
+_Row = tuple[str, str]
 """Name and value of one row."""
 
 
-def describe(manifest: Manifest, published: Sequence[str] = ()) -> Iterator[Row]:
+def describe(manifest: Manifest, published: Sequence[str] = ()) -> Iterator[_Row]:
     """Rows that describe an artifact.
 
     Args:
@@ -58,7 +58,7 @@ def describe(manifest: Manifest, published: Sequence[str] = ()) -> Iterator[Row]
     yield "source", f"{made.get('source', 'unknown')}, weights {str(made.get('weights', 'unknown'))[:19]}…"
 
 
-def describe_freezing(freezing: FreezingRecord, tried: Sequence[Mapping[str, str]]) -> Iterator[Row]:
+def describe_freezing(freezing: FreezingRecord, tried: Sequence[Mapping[str, str]]) -> Iterator[_Row]:
     """Rows about a freeze and its attempts."""
     for row in tried:
         payload, capture, lowering, outcome = (row.get(key, "unknown") for key in ("payload", "capture", "lowering", "outcome"))
@@ -167,7 +167,7 @@ def _text(artifact: Artifact, payload: Payload, kind: str, *, captured: bool) ->
     )
 
 
-def _contract(manifest: Manifest) -> Iterator[Row]:
+def _contract(manifest: Manifest) -> Iterator[_Row]:
     spec = manifest.inputs
     for tensor in spec.tensors:
         yield "input", f"{tensor.name}: {tensor.dtype} [{', '.join(str(size) for size in tensor.shape)}]"
@@ -179,7 +179,7 @@ def _contract(manifest: Manifest) -> Iterator[Row]:
         yield "output", f"{output.name}: {output.dtype}, rank {output.rank}"
 
 
-def _latency(latency: LatencyRecord) -> Iterator[Row]:
+def _latency(latency: LatencyRecord) -> Iterator[_Row]:
     threads = f", {place_text(latency.num_threads, {})}" if latency.num_threads else ""
     yield "speed", _speed(latency.ms.get("p50"), latency.eager_ms.get("p50"), latency) + threads
     if latency.cold_start is not None:
@@ -201,7 +201,7 @@ def _speed(p50: float | None, eager: float | None, figures: LatencyRecord | Poin
     return ", ".join(parts) or "too disturbed to measure"
 
 
-def _report(report: FreezingReport) -> Iterator[Row]:
+def _report(report: FreezingReport) -> Iterator[_Row]:
     """Rows of one payload's report."""
     yield "operators", _operators(report)
     for name, changes in (("done", report.changes), ("done at load", report.changes_at_load)):

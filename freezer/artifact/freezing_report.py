@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-MAX_LISTED = 100
+_MAX_LISTED = 100
 """Longest list of names or reasons in a manifest."""
 
 
@@ -85,7 +85,7 @@ class FreezingReport:
     instructions_of: str = ""
     notes: tuple[str, ...] = ()
 
-    def shortened(self, max_listed: int = MAX_LISTED) -> FreezingReport:
+    def shortened(self, max_listed: int = _MAX_LISTED) -> FreezingReport:
         """The same report; longer lists of names and reasons are cut, and a note counts them."""
         lists = {name: getattr(self, name) for name in ("constants", "kept", "unused", "preserved", "guards")}
         long = ", ".join(f"{len(items)} {name}" for name, items in lists.items() if len(items) > max_listed)

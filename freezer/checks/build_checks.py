@@ -29,7 +29,7 @@ extern "C" int coldpress_sum(int n) {
 
 COMPILE_LIMIT_S = 60
 
-INSTALL = "apt-get install g++ binutils   # or: dnf install gcc-c++ binutils"
+_INSTALL = "apt-get install g++ binutils   # or: dnf install gcc-c++ binutils"
 
 
 def check_torch(_: CheckRequest) -> Iterator[Finding]:
@@ -51,16 +51,16 @@ def check_compiler(request: CheckRequest) -> Iterator[Finding]:
     needed = "freezing with Inductor needs it" + ("" if request.campaigns else ", and serving does not")
     name = compiler()
     if shutil.which(name) is None:
-        yield Finding(check="compiler", level=level, text=f"{name!r} is not in PATH; {needed}", remedy=INSTALL)
+        yield Finding(check="compiler", level=level, text=f"{name!r} is not in PATH; {needed}", remedy=_INSTALL)
     elif (problem := _compile_problem(name)) is not None:
         text = f"{name!r} cannot build a shared library with OpenMP: {problem}; {needed}"
-        yield Finding(check="compiler", level=level, text=text, remedy=INSTALL)
+        yield Finding(check="compiler", level=level, text=text, remedy=_INSTALL)
     else:
         version = subprocess.run([name, "--version"], capture_output=True, text=True, check=False).stdout.partition("\n")[0]
         yield Finding(check="compiler", text=f"{version} builds shared libraries with OpenMP")
     if shutil.which("objdump") is None:
         text = "'objdump' is not in PATH; freezing with Inductor checks instructions with it"
-        yield Finding(check="objdump", level=level, text=text, remedy=INSTALL)
+        yield Finding(check="objdump", level=level, text=text, remedy=_INSTALL)
 
 
 def _compile_problem(name: str) -> str | None:

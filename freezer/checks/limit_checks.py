@@ -25,7 +25,7 @@ SLOW_CLOCK_NS = 1000
 
 CLOCK_SOURCE = "sys/devices/system/clocksource/clocksource0"
 
-NUM_READS = 1000
+_NUM_READS = 1000
 
 
 def check_cpus(_: CheckRequest, root: Path = ROOT) -> Iterator[Finding]:
@@ -78,9 +78,9 @@ def clock_cost_ns() -> float:
     means = []
     for _ in range(10):
         started = time.perf_counter_ns()
-        for _ in range(NUM_READS):
+        for _ in range(_NUM_READS):
             time.perf_counter_ns()
-        means.append((time.perf_counter_ns() - started) / NUM_READS)
+        means.append((time.perf_counter_ns() - started) / _NUM_READS)
     return min(means)
 
 

@@ -14,7 +14,7 @@ from freezer.checks.findings import CheckRequest, Finding
 from freezer.cli.arguments import REFUSED, console, say, table
 from freezer.codec import encode
 
-STYLES = {"ok": "green", "warning": "yellow", "error": "red"}
+_STYLES = {"ok": "green", "warning": "yellow", "error": "red"}
 
 CHECK_WIDTH = 16
 """Of the longest name, `temporary folder`."""
@@ -48,10 +48,10 @@ def doctor(
 def _print(finding: Finding) -> None:
     """Print a finding, with its remedy unwrapped, so that it can be copied."""
     row = table()
-    row.add_column(width=max(map(len, STYLES)))
+    row.add_column(width=max(map(len, _STYLES)))
     row.add_column(width=CHECK_WIDTH)
     row.add_column(overflow="fold")
-    row.add_row(Text(finding.level, STYLES[finding.level]), finding.check, Text(finding.text))
+    row.add_row(Text(finding.level, _STYLES[finding.level]), finding.check, Text(finding.text))
     console.print(row, highlight=False)
     if finding.remedy:
         say(f"         remedy: {finding.remedy}")

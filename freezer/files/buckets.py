@@ -25,7 +25,7 @@ OPTIONS = {
 
 SCHEMES = tuple(OPTIONS)
 
-CONNECT_S, READ_S = 5, 20
+_CONNECT_S, _READ_S = 5, 20
 """Timeouts of a connection, and between two pieces of an answer."""
 
 ATTEMPTS = 4
@@ -116,8 +116,8 @@ def _s3(fs: Any, bucket: str, options: dict[str, str]) -> Any:
         region = fs.resolve_s3_region(bucket)
     return fs.S3FileSystem(
         **{**options, "region": region, "endpoint_override": endpoint, "anonymous": options.get("anonymous", "").lower() == "true"},
-        connect_timeout=CONNECT_S,
-        request_timeout=READ_S,
+        connect_timeout=_CONNECT_S,
+        request_timeout=_READ_S,
         retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
         allow_delayed_open=True,  # small files take one request
     )

@@ -21,9 +21,9 @@ from freezer.files.buckets import SCHEMES, open_bucket
 from freezer.files.digest import digest_file
 
 HTTP = ("https", "http")
-CHUNK_BYTES = 1 << 20
-CONNECT_S, READ_S = 10, 60
-RETRIES = 3
+_CHUNK_BYTES = 1 << 20
+_CONNECT_S, _READ_S = 10, 60
+_RETRIES = 3
 PIN = "`sha256:` (with `coldpress freeze`, `--sha256`)"
 """The digest in advice, for catalogs and for the command."""
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
@@ -56,7 +56,7 @@ def fetch(url: str, folder: Path, *, sha256: str | None = None) -> Path:
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
         unfinished = Path(scratch) / name
         with _opened(url, pinned=sha256 is not None) as source, unfinished.open("wb") as out:
-            shutil.copyfileobj(source, out, CHUNK_BYTES)
+            shutil.copyfileobj(source, out, _CHUNK_BYTES)
         digest = digest_file(unfinished).removeprefix("sha256:")
         if sha256 is not None and digest != sha256:
             raise IntegrityError(
@@ -82,7 +82,7 @@ def identity(url: str) -> str | None:
             info = bucket.filesystem.get_file_info(bucket.base)
             return f"{info.size}|{info.mtime_ns}" if info.is_file else None
         with _session() as session:
-            response = session.head(url, timeout=(CONNECT_S, READ_S), allow_redirects=True)
+            response = session.head(url, timeout=(_CONNECT_S, _READ_S), allow_redirects=True)
             tag = response.headers.get("ETag") or response.headers.get("Last-Modified")
             return f"{tag}|{response.headers.get('Content-Length')}" if response.ok and tag else None
 
@@ -100,7 +100,7 @@ def _opened(url: str, *, pinned: bool) -> Iterator[Any]:
             yield stack.enter_context(bucket.filesystem.open_input_stream(bucket.base))
             return
         session = stack.enter_context(_session())
-        response = stack.enter_context(session.get(url, stream=True, timeout=(CONNECT_S, READ_S)))
+        response = stack.enter_context(session.get(url, stream=True, timeout=(_CONNECT_S, _READ_S)))
         response.raise_for_status()
         if urlsplit(response.url).scheme != "https" and not pinned:
             raise SourceError(f"{url} redirects to {response.url}, which is not https; add {PIN}", code="CP-FETCH")
@@ -116,7 +116,7 @@ def _session() -> Any:
     except ImportError:
         raise MissingDependencyError("fetching https:// needs requests; pip install requests") from None
     session = requests.Session()
-    retry = Retry(total=RETRIES, backoff_factor=0.5, status_forcelist=(429, 500, 502, 503, 504), raise_on_status=False)
+    retry = Retry(total=_RETRIES, backoff_factor=0.5, status_forcelist=(429, 500, 502, 503, 504), raise_on_status=False)
     for scheme in HTTP:
         session.mount(f"{scheme}://", HTTPAdapter(max_retries=retry))
     return session

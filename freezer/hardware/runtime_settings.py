@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-PRELOAD = "LD_PRELOAD"
+_PRELOAD = "LD_PRELOAD"
 
-LISTS = (PRELOAD, "GLIBC_TUNABLES")
+LISTS = (_PRELOAD, "GLIBC_TUNABLES")
 """Variables with a list of parts separated by colons; new parts precede those that a process has."""
 
 
@@ -41,11 +41,11 @@ class RuntimeSetting:
 
 SETTINGS = (
     # Its threads would spin for 200 ms after each call, on CPUs that others need.
-    RuntimeSetting(kind="openmp", variables={PRELOAD: "libiomp5.so", "KMP_BLOCKTIME": "1"}, install="pip install intel-openmp"),
+    RuntimeSetting(kind="openmp", variables={_PRELOAD: "libiomp5.so", "KMP_BLOCKTIME": "1"}, install="pip install intel-openmp"),
     RuntimeSetting(
-        kind="allocator", variables={PRELOAD: "libtcmalloc_minimal.so.4"}, install="apt-get install libtcmalloc-minimal4"
+        kind="allocator", variables={_PRELOAD: "libtcmalloc_minimal.so.4"}, install="apt-get install libtcmalloc-minimal4"
     ),
-    RuntimeSetting(kind="allocator", variables={PRELOAD: "libjemalloc.so.2"}, install="apt-get install libjemalloc2"),
+    RuntimeSetting(kind="allocator", variables={_PRELOAD: "libjemalloc.so.2"}, install="apt-get install libjemalloc2"),
     # glibc keeps freed memory instead of returning it to the kernel: no more page faults, and the process stays at its peak.
     RuntimeSetting(
         kind="allocator", variables={"GLIBC_TUNABLES": "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=68719476736"}
@@ -55,7 +55,7 @@ SETTINGS = (
 """In the order in which a judge tries them."""
 
 _NAMES = {name for setting in SETTINGS for name in setting.variables}
-INSTALL = {setting.variables[PRELOAD]: setting.install for setting in SETTINGS if setting.install}
+INSTALL = {setting.variables[_PRELOAD]: setting.install for setting in SETTINGS if setting.install}
 """How to install each library that may be preloaded, by file name."""
 
 
@@ -89,7 +89,7 @@ def exports(variables: Mapping[str, str], environ: Mapping[str, str] | None = No
                 values[name] = value
             continue
         parts, present = value.split(":"), before.replace(" ", ":").split(":") if before else []
-        if name == PRELOAD:
+        if name == _PRELOAD:
             parts = [part for part in parts if part in INSTALL and part not in {Path(item).name for item in present}]
             found = {part: library(part, environ) for part in parts}
             missing += [part for part, path in found.items() if path is None]

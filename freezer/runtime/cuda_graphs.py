@@ -19,7 +19,7 @@ from freezer.errors import CudaGraphsError, first_line
 NUM_WARM_UP = 4
 """Calls before the capture: TorchScript fuses after its second call; libraries choose algorithms and allocate in the first."""
 
-Call = Callable[[list[Tensor]], Sequence[Tensor]]
+_Call = Callable[[list[Tensor]], Sequence[Tensor]]
 """Runs a payload on tensors."""
 
 
@@ -62,7 +62,7 @@ class CudaGraphs:
         self._lock = threading.Lock()
         self._graphs: dict[str, _Graph] = {}
 
-    def run(self, payload: Payload, call: Call, tensors: list[Tensor]) -> Sequence[Tensor]:
+    def run(self, payload: Payload, call: _Call, tensors: list[Tensor]) -> Sequence[Tensor]:
         """Run a call, by a graph if the payload is for one size.
 
         Args:
@@ -90,7 +90,7 @@ class CudaGraphs:
 class _Graph:
     """One captured call."""
 
-    def __init__(self, call: Call, tensors: Sequence[Tensor], device: torch.device) -> None:
+    def __init__(self, call: _Call, tensors: Sequence[Tensor], device: torch.device) -> None:
         self._lock = threading.Lock()
         self._inputs = [tensor.clone() for tensor in tensors]
         side = torch.cuda.Stream(device)

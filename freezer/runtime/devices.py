@@ -153,7 +153,7 @@ def current(device: torch.device) -> contextlib.AbstractContextManager[None]:
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
-def versions_of(device: torch.device) -> dict[str, Any]:
+def gpu_versions(device: torch.device) -> dict[str, Any]:
     """Versions besides torch's that influence a payload for a GPU: driver, GPU, cuDNN and Triton; empty for a CPU."""
     if device.type != "cuda":
         return {}

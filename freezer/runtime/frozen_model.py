@@ -17,7 +17,7 @@ from freezer.runtime.devices import CPU, current
 from freezer.runtime.input_contract import InputContract
 from freezer.runtime.payload_choice import OpenPayload, PayloadChoice
 from freezer.runtime.precision import full_on_gpu
-from freezer.runtime.preserved import REFUSED, Preserved, read, refusal
+from freezer.runtime.preserved import REFUSED_NAMES, Preserved, read, refusal
 from freezer.runtime.rebuilding import rebuilder
 from freezer.runtime.threads import own_count, threads
 from freezer.spec.inputs import InputSpec
@@ -154,7 +154,7 @@ class FrozenModel:
         preserved = self.__dict__.get("preserved")
         if preserved is None or (name.startswith("_") and name not in preserved):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        if name in REFUSED and name not in preserved:
+        if name in REFUSED_NAMES and name not in preserved:
             return refusal(name)
         return read(preserved, name)
 

@@ -34,7 +34,7 @@ _REASONS: Mapping[str, str] = {
 _HOOK = "its graph is compiled, and no Python runs between its operations; change the source model and freeze it again"
 _WEIGHTS = f"{_CONSTANTS}; use the source model. To keep attributes or methods, freeze it with `preserve: [name]`"
 
-REFUSED: Mapping[str, str] = {
+REFUSED_NAMES: Mapping[str, str] = {
     name: _REASONS.get(name, _HOOK if name.endswith("_hook") else _WEIGHTS)
     for name, member in vars(torch.nn.Module).items()
     if callable(member) and not name.startswith("_") and name not in ("eval", "extra_repr")
@@ -164,9 +164,9 @@ def _is_method(value: Any) -> bool:
 
 
 def refusal(name: str) -> Callable[..., NoReturn]:
-    """A function that raises for a method of REFUSED."""
+    """A function that raises for a method of REFUSED_NAMES."""
 
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
-        raise ContractError(f"a frozen model has no .{name}(): {REFUSED[name]}", code="CP-FROZEN")
+        raise ContractError(f"a frozen model has no .{name}(): {REFUSED_NAMES[name]}", code="CP-FROZEN")
 
     return refuse

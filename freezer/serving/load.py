@@ -134,7 +134,7 @@ def load(
         runtime=runtime,
     )
     with ExitStack() as stack:
-        published = resolve(reference, store)
+        published = resolve_reference(reference, store)
         images = images_of(reference, published, stack)
         older = _only_older(*published) if strict and published is not None else {}
         selection = select_image(images, process_here(images, options), options, older)
@@ -198,7 +198,7 @@ def open_selection(selection: Selection) -> FrozenModel | NativeModel:
     return open_artifact(artifact, process.num_threads, options, ladder=selection.ladder)
 
 
-def resolve(reference: str | Path, store: str | None) -> tuple[Store, Version] | None:
+def resolve_reference(reference: str | Path, store: str | None) -> tuple[Store, Version] | None:
     """The store and the version that a reference names; None for a folder.
 
     Args:
@@ -218,7 +218,7 @@ def images_of(reference: str | Path, published: tuple[Store, Version] | None, st
 
     Args:
         reference: see `load`.
-        published: result of `resolve`.
+        published: result of `resolve_reference`.
         stack: owns the temporary folders of fetched artifacts.
     """
     if published is None:

@@ -36,16 +36,16 @@ from freezer.store.store import Store, Version
 from freezer.timing.meters import meter_of
 from freezer.timing.sampling import sample, speedup
 
-LEAST_SHARE = 0.5
+_LEAST_SHARE = 0.5
 """Share of the expected ratio below which the check fails; machines of one class differ by less."""
 
-POLICY = SamplingPolicy(percentiles=("p50",))
+_POLICY = SamplingPolicy(percentiles=("p50",))
 
 HOW = "use --store URI for its store, or --portable DIR for its folder (`coldpress pull --device-class portable`)"
 
 
 def check_speed(
-    artifact: Artifact, portable: Artifact, num_threads: int, policy: SamplingPolicy = POLICY, device: torch.device = CPU
+    artifact: Artifact, portable: Artifact, num_threads: int, policy: SamplingPolicy = _POLICY, device: torch.device = CPU
 ) -> SpeedCheck:
     """Time an artifact against the portable one, in this process, as it would serve.
 
@@ -90,7 +90,7 @@ def check_speed(
         num_rounds=sampling.num_undisturbed,
         num_dropped=sampling.num_dropped,
     )
-    if found.measured < LEAST_SHARE * expected:
+    if found.measured < _LEAST_SHARE * expected:
         raise SpeedError(
             f"{manifest.model} for {name}: {found}; by the manifests it is {expected:.2f} times. Its results are correct, at less "
             f"than half of its speed. Differences here: {'; '.join(differences(manifest, found)) or 'none found'}",
@@ -196,7 +196,7 @@ def fetch_portable(
     return opened.materialize(version, PORTABLE, Path(stack.enter_context(scratch_folder())))
 
 
-def check_weights(reference: str | Path, manifest: Manifest, portable: Artifact) -> None:
+def check_same_weights(reference: str | Path, manifest: Manifest, portable: Artifact) -> None:
     """Check that the portable artifact was made of the same weights.
 
     Raises:

@@ -15,10 +15,10 @@ from freezer.runtime.devices import with_index
 from freezer.serving.canary import run_canary
 from freezer.serving.compatibility import rungs
 from freezer.serving.golden_check import CanaryFigure
-from freezer.serving.load import images_of, process_here, resolve
+from freezer.serving.load import images_of, process_here, resolve_reference
 from freezer.serving.opening import open_artifact
 from freezer.serving.selection import Image, LoadOptions, Selection, failure, select_image
-from freezer.serving.speed import check_speed, check_weights, fetch_portable, read_portable
+from freezer.serving.speed import check_same_weights, check_speed, fetch_portable, read_portable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ def verify(
     )
     given = None if portable is None else read_portable(portable)
     with ExitStack() as stack:
-        published = resolve(reference, store)
+        published = resolve_reference(reference, store)
         images = images_of(reference, published, stack)
         process = process_here(images, options)
         selection = select_image(images, process, replace(options, canary=True))
@@ -98,7 +98,7 @@ def verify(
         base = None
         if speed and image.device_class != PORTABLE:
             base = given or fetch_portable(reference, image.manifest(), published, store, stack)
-            check_weights(reference, image.manifest(), base)
+            check_same_weights(reference, image.manifest(), base)
         fetched = image.fetch(None)
         try:
             artifact = fetched.held([item.path for item in fetched.manifest.contents], stack, private=bool(keys))

@@ -15,7 +15,7 @@ from zipfile import BadZipFile
 from freezer.errors import MissingDependencyError, SpecError
 from freezer.spec.inputs import InputSpec
 
-CODE = "CP-SAMPLES"
+BAD_SAMPLES = "CP-SAMPLES"
 """Code of all errors about samples."""
 
 COMPLEX128 = "complex128"
@@ -88,21 +88,21 @@ def _point(headers: Mapping[str, Header], spec: InputSpec, place: str) -> dict[s
     """Check one sample set, and return its point."""
     wanted = {item.name for item in spec.tensors}
     if wanted != set(headers):
-        raise SpecError(f"{place}: got tensors {sorted(headers)}, expected the inputs {sorted(wanted)}", code=CODE)
+        raise SpecError(f"{place}: got tensors {sorted(headers)}, expected the inputs {sorted(wanted)}", code=BAD_SAMPLES)
     dims = {dim.name: dim for dim in spec.dims}
     point: dict[str, int] = {}
     for item in spec.tensors:
         dtype, shape = headers[item.name]
         at = f"{place}, input {item.name!r}"
         if dtype != item.dtype:
-            raise SpecError(f"{at}: got dtype {dtype}, expected {item.dtype}", code=CODE)
+            raise SpecError(f"{at}: got dtype {dtype}, expected {item.dtype}", code=BAD_SAMPLES)
         fixed = all(isinstance(want, str) or size == want for size, want in zip(shape, item.shape, strict=False))
         if len(shape) != len(item.shape) or not fixed:
-            raise SpecError(f"{at}: got shape {list(shape)}, expected {list(item.shape)}", code=CODE)
+            raise SpecError(f"{at}: got shape {list(shape)}, expected {list(item.shape)}", code=BAD_SAMPLES)
         for size, name in zip(shape, item.shape, strict=True):
             if isinstance(name, str) and (point.setdefault(name, size) != size or size not in dims[name].sizes):
                 allowed = str(dims[name]).partition(" from ")[2]
-                raise SpecError(f"{at}: dim {name!r} is {size}, expected one size for all inputs, {allowed}", code=CODE)
+                raise SpecError(f"{at}: dim {name!r} is {size}, expected one size for all inputs, {allowed}", code=BAD_SAMPLES)
     return point
 
 
@@ -116,17 +116,19 @@ def as_sets(path: Path, flat: Mapping[str, _Value]) -> list[dict[str, _Value]]:
     if not indexed:
         return [dict(flat)]
     if len(indexed) != len(flat):
-        raise SpecError(f"samples {path}: keys {sorted(flat)[:5]} mix `<index>/<name>` with plain names; use one form", code=CODE)
+        raise SpecError(
+            f"samples {path}: keys {sorted(flat)[:5]} mix `<index>/<name>` with plain names; use one form", code=BAD_SAMPLES
+        )
     sets: dict[int, dict[str, _Value]] = {}
     for key, value in flat.items():
         index, _, name = key.partition("/")
         sets.setdefault(int(index), {})[name] = value
     if sorted(sets) != list(range(len(sets))):
-        raise SpecError(f"samples {path}: set indices are {sorted(sets)}; expected 0 to {len(sets) - 1}", code=CODE)
+        raise SpecError(f"samples {path}: set indices are {sorted(sets)}; expected 0 to {len(sets) - 1}", code=BAD_SAMPLES)
     return [sets[index] for index in range(len(sets))]
 
 
 def unreadable(path: Path, error: Exception) -> SpecError:
     """The error for a file that cannot be read."""
     what = str(error) or type(error).__name__
-    return SpecError(f"samples {path}: {what}; expected a readable .safetensors or .npz file", code=CODE)
+    return SpecError(f"samples {path}: {what}; expected a readable .safetensors or .npz file", code=BAD_SAMPLES)

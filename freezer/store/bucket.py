@@ -26,8 +26,8 @@ from freezer.files.buckets import Bucket, remedy
 from freezer.files.digest import verify_file
 from freezer.files.scratch import cache_folder
 
-CHUNK_BYTES = 8 << 20
-NUM_READS = 50
+_CHUNK_BYTES = 8 << 20
+_NUM_READS = 50
 """Attempts at reading an object while others replace it."""
 
 WRITTEN_ONCE = ("/blobs/", ".arrow")
@@ -91,7 +91,7 @@ class RemoteFiles:
             FileNotFoundError: the object does not exist.
             RemoteError: it cannot be read, or its size never matches the one that the server reports.
         """
-        for _ in range(NUM_READS):
+        for _ in range(_NUM_READS):
             try:
                 with self._reaching(), self._fs.open_input_stream(self._at(path)) as stream:
                     content: bytes = stream.read()
@@ -104,7 +104,7 @@ class RemoteFiles:
             if size is None:
                 raise FileNotFoundError(self.where(path))
         raise RemoteError(
-            f"{self.where(path)}: {NUM_READS} reads differ from the size that the server reports; other processes replace the "
+            f"{self.where(path)}: {_NUM_READS} reads differ from the size that the server reports; other processes replace the "
             "object all the time, or the server decompresses it: upload it without Content-Encoding"
         )
 
@@ -116,7 +116,7 @@ class RemoteFiles:
     def put(self, path: str, source: Path) -> None:
         """Upload a local file."""
         with self._reaching(), source.open("rb") as file, self._fs.open_output_stream(self._at(path)) as stream:
-            shutil.copyfileobj(file, stream, CHUNK_BYTES)
+            shutil.copyfileobj(file, stream, _CHUNK_BYTES)
 
     def holds(self, path: str, *, digest: str, size_bytes: int) -> bool:
         """Whether an object of this size exists; readers verify its digest."""
@@ -152,12 +152,12 @@ class RemoteFiles:
     def fetch(self, path: str, dest: Path) -> None:
         """Download an object."""
         with self._reaching(), self._fs.open_input_stream(self._at(path)) as stream, dest.open("wb") as file:
-            shutil.copyfileobj(stream, file, CHUNK_BYTES)
+            shutil.copyfileobj(stream, file, _CHUNK_BYTES)
 
     def chunks(self, path: str) -> Iterator[bytes]:
         """Read an object in parts."""
         with self._reaching(), self._fs.open_input_stream(self._at(path)) as stream:
-            while chunk := stream.read(CHUNK_BYTES):
+            while chunk := stream.read(_CHUNK_BYTES):
                 yield chunk
 
     def modified(self, path: str) -> float:

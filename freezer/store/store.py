@@ -47,7 +47,7 @@ from freezer.store.oci_layout import (
 if TYPE_CHECKING:
     from freezer.store.bucket import RemoteFiles
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 NAME = re.compile(r"[a-z0-9]+([._-][a-z0-9]+)*")
 """Names of models: OCI path components that are MLflow names too."""
@@ -364,7 +364,7 @@ class Store:
 
         return self._written(model, write)
 
-    def _written(self, model: str, write: Callable[[], T]) -> T:
+    def _written(self, model: str, write: Callable[[], _T]) -> _T:
         """Run a write under the model's lock; again where the lock is advisory and another writer interfered."""
         for _ in range(TRIES - 1):
             with suppress(OvertakenError), self._writing(), self._files.locked(model):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 MAX_NAMED = 3
 """Processes to name."""
 
-LEAST_SHARE = 0.05
+_LEAST_SHARE = 0.05
 """Share of a CPU below which a process is not named."""
 
 
@@ -43,5 +43,5 @@ def cpu_times(proc: Path = Path("/proc")) -> dict[int, Usage]:
 def most_active(before: Mapping[int, Usage], now: Mapping[int, Usage], elapsed_s: float) -> str:
     """The processes that used the CPU most between two readings: `cc1plus (pid 12) 98% of a CPU, ...`; empty if none did."""
     shares = {pid: (used_s - (before[pid].used_s if pid in before else 0.0)) / elapsed_s for pid, (_, used_s) in now.items()}
-    first = sorted((pid for pid, share in shares.items() if share >= LEAST_SHARE), key=lambda pid: -shares[pid])[:MAX_NAMED]
+    first = sorted((pid for pid, share in shares.items() if share >= _LEAST_SHARE), key=lambda pid: -shares[pid])[:MAX_NAMED]
     return ", ".join(f"{now[pid].name} (pid {pid}) {shares[pid]:.0%} of a CPU" for pid in first)

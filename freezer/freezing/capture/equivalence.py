@@ -43,7 +43,7 @@ _TOLERANCE = 1e-4
 
 _MAX_LINES = 3
 
-Call = Callable[[Mapping[str, Tensor]], list[Tensor]]
+ProgramCall = Callable[[Mapping[str, Tensor]], list[Tensor]]
 """Runs a program on an input set; returns tensors in the order of the subject's outputs."""
 
 
@@ -70,7 +70,7 @@ def run_eager(subject: Subject) -> EagerAnswers:
     """
     sets = subject.sets
 
-    def fresh() -> Call:
+    def fresh() -> ProgramCall:
         return native_call(subject.fresh(), subject)
 
     model = subject.fresh()
@@ -95,7 +95,7 @@ def run_eager(subject: Subject) -> EagerAnswers:
 
 def check_answers(
     what: str,
-    fresh: Callable[[], Call],
+    fresh: Callable[[], ProgramCall],
     subject: Subject,
     eager: EagerAnswers,
     *,
@@ -119,7 +119,7 @@ def check_answers(
     """
     if not eager.deterministic:
         return (f"{what} was not compared with the model, whose answers to the same inputs differ",)
-    call: Call | None = None
+    call: ProgramCall | None = None
     for starts, place, item, expected in _calls(subject, eager):
         call = fresh() if call is None or starts else call
         problem, cause = _compared(expected, call, item, subject)
@@ -129,7 +129,7 @@ def check_answers(
 
 
 def check_sizes(
-    fresh: Callable[[], Call],
+    fresh: Callable[[], ProgramCall],
     subject: Subject,
     eager: EagerAnswers,
     points: Sequence[Mapping[str, int]],
@@ -176,7 +176,9 @@ def check_sizes(
     return len(points)
 
 
-def _compared(expected: Sequence[Tensor], call: Call, item: InputSet, subject: Subject) -> tuple[str | None, Exception | None]:
+def _compared(
+    expected: Sequence[Tensor], call: ProgramCall, item: InputSet, subject: Subject
+) -> tuple[str | None, Exception | None]:
     """How a program's answer differs or why it fails, with the exception; None if it agrees."""
     try:
         return _problem(expected, call(item.tensors), subject), None
@@ -189,7 +191,7 @@ def _eager_fails(place: str, item: InputSet, error: Exception) -> CaptureError:
     return CaptureError(f"the eager model fails on {place}: {run_sentence(error)}{remedy}")
 
 
-def native_call(program: Any, subject: Subject) -> Call:
+def native_call(program: Any, subject: Subject) -> ProgramCall:
     """Calls the source model, or a program with the same signature."""
 
     def call(tensors: Mapping[str, Tensor]) -> list[Tensor]:
@@ -199,7 +201,7 @@ def native_call(program: Any, subject: Subject) -> Call:
     return call
 
 
-def flat_call(program: Any) -> Call:
+def flat_call(program: Any) -> ProgramCall:
     """Calls a program with its tensors in order."""
 
     def call(tensors: Mapping[str, Tensor]) -> list[Tensor]:

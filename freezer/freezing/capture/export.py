@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from freezer.errors import CaptureError, first_line
-from freezer.freezing.capture.equivalence import Call, EagerAnswers, check_answers, flat_call
+from freezer.freezing.capture.equivalence import EagerAnswers, ProgramCall, check_answers, flat_call
 from freezer.freezing.capture.mutation import changed_state
 from freezer.freezing.capture.program import Captured, FlatModule, lines_of
 from freezer.freezing.diagnostics.messages import code_of, export_sentence
@@ -37,7 +37,7 @@ NUM_SIZES = 4096
 _LAYOUTS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
 _SIZE = re.compile(r"L\['\w+'\]\[(\d+)\]\.size\(\)\[(\d+)\]|\btensors_(\d+)(?:_\d+)?\.size\(\)\[(\d+)\]")
 
-DIFFERS = "CP-EXPORT-DIFFERS"
+_DIFFERS = "CP-EXPORT-DIFFERS"
 DIMS = "CP-EXPORT-DIMS"
 _COMPARED = re.compile(r"Could not guard on data-dependent expression (\w+ [<>=!]|Eq\(|Ne\()")
 _VIOLATED = re.compile(r"^Constraints violated \((?P<names>[^)]*)\)")
@@ -65,7 +65,7 @@ def export(
         return export_flat(fresh, "export-strict" if strict else "export", subject, point, eager)
     except CaptureError as error:
         parts = (name for name, part in subject.model.named_modules() if isinstance(part, torch.jit.ScriptModule))
-        if error.code not in (DIMS, DIFFERS) and (scripted := next(parts, None)):
+        if error.code not in (DIMS, _DIFFERS) and (scripted := next(parts, None)):
             why = f"torch.export: the model holds TorchScript ({scripted}), which torch.export does not look into"
             raise CaptureError(why) from error.__cause__
         raise
@@ -168,7 +168,7 @@ def strict_may_help(error: Exception) -> bool:
     It treats types, NumPy and numbers read from tensors differently, but not branches on values or fixed sizes.
     """
     cause = error.__cause__
-    if getattr(error, "code", "") == DIFFERS:
+    if getattr(error, "code", "") == _DIFFERS:
         return True
     return cause is not None and not _COMPARED.search(str(cause)) and not str(cause).startswith("Constraints violated")
 
@@ -245,7 +245,7 @@ def _check_answers(
     """Compare a program's answers with the model's; see `check_answers`. The program keeps its state."""
     module = program.module()
 
-    def fresh() -> Call:
+    def fresh() -> ProgramCall:
         with warnings.catch_warnings():  # copying a graph copies its pytree specs, of which one class is deprecated
             warnings.filterwarnings("ignore", message=r".*LeafSpec", category=FutureWarning)
             return flat_call(module if eager.second is None else copy.deepcopy(module))
@@ -258,7 +258,7 @@ def _check_answers(
         names = " and ".join(dim.name for dim in ones)
         return f"; torch.export assumes {names} larger than 1: declare {remedies}, or do not read that size in forward"
 
-    return check_answers("the exported program", fresh, subject, eager, code=DIFFERS, why=why)
+    return check_answers("the exported program", fresh, subject, eager, code=_DIFFERS, why=why)
 
 
 def _other_layouts(

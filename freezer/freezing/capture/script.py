@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from freezer.errors import CaptureError
-from freezer.freezing.capture.equivalence import Call, EagerAnswers, check_answers, native_call
+from freezer.freezing.capture.equivalence import EagerAnswers, ProgramCall, check_answers, native_call
 from freezer.freezing.capture.program import Captured, lines_of
 from freezer.freezing.diagnostics.messages import code_of, script_sentence
 from freezer.freezing.models.checks import PRESERVE
@@ -48,7 +48,7 @@ def script(subject: Subject, eager: Callable[[], EagerAnswers]) -> Captured:
     _check_kept(program, subject.kept_names)
     answers = eager()
 
-    def fresh() -> Call:
+    def fresh() -> ProgramCall:
         with torch.no_grad():  # see calls.copied
             return native_call(program if answers.second is None else copy.deepcopy(program), subject)
 

@@ -22,8 +22,8 @@ from freezer.files.digest import digest_bytes
 from freezer.freezing.capture.equivalence import (
     DIFFERS,
     SIZES,
-    Call,
     EagerAnswers,
+    ProgramCall,
     check_answers,
     check_sizes,
     first_lines,
@@ -137,10 +137,10 @@ def _check_answers(
     return check_answers("the trace", _fresh_calls(program, eager), subject, eager, why=lambda _: why)
 
 
-def _fresh_calls(program: Any, eager: EagerAnswers) -> Callable[[], Call]:
+def _fresh_calls(program: Any, eager: EagerAnswers) -> Callable[[], ProgramCall]:
     """Makes the program in its initial state: a copy if the model is stateful."""
 
-    def fresh() -> Call:
+    def fresh() -> ProgramCall:
         with torch.no_grad():  # see calls.copied
             return flat_call(program if eager.second is None else copy.deepcopy(program))
 

@@ -30,7 +30,7 @@ from freezer.runtime.openvino_loader import CALLS_FILE, GRAPH_FILE, WEIGHTS_FILE
 
 SUFFIX = ".ovir"
 
-ALIGNMENT = 64
+_ALIGNMENT = 64
 """Of the weights in the file, in bytes."""
 
 _PADDING = 0xD935
@@ -174,7 +174,7 @@ def _save(model: Any, path: Path, calls: EngineCalls, openvino: Any) -> None:
         graph = Path(scratch) / GRAPH_FILE
         openvino.save_model(model, str(graph), compress_to_fp16=False)
         info = zipfile.ZipInfo(WEIGHTS_FILE)
-        padding = -(30 + len(WEIGHTS_FILE) + 4) % ALIGNMENT
+        padding = -(30 + len(WEIGHTS_FILE) + 4) % _ALIGNMENT
         info.extra = _PADDING.to_bytes(2, "little") + padding.to_bytes(2, "little") + bytes(padding)
         weights = graph.with_suffix(".bin")
         with zipfile.ZipFile(path, "w") as archive:

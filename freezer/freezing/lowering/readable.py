@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 CODE, GRAPH = "code.txt", "graph.txt"
-CAPTURED = "captured-"
+_CAPTURED = "captured-"
 """Prefix of the names of texts of the captured model."""
 
 _PLACE = re.compile(r"(?P<before># (?:File: )?)(?P<file>/[^\s:]+)(?=:\d+)")
@@ -24,7 +24,7 @@ def captured_texts(program: Any) -> dict[str, str]:
         texts = exported_texts(program) if exported else torchscript_texts(program)
     except Exception as error:  # a program that cannot be printed may still be frozen
         texts = {CODE: f"The captured program cannot be printed: {type(error).__name__}: {error}\n"}
-    return {f"{CAPTURED}{name}": text for name, text in texts.items()}
+    return {f"{_CAPTURED}{name}": text for name, text in texts.items()}
 
 
 def exported_texts(program: torch.export.ExportedProgram) -> dict[str, str]:

@@ -26,9 +26,9 @@ from typing import Any, Literal
 from freezer.errors import SourceError
 from freezer.files.download import fetch, is_url
 
-Kind = Literal["python", "torchscript", "export", "pickle", "transformers", "mlflow"]
-KINDS: tuple[Kind, ...] = ("python", "torchscript", "export", "pickle", "transformers")
-FILE_KINDS: tuple[Kind, ...] = ("torchscript", "export", "pickle")
+SourceKind = Literal["python", "torchscript", "export", "pickle", "transformers", "mlflow"]
+KINDS: tuple[SourceKind, ...] = ("python", "torchscript", "export", "pickle", "transformers")
+FILE_KINDS: tuple[SourceKind, ...] = ("torchscript", "export", "pickle")
 
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
@@ -54,7 +54,7 @@ class Source:
         origin: the source as requested, if it was resolved to this one.
     """
 
-    kind: Kind
+    kind: SourceKind
     location: str
     args: Mapping[str, Any] = field(default_factory=dict)
     weights: Literal["random"] | None = None

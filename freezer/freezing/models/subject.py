@@ -18,7 +18,7 @@ from freezer.runtime.input_sets import InputSet, generate_at, on_device, resize
 from freezer.runtime.pytree import flatten, output_specs
 from freezer.spec.inputs import InputSpec
 from freezer.spec.items import DTYPES, OutputSpec, OutputStructure
-from freezer.spec.sample_headers import CODE
+from freezer.spec.sample_headers import BAD_SAMPLES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class Subject:
         for item in self.sets:
             if dict(item.point) == dict(point):
                 return item
-        raise SpecError(f"no input set has the sizes {dict(point)}; add samples of these sizes", code=CODE)
+        raise SpecError(f"no input set has the sizes {dict(point)}; add samples of these sizes", code=BAD_SAMPLES)
 
     def further_set(self, point: Mapping[str, int]) -> InputSet:
         """Make another input set at a point, on the subject's device."""

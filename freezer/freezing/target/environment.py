@@ -40,7 +40,7 @@ _FPMATH = Refused(why="lets oneDNN compute float32 in fewer bits, also in the so
 _HINTS = Refused(why="lets oneDNN pack weights for other vectors than the device class's", plain=("no_hints",))
 _TF32 = ("", "0", "false", "no", "off", "n")
 
-REFUSED: Mapping[str, Refused] = {
+REFUSED_VARIABLES: Mapping[str, Refused] = {
     "ONEDNN_DEFAULT_FPMATH_MODE": _FPMATH,
     "DNNL_DEFAULT_FPMATH_MODE": _FPMATH,
     "ONEDNN_CPU_ISA_HINTS": _HINTS,
@@ -67,7 +67,7 @@ _ALONE = (*_OF_COMPILERS, "CI", "DUMP_AOTI_MINIFIER", "FAKE_ALLOW_META", "TORCH_
 """`CI` turns warnings of torch into errors, which decides which operators Inductor takes."""
 
 CLEARED = re.compile(rf"{_OF_TORCH}|{'|'.join(_ALONE)}")
-KEPT = ("TORCHINDUCTOR_CACHE_DIR",)
+_KEPT = ("TORCHINDUCTOR_CACHE_DIR",)
 """The location of the cache changes no payload."""
 
 
@@ -82,7 +82,7 @@ def check_environment(device_class: DeviceClass, environ: Mapping[str, str] | No
         UsageError: such a variable is set; code CP-ENVIRONMENT.
     """
     environ = os.environ if environ is None else environ
-    for name, refused in REFUSED.items():
+    for name, refused in REFUSED_VARIABLES.items():
         value = environ.get(name, "")
         if value and value.lower() not in refused.plain and refused.kind in (None, device_class.kind):
             expected = f"unset, or {' or '.join(text for text in refused.plain if text)}"
@@ -103,7 +103,7 @@ def _refusal(name: str, value: str, why: str, expected: str) -> UsageError:
 @contextlib.contextmanager
 def cleared() -> Iterator[None]:
     """Remove the variables that captures, Inductor and the compilers read while they work, and restore them afterwards."""
-    taken = {name: value for name, value in os.environ.items() if CLEARED.fullmatch(name) and name not in KEPT}
+    taken = {name: value for name, value in os.environ.items() if CLEARED.fullmatch(name) and name not in _KEPT}
     for name in taken:
         del os.environ[name]
     try:

@@ -15,7 +15,7 @@ from freezer.freezing.target.environment import check_environment
 from freezer.freezing.target.toolchain import toolchain_with, torch_versions
 from freezer.hardware.device_classes import PORTABLE, DeviceClass, best_level, device_class, packed_dtype
 from freezer.hardware.machine import describe_host, detect, this_host
-from freezer.runtime.devices import CPU, class_of, device_of, versions_of, with_index
+from freezer.runtime.devices import CPU, class_of, device_of, gpu_versions, with_index
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,4 +180,4 @@ def check_unlimited(target: Target, engine: str) -> None:
 
 def toolchain(device: torch.device = CPU) -> dict[str, Any]:
     """Versions of everything that shapes a payload; for a GPU also its driver and name."""
-    return {**toolchain_with(torch_versions()), **versions_of(device)}
+    return {**toolchain_with(torch_versions()), **gpu_versions(device)}

@@ -29,7 +29,7 @@ from freezer.timing.sampling import Speedup
 LEAST_LOSS = 1.05
 """How many times as fast the incumbent must be, by the bound of the interval, to stay in place of a model with other weights."""
 
-MORE_DRIFT = 2.0
+_MORE_DRIFT = 2.0
 """How many times the error ratio of the incumbent, or of eager if that is larger, a new artifact may have without being faster."""
 
 UNITS: dict[Objective, str] = {"load": "ms to load", "memory": "MB of memory", "size": "MB"}
@@ -209,6 +209,6 @@ def regression(faster: Speedup, error_ratio: float | None, record: PreviousRecor
     if faster.high < (1.0 if record.same_weights else 1.0 / LEAST_LOSS):
         return ""
     before = record.error_ratio
-    if error_ratio is None or before is None or error_ratio <= MORE_DRIFT * max(before, 1.0) or faster.low > 1.0:
+    if error_ratio is None or before is None or error_ratio <= _MORE_DRIFT * max(before, 1.0) or faster.low > 1.0:
         return None
     return f", and its error ratio is {error_ratio:.2f} instead of {before:.2f}"

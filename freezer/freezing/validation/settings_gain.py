@@ -50,7 +50,7 @@ MOST_MB = 1000.0
 PAUSE_S = 0.03
 """Pause before a block: threads of the other process spin for some milliseconds after its last call."""
 
-ANSWER_S = 60.0
+_ANSWER_S = 60.0
 """Longest wait for an answer of a process."""
 
 
@@ -104,8 +104,8 @@ class _Caller:
     def _ask(self, line: str) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        deadline = time.monotonic() + ANSWER_S
-        watch = threading.Timer(ANSWER_S, self._process.kill)
+        deadline = time.monotonic() + _ANSWER_S
+        watch = threading.Timer(_ANSWER_S, self._process.kill)
         watch.start()
         try:
             with contextlib.suppress(BrokenPipeError):
@@ -116,7 +116,7 @@ class _Caller:
         if not answer:
             code = self._process.wait()
             self._errors.seek(0)
-            how = f"no answer within {ANSWER_S:g} s" if time.monotonic() > deadline else f"exit code {code}"
+            how = f"no answer within {_ANSWER_S:g} s" if time.monotonic() > deadline else f"exit code {code}"
             raise _SettingError(f"{how}: {raised_in(self._errors.read())}")
         found: dict[str, Any] = json.loads(answer)
         return found

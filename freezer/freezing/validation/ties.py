@@ -23,7 +23,7 @@ from freezer.freezing.validation.drift import Call
 from freezer.freezing.validation.reference import Runner, run_calls, source_runner
 from freezer.numerics import HALVES, comparable, in_double, same_tensors
 
-NUM_RUNS = 32
+_NUM_RUNS = 32
 """Runs with changed operands, at most. A place where they answer otherwise in 1 of 5 runs is missed once in 1,000 times."""
 
 MAX_VAIN = 8
@@ -126,7 +126,7 @@ def _answers(calls: Sequence[Call], rerun: Rerun) -> Iterator[Sequence[Sequence[
     """Answers that a right candidate may give: eager's, the reference's, and those of the reruns."""
     yield [call.eager for call in calls]
     yield [call.reference for call in calls]
-    for seed in range(NUM_RUNS):
+    for seed in range(_NUM_RUNS):
         if (answers := rerun(seed)) is not None:
             yield answers
 

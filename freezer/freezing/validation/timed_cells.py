@@ -42,7 +42,7 @@ CAPTURED = KEPT_EAGER.name
 PREVIOUS = "previous"
 """Entrant name of the artifact that serves now (incumbent.py)."""
 
-LEAST_SHARE = 0.1
+_LEAST_SHARE = 0.1
 """Minimum share of the judge's time limit for each further cell."""
 
 
@@ -157,7 +157,7 @@ def shared_out(policy: SamplingPolicy, num_cells: int) -> list[SamplingPolicy]:
     """
     if num_cells == 1:
         return [policy]
-    rest = max(policy.time_limit_s / 2 / (num_cells - 1), policy.time_limit_s * LEAST_SHARE)
+    rest = max(policy.time_limit_s / 2 / (num_cells - 1), policy.time_limit_s * _LEAST_SHARE)
     further = replace(policy, time_limit_s=rest, warmup_s=policy.warmup_s / 2, min_samples=0)
     return [replace(policy, time_limit_s=policy.time_limit_s / 2), *[further] * (num_cells - 1)]
 

@@ -19,8 +19,8 @@ from freezer.errors import IncompatibleError, NotPublishedError, SpeedCheck, Spe
 from freezer.hardware.cgroups import available_cpus
 from freezer.limits import SamplingPolicy
 from freezer.runtime.devices import host_fingerprint
-from freezer.serving.load import resolve
-from freezer.serving.speed import check_speed, check_weights, differences, expected_ratio, fetch_portable, read_portable
+from freezer.serving.load import resolve_reference
+from freezer.serving.speed import check_same_weights, check_speed, differences, expected_ratio, fetch_portable, read_portable
 from freezer.store.store import Store
 from tests.conftest import Frozen
 from tests.steps import HERE, QUICK
@@ -89,7 +89,7 @@ def test_a_busy_machine_raises(scripted: Frozen, portable: Frozen) -> None:
 def fetched_for(artifact: Artifact, reference: str | Path, store: Store) -> Artifact:
     uri = str(store.root)
     with ExitStack() as stack:
-        return fetch_portable(reference, artifact.manifest, resolve(reference, uri), uri, stack)
+        return fetch_portable(reference, artifact.manifest, resolve_reference(reference, uri), uri, stack)
 
 
 def test_the_portable_artifact_is_fetched_for_models_and_folders(published: Store, scripted: Frozen) -> None:
@@ -105,7 +105,7 @@ def test_a_missing_portable_artifact_raises(
     with pytest.raises(UsageError, match=f"is made for {HERE}, expected portable"):
         read_portable(scripted.artifact.folder)
     with pytest.raises(UsageError, match="was made of other weights than"):
-        check_weights(inductor.artifact.folder, inductor.artifact.manifest, portable.artifact)
+        check_same_weights(inductor.artifact.folder, inductor.artifact.manifest, portable.artifact)
     alone = Store.open(str(tmp_path / "alone"), create=True)
     alone.publish("mlp", source_key="key", artifacts={HERE: scripted.artifact}, carried={})
     with pytest.raises(UsageError, match=f"mlp has no portable artifact to compare with; published are {HERE}"):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from freezer.errors import UsageError
-from freezer.freezing.target.environment import CLEARED, REFUSED, check_environment
+from freezer.freezing.target.environment import CLEARED, REFUSED_VARIABLES, check_environment
 from freezer.hardware.device_classes import device_class
 from freezer.runtime.devices import host_fingerprint
 from tests.steps import HERE, python
@@ -55,8 +55,8 @@ def test_changed_numbers_or_packing_are_refused(environ: Mapping[str, str], matc
     "environ",
     [
         {},
-        dict.fromkeys(REFUSED, ""),
-        {name: refused.plain[0].upper() for name, refused in REFUSED.items()},
+        dict.fromkeys(REFUSED_VARIABLES, ""),
+        {name: refused.plain[0].upper() for name, refused in REFUSED_VARIABLES.items()},
         V4.limits,
         {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3", "TORCHINDUCTOR_FREEZING": "1", "TORCH_LOGS": "+inductor"},
     ],
