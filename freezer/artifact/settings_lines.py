@@ -44,7 +44,7 @@ def export_lines(manifest: Manifest, environ: Mapping[str, str] | None = None) -
 
 
 def _comment(text: str) -> str:
-    """One line, whatever a manifest contains: shells evaluate the lines."""
+    """A shell comment of one line; text from a manifest may contain line breaks."""
     return f"# {' '.join(text.split())}"
 
 

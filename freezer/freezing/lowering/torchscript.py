@@ -139,7 +139,7 @@ def _report(captured: Captured, after: Any, settings: Mapping[str, Any]) -> Free
     graphs = [before._c._get_method(method).inlined_graph for method in methods]
     tensors = dict(named_tensors(before))
     preserved = tuple(
-        PreservedName(name=captured.source_name(name), kind="method" if name in methods else "attribute", why="asked for")
+        PreservedName(name=captured.source_name(name), kind="method" if name in methods else "attribute", why="requested")
         for name in captured.preserve
     )
     ops = sum(map(script_operators, graphs), Counter[str]())
@@ -162,7 +162,7 @@ def _report(captured: Captured, after: Any, settings: Mapping[str, Any]) -> Free
         folded_bytes=sum(storage[1] for storage in new if storage),
         kept=tuple(
             KeptTensor(
-                name=captured.source_name(name), reason="asked for" if _asked(name, captured.preserve) else "a call changes it"
+                name=captured.source_name(name), reason="requested" if _requested(name, captured.preserve) else "a call changes it"
             )
             for name in tensors
             if name not in constants
@@ -170,8 +170,8 @@ def _report(captured: Captured, after: Any, settings: Mapping[str, Any]) -> Free
     )
 
 
-def _asked(name: str, preserve: Sequence[str]) -> bool:
-    return any(name == asked or name.startswith(f"{asked}.") for asked in preserve)
+def _requested(name: str, preserve: Sequence[str]) -> bool:
+    return any(name == requested or name.startswith(f"{requested}.") for requested in preserve)
 
 
 def _changes(before: Counter[str], after: Counter[str], names: Mapping[str, str]) -> tuple[Change, ...]:

@@ -1,6 +1,6 @@
 """Further thread counts: build, validate and time the winner of a judgement for the thread counts that did not decide it.
 
-Only the winner is built for them, so a fleet pays for them once per model and class. Whatever fails here leaves the verdict and the
+Only the winner is built for them, so a fleet pays for them once per model and class. A failure here leaves the verdict and the
 payloads for the deciding count as they are; the reason is recorded with the dropped payloads.
 """
 

@@ -26,8 +26,8 @@ from freezer.numerics import HALVES, comparable, in_double, same_tensors
 _NUM_RUNS = 32
 """Runs with changed operands, at most. A place where they answer otherwise in 1 of 5 runs is missed once in 1,000 times."""
 
-MAX_VAIN = 8
-"""Runs in a row that may explain nothing; a candidate that drifts costs no more of them."""
+MAX_FRUITLESS_RUNS = 8
+"""Most consecutive runs that explain no further element; a candidate that drifts costs no more of them."""
 
 MAX_SHARE = 0.25
 """Share of an output's elements that may differ by ties; a candidate with more computes something else."""
@@ -98,7 +98,7 @@ def _explained(calls: Sequence[Call], masks: _Places, rerun: Rerun) -> bool:
     wanted = {place: in_double(calls[place[0]].candidate[place[1]][mask]) for place, mask in masks.items()}
     bounds = {(position, index): _rounding(calls[position], index)[mask] for (position, index), mask in masks.items()}
     missing = {place: mask[mask] for place, mask in masks.items()}
-    num_missing, num_vain = sum(map(len, wanted.values())), 0
+    num_missing, num_fruitless = sum(map(len, wanted.values())), 0
     twins = {place: _twins(calls, *place) for place in masks}
     for answers in _answers(calls, rerun):
         for (position, index), mask in masks.items():
@@ -109,8 +109,8 @@ def _explained(calls: Sequence[Call], masks: _Places, rerun: Rerun) -> bool:
                 if near.any():
                     missing[position, index] &= ~(near & _jumps(calls[position], index, answer)[mask])
         before, num_missing = num_missing, sum(int(left.sum()) for left in missing.values())
-        num_vain = num_vain + 1 if num_missing == before else 0
-        if not num_missing or num_vain == MAX_VAIN:
+        num_fruitless = num_fruitless + 1 if num_missing == before else 0
+        if not num_missing or num_fruitless == MAX_FRUITLESS_RUNS:
             break
     return not num_missing
 

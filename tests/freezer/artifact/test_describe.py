@@ -23,11 +23,11 @@ REPORT = FreezingReport(
     folded_bytes=1_200_000,
     kept=(
         KeptTensor(name="count", reason="`forward` sets it at model.py:12: self.count = a | b"),
-        KeptTensor(name="spare", reason="asked for"),
+        KeptTensor(name="spare", reason="requested"),
     ),
     unused=("bn.num_batches_tracked",),
     preserved=(
-        PreservedName(name="reset", kind="method", why="asked for"),
+        PreservedName(name="reset", kind="method", why="requested"),
         PreservedName(name="count", kind="attribute", why="`forward` sets it at model.py:12: self.count = a | b"),
     ),
     size_before_bytes=2_500_000,
@@ -83,9 +83,9 @@ def test_rows_of_a_freeze() -> None:
         ("done at load", "linear layers pretransposed 1 (weights are kept twice)"),
     ]
     assert [value for name, value in found if name == "stays"] == [
-        "method reset: asked for",
+        "method reset: requested",
         "attribute count: `forward` sets it at model.py:12: self.count = a | b",
-        "spare: asked for",
+        "spare: requested",
     ], "one row per kept buffer"
     assert found[-3:] == [
         ("strides", "of all outputs equal to eager's"),

@@ -82,8 +82,8 @@ def test_kept_attributes_are_reported(freeze: bool, tmp_path: Path) -> None:
     settings = RECIPES["torchscript-frozen" if freeze else "portable"].settings
     report = torchscript.build(captured, tmp_path / "all.pt", target_here(HERE, 1), settings).report
     assert report.preserved == (
-        PreservedName(name="reset", kind="method", why="asked for"),
-        PreservedName(name="version", kind="attribute", why="asked for"),
+        PreservedName(name="reset", kind="method", why="requested"),
+        PreservedName(name="version", kind="attribute", why="requested"),
     )
     assert report.ops_after["aten::zero_"] == 1, "the graph of a preserved method is the payload's too"
     if freeze:
