@@ -25,7 +25,14 @@ if TYPE_CHECKING:
     from freezer.freezing.freeze import FreezeResult
     from freezer.freezing.models.subject import Subject
 
-INPUTS_HELP = """JSON, as in a catalog: '{"x": {"shape": ["batch", 8]}}', or a samples file. Not needed for exported programs."""
+EXAMPLES = {
+    "args": '{"hidden": 256}',
+    "dims": '{"batch": {"min": 1, "max": 16}}',
+    "inputs": '{"x": {"shape": ["batch", 8]}}',
+}
+"""A value of each option that takes JSON."""
+
+INPUTS_HELP = f"JSON, as in a catalog: '{EXAMPLES['inputs']}', or a samples file. Not needed for exported programs."
 
 LIMIT_HELP = "Limit that the artifact must keep: size_mb_max=100. Repeatable. docs/freeze-one-model.md lists them."
 
@@ -37,9 +44,9 @@ def freeze(
     source: Annotated[str, typer.Argument(help="python:MODULE:FUNCTION, transformers:NAME, torchscript:, export: or pickle:FILE.")],
     out: Annotated[Path | None, typer.Option(help="Folder to write.")] = None,
     inputs: Annotated[str | None, typer.Option(help=INPUTS_HELP)] = None,
-    dims: Annotated[str, typer.Option(help="""Bounds of named dims: '{"batch": {"min": 1, "max": 16}}'.""")] = "{}",
+    dims: Annotated[str, typer.Option(help=f"Bounds of named dims: '{EXAMPLES['dims']}'.")] = "{}",
     name: Annotated[str, typer.Option(help="Name of the model in the manifest.")] = "model",
-    args: Annotated[str, typer.Option(help="""Arguments of the source: '{"hidden": 256}'.""")] = "{}",
+    args: Annotated[str, typer.Option(help=f"Arguments of the source: '{EXAMPLES['args']}'.")] = "{}",
     weights: Annotated[Literal["random"] | None, typer.Option(help="Initialize a transformers model from its config.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of random weights.")] = 0,
     method: Annotated[str | None, typer.Option(help="Method to freeze, of a file with several. Default: forward.")] = None,
@@ -62,13 +69,18 @@ def freeze(
     accept_noise: Annotated[
         bool, typer.Option("--accept-noise", help="On a busy machine, publish what is faster even by disturbed measurements.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Only run and check the eager model; write nothing.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Only run and check the eager model, on the CPU; write nothing.")] = False,
 ) -> None:
     """Freeze one model for this machine, without Ray."""
     if out is None and not debug:
         raise UsageError("--out is missing: name the folder to write, or --debug to write nothing")
-    if out is not None and not debug:
+    if debug and (out is not None or device is not None):
+        raise UsageError("--debug runs the eager model on the CPU and writes nothing; omit --out and --device")
+    if out is not None:
         check_folder(out, "--out")
+    samples = Path(inputs) if inputs and inputs.endswith((".safetensors", ".npz")) else None
+    spec = declared_spec(_parsed(inputs, "inputs"), _parsed(dims, "dims")) if inputs and not samples else None
+    source_args, points, limits = _parsed(args, "args"), [_point(text) for text in point or ()], _limits(limit or ())
     if device_class_ != "auto":
         os.environ.update(device_class(device_class_).limits)  # must be set before torch is imported below
     if debug and not source.startswith("torchscript:"):  # needs the JIT to load
@@ -79,35 +91,33 @@ def freeze(
     from freezer.runtime.devices import CPU
 
     here = Path.cwd()
-    samples = Path(inputs) if inputs and inputs.endswith((".safetensors", ".npz")) else None
     parsed = parse_source(
         source,
         folder=here,
         search_path=(str(here),),
-        args=_parsed(args, "args"),
+        args=source_args,
         weights=weights,
         seed=seed,
         method=method,
         sha256=sha256,
         trust=trust,
     )
-    spec = declared_spec(_parsed(inputs, "inputs"), _parsed(dims, "dims")) if inputs and not samples else None
     options = FreezeOptions(
         name=name,
         recipes=recipe or ("auto",),
         device_class=device_class_,
         num_threads=threads or None,
-        points=[_point(text) for text in point or ()],
+        points=points,
         preserve=preserve or (),
         objective=objective,
-        limits=_limits(limit or ()),
+        limits=limits,
         reset=reset,
         device=device,
         policy=SamplingPolicy(accept_noise=accept_noise),
     )
     with tempfile.TemporaryDirectory(prefix="coldpress-") as cache:
         found = fetched(parsed, Path(cache))
-        if out is None or debug:
+        if out is None:
             _debug(load_subject(found, name, spec, samples, options.for_subject(CPU)))
             return
         try:
@@ -198,6 +208,7 @@ def _parsed(text: str, option: str) -> Any:
         found = json.loads(text)
     except ValueError as error:
         raise UsageError(f"--{option} {text!r} is not JSON: {error}") from None
-    if not isinstance(found, dict) and not (option == "inputs" and isinstance(found, list)):
-        raise UsageError(f"--{option} {text!r}: expected an object")
+    if not isinstance(found, dict | list if option == "inputs" else dict):
+        expected = "an object or a list" if option == "inputs" else "a JSON object"
+        raise UsageError(f"--{option} {text!r}: expected {expected}: '{EXAMPLES[option]}'")
     return found

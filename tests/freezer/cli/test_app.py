@@ -138,7 +138,7 @@ def test_exit_code_2_usage(coldpress: Run, published: Store, scripted: Frozen, t
         (("inspect", "mlp", "--store", "ftp://host/x"), "unknown scheme 'ftp'"),
         (("no-such-command",), "No such command"),
         ((*freeze, "--inputs", "{"), "--inputs '{' is not JSON"),
-        ((*freeze, "--inputs", "{}", "--dims", "[1]"), "--dims '[1]': expected an object"),
+        ((*freeze, "--inputs", "{}", "--dims", "[1]"), "--dims '[1]': expected a JSON object"),
         ((*freeze, "--inputs", "{}", "--weights", "zero"), "'zero' is not one of 'random'"),
         ((*freeze, "--inputs", '{"x": {"shape": ["n"]}}'), "dim 'n' is unbound"),
         ((*freeze, "--inputs", "none.npz"), "samples none.npz"),
@@ -157,6 +157,32 @@ def test_exit_code_2_usage(coldpress: Run, published: Store, scripted: Frozen, t
         code, _, err = coldpress(*arguments)
         assert (code, message in err) == (2, True), err
         assert "Traceback" not in err
+
+
+FREEZE_ONLY_PARSES = """
+import sys
+from freezer.cli.app import main
+try:
+    main()
+finally:
+    print("torch" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--args", "[256]"), """--args '[256]': expected a JSON object: '{"hidden": 256}'"""),
+        (("--inputs", "4"), "--inputs '4': expected an object or a list"),
+        (("--point", "batch"), "--point 'batch': expected one size per dim"),
+        (("--debug",), "omit --out and --device"),
+    ],
+)
+def test_wrong_options_of_freeze_fail_before_torch_is_imported(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    command = [sys.executable, "-c", FREEZE_ONLY_PARSES, "freeze", "python:tests.models:mlp", "--out", str(tmp_path / "out")]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, cwd=ROOT, timeout=300)
+    assert (done.returncode, done.stdout) == (2, "False\n"), done.stderr
+    assert message in done.stderr
 
 
 def test_exit_code_3_unreachable(coldpress: Run, tmp_path: Path) -> None:
