@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.text import Text
+from safetensors import SafetensorError
 
 from freezer.artifact.describe import describe, readable
 from freezer.artifact.folder import MANIFEST, Artifact, folder_of
@@ -226,12 +227,15 @@ def run(
         found |= {f"{prefix}{spec.name}": leaf for spec, leaf in zip(model.outputs, _leaves(model, given), strict=True)}
     if output.suffix == ".npy" and len(found) != 1:
         raise UsageError(f"--output {output}: a .npy file has one tensor, and there are {', '.join(found)}; use .npz")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(output, None) as partial:
-        if output.suffix == ".safetensors":
-            _save(found, partial, arrays=arrays)
-        else:
-            _save_numpy(found, partial, one=output.suffix == ".npy")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(output, None) as partial:
+            if output.suffix == ".safetensors":
+                _save(found, partial, arrays=arrays)
+            else:
+                _save_numpy(found, partial, one=output.suffix == ".npy")
+    except (OSError, SafetensorError) as error:
+        raise UsageError(f"--output {output} cannot be written: {error}; free space, or name another file") from error
     say(f"wrote {', '.join(found)} to {output}")
 
 

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import resource
 import subprocess
 import sys
 import time
@@ -238,6 +239,20 @@ def test_run_takes_a_name_and_stdin(coldpress: Run, published: Store, monkeypatc
     (tmp_path / "x.npy").write_bytes(b"no array")
     code, _, err = coldpress("run", "mlp", "--store", published.root, "--input", tmp_path / "x.npy", "--output", tmp_path / "y.npy")
     assert (code, "CP-SAMPLES" in err) == (2, True), err
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".npz", ".npy"])
+def test_run_names_an_output_that_does_not_fit(coldpress: Run, scripted: Frozen, tmp_path: Path, suffix: str) -> None:
+    """A limit on the size of files fails as a full disk does."""
+    np.save(tmp_path / "x.npy", np.zeros((2, 4), np.float32))
+    output, (soft, hard) = tmp_path / f"y{suffix}", resource.getrlimit(resource.RLIMIT_FSIZE)
+    arguments = ["run", scripted.artifact.folder, "--input", tmp_path / "x.npy", "--output", output]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50, hard))
+    try:
+        code, _, err = coldpress(*arguments)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (code, f"--output {output} cannot be written" in err, output.exists()) == (2, True, False), err
 
 
 def test_version(coldpress: Run) -> None:
