@@ -294,7 +294,7 @@ class Store:
         carried: Mapping[str, Descriptor],
         decided: Collection[str] = (),
     ) -> Version:
-        """Publish a new version, unless it would equal the latest one.
+        """Publish a new version, unless it would equal the newest one.
 
         Args:
             model: its name.
@@ -305,7 +305,8 @@ class Store:
                 what serves them: of the newest version if its source is the same; else only `latest` contains it.
 
         Returns:
-            The new version, or the latest one if nothing differs; missing or damaged blobs of that are written again.
+            The new version, or the newest one if nothing differs; missing or damaged blobs of that are written again, and a
+            rollback stays.
 
         Raises:
             StoreUnreachableError: the store cannot be written; readers see no half version.
@@ -332,12 +333,14 @@ class Store:
                     layout.write_files(artifact)
                 else:
                     images[name] = layout.write_image(artifact, version=number)
+            before = self.version(model) if numbers else None
             if same_source and earlier == images:
+                if before is not None and before.number < same_source.number:  # rolled back
+                    return same_source
                 number, descriptor = same_source.number, tags[str(same_source.number)]
             else:
                 descriptor = layout.write_index(images, version=number, source_key=source_key)
-            before = self.version(model).images if numbers else {}
-            served = {name: image for name, image in before.items() if name not in decided} | images
+            served = {name: image for name, image in (before.images if before else {}).items() if name not in decided} | images
             latest = descriptor if served == images else layout.write_index(served, version=number, source_key=source_key)
             changed = {str(number): descriptor, "latest": latest}
             if any(name not in tags or tags[name].digest != item.digest for name, item in changed.items()):
@@ -347,7 +350,7 @@ class Store:
         return self._written(model, write)
 
     def roll_back(self, model: str, number: int) -> Version:
-        """Make `latest` an earlier version, and return that; later ones stay, and the next publish adds one and makes it `latest`.
+        """Make `latest` an earlier version, and return that. Later ones stay; the next one that is added becomes `latest`.
 
         Raises:
             NotPublishedError: the store has no such version.

@@ -155,6 +155,29 @@ def test_previous_artifact_serves_without_a_new_one(
     assert str(final.reason).endswith(f"; version 1 still serves {HERE}")
 
 
+@pytest.mark.parametrize("verdict", ["unstable", "failed", "kept-previous"])
+def test_campaign_without_a_new_version_keeps_a_rollback(
+    plan: Callable[..., Plan], store: Store, ledger: Ledger, scripted: Frozen, portable: Frozen, verdict: str
+) -> None:
+    """The outcome that was published stays that of version 2, which has its artifact, and version 1 serves."""
+    publish_first(plan(), store, ledger, scripted, portable)
+    here, anywhere = plan(limits=Limits(error_ratio_max=2)).items
+    publisher = Publisher(Plan(items=(here, anywhere)), store, ledger)
+    publisher.add(here, judged(here, "published", store, regated(scripted)))
+    publisher.add(anywhere, judged(anywhere, "published", store, regated(portable)))
+    rolled_back = store.roll_back("mlp", 1)
+    here, _ = plan(limits=Limits(error_ratio_max=2, speedup_min=9)).items
+    anywhere = plan(limits=Limits(error_ratio_max=2)).items[1]
+    assert anywhere.finished is not None
+    publisher = Publisher(Plan(items=(here, anywhere)), store, ledger)
+    publisher.add(here, judged(here, verdict, store))
+    kept, carried = publisher.add(anywhere, anywhere.finished)
+    assert store.version("mlp") == rolled_back
+    assert store.versions("mlp") == [1, 2]
+    assert (carried.version, carried.artifact) == (2, store.version("mlp:2").images["portable"].digest)
+    assert str(kept.reason).endswith(f"; version 1 still serves {HERE}")
+
+
 def test_latest_keeps_a_class_that_a_new_source_lacks(
     plan: Callable[..., Plan], model: Entry, store: Store, ledger: Ledger, scripted: Frozen, portable: Frozen
 ) -> None:

@@ -108,6 +108,16 @@ def test_latest_rolls_back_until_the_next_version(empty: Store, one: Artifact, t
         empty.roll_back("tiny", 4)
 
 
+def test_publishing_nothing_new_keeps_a_rollback(empty: Store, one: Artifact, two: Artifact) -> None:
+    publish(empty, one)
+    newest = publish(empty, one, two)
+    first = empty.roll_back("tiny", 1)
+    assert publish(empty, carried=newest.images) == publish(empty, one, two) == newest
+    assert empty.version("tiny") == first
+    empty.roll_back("tiny", 2)
+    assert publish(empty, carried=newest.images) == empty.version("tiny") == newest
+
+
 def test_a_damaged_version_is_not_rolled_back_to(empty: Store, one: Artifact, two: Artifact) -> None:
     first = publish(empty, one)
     publish(empty, two, key="other")
