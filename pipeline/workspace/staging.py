@@ -95,9 +95,10 @@ def remove_abandoned(store: str) -> None:
     age of ABANDONED_S.
     """
     for folder in (Path(store) / WORK / "staging").glob("*~*"):
-        alive = _owner_lives(folder.name)
-        if alive is False or (alive is None and folder.lstat().st_mtime < time.time() - ABANDONED_S):
-            remove_tree(folder)
+        with contextlib.suppress(OSError):  # another process may remove it meanwhile
+            alive = _owner_lives(folder.name)
+            if alive is False or (alive is None and folder.lstat().st_mtime < time.time() - ABANDONED_S):
+                remove_tree(folder)
 
 
 def _owner_lives(name: str) -> bool | None:

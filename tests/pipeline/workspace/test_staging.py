@@ -8,6 +8,7 @@ import platform
 import subprocess
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,17 @@ def test_foreign_folders_are_removed_when_old(tmp_path: Path, boot: str) -> None
         os.utime(folder, (long_ago, long_ago))
     remove_abandoned(str(tmp_path))
     assert staged(tmp_path) == [running.name]
+
+
+def test_folders_are_removed_by_several_at_once(tmp_path: Path) -> None:
+    long_ago = time.time() - ABANDONED_S - 3600
+    for number in range(300):
+        folder = tmp_path / ".coldpress" / "staging" / f"a-pod-that-was~1~{number}~x"
+        folder.mkdir(parents=True)
+        os.utime(folder, (long_ago, long_ago))
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(remove_abandoned, [str(tmp_path)] * 4))
+    assert staged(tmp_path) == []
 
 
 def test_temporary_folders_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
