@@ -73,6 +73,10 @@ class NodeCheck:
         """Return the end of the probe for a class; None if it has not ended, or Ray has no GPU there."""
         return self.found.get(_probe_of(name))
 
+    def may_know(self, name: str) -> bool:
+        """Whether the facts of a class are known, or its probe has not ended."""
+        return _probe_of(name) in self.tasks.keys() - self.found.keys() or self.facts(name) is not None
+
     def facts(self, name: str) -> ClassFacts | None:
         """Return the facts of the node for a class, if it serves the class and they are known."""
         probed = self.probed(name)
@@ -156,13 +160,9 @@ class NodeChecks:
             if self.collect(timeout_s=0.5):
                 answered = time.monotonic()
             now = time.monotonic()
-            known = {name for check in self.under_way.values() for name in check.node.classes if check.facts(name) is not None}
-            needed = [
-                (name, check)
-                for check in late
-                for name in check.node.classes
-                if name not in known and _probe_of(name) in check.tasks.keys() - check.found.keys()
-            ]
+            complete = [check for check in self.under_way.values() if check.complete]
+            known = {name for check in complete for name in check.node.classes if check.facts(name) is not None}
+            needed = [(name, check) for check in late for name in check.node.classes if check.may_know(name) and name not in known]
             if needed and now >= answered + max(HELD_S, wait_s):
                 name, check = needed[-1]
                 raise InfrastructureError(

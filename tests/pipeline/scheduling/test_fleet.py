@@ -115,6 +115,28 @@ def test_class_with_only_a_busy_gpu_fails(tmp_path: Path, monkeypatch: pytest.Mo
             fleet_of(tmp_path, Answers(nodes, held=["a"]), wanted=wanted)
 
 
+def test_class_of_one_node_waits_for_its_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another node has the class of the GPU, but only the late one has the class of its CPU."""
+    monkeypatch.setattr("pipeline.scheduling.node_check.LATE_S", 0.1)
+    monkeypatch.setattr("pipeline.scheduling.node_check.HELD_S", 0.5)
+    nodes = [node("a", GPU, V4, num_gpus=1), node("b", GPU, "cpu-x86-64-v3", num_gpus=1)]
+    cluster = Answers(nodes, held=["a"])
+    with pytest.raises(InfrastructureError, match=f"no node for {V4} had a free core or GPU for .*: node a, "):
+        fleet_of(tmp_path, cluster)
+
+    class Freed(Answers):
+        num_waits = 0
+
+        def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
+            self.num_waits += 1
+            late = [handle for handle in handles if handle == Handle(("a", GPU))] if self.num_waits > 3 else []
+            facts = ClassFacts(num_threads=4, toolchain=ON_GPU)
+            return [*super().wait(handles, timeout_s), *(Done(handle=handle, value=facts) for handle in late)]
+
+    fleet, _ = fleet_of(tmp_path, Freed(nodes, held=["a"]))
+    assert sorted(fleet.facts()) == ["cpu-x86-64-v3", V4, GPU, "portable"]
+
+
 def test_node_is_used_once_it_sees_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Joined(Answers):
         sighted: tuple[str, ...] = ("a",)
