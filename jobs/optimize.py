@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -17,6 +17,7 @@ from rich.console import Console
 from freezer.errors import UsageError
 from freezer.files.paths import check_file
 from freezer.freezing.recipes.recipes import select
+from freezer.hardware.device_classes import device_class as known_class
 from freezer.limits import SamplingPolicy
 from freezer.store.store import NAME
 from jobs.exits import exiting, say
@@ -34,11 +35,19 @@ from pipeline.watch import watch as watch_
 
 LOG_WIDTH = 160
 
+EXCLUSIONS = {
+    "check": ("explain", "json", "metrics", "watch"),
+    "explain": ("json", "metrics", "quiet", "watch"),
+    "quiet": ("verbose",),
+}
+"""Options without an effect beside another one."""
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
 def main(
+    context: typer.Context,
     catalog: Annotated[
         str, typer.Argument(help="A catalog: .yaml, .jsonl or .parquet; or `mlflow:` or `mlflow:@ALIAS` for a whole registry.")
     ],
@@ -64,7 +73,9 @@ def main(
     wait_for_nodes: Annotated[
         bool, typer.Option("--wait-for-nodes", help="Wait for nodes of classes without nodes, and request them from an autoscaler.")
     ] = False,
-    wait_limit: Annotated[float, typer.Option(help="Time limit of --wait-for-nodes, in seconds.", min=0)] = WAIT_S,
+    wait_limit: Annotated[
+        float | None, typer.Option(help=f"Time limit of --wait-for-nodes, in seconds. Default: {WAIT_S:g}.", min=0)
+    ] = None,
     lift_quarantine: Annotated[
         bool, typer.Option("--lift-quarantine", help="Retry unchanged models that crashed in earlier campaigns.")
     ] = False,
@@ -98,12 +109,7 @@ def main(
         check_campaign(name)
         if in_job():
             check_absolute(locations(store, tracking_uri, json))
-        select(recipe or (), portable=False)
-        _check_registry_options(catalog, filter_, watch, trust=trust)
-        if watch is not None and (explain or check):
-            raise UsageError("--watch runs a campaign; leave it out with --explain and --check, which run none")
-        if quiet and verbose:
-            raise UsageError("--quiet and --verbose exclude each other; give one of them")
+        check_options(context.params)
         if json is not None:
             check_file(json, "--json")
         config = Config(
@@ -122,7 +128,7 @@ def main(
             allow_regression=allow_regression,
             mlflow_artifacts=mlflow_artifacts,
             policy=SamplingPolicy(accept_noise=accept_noise),
-            wait_s=wait_limit if wait_for_nodes else None,
+            wait_s=(WAIT_S if wait_limit is None else wait_limit) if wait_for_nodes else None,
         )
         display = display_for(console, quiet=quiet, verbose=verbose)
 
@@ -141,9 +147,9 @@ def main(
                 say(console, f"{catalog}: {num_entries} {'entry' if num_entries == 1 else 'entries'}, no errors", "")
                 return
             if explain:
-                report = explain_(config, LineDisplay(console))
-                passed(report, ())
-            elif watch is not None:
+                explain_(config, LineDisplay(console))
+                return
+            if watch is not None:
                 with metered(display, name, metrics) as counted:
                     report = watch_(config, counted, watch, passed)
             else:
@@ -159,16 +165,34 @@ def main(
     sys.exit(report.exit_code)
 
 
-def _check_registry_options(catalog: str, filter_: str | None, watch: float | None, *, trust: bool) -> None:
-    """Reject options that only apply to registries."""
-    if is_registry(catalog):
-        return
-    if filter_ is not None:
-        raise UsageError("--filter only applies to `mlflow:` catalogs; use --only GLOB for a file")
-    if watch is not None:
-        raise UsageError("--watch only applies to `mlflow:` catalogs; run the command again after a catalog file has changed")
-    if trust:
-        raise UsageError("--trust only applies to `mlflow:` catalogs; in a file, write `trust: true` in the entries that need it")
+def check_options(options: Mapping[str, Any]) -> None:
+    """Reject unknown recipes and device classes, and options that would have no effect.
+
+    Args:
+        options: parsed, by the names of the parameters of `main`.
+
+    Raises:
+        UsageError: an option is rejected.
+    """
+    select(options["recipe"] or (), portable=False)
+    for name in options["device_class"] or ():
+        if name != "auto":
+            known_class(name)
+    if not is_registry(options["catalog"]):
+        if options["filter_"] is not None:
+            raise UsageError("--filter only applies to `mlflow:` catalogs; use --only GLOB for a file")
+        if options["watch"] is not None:
+            raise UsageError("--watch only applies to `mlflow:` catalogs; run the command again after a catalog file has changed")
+        if options["trust"]:
+            raise UsageError(
+                "--trust only applies to `mlflow:` catalogs; in a file, write `trust: true` in the entries that need it"
+            )
+    for name, others in EXCLUSIONS.items():
+        for other in others:
+            if options[name] and options[other]:
+                raise UsageError(f"--{name} and --{other} exclude each other; leave one of them out")
+    if options["wait_limit"] is not None and not options["wait_for_nodes"]:
+        raise UsageError("--wait-limit only applies with --wait-for-nodes; add that, or leave it out")
 
 
 def locations(store: str, tracking_uri: str, json: Path | None) -> dict[str, str]:

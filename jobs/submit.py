@@ -15,8 +15,6 @@ import typer
 from rich.console import Console
 
 from freezer.errors import InfrastructureError, UsageError
-from freezer.freezing.recipes.recipes import select
-from freezer.hardware.device_classes import DEVICE_CLASSES
 from jobs import optimize
 from jobs.exits import exiting
 from pipeline.catalog.catalog import is_registry
@@ -169,10 +167,7 @@ def checked_options(arguments: list[str]) -> dict[str, Any]:
         raise UsageError(f"{error.format_message()} See `python -m jobs.optimize --help`.") from error
     if options["address"] is not None:
         raise UsageError("--address was given twice")
-    select(options["recipe"] or (), portable=False)
-    unknown = set(options["device_class"] or ()) - {*DEVICE_CLASSES, "auto"}
-    if unknown:
-        raise UsageError(f"--device-class {', '.join(sorted(unknown))}: expected one of {', '.join(('auto', *DEVICE_CLASSES))}")
+    optimize.check_options(options)
     check_absolute(optimize.locations(options["store"], options["tracking_uri"], options["json"]))
     return options
 

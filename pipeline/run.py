@@ -144,21 +144,17 @@ def driving(config: Config, work: Work, display: Display, started: float) -> Ite
         )
 
 
-def explain(config: Config, display: Display) -> CampaignReport:
+def explain(config: Config, display: Display) -> None:
     """Show what `run` would do and why, and do nothing. Takes no lock, so it can run beside a driver.
 
     A cluster is asked for its workers. Without one the plan is for this machine and needs no Ray.
 
-    Returns:
-        A report without outcomes.
-
     Raises:
         CatalogError, UsageError, InfrastructureError, StoreUnreachableError: as `run`.
     """
-    started = time.time()
     work, note = prepared(config), notes(display)
     with Ledger(work.store, config.campaign, note, read_only=True) as ledger, display:
-        continued, requested = Continued(ledger, started), work.classes(config)
+        continued, requested = Continued(ledger, time.time()), work.classes(config)
         if joined_address(config.address):
             with _connected(config, note) as cluster:
                 fleet = _fleet(config, cluster, work.store, continued, display)
@@ -169,7 +165,6 @@ def explain(config: Config, display: Display) -> CampaignReport:
             workers = facts_here(work.entries, requested, work.store, continued.facts, note), auto_classes(detect().classes)
         plan, skipped = _planned(config, work, ledger, continued, workers, note)
         explain_plan(plan, skipped, BuildRecords(work.store, ledger, lifted=config.lift_quarantine), display)
-    return CampaignReport(campaign=config.campaign, started=started, finished=time.time(), outcomes=())
 
 
 def read(config: Config) -> Catalog:

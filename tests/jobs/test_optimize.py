@@ -124,11 +124,16 @@ def test_check_reads_the_catalog_alone(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["c.yaml", "--watch", "5"], "CP-USAGE: --watch only applies to `mlflow:` catalogs; run the command again after"),
-        (["mlflow:", "--watch", "5", "--explain"], "CP-USAGE: --watch runs a campaign; leave it out with --explain and --check"),
+        (["mlflow:", "--watch", "5", "--explain"], "CP-USAGE: --explain and --watch exclude each other"),
         (["c.yaml", "--quiet", "--verbose"], "CP-USAGE: --quiet and --verbose exclude each other"),
+        (["c.yaml", "--explain", "--json", "out.json"], "CP-USAGE: --explain and --json exclude each other"),
+        (["c.yaml", "--check", "--json", "out.json"], "CP-USAGE: --check and --json exclude each other"),
+        (["c.yaml", "--wait-limit", "0"], "CP-USAGE: --wait-limit only applies with --wait-for-nodes"),
+        (["c.yaml", "--device-class", "auto", "--device-class", "cpu-z80"], "CP-DEVICE-CLASS: unknown device class 'cpu-z80'"),
     ],
 )
-def test_options_that_exclude_each_other(arguments: list[str], said: str) -> None:
-    done = CliRunner().invoke(jobs.optimize.app, arguments)
+def test_options_without_an_effect_are_rejected(tmp_path: Path, arguments: list[str], said: str) -> None:
+    done = CliRunner().invoke(jobs.optimize.app, [*arguments, "--store", str(tmp_path / "store")])
     assert done.exit_code == 2
     assert done.stderr.replace("\n", " ").startswith(said)
+    assert not (tmp_path / "store").exists()

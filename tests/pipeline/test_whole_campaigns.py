@@ -253,11 +253,10 @@ def test_explain_writes_nothing_beside_a_running_driver(tmp_path: Path) -> None:
             ledger.append("campaign", "catalog", model="", device_class="", data=record.to_json())
             (ledger.folder / ".catalog@half.partial").touch()
             before = {path.name: path.read_bytes() for path in ledger.folder.iterdir() if path.suffix != ".json"}
-            explained = optimize(tmp_path, "--keep-going", "--explain", "--json", str(tmp_path / "new" / "folder" / "out.json"))
+            explained = optimize(tmp_path, "--keep-going", "--explain")
             assert explained.returncode == 0, explained.stdout + explained.stderr
             assert f"good {LEVEL}: build torchscript-frozen; judge (never done)" in explained.stdout
             assert "Bad auto: nothing (CP-ENTRY-NAME: " in explained.stdout
-            assert json.loads((tmp_path / "new" / "folder" / "out.json").read_text())["exit_code"] == 0
             ledger.check()  # this process still holds the lease
             assert {path.name: path.read_bytes() for path in ledger.folder.iterdir() if path.suffix != ".json"} == before
         assert {path.name for path in mine.parent.iterdir()} == {mine.name, killed.name}
