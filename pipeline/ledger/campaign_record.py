@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from freezer.codec import encode
+from freezer.codec import decode, encode
 from pipeline.exit_codes import INFRASTRUCTURE
 from pipeline.ledger.ledger import Ledger
 from pipeline.records.class_facts import ClassFacts
@@ -89,10 +89,18 @@ class CampaignRecord:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CampaignRecord:
         """Return the record that `to_json` wrote."""
-        problems = tuple(Outcome.from_json(item) for item in data["problems"])
-        members = {name: tuple(Member(*row) for row in data.get(name, ())) for name in ("members", "unreached")}
-        facts = {name: ClassFacts(**item) for name, item in data.get("facts", {}).items()}
-        return cls(**{**data, **members, "problems": problems, "facts": facts})
+        plain = decode(cls, {**data, "members": [], "unreached": [], "problems": []}, origin="campaign row")
+        return replace(
+            plain,
+            members=_members_from(data["members"]),
+            unreached=_members_from(data.get("unreached", ())),
+            problems=tuple(Outcome.from_json(item) for item in data["problems"]),
+        )
+
+
+def _members_from(rows: Sequence[Sequence[Any]]) -> tuple[Member, ...]:
+    """Return the members of a row of any release; later ones may append fields."""
+    return tuple(Member(*row[: len(Member._fields)]) for row in rows)
 
 
 def members_of(outcomes: Sequence[Outcome]) -> tuple[Member, ...]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from freezer.store.store import Store
-from pipeline.ledger.campaign_record import CampaignRecord, Continued
+from pipeline.ledger.campaign_record import CampaignRecord, Continued, Member
 from pipeline.ledger.ledger import Ledger
 from pipeline.records.class_facts import ClassFacts
 
@@ -31,6 +31,14 @@ def test_record_round_trip() -> None:
     assert CampaignRecord.from_json(written) == RECORD
     del written["facts"]
     assert CampaignRecord.from_json(written) == replace(RECORD, facts={})
+
+
+def test_fields_of_later_releases_are_ignored() -> None:
+    record = replace(RECORD, members=(Member(judge_key="j", model="m", device_class="portable", cached=True),))
+    written = json.loads(json.dumps(record.to_json()))
+    written["facts"]["portable"]["later"] = 1
+    written["members"][0].append("later")
+    assert CampaignRecord.from_json({**written, "later": {}}) == record
 
 
 def test_stopped_campaign_keeps_its_facts(tmp_path: Path) -> None:
