@@ -29,6 +29,7 @@ from pipeline.exit_codes import FAILED, INFRASTRUCTURE, INTERRUPTED, OK
 from pipeline.records.events import STYLES
 from pipeline.records.outcome import Outcome
 from pipeline.reporting.costs import ClassCost
+from pipeline.tracking.connection import without_password
 from pipeline.workspace.workspace import log_place
 
 UNEXPLAINED = ("crash", "timeout", "memory", "output", "error")
@@ -289,10 +290,10 @@ def print_next_steps(report: CampaignReport, console: Console, *, store: str, tr
         return
     location = () if store == "./store" else ("--store", store)
     activate = Path(sys.prefix) / "bin" / "activate"
-    remote = urlparse(tracking_uri).scheme in ("http", "https")
+    remote, address = urlparse(tracking_uri).scheme in ("http", "https"), without_password(tracking_uri)
     commands = {
         "activate": [".", str(activate)] if activate.is_file() and shutil.which("coldpress") is None else [],
-        "browse": [tracking_uri] if remote else ["mlflow", "ui", "--backend-store-uri", tracking_uri],
+        "browse": [address] if remote else ["mlflow", "ui", "--backend-store-uri", address],
         "report": ["coldpress", "report", report.campaign, *location],
     }
     model = next((outcome.model for outcome in report.outcomes if outcome.version is not None), None)

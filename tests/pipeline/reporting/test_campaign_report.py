@@ -275,6 +275,10 @@ def test_next_steps_name_a_published_model(monkeypatch: pytest.MonkeyPatch) -> N
     assert "coldpress report c --store '/my models'\n" in text
     assert "coldpress pull resnet50 --store '/my models' --dest" in text
     assert 'freezer.load("resnet50", store="/my models")' in text
+    for scheme in ("http", "postgresql"):
+        text = next_steps(report_of(PUBLISHED), "./store", f"{scheme}://me:secret@mlflow:5000")
+        assert f"{scheme}://me:***@mlflow:5000" in text
+        assert "secret" not in text
     text = next_steps(report_of(FAILED), "./store", "sqlite:///mlflow.db")
     assert ("report" in text, "pull" in text) == (True, False)
 
