@@ -27,6 +27,7 @@ from pipeline.catalog.entry import SOURCE_RUN, Entry, of_version
 from pipeline.planning.keys import FileDigests, source_key
 from pipeline.records.outcome import SOURCE_VERSION
 from pipeline.sources.transfer import sent, ship
+from pipeline.workspace.staging import move_whole, staging_folder
 
 if TYPE_CHECKING:
     from pipeline.tracking.mlmodel import Described
@@ -47,7 +48,7 @@ class Materials:
     def __init__(
         self, store: Path, tracking_uri: str, digests: FileDigests, *, shipping: bool = False, place: Workplace | None = None
     ) -> None:
-        self._shipped = store / WORK / "sources"
+        self._store, self._shipped = store, store / WORK / "sources"
         self._place = place if place is not None and place.remote is not None else None
         self._folder = self._shipped if self._place is None else store / WORK / "fetched"
         self._tracking_uri, self._digests = tracking_uri, digests
@@ -161,7 +162,10 @@ class Materials:
         folder = self._folder / "mlflow" / "-".join((slug(name), version, entry.tags.get(SOURCE_RUN, "")[:8])).rstrip("-")
         if not folder.is_dir():
             model = RegistryModel(name=name, version=version, run_id=None, tags={}, model_uri=source.location)
-            download(self._tracking_uri, model, folder)
+            with staging_folder(str(self._store)) as staging:
+                made = download(self._tracking_uri, model, staging)
+                made.chmod(0o755)
+                move_whole(made, folder)
         silent = entry.spec is None and entry.samples is None
         described = describe(folder, inputs=silent)
         if described.needs_trust and not source.trust:
@@ -178,8 +182,8 @@ class Materials:
             search_path=(*(str(path) for path in described.code), *source.search_path),
             origin=str(source),
         )
-        made = replace(entry, source=loaded)
-        return self._with_inputs(made, described, folder) if silent else made
+        loadable = replace(entry, source=loaded)
+        return self._with_inputs(loadable, described, folder) if silent else loadable
 
     def _with_inputs(self, entry: Entry, described: Described, folder: Path) -> Entry:
         spec = declared_spec(described.inputs, described.dims) if described.inputs is not None else None

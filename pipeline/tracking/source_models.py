@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import os
 import re
-import shutil
-import tempfile
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from freezer.errors import CatalogError, SourceError, UsageError
+from freezer.errors import CatalogError, SourceError
 from freezer.store.store import NAME
 from pipeline.tracking.connection import connect, quoted, reaching, resolve
 from pipeline.tracking.mlmodel import MLMODEL
@@ -136,27 +133,19 @@ def download(tracking_uri: str, model: RegistryModel, dest: Path) -> Path:
     Args:
         tracking_uri: URI of MLflow.
         model: version to download.
-        dest: folder that is empty or does not exist; filled when all files have arrived.
+        dest: an empty folder.
+
+    Returns:
+        The folder of the files, in `dest`.
 
     Raises:
         SourceError: the version's files are gone.
         InfrastructureError: MLflow or its artifact storage cannot be reached.
-        UsageError: `dest` is not empty.
     """
-    if dest.is_dir() and any(dest.iterdir()):
-        raise UsageError(f"{dest} is not empty; expected an empty folder for the files of {model.model_uri}")
     address = resolve(tracking_uri)
     client = connect(address)
-    dest.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{dest.name}.", dir=dest.parent))
-    try:
-        with reaching(address):
-            folder = _download(client, model, staging)
-        folder.chmod(0o755)
-        os.replace(folder, dest)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-    return dest
+    with reaching(address):
+        return _download(client, model, dest)
 
 
 def slug(name: str) -> str:
@@ -327,8 +316,7 @@ def _registry_error(message: str) -> SourceError:
     return SourceError(message, code="CP-REGISTRY")
 
 
-def _download(client: MlflowClient, model: RegistryModel, staging: Path) -> Path:
-    """Download a version's files below `staging`; return their folder."""
+def _download(client: MlflowClient, model: RegistryModel, dest: Path) -> Path:
     from mlflow.artifacts import download_artifacts, list_artifacts
 
     location = client.get_model_version_download_uri(model.name, model.version)
@@ -336,7 +324,7 @@ def _download(client: MlflowClient, model: RegistryModel, staging: Path) -> Path
         location = client.get_logged_model(location.removeprefix(SCHEME)).artifact_location
     try:
         folder = download_artifacts(
-            artifact_uri=location, dst_path=str(staging), tracking_uri=client.tracking_uri, registry_uri=client.tracking_uri
+            artifact_uri=location, dst_path=str(dest), tracking_uri=client.tracking_uri, registry_uri=client.tracking_uri
         )
     except Exception as error:  # every storage has its own errors; a listing separates missing files from a missing storage
         if MLMODEL in {item.path for item in list_artifacts(artifact_uri=location, tracking_uri=client.tracking_uri)}:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,6 +99,17 @@ def test_registry_model_becomes_a_file_with_inputs(tmp_path: Path, registry: str
     subject = load_subject(ready)
     x = torch.ones(2, 4)
     assert torch.equal(subject.fresh()(x), mlp()(x))
+
+
+def test_version_is_fetched_by_two_campaigns_at_once(tmp_path: Path, registry: str, digests: FileDigests) -> None:
+    (tmp_path / "catalog.yaml").write_text("models: [{name: mine, source: 'mlflow:models:/exported/1'}]\n")
+    campaigns = [Materials(tmp_path / "store", registry, digests) for _ in range(2)]
+    (entry,), _ = campaigns[0].resolve(read_catalog(tmp_path / "catalog.yaml").entries)
+    with ThreadPoolExecutor(2) as threads:
+        one, two = threads.map(lambda materials: materials.ready(entry), campaigns)
+    assert one == two
+    assert Path(one.source.location).is_file()
+    assert list((tmp_path / "store" / ".coldpress" / "staging").iterdir()) == []
 
 
 def test_pickled_registry_model_needs_trust(tmp_path: Path, registry: str, digests: FileDigests) -> None:

@@ -21,7 +21,7 @@ from mlflow.models import ModelSignature
 from mlflow.types import ColSpec, Schema, TensorSpec
 from torch import nn
 
-from freezer.errors import SourceError, UsageError
+from freezer.errors import SourceError
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.spec.parse import declared_spec
 from pipeline.tracking.mlmodel import Described, describe
@@ -82,29 +82,28 @@ def scripted(model: nn.Module) -> nn.Module:
 # Its files
 
 
-def fetched(uri: str, name: str, tmp_path: Path) -> Path:
-    return download(uri, resolve_model(uri, f"models:/{name}"), tmp_path / "model")
+def fetched(uri: str, name: str, folder: Path) -> Path:
+    return download(uri, resolve_model(uri, f"models:/{name}"), new_folder(folder / "model"))
 
 
-def test_a_download_is_atomic(uri: str, client: MlflowClient, log: Callable[..., str], tmp_path: Path) -> None:
+def new_folder(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return folder
+
+
+def test_files_of_a_version_are_downloaded(uri: str, client: MlflowClient, log: Callable[..., str], tmp_path: Path) -> None:
     log("whole", input_example=X)
     model = resolve_model(uri, "models:/whole")
     assert len(str(model.run_id)) == 32
-    dest = tmp_path / "model"
-    dest.mkdir()
-    assert download(uri, model, dest) == dest
-    assert {"MLmodel", "input_example.json", "data"} <= {path.name for path in dest.iterdir()}
-    assert list(tmp_path.iterdir()) == [dest]
-    with pytest.raises(UsageError, match="is not empty"):
-        download(uri, model, dest)
+    found = download(uri, model, new_folder(tmp_path / "model"))
+    assert {"MLmodel", "input_example.json", "data"} <= {path.name for path in found.iterdir()}
     location = Path(client.get_model_version_download_uri("whole", "1").removeprefix("file://"))
     (location / "MLmodel").rename(location / "hidden")
     with pytest.raises(SourceError, match=r"models:/whole/1 has no MLmodel file.*log the model again"):
-        download(uri, model, tmp_path / "again")
+        download(uri, model, new_folder(tmp_path / "again"))
     shutil.rmtree(location)
     with pytest.raises(SourceError, match="the files of models:/whole/1 are gone from"):
-        download(uri, model, tmp_path / "again")
-    assert list(tmp_path.iterdir()) == [dest]
+        download(uri, model, new_folder(tmp_path / "and again"))
 
 
 # What it is
@@ -112,9 +111,10 @@ def test_a_download_is_atomic(uri: str, client: MlflowClient, log: Callable[...,
 
 def test_an_exported_program_knows_its_inputs(uri: str, log: Callable[..., str], tmp_path: Path) -> None:
     log("exported", form="pt2", input_example=X)
-    found = describe(fetched(uri, "exported", tmp_path))
+    folder = fetched(uri, "exported", tmp_path)
+    found = describe(folder)
     assert (found.kind, found.needs_trust, found.inputs, found.dims) == ("export", False, None, {})
-    assert found.path == tmp_path / "model" / "data" / "model.pt2"
+    assert found.path == folder / "data" / "model.pt2"
     assert found.samples is not None
     np.testing.assert_array_equal(found.samples["input_0"], X)
     program = torch.export.load(found.path)
@@ -124,17 +124,18 @@ def test_an_exported_program_knows_its_inputs(uri: str, log: Callable[..., str],
 def test_torchscript_and_pickle_are_distinguished(uri: str, log: Callable[..., str], tmp_path: Path) -> None:
     log("either", scripted(seeded(Mlp)), input_example=X)
     log("either", seeded(Mlp), input_example=X)
-    first = describe(download(uri, resolve_model(uri, "models:/either/1"), tmp_path / "1"))
-    second = describe(download(uri, resolve_model(uri, "models:/either/2"), tmp_path / "2"))
+    first = describe(download(uri, resolve_model(uri, "models:/either/1"), new_folder(tmp_path / "1")))
+    newer = download(uri, resolve_model(uri, "models:/either/2"), new_folder(tmp_path / "2"))
+    second = describe(newer)
     assert (first.kind, first.needs_trust, second.kind, second.needs_trust) == ("torchscript", False, "pickle", True)
     for found in (first, second):
         assert found.inputs == [{"shape": ["batch", 4], "dtype": "float32"}]
         assert found.dims == {"batch": {"min": 1, "max": 8}}
         assert declared_spec(found.inputs, found.dims).style == "positional"
-    old = tmp_path / "2" / "data" / "model.pth"
+    old = newer / "data" / "model.pth"
     torch.save(seeded(Mlp), old, _use_new_zipfile_serialization=False)
     assert not zipfile.is_zipfile(old)
-    assert describe(tmp_path / "2").kind == "pickle"
+    assert describe(newer).kind == "pickle"
 
 
 def test_describe_never_unpickles(uri: str, log: Callable[..., str], tmp_path: Path) -> None:
@@ -160,8 +161,9 @@ class Evil(nn.Module):
 def test_logged_code_is_found(uri: str, log: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("VALUE = 1\n")
     log("with-code", code_paths=[str(tmp_path / "helper.py")])
-    found = describe(fetched(uri, "with-code", tmp_path))
-    assert found.code == (tmp_path / "model" / "code",)
+    folder = fetched(uri, "with-code", tmp_path)
+    found = describe(folder)
+    assert found.code == (folder / "code",)
     assert (found.code[0] / "helper.py").is_file()
 
 
