@@ -24,8 +24,8 @@ def mirrored(store: Store, remote: RemoteFiles) -> Path:
     folder = store.root / LEDGER
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        here = set(_parts(path.name for path in folder.iterdir()))  # first: another process of this machine may fetch a new part
         there = set(_parts(remote.names(LEDGER)))
-        here = set(_parts(path.name for path in folder.iterdir()))
         for name in sorted(there - here):
             _fetch(remote, name, folder)
         for name in here - there:

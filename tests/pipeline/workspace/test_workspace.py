@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 from freezer.errors import InfrastructureError, IntegrityError, StoreUnreachableError, UsageError
+from freezer.files.buckets import open_bucket
 from freezer.freezing.models.sources import parse_source
-from freezer.store.store import Store
+from freezer.store.bucket import RemoteFiles
+from freezer.store.store import WORK, Store
 from pipeline.catalog.entry import Entry
 from pipeline.ledger import lease as lease_module
+from pipeline.ledger.bucket_mirror import mirrored
 from pipeline.ledger.campaign_history import History
 from pipeline.ledger.lease import LeaseLostError, campaign_lock, lease_of, read_holder
 from pipeline.ledger.ledger import MERGE_AT, Ledger, ledger_folder
@@ -150,6 +153,22 @@ def test_ledger_in_a_bucket(bucket: str, tmp_path: Path, monkeypatch: pytest.Mon
     assert len(part_paths(ledger_folder(other))) == 1
     with pytest.raises(UsageError, match="has no campaign 'one'"):
         History(other).record("one")
+
+
+def test_part_that_another_process_fetches_stays(bucket: str, tmp_path: Path) -> None:
+    """A part is written and fetched by other processes while this one lists the bucket."""
+    location = open_bucket(bucket)
+
+    class Listed(RemoteFiles):
+        def names(self, folder: str) -> list[str]:
+            found = super().names(folder)
+            with Ledger(Store(tmp_path / "machine", RemoteFiles(location, work=WORK)), "other") as ledger:
+                ledger.append("build", "key", model="m", device_class="portable", data={})
+                ledger_folder(Store(tmp_path / "machine", RemoteFiles(location, work=WORK)))
+            return found
+
+    folder = mirrored(Store(tmp_path / "machine"), Listed(location, work=WORK))
+    assert [row.key for row in read_rows(folder)] == ["key"]
 
 
 def test_failed_write_adds_no_row(bucket: str, s3_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
