@@ -124,19 +124,20 @@ class Publisher:
         return [(item, _with_environment(outcome, artifacts.get(outcome.device_class))) for item, outcome in gathered], version
 
     def _with_server(self, item: Item, outcome: Outcome) -> Outcome:
-        """Add to the reason of an outcome without an artifact which version serves its class."""
+        """Add to the reason of an outcome without an artifact which version serves its class, if that can be read."""
         if outcome.cached or outcome.verdict not in KEPT or not self._store.versions(outcome.model):
             return outcome
-        latest = self._store.version(outcome.model)
-        if outcome.device_class not in latest.images:
-            return outcome
-        number = self._store.manifest(latest, outcome.device_class).version
-        of_this_source = (
-            latest.source_key == item.source.digest
-            and outcome.device_class in self._store.version(f"{latest.model}:{latest.number}").images
-        )
-        source = "" if of_this_source else ", made from an earlier source,"
-        return replace(outcome, reason=f"{outcome.reason}; version {number}{source} still serves {outcome.device_class}")
+        with suppress(IntegrityError):
+            latest = self._store.version(outcome.model)
+            if outcome.device_class in latest.images:
+                number = self._store.manifest(latest, outcome.device_class).version
+                of_this_source = (
+                    latest.source_key == item.source.digest
+                    and outcome.device_class in self._store.version(f"{latest.model}:{latest.number}").images
+                )
+                source = "" if of_this_source else ", made from an earlier source,"
+                return replace(outcome, reason=f"{outcome.reason}; version {number}{source} still serves {outcome.device_class}")
+        return outcome
 
     def _damaged(self, item: Item, outcome: Outcome, error: IntegrityError) -> Outcome:
         """Remove a damaged result and its candidates, so that the next start builds them again; return the failed outcome."""

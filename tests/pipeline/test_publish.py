@@ -24,7 +24,7 @@ from pipeline.tracking.tracker import Tracker
 from pipeline.workspace.workspace import judged_folder
 from tests.conftest import Frozen
 from tests.pipeline.campaigns import entry, judged, plan_of, run_judged
-from tests.steps import HERE, copy_of
+from tests.steps import HERE, copy_of, flip_a_byte
 
 
 @pytest.fixture
@@ -153,6 +153,19 @@ def test_previous_artifact_serves_without_a_new_one(
     assert store.versions("mlp") == [1, 2]
     assert store.version("mlp").images[HERE] == store.version("mlp:2").images[HERE] == before
     assert str(final.reason).endswith(f"; version 1 still serves {HERE}")
+
+
+def test_damaged_previous_artifact_does_not_stop_a_campaign(
+    plan: Callable[..., Plan], store: Store, ledger: Ledger, scripted: Frozen, portable: Frozen
+) -> None:
+    publish_first(plan(), store, ledger, scripted, portable)
+    config = store.layout("mlp").image(store.version("mlp").images[HERE]).config
+    flip_a_byte(store.root / "mlp" / "blobs" / "sha256" / config.digest.removeprefix("sha256:"))
+    here, anywhere = plan(limits=Limits(error_ratio_max=2)).items
+    publisher = Publisher(Plan(items=(here, anywhere)), store, ledger)
+    publisher.add(here, judged(here, "unstable", store))
+    unstable, published = publisher.add(anywhere, judged(anywhere, "published", store, regated(portable)))
+    assert (unstable.reason, published.version) == ("because", 2)
 
 
 @pytest.mark.parametrize("verdict", ["unstable", "failed", "kept-previous"])
