@@ -15,7 +15,6 @@ from freezer.store.store import Store, Version
 from pipeline.ledger.ledger import Draft, Ledger
 from pipeline.planning.plan import Item, Plan
 from pipeline.records.outcome import UNMEASURED, Failure, Outcome
-from pipeline.scheduling.item_state import ItemState, OutcomeKnown, VersionPublished, advance, may_publish
 from pipeline.workspace.workspace import judged_name, workplace
 
 KEPT = ("unstable", "failed", "rejected", "kept-previous")
@@ -34,9 +33,9 @@ class Publisher:
 
     def __init__(self, plan: Plan, store: Store, ledger: Ledger) -> None:
         self._store, self._ledger, self._place = store, ledger, workplace(store.uri)
-        self._states: dict[str, dict[str, ItemState]] = {}
+        self._reached: dict[str, dict[str, tuple[Item, Outcome] | None]] = {}
         for item in plan.items:
-            self._states.setdefault(item.entry.name, {})[item.device_class] = ItemState(item=item)
+            self._reached.setdefault(item.entry.name, {})[item.device_class] = None
 
     def add(self, item: Item, outcome: Outcome) -> list[Outcome]:
         """Add the outcome of an item.
@@ -48,10 +47,10 @@ class Publisher:
         Raises:
             StoreUnreachableError: the version or the ledger cannot be written. The next start publishes what was judged.
         """
-        states = self._states[outcome.model]
-        states[outcome.device_class], _ = advance(replace(states[outcome.device_class], item=item), OutcomeKnown(outcome=outcome))
-        gathered = [(state.item, state.outcome) for state in states.values() if state.outcome is not None]
-        if not may_publish(states.values()):
+        classes = self._reached[outcome.model]
+        classes[outcome.device_class] = item, outcome
+        gathered = [reached for reached in classes.values() if reached is not None]
+        if len(gathered) < len(classes):
             if outcome.verdict == "failed" and not outcome.cached:
                 self._keep([(item, outcome)])  # needs no version; a judge that crashes must not crash again in each start
             return []
@@ -66,8 +65,6 @@ class Publisher:
             gathered, version = self._publish(gathered)
         final = [(of, self._with_server(of, _final(reached, version))) for of, reached in gathered]
         self._finish(final)
-        for of, reached in final:
-            states[of.device_class], _ = advance(states[of.device_class], VersionPublished(outcome=reached))
         for name in new - {_name(reached) for _, reached in final}:  # replaced by another campaign's
             self._place.drop("judged", name)
         return [reached for _, reached in final]

@@ -33,9 +33,7 @@ from pipeline.scheduling.item_state import (
     ItemEvent,
     ItemState,
     JudgeEnded,
-    JudgeStarted,
     OutcomeKnown,
-    Phase,
     QueueTask,
     RecordBuild,
     ShowNote,
@@ -179,8 +177,6 @@ class Executor:
         self._show(Event(kind="build" if recipes else "judge", what=item.label(), recipes=tuple(recipes)))
         self._places.enter(tasks, slot)
         state = task.progress.state
-        if not recipes:
-            self._advance(task.progress, JudgeStarted())
         handle = cluster.start(
             build if recipes else judge,
             self._build_request(state, recipes, entry) if recipes else self._judge_request(state, entry),
@@ -252,7 +248,7 @@ class Executor:
         gone = self._records.removed(progress.state.results) if damaged else ()
         self._advance(progress, JudgeEnded(result=judged, failed=failed, gone=gone))
         unstable = failed is not None and failed.kind == "unstable"
-        if progress.state.phase != Phase.DECIDED:
+        if progress.state.outcome is None:
             self._show(Event(kind="retried", what=item.label(), unstable=unstable))
         else:
             text, seconds = f"in {judged.judge_s:.1f} s", judged.judge_s

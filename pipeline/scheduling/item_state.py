@@ -1,16 +1,15 @@
 """The life of an item as a state machine, without Ray, I/O or a clock.
 
-    PLANNED -> BUILDING -> BUILT -> JUDGING -> DECIDED -> PUBLISHED
+    builds -> judge -> outcome
 
-`advance` maps a state and an event to the next state and the actions to perform. A failed judge returns to BUILT for another
-attempt, or to BUILDING if a candidate was damaged. The retry table is pipeline/failures/policy.py.
+`advance` maps a state and an event to the next state and the actions to perform. A failed judge gets another attempt, after new
+builds if a candidate was damaged. The retry table is pipeline/failures/policy.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 
 from pipeline.failures.policy import attempts_left, decide, final_sentence
 from pipeline.planning.memory_estimate import Demand, corrected, learned
@@ -20,17 +19,6 @@ from pipeline.scheduling.outcomes import failed_outcome, outcome_of
 from pipeline.worker.requests import BuildResult, JudgeResult
 
 NO_DEMAND = Demand(asked=0, least=0)
-
-
-class Phase(StrEnum):
-    """How far an item is."""
-
-    PLANNED = "planned"
-    BUILDING = "building"
-    BUILT = "built"
-    JUDGING = "judging"
-    DECIDED = "decided"
-    PUBLISHED = "published"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +51,6 @@ class ItemState:
 
     item: Item
     estimate: Demand = NO_DEMAND
-    phase: Phase = Phase.PLANNED
     results: Mapping[str, BuildResult] = field(default_factory=dict)
     waiting: tuple[str, ...] = ()
     attempts: Mapping[str | None, Attempts] = field(default_factory=dict)
@@ -135,11 +122,6 @@ class BuildEnded:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JudgeStarted:
-    """The judge runs."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class JudgeEnded:
     """The judge ended; `failed` as in BuildEnded, and also set for the verdict `unstable`.
 
@@ -159,14 +141,7 @@ class OutcomeKnown:
     outcome: Outcome
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VersionPublished:
-    """The outcome is final and in the ledger."""
-
-    outcome: Outcome
-
-
-ItemEvent = Start | DemandKnown | BuildEnded | JudgeStarted | JudgeEnded | OutcomeKnown | VersionPublished
+ItemEvent = Start | DemandKnown | BuildEnded | JudgeEnded | OutcomeKnown
 
 
 # Actions
@@ -210,25 +185,16 @@ def advance(state: ItemState, event: ItemEvent) -> Step:
     match event:
         case Start(finished=finished, hopeless=hopeless, one_first=one_first):
             waiting = tuple(recipe for recipe in state.item.builds if recipe not in finished)
-            state = replace(state, phase=Phase.BUILDING, results=finished, waiting=waiting)
+            state = replace(state, results=finished, waiting=waiting)
             return _take_turns(state, (), hopeless, one_first=one_first)
         case DemandKnown(demand=demand):
             return (replace(state, estimate=demand) if demand.asked > state.estimate.asked else state), ()
         case BuildEnded():
             return _after_build(state, event)
-        case JudgeStarted():
-            return replace(state, phase=Phase.JUDGING), ()
         case JudgeEnded():
             return _after_judge(state, event)
         case OutcomeKnown(outcome=outcome):
             return _decided(state, outcome)
-        case VersionPublished(outcome=outcome):
-            return replace(state, phase=Phase.PUBLISHED, outcome=outcome), ()
-
-
-def may_publish(states: Iterable[ItemState]) -> bool:
-    """Whether a version of a model may be published: the outcome of each of its classes is decided."""
-    return all(state.phase == Phase.DECIDED for state in states)
 
 
 def _after_build(state: ItemState, event: BuildEnded) -> Step:
@@ -272,7 +238,7 @@ def _over_build_s(state: ItemState) -> str | None:
 
 
 def _check_built(state: ItemState, actions: tuple[ItemAction, ...]) -> Step:
-    """Queue the judge if all builds ended and one succeeded; decide if there is nothing to judge."""
+    """Queue the judge if all builds ended and one succeeded, or decide if no build succeeded."""
     item, results = state.item, state.results
     if len(results) < len(item.builds):
         return state, actions
@@ -285,7 +251,7 @@ def _check_built(state: ItemState, actions: tuple[ItemAction, ...]) -> Step:
     if item.before is not None and all(results[recipe].failure is not None for recipe in item.missed):
         return _decided(state, item.before, actions)
     if any(result.failure is None for result in results.values()):
-        return replace(state, phase=Phase.BUILT), (*actions, QueueTask(recipe=None))
+        return state, (*actions, QueueTask(recipe=None))
     return _decided(state, failed_outcome(item, results), actions)
 
 
@@ -306,7 +272,7 @@ def _after_judge(state: ItemState, event: JudgeEnded) -> Step:
 
 
 def _decided(state: ItemState, outcome: Outcome, actions: tuple[ItemAction, ...] = ()) -> Step:
-    return replace(state, phase=Phase.DECIDED, outcome=outcome), (*actions, Decide(outcome=outcome))
+    return replace(state, outcome=outcome), (*actions, Decide(outcome=outcome))
 
 
 def _rebuild(state: ItemState, failed: TaskFailure, gone: tuple[str, ...]) -> Step | None:
@@ -316,7 +282,6 @@ def _rebuild(state: ItemState, failed: TaskFailure, gone: tuple[str, ...]) -> St
         return None
     state = replace(
         state,
-        phase=Phase.BUILDING,
         num_damages=num_damages,
         results={recipe: result for recipe, result in state.results.items() if recipe not in gone},
         attempts={recipe: attempts for recipe, attempts in state.attempts.items() if recipe is not None and recipe not in gone},
@@ -343,7 +308,7 @@ def _retry(state: ItemState, recipe: str | None, failed: TaskFailure) -> Step | 
     attempts = Attempts(failures=failures, avoid=avoid, memory_bytes=memory_bytes)
     number = len(failures) + 1
     what = f"{state.item.label(recipe)}: {failed.failure.kind}: {failed.failure.message}"
-    state = replace(state, phase=Phase.BUILDING if recipe else Phase.BUILT, attempts={**state.attempts, recipe: attempts})
+    state = replace(state, attempts={**state.attempts, recipe: attempts})
     return state, (
         ShowNote(text=f"{what}; attempt {number} of {number - 1 + left}{how}"),
         QueueTask(recipe=recipe, first=not decision.later),

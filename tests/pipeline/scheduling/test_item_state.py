@@ -19,16 +19,12 @@ from pipeline.scheduling.item_state import (
     ItemEvent,
     ItemState,
     JudgeEnded,
-    JudgeStarted,
     OutcomeKnown,
-    Phase,
     QueueTask,
     RecordBuild,
     Start,
     TaskFailure,
-    VersionPublished,
     advance,
-    may_publish,
 )
 from pipeline.worker.requests import BuildResult, JudgeResult
 from tests.pipeline.one_node import item_of
@@ -74,7 +70,6 @@ class LifeOfAModel(RuleBasedStateMachine):
         self.starts: Counter[Name] = Counter()
         self.allowed: Counter[Name] = Counter()
         self.recorded: Counter[Name] = Counter()
-        self.rebuilds: Counter[str] = Counter()
         self.outcomes: Counter[str] = Counter()
 
     def step(self, device_class: str, event: ItemEvent) -> None:
@@ -96,7 +91,7 @@ class LifeOfAModel(RuleBasedStateMachine):
                     earlier = before.attempts_of(None).failures
                     assert outcome.verdict != "unstable" or earlier.count("unstable") == 2 or len(earlier) == MOST_ATTEMPTS - 1
 
-    @precondition(lambda self: all(state.phase == Phase.PUBLISHED for state in self.states.values()))
+    @precondition(lambda self: all(state.outcome is not None for state in self.states.values()))
     @rule(data=st.data())
     def the_next_model_is_planned(self, data: st.DataObject) -> None:
         self.reset()
@@ -137,7 +132,6 @@ class LifeOfAModel(RuleBasedStateMachine):
             built = self.built(device_class, recipe)
             self.step(device_class, BuildEnded(result=built, failed=failure or None, hopeless=hopeless))
             return
-        self.step(device_class, JudgeStarted())
         verdict = data.draw(st.sampled_from(["published", "rejected"]))
         if found is not None:
             verdict = "unstable" if found.kind == "unstable" else "failed"
@@ -161,13 +155,11 @@ class LifeOfAModel(RuleBasedStateMachine):
         state = self.states[name[0]]
         good = [recipe for recipe, result in state.results.items() if result.failure is None]
         gone = tuple(data.draw(subset(good)))
-        self.step(name[0], JudgeStarted())
         self.allowed.update({(name[0], recipe): 1 for recipe in (*gone, None)})
         found = Failure(kind="disk", code="CP-INTEGRITY", message="a byte differs")
         failure, result = TaskFailure(kind="damage", failure=found), JudgeResult.of_failure("j", found)
         self.step(name[0], JudgeEnded(result=result, failed=failure, gone=gone))
-        self.rebuilds[name[0]] += self.states[name[0]].phase == Phase.BUILDING
-        assert self.rebuilds[name[0]] < MOST_DAMAGES
+        assert self.states[name[0]].num_damages < MOST_DAMAGES
 
     @precondition(lambda self: any(recipe is None for _, recipe in self.queued))
     @rule()
@@ -176,26 +168,18 @@ class LifeOfAModel(RuleBasedStateMachine):
         self.queued.remove(name)
         self.step(name[0], OutcomeKnown(outcome=outcome_of_earlier(name[0])))
 
-    @precondition(lambda self: self.states and may_publish(self.states.values()))
-    @rule()
-    def a_version_is_published(self) -> None:
-        for name, state in self.states.items():
-            assert state.outcome is not None
-            self.step(name, VersionPublished(outcome=state.outcome))
-
     @invariant()
     def a_queued_judge_has_all_builds(self) -> None:
         for device_class, recipe in self.queued:
             state = self.states[device_class]
             if recipe is None:
-                assert state.phase == Phase.BUILT
                 assert set(state.results) == set(state.item.builds)
                 assert any(result.failure is None for result in state.results.values())
 
     @invariant()
     def every_undecided_item_has_work(self) -> None:
         for device_class, state in self.states.items():
-            decided = state.phase in (Phase.DECIDED, Phase.PUBLISHED)
+            decided = state.outcome is not None
             assert decided != any(name == device_class for name, _ in self.queued)
             assert self.outcomes[device_class] == decided, "exactly one outcome"
 
@@ -205,13 +189,8 @@ class LifeOfAModel(RuleBasedStateMachine):
             assert num <= min(self.allowed[name], MOST_ATTEMPTS * MOST_DAMAGES)
             assert self.recorded[name] <= MOST_DAMAGES
 
-    @invariant()
-    def nothing_is_published_before_all_classes_are_decided(self) -> None:
-        phases = {state.phase for state in self.states.values()}
-        assert Phase.PUBLISHED not in phases or phases == {Phase.PUBLISHED}
-
     def teardown(self) -> None:
-        """Give everything up; every item then has one outcome, and the model can be published."""
+        """Give everything up; every item then has one outcome."""
         while self.queued:
             device_class, recipe = self.queued.pop()
             event: Any = BuildEnded(result=self.built(device_class, recipe, "error")) if recipe else None
