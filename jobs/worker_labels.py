@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import psutil
 import typer
 from rich.console import Console
 
 from freezer.errors import UsageError
-from freezer.hardware.cgroups import available_cpus
+from freezer.hardware.cgroups import available_cpus, machine_bytes
 from freezer.hardware.device_classes import PORTABLE, best_level, device_class
 from freezer.hardware.machine import detect, this_host
 from jobs.exits import exiting
@@ -30,9 +29,6 @@ MEMORY_SHARE = 0.8
 
 OBJECT_STORE_BYTES = 200_000_000
 """Size of the object store; Ray's default is 30% of the memory, but tasks never exchange weights."""
-
-MEMORY_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
-"""Files below /sys/fs/cgroup with a container's limit: v2, v1."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -135,7 +131,7 @@ def this_worker(wanted: Sequence[str]) -> Worker:
         classes=classes,
         num_cpus=available_cpus(),
         num_gpus=num_gpus,
-        memory_bytes=int(_memory_bytes() * MEMORY_SHARE),
+        memory_bytes=int(machine_bytes() * MEMORY_SHARE),
         environment=_environment(classes, machine.classes),
     )
 
@@ -158,17 +154,6 @@ def _has_token() -> bool:
 def _num_visible(num_gpus: int) -> int:
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     return num_gpus if listed is None else min(num_gpus, len([part for part in listed.split(",") if part.strip()]))
-
-
-def _memory_bytes(groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the memory of the machine or its container."""
-    total: int = psutil.virtual_memory().total
-    for name in MEMORY_LIMITS:
-        path = groups / name
-        text = path.read_text().strip() if path.is_file() else ""
-        if text.isdigit():
-            total = min(total, int(text))
-    return total
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from freezer.errors import UsageError
 from freezer.hardware.cgroups import available_cpus
 from freezer.hardware.device_classes import PORTABLE, device_class
 from freezer.hardware.machine import detect
-from jobs.worker_labels import _memory_bytes, this_worker
+from jobs.worker_labels import this_worker
 
 ROOT = Path(__file__).parents[2]
 OF_RAY = {"RAY_worker_niceness": "0", "RAY_num_workers_soft_limit": str(2 * available_cpus())}
@@ -84,14 +84,3 @@ def test_unavailable_classes_are_rejected() -> None:
         this_worker(["cpu-x86"])
     with pytest.raises(UsageError, match="has no device class but portable"):
         this_worker([PORTABLE])
-
-
-@pytest.mark.parametrize("name", ["memory.max", "memory/memory.limit_in_bytes"])
-def test_memory_is_limited_by_the_container(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    path.parent.mkdir(exist_ok=True)
-    everything = _memory_bytes(tmp_path)
-    path.write_text("123000000\n")
-    assert _memory_bytes(tmp_path) == 123_000_000
-    path.write_text("max\n")
-    assert _memory_bytes(tmp_path) == everything
