@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from freezer.artifact.freezing_report import FreezingReport
 from freezer.artifact.latency import EnvironmentRecord
-from freezer.artifact.sections import PreviousRecord, Tradeoff
+from freezer.artifact.sections import FreezingRecord, Migration, PreviousRecord, Tradeoff
 from freezer.codec import decode, encode, stored_as, written_if
 from freezer.limits import Clock, Objective
 
@@ -156,6 +157,16 @@ class CandidateReport:
     migration: Mapping[str, Any] | None = None
     points: tuple[Mapping[str, Any], ...] = ()
     outputs: tuple[OutputDrift, ...] = field(default=(), metadata=written_if(lambda self: bool(self.outputs)))
+
+    @property
+    def freezing(self) -> FreezingRecord:
+        """What its freezing recorded, as in a manifest."""
+        return FreezingRecord(
+            warnings=self.warnings,
+            reports={path: decode(FreezingReport, found, origin="report") for path, found in self.reports.items()},
+            strides_equal=self.strides_equal,
+            migration=None if self.migration is None else decode(Migration, self.migration, origin="migration"),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,10 +10,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from freezer.artifact.describe import describe_freezing
-from freezer.artifact.freezing_report import FreezingReport
 from freezer.artifact.latency import place_text
-from freezer.artifact.sections import FreezingRecord, Migration
-from freezer.codec import decode, encode
+from freezer.codec import encode
 from freezer.hardware.device_classes import DEVICE_CLASSES, PORTABLE, can_run
 from pipeline.ledger.campaign_history import History
 from pipeline.ledger.campaign_record import CampaignRecord
@@ -206,17 +204,8 @@ def _candidate(report: CandidateReport) -> dict[str, Any]:
         "build_s": report.build_s,
         "points": [_point(item) for item in report.points],
         "outputs": [{name: _finite(value) for name, value in encode(item).items()} for item in report.outputs],
-        "freezing": [list(row) for row in describe_freezing(_freezing(report), report.tried)],
+        "freezing": [list(row) for row in describe_freezing(report.freezing, report.tried)],
     }
-
-
-def _freezing(report: CandidateReport) -> FreezingRecord:
-    return FreezingRecord(
-        warnings=report.warnings,
-        reports={path: decode(FreezingReport, found, origin="report") for path, found in report.reports.items()},
-        strides_equal=report.strides_equal,
-        migration=None if report.migration is None else decode(Migration, report.migration, origin="migration"),
-    )
 
 
 def _point(item: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,10 +18,7 @@ from statistics import median
 from typing import Any, Literal
 
 from freezer.artifact.describe import FREEZING, figures_text, freezing_markdown
-from freezer.artifact.freezing_report import FreezingReport
 from freezer.artifact.latency import EnvironmentRecord
-from freezer.artifact.sections import FreezingRecord, Migration
-from freezer.codec import decode
 from freezer.hardware.device_classes import PORTABLE
 from freezer.hardware.runtime_settings import assignments
 from pipeline.records.outcome import SKIPPED, CandidateReport, Outcome
@@ -124,12 +121,7 @@ def _candidate_record(outcome: Outcome, candidate: CandidateReport, campaign: st
             title=f"{outcome.model} for {outcome.device_class}, {candidate.recipe}",
             verdict=_candidate_verdict(candidate),
             tried=candidate.tried,
-            freezing=FreezingRecord(
-                warnings=candidate.warnings,
-                reports={path: decode(FreezingReport, data, origin="report") for path, data in candidate.reports.items()},
-                strides_equal=candidate.strides_equal,
-                migration=None if candidate.migration is None else decode(Migration, candidate.migration, origin="migration"),
-            ),
+            freezing=candidate.freezing,
         )
     if candidate.failure and outcome.log_tail:
         texts["log.txt"] = outcome.log_tail
