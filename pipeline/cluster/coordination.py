@@ -24,16 +24,16 @@ from pipeline.cluster.head_monitor import Head
 
 NAMESPACE, BOARD = "coldpress", "campaigns/"
 
-BEAT_S = 1.0
+READ_S = 1.0
 """Interval of reading the board."""
 
-WORD_S = 5.0
+HEARTBEAT_S = 5.0
 """Interval of writing a heartbeat."""
 
 SILENCE_S = 30.0
 """Time without a change after which a driver is considered dead. It writes nothing while it publishes a model."""
 
-REST_S = 3 * BEAT_S
+REST_S = 3 * READ_S
 """Time that a campaign leaves a node to the others after a turn: long enough to read the board and start builds."""
 
 
@@ -62,8 +62,8 @@ class Turns:
         self._board, self._clock = board, clock
         self._key = uuid.uuid4().hex
         self._claims: set[str] = set()
-        self._words = 0
-        self._next = self._next_word = clock()
+        self._num_heartbeats = 0
+        self._next = self._next_heartbeat = clock()
         self._seen: dict[str, tuple[str, float]] = {}
 
     @property
@@ -74,12 +74,12 @@ class Turns:
     def claim(self, node_id: str) -> None:
         """Claim a node: the other campaigns start no more work there."""
         self._claims.add(node_id)
-        self._say()
+        self._write_heartbeat()
 
     def release(self, node_id: str) -> None:
         """Release a node."""
         self._claims.discard(node_id)
-        self._say()
+        self._write_heartbeat()
 
     def claimed(self, node_id: str) -> bool:
         """Whether another campaign has claimed a node."""
@@ -89,10 +89,10 @@ class Turns:
         """Write a heartbeat and read the board, if they are due."""
         if self._board is None or self._clock() < self._next:
             return
-        if self._clock() >= self._next_word:
-            self._say()
+        if self._clock() >= self._next_heartbeat:
+            self._write_heartbeat()
         rows, now = self._board.read(besides=self._key), self._clock()
-        self._next = now + BEAT_S
+        self._next = now + READ_S
         seen: dict[str, tuple[str, float]] = {}
         for key, text in rows.items():
             known = self._seen.get(key)
@@ -108,12 +108,12 @@ class Turns:
         if self._board is not None:
             self._board.erase(self._key)
 
-    def _say(self) -> None:
+    def _write_heartbeat(self) -> None:
         if self._board is None:
             return
-        self._words += 1
-        self._next_word = self._clock() + WORD_S
-        self._board.write(self._key, json.dumps({"word": self._words, "claims": sorted(self._claims)}))
+        self._num_heartbeats += 1
+        self._next_heartbeat = self._clock() + HEARTBEAT_S
+        self._board.write(self._key, json.dumps({"heartbeat": self._num_heartbeats, "claims": sorted(self._claims)}))
 
 
 class ClusterBoard:

@@ -20,7 +20,7 @@ from pipeline.scheduling.queue import Queue, Slot, Task, begins_turn, ends_turn,
 CHECK_S = 5.0
 """Interval between two checks whether each waiting task has a node that could serve it."""
 
-HELD_S = 60.0
+JUDGE_HELD_S = 60.0
 """Time after which a judge that has not started is reported: longer than a judge usually takes."""
 
 MAX_ASKED = 2
@@ -163,7 +163,7 @@ class Places:
     def _report_held(self) -> None:
         """Report once each judge that waits because something else runs on its node."""
         for slot in self._slots.values():
-            if slot.judge and slot.judge_since is not None and time.monotonic() >= slot.judge_since + HELD_S:
+            if slot.judge and slot.judge_since is not None and time.monotonic() >= slot.judge_since + JUDGE_HELD_S:
                 slot.judge_since = None
                 if held := self._fleet.cluster.held(slot.node):
                     what = f"judge waits for node {slot.node.node_id[:12]}: {held}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.cluster.coordination import BEAT_S, SILENCE_S, WORD_S, Turns
+from pipeline.cluster.coordination import HEARTBEAT_S, READ_S, SILENCE_S, Turns
 
 
 class DictBoard:
@@ -38,7 +38,7 @@ class Clock:
 
 def beat(*drivers: tuple[Turns, Clock]) -> None:
     for turns, clock in drivers:
-        clock.now += BEAT_S
+        clock.now += READ_S
         turns.tick()
 
 
@@ -67,15 +67,15 @@ def test_a_dead_driver_is_ignored_by_the_readers_clock() -> None:
     dead.claim("n1")
     beat((alive, ours))
     assert alive.claimed("n1")
-    ours.now += SILENCE_S - BEAT_S
+    ours.now += SILENCE_S - READ_S
     beat((alive, ours))
     assert alive.claimed("n1")
-    ours.now += 2 * BEAT_S
+    ours.now += 2 * READ_S
     beat((alive, ours))
     assert not alive.claimed("n1")
     assert not alive.others
     assert len(board.rows) == 1
-    theirs.now += WORD_S
+    theirs.now += HEARTBEAT_S
     beat((dead, theirs), (alive, ours))
     assert alive.claimed("n1"), "it was slow, not dead"
 
@@ -83,8 +83,8 @@ def test_a_dead_driver_is_ignored_by_the_readers_clock() -> None:
 def test_the_board_is_read_once_per_beat() -> None:
     board, clock = DictBoard(), Clock()
     turns = Turns(board, clock)
-    for _ in range(round(60 / (BEAT_S / 10))):
-        clock.now += BEAT_S / 10
+    for _ in range(round(60 / (READ_S / 10))):
+        clock.now += READ_S / 10
         turns.tick()
     assert 50 <= board.num_read <= 61
     assert 10 <= board.num_written <= 13

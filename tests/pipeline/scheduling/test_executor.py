@@ -15,7 +15,7 @@ from freezer.errors import SourceError
 from freezer.freezing.models.loaders import load_source
 from freezer.freezing.models.sources import parse_source
 from freezer.store.store import Store
-from pipeline.cluster.coordination import BEAT_S, Turns
+from pipeline.cluster.coordination import READ_S, Turns
 from pipeline.cluster.ray_cluster import Done, Handle, Node
 from pipeline.ledger.ledger import Ledger
 from pipeline.planning.keys import FileDigests
@@ -26,7 +26,7 @@ from pipeline.records.outcome import Failure, Outcome
 from pipeline.scheduling.executor import Executor
 from pipeline.sources.materials import Materials
 from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest, JudgeResult
-from pipeline.workspace.workspace import candidate_folder
+from pipeline.workspace.workspace import workplace
 from tests.conftest import Frozen
 from tests.pipeline.campaigns import entry, judged, plan_of
 from tests.pipeline.cluster.test_coordination import Clock, DictBoard
@@ -67,14 +67,14 @@ class Workers(NoRay):
         request = self._tasks[handles[0]]
         if isinstance(request, BuildRequest):
             for key in request.builds.values():
-                candidate_folder(request.store, key).mkdir(parents=True, exist_ok=True)
+                workplace(request.store).folder("candidates", key).mkdir(parents=True, exist_ok=True)
             value = tuple(BuildResult(key=key, recipe=recipe) for recipe, key in request.builds.items())
             return [Done(handle=handles[0], value=value)]
         result = JudgeResult(key=request.key, verdict="rejected", reason="as it is")
         if request.entry.name in self._damaged:
             self._damaged.remove(request.entry.name)
             for key in request.builds.values():
-                shutil.rmtree(candidate_folder(request.store, key), ignore_errors=True)
+                shutil.rmtree(workplace(request.store).folder("candidates", key), ignore_errors=True)
             result = JudgeResult.of_failure(request.key, Failure(kind="disk", code="CP-INTEGRITY", message="a byte is wrong"))
         return [Done(handle=handles[0], value=result)]
 
@@ -91,7 +91,9 @@ def outcomes(
     plan: Plan, store: Store, ledger: Ledger, workers: Workers, nodes: Sequence[Node], *, shipping: bool = False
 ) -> Iterator[tuple[Item, Outcome]]:
     """Each outcome, as it is handed out to be published; that is noted too."""
-    materials = Materials(store.root, "sqlite://", FileDigests(store.root / "digests.json"), shipping=shipping)
+    materials = Materials(store.root, "sqlite://", FileDigests(store.root / "digests.json"))
+    if shipping:
+        materials.ship_from_now_on()
     executor = Executor(plan, OneNode(workers, store.root, *nodes), store, ledger, materials, workers.shown.append)
     for item, outcome in executor.outcomes():
         assert executor.may_disturb()
@@ -103,7 +105,7 @@ def built(plan: Plan, store: Store, names: str) -> None:
     """Have the candidates of some models in the store."""
     for item in plan.items:
         for key in item.builds.values() if item.entry.name in names else ():
-            candidate_folder(str(store.root), key.digest).mkdir(parents=True)
+            workplace(str(store.root)).folder("candidates", key.digest).mkdir(parents=True)
 
 
 def test_outcome_is_yielded_before_the_next_local_judge(store: Store, ledger: Ledger) -> None:
@@ -119,7 +121,7 @@ def test_other_nodes_build_while_the_drivers_judges(store: Store, ledger: Ledger
     plan, workers = plan_of(entries, store, ledger), Workers()
     for item in plan.items:
         for key in item.builds.values() if item.device_class == "portable" else ():
-            candidate_folder(str(store.root), key.digest).mkdir(parents=True)
+            workplace(str(store.root)).folder("candidates", key.digest).mkdir(parents=True)
     nodes = [HOME, replace(AWAY, classes=(HERE,))]
     assert len(list(outcomes(plan, store, ledger, workers, nodes, shipping=shipping))) == 16
     judges_at_home = [place for place, line in enumerate(workers.said) if line.startswith("judge") and line.endswith("home")]
@@ -210,13 +212,13 @@ def test_outcomes_wait_for_the_turn_of_others(store: Store, ledger: Ledger, monk
     def rest(_: float) -> None:
         workers.said.append("waited")
         other.release("home")
-        clock.now += BEAT_S
+        clock.now += READ_S
 
     monkeypatch.setattr("pipeline.scheduling.executor.time.sleep", rest)
     for item, outcome in executor.outcomes():
         workers.said.append(f"outcome {item.entry.name} {outcome.verdict}")
         other.claim("home")
-        clock.now += BEAT_S
+        clock.now += READ_S
     assert workers.said == ["outcome a kept-eager", "waited", "outcome b kept-eager"]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.coordination import BEAT_S, Turns
+from pipeline.cluster.coordination import READ_S, Turns
 from pipeline.cluster.ray_cluster import Ask, Done, Handle, Node
 from pipeline.planning.memory_estimate import Demand
 from pipeline.records.events import Event
@@ -148,20 +148,20 @@ def test_campaigns_claiming_one_node_do_not_deadlock(here: Here) -> None:
     here.places.enter([started], slot)
     other.claim("a")
     for clock in (ours, theirs):
-        clock.now += BEAT_S
+        clock.now += READ_S
     other.tick()
     assert other.claimed("a")
     here.places.tick()
     here.places.leave([started], Done(handle=Handle(1), value=JudgeResult(key="j", verdict="rejected", reason="")))
     assert list(here.places.judges(lambda _: not here.places.turns.claimed("a"))) == [], "something has to be brought"
     assert list(here.places.ready) == [second]
-    theirs.now += BEAT_S
+    theirs.now += READ_S
     other.tick()
     assert not other.claimed("a")
 
 
 def test_waiting_judge_is_reported_once(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.scheduling.scheduler.HELD_S", 0.0)
+    monkeypatch.setattr("pipeline.scheduling.scheduler.JUDGE_HELD_S", 0.0)
     monkeypatch.setattr(here.fleet.cluster, "held", lambda _: "in use are 1 of its 4 CPUs", raising=False)
     here.fleet.have(node("a", V4))
     here.wait_for([judge()])
