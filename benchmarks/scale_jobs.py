@@ -32,7 +32,7 @@ from pipeline.scheduling import executor, queue
 from pipeline.sources.materials import Materials
 from pipeline.worker.build_task import build
 from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest, JudgeResult
-from pipeline.workspace.workspace import candidate_folder, judged_folder
+from pipeline.workspace.workspace import judged_name, workplace
 
 CAMPAIGN = "scale"
 TEMPLATE = "template"
@@ -188,7 +188,7 @@ def template_job(job: Mapping[str, Any]) -> dict[str, Any]:
 def idle_build(request: BuildRequest) -> tuple[BuildResult, ...]:
     """Builds that only create their folders."""
     for key in request.builds.values():
-        candidate_folder(request.store, key).mkdir(parents=True, exist_ok=True)
+        workplace(request.store).folder("candidates", key).mkdir(parents=True, exist_ok=True)
     return tuple(BuildResult(key=key, recipe=recipe) for recipe, key in request.builds.items())
 
 
@@ -208,7 +208,7 @@ def idle_judge(request: JudgeRequest) -> JudgeResult:
             speedup_ci=(1.9, 2.1),
         ),
     )
-    done = judged_folder(request.store, request.key, request.entry.name)
+    done = workplace(request.store).folder("judged", judged_name(request.key, request.entry.name))
     staging = done.with_name(f".{request.key}-{os.getpid()}")
     for item in template.manifest.contents:
         link_or_copy(template.folder / item.path, staging / "artifact" / item.path)

@@ -32,7 +32,7 @@ from freezer.store.bucket import RemoteFiles
 from freezer.store.store import WORK, Store
 from pipeline.workspace.staging import move_whole, own_path, remove_tree
 
-Kind = Literal["candidates", "judged", "sources"]
+_Kind = Literal["candidates", "judged", "sources"]
 
 WALL_TIME = "wall_s"
 """File in a candidate's folder: duration of its task, in seconds."""
@@ -51,13 +51,13 @@ class Workplace:
 
     def __init__(self, root: Path, remote: RemoteFiles | None) -> None:
         self.root, self.remote = root, remote
-        self._listed: dict[Kind, set[str]] = {}
+        self._listed: dict[_Kind, set[str]] = {}
 
-    def folder(self, kind: Kind, key: str) -> Path:
+    def folder(self, kind: _Kind, key: str) -> Path:
         """Return the path of a folder of work on this machine."""
         return self.root / WORK / kind / key
 
-    def has(self, kind: Kind, key: str) -> bool:
+    def has(self, kind: _Kind, key: str) -> bool:
         """Whether a folder of work exists, for all machines.
 
         Raises:
@@ -67,7 +67,7 @@ class Workplace:
             return self.folder(kind, key).is_dir()
         return self._marker(kind, key) is not None
 
-    def is_listed(self, kind: Kind, key: str) -> bool:
+    def is_listed(self, kind: _Kind, key: str) -> bool:
         """As `has`, but a bucket is listed once, at the first call: for thousands of keys.
 
         Raises:
@@ -81,7 +81,7 @@ class Workplace:
             self._listed[kind] = {name.removesuffix(".json") for name in names if name.endswith(".json")}
         return key in self._listed[kind]
 
-    def read(self, kind: Kind, key: str, name: str) -> bytes | None:
+    def read(self, kind: _Kind, key: str, name: str) -> bytes | None:
         """Return the content of a file in a folder of work; None if there is no such folder.
 
         Raises:
@@ -101,7 +101,7 @@ class Workplace:
         with self._reaching():
             return self.remote.read(f"{WORK}/{kind}/{key}/{name}")
 
-    def keep(self, made: Path, kind: Kind, key: str) -> None:
+    def keep(self, made: Path, kind: _Kind, key: str) -> None:
         """Store a folder for all machines, atomically. One that is stored already stays.
 
         Args:
@@ -123,7 +123,7 @@ class Workplace:
                 self.remote.put(f"{WORK}/{kind}/{key}/{name}", path)
             self.remote.write(f"{WORK}/{kind}/{key}.json", json.dumps({"files": record}, indent=1).encode())
 
-    def bring(self, kind: Kind, key: str, dest: Path) -> bool:
+    def bring(self, kind: _Kind, key: str, dest: Path) -> bool:
         """Fetch a folder of work to `dest`, unless it is there. Return False if there is no such folder.
 
         Raises:
@@ -150,7 +150,7 @@ class Workplace:
             remove_tree(partial)
         return True
 
-    def drop(self, kind: Kind, key: str, *, listed: bool = False) -> None:
+    def drop(self, kind: _Kind, key: str, *, listed: bool = False) -> None:
         """Remove a folder of work for all machines, the marker first.
 
         Args:
@@ -193,7 +193,7 @@ class Workplace:
         with contextlib.suppress(OSError):  # it is among the staging folders
             remove(log)
 
-    def _marker(self, kind: Kind, key: str) -> dict[str, Any] | None:
+    def _marker(self, kind: _Kind, key: str) -> dict[str, Any] | None:
         assert self.remote is not None
         path = f"{WORK}/{kind}/{key}.json"
         try:
@@ -245,11 +245,6 @@ def workplace(store: str) -> Workplace:
 # Names
 
 
-def candidate_folder(store: str, key: str) -> Path:
-    """Return the folder of a build's candidate."""
-    return Path(store) / WORK / "candidates" / key
-
-
 def build_wall_s(store: str, key: str) -> float:
     """Return the duration of a build whose driver died before it wrote a ledger row, in seconds; 0 if unknown."""
     try:
@@ -259,7 +254,7 @@ def build_wall_s(store: str, key: str) -> float:
 
 
 def judged_name(key: str, model: str, missing: Collection[str] = ()) -> str:
-    """Return the name of the folder of a judge's result.
+    """Return the name of the folder of a judge's result and artifact until they are published.
 
     Args:
         key: of the judge.
@@ -268,11 +263,6 @@ def judged_name(key: str, model: str, missing: Collection[str] = ()) -> str:
     """
     without = hashlib.sha256(" ".join(sorted(missing)).encode()).hexdigest()[:16]
     return f"{key}-{model}~{without}" if missing else f"{key}-{model}"
-
-
-def judged_folder(store: str, key: str, model: str, missing: Collection[str] = ()) -> Path:
-    """Return the folder of a judge's result and artifact until they are published; see `judged_name`."""
-    return Path(store) / WORK / "judged" / judged_name(key, model, missing)
 
 
 def log_path(store: str, key: str) -> Path:

@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +41,7 @@ from pipeline.scheduling.executor import Executor
 from pipeline.scheduling.item_state import ItemState
 from pipeline.tracking.process import TrackerProcess
 from pipeline.tracking.tracker import Tracker
-from pipeline.workspace.workspace import judged_folder
+from pipeline.workspace.workspace import judged_name, workplace
 from tests.steps import HERE
 
 DEFAULT_LIMITS = Limits()
@@ -119,10 +119,15 @@ def plan_of(
     return make_plan(request, finished, digests or FileDigests(store.root / "digests.json"))
 
 
+def judged_folder(store: Path, key: str, model: str, missing: Collection[str] = ()) -> Path:
+    """The folder of a judge's result and artifact until they are published."""
+    return workplace(str(store)).folder("judged", judged_name(key, model, missing))
+
+
 def judged(item: Item, verdict: str, store: Store, artifact: Artifact | None = None) -> Outcome:
     """An outcome as a judge returns it; its artifact is put where judges put theirs."""
     if artifact is not None:
-        folder = judged_folder(str(store.root), item.judge.digest, item.entry.name)
+        folder = judged_folder(store.root, item.judge.digest, item.entry.name)
         staging = folder.with_name("staging")
         shutil.copytree(artifact.folder, staging)
         folder.mkdir(parents=True)

@@ -21,9 +21,8 @@ from pipeline.planning.plan import Item, Plan, auto_classes_of
 from pipeline.publish import Publisher
 from pipeline.records.outcome import Failure, Outcome
 from pipeline.tracking.tracker import Tracker
-from pipeline.workspace.workspace import judged_folder
 from tests.conftest import Frozen
-from tests.pipeline.campaigns import entry, judged, plan_of, run_judged
+from tests.pipeline.campaigns import entry, judged, judged_folder, plan_of, run_judged
 from tests.steps import HERE, copy_of, flip_a_byte
 
 
@@ -64,7 +63,7 @@ def test_version_is_published_after_the_last_class(
     version = store.version("mlp")
     assert version.source_key == first.items[0].source.digest
     assert [(o.version, o.artifact) for o in final] == [(1, version.images[o.device_class].digest) for o in final]
-    assert not judged_folder(str(store.root), first.items[0].judge.digest, "mlp").exists()
+    assert not judged_folder(store.root, first.items[0].judge.digest, "mlp").exists()
     again = plan()
     assert [item.why for item in again.items] == ["unchanged", "unchanged"]
     assert all(item.finished is not None and item.finished.cached for item in again.items)
@@ -124,7 +123,7 @@ def test_kept_eager_gpu_has_its_own_artifact(model: Entry, store: Store, ledger:
     images = store.version("mlp").images
     assert set(images) == ({gpu, "portable"} if captured else {"portable"})
     assert served.artifact == (images[gpu].digest if captured else None)
-    assert not judged_folder(str(store.root), here.judge.digest, "mlp").exists()
+    assert not judged_folder(store.root, here.judge.digest, "mlp").exists()
 
 
 def test_rejected_model_keeps_its_version(
@@ -300,7 +299,7 @@ def test_version_of_another_campaign_is_reused(
     final = [found for item, outcome in zip(made.items, outcomes, strict=True) for found in publisher.add(item, outcome)]
     assert store.versions("mlp") == [1]
     assert [(outcome.version, outcome.cached) for outcome in final] == [(1, True)] * 2
-    assert not any(judged_folder(str(store.root), item.judge.digest, "mlp").exists() for item in made.items)
+    assert not any(judged_folder(store.root, item.judge.digest, "mlp").exists() for item in made.items)
 
 
 def test_lost_judged_artifact_is_a_disk_failure(plan: Callable[..., Plan], store: Store, ledger: Ledger, portable: Frozen) -> None:

@@ -27,8 +27,7 @@ from pipeline.tracking.run_records import run_records
 from pipeline.worker.build_task import build
 from pipeline.worker.judge_task import judge
 from pipeline.worker.requests import BuildRequest, JudgeRequest, JudgeResult
-from pipeline.workspace.workspace import judged_folder
-from tests.pipeline.campaigns import plan_of
+from tests.pipeline.campaigns import judged_folder, plan_of
 from tests.pipeline.worker.test_tasks import entry
 from tests.steps import HERE, QUICK
 
@@ -133,8 +132,8 @@ def test_figures_of_all_points_reach_mlflow(tmp_path: Path) -> None:
     assert cells == [(2, 1), (2, 3), (2, 2), (2, 4), (1, 1), (1, 3)]
     assert {row["payload"] for row in candidate.points} == {"payloads/all.pt"}
     assert result.figures.speedup == candidate.points[0]["speedup"]
-    assert JudgeResult.from_json(json.loads((judged_folder(str(tmp_path), "j", "good") / "result.json").read_text())) == result
-    manifest = Artifact.read(judged_folder(str(tmp_path), "j", "good") / "artifact").manifest
+    assert JudgeResult.from_json(json.loads((judged_folder(tmp_path, "j", "good") / "result.json").read_text())) == result
+    manifest = Artifact.read(judged_folder(tmp_path, "j", "good") / "artifact").manifest
     assert manifest.latency is not None
     assert [encode(row) for row in manifest.latency.points] == list(candidate.points)
     (item,) = (one for one in planned(several(), tmp_path / "plan").items if one.device_class == HERE)

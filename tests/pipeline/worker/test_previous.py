@@ -20,7 +20,8 @@ from pipeline.worker.child import End
 from pipeline.worker.judge_task import judge
 from pipeline.worker.previous import OPENED
 from pipeline.worker.requests import BuildRequest, JudgeRequest, JudgeResult
-from pipeline.workspace.workspace import candidate_folder, judged_folder
+from pipeline.workspace.workspace import workplace
+from tests.pipeline.campaigns import judged_folder
 from tests.steps import HERE, QUICK, flip_a_byte
 
 MODELS = Path(__file__).parents[1] / "models"
@@ -58,7 +59,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = tmp_path_factory.mktemp("store")
     result = judged(store, "fast")
     assert (result.verdict, result.previous) == ("published", None), result.reason
-    artifact = Artifact.read(judged_folder(str(store), "fast", "busy") / "artifact")
+    artifact = Artifact.read(judged_folder(store, "fast", "busy") / "artifact")
     Store.open(str(store)).publish("busy", source_key="fast", artifacts={HERE: artifact}, carried={})
     return store
 
@@ -75,12 +76,12 @@ def test_slower_artifact_does_not_replace(store: Path) -> None:
     assert judged(store, "slow", work=60) == result, "it was read"
     allowed = judged(store, "slow", work=60, allow=True)
     assert (allowed.verdict, allowed.has_artifact) == ("published", True), allowed.reason
-    manifest = Artifact.read(judged_folder(str(store), "slow", "busy") / "artifact").manifest
+    manifest = Artifact.read(judged_folder(store, "slow", "busy") / "artifact").manifest
     assert manifest.freezing.previous == allowed.previous
 
 
 def test_damaged_artifact_is_replaced(store: Path, tmp_path: Path) -> None:
-    artifact = Artifact.read(judged_folder(str(store), "fast", "busy") / "artifact")
+    artifact = Artifact.read(judged_folder(store, "fast", "busy") / "artifact")
     Store.open(str(tmp_path)).publish("busy", source_key="fast", artifacts={HERE: artifact}, carried={})
     (payload,) = artifact.manifest.payloads
     flip_a_byte(tmp_path / "busy" / "blobs" / "sha256" / payload.digest.removeprefix("sha256:"))
@@ -92,7 +93,7 @@ def test_damaged_artifact_is_replaced(store: Path, tmp_path: Path) -> None:
 
 def test_crash_of_the_old_artifact_fails_nothing(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Code for an older torch may kill the process that opens it."""
-    candidate_folder(str(store), "b").mkdir(parents=True)
+    workplace(str(store)).folder("candidates", "b").mkdir(parents=True)
     asked: list[str | None] = []
 
     def isolated(child: Any, request: JudgeRequest, staging: Path, *args: Any) -> End:
@@ -110,7 +111,7 @@ def test_crash_of_the_old_artifact_fails_nothing(store: Path, monkeypatch: pytes
 
 
 def test_judge_over_its_time_leaves_the_old_artifact(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    candidate_folder(str(store), "b").mkdir(parents=True, exist_ok=True)
+    workplace(str(store)).folder("candidates", "b").mkdir(parents=True, exist_ok=True)
 
     def in_child(child: Any, request: JudgeRequest, staging: Path, *args: Any) -> End:
         assert request.previous is not None

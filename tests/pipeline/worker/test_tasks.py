@@ -31,7 +31,8 @@ from pipeline.worker.probe_task import probe
 from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest, JudgeResult
 from pipeline.worker.sandbox import run_isolated
 from pipeline.worker.task_child import in_child
-from pipeline.workspace.workspace import candidate_folder, damage_of, judged_folder, log_path
+from pipeline.workspace.workspace import damage_of, log_path, workplace
+from tests.pipeline.campaigns import judged_folder
 from tests.steps import HERE, QUICK, python
 
 MODELS = Path(__file__).parents[1] / "models"
@@ -91,8 +92,8 @@ def test_judge_reports_what_freezing_did(tmp_path: Path) -> None:
     assert report.notes[-1] == "Only the first 10 are listed of 24 constants."
     assert (candidate.capture, candidate.lowering, candidate.strides_equal) == ("trace", "torchscript", True)
     assert candidate.tried[-1]["outcome"] == "captured and lowered"
-    assert JudgeResult.from_json(json.loads((judged_folder(str(tmp_path), "j", "good", why) / "result.json").read_text())) == result
-    freezing = Artifact.read(judged_folder(str(tmp_path), "j", "good", why) / "artifact").manifest.freezing
+    assert JudgeResult.from_json(json.loads((judged_folder(tmp_path, "j", "good", why) / "result.json").read_text())) == result
+    freezing = Artifact.read(judged_folder(tmp_path, "j", "good", why) / "artifact").manifest.freezing
     assert freezing.failures == why
     assert len(freezing.reports["payloads/all.pt"].constants) == 24
 
@@ -105,7 +106,7 @@ def test_judge_builds_the_winner_for_further_threads(tmp_path: Path) -> None:
     request = JudgeRequest(key="j", builds={"inductor-frozen": "b"}, policy=QUICK, campaign="c", further_threads=(1,), **common)
     result = judge(request)
     assert result.verdict == "published", result.failure
-    artifact = Artifact.read(judged_folder(str(tmp_path), "j", "good") / "artifact")
+    artifact = Artifact.read(judged_folder(tmp_path, "j", "good") / "artifact")
     assert [(payload.path, payload.num_threads) for payload in artifact.manifest.payloads] == [
         ("payloads/all.pt2", 2),
         ("payloads/all-threads1.pt2", 1),
@@ -116,12 +117,12 @@ def test_judge_builds_the_winner_for_further_threads(tmp_path: Path) -> None:
         (2, "payloads/all.pt2"),
         (1, "payloads/all-threads1.pt2"),
     ]
-    assert damage_of(candidate_folder(str(tmp_path), "b")) is None, "the candidate of the build stays as it was"
+    assert damage_of(workplace(str(tmp_path)).folder("candidates", "b")) is None, "the candidate of the build stays as it was"
 
 
 def test_death_in_a_further_build_leaves_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The child dies after the verdict: the model is judged again for the deciding thread count alone."""
-    candidate_folder(str(tmp_path), "b").mkdir(parents=True)
+    workplace(str(tmp_path)).folder("candidates", "b").mkdir(parents=True)
     asked: list[tuple[int, ...]] = []
 
     def isolated(child: Any, request: JudgeRequest, staging: Path, *args: Any) -> End:
@@ -138,7 +139,7 @@ def test_death_in_a_further_build_leaves_the_verdict(tmp_path: Path, monkeypatch
 
 
 def test_final_failure_is_read_back(tmp_path: Path) -> None:
-    candidate_folder(str(tmp_path), "b").mkdir(parents=True)
+    workplace(str(tmp_path)).folder("candidates", "b").mkdir(parents=True)
     request = of_a_broken_model(tmp_path, {"torchscript-frozen": "b"})
     first = judge(request)
     assert (first.verdict, kind_of(first), first.has_artifact) == ("failed", "source", False)
@@ -148,7 +149,7 @@ def test_final_failure_is_read_back(tmp_path: Path) -> None:
 
 def kept(store: Path, result: JudgeResult, *, missing: Sequence[str] = ()) -> None:
     """Write a result of the model `good`, as a judge does."""
-    folder = judged_folder(str(store), result.key, "good", missing)
+    folder = judged_folder(store, result.key, "good", missing)
     folder.mkdir(parents=True)
     (folder / "result.json").write_text(json.dumps(flat_json(result)))
 
@@ -156,18 +157,18 @@ def kept(store: Path, result: JudgeResult, *, missing: Sequence[str] = ()) -> No
 def test_missing_recipes_make_another_result(tmp_path: Path) -> None:
     both = of_a_broken_model(tmp_path, {"torchscript-frozen": "b", "inductor-frozen": "c"})
     for key in ("b", "c"):
-        candidate_folder(str(tmp_path), key).mkdir(parents=True)
+        workplace(str(tmp_path)).folder("candidates", key).mkdir(parents=True)
     before = JudgeResult(key="j", verdict="kept-eager", reason="as it was")
     kept(tmp_path, before, missing=["inductor-frozen"])
     assert judge(replace(both, builds={"torchscript-frozen": "b"}, failures={"inductor-frozen": "too late"})) == before
     again = judge(both)
     assert kind_of(again) == "source", "it was judged"
     assert judge(both) == again
-    assert judged_folder(str(tmp_path), "j", "good", ["inductor-frozen"]).is_dir(), "another campaign may need it"
+    assert judged_folder(tmp_path, "j", "good", ["inductor-frozen"]).is_dir(), "another campaign may need it"
 
 
 def test_concurrent_judges_return_the_stored_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    candidate_folder(str(tmp_path), "b").mkdir(parents=True)
+    workplace(str(tmp_path)).folder("candidates", "b").mkdir(parents=True)
     faster = JudgeResult(key="j", verdict="published", reason="of another campaign", has_artifact=True)
 
     def meanwhile(*args: Any) -> End:
@@ -213,7 +214,7 @@ def of_a_group(store: Path, end: str, *, seconds: float = 300, build_s: float | 
     results = build(BuildRequest(entry=made, builds=GROUP, device_class=HERE, num_threads=1, store=str(store)))
     assert [result.key for result in results] == ["a", "b", "c"]
     for result in results:
-        assert candidate_folder(str(store), result.key).is_dir() == (result.failure is None)
+        assert workplace(str(store)).folder("candidates", result.key).is_dir() == (result.failure is None)
     return [kind_of(result) for result in results], len(loads.read_text().splitlines())
 
 

@@ -126,7 +126,8 @@ def test_sources_are_shipped_once(bucket: str, s3_address: str, tmp_path: Path) 
         assert Path(here.search_path[0]).is_relative_to(tmp_path / name)
         assert {path.name for path in Path(here.search_path[0]).iterdir()} == {"ranker.py", "helper.py"}
         assert arrived(travelling, node) == here
-    again = Materials(driver.root, "sqlite://", digests, place=driver, shipping=True)
+    again = Materials(driver.root, "sqlite://", digests, place=driver)
+    again.ship_from_now_on()
     assert again.travelling(again.ready(given)) == travelling
     assert objects(s3_address, bucket.removeprefix("s3://")) == before
 
