@@ -12,7 +12,8 @@ from rich.console import Console
 from freezer.errors import UsageError
 from freezer.store.store import Store
 from jobs.exits import exiting, say
-from pipeline.reporting.campaign_status import campaign_status, campaigns_in_words, in_words, iso, status_if_known
+from pipeline.records.times import iso
+from pipeline.reporting.campaign_status import campaign_status, campaigns_in_words, in_words, status_if_known
 
 if TYPE_CHECKING:
     from pipeline.cluster.jobs_api import Job
@@ -31,24 +32,24 @@ def main(
     """Print the progress of a campaign, whether it is running, has ended, or its driver died."""
     out, errors = Console(soft_wrap=True, highlight=False, markup=False), Console(stderr=True)
 
-    def tell(text: str) -> None:
+    def note(text: str) -> None:
         say(errors, text, "dim")
 
     with exiting(errors):
         if campaign is None:
             if json or address is not None:
                 raise UsageError("--json and --address need the name of a campaign; without options, all campaigns are listed")
-            for line in campaigns_in_words(Store.open(store), tell):
+            for line in campaigns_in_words(Store.open(store), note):
                 out.print(line)
             return
         # A job may wait for nodes, or die, before it records anything.
-        status = campaign_status(Store.open(store), campaign, tell) if address is None else status_if_known(store, campaign, tell)
+        status = campaign_status(Store.open(store), campaign, note) if address is None else status_if_known(store, campaign, note)
         if status is not None and not json:  # first: the head may be lost
             for line in in_words(status, store):
                 out.print(line)
         job = None if address is None else _newest_job(campaign, store, address, ca)
         if status is None and job is None:
-            status = campaign_status(Store.open(store), campaign, tell)  # raises
+            status = campaign_status(Store.open(store), campaign, note)  # raises
     if json:
         found = {"campaign": campaign, "status": None} if status is None else status.to_json()
         sys.stdout.write(json_text.dumps({**found, "job": job.to_json() if job else None}, indent=1) + "\n")

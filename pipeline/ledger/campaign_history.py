@@ -25,10 +25,14 @@ class Reached:
 
 
 class History:
-    """A ledger read without a lock: the newest rows of every campaign."""
+    """A ledger read without a lock: the newest rows of every campaign.
+
+    Attributes:
+        folder: of the ledger; for a bucket, of this machine's copy.
+    """
 
     def __init__(self, store: Store) -> None:
-        self._folder = ledger_folder(store)
+        self.folder = ledger_folder(store)
         self._parts: set[str] = set()
         self._keys: dict[str, set[str]] = {}  # judge_keys by model
         self._records: dict[str, LedgerRow] = {}
@@ -48,12 +52,12 @@ class History:
         row = self._records.get(campaign)
         if row is None:
             known = ", ".join(self.campaigns()) or "none"
-            raise UsageError(f"the ledger {self._folder} has no campaign {campaign!r}; it has: {known}")
+            raise UsageError(f"the ledger {self.folder} has no campaign {campaign!r}; it has: {known}")
         return CampaignRecord.from_json(row.data)
 
     def refresh(self, campaign: str) -> None:
         """Read again if the campaign has written since; call it under the campaign's lock."""
-        if not {path.name for path in part_paths(self._folder, campaign)} <= self._parts:
+        if not {path.name for path in part_paths(self.folder, campaign)} <= self._parts:
             self._read()
 
     def members(self, campaign: str, record: CampaignRecord) -> list[Reached]:
@@ -77,7 +81,7 @@ class History:
         return [*(item.outcome for item in self.members(campaign, record)), *record.problems]
 
     def of_model(self, model: str, device_class: str | None = None) -> list[Reached]:
-        """Return every outcome that the ledger has of a model, the oldest first, whatever campaign reached it.
+        """Return every outcome that the ledger has of a model, the oldest first, of all campaigns.
 
         Args:
             model: its name.
@@ -112,8 +116,8 @@ class History:
         return max(before, key=lambda row: row.time) if before else min(rows.values(), key=lambda row: row.time, default=None)
 
     def _read(self) -> None:
-        paths = part_paths(self._folder)
-        for row in read_rows(self._folder, kinds=("campaign", "outcome")):
+        paths = part_paths(self.folder)
+        for row in read_rows(self.folder, kinds=("campaign", "outcome")):
             if row.kind == "campaign":
                 keep_newest(self._records, row.key, row)
             elif row.kind == "outcome":

@@ -26,7 +26,7 @@ from freezer.files.atomic import remove
 from freezer.store.store import WORK, Store
 from pipeline.ledger.bucket_mirror import drop_part, mirrored, send_part
 from pipeline.ledger.lease import Lease, LeaseLostError, campaign_lock, check_campaign
-from pipeline.ledger.segments import Kind, LedgerRow, Part, encode, part_name, read_folder, remove_partial, write_part
+from pipeline.ledger.segments import LedgerRow, Part, RowKind, encode, part_name, read_folder, remove_partial, write_part
 
 _Key = TypeVar("_Key")
 _Timed = TypeVar("_Timed", bound="LedgerRow | _Entry")
@@ -73,7 +73,7 @@ class _Entry(NamedTuple):
 class Draft:
     """A row to append."""
 
-    kind: Kind
+    kind: RowKind
     key: str
     model: str
     device_class: str
@@ -172,29 +172,29 @@ class Ledger:
                     self._own_parts.append(part)
             self._take_in(part)
 
-    def find(self, kind: Kind, key: str, *, model: str | None = None) -> LedgerRow | None:
+    def find(self, kind: RowKind, key: str, *, model: str | None = None) -> LedgerRow | None:
         """Return the newest row of a key, optionally of one model: entries that differ only in name share a key."""
         entries = self._of_keys.get((kind, key), {})
         if model is None:
             return max(entries.values(), key=lambda entry: entry.time).row() if entries else None
         return entries[model].row() if model in entries else None
 
-    def rows(self, kind: Kind) -> Iterator[LedgerRow]:
+    def rows(self, kind: RowKind) -> Iterator[LedgerRow]:
         """Yield the newest row of each key and model, the oldest first."""
         entries = [entry for (of_kind, _), by_model in self._of_keys.items() if of_kind == kind for entry in by_model.values()]
         return (entry.row() for entry in sorted(entries, key=lambda entry: entry.time))
 
-    def own(self, kind: Kind, key: str, model: str) -> LedgerRow | None:
+    def own(self, kind: RowKind, key: str, model: str) -> LedgerRow | None:
         """Return the newest row of a key and model that this campaign wrote itself."""
         entry = self._own.get((kind, key, model))
         return None if entry is None else entry.row()
 
-    def nearest(self, kind: Kind, model: str, device_class: str) -> LedgerRow | None:
+    def nearest(self, kind: RowKind, model: str, device_class: str) -> LedgerRow | None:
         """Return the newest row of a model and device class, with any key."""
         entry = self._nearest.get((kind, model, device_class))
         return None if entry is None else entry.row()
 
-    def append(self, kind: Kind, key: str, *, model: str, device_class: str, data: Mapping[str, Any]) -> None:
+    def append(self, kind: RowKind, key: str, *, model: str, device_class: str, data: Mapping[str, Any]) -> None:
         """Add a row, which is on the disk when this returns.
 
         Raises:

@@ -43,8 +43,8 @@ _SCHEMA = pa.schema(
 _HEAD = ["key", "time", "kind", "model", "device_class", "campaign"]
 _DATA = "data"
 
-Kind = Literal["build", "outcome", "campaign"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+RowKind = Literal["build", "outcome", "campaign"]
+KINDS: tuple[RowKind, ...] = get_args(RowKind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class LedgerRow:
         text: the record in JSON.
     """
 
-    kind: Kind
+    kind: RowKind
     key: str
     model: str
     device_class: str
@@ -192,7 +192,7 @@ def read_folder(folder: Path, known: Collection[Path] = ()) -> Iterator[Part]:
                 yield part
 
 
-def read_rows(folder: Path, *, kinds: Collection[Kind] = KINDS) -> Iterator[LedgerRow]:
+def read_rows(folder: Path, *, kinds: Collection[RowKind] = KINDS) -> Iterator[LedgerRow]:
     """Yield the rows of a ledger, of some kinds. A row that is being compacted may occur twice.
 
     Raises:

@@ -9,7 +9,6 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -28,6 +27,7 @@ from freezer.store.location import one_spelling
 from pipeline.exit_codes import FAILED, INFRASTRUCTURE, INTERRUPTED, OK
 from pipeline.records.events import STYLES
 from pipeline.records.outcome import Outcome
+from pipeline.records.times import iso
 from pipeline.reporting.costs import ClassCost
 from pipeline.tracking.connection import without_password
 from pipeline.workspace.workspace import log_place
@@ -88,8 +88,8 @@ class CampaignReport:
         """The content of the `--json` file."""
         return {
             "campaign": self.campaign,
-            "started": _iso(self.started),
-            "finished": _iso(self.finished),
+            "started": iso(self.started, timespec="milliseconds"),
+            "finished": iso(self.finished, timespec="milliseconds"),
             "exit_code": self.exit_code,
             "outcomes": [outcome.for_json_report() for outcome in self.outcomes],
             "costs": [encode(cost) for cost in self.costs],
@@ -108,10 +108,6 @@ class CampaignReport:
             raise InfrastructureError(
                 f"--json {path} cannot be written: {error}; nothing else is lost, run the same command to write it from the ledger"
             ) from error
-
-
-def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
 def print_report(report: CampaignReport, console: Console, store: str = "./store") -> None:

@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlparse
@@ -16,14 +15,16 @@ from freezer.errors import StoreUnreachableError
 from freezer.files.buckets import SCHEMES
 from freezer.store.location import one_spelling
 from freezer.store.store import Store
+from pipeline.exit_codes import INFRASTRUCTURE
+from pipeline.ledger.bucket_mirror import LEDGER
 from pipeline.ledger.campaign_history import History
 from pipeline.ledger.campaign_record import CampaignRecord
 from pipeline.ledger.lease import Holder, lease_of, living_holder, read_holder
-from pipeline.ledger.ledger import ledger_folder
-from pipeline.ledger.segments import Kind, read_rows
+from pipeline.ledger.segments import RowKind, read_rows
 from pipeline.records.outcome import Outcome
+from pipeline.records.times import iso
 
-BUILD: Kind = "build"
+_BUILD: RowKind = "build"
 
 State = Literal["running", "finished", "interrupted", "broken off", "dead"]
 
@@ -75,31 +76,32 @@ class Status:
 
     def to_json(self) -> dict[str, Any]:
         """Return the status for programs, with times in ISO 8601, UTC."""
-        times = {name: iso(getattr(self, name)) for name in ("started", "last_sign", "finished")}
-        return {**asdict(self), **times}
+        times = {"started": self.started, "last_sign": self.last_sign, "finished": self.finished}
+        return {**asdict(self), **{name: None if time is None else iso(time) for name, time in times.items()}}
 
 
-def campaign_status(store: Store, campaign: str, tell: Callable[[str], None] = lambda _: None) -> Status:
+def campaign_status(store: Store, campaign: str, note: Callable[[str], None] = lambda _: None) -> Status:
     """Return the status of a campaign, without locking or writing.
 
     Args:
         store: that it publishes to.
         campaign: its name.
-        tell: receives a line if this function waits for a sign of life from a driver on another machine.
+        note: receives a line if this function waits for a sign of life from a driver on another machine.
 
     Raises:
         UsageError: the store has no such campaign; the message lists those that it has.
         StoreUnreachableError: the ledger cannot be read.
     """
-    return _status(store, History(store), campaign, tell)
+    driver = _driver(store, campaign, note)
+    return _status(History(store), campaign, *driver)
 
 
-def status_if_known(uri: str, campaign: str, tell: Callable[[str], None] = lambda _: None) -> Status | None:
+def status_if_known(uri: str, campaign: str, note: Callable[[str], None] = lambda _: None) -> Status | None:
     """Return the status of a campaign; None if the folder of the store or the campaign does not exist yet.
 
     Args:
         uri: of the store that it publishes to.
-        campaign, tell: as in `campaign_status`.
+        campaign, note: as in `campaign_status`.
 
     Raises:
         StoreUnreachableError: the bucket or the ledger cannot be read.
@@ -107,22 +109,20 @@ def status_if_known(uri: str, campaign: str, tell: Callable[[str], None] = lambd
     if urlparse(uri).scheme not in SCHEMES and not Path(one_spelling(uri)).exists():
         return None
     store = Store.open(uri)
+    driver = _driver(store, campaign, note)
     history = History(store)
-    return _status(store, history, campaign, tell) if campaign in history.campaigns() else None
+    return _status(history, campaign, *driver) if campaign in history.campaigns() else None
 
 
-def _status(store: Store, history: History, campaign: str, tell: Callable[[str], None]) -> Status:
+def _status(history: History, campaign: str, holder: Holder | None, alive: bool) -> Status:
+    """Return the status of a campaign from a history that was read after the lease."""
     record = history.record(campaign)
-    holder, alive = _driver(store, campaign, tell)
-    if alive:  # read what it wrote meanwhile
-        history = History(store)
-        record = history.record(campaign)
-    reached = [item.outcome for item in history.members(campaign, record)]
-    outcomes = [*reached, *record.problems]
+    members = history.members(campaign, record)
+    outcomes = [*(item.outcome for item in members), *record.problems]
     builds = {}
     begun: set[tuple[str, str]] = set()
-    last_sign = max((record.started, *(item.time for item in history.members(campaign, record) if not item.outcome.cached)))
-    for row in read_rows(ledger_folder(store), kinds=(BUILD,)):
+    last_sign = max((record.started, *(item.time for item in members if not item.outcome.cached)))
+    for row in read_rows(history.folder, kinds=(_BUILD,)):
         if row.campaign == campaign and row.time >= record.started:
             builds[row.key] = row.data["failure"]
             begun.add((row.model, row.device_class))
@@ -164,12 +164,12 @@ def _items(outcomes: Sequence[Outcome], record: CampaignRecord, begun: Collectio
     return found
 
 
-def campaigns_in_words(store: Store, tell: Callable[[str], None] = lambda _: None) -> list[str]:
+def campaigns_in_words(store: Store, note: Callable[[str], None] = lambda _: None) -> list[str]:
     """Return a line for each campaign of a store, oldest first: name, state, outcomes, start.
 
     Args:
         store: of the campaigns.
-        tell: as in `campaign_status`.
+        note: as in `campaign_status`.
 
     Raises:
         StoreUnreachableError: the ledger cannot be read.
@@ -178,23 +178,23 @@ def campaigns_in_words(store: Store, tell: Callable[[str], None] = lambda _: Non
     lines = []
     for name in history.campaigns():
         record = history.record(name)
-        _, alive = _driver(store, name, tell)
+        _, alive = _driver(store, name, note)
         state = _state(alive, record.finished, interrupted=record.interrupted, exit_code=record.exit_code)
         reached = len(history.members(name, record)) + len(record.problems)
         lines.append(f"{name}: {state}, {reached} of {record.num_planned} outcomes, started {iso(record.started)}")
     return lines or ["the store has no campaigns yet; `python -m jobs.optimize` runs one"]
 
 
-def _driver(store: Store, campaign: str, tell: Callable[[str], None]) -> tuple[Holder | None, bool]:
+def _driver(store: Store, campaign: str, note: Callable[[str], None]) -> tuple[Holder | None, bool]:
     """Return the holder of the lease of a campaign, and whether that driver is alive."""
-    path = lease_of(ledger_folder(store), campaign, store.remote)
+    path = lease_of(store.root / LEDGER, campaign, store.remote)
     try:
         holder = read_holder(path)
         if holder is None:
             return None, False
         if holder.is_here():
             return holder, not holder.is_dead()
-        living = living_holder(path, tell)
+        living = living_holder(path, note)
     except OSError as error:
         raise StoreUnreachableError(f"the lease {path} cannot be read: {error}") from error
     return living or holder, living is not None
@@ -207,7 +207,7 @@ def _state(alive: bool, finished: float | None, *, interrupted: bool, exit_code:
         return "dead"
     if interrupted:
         return "interrupted"
-    return "broken off" if exit_code == 3 else "finished"
+    return "broken off" if exit_code == INFRASTRUCTURE else "finished"
 
 
 def in_words(status: Status, store: str) -> list[str]:
@@ -245,8 +245,3 @@ def _listed(items: Sequence[str]) -> str:
 
 def _counted(counts: dict[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "none yet"
-
-
-def iso(seconds: float | None) -> str | None:
-    """Format a time as ISO 8601; None stays None."""
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

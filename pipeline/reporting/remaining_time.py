@@ -16,12 +16,14 @@ from pipeline.records.events import Event
 
 JUDGE_BASE_S = 10.0
 JUDGE_SHARE = 0.5
-"""Before any judge has ended: it takes JUDGE_BASE_S and this share of its item's builds (benchmarks/results/zoo-2026-11-21.md)."""
+"""Before any judge has ended: it takes JUDGE_BASE_S and this share of its item's builds, as in
+benchmarks/results/zoo-all-recipes-2026-11-21.md.
+"""
 
 RENEW_S = 5.0
 """Least age of an estimate that is renewed: it goes through all items."""
 
-Kind = Literal["build", "judge"]
+_Kind = Literal["build", "judge"]
 
 ALL = ""
 """In place of a recipe or class: the mean of all."""
@@ -94,7 +96,7 @@ class _Ratio:
 class Running:
     """An item that is built or judged: `build` or `judge`, the recipes under way, and when it began."""
 
-    kind: Kind
+    kind: _Kind
     recipes: tuple[str, ...]
     since: float
 
@@ -151,7 +153,7 @@ class CampaignProgress:
             case "judged":
                 self._end_judge(event, item)
             case "retried":
-                kind: Kind = "build" if event.recipes else "judge"
+                kind: _Kind = "build" if event.recipes else "judge"
                 self._rates[kind].work_s += self._stop(event)
                 if item is not None:
                     item.judging = False
@@ -164,7 +166,7 @@ class CampaignProgress:
     def _begin(self, event: Event, item: _Item | None) -> None:
         if self._began is None:
             self._began = self._now
-        kind: Kind = "judge" if event.kind == "judge" else "build"
+        kind: _Kind = "judge" if event.kind == "judge" else "build"
         known = self.running.get(event.what, Running(kind=kind, recipes=(), since=self._now))
         self.running[event.what] = replace(known, kind=kind, recipes=(*known.recipes, *event.recipes))
         if item is not None:

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 from freezer.artifact.describe import describe_freezing
@@ -16,6 +15,7 @@ from freezer.hardware.device_classes import DEVICE_CLASSES, PORTABLE, can_run
 from pipeline.ledger.campaign_history import History
 from pipeline.ledger.campaign_record import CampaignRecord
 from pipeline.records.outcome import CandidateReport, Outcome
+from pipeline.records.times import iso
 from pipeline.reporting.comparison import OutcomeChange, compare
 from pipeline.reporting.model_history import PastOutcome, past_outcomes, size_mb
 
@@ -81,7 +81,7 @@ def overview(data: CampaignData) -> dict[str, Any]:
         "campaign": data.campaign,
         "catalog": record.catalog,
         "store": data.store,
-        "started": _iso(record.started),
+        "started": iso(record.started),
         "seconds": None if record.finished is None else record.finished - record.started,
         "exit_code": record.exit_code,
         "interrupted": record.interrupted,
@@ -115,7 +115,7 @@ def _past(past: Sequence[PastOutcome]) -> list[dict[str, Any]]:
     """The latest outcomes of a model and class, the oldest first."""
     return [
         {
-            "time": _iso(one.time),
+            "time": iso(one.time),
             "verdict": one.verdict,
             "version": one.version,
             "recipe": one.recipe,
@@ -227,10 +227,6 @@ def _rung(machine: str, published: Iterable[str]) -> str | None:
 def _specific_first(name: str) -> tuple[bool, int]:
     """Order of the columns: the most specific class first, `portable` last."""
     return name == PORTABLE, -list(DEVICE_CLASSES).index(name) if name in DEVICE_CLASSES else 0
-
-
-def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 def _finite(value: Any) -> Any:

@@ -12,12 +12,12 @@ from freezer.store.store import Store
 from pipeline.catalog.entry import Entry
 from pipeline.ledger.campaign_record import CampaignRecord
 from pipeline.ledger.ledger import ledger_folder
-from pipeline.ledger.segments import Kind, read_rows
+from pipeline.ledger.segments import RowKind, read_rows
 from pipeline.records.class_facts import ClassFacts
 from pipeline.scheduling.queue import takes_gpu
 from pipeline.worker.probe_task import probe
 
-CAMPAIGN: Kind = "campaign"
+_CAMPAIGN: RowKind = "campaign"
 
 
 def facts_here(
@@ -60,5 +60,5 @@ def facts_here(
 
 def _recorded(store: Store) -> dict[str, tuple[str, ClassFacts]]:
     """Return the facts of each class, with the newest campaign that used it."""
-    rows = sorted(read_rows(ledger_folder(store), kinds=(CAMPAIGN,)), key=lambda row: row.time)
+    rows = sorted(read_rows(ledger_folder(store), kinds=(_CAMPAIGN,)), key=lambda row: row.time)
     return {name: (row.campaign, facts) for row in rows for name, facts in CampaignRecord.from_json(row.data).facts.items()}
