@@ -22,12 +22,12 @@ from freezer.hardware.cgroups import available_cpus, machine_bytes
 from freezer.hardware.device_classes import PORTABLE, best_level, device_class
 from freezer.hardware.machine import detect, this_host
 from jobs.exits import exiting
+from pipeline.records.class_facts import LABEL
 
-LABEL = "coldpress.dev/"
 MEMORY_SHARE = 0.8
 """Share of the machine's memory that Ray schedules; the rest is for Ray itself and for low estimates."""
 
-OBJECT_STORE_BYTES = 200_000_000
+_OBJECT_STORE_BYTES = 200_000_000
 """Size of the object store; Ray's default is 30% of the memory, but tasks never exchange weights."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -61,7 +61,7 @@ class Worker:
             f"--num-cpus={self.num_cpus}",
             f"--num-gpus={self.num_gpus}",
             f"--memory={self.memory_bytes}",
-            f"--object-store-memory={OBJECT_STORE_BYTES}",
+            f"--object-store-memory={_OBJECT_STORE_BYTES}",
         ]
 
     def to_json(self) -> dict[str, Any]:

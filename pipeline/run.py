@@ -222,7 +222,7 @@ def _fleet(config: Config, cluster: Cluster, store: Store, continued: Continued,
         store=store.root / WORK,
         files=files,
         wait_s=config.wait_s,
-        reached=store.uri if store.remote is not None else None,
+        bucket_uri=store.uri if store.remote is not None else None,
         before=continued.facts,
     )
 

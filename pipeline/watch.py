@@ -24,7 +24,7 @@ from pipeline.run import Driver, Work, driving, notes, prepared
 EMPTY, UNREACHABLE = "CP-CATALOG-EMPTY", "CP-TRACKING"
 """Codes of a registry without models, and of an MLflow that cannot be reached."""
 
-NUM_NAMED = 10
+_NUM_NAMED = 10
 """Removed models that a note names."""
 
 Passed = Callable[[CampaignReport, Collection[str]], None]
@@ -138,7 +138,7 @@ class _Watched:
         gone = sorted(names)
         if not gone:
             return
-        more = f" and {len(gone) - NUM_NAMED} more" if len(gone) > NUM_NAMED else ""
-        self._note(f"no longer in the registry: {', '.join(gone[:NUM_NAMED])}{more}; their artifacts stay")
+        more = f" and {len(gone) - _NUM_NAMED} more" if len(gone) > _NUM_NAMED else ""
+        self._note(f"no longer in the registry: {', '.join(gone[:_NUM_NAMED])}{more}; their artifacts stay")
         self._entries = {name: entry for name, entry in self._entries.items() if name not in names}
         self._outcomes = tuple(outcome for outcome in self._outcomes if outcome.model not in names)

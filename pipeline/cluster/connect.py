@@ -20,12 +20,13 @@ from freezer.errors import ColdpressError, InfrastructureError, UsageError, firs
 from freezer.hardware.cgroups import available_cpus
 from freezer.hardware.machine import detect
 from pipeline.cluster.head_monitor import CONNECT_S, LOOK_S, Head, host_and_port
-from pipeline.cluster.ray_cluster import LABEL, Cluster
+from pipeline.cluster.ray_cluster import Cluster
 from pipeline.cluster.tls import check_tls
 from pipeline.cluster.tokens import check_token, token_rejected
 from pipeline.cluster.working_dir import in_job
+from pipeline.records.class_facts import LABEL
 
-OBJECT_STORE_BYTES = 100_000_000
+_OBJECT_STORE_BYTES = 100_000_000
 """Size of the object store; tasks exchange paths and figures, never weights."""
 
 LEAVE_S = 10.0
@@ -160,7 +161,7 @@ def _init_local() -> None:
         num_cpus=num_cpus,
         labels={f"{LABEL}{name}": "true" for name in detect().classes},
         include_dashboard=False,
-        object_store_memory=OBJECT_STORE_BYTES,
+        object_store_memory=_OBJECT_STORE_BYTES,
         log_to_driver=False,
         logging_level=logging.ERROR,
         _node_ip_address="127.0.0.1",

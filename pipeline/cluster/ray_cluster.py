@@ -24,8 +24,7 @@ from freezer.hardware.device_classes import DEVICE_CLASSES, PORTABLE, device_cla
 from pipeline.cluster.coordination import reported_by
 from pipeline.cluster.head_monitor import LOOK_S, Head
 from pipeline.failures.policy import kind_of_ray
-
-LABEL = "coldpress.dev/"
+from pipeline.records.class_facts import LABEL
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

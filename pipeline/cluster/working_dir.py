@@ -22,7 +22,7 @@ from freezer.files.atomic import link_or_copy
 MAX_BYTES = 500 * 1024 * 1024
 """Limit of a working directory; Ray's own limit is 512 MB including the archive."""
 
-NUM_NAMED = 5
+_NUM_NAMED = 5
 PACKAGES = ("freezer", "pipeline", "jobs")
 
 JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
@@ -199,7 +199,7 @@ def _check_size(files: Mapping[str, Path]) -> None:
     sizes = {name: path.stat().st_size for name, path in files.items()}
     total = sum(sizes.values())
     if total > MAX_BYTES:
-        largest = sorted(sizes, key=lambda name: -sizes[name])[:NUM_NAMED]
+        largest = sorted(sizes, key=lambda name: -sizes[name])[:_NUM_NAMED]
         named = ", ".join(f"{name} ({sizes[name] / 1e6:.0f} MB)" for name in largest)
         raise UsageError(
             f"the files to upload have {total / 1e6:.0f} MB, expected at most {MAX_BYTES / 1e6:.0f}; the largest are {named}. "

@@ -46,7 +46,7 @@ POLL_S = 0.5
 SETTLE_S = 1.0
 """Time between writing a lease in a bucket and reading it again."""
 
-CAMPAIGN = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._'+-]{0,99}")
+_CAMPAIGN = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._'+-]{0,99}")
 """Names of campaigns: they are part of file names and of MLflow's tags."""
 
 
@@ -113,7 +113,7 @@ def check_campaign(name: str) -> None:
     Raises:
         UsageError: it cannot be part of a file name.
     """
-    if not CAMPAIGN.fullmatch(name):
+    if not _CAMPAIGN.fullmatch(name):
         raise UsageError(f"campaign {name!r}: expected up to 100 letters, digits, spaces or . _ - + ', a letter or digit first")
 
 

@@ -22,7 +22,7 @@ from pipeline.failures.policy import LIFT, MOST_STARTS, decide, is_kept, is_miss
 from pipeline.ledger.ledger import Ledger
 from pipeline.ledger.segments import LedgerRow
 from pipeline.planning.keys import BuildTarget, FileDigests, Key, build_key, differing, judge_key, source_key
-from pipeline.records.class_facts import ClassFacts
+from pipeline.records.class_facts import LABEL, ClassFacts
 from pipeline.records.outcome import FinishedBuild, Outcome
 
 PORTABLE_TIME_LIMIT_S = 4.0
@@ -184,14 +184,14 @@ def _unplaceable(entry: Entry, name: str, facts: Mapping[str, ClassFacts]) -> In
     """The error of an entry for a class without a node, or with more threads than its smallest node can time."""
     if name not in facts:
         problem = (
-            f"no node serves {name}; nodes serve {', '.join(facts)}. Start one with `ray start --labels=coldpress.dev/{name}=true`"
+            f"no node serves {name}; nodes serve {', '.join(facts)}. Start one with `ray start --labels={LABEL}{name}=true`, or "
+            "leave the class out"
         )
-        problem += ", or leave the class out"
     elif (most := max(_threads_of(entry, name, facts[name]))) > facts[name].num_threads:
         problem = (
-            f"got threads {most}, but the smallest node that serves {name} has {facts[name].num_threads} CPUs; leave the count out"
+            f"got threads {most}, but the smallest node that serves {name} has {facts[name].num_threads} CPUs; leave the count "
+            f"out, or label only nodes that have as many with {LABEL}{name}=true"
         )
-        problem += f", or label only nodes that have as many with coldpress.dev/{name}=true"
     else:
         return None
     return InfrastructureError(f"entry {entry.name!r}: {problem}", code="CP-NO-NODE")
@@ -345,7 +345,7 @@ class FinishedWork:
         return None
 
     def _find_missed(self, item: Item, outcome: Outcome) -> tuple[tuple[str, ...], str]:
-        """Return the recipes that an outcome lacks and that are to be built now, and what to tell the user about them."""
+        """Return the recipes that an outcome lacks and that are to be built now, and a line that reports them."""
         again: list[str] = []
         words: list[str] = []
         for report in outcome.candidates if outcome.failure is None else ():

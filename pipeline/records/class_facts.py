@@ -1,10 +1,13 @@
-"""Toolchain and limits of the workers of a device class."""
+"""Labels, toolchain and limits of the workers of a device class."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+LABEL = "coldpress.dev/"
+"""Prefix of the labels of a Ray node, followed by a device class that it serves; the value is `true`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,7 +21,7 @@ from freezer.errors import InfrastructureError
 from freezer.hardware.device_classes import PORTABLE, auto_classes
 from freezer.hardware.machine import detect
 from pipeline.cluster.ray_cluster import Ask, Cluster, Handle, Node, classes_of
-from pipeline.records.class_facts import ClassFacts
+from pipeline.records.class_facts import LABEL, ClassFacts
 from pipeline.records.events import Event
 from pipeline.scheduling.node_check import NodeCheck, NodeChecks
 
@@ -50,7 +50,7 @@ class Fleet:
         store: folder of the store that all nodes must see; a file is written there.
         files: of the catalog; if a node does not see them, sources are shipped through the store.
         wait_s: how long to wait for nodes of a class that has none; None does not wait.
-        reached: URI of a store in a bucket, which all nodes must reach instead of seeing a folder.
+        bucket_uri: URI of a store in a bucket, which all nodes must reach instead of seeing a folder.
         before: facts of each class when a continued campaign started. Thread counts and toolchains are in the keys, so both are
             kept while a node serves them.
 
@@ -66,12 +66,12 @@ class Fleet:
         store: Path,
         files: Path,
         wait_s: float | None,
-        reached: str | None = None,
+        bucket_uri: str | None = None,
         before: Mapping[str, ClassFacts] | None = None,
     ) -> None:
         self.cluster, self.wait_s = cluster, wait_s if cluster.joined else None
         self._show, self._before = show, before or {}
-        self._checks = NodeChecks(cluster, self._note, store=store, files=files, reached=reached)
+        self._checks = NodeChecks(cluster, self._note, store=store, files=files, bucket_uri=bucket_uri)
         self.blind = False
         self._used: dict[str, Node] = {}
         self._refused: dict[str, tuple[float, str]] = {}
@@ -165,7 +165,7 @@ class Fleet:
                 break
             if time.monotonic() >= said:
                 said = time.monotonic() + SAY_S
-                labels = " and ".join(f"coldpress.dev/{name}=true" for name in lacking)
+                labels = " and ".join(f"{LABEL}{name}=true" for name in lacking)
                 wanted_nodes = f"nodes labelled {labels}" if lacking else "a first node, whose classes `auto` means then"
                 left = deadline - time.monotonic()
                 self._note(f"waiting up to {left:.0f} s for {wanted_nodes}; nodes serve {', '.join(classes_of(nodes)) or 'none'}")
@@ -306,8 +306,8 @@ def _problem(nodes: Collection[Node]) -> InfrastructureError | None:
     if not any(node.labelled for node in nodes):
         level = next((name for name in detect().classes if name != PORTABLE), "cpu-x86-64-v3")
         return InfrastructureError(
-            "no node of the cluster carries a label coldpress.dev/<device class>; start workers with "
-            f"`ray start --labels=coldpress.dev/{level}=true`, or with the options that `python -m jobs.worker_labels` prints",
+            f"no node of the cluster carries a label {LABEL}<device class>; start workers with "
+            f"`ray start --labels={LABEL}{level}=true`, or with the options that `python -m jobs.worker_labels` prints",
             code="CP-NO-NODE",
         )
     return None

@@ -29,7 +29,7 @@ SOON_S = 20.0
 LATE_S = 120.0
 """How long the start waits after the last answer for a node that others use; it joins when it answers."""
 
-HELD_S = 1200.0
+ONLY_NODE_S = 1200.0
 """How long the start waits after the last answer for the only node of a class: longer than the default timeout of a judge."""
 
 LOOK, CPU = "look", "cpu"
@@ -89,15 +89,15 @@ class NodeChecks:
     Args:
         cluster: of the nodes.
         note: takes lines for the user.
-        store, files, reached: as in `Fleet`.
+        store, files, bucket_uri: as in `Fleet`.
 
     Attributes:
         under_way: checks by node id.
     """
 
-    def __init__(self, cluster: Cluster, note: Callable[[str], None], *, store: Path, files: Path, reached: str | None) -> None:
+    def __init__(self, cluster: Cluster, note: Callable[[str], None], *, store: Path, files: Path, bucket_uri: str | None) -> None:
         self.under_way: dict[str, NodeCheck] = {}
-        self._cluster, self._note, self._store, self._files, self._reached = cluster, note, store, files, reached
+        self._cluster, self._note, self._store, self._files, self._bucket_uri = cluster, note, store, files, bucket_uri
         self._mark = own_path(store, f"seen-{uuid.uuid4().hex}")
 
     @contextlib.contextmanager
@@ -116,7 +116,7 @@ class NodeChecks:
         tasks: dict[str, Handle] = {}
         on_cpu = next((name for name in node.classes if not takes_gpu(name)), PORTABLE)
         if self._cluster.joined:
-            args = (self._reached, self._mark, self._files, _identity(self._files))
+            args = (self._bucket_uri, self._mark, self._files, _identity(self._files))
             tasks[LOOK] = self._cluster.glance(look, *args, name=LOOK, device_class_=on_cpu, node=node)
         for name in (on_cpu, *(name for name in node.classes if takes_gpu(name) and node.num_gpus)):
             tasks[_probe_of(name)] = self._cluster.start(
@@ -163,7 +163,7 @@ class NodeChecks:
             complete = [check for check in self.under_way.values() if check.complete]
             known = {name for check in complete for name in check.node.classes if check.facts(name) is not None}
             needed = [(name, check) for check in late for name in check.node.classes if check.may_know(name) and name not in known]
-            if needed and now >= answered + max(HELD_S, wait_s):
+            if needed and now >= answered + max(ONLY_NODE_S, wait_s):
                 name, check = needed[-1]
                 raise InfrastructureError(
                     f"no node for {name} had a free core or GPU for {now - started:.0f} s: {self._held(check)}. Free it, start "
@@ -183,22 +183,22 @@ class NodeChecks:
         return f"node {check.node.node_id[:12]}, which serves {', '.join(check.node.classes)}: {self._cluster.in_use(check.node)}"
 
 
-def look(reached: str | None, mark: Path, files: Path, identity: tuple[int, int] | None) -> Sight:
+def look(bucket_uri: str | None, mark: Path, files: Path, identity: tuple[int, int] | None) -> Sight:
     """On a node: look for the store and the files of the catalog.
 
     Args:
-        reached: URI of a store in a bucket; no files are assumed to be shared then.
+        bucket_uri: URI of a store in a bucket; no files are assumed to be shared then.
         mark: file in the folder of a store.
         files: of the catalog, with the size and time that the driver sees.
         identity: that size and time.
     """
-    if reached is None:
+    if bucket_uri is None:
         problem = None if mark.is_file() else f"it does not see the store's {mark.parents[1]}"
         return Sight(problem=problem, sees_files=_identity(files) == identity)
     try:
-        workplace(reached)
+        workplace(bucket_uri)
     except Exception as error:
-        return Sight(problem=f"opening the store {reached} there fails: {type(error).__name__}: {error}")
+        return Sight(problem=f"opening the store {bucket_uri} there fails: {type(error).__name__}: {error}")
     return Sight(sees_files=False)
 
 

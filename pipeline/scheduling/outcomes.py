@@ -40,7 +40,7 @@ def outcome_of(item: Item, result: JudgeResult, builds: Mapping[str, BuildResult
 def failed_outcome(item: Item, builds: Mapping[str, BuildResult]) -> Outcome:
     """Return the outcome of an item without a candidate: failed, or kept-eager if only eager was requested."""
     if not builds:
-        reason = "no other recipe than eager was asked for that fits this class"
+        reason = "no recipe other than eager was requested that fits this class"
         return Outcome(**_identity(item), verdict="kept-eager", reason=reason)
     failures = {recipe: found.failure for recipe, found in builds.items() if found.failure and found.failure.kind != SKIPPED}
     messages = list(dict.fromkeys(failure.message for failure in failures.values()))

@@ -100,7 +100,7 @@ class Slot:
         judge: whether one is in flight.
         turn: whether it is the node's turn to judge; it then gets no builds.
         num_judged: judges of this turn, including the one in flight.
-        judge_since: when the judge in flight was submitted; None once the user was told what it waits for.
+        judge_since: when the judge in flight was submitted; None once the wait has been reported.
         last_class: of the last task.
         rests_until: when the next turn may begin.
     """

@@ -41,18 +41,15 @@ class Materials:
         store: root of the store.
         tracking_uri: of the MLflow registry of `mlflow:` sources.
         digests: remembers fetched files.
-        shipping: whether a node does not see this machine's files.
         place: of a store in a bucket, which files and code are shipped through.
     """
 
-    def __init__(
-        self, store: Path, tracking_uri: str, digests: FileDigests, *, shipping: bool = False, place: Workplace | None = None
-    ) -> None:
+    def __init__(self, store: Path, tracking_uri: str, digests: FileDigests, *, place: Workplace | None = None) -> None:
         self._store, self._shipped = store, store / WORK / "sources"
         self._place = place if place is not None and place.remote is not None else None
         self._folder = self._shipped if self._place is None else store / WORK / "fetched"
         self._tracking_uri, self._digests = tracking_uri, digests
-        self.shipping = shipping
+        self._shipping = False
         self._ready: dict[str, Entry] = {}
         self._sent: dict[str, Entry] = {}
 
@@ -80,14 +77,14 @@ class Materials:
 
     def ship_from_now_on(self) -> None:
         """Ship files and code through the store, since a node does not see this machine's files."""
-        if not self.shipping:
-            self.shipping = True
+        if not self._shipping:
+            self._shipping = True
             self._ready.clear()
 
     def is_ready(self, entry: Entry) -> bool:
         """Whether an entry needs no fetching, downloading or shipping."""
         remote = entry.source.kind == "mlflow" or (entry.source.kind in FILE_KINDS and is_url(entry.source.location))
-        return entry.name in self._ready or not (self.shipping or remote)
+        return entry.name in self._ready or not (self._shipping or remote)
 
     def ready(self, entry: Entry) -> Entry:
         """Return the entry as a worker can load it, prepared once for each name.
@@ -100,7 +97,7 @@ class Materials:
                 made = replace(entry, source=fetched(entry.source, self._folder))
                 if made.source.kind == "mlflow":
                     made = self._of_registry(made)
-                if self.shipping:
+                if self._shipping:
                     made = ship(made, self._shipped)
             self._ready[entry.name] = made
         return self._ready[entry.name]
@@ -111,7 +108,7 @@ class Materials:
         Raises:
             StoreUnreachableError: the bucket cannot be written.
         """
-        if self._place is None or not self.shipping:
+        if self._place is None or not self._shipping:
             return entry
         if entry.name not in self._sent:
             self._sent[entry.name] = sent(entry, self._shipped, self._place)
@@ -154,11 +151,12 @@ class Materials:
 
     def _of_registry(self, entry: Entry) -> Entry:
         """Return the entry with the downloaded version as source, and with its inputs if the entry declares none."""
+        from pipeline.tracking.connection import MODELS
         from pipeline.tracking.mlmodel import describe
         from pipeline.tracking.source_models import RegistryModel, download, slug
 
         source = entry.source
-        name, _, version = source.location.removeprefix("models:/").rpartition("/")
+        name, _, version = source.location.removeprefix(MODELS).rpartition("/")
         folder = self._folder / "mlflow" / "-".join((slug(name), version, entry.tags.get(SOURCE_RUN, "")[:8])).rstrip("-")
         if not folder.is_dir():
             model = RegistryModel(name=name, version=version, run_id=None, tags={}, model_uri=source.location)

@@ -44,6 +44,12 @@ REFUSED = {
 }
 """Remedies by MLflow's error code: HTTP 401 and 403."""
 
+MISSING = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
+"""MLflow's error codes for models and versions that do not exist."""
+
+MODELS = "models:/"
+"""Scheme of the URIs of registered models and of logged models."""
+
 SQLITE = "sqlite:///"
 
 _PARTIAL = ".partial"

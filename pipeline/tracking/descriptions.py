@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from pipeline.records.outcome import CandidateReport, Outcome
 from pipeline.records.summary import Summary, summarize
+from pipeline.tracking.connection import MODELS
 
 MAX_CHARS = 7500
 """Length of a description: MLflow cuts tags at 8000 characters."""
@@ -16,11 +17,10 @@ MAX_CHARS = 7500
 MAX_UNPUBLISHED, MAX_OUTCOMES = 15, 30
 """Rows of a campaign's tables."""
 
-NUM_NAMED = 6
+_NUM_NAMED = 6
 """Unpublished models in the first lines."""
 
 MAX_REASON_CHARS = 240
-MODELS = "models:/"
 
 
 def campaign_description(outcomes: Sequence[Outcome], parameters: Mapping[str, str]) -> str:
@@ -50,7 +50,7 @@ def _head(outcomes: Sequence[Outcome], summary: Summary) -> str:
         lines.append(f"Largest gain: {_model_link(one)} for {one.device_class}, **{one.figures.speedup:.2f}×**. Load it: {load}")
     named = list(dict.fromkeys(f"{_code(one.model)} ({one.code or one.verdict})" for one in summary.unpublished))
     if named:
-        lines.append(f"Not published: {', '.join(named[:NUM_NAMED])}{', …' if len(named) > NUM_NAMED else ''}")
+        lines.append(f"Not published: {', '.join(named[:_NUM_NAMED])}{', …' if len(named) > _NUM_NAMED else ''}")
     return "  \n".join(lines)  # two spaces end a line within a paragraph
 
 

@@ -6,11 +6,11 @@ The sources' own tag names do not include `coldpress.artifact`, which marks froz
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from pipeline.records.outcome import SOURCE_MODEL, SOURCE_VERSION, Outcome
-from pipeline.tracking.connection import one_transaction, reaching
+from pipeline.records.times import iso
+from pipeline.tracking.connection import MISSING, MODELS, one_transaction, reaching
 from pipeline.tracking.registry import ARTIFACT, CAMPAIGN
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ STATUS = "coldpress.status"
 
 JUDGED = "coldpress.judged"
 """Tag of a source with the time of its outcomes, in UTC; older outcomes never replace newer ones."""
-
-MISSING = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 
 
 def tag_source(client: MlflowClient, campaign: str, outcomes: Sequence[Outcome], reached: float) -> None:
@@ -50,7 +48,7 @@ def tag_source(client: MlflowClient, campaign: str, outcomes: Sequence[Outcome],
             if error.error_code not in MISSING:  # the source was deleted since
                 raise
             return
-        judged = datetime.fromtimestamp(reached, UTC).isoformat(timespec="seconds")
+        judged = iso(reached)
         found = {CAMPAIGN: campaign, **_results(outcomes)}
         if found.items() <= existing.items() or existing.get(JUDGED, "") > judged:
             return
@@ -63,4 +61,4 @@ def _results(outcomes: Sequence[Outcome]) -> dict[str, str]:
     """Return the tags with verdicts, and with the registered model and alias of each device class."""
     status = "; ".join(f"{outcome.device_class}: {outcome.verdict}" for outcome in outcomes)
     made = [outcome for outcome in outcomes if outcome.artifact]
-    return {STATUS: status} | {f"{ARTIFACT}.{one.device_class}": f"models:/{one.registered_as}@{one.device_class}" for one in made}
+    return {STATUS: status} | {f"{ARTIFACT}.{one.device_class}": f"{MODELS}{one.registered_as}@{one.device_class}" for one in made}

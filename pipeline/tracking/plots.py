@@ -21,7 +21,7 @@ MAX_ROWS = 200
 """Rows of a figure; of more outcomes, the first and the last are shown."""
 
 GATE = 3.0
-"""The default drift gate (METHODS.md); an entry may set its own."""
+"""The default drift gate (docs/measuring.md); an entry may set its own."""
 
 VERDICT_COLORS: Mapping[str, str] = {
     "published": "#1b7f5c",

@@ -30,7 +30,7 @@ from freezer.artifact.manifest import Manifest
 from freezer.codec import encode
 from freezer.errors import InfrastructureError
 from pipeline.records.outcome import Outcome
-from pipeline.tracking.connection import one_transaction, reaching, upload
+from pipeline.tracking.connection import MODELS, one_transaction, reaching, upload
 from pipeline.tracking.descriptions import model_description, version_description
 from pipeline.tracking.run_records import free_tags
 from pipeline.tracking.serving_environment import CODE, write_environment
@@ -54,9 +54,6 @@ STORE = "coldpress.store"
 
 CAMPAIGN = "coldpress.campaign"
 """Tag of a logged model with the campaign that uploads it, and of a source with the campaign that judged it last."""
-
-LOGGED_MODEL = "models:/"
-"""Prefix of a version's source, followed by the id of the logged model; MLflow leaves the version's `model_id` empty."""
 
 MODEL_VERSIONS = "mlflow.modelVersions"
 """Tag of a logged model with its versions, for MLflow's pages."""
@@ -110,7 +107,7 @@ class Registry:
     def register(self, outcome: Outcome, serving: str, lay_out: Callable[[Path], Artifact], *, run_id: str | None) -> bool:
         """Register the artifact that serves an outcome's class, and set the class's alias to it.
 
-        The alias never moves to an older version of the same store, in whatever order campaigns are logged. If several campaigns
+        The alias never moves to an older version of the same store, in any order of logging. If several campaigns
         register an artifact at the same time, the first version stays.
 
         Args:
@@ -147,7 +144,7 @@ class Registry:
         with one_transaction(self._client):
             self._client.finalize_logged_model(model_id, "READY")
             version = self._create_version(model, outcome, serving, model_id, run_id)
-            if version.source == f"{LOGGED_MODEL}{model_id}":
+            if version.source == f"{MODELS}{model_id}":
                 self._link(model_id, version, run_id)
             self._point(model, version, outcome)
         return True
@@ -272,7 +269,7 @@ class Registry:
         """Create a version; if another campaign has created one of the same artifact, delete the new one and return the other."""
         created = self._client.create_model_version(
             model.name,
-            source=f"{LOGGED_MODEL}{model_id}",
+            source=f"{MODELS}{model_id}",  # MLflow leaves the version's `model_id` empty
             run_id=run_id,
             tags={**self._tags(outcome, serving), **_figures(outcome)},
             description=version_description(outcome, serving, self._store),

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from freezer.errors import CatalogError, SourceError
 from freezer.store.store import NAME
-from pipeline.tracking.connection import connect, quoted, reaching, resolve
+from pipeline.tracking.connection import MISSING, MODELS, connect, quoted, reaching, resolve
 from pipeline.tracking.mlmodel import MLMODEL
 from pipeline.tracking.registry import ARTIFACT
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion, RegisteredModel
     from mlflow.store.entities import PagedList
 
-SCHEME = "models:/"
 SLUG_DIGITS = 8
 SLUG_CHARS = 100
 
@@ -37,10 +36,8 @@ VERSIONS_PAGE = 10_000
 SEARCH_CHARS = 4000
 """Encoded characters of the names in one search of versions; they are part of a URL, which servers limit to 8 KB."""
 
-NUM_NAMED = 20
+_NUM_NAMED = 20
 """Models or versions listed in an error message."""
-
-MISSING = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +66,7 @@ class RegistryModel:
             version=str(version.version),
             run_id=version.run_id or None,
             tags=dict(version.tags),
-            model_uri=f"{SCHEME}{version.name}/{version.version}",
+            model_uri=f"{MODELS}{version.name}/{version.version}",
         )
 
 
@@ -164,12 +161,12 @@ def slug(name: str) -> str:
 
 def _parse(uri: str) -> tuple[str, str | None, str | None]:
     """Return name, alias and version of a URI; no version means the newest."""
-    rest = uri.removeprefix(SCHEME)
+    rest = uri.removeprefix(MODELS)
     name, slash, number = rest.partition("/")
     alias: str | None = None
     if not slash and "@" in rest:
         name, _, alias = rest.rpartition("@")
-    if not uri.startswith(SCHEME) or not name or alias == "" or (slash and not number) or "/" in number:
+    if not uri.startswith(MODELS) or not name or alias == "" or (slash and not number) or "/" in number:
         raise _registry_error(
             f"{uri!r} is not a registered model; expected models:/NAME@ALIAS, models:/NAME/VERSION or models:/NAME"
         )
@@ -201,11 +198,11 @@ def _numbered(client: MlflowClient, name: str, number: str) -> RegistryModel:
             raise
         existing = _some(str(version.version) for version in _versions(client, [name]))
         raise _registry_error(f"model {name!r} has no version {number!r}; it has {existing}") from None
-    uri = f"{SCHEME}{name}/{number}"
+    uri = f"{MODELS}{name}/{number}"
     if ARTIFACT in version.tags:
         raise _registry_error(
             f"{uri} is a frozen artifact (tag {ARTIFACT}), which cannot be a source; name the model it was made from, or "
-            f"{SCHEME}{name} for the newest version that is not frozen"
+            f"{MODELS}{name} for the newest version that is not frozen"
         )
     if not _usable(version):
         raise _registry_error(f"{uri} is {version.status} ({version.status_message or 'no reason given'}); log it again")
@@ -308,8 +305,8 @@ def _usable(version: ModelVersion) -> bool:
 
 def _some(names: Iterable[str]) -> str:
     known = list(names)
-    more = f" and {len(known) - NUM_NAMED} more" if len(known) > NUM_NAMED else ""
-    return f"{', '.join(known[:NUM_NAMED])}{more}" if known else "none"
+    more = f" and {len(known) - _NUM_NAMED} more" if len(known) > _NUM_NAMED else ""
+    return f"{', '.join(known[:_NUM_NAMED])}{more}" if known else "none"
 
 
 def _registry_error(message: str) -> SourceError:
@@ -320,8 +317,8 @@ def _download(client: MlflowClient, model: RegistryModel, dest: Path) -> Path:
     from mlflow.artifacts import download_artifacts, list_artifacts
 
     location = client.get_model_version_download_uri(model.name, model.version)
-    if location.startswith(SCHEME):  # a logged model, which only the tracking server can resolve
-        location = client.get_logged_model(location.removeprefix(SCHEME)).artifact_location
+    if location.startswith(MODELS):  # a logged model, which only the tracking server can resolve
+        location = client.get_logged_model(location.removeprefix(MODELS)).artifact_location
     try:
         folder = download_artifacts(
             artifact_uri=location, dst_path=str(dest), tracking_uri=client.tracking_uri, registry_uri=client.tracking_uri

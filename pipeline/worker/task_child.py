@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from freezer.freezing.models.subject import Subject
     from freezer.freezing.target.target import Target
 
-MEMORY_SHARE = 0.8
+_MEMORY_SHARE = 0.8
 """Share of the machine's memory that one item may use if its entry sets no limit."""
 
 LOG = "child.log"
@@ -36,7 +36,7 @@ def in_child(child: Any, request: BuildRequest | JudgeRequest, staging: Path, *a
 def bounds_of(limits: Limits, name: str) -> Bounds:
     """Return the limits of a child: those of the entry, and by default a share of the machine's memory."""
     asked = limits.memory_gb is not None
-    memory_bytes = int(limits.memory_gb * 1e9) if limits.memory_gb is not None else int(machine_bytes() * MEMORY_SHARE)
+    memory_bytes = int(limits.memory_gb * 1e9) if limits.memory_gb is not None else int(machine_bytes() * _MEMORY_SHARE)
     is_cuda = device_class(name).kind == "cuda"
     return Bounds(timeout_s=limits.timeout_s, memory_bytes=memory_bytes, asked=asked, bounds_requests=not is_cuda)
 

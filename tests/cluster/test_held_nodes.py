@@ -72,7 +72,7 @@ def test_a_held_node_is_used_once_it_is_free(joined: Cluster, fleet: Fleet, note
 
 
 def test_the_only_node_of_a_class_is_named_if_held(joined: Cluster, fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.scheduling.node_check.HELD_S", 15.0)
+    monkeypatch.setattr("pipeline.scheduling.node_check.ONLY_NODE_S", 15.0)
     small = node_of(joined, V3)
     with held(small), pytest.raises(InfrastructureError, match="Squatter") as caught, fleet.assembled({V3, V4}):
         pass

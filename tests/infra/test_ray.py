@@ -22,7 +22,8 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from freezer.hardware.device_classes import DEVICE_CLASSES, PORTABLE, can_run
 from freezer.hardware.machine import detect
-from jobs.worker_labels import LABEL, MEMORY_SHARE
+from jobs.worker_labels import MEMORY_SHARE
+from pipeline.records.class_facts import LABEL
 from tests.pipeline.cluster.test_tls_campaign import OWN, certificates
 from tests.raylets import DIES_WITH_US, LOOPBACK, ROOT, START_S, Raylet, free_port, wait_until
 

@@ -107,7 +107,7 @@ def test_busy_gpu_delays_only_gpu_campaigns(tmp_path: Path, monkeypatch: pytest.
 
 def test_class_with_only_a_busy_gpu_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.scheduling.node_check.LATE_S", 0.1)
-    monkeypatch.setattr("pipeline.scheduling.node_check.HELD_S", 0.2)
+    monkeypatch.setattr("pipeline.scheduling.node_check.ONLY_NODE_S", 0.2)
     nodes = [node("a", GPU, V4, num_gpus=1), node("b", V4)]
     said = f"no node for {GPU} had a free core or GPU for .*: node a, which serves {GPU}, .*: in use are 1 of its 1 GPUs"
     for wanted in ([GPU], ["auto"]):
@@ -118,7 +118,7 @@ def test_class_with_only_a_busy_gpu_fails(tmp_path: Path, monkeypatch: pytest.Mo
 def test_class_of_one_node_waits_for_its_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another node has the class of the GPU, but only the late one has the class of its CPU."""
     monkeypatch.setattr("pipeline.scheduling.node_check.LATE_S", 0.1)
-    monkeypatch.setattr("pipeline.scheduling.node_check.HELD_S", 0.5)
+    monkeypatch.setattr("pipeline.scheduling.node_check.ONLY_NODE_S", 0.5)
     nodes = [node("a", GPU, V4, num_gpus=1), node("b", GPU, "cpu-x86-64-v3", num_gpus=1)]
     cluster = Answers(nodes, held=["a"])
     with pytest.raises(InfrastructureError, match=f"no node for {V4} had a free core or GPU for .*: node a, "):
