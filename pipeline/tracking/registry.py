@@ -94,11 +94,21 @@ class Registry:
         outcomes: of the model.
         mode: whether to upload artifacts or references.
         store_uri: store that contains the artifacts.
+        rolled_back: whether the store serves an older version than an outcome's; called before an alias moves.
     """
 
-    def __init__(self, projection: Projection, outcomes: Sequence[Outcome], *, mode: ArtifactMode, store_uri: str) -> None:
+    def __init__(
+        self,
+        projection: Projection,
+        outcomes: Sequence[Outcome],
+        *,
+        mode: ArtifactMode,
+        store_uri: str,
+        rolled_back: Callable[[Outcome], bool],
+    ) -> None:
         import mlflow
 
+        self._rolled_back = rolled_back
         self._projection, self._client, self._mode = projection, projection.client, mode
         self._store = store_uri if urlparse(store_uri).scheme else str(Path(store_uri).absolute())
         self._outcomes, self._models = outcomes, dict[str, _Model]()
@@ -107,8 +117,8 @@ class Registry:
     def register(self, outcome: Outcome, serving: str, lay_out: Callable[[Path], Artifact], *, run_id: str | None) -> bool:
         """Register the artifact that serves an outcome's class, and set the class's alias to it.
 
-        The alias never moves to an older version of the same store, in any order of logging. If several campaigns
-        register an artifact at the same time, the first version stays.
+        The alias never moves to an older version of the same store, in any order of logging, nor to one that was rolled back. If
+        several campaigns register an artifact at the same time, the first version stays.
 
         Args:
             outcome: outcome with an artifact and a version.
@@ -179,7 +189,7 @@ class Registry:
         return min(alike, key=lambda version: int(version.version), default=None)
 
     def _point(self, model: _Model, version: ModelVersion, outcome: Outcome) -> bool:
-        """Set the alias, unless it points to a later version of the same store; return whether anything was changed."""
+        """Set the alias, unless it must not move; return whether anything was changed."""
         number, target = outcome.version or 0, str(version.version)
         changed = number > int(version.tags.get(VERSION, 0))
         if changed:  # the store carries unchanged artifacts over to newer versions
@@ -192,6 +202,8 @@ class Registry:
             tags = self._version(model, current).tags
             if tags.get(STORE) == version.tags.get(STORE) and int(tags.get(VERSION, 0)) > number:
                 return changed
+        if self._rolled_back(outcome):
+            return changed
         # The client's own methods read the model once more, to refuse prompts, as `_model` did.
         registry = self._client._get_registry_client()
         registry.set_registered_model_alias(model.name, outcome.device_class, target)

@@ -87,7 +87,7 @@ class Tracker:
         projection = self._projection
         if projection is None or self.is_complete:
             return
-        registry = Registry(projection, outcomes, mode=self._mode, store_uri=self._store.uri)
+        registry = Registry(projection, outcomes, mode=self._mode, store_uri=self._store.uri, rolled_back=self._rolled_back)
         for outcome in sorted(outcomes, key=lambda outcome: outcome.verdict == "kept-eager"):
             if self.broke_off:
                 return
@@ -142,6 +142,9 @@ class Tracker:
                 f"{outcome.model}:{outcome.version} does not contain {outcome.artifact}, which the ledger recorded for it"
             )
         return version, serving[0]
+
+    def _rolled_back(self, outcome: Outcome) -> bool:
+        return self._store.version(outcome.model).number < (outcome.version or 0)
 
     def _tried(self, call: Callable[[], T]) -> T | None:
         try:

@@ -262,6 +262,21 @@ def test_replay_all_never_moves_an_alias_back(empty: Store, uri: str, artifacts:
     assert shown(uri) == before
 
 
+def test_a_rollback_stays_in_mlflow(empty: Store, uri: str, artifacts: dict[str, Artifact]) -> None:
+    run_judged(empty, DOWN, "one", artifacts)
+    before = empty.version("first").images["portable"].digest
+    changed = {**artifacts, "portable": stricter(artifacts["portable"])}
+    run_judged(empty, DOWN, "two", changed, limits=Limits(error_ratio_max=2.5))
+    empty.roll_back("first", 1)
+    assert replayed(empty, uri, "--all").exit_code == 0
+    found = shown(uri)
+    served = {name: found["versions"][name, found["aliases"][name]["portable"]]["coldpress.artifact"] for name in ("first", "kept")}
+    assert served == {"first": before, "kept": empty.version("kept").images["portable"].digest}
+    empty.roll_back("first", 2)
+    assert replayed(empty, uri, "--all").exit_code == 0
+    assert shown(uri)["aliases"]["first"]["portable"] != found["aliases"]["first"]["portable"], "the store serves version 2 again"
+
+
 def stricter(artifact: Artifact) -> Artifact:
     return Artifact(folder=artifact.folder, manifest=replace(artifact.manifest, gate=GateRecord(error_ratio_max=2, speedup_min=1)))
 
