@@ -227,6 +227,8 @@ class Cluster:
             return Done(handle=handle, value=ray.get(handle.ref))
         except ray.exceptions.RayTaskError as error:
             return Done(handle=handle, failure=f"{type(error.cause).__name__}: {error.cause}", kind=kind_of_ray(error, error.cause))
+        except ray.exceptions.TaskUnschedulableError as error:  # each task is bound to a node
+            return Done(handle=handle, failure="the node has left", kind=kind_of_ray(error), lost=True)
         except ray.exceptions.RayError as error:
             return Done(handle=handle, failure=f"{type(error).__name__}: {first_line(error)}", kind=kind_of_ray(error), lost=True)
 

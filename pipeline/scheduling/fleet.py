@@ -188,12 +188,15 @@ class Fleet:
             )
 
     def _take_answers(self) -> None:
-        """Use doubtful nodes that answer; drop those whose answer was lost, to be checked again if they are still listed."""
+        """Use doubtful nodes that answer; drop those that have left, and those whose answer was lost, to be checked again."""
         asked = {handle: node_id for node_id, handle in self._doubted.items()}
         for done in self.cluster.wait([*asked], timeout_s=0) if asked else ():
             node_id = asked[done.handle]
-            del self._doubted[node_id]
-            if done.failure is not None and node_id in self._used:
+            self._doubted.pop(node_id, None)
+            if done.failure is None:
+                continue
+            self._refresh()
+            if node_id in self._used:
                 lost = self._used.pop(node_id)
                 self._note(f"node {node_id[:12]} does not answer ({done.failure}); it served {', '.join(lost.classes)}")
 
