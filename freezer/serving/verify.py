@@ -66,7 +66,7 @@ def verify(
             with `speed`, the best one does not serve.
         NotPublishedError, StoreUnreachableError: the reference cannot be resolved, or `portable` is not an artifact folder.
         IntegrityError, CanaryError: the bytes or the outputs differ from the published ones, or no trusted key signed them.
-        UsageError: no temporary folder can be used, or there is no portable artifact of the same weights to compare with.
+        UsageError: no temporary folder is usable, or no portable artifact was made of the same weights.
         SpeedError: it is less than half as fast as its manifest promises.
     """
     if portable is not None and not speed:
@@ -106,7 +106,7 @@ def verify(
             figures = tuple(run_canary(artifact, model))
         except ColdpressError:
             raise
-        except Exception as error:  # a payload may raise anything, also because this machine lacks memory
+        except Exception as error:  # a payload may raise anything; load refuses it for the same reason
             refusal = failure(image.device_class, error)
             raise IncompatibleError(f"{reference}: {refusal}", (*selection.ladder, refusal)) from error
         return Verification(

@@ -158,7 +158,7 @@ class ModelServer:
         if before is not None and offered == self._refused and time.monotonic() < self._again:
             return
         try:
-            model = self._load(version)
+            model = self._load()
         except IncompatibleError as error:
             if self._count_canary(error.ladder):
                 self._refused, self._again = offered, time.monotonic() + CANARY_AGAIN_S
@@ -170,11 +170,11 @@ class ModelServer:
             used = {item.digest for item in model.manifest.contents}
             self._store.drop_copies(item.digest for item in before.model.manifest.contents if item.digest not in used)
 
-    def _load(self, version: Version) -> Any:
+    def _load(self) -> Any:
         options = self._options
         load: Callable[..., Any] = freezer.load  # its overloads take one runtime each
         model = load(
-            f"{version.model}:{version.number}",
+            options.model,  # not the version's number: only `latest` has what still serves a class of an earlier source
             store=options.store,
             device_class=options.device_class,
             threads=options.threads,

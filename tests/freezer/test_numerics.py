@@ -38,7 +38,7 @@ def test_fill_values_do_not_hide_other_errors() -> None:
     assert pooled([r, r], [r, wrong], APART)[0] > 1e-3
 
 
-def test_wrong_answers_beyond_the_range_of_squares_are_a_problem() -> None:
+def test_answers_whose_squares_overflow_are_a_problem() -> None:
     r = random_inputs(8, 16).double()
     assert "rmse inf" in str(problem(r, r + 1e200, "eager"))
 

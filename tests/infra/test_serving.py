@@ -238,7 +238,7 @@ def test_a_reload_and_a_full_queue_lose_nothing(store: Store, scripted: Frozen, 
         assert started.metric("requests_total", outcome="overloaded") == 1
 
 
-def test_bodies_that_arrive_slowly_have_a_place_in_the_queue(published: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_bodies_have_a_place_in_the_queue(published: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise clients could fill the memory with bodies that wait outside of the queue, or keep places for ever."""
     monkeypatch.setattr(model_server, "READ_S", 3.0)
     with serving(published, queue=1) as started, contextlib.ExitStack() as held:
@@ -254,7 +254,7 @@ def test_bodies_that_arrive_slowly_have_a_place_in_the_queue(published: Store, m
         assert started.metric("requests_total", outcome="invalid") == 2
 
 
-def test_versions_that_change_only_other_classes_are_not_loaded(store: Store, portable: Frozen, tmp_path: Path) -> None:
+def test_changes_of_other_classes_load_nothing(store: Store, portable: Frozen, tmp_path: Path) -> None:
     with serving(store) as started:
         wait_until(lambda: started.serves(1), "version 1 serves")
         assert started.server.loaded is not None
@@ -266,7 +266,17 @@ def test_versions_that_change_only_other_classes_are_not_loaded(store: Store, po
         assert started.metric("reloads_total", outcome="ok") == 1
 
 
-def test_artifacts_that_fail_their_canary_are_not_loaded_at_every_look(store: Store, scripted: Frozen, tmp_path: Path) -> None:
+def test_a_class_of_an_earlier_source_serves(store: Store, portable: Frozen, tmp_path: Path) -> None:
+    """Only `latest` contains it, not the newest version itself."""
+    other = {"portable": other_artifact(portable, tmp_path / "other")}
+    store.publish("mlp", source_key="another", artifacts=other, carried={})
+    assert HERE not in store.version("mlp:2").images
+    with serving(store) as started:
+        wait_until(lambda: started.serves(2), "the artifact of version 1 serves")
+        assert started.predict(json_of(X)).status_code == 200
+
+
+def test_a_failed_canary_is_not_repeated_at_every_look(store: Store, scripted: Frozen, tmp_path: Path) -> None:
     with serving(store, reload_s=0.1) as started:
         wait_until(lambda: started.serves(1), "version 1 serves")
         publish(store, wrong_artifact(scripted, tmp_path / "wrong"))

@@ -48,7 +48,7 @@ def test_a_failing_canary_raises(scripted: Frozen, tmp_path: Path) -> None:
         freezer.verify(copied.folder)
 
 
-def test_a_payload_that_does_not_open_is_not_called_damaged(scripted: Frozen, tmp_path: Path) -> None:
+def test_a_payload_that_does_not_open_is_incompatible(scripted: Frozen, tmp_path: Path) -> None:
     """Its digest matches, so the bytes are the published ones; this machine may lack memory, for example."""
     other_kind = tuple(replace(payload, kind="exported") for payload in scripted.artifact.manifest.payloads)
     copied = copy_of(scripted.artifact, tmp_path / "copy", payloads=other_kind)

@@ -201,7 +201,7 @@ def test_pull_keeps_foreign_folders(empty: Store, one: Artifact, two: Artifact, 
         empty.pull(version, V4, dest)
 
 
-def test_a_destination_that_cannot_be_written_is_a_usage_error(empty: Store, tmp_path: Path) -> None:
+def test_an_unwritable_destination_is_a_usage_error(empty: Store, tmp_path: Path) -> None:
     """A limit on the size of files fails as a full disk does, in the copy of the payload."""
     version = publish(empty, write_plain_artifact(tmp_path / "large", content=b"x" * 100_000, device_class=V4))
     dest, (soft, hard) = tmp_path / "pulled", resource.getrlimit(resource.RLIMIT_FSIZE)
