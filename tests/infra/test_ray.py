@@ -90,9 +90,7 @@ def test_node_types_match_their_instances(prepared: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("name", "options"), [("cpu-zen4", []), ("cuda-sm90", ["--device-class=cuda-sm90"])])
-def test_gpu_machines_get_no_labels_of_their_cpu(
-    name: str, options: list[str], prepared: dict[str, Any], tmp_path: Path
-) -> None:
+def test_gpu_machines_get_no_labels_of_their_cpu(name: str, options: list[str], prepared: dict[str, Any], tmp_path: Path) -> None:
     """Ray adds a type's labels to those of the start command, which runs here with programs that only note their arguments."""
     from ray.autoscaler._private.util import with_envs
 
