@@ -405,7 +405,9 @@ def _writing_to(dest: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UsageError(f"--dest {dest} cannot be written: {error.strerror or error}; free space, or name another folder") from error
+        raise UsageError(
+            f"--dest {dest} cannot be written: {error.strerror or error}; free space, or name another folder"
+        ) from error
 
 
 def signature_tag(image: Descriptor) -> str:
