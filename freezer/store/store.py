@@ -195,26 +195,22 @@ class Store:
             IntegrityError: a blob is damaged; `dest` is unchanged.
             UsageError: `dest` contains something else, or cannot be written.
         """
-        with _writing_to(dest):
-            return self._pulled(version, device_class, dest)
-
-    def _pulled(self, version: Version, device_class: str, dest: Path) -> Artifact:
-        """See `pull`; raises OSError where `dest` cannot be written."""
         layout, manifest_bytes = self.layout(version.model), self.manifest_bytes(version, device_class)
-        if dest.exists() and any(dest.iterdir()):
-            if not (dest / MANIFEST).exists() or (dest / MANIFEST).read_bytes() != manifest_bytes:
-                raise UsageError(f"{dest} is not empty; name a new folder with --dest")
-            self._complete(version, device_class, dest)
+        with _writing_to(dest):
+            if dest.exists() and any(dest.iterdir()):
+                if not (dest / MANIFEST).exists() or (dest / MANIFEST).read_bytes() != manifest_bytes:
+                    raise UsageError(f"{dest} is not empty; name a new folder with --dest")
+                self._complete(version, device_class, dest)
+                return Artifact.read(dest)
+            dest.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=f".{dest.name}-", dir=dest.parent) as scratch:
+                staging = Path(scratch) / "artifact"
+                for item in self.manifest(version, device_class).contents:
+                    layout.fetch(item.digest, staging / item.path)
+                (staging / MANIFEST).write_bytes(manifest_bytes)
+                self._complete(version, device_class, staging)
+                move(staging, dest)
             return Artifact.read(dest)
-        dest.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{dest.name}-", dir=dest.parent) as scratch:
-            staging = Path(scratch) / "artifact"
-            for item in self.manifest(version, device_class).contents:
-                layout.fetch(item.digest, staging / item.path)
-            (staging / MANIFEST).write_bytes(manifest_bytes)
-            self._complete(version, device_class, staging)
-            move(staging, dest)
-        return Artifact.read(dest)
 
     def _complete(self, version: Version, device_class: str, folder: Path) -> None:
         """Verify a pulled folder and write its signatures."""
