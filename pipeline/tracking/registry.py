@@ -30,7 +30,7 @@ from freezer.artifact.manifest import Manifest
 from freezer.codec import encode
 from freezer.errors import InfrastructureError
 from pipeline.records.outcome import Outcome
-from pipeline.tracking.connection import MODELS, one_transaction, reaching, upload
+from pipeline.tracking.connection import MODELS, one_transaction, quoted, reaching, upload
 from pipeline.tracking.descriptions import model_description, version_description
 from pipeline.tracking.run_records import free_tags
 from pipeline.tracking.serving_environment import CODE, write_environment
@@ -94,7 +94,8 @@ class Registry:
         outcomes: of the model.
         mode: whether to upload artifacts or references.
         store_uri: store that contains the artifacts.
-        rolled_back: whether the store serves an older version than an outcome's; called before an alias moves.
+        rolled_back: whether the store serves an older artifact than an outcome's, which is for the named class; called before an
+            alias moves.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Registry:
         *,
         mode: ArtifactMode,
         store_uri: str,
-        rolled_back: Callable[[Outcome], bool],
+        rolled_back: Callable[[Outcome, str], bool],
     ) -> None:
         import mlflow
 
@@ -147,7 +148,7 @@ class Registry:
             return False
         version = self._find(model, outcome)
         if version is not None:
-            return self._point(model, version, outcome)
+            return self._point(model, version, outcome, serving)
         model_id = self._find_upload(outcome) or self._upload(outcome, serving, lay_out, run_id)
         if not model.newest:
             self._create_model(model)
@@ -156,7 +157,7 @@ class Registry:
             version = self._create_version(model, outcome, serving, model_id, run_id)
             if version.source == f"{MODELS}{model_id}":
                 self._link(model_id, version, run_id)
-            self._point(model, version, outcome)
+            self._point(model, version, outcome, serving)
         return True
 
     def _model(self, name: str) -> _Model:
@@ -183,12 +184,13 @@ class Registry:
     def _find(self, model: _Model, outcome: Outcome) -> ModelVersion | None:
         """Return the first version of an outcome's artifact."""
         if len(model.versions) < model.newest:
-            found = self._client.search_model_versions(f"tags.`{ARTIFACT}` = '{outcome.artifact}'")
+            named = "" if "'" in model.name and '"' in model.name else f"name = {quoted(model.name)} AND "
+            found = self._client.search_model_versions(f"{named}tags.`{ARTIFACT}` = '{outcome.artifact}'")
             model.versions |= {str(version.version): version for version in found if version.name == model.name}
         alike = [version for version in model.versions.values() if version.tags.get(ARTIFACT) == outcome.artifact]
         return min(alike, key=lambda version: int(version.version), default=None)
 
-    def _point(self, model: _Model, version: ModelVersion, outcome: Outcome) -> bool:
+    def _point(self, model: _Model, version: ModelVersion, outcome: Outcome, serving: str) -> bool:
         """Set the alias, unless it must not move; return whether anything was changed."""
         number, target = outcome.version or 0, str(version.version)
         changed = number > int(version.tags.get(VERSION, 0))
@@ -202,7 +204,7 @@ class Registry:
             tags = self._version(model, current).tags
             if tags.get(STORE) == version.tags.get(STORE) and int(tags.get(VERSION, 0)) > number:
                 return changed
-        if self._rolled_back(outcome):
+        if self._rolled_back(outcome, serving):
             return changed
         # The client's own methods read the model once more, to refuse prompts, as `_model` did.
         registry = self._client._get_registry_client()

@@ -143,8 +143,17 @@ class Tracker:
             )
         return version, serving[0]
 
-    def _rolled_back(self, outcome: Outcome) -> bool:
-        return self._store.version(outcome.model).number < (outcome.version or 0)
+    def _rolled_back(self, outcome: Outcome, serving: str) -> bool:
+        """Whether the store serves an older artifact; a later version may still carry one that was rolled back to."""
+        latest = self._store.version(outcome.model)
+        served = latest.images.get(serving)
+        if served is not None and served.digest == outcome.artifact:
+            return False
+        if latest.number < (outcome.version or 0):
+            return True
+        version = self._store.version(f"{outcome.model}:{outcome.version}")
+        made_in = [self._store.manifest(one, serving).version or 0 for one in (latest, version) if serving in one.images]
+        return served is not None and made_in[0] < made_in[-1]
 
     def _tried(self, call: Callable[[], T]) -> T | None:
         try:

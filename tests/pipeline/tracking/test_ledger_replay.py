@@ -272,6 +272,10 @@ def test_a_rollback_stays_in_mlflow(empty: Store, uri: str, artifacts: dict[str,
     found = shown(uri)
     served = {name: found["versions"][name, found["aliases"][name]["portable"]]["coldpress.artifact"] for name in ("first", "kept")}
     assert served == {"first": before, "kept": empty.version("kept").images["portable"].digest}
+    empty.publish("first", source_key="sha256:" + "9" * 64, artifacts={HERE: artifacts[HERE]}, carried={}, decided={HERE})
+    assert (empty.version("first").number, empty.version("first").images["portable"].digest) == (3, before)
+    assert replayed(empty, uri, "--all").exit_code == 0
+    assert shown(uri)["aliases"] == found["aliases"], "version 3 carries the artifact that was rolled back to"
     empty.roll_back("first", 2)
     assert replayed(empty, uri, "--all").exit_code == 0
     assert shown(uri)["aliases"]["first"]["portable"] != found["aliases"]["first"]["portable"], "the store serves version 2 again"

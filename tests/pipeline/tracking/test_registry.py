@@ -35,7 +35,7 @@ def registered(
 ) -> bool:
     """Register a copy of an artifact; whether anything was changed."""
 
-    settings: dict[str, Any] = {"mode": "copy", "store_uri": "store", "rolled_back": lambda _: False, **changes}
+    settings: dict[str, Any] = {"mode": "copy", "store_uri": "store", "rolled_back": lambda *_: False, **changes}
     return Registry(projection, [item], **settings).register(item, serving, partial(copied, artifact), run_id=run_id)
 
 
@@ -118,7 +118,7 @@ def test_concurrent_campaigns_register_one_version(projection: Projection, artif
         others.append(registered(projection, item, artifact))
         return copied(artifact, folder)
 
-    registry = Registry(projection, [item], mode="copy", store_uri="store", rolled_back=lambda _: False)
+    registry = Registry(projection, [item], mode="copy", store_uri="store", rolled_back=lambda *_: False)
     registry.register(item, "portable", lay_out, run_id=None)
     assert others == [True]
     assert [str(found.version) for found in client.search_model_versions("name = 'together'")] == ["1"]
@@ -161,7 +161,7 @@ def test_an_alias_never_moves_to_an_older_version(projection: Projection, artifa
 def test_an_alias_never_moves_to_a_version_that_was_rolled_back(projection: Projection, artifact: Artifact) -> None:
     old, new = outcome("back", artifact="sha256:" + 64 * "9"), outcome("back", artifact="sha256:" + 64 * "b", version=4)
     registered(projection, old, artifact)
-    registered(projection, new, artifact, rolled_back=lambda item: item.version == 4)
+    registered(projection, new, artifact, rolled_back=lambda item, _: item.version == 4)
     assert alias_of(projection, "back") == "1"
     assert len(projection.client.search_model_versions("name = 'back'")) == 2, "it is registered, for people"
     assert registered(projection, new, artifact)
