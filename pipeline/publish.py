@@ -122,9 +122,9 @@ class Publisher:
 
     def _with_server(self, item: Item, outcome: Outcome) -> Outcome:
         """Add to the reason of an outcome without an artifact which version serves its class, if that can be read."""
-        if outcome.cached or outcome.verdict not in KEPT or not self._store.versions(outcome.model):
+        if outcome.cached or outcome.verdict not in KEPT:
             return outcome
-        with suppress(IntegrityError):
+        with suppress(IntegrityError, NotPublishedError):
             latest = self._store.version(outcome.model)
             if outcome.device_class in latest.images:
                 number = self._store.manifest(latest, outcome.device_class).version

@@ -167,6 +167,17 @@ def test_damaged_previous_artifact_does_not_stop_a_campaign(
     assert (unstable.reason, published.version) == ("because", 2)
 
 
+def test_an_unreadable_index_does_not_stop_a_campaign(
+    plan: Callable[..., Plan], store: Store, ledger: Ledger, scripted: Frozen, portable: Frozen
+) -> None:
+    publish_first(plan(), store, ledger, scripted, portable)
+    (store.root / "mlp" / "index.json").write_text('{"schema')
+    items = plan(limits=Limits(error_ratio_max=2)).items
+    publisher = Publisher(Plan(items=items), store, ledger)
+    outcomes = [outcome for item in items for outcome in publisher.add(item, judged(item, "rejected", store))]
+    assert [outcome.reason for outcome in outcomes] == ["because", "because"]
+
+
 @pytest.mark.parametrize("verdict", ["unstable", "failed", "kept-previous"])
 def test_campaign_without_a_new_version_keeps_a_rollback(
     plan: Callable[..., Plan], store: Store, ledger: Ledger, scripted: Frozen, portable: Frozen, verdict: str
