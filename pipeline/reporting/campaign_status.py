@@ -174,12 +174,12 @@ def campaigns_in_words(store: Store, note: Callable[[str], None] = lambda _: Non
     Raises:
         StoreUnreachableError: the ledger cannot be read.
     """
-    history = History(store)
+    alive = {name: _driver(store, name, note)[1] for name in History(store).campaigns()}
+    history = History(store)  # read after the leases: a campaign that ended meanwhile is not dead
     lines = []
-    for name in history.campaigns():
+    for name, lives in alive.items():
         record = history.record(name)
-        _, alive = _driver(store, name, note)
-        state = _state(alive, record.finished, interrupted=record.interrupted, exit_code=record.exit_code)
+        state = _state(lives, record.finished, interrupted=record.interrupted, exit_code=record.exit_code)
         reached = len(history.members(name, record)) + len(record.problems)
         lines.append(f"{name}: {state}, {reached} of {record.num_planned} outcomes, started {iso(record.started)}")
     return lines or ["the store has no campaigns yet; `python -m jobs.optimize` runs one"]
