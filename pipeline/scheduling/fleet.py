@@ -165,10 +165,11 @@ class Fleet:
                 break
             if time.monotonic() >= said:
                 said = time.monotonic() + SAY_S
-                labels = " and ".join(f"{LABEL}{name}=true" for name in lacking)
-                wanted_nodes = f"nodes labelled {labels}" if lacking else "a first node, whose classes `auto` means then"
+                labels = " and ".join(f"{LABEL}{name}=true" for name in lacking) or f"{LABEL}<device class>=true"
                 left = deadline - time.monotonic()
-                self._note(f"waiting up to {left:.0f} s for {wanted_nodes}; nodes serve {', '.join(classes_of(nodes)) or 'none'}")
+                self._note(
+                    f"waiting up to {left:.0f} s for nodes labelled {labels}; nodes serve {', '.join(classes_of(nodes)) or 'none'}"
+                )
             self.ask({Ask(device_class=name): 1 for name in lacking or [PORTABLE]})
             time.sleep(1)
         return nodes

@@ -58,6 +58,11 @@ class NodeCheck:
         return len(self.found) == len(self.tasks)
 
     @property
+    def only_looks(self) -> bool:
+        """Whether it waits for nothing but the look at the store, which takes no core."""
+        return self.tasks.keys() - self.found.keys() == {LOOK}
+
+    @property
     def sight(self) -> Sight:
         """What the node sees; a local Ray sees everything."""
         looked = self.found.get(LOOK)
@@ -152,7 +157,7 @@ class NodeChecks:
             wait_s: minimal time to wait for the only node of a class, after the last answer.
 
         Raises:
-            InfrastructureError: the only node of a class is in use by others.
+            InfrastructureError: the only node of a class is in use by others, or does not answer whether it sees the store.
         """
         started = answered = time.monotonic()
         reported = False
@@ -163,6 +168,14 @@ class NodeChecks:
             complete = [check for check in self.under_way.values() if check.complete]
             known = {name for check in complete for name in check.node.classes if check.facts(name) is not None}
             needed = [(name, check) for check in late for name in check.node.classes if check.may_know(name) and name not in known]
+            blind = next(((name, check) for name, check in needed if check.only_looks), None)
+            if blind and now >= answered + max(LATE_S, wait_s):
+                name, check = blind
+                raise InfrastructureError(
+                    f"no node for {name} answered for {now - answered:.0f} s: {self._held(check)}. Mend the mount or the "
+                    "access there, or leave the class out (--device-class)",
+                    code="CP-STORE-UNSHARED",
+                )
             if needed and now >= answered + max(ONLY_NODE_S, wait_s):
                 name, check = needed[-1]
                 raise InfrastructureError(
@@ -180,7 +193,8 @@ class NodeChecks:
                     self._note(f"waiting for {self._held(check)}")
 
     def _held(self, check: NodeCheck) -> str:
-        return f"node {check.node.node_id[:12]}, which serves {', '.join(check.node.classes)}: {self._cluster.in_use(check.node)}"
+        why = f"it does not say whether it sees {self._store}" if check.only_looks else self._cluster.in_use(check.node)
+        return f"node {check.node.node_id[:12]}, which serves {', '.join(check.node.classes)}: {why}"
 
 
 def look(bucket_uri: str | None, mark: Path, files: Path, identity: tuple[int, int] | None) -> Sight:

@@ -164,6 +164,22 @@ def test_node_is_used_once_it_sees_the_store(tmp_path: Path, monkeypatch: pytest
     assert notes[1:] == [f"node b joined, for {V4}, portable"]
 
 
+def test_the_only_node_of_a_class_does_not_say_whether_it_sees_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hanging(Answers):
+        def glance(self, *_: Any, node: Node, **__: Any) -> Handle:
+            handle = Handle(f"look {node.node_id}")
+            if node.node_id != "a":
+                self._ended.append(Done(handle=handle, value=Sight()))
+            return handle
+
+    monkeypatch.setattr("pipeline.scheduling.node_check.LATE_S", 0.1)
+    cluster = Hanging([node("a", V4), node("b")])
+    cluster.joined = True
+    with pytest.raises(InfrastructureError, match=f"node a, .*: it does not say whether it sees {tmp_path}") as caught:
+        fleet_of(tmp_path, cluster)
+    assert caught.value.code == "CP-STORE-UNSHARED"
+
+
 def test_continued_campaign_keeps_its_threads(tmp_path: Path) -> None:
     small, large = node("small", V4, num_cpus=4), node("large", V4, num_cpus=8)
     fleet, _ = fleet_of(tmp_path, Answers([small, large]))
