@@ -3,7 +3,7 @@
 An artifact for class `a` runs on a machine of class `m` if `can_run(a, m)`: CPU classes follow archspec's order of
 microarchitectures, a CUDA class runs on exactly its compute capability, and `portable` runs anywhere.
 
-It also has to be fast. oneDNN packs weights for one instruction set, and silently takes 10 to 30 times as long with another layout.
+It also has to be fast. oneDNN packs weights for one instruction set, and silently takes up to 12 times as long with another layout.
 `Machine.layouts` is oneDNN's choice in this process: a payload of another class serves if its layouts are the same, or if oneDNN is
 limited to that class before its first operation. oneDNN and ATen read their limits once, before their first operation.
 """

@@ -43,7 +43,9 @@ def open_exported(
 
 
 def _graph_of(program: torch.export.ExportedProgram) -> Callable[..., Any] | None:
-    """The program's graph as a function of its tensor inputs; None if it changes state, or needs more than tensors.
+    """The program's graph as a function of its tensor inputs; None if it needs more than tensors, or returns more than results.
+
+    Operations in place change the tensors of the program. A functionalized program returns changed state as such an output.
 
     `program.module()` checks the inputs again, in Python, and looks up each parameter by its path: 0.2 ms a call for a small model.
     """
