@@ -193,7 +193,11 @@ class NodeChecks:
                     self._note(f"waiting for {self._held(check)}")
 
     def _held(self, check: NodeCheck) -> str:
-        why = f"it does not say whether it sees {self._store}" if check.only_looks else self._cluster.in_use(check.node)
+        why = (
+            f"it does not say whether it sees {self._bucket_uri or self._store}"
+            if check.only_looks
+            else self._cluster.in_use(check.node)
+        )
         return f"node {check.node.node_id[:12]}, which serves {', '.join(check.node.classes)}: {why}"
 
 

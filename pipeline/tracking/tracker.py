@@ -151,9 +151,11 @@ class Tracker:
             return False
         if latest.number < (outcome.version or 0):
             return True
+        if served is None:
+            return False
         version = self._store.version(f"{outcome.model}:{outcome.version}")
-        made_in = [self._store.manifest(one, serving).version or 0 for one in (latest, version) if serving in one.images]
-        return served is not None and made_in[0] < made_in[-1]
+        serves_from, made_in = (self._store.manifest(found, serving).version or 0 for found in (latest, version))
+        return serves_from < made_in
 
     def _tried(self, call: Callable[[], T]) -> T | None:
         try:

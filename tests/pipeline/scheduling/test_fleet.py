@@ -164,7 +164,7 @@ def test_node_is_used_once_it_sees_the_store(tmp_path: Path, monkeypatch: pytest
     assert notes[1:] == [f"node b joined, for {V4}, portable"]
 
 
-def test_the_only_node_of_a_class_does_not_say_whether_it_sees_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_hangs_at_the_store_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Hanging(Answers):
         def glance(self, *_: Any, node: Node, **__: Any) -> Handle:
             handle = Handle(f"look {node.node_id}")

@@ -158,7 +158,7 @@ def test_an_alias_never_moves_to_an_older_version(projection: Projection, artifa
     assert alias_of(projection, "forward") == "3", "versions of different stores have no order"
 
 
-def test_an_alias_never_moves_to_a_version_that_was_rolled_back(projection: Projection, artifact: Artifact) -> None:
+def test_an_alias_never_moves_to_a_rolled_back_version(projection: Projection, artifact: Artifact) -> None:
     old, new = outcome("back", artifact="sha256:" + 64 * "9"), outcome("back", artifact="sha256:" + 64 * "b", version=4)
     registered(projection, old, artifact)
     registered(projection, new, artifact, rolled_back=lambda item, _: item.version == 4)
