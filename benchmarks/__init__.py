@@ -1,1 +1,3 @@
-"""Measurements behind the figures in the documentation; each writes its tables with the machine, the versions and its command."""
+"""Measurements behind the figures in the documentation; each writes its tables with the machine,
+the versions and its command.
+"""

@@ -1,4 +1,6 @@
-"""Jobs of benchmarks in processes of their own: `python -m benchmarks.children MODULE JOB` runs an entry of a module's `JOBS`."""
+"""Jobs of benchmarks in processes of their own: `python -m benchmarks.children MODULE JOB` runs an
+entry of a module's `JOBS`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ RESULT = "benchmark-result:"
 TIMEOUT_S = 6 * 3600.0
 
 
-def start(module: str, job: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+def start(
+    module: str, job: Mapping[str, Any], environ: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
     """Start a job.
 
     Args:
@@ -24,7 +28,9 @@ def start(module: str, job: Mapping[str, Any], environ: Mapping[str, str] | None
         environ: the whole environment; None is this process's.
     """
     command = [sys.executable, "-m", "benchmarks.children", module, json.dumps(job)]
-    return subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def finish(child: subprocess.Popen[str]) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""The jobs of benchmarks/cliffs.py: build an artifact, and time one of its payloads or the one that `freezer.load` chooses."""
+"""The jobs of benchmarks/cliffs.py: build an artifact, and time one of its payloads or the one that
+`freezer.load` chooses.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,14 @@ NUM_INPUTS = 4
 INPUT = "pixel_values"
 POLICY = SamplingPolicy(time_limit_s=2.5, warmup_s=1.0, percentiles=("p50",), min_rounds=3)
 
-BUILDING = SamplingPolicy(time_limit_s=0.2, warmup_s=0.1, percentiles=("p50",), min_rounds=1, busy_limit=1e9, steal_limit=1e9)
+BUILDING = SamplingPolicy(
+    time_limit_s=0.2,
+    warmup_s=0.1,
+    percentiles=("p50",),
+    min_rounds=1,
+    busy_limit=1e9,
+    steal_limit=1e9,
+)
 """For the judgement that an artifact needs; its times are not used."""
 
 SOURCES: Mapping[str, Source] = {
@@ -49,7 +58,9 @@ SOURCES: Mapping[str, Source] = {
 
 
 def do_build(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Build payloads, write an artifact with all of them, and write inputs at batch 1 with the answers of the model in float64."""
+    """Build payloads, write an artifact with all of them, and write inputs at batch 1 with the
+    answers of the model in float64.
+    """
     import safetensors.torch
     import torch
 
@@ -70,27 +81,46 @@ def do_build(job: Mapping[str, Any]) -> dict[str, Any]:
     first = folder / "first" if target.further_threads else folder
     first.mkdir(exist_ok=True)
     candidate = build(subject, RECIPES["inductor-frozen"], target, first)
-    candidate = build_further(subject, candidate, target, folder) if target.further_threads else candidate
+    candidate = (
+        build_further(subject, candidate, target, folder) if target.further_threads else candidate
+    )
     reference = subject.fresh().double()
-    inputs = {str(i): generate_at(spec, spec.first_point(), seed=i).tensors[INPUT] for i in range(NUM_INPUTS)}
-    answers = {key: leaves_of(call_source(reference, spec, {INPUT: given.double()}))[0] for key, given in inputs.items()}
+    inputs = {
+        str(i): generate_at(spec, spec.first_point(), seed=i).tensors[INPUT]
+        for i in range(NUM_INPUTS)
+    }
+    answers = {
+        key: leaves_of(call_source(reference, spec, {INPUT: given.double()}))[0]
+        for key, given in inputs.items()
+    }
     safetensors.torch.save_file(inputs, folder / "inputs.safetensors")
     safetensors.torch.save_file(
-        {key: answer.to(torch.float64).contiguous() for key, answer in answers.items()}, folder / "answers.safetensors"
+        {key: answer.to(torch.float64).contiguous() for key, answer in answers.items()},
+        folder / "answers.safetensors",
     )
-    small = {item.point.get("batch", 1): item for item in reversed(subject.sets) if item.point.get("batch", 1) < BATCH_MAX}
+    small = {
+        item.point.get("batch", 1): item
+        for item in reversed(subject.sets)
+        if item.point.get("batch", 1) < BATCH_MAX
+    }
     subject = replace(subject, sets=tuple(small.values()))  # whole batches in float64 take a minute
     judgement = judge(subject, [candidate], target, limits=Limits(speedup_min=0.0), policy=BUILDING)
     assert judgement.winner is not None, judgement.reason
     # Keep the payloads that gain nothing as well, so that the loader has to choose.
-    everything = replace(judgement, winner=replace(judgement.winner, candidate=candidate, dropped=()))
+    everything = replace(
+        judgement, winner=replace(judgement.winner, candidate=candidate, dropped=())
+    )
     provenance = {"source": str(SOURCES[job["model"]]), "weights": weights_digest(subject.model)}
-    assemble(subject, everything, target, dest=folder / "artifact", provenance=provenance, failures={})
+    assemble(
+        subject, everything, target, dest=folder / "artifact", provenance=provenance, failures={}
+    )
     return {}
 
 
 def do_measure(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Compare the outputs of a payload with the answers, and time it; without `payload`, the loader chooses one from the store."""
+    """Compare the outputs of a payload with the answers, and time it; without `payload`, the loader
+    chooses one from the store.
+    """
     import safetensors.torch
     import torch
 
@@ -102,7 +132,9 @@ def do_measure(job: Mapping[str, Any]) -> dict[str, Any]:
     inputs = safetensors.torch.load_file(folder / "inputs.safetensors")
     answers = safetensors.torch.load_file(folder / "answers.safetensors")
     with torch.no_grad():
-        max_abs_err = max(float((run(given).double() - answers[key]).abs().max()) for key, given in inputs.items())
+        max_abs_err = max(
+            float((run(given).double() - answers[key]).abs().max()) for key, given in inputs.items()
+        )
         sampling = sample({"payload": [partial(run, given) for given in inputs.values()]}, POLICY)
     median_ms = statistics.median(sampling.pooled("payload")) if sampling.stable else None
     return {"median_ms": median_ms, "max_abs_err": max_abs_err, "taken": taken}
@@ -127,13 +159,16 @@ def _served(job: Mapping[str, Any]) -> tuple[Callable[[Tensor], Tensor], str]:
     model = freezer.load(job["build"]["model"], store=job["store"])
     assert model.manifest is not None
     payload = model.payload_for({dim.name: 1 for dim in model.inputs.dims})
-    return lambda x: leaves_of(model(x))[0], f"{model.manifest.device_class} {Path(payload.path).name}"
+    return lambda x: leaves_of(model(x))[
+        0
+    ], f"{model.manifest.device_class} {Path(payload.path).name}"
 
 
 def load_model(name: str) -> nn.Module:
     """The model with random weights that keep the scale of the activations.
 
-    With transformers' initialization of MobileNetV2 they fade to 1e-21, where any output looks right.
+    With transformers' initialization of MobileNetV2 they fade to 1e-21, where any output looks
+    right.
     """
     import torch
 
@@ -149,7 +184,12 @@ def spec_of(*, dynamic: bool) -> InputSpec:
     """Images of 224 pixels: one, or with `dynamic` up to BATCH_MAX of them."""
     size = "batch" if dynamic else 1
     dims = (Dim(name="batch", min=1, max=BATCH_MAX),) if dynamic else ()
-    return InputSpec(inputs=(TensorSpec(name=INPUT, dtype="float32", shape=(size, 3, 224, 224)),), dims=dims)
+    return InputSpec(
+        inputs=(TensorSpec(name=INPUT, dtype="float32", shape=(size, 3, 224, 224)),), dims=dims
+    )
 
 
-JOBS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {"build": do_build, "measure": do_measure}
+JOBS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "build": do_build,
+    "measure": do_measure,
+}

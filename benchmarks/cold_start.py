@@ -1,11 +1,14 @@
 """Time from the start of a process to its first answer, with the model on disk.
 
-    python -m benchmarks.cold_start [--models resnet50,unet] [--repeats 5] [--entrants native,onnxruntime] [--out FILE]
+    python -m benchmarks.cold_start [--models resnet50,unet] [--repeats 5] [--entrants
+    native,onnxruntime] [--out FILE]
 
-First each model is frozen, exported and converted, into files that `--work` keeps for the next run. Then every entrant starts in a
-process of its own, in a new random order in each repeat: it imports what it needs, opens its file, reads the inputs and answers.
-The clock runs from the start of the process until it reports the answer. The entrants (`ENTRANTS`) are scripts as their
-documentation writes them, with default settings. Files are in the page cache.
+First each model is frozen, exported and converted, into files that `--work` keeps for the next run.
+Then every entrant starts in a
+process of its own, in a new random order in each repeat: it imports what it needs, opens its file,
+reads the inputs and answers. The clock runs from the start of the process until it reports the
+answer. The entrants (`ENTRANTS`) are scripts as their documentation writes them, with default
+settings. Files are in the page cache.
 """
 
 from __future__ import annotations
@@ -50,8 +53,12 @@ class Model:
 
 
 MODELS: Mapping[str, Model] = {
-    "resnet50": Model(factory="benchmarks.cold_start:resnet50", name="pixel_values", shape=(1, 3, 224, 224)),
-    "mobilenetv3-large": Model(factory="benchmarks.peer_models:mobilenet_v3_large", name="image", shape=(1, 3, 224, 224)),
+    "resnet50": Model(
+        factory="benchmarks.cold_start:resnet50", name="pixel_values", shape=(1, 3, 224, 224)
+    ),
+    "mobilenetv3-large": Model(
+        factory="benchmarks.peer_models:mobilenet_v3_large", name="image", shape=(1, 3, 224, 224)
+    ),
     "unet": Model(factory="examples.zoo:unet", name="image", shape=(1, 3, 128, 128), dtype="uint8"),
 }
 
@@ -62,31 +69,50 @@ _TORCH = "import torch; torch.set_grad_enabled(False); x = torch.from_numpy(x); 
 ENTRANTS: Mapping[str, tuple[str, str]] = {
     "native": (
         "freezer.load, native",
-        "import freezer; freezer.load('./artifact', runtime='native')(**{name: x}); assert 'torch' not in sys.modules",
+        (
+            "import freezer; freezer.load('./artifact', runtime='native')(**{name: x}); assert"
+            " 'torch' not in sys.modules"
+        ),
     ),
-    "torch": ("freezer.load, torch", _TORCH + "import freezer; model = freezer.load('./artifact'); model(**{name: x})"),
+    "torch": (
+        "freezer.load, torch",
+        _TORCH + "import freezer; model = freezer.load('./artifact'); model(**{name: x})",
+    ),
     "aoti": (
         "aoti_load_package",
-        _TORCH + "import torch._inductor; torch._inductor.aoti_load_package('artifact/payloads/all.pt2')(x)",
+        _TORCH + "import torch._inductor;"
+        " torch._inductor.aoti_load_package('artifact/payloads/all.pt2')(x)",
     ),
     "compile": (
         "torch.compile",
         _TORCH
         + "import importlib; module, function = sys.argv[2].split(':'); "
-        + "model = getattr(importlib.import_module(module), function)(); torch.compile(model)(**{name: x})",
+        + "model = getattr(importlib.import_module(module), function)();"
+        " torch.compile(model)(**{name: x})",
     ),
     "onnxruntime": (
         "ONNX Runtime",
-        "import onnxruntime; session = onnxruntime.InferenceSession('model.onnx'); session.run(None, {name: x})",
+        (
+            "import onnxruntime; session = onnxruntime.InferenceSession('model.onnx');"
+            " session.run(None, {name: x})"
+        ),
     ),
-    "openvino": ("OpenVINO", "import openvino; openvino.Core().compile_model('model.xml', 'CPU')([x])"),
+    "openvino": (
+        "OpenVINO",
+        "import openvino; openvino.Core().compile_model('model.xml', 'CPU')([x])",
+    ),
     "openvino-cache": (
         "OpenVINO, cached",
-        "import openvino; core = openvino.Core(); core.set_property({'CACHE_DIR': 'cache'}); "
-        "core.compile_model('model.xml', 'CPU')([x])",
+        (
+            "import openvino; core = openvino.Core(); core.set_property({'CACHE_DIR': 'cache'}); "
+            "core.compile_model('model.xml', 'CPU')([x])"
+        ),
     ),
 }
-"""Title and script of each entrant. It runs in the model's folder, with the name of the input and the factory as arguments."""
+"""Title and script of each entrant.
+
+It runs in the model's folder, with the name of the input and the factory as arguments.
+"""
 
 
 def resnet50() -> Any:
@@ -95,7 +121,9 @@ def resnet50() -> Any:
     import transformers
 
     torch.manual_seed(0)
-    return transformers.ResNetForImageClassification(transformers.ResNetConfig(num_labels=1000)).eval()
+    return transformers.ResNetForImageClassification(
+        transformers.ResNetConfig(num_labels=1000)
+    ).eval()
 
 
 def prepare(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,7 +139,11 @@ def prepare(job: Mapping[str, Any]) -> dict[str, Any]:
     module_name, function = model.factory.split(":")
     source = getattr(importlib.import_module(module_name), function)()
     random_values = np.random.default_rng(0)
-    x = random_values.integers(0, 255, model.shape) if model.dtype == "uint8" else random_values.standard_normal(model.shape)
+    x = (
+        random_values.integers(0, 255, model.shape)
+        if model.dtype == "uint8"
+        else random_values.standard_normal(model.shape)
+    )
     np.save(folder / "x.npy", x.astype(model.dtype))
     example = {model.name: torch.from_numpy(x.astype(model.dtype))}
     options = freezer.FreezeOptions(
@@ -119,15 +151,26 @@ def prepare(job: Mapping[str, Any]) -> dict[str, Any]:
         recipes=["inductor-frozen"],
         num_threads=available_cpus(),
         limits=freezer.Limits(speedup_min=0.0),
-        policy=freezer.SamplingPolicy(time_limit_s=1.0, warmup_s=0.1, min_rounds=1, busy_limit=2.0, steal_limit=2.0),
+        policy=freezer.SamplingPolicy(
+            time_limit_s=1.0, warmup_s=0.1, min_rounds=1, busy_limit=2.0, steal_limit=2.0
+        ),
     )
     result = freezer.freeze(source, example, out=folder / "artifact", options=options)
     if result.artifact is None:
         raise RuntimeError(f"{job['model']}: {result.reason} {result.failures}")
     with torch.no_grad():
         program = torch.export.export(source, (), example)
-        torch.onnx.export(source, (), kwargs=example, f=folder / "model.onnx", dynamo=True, input_names=[model.name])
-        openvino.save_model(openvino.convert_model(program), folder / "model.xml", compress_to_fp16=False)
+        torch.onnx.export(
+            source,
+            (),
+            kwargs=example,
+            f=folder / "model.onnx",
+            dynamo=True,
+            input_names=[model.name],
+        )
+        openvino.save_model(
+            openvino.convert_model(program), folder / "model.xml", compress_to_fp16=False
+        )
     return {"verdict": result.verdict}
 
 
@@ -140,10 +183,22 @@ def first_answer_s(entrant: str, model: Model, folder: Path) -> float:
     Raises:
         RuntimeError: it did not answer; the message has the end of its output.
     """
-    command = [sys.executable, "-c", _BEGIN + ENTRANTS[entrant][1] + _END, model.name, model.factory]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+    command = [
+        sys.executable,
+        "-c",
+        _BEGIN + ENTRANTS[entrant][1] + _END,
+        model.name,
+        model.factory,
+    ]
+    environ = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+    }
     started = time.perf_counter()
-    child = subprocess.Popen(command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    child = subprocess.Popen(
+        command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert child.stdout is not None
     line = child.stdout.readline()
     seconds = time.perf_counter() - started
@@ -158,13 +213,21 @@ def main() -> None:
     given = _arguments()
     models, entrants = given.models.split(","), given.entrants.split(",")
     if unknown := {*models} - {*MODELS} | {*entrants} - {*ENTRANTS}:
-        raise SystemExit(f"unknown {', '.join(sorted(unknown))}; expected of {', '.join(MODELS)}; {', '.join(ENTRANTS)}")
+        raise SystemExit(
+            f"unknown {', '.join(sorted(unknown))}; expected of {', '.join(MODELS)};"
+            f" {', '.join(ENTRANTS)}"
+        )
     for name in models:
         _prepared(given.work / name, name)
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     problems: dict[tuple[str, str], str] = {}
     for repeat in range(-1, given.repeats):  # the first fills caches
-        cells = [(model, entrant) for model in models for entrant in entrants if (model, entrant) not in problems]
+        cells = [
+            (model, entrant)
+            for model in models
+            for entrant in entrants
+            if (model, entrant) not in problems
+        ]
         random.shuffle(cells)
         for model, entrant in cells:
             try:
@@ -173,7 +236,11 @@ def main() -> None:
                 problems[model, entrant] = str(error)
                 print(f"{model}: {error}", file=sys.stderr, flush=True)
                 continue
-            print(f"{model}: {entrant}: {seconds:.2f} s" + (" (not counted)" if repeat < 0 else ""), file=sys.stderr, flush=True)
+            print(
+                f"{model}: {entrant}: {seconds:.2f} s" + (" (not counted)" if repeat < 0 else ""),
+                file=sys.stderr,
+                flush=True,
+            )
             if repeat >= 0:
                 found[model, entrant].append(seconds)
     text = "\n".join(_page(models, entrants, found, given.repeats)) + "\n"
@@ -184,11 +251,20 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.cold_start", description="Time processes to their first answer.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.cold_start", description="Time processes to their first answer."
+    )
     parser.add_argument("--models", default=",".join(MODELS), help="separated by commas")
     parser.add_argument("--entrants", default=",".join(ENTRANTS), help="separated by commas")
-    parser.add_argument("--repeats", type=int, default=5, help="processes for each model and entrant")
-    parser.add_argument("--work", type=lambda text: Path(text).absolute(), default=WORK, help="folder for the models' files")
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="processes for each model and entrant"
+    )
+    parser.add_argument(
+        "--work",
+        type=lambda text: Path(text).absolute(),
+        default=WORK,
+        help="folder for the models' files",
+    )
     parser.add_argument("--out", type=Path, help="Markdown file; default: in benchmarks/results")
     return parser.parse_args()
 
@@ -200,28 +276,47 @@ def _prepared(folder: Path, name: str) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
-    children.finish(children.start("cold_start", {"do": "prepare", "model": name, "folder": str(folder)}))
+    children.finish(
+        children.start("cold_start", {"do": "prepare", "model": name, "folder": str(folder)})
+    )
     done.touch()
     print(f"{name}: prepared in {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
 
 
 def _page(
-    models: Sequence[str], entrants: Sequence[str], found: Mapping[tuple[str, str], Sequence[float]], repeats: int
+    models: Sequence[str],
+    entrants: Sequence[str],
+    found: Mapping[tuple[str, str], Sequence[float]],
+    repeats: int,
 ) -> list[str]:
     """The lines of the page."""
     from benchmarks.peer_page import versions
 
-    peers = {name: version for name, version in versions().items() if name in ("onnxruntime", "openvino")}
-    rows = [[ENTRANTS[entrant][0], *(_cell(found.get((model, entrant), ())) for model in models)] for entrant in entrants]
+    peers = {
+        name: version for name, version in versions().items() if name in ("onnxruntime", "openvino")
+    }
+    rows = [
+        [ENTRANTS[entrant][0], *(_cell(found.get((model, entrant), ())) for model in models)]
+        for entrant in entrants
+    ]
     return [
         f"# Cold start, {today()}",
         *("", f"`{shlex.join(['python', '-m', 'benchmarks.cold_start', *sys.argv[1:]])}`", ""),
         *machine(),
         f"- {', '.join(f'{name} {version}' for name, version in peers.items())}",
         "",
-        f"Seconds from the start of a process to its first answer: median of {repeats} (least to greatest). Every",
-        "entrant at its defaults, float32, batch 1, files in the page cache; caches of compilers are full.",
-        "`aoti_load_package` opens the same package as `freezer.load`, which also verifies digests and runs golden inputs.",
+        (
+            f"Seconds from the start of a process to its first answer: median of {repeats} (least"
+            " to greatest). Every"
+        ),
+        (
+            "entrant at its defaults, float32, batch 1, files in the page cache; caches of"
+            " compilers are full."
+        ),
+        (
+            "`aoti_load_package` opens the same package as `freezer.load`, which also verifies"
+            " digests and runs golden inputs."
+        ),
         "",
         *markdown_table(["", *models], rows),
     ]

@@ -1,10 +1,12 @@
-"""Measure whether the threads of another engine disturb torch's, when both are timed in one process as a judge does.
+"""Measure whether the threads of another engine disturb torch's, when both are timed in one process
+as a judge does.
 
     python -m benchmarks.engine_threads [--repeats 5] [--threads 2]
 
-Two copies of one TorchScript payload are timed beside eager, alone and together with a payload of OpenVINO, or of ONNX Runtime:
-with the recipe's settings, and with its threads spinning between calls as they do by default. Without disturbance the ratio of the
-copies is 1 in every contest, and the first copy is as fast in all of them. The contests of a repeat run in random order, each in a
+Two copies of one TorchScript payload are timed beside eager, alone and together with a payload of
+OpenVINO, or of ONNX Runtime: with the recipe's settings, and with its threads spinning between
+calls as they do by default. Without disturbance the ratio of the copies is 1 in every contest, and
+the first copy is as fast in all of them. The contests of a repeat run in random order, each in a
 process of its own, because threads that spin do not stop.
 """
 
@@ -65,16 +67,23 @@ def payloads(folder: Path, num_threads: int) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in ("torchscript-frozen", "onnxruntime", "openvino"):
         (folder / name).mkdir()
-        candidate = build(subject, RECIPES[name], target_here(class_here(["float32"]), num_threads), folder / name)
+        candidate = build(
+            subject, RECIPES[name], target_here(class_here(["float32"]), num_threads), folder / name
+        )
         found[candidate.payloads[0].kind] = str(folder / name / candidate.payloads[0].path)
     return found
 
 
 def contest(paths: Mapping[str, str], name: str, num_threads: int) -> dict[str, Any]:
-    """Time a contest in this process; return the first copy's median in ms, and the ratio of the copies with its bounds."""
+    """Time a contest in this process; return the first copy's median in ms, and the ratio of the
+    copies with its bounds.
+    """
     torch.set_num_threads(num_threads)
     x = torch.randn(SHAPE)
-    runners: dict[str, Any] = {"eager": model(), **{copy: open_torchscript(Path(paths["torchscript"]), {}) for copy in "ab"}}
+    runners: dict[str, Any] = {
+        "eager": model(),
+        **{copy: open_torchscript(Path(paths["torchscript"]), {}) for copy in "ab"},
+    }
     if (engine := CONTESTS[name]) is not None:
         kind, settings = engine
         runners[kind] = LOADERS[kind](Path(paths[kind]), settings)
@@ -120,14 +129,28 @@ def page(results: Mapping[str, Sequence[Mapping[str, Any]]], command: str) -> st
                 f"{statistics.median(times_ms) / alone:.3f}",
             ]
         )
-    header = ["contest", "ratio of the copies (range)", "interval contains 1", "first copy ms (range)", "against alone"]
-    lines = ["# Do an engine's threads disturb torch's?", "", *machine(), f"- Command: `{command}`", ""]
+    header = [
+        "contest",
+        "ratio of the copies (range)",
+        "interval contains 1",
+        "first copy ms (range)",
+        "against alone",
+    ]
+    lines = [
+        "# Do an engine's threads disturb torch's?",
+        "",
+        *machine(),
+        f"- Command: `{command}`",
+        "",
+    ]
     return "\n".join([*lines, *markdown_table(header, rows), ""])
 
 
 def main() -> None:
     """Run all contests and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, default=results_page("engine-threads"))
@@ -145,7 +168,10 @@ def main() -> None:
                 results[name].append(child(paths, name, options.threads))
                 print(number, name, results[name][-1], file=sys.stderr)
     ordered = {name: results[name] for name in CONTESTS}
-    command = f"python -m benchmarks.engine_threads --repeats {options.repeats} --threads {options.threads}"
+    command = (
+        f"python -m benchmarks.engine_threads --repeats {options.repeats} --threads"
+        f" {options.threads}"
+    )
     text = page(ordered, command)
     options.out.write_text(text)
     print(text)

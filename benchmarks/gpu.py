@@ -1,8 +1,10 @@
-"""Compare frozen models with eager, and with eager as a CUDA graph, on this machine's GPU: `python -m benchmarks.gpu`.
+"""Compare frozen models with eager, and with eager as a CUDA graph, on this machine's GPU: `python
+-m benchmarks.gpu`.
 
-Needs torch with CUDA, safetensors and archspec; Inductor's recipes also need g++ and binutils. Each model is frozen by each
-recipe; then eager and every candidate that passed the drift gate are timed side by side by device events, as calls and as CUDA
-graphs. The table goes to benchmarks/results/gpu-<device>-<date>.md.
+Needs torch with CUDA, safetensors and archspec; Inductor's recipes also need g++ and binutils. Each
+model is frozen by each recipe; then eager and every candidate that passed the drift gate are timed
+side by side by device events, as calls and as CUDA graphs. The table goes to
+benchmarks/results/gpu-<device>-<date>.md.
 """
 
 from __future__ import annotations
@@ -43,9 +45,12 @@ class ConvNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 64, 3, 2, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU())
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 64, 3, 2, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()
+        )
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(64, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()) for _ in range(6)
+            nn.Sequential(nn.Conv2d(64, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU())
+            for _ in range(6)
         )
         self.head = nn.Linear(64, 100)
 
@@ -60,7 +65,9 @@ class ConvNet(nn.Module):
 
 def transformer() -> nn.Module:
     """Six encoder layers: [batch, 128, 512] to the same."""
-    layer = nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True, norm_first=True, activation="gelu")
+    layer = nn.TransformerEncoderLayer(
+        512, 8, 2048, batch_first=True, norm_first=True, activation="gelu"
+    )
     return nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
 
 
@@ -91,16 +98,29 @@ class Cell:
 def main() -> int:
     """Time everything, write the page, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", action="append", choices=sorted(MODELS), help="Repeatable. Default: all.")
-    parser.add_argument("--dtype", action="append", choices=sorted(DTYPES), help="Repeatable. Default: float32 and float16.")
+    parser.add_argument(
+        "--model", action="append", choices=sorted(MODELS), help="Repeatable. Default: all."
+    )
+    parser.add_argument(
+        "--dtype",
+        action="append",
+        choices=sorted(DTYPES),
+        help="Repeatable. Default: float32 and float16.",
+    )
     parser.add_argument("--batch", action="append", type=int, help="Repeatable. Default: 1 and 32.")
-    parser.add_argument("--recipe", action="append", help="Repeatable. Default: all but inductor-max-autotune.")
+    parser.add_argument(
+        "--recipe", action="append", help="Repeatable. Default: all but inductor-max-autotune."
+    )
     given = parser.parse_args()
     if (why := no_cuda()) is not None:
         print(f"no GPU to measure on: {why}", file=sys.stderr)
         return 2
     device = visible()[0][0]
-    recipes = given.recipe or [name for name, item in RECIPES.items() if not item.portable and name != "inductor-max-autotune"]
+    recipes = given.recipe or [
+        name
+        for name, item in RECIPES.items()
+        if not item.portable and name != "inductor-max-autotune"
+    ]
     cells: list[Cell] = []
     for name in given.model or MODELS:
         for dtype in given.dtype or ("float32", "float16"):
@@ -113,13 +133,18 @@ def main() -> int:
     return 0
 
 
-def measure(name: str, dtype: str, batch: int, recipes: Sequence[str], device: torch.device) -> Cell:
+def measure(
+    name: str, dtype: str, batch: int, recipes: Sequence[str], device: torch.device
+) -> Cell:
     """Freeze a model by every recipe, and time the results beside eager."""
     kind, shape = MODELS[name]
     torch.manual_seed(0)
     model = kind().eval().to(device, DTYPES[dtype])
     inputs = [torch.randn(batch, *shape).to(device, DTYPES[dtype]) for _ in range(NUM_INPUTS)]
-    entrants: dict[str, Callable[..., Any]] = {"eager": partial(_exact, model), "eager, CUDA graph": _graphed(model, device)}
+    entrants: dict[str, Callable[..., Any]] = {
+        "eager": partial(_exact, model),
+        "eager, CUDA graph": _graphed(model, device),
+    }
     missing: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="coldpress-") as work:
         for recipe in recipes:
@@ -129,7 +154,9 @@ def measure(name: str, dtype: str, batch: int, recipes: Sequence[str], device: t
                     model,
                     [inputs[0]],
                     out=out,
-                    options=freezer.FreezeOptions(recipes=[recipe], limits=Limits(speedup_min=0.0), num_threads=1),
+                    options=freezer.FreezeOptions(
+                        recipes=[recipe], limits=Limits(speedup_min=0.0), num_threads=1
+                    ),
                 )
                 if result.verdict != "published":
                     raise UsageError(result.reason)
@@ -158,7 +185,9 @@ def _graphed(model: nn.Module, device: torch.device) -> Callable[[Tensor], Any]:
 
 def page(cells: Sequence[Cell], device: torch.device) -> str:
     """The page: the machine, the command, and a table for each cell."""
-    made = ", ".join(f"{name} {value}" for name, value in {**toolchain(device), **facts_of(device)}.items())
+    made = ", ".join(
+        f"{name} {value}" for name, value in {**toolchain(device), **facts_of(device)}.items()
+    )
     lines = [
         f"# Frozen models on a GPU: {torch.cuda.get_device_name(device)}",
         "",
@@ -166,17 +195,38 @@ def page(cells: Sequence[Cell], device: torch.device) -> str:
         "",
         f"{made}.",
         "",
-        "Medians of device events around each call, in milliseconds, interleaved in one run; the spread is from the median of the",
-        "fastest round to that of the slowest. TF32 and sums in half precision are off for all, including eager. A call of a CUDA",
+        (
+            "Medians of device events around each call, in milliseconds, interleaved in one run;"
+            " the spread is from the median of the"
+        ),
+        (
+            "fastest round to that of the slowest. TF32 and sums in half precision are off for all,"
+            " including eager. A call of a CUDA"
+        ),
         "graph copies its inputs in and its results out.",
     ]
     for cell in cells:
         rows = [_row(entrant, cell.sampling) for entrant in cell.sampling.samples_ms]
         head = ("", "ms", "spread", "times as fast as eager")
-        lines += ["", f"## {cell.model}, {cell.dtype}, batch {cell.batch}", "", *markdown_table(head, rows)]
-        lines += ["", *(f"{recipe} is missing: {why}" for recipe, why in cell.missing.items())] if cell.missing else []
+        lines += [
+            "",
+            f"## {cell.model}, {cell.dtype}, batch {cell.batch}",
+            "",
+            *markdown_table(head, rows),
+        ]
+        lines += (
+            ["", *(f"{recipe} is missing: {why}" for recipe, why in cell.missing.items())]
+            if cell.missing
+            else []
+        )
         num_rounds, num_dropped = len(cell.sampling.samples_ms["eager"]), cell.sampling.num_dropped
-        lines += ["", f"{num_rounds} rounds, {num_dropped} dropped as disturbed. Device: {dict(cell.sampling.device or {})}."]
+        lines += [
+            "",
+            (
+                f"{num_rounds} rounds, {num_dropped} dropped as disturbed. Device:"
+                f" {dict(cell.sampling.device or {})}."
+            ),
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -184,8 +234,16 @@ def _row(entrant: str, sampling: Sampling) -> tuple[str, str, str, str]:
     blocks = [statistics.median(block) for block in sampling.samples_ms[entrant]]
     if not blocks:
         return entrant, "", "", ""
-    median, eager = statistics.median(sampling.pooled(entrant)), statistics.median(sampling.pooled("eager"))
-    return entrant, f"{median:.3f}", f"{min(blocks):.3f} to {max(blocks):.3f}", f"{eager / median:.2f}"
+    median, eager = (
+        statistics.median(sampling.pooled(entrant)),
+        statistics.median(sampling.pooled("eager")),
+    )
+    return (
+        entrant,
+        f"{median:.3f}",
+        f"{min(blocks):.3f} to {max(blocks):.3f}",
+        f"{eager / median:.2f}",
+    )
 
 
 def slug(name: str) -> str:

@@ -1,10 +1,11 @@
-"""Where the time of an `inductor-frozen` payload goes: kernels of oneDNN, kernels of Inductor, and what is around them.
+"""Where the time of an `inductor-frozen` payload goes: kernels of oneDNN, kernels of Inductor, and
+what is around them.
 
     python -m benchmarks.kernel_times                                   # the models of peers.yaml
     python -m benchmarks.kernel_times --models 'resnet50,swin*' --out mine.md
 
-Each model is built by the recipe with Inductor's profiling of kernels, and called with all CPUs, without and with torch's profiler.
-Run it on a quiet machine.
+Each model is built by the recipe with Inductor's profiling of kernels, and called with all CPUs,
+without and with torch's profiler. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ KINDS = {
     "scaled_dot_product": "attention",
     "bmm": "attention",
 }
-"""Parts of kernels' names, and the columns that their times are added to; the first that matches."""
+"""Parts of kernels' names, and the columns that their times are added to; the first that matches.
+"""
 
 HEAD = ("model", "ms", "GFLOP/s", *dict.fromkeys(KINDS.values()), "rest", "page faults", "waits")
 
@@ -52,10 +54,16 @@ CALLS = 30
 
 def main() -> None:
     """Build, profile and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("catalog", nargs="?", type=Path, default=ROOT / "benchmarks" / "peers.yaml")
-    parser.add_argument("--models", default="*", help="globs over names of models, separated by commas")
-    parser.add_argument("--out", type=Path, default=results_page("kernel-times"), help="Markdown file")
+    parser.add_argument(
+        "--models", default="*", help="globs over names of models, separated by commas"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=results_page("kernel-times"), help="Markdown file"
+    )
     given = parser.parse_args()
     torch.set_num_threads(available_cpus())
     rows = []
@@ -68,7 +76,10 @@ def main() -> None:
         "",
         f"`{shlex.join(['python', '-m', 'benchmarks.kernel_times', *sys.argv[1:]])}`",
         "",
-        f"`ms`: median of {CALLS} calls. The columns of kernels: ms and number of calls, under the profiler. Page faults and waits",
+        (
+            f"`ms`: median of {CALLS} calls. The columns of kernels: ms and number of calls, under"
+            " the profiler. Page faults and waits"
+        ),
         "(voluntary context switches) are per call.",
         "",
     )
@@ -77,11 +88,19 @@ def main() -> None:
 
 def _row(entry: Entry) -> Sequence[str]:
     """The figures of one model."""
-    subject, target = load_subject(entry), target_here(class_here(["float32"]), torch.get_num_threads())
+    subject, target = (
+        load_subject(entry),
+        target_here(class_here(["float32"]), torch.get_num_threads()),
+    )
     recipe = RECIPES["inductor-frozen"]
-    settings = {**recipe.settings, "inductor": {**recipe.settings["inductor"], "cpp.enable_kernel_profile": True}}
+    settings = {
+        **recipe.settings,
+        "inductor": {**recipe.settings["inductor"], "cpp.enable_kernel_profile": True},
+    }
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        model = build(subject, replace(recipe, settings=settings), target, Path(folder)).open(subject)
+        model = build(subject, replace(recipe, settings=settings), target, Path(folder)).open(
+            subject
+        )
         inputs = subject.sets[0].tensors
         call: Callable[[], Any] = lambda: model(**inputs)  # noqa: E731
         with FlopCounterMode(display=False) as flops:
@@ -90,7 +109,15 @@ def _row(entry: Entry) -> Sequence[str]:
         spent, calls = _profiled(call)
     cells = [f"{spent[kind]:.2f} ({calls[kind]})" for kind in dict.fromkeys(KINDS.values())]
     rate = flops.get_total_flops() / taken / 1e6
-    return (entry.name, f"{taken:.2f}", f"{rate:.0f}", *cells, f"{spent['rest']:.2f}", f"{faults:.0f}", f"{waits:.1f}")
+    return (
+        entry.name,
+        f"{taken:.2f}",
+        f"{rate:.0f}",
+        *cells,
+        f"{spent['rest']:.2f}",
+        f"{faults:.0f}",
+        f"{waits:.1f}",
+    )
 
 
 def _timed(call: Callable[[], Any]) -> tuple[float, float, float]:
@@ -103,7 +130,11 @@ def _timed(call: Callable[[], Any]) -> tuple[float, float, float]:
         call()
         taken.append((time.perf_counter() - started) * 1e3)
     after = resource.getrusage(resource.RUSAGE_SELF)
-    return statistics.median(taken), (after.ru_minflt - before.ru_minflt) / CALLS, (after.ru_nvcsw - before.ru_nvcsw) / CALLS
+    return (
+        statistics.median(taken),
+        (after.ru_minflt - before.ru_minflt) / CALLS,
+        (after.ru_nvcsw - before.ru_nvcsw) / CALLS,
+    )
 
 
 def _profiled(call: Callable[[], Any]) -> tuple[Mapping[str, float], Mapping[str, int]]:

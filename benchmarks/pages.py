@@ -1,4 +1,6 @@
-"""Parts of the pages in benchmarks/results: tables, and the machine and versions of a measurement."""
+"""Parts of the pages in benchmarks/results: tables, and the machine and versions of a
+measurement.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,10 @@ def machine() -> list[str]:
     host, made = host_fingerprint(), toolchain()
     classes = ", ".join(f"`{name}`" for name in detect({}).classes)
     return [
-        f"- Machine: {host['cpu']}, {host['affinity']} of {host['num_cpus']} CPUs, Linux {host['kernel']}, classes {classes}",
+        (
+            f"- Machine: {host['cpu']}, {host['affinity']} of {host['num_cpus']} CPUs, Linux"
+            f" {host['kernel']}, classes {classes}"
+        ),
         f"- Versions: torch {made['torch']}, oneDNN {made['onednn']}, "
         + ", ".join(f"{name} {version(name)}" for name in ("transformers", "ray", "mlflow"))
         + f", Python {made['python']}, {made['cxx']}",

@@ -1,8 +1,9 @@
 """The process of one entrant of benchmarks/peers.py: `python -m benchmarks.peer_child JOB`.
 
-It builds the entrant, compares its outputs with eager's, and then runs a block of calls for each line `{"block_ms": 60}` on stdin.
-Each answer is one line of JSON on stdout. Between blocks it waits for a line. It answers once its threads no longer use the CPU:
-thread pools spin after a call, up to a second in some engines, which would disturb the next entrant.
+It builds the entrant, compares its outputs with eager's, and then runs a block of calls for each
+line `{"block_ms": 60}` on stdin. Each answer is one line of JSON on stdout. Between blocks it waits
+for a line. It answers once its threads no longer use the CPU: thread pools spin after a call, up to
+a second in some engines, which would disturb the next entrant.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ def _ready(job: Mapping[str, Any]) -> tuple[Iterator[Callable[[], Any]], dict[st
     started = time.perf_counter()
     built = PEERS[job["peer"]].build(case)
     calls = [built.bind(inputs) for inputs in case.inputs]
-    # The first call compiles where that is deferred; a later one may write into the memory of an earlier result.
+    # The first call compiles where that is deferred; a later one may write into the memory of an
+    # earlier result.
     got = [[tensor.clone() for tensor in arrays_of(call())] for call in calls]
     build_s = time.perf_counter() - started
     report = {"build_s": build_s, "note": built.note, **_drift(prepared["answers"], got)}
@@ -99,7 +101,9 @@ def _ready(job: Mapping[str, Any]) -> tuple[Iterator[Callable[[], Any]], dict[st
 
 
 def _prepare(job: Mapping[str, Any], folder: Path) -> tuple[Any, dict[str, Any]]:
-    """Load the model as a campaign does, and write its source, spec, inputs and answers for the other entrants."""
+    """Load the model as a campaign does, and write its source, spec, inputs and answers for the
+    other entrants.
+    """
     import torch
 
     from benchmarks.peer_engines import arrays_of
@@ -135,20 +139,26 @@ def _inputs(spec: InputSpec, tensors: Mapping[str, Tensor]) -> Inputs:
 
 
 def _drift(expected: Sequence[Sequence[Tensor]], got: Sequence[Sequence[Tensor]]) -> dict[str, Any]:
-    """The distance from eager over all inputs: the largest error, the signal-to-noise ratio, and how many discrete answers differ.
+    """The distance from eager over all inputs: the largest error, the signal-to-noise ratio, and
+    how many discrete answers differ.
 
     The ratio is None without any error, and 0 where it cannot be computed.
     """
     max_abs_err, signal, noise, num_different = 0.0, 0.0, 0.0, 0
     for theirs, mine in zip(expected, got, strict=True):
         if [tuple(tensor.shape) for tensor in theirs] != [tuple(tensor.shape) for tensor in mine]:
-            raise ValueError(f"outputs of {[tuple(t.shape) for t in mine]}, expected {[tuple(t.shape) for t in theirs]}")
+            raise ValueError(
+                f"outputs of {[tuple(t.shape) for t in mine]}, expected"
+                f" {[tuple(t.shape) for t in theirs]}"
+            )
         for one, other in zip(theirs, mine, strict=True):
             if not one.is_floating_point():
                 num_different += int((one != other).sum())
                 continue
             error = other.double() - one.double()
-            max_abs_err = max(max_abs_err, float(error.abs().nan_to_num(math.inf).max()) if error.numel() else 0.0)
+            max_abs_err = max(
+                max_abs_err, float(error.abs().nan_to_num(math.inf).max()) if error.numel() else 0.0
+            )
             signal += float(one.double().square().sum())
             noise += float(error.square().sum())
     usable = 0.0 < signal < math.inf and noise < math.inf  # neither is true of NaN

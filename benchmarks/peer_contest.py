@@ -1,7 +1,8 @@
-"""A contest of benchmarks/peers.py: the entrants of one model, each in a process of its own, timed in interleaved blocks.
+"""A contest of benchmarks/peers.py: the entrants of one model, each in a process of its own, timed
+in interleaved blocks.
 
-One process runs at a time. Each round runs a block of every entrant in a new random order. A round is dropped if other processes or
-the hypervisor used the CPUs, by the limits of a judge.
+One process runs at a time. Each round runs a block of every entrant in a new random order. A round
+is dropped if other processes or the hypervisor used the CPUs, by the limits of a judge.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ TRIES = 3
 """Rounds tried, as a multiple of those wanted."""
 
 SQNR_MIN_DB = 90.0
-"""Outputs below it are not those of float32 arithmetic, which is near 120; bfloat16 reaches 50 to 80."""
+"""Outputs below it are not those of float32 arithmetic, which is near 120; bfloat16 reaches 50 to
+80.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,8 +141,16 @@ class Contest:
 
     def sampling(self) -> Sampling:
         """The medians as samples, for `freezer.timing.sampling.speedup`."""
-        samples = {name: [[median] for median in entrant.medians_ms] for name, entrant in self.timed.items()}
-        return Sampling(samples_ms=samples, num_dropped=self.num_dropped, settled=True, stable=not self.disturbed)
+        samples = {
+            name: [[median] for median in entrant.medians_ms]
+            for name, entrant in self.timed.items()
+        }
+        return Sampling(
+            samples_ms=samples,
+            num_dropped=self.num_dropped,
+            settled=True,
+            stable=not self.disturbed,
+        )
 
 
 class EntrantError(Exception):
@@ -160,7 +171,9 @@ class Child:
             "num_threads": num_threads,
         }
         self._used_s = 0.0
-        cache = place.folder / f"inductor-{name}"  # of its own, so that each build takes its whole time
+        cache = (
+            place.folder / f"inductor-{name}"
+        )  # of its own, so that each build takes its whole time
         with (place.logs / f"{place.name}-{name}.log").open("w") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.peer_child", json.dumps(job)],
@@ -240,11 +253,19 @@ def contest(place: ModelPlace, options: ContestOptions) -> Contest:
     )
 
 
-def _built(place: ModelPlace, options: ContestOptions, stack: contextlib.ExitStack) -> tuple[dict[str, Child], dict[str, Entrant]]:
-    """The processes that are ready, and the report of every entrant. Eager comes first; it writes the inputs of all."""
+def _built(
+    place: ModelPlace, options: ContestOptions, stack: contextlib.ExitStack
+) -> tuple[dict[str, Child], dict[str, Entrant]]:
+    """The processes that are ready, and the report of every entrant.
+
+    Eager comes first; it writes the inputs of all.
+    """
     wanted = [name for name in PEERS if name in {*options.peers, "eager"}]
     missing = missing_packages(wanted)
-    found = {name: Entrant(name=name, problem=f"not installed: {package}") for name, package in missing.items()}
+    found = {
+        name: Entrant(name=name, problem=f"not installed: {package}")
+        for name, package in missing.items()
+    }
     children = dict[str, Child]()
 
     def build(name: str) -> None:
@@ -258,7 +279,11 @@ def _built(place: ModelPlace, options: ContestOptions, stack: contextlib.ExitSta
             children[name] = child
 
     build("eager")
-    others = [name for name in wanted if name != "eager" and name not in missing] if "eager" in children else []
+    others = (
+        [name for name in wanted if name != "eager" and name not in missing]
+        if "eager" in children
+        else []
+    )
     pool = ThreadPoolExecutor(max_workers=available_cpus())
     try:
         list(pool.map(build, [name for name in others if not PEERS[name].alone]))
@@ -279,10 +304,17 @@ Answers = Mapping[str, Mapping[str, Any]]
 def _rounds(
     children: dict[str, Child], found: dict[str, Entrant], options: ContestOptions
 ) -> tuple[list[tuple[Answers, bool]], int]:
-    """The answers of each round, and whether it was disturbed; and the number of those. Entrants that end are removed."""
+    """The answers of each round, and whether it was disturbed; and the number of those.
+
+    Entrants that end are removed.
+    """
     shuffle, order = random.Random(0), list(children)
     rounds, num_dropped = list[tuple[Answers, bool]](), 0
-    while order and len(rounds) - num_dropped < options.rounds and len(rounds) < TRIES * options.rounds:
+    while (
+        order
+        and len(rounds) - num_dropped < options.rounds
+        and len(rounds) < TRIES * options.rounds
+    ):
         shuffle.shuffle(order)
         answers = dict[str, Mapping[str, Any]]()
         with _watched(list(children.values())) as watch:
@@ -319,7 +351,9 @@ class _Watch:
 
 @contextlib.contextmanager
 def _watched(children: Sequence[Child]) -> Iterator[_Watch]:
-    """Watch whether anything but the entrants uses the CPUs within the block, by the limits of a judge."""
+    """Watch whether anything but the entrants uses the CPUs within the block, by the limits of a
+    judge.
+    """
     policy, watch = SamplingPolicy(), _Watch()
     started, busy_s, stolen_s, own_s = time.monotonic(), *_machine_s(), _own_s(children)
     yield watch
@@ -333,7 +367,9 @@ def _watched(children: Sequence[Child]) -> Iterator[_Watch]:
 def _machine_s() -> tuple[float, float]:
     """CPU time of this process's CPUs that was used, and that the hypervisor took, in seconds."""
     times = [psutil.cpu_times(percpu=True)[cpu] for cpu in os.sched_getaffinity(0)]
-    return sum(one.user + one.nice + one.system + one.irq + one.softirq for one in times), sum(one.steal for one in times)
+    return sum(one.user + one.nice + one.system + one.irq + one.softirq for one in times), sum(
+        one.steal for one in times
+    )
 
 
 def _own_s(children: Sequence[Child]) -> float:

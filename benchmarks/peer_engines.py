@@ -1,8 +1,9 @@
-"""The entrants of benchmarks/peers.py: eager, the peers, each built and run as its documentation says, and the published artifact.
+"""The entrants of benchmarks/peers.py: eager, the peers, each built and run as its documentation
+says, and the published artifact.
 
-An entrant is a function. It takes a `Case` and returns a `Built`: the call to time, and a note about the settings that apply. It
-runs in a process of its own, without gradients, after `torch.set_num_threads`. `PEERS` lists all, with the documentation they
-follow.
+An entrant is a function. It takes a `Case` and returns a `Built`: the call to time, and a note
+about the settings that apply. It runs in a process of its own, without gradients, after
+`torch.set_num_threads`. `PEERS` lists all, with the documentation they follow.
 """
 
 from __future__ import annotations
@@ -38,7 +39,11 @@ class Inputs:
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors, in the order in which an exported program takes them."""
-        return [leaf for leaf in pytree.tree_leaves((self.args, dict(self.kwargs))) if isinstance(leaf, Tensor)]
+        return [
+            leaf
+            for leaf in pytree.tree_leaves((self.args, dict(self.kwargs)))
+            if isinstance(leaf, Tensor)
+        ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +92,8 @@ class Peer:
     Attributes:
         title: for tables.
         build: builds it.
-        at: whether it runs at its defaults, or at settings beyond them; eager and the published artifact are neither.
+        at: whether it runs at its defaults, or at settings beyond them; eager and the published
+            artifact are neither.
         follows: the documentation.
         packages: distributions that it needs beside torch, with the module of each.
         alone: whether it measures while it builds, so that nothing else may be built meanwhile.
@@ -165,15 +171,25 @@ def onnx_runtime_best(case: Case) -> Built:
 
 def openvino(case: Case) -> Built:
     """A converted model, compiled for the CPU without options."""
-    return _openvino_model(case, {} if case.all_cpus else {"INFERENCE_NUM_THREADS": case.num_threads})
+    return _openvino_model(
+        case, {} if case.all_cpus else {"INFERENCE_NUM_THREADS": case.num_threads}
+    )
 
 
 def openvino_best(case: Case) -> Built:
-    """The fastest of some settings of OpenVINO in float32, with inputs and outputs shared with the engine."""
-    latency = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": case.num_threads}
+    """The fastest of some settings of OpenVINO in float32, with inputs and outputs shared with the
+    engine.
+    """
+    latency = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_NUM_THREADS": case.num_threads,
+    }
     settings: dict[str, Callable[[], Built]] = {
         "latency, f32": lambda: _openvino_model(case, latency, share=True),
-        "latency, f32, not pinned": lambda: _openvino_model(case, {**latency, "ENABLE_CPU_PINNING": False}, share=True),
+        "latency, f32, not pinned": lambda: _openvino_model(
+            case, {**latency, "ENABLE_CPU_PINNING": False}, share=True
+        ),
         "latency, f32, denormals as zero": lambda: _openvino_model(
             case, {**latency, "CPU_DENORMALS_OPTIMIZATION": True}, share=True
         ),
@@ -182,11 +198,26 @@ def openvino_best(case: Case) -> Built:
 
 
 def olive(case: Case) -> Built:
-    """The ONNX model, optimized by Olive's command for this device and float32, in a session without options."""
+    """The ONNX model, optimized by Olive's command for this device and float32, in a session
+    without options.
+    """
     folder = case.folder / "olive"
-    options = {"-m": str(_onnx_file(case)), "--provider": "CPUExecutionProvider", "--device": "cpu", "--precision": "fp32"}
-    command = [sys.executable, "-m", "olive", "optimize", *(part for pair in options.items() for part in pair)]
-    subprocess.run([*command, "-o", str(folder), "--disable_telemetry"], check=True, cwd=case.folder)
+    options = {
+        "-m": str(_onnx_file(case)),
+        "--provider": "CPUExecutionProvider",
+        "--device": "cpu",
+        "--precision": "fp32",
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "olive",
+        "optimize",
+        *(part for pair in options.items() for part in pair),
+    ]
+    subprocess.run(
+        [*command, "-o", str(folder), "--disable_telemetry"], check=True, cwd=case.folder
+    )
     return _session(folder / "model.onnx", {}, case)
 
 
@@ -196,7 +227,10 @@ def published(case: Case) -> Built:
 
     model = freezer.load(case.name, store=case.store)
     assert model.manifest is not None
-    return Built(bind=_called(model).bind, note=f"{model.manifest.recipe.name} for {model.manifest.device_class}")
+    return Built(
+        bind=_called(model).bind,
+        note=f"{model.manifest.recipe.name} for {model.manifest.device_class}",
+    )
 
 
 PEERS: Mapping[str, Peer] = {
@@ -205,7 +239,10 @@ PEERS: Mapping[str, Peer] = {
         title="torch.compile, freezing",
         build=torch_compile,
         at="defaults",
-        follows="https://docs.pytorch.org/tutorials/unstable/max_autotune_on_CPU_tutorial.html (without its mode)",
+        follows=(
+            "https://docs.pytorch.org/tutorials/unstable/max_autotune_on_CPU_tutorial.html (without"
+            " its mode)"
+        ),
     ),
     "max-autotune": Peer(
         title="torch.compile, max-autotune",
@@ -224,7 +261,9 @@ PEERS: Mapping[str, Peer] = {
         title="optimize_for_inference",
         build=torchscript_optimized,
         at="defaults",
-        follows="https://docs.pytorch.org/docs/stable/generated/torch.jit.optimize_for_inference.html",
+        follows=(
+            "https://docs.pytorch.org/docs/stable/generated/torch.jit.optimize_for_inference.html"
+        ),
     ),
     "aoti": Peer(
         title="AOTInductor, freezing",
@@ -243,8 +282,10 @@ PEERS: Mapping[str, Peer] = {
         title="ONNX Runtime, best settings",
         build=onnx_runtime_best,
         at="settings",
-        follows="https://onnxruntime.ai/docs/performance/tune-performance/threading.html and "
-        "https://onnxruntime.ai/docs/performance/transformers-optimization.html",
+        follows=(
+            "https://onnxruntime.ai/docs/performance/tune-performance/threading.html and "
+            "https://onnxruntime.ai/docs/performance/transformers-optimization.html"
+        ),
         packages={"onnxruntime": "onnxruntime", "onnxscript": "onnxscript"},
         alone=True,
     ),
@@ -270,7 +311,9 @@ PEERS: Mapping[str, Peer] = {
         follows="https://microsoft.github.io/Olive/reference/cli.html",
         packages={"olive-ai": "olive", "onnxruntime": "onnxruntime", "onnxscript": "onnxscript"},
     ),
-    "coldpress": Peer(title="Coldpress, published", build=published, at="published", follows="docs/deploy.md"),
+    "coldpress": Peer(
+        title="Coldpress, published", build=published, at="published", follows="docs/deploy.md"
+    ),
 }
 """All entrants, in the order of the tables."""
 
@@ -280,7 +323,11 @@ def arrays_of(result: Any) -> list[Tensor]:
     leaves = result if isinstance(result, list) else pytree.tree_leaves(result)
     if isinstance(result, Mapping):  # also of types that are not registered with pytree
         leaves = [leaf for value in result.values() for leaf in arrays_of(value)]
-    return [leaf if isinstance(leaf, Tensor) else torch.as_tensor(leaf) for leaf in leaves if leaf is not None]
+    return [
+        leaf if isinstance(leaf, Tensor) else torch.as_tensor(leaf)
+        for leaf in leaves
+        if leaf is not None
+    ]
 
 
 def _called(model: Callable[..., Any]) -> Built:
@@ -288,7 +335,9 @@ def _called(model: Callable[..., Any]) -> Built:
 
 
 class _Traceable(nn.Module):
-    """A model that takes the tensors of its inputs and returns those of its outputs: torch.jit.trace knows no other structures."""
+    """A model that takes the tensors of its inputs and returns those of its outputs:
+    torch.jit.trace knows no other structures.
+    """
 
     def __init__(self, model: nn.Module, example: Inputs) -> None:
         super().__init__()
@@ -299,7 +348,10 @@ class _Traceable(nn.Module):
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         left = iter(tensors)
-        leaves = [next(left) if given else value for given, value in zip(self._is_tensor, self._constants, strict=True)]
+        leaves = [
+            next(left) if given else value
+            for given, value in zip(self._is_tensor, self._constants, strict=True)
+        ]
         args, kwargs = pytree.tree_unflatten(leaves, self._structure)
         return tuple(arrays_of(self.model(*args, **kwargs)))
 
@@ -308,12 +360,16 @@ def _scripted(case: Case) -> torch.jit.ScriptModule:
     if isinstance(case.model, torch.jit.ScriptModule):
         return case.model
     wrapped = _Traceable(case.model, case.inputs[0]).eval()
-    traced: torch.jit.ScriptModule = torch.jit.trace(wrapped, tuple(case.inputs[0].tensors), check_trace=False)
+    traced: torch.jit.ScriptModule = torch.jit.trace(
+        wrapped, tuple(case.inputs[0].tensors), check_trace=False
+    )
     return traced
 
 
 def _onnx_file(case: Case) -> Path:
-    """The ONNX model, written by the first entrant that needs it; TorchScript only has the older exporter."""
+    """The ONNX model, written by the first entrant that needs it; TorchScript only has the older
+    exporter.
+    """
     path, example = case.folder / "model.onnx", case.inputs[0]
     if path.exists():
         return path
@@ -321,7 +377,9 @@ def _onnx_file(case: Case) -> Path:
     if isinstance(case.model, torch.jit.ScriptModule):
         torch.onnx.export(case.model, tuple(example.tensors), str(own), dynamo=False)
     else:
-        program = torch.onnx.export(case.model, example.args, kwargs=dict(example.kwargs), dynamo=True, verbose=False)
+        program = torch.onnx.export(
+            case.model, example.args, kwargs=dict(example.kwargs), dynamo=True, verbose=False
+        )
         assert program is not None
         program.save(str(own))
     os.replace(own, path)
@@ -365,7 +423,9 @@ def _openvino_model(case: Case, config: Mapping[str, Any], *, share: bool = Fals
     if isinstance(case.model, torch.jit.ScriptModule):
         converted = ov.convert_model(case.model, example_input=tuple(example.tensors))
     else:
-        converted = ov.convert_model(torch.export.export(case.model, example.args, dict(example.kwargs)))
+        converted = ov.convert_model(
+            torch.export.export(case.model, example.args, dict(example.kwargs))
+        )
     compiled = ov.compile_model(converted, "CPU", dict(config))
     note = f"precision hint {compiled.get_property('INFERENCE_PRECISION_HINT').get_type_name()}"
     options = {"share_inputs": True, "share_outputs": True} if share else {}
@@ -378,7 +438,8 @@ def _openvino_model(case: Case, config: Mapping[str, Any], *, share: bool = Fals
 
 
 def _fastest(settings: Mapping[str, Callable[[], Built]], case: Case) -> Built:
-    """The fastest of some settings, by the better of two medians; the note names it, and those that do not work.
+    """The fastest of some settings, by the better of two medians; the note names it, and those that
+    do not work.
 
     Each is discarded before the next is built, so that the threads of one never disturb another.
     """
@@ -393,7 +454,10 @@ def _fastest(settings: Mapping[str, Callable[[], Built]], case: Case) -> Built:
         raise RuntimeError("; ".join(failed))
     best = min(found, key=lambda name: found[name])
     built = settings[best]()
-    return Built(bind=built.bind, note="; ".join([f"best: {best}", *([built.note] if built.note else []), *failed]))
+    return Built(
+        bind=built.bind,
+        note="; ".join([f"best: {best}", *([built.note] if built.note else []), *failed]),
+    )
 
 
 def _tuned_s(build: Callable[[], Built], inputs: Inputs) -> float:
@@ -416,6 +480,11 @@ def missing_packages(names: Iterable[str]) -> dict[str, str]:
     from importlib.util import find_spec
 
     lacks = {
-        name: [package for package, module in (PEERS[name].packages or {}).items() if find_spec(module) is None] for name in names
+        name: [
+            package
+            for package, module in (PEERS[name].packages or {}).items()
+            if find_spec(module) is None
+        ]
+        for name in names
     }
     return {name: packages[0] for name, packages in lacks.items() if packages}

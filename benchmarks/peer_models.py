@@ -1,7 +1,8 @@
-"""MobileNetV3-Large and EfficientNet-B0 for benchmarks/peers.yaml: inverted residuals, as in their papers, with random weights.
+"""MobileNetV3-Large and EfficientNet-B0 for benchmarks/peers.yaml: inverted residuals, as in their
+papers, with random weights.
 
-Batch norms have the statistics of what they normalize, as trained ones have. With others the signal fades to denormal numbers, or
-rounding grows until engines differ by chance.
+Batch norms have the statistics of what they normalize, as trained ones have. With others the signal
+fades to denormal numbers, or rounding grows until engines differ by chance.
 """
 
 from __future__ import annotations
@@ -44,10 +45,25 @@ class ConvNorm(nn.Sequential):
     """Convolution, batch norm and, if given, activation."""
 
     def __init__(
-        self, num_in: int, num_out: int, kernel: int, *, stride: int = 1, groups: int = 1, activation: Activation | None = None
+        self,
+        num_in: int,
+        num_out: int,
+        kernel: int,
+        *,
+        stride: int = 1,
+        groups: int = 1,
+        activation: Activation | None = None,
     ) -> None:
         layers: list[nn.Module] = [
-            nn.Conv2d(num_in, num_out, kernel, stride=stride, padding=kernel // 2, groups=groups, bias=False),
+            nn.Conv2d(
+                num_in,
+                num_out,
+                kernel,
+                stride=stride,
+                padding=kernel // 2,
+                groups=groups,
+                bias=False,
+            ),
             nn.BatchNorm2d(num_out),
         ]
         super().__init__(*layers, *([] if activation is None else [activation()]))
@@ -56,10 +72,16 @@ class ConvNorm(nn.Sequential):
 class SqueezeExcite(nn.Module):
     """Scale channels by a function of their means."""
 
-    def __init__(self, channels: int, squeezed: int, activation: Activation, gate: Activation) -> None:
+    def __init__(
+        self, channels: int, squeezed: int, activation: Activation, gate: Activation
+    ) -> None:
         super().__init__()
         self.gate = nn.Sequential(
-            nn.AdaptiveAvgPool2d(1), nn.Conv2d(channels, squeezed, 1), activation(), nn.Conv2d(squeezed, channels, 1), gate()
+            nn.AdaptiveAvgPool2d(1),
+            nn.Conv2d(channels, squeezed, 1),
+            activation(),
+            nn.Conv2d(squeezed, channels, 1),
+            gate(),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -76,7 +98,16 @@ class InvertedResidual(nn.Module):
         wide, layers = stage.expanded, list[nn.Module]()
         if wide != num_in:
             layers.append(ConvNorm(num_in, wide, 1, activation=stage.activation))
-        layers.append(ConvNorm(wide, wide, stage.kernel, stride=stage.stride, groups=wide, activation=stage.activation))
+        layers.append(
+            ConvNorm(
+                wide,
+                wide,
+                stage.kernel,
+                stride=stage.stride,
+                groups=wide,
+                activation=stage.activation,
+            )
+        )
         if stage.squeezed is not None:
             inner = nn.ReLU if stage.gate is nn.Hardsigmoid else stage.activation
             layers.append(SqueezeExcite(wide, stage.squeezed, inner, stage.gate))
@@ -91,7 +122,9 @@ class InvertedResidual(nn.Module):
 
 
 def mobilenet_v3_large() -> nn.Module:
-    """MobileNetV3-Large (Howard et al. 2019, table 1); float32 [n, 1000] from `image`, float32 [n, 3, 224, 224]."""
+    """MobileNetV3-Large (Howard et al. 2019, table 1); float32 [n, 1000] from `image`, float32 [n,
+    3, 224, 224].
+    """
     table = [  # kernel, expanded, out, squeeze and excitation, activation, stride
         (3, 16, 16, False, nn.ReLU, 1),
         (3, 64, 24, False, nn.ReLU, 2),
@@ -126,7 +159,9 @@ def mobilenet_v3_large() -> nn.Module:
 
 
 def efficientnet_b0() -> nn.Module:
-    """EfficientNet-B0 (Tan and Le 2019, table 1); float32 [n, 1000] from `image`, float32 [n, 3, 224, 224]."""
+    """EfficientNet-B0 (Tan and Le 2019, table 1); float32 [n, 1000] from `image`, float32 [n, 3,
+    224, 224].
+    """
     table = [  # kernel, factor of expansion, out, blocks, stride of the first
         (3, 1, 16, 1, 1),
         (3, 6, 24, 2, 2),
@@ -154,14 +189,23 @@ def efficientnet_b0() -> nn.Module:
     return _network(32, stages, 1280, nn.SiLU, [nn.Dropout(0.2), nn.Linear(1280, NUM_CLASSES)])
 
 
-def _network(stem: int, stages: Sequence[Stage], features: int, activation: Activation, head: Sequence[nn.Module]) -> nn.Module:
+def _network(
+    stem: int,
+    stages: Sequence[Stage],
+    features: int,
+    activation: Activation,
+    head: Sequence[nn.Module],
+) -> nn.Module:
     """A stem with stride 2, the blocks, a 1x1 convolution, global pooling, and the head."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         widths = [stem, *(stage.num_out for stage in stages)]
         model = _Named(
             ConvNorm(3, stem, 3, stride=2, activation=activation),
-            *(InvertedResidual(num_in, stage) for num_in, stage in zip(widths, stages, strict=False)),
+            *(
+                InvertedResidual(num_in, stage)
+                for num_in, stage in zip(widths, stages, strict=False)
+            ),
             ConvNorm(widths[-1], features, 1, activation=activation),
             nn.AdaptiveAvgPool2d(1),
             nn.Flatten(),

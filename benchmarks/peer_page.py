@@ -28,8 +28,8 @@ class Standing:
 
     Attributes:
         gain: over eager; None if it was not timed.
-        best: the fastest peer, by where it runs: `defaults`, or `any` with those at other settings. Peers whose outputs differ do
-            not count.
+        best: the fastest peer, by where it runs: `defaults`, or `any` with those at other settings.
+            Peers whose outputs differ do not count.
         ratios: how many times as fast as these the published artifact is.
     """
 
@@ -45,7 +45,11 @@ def standing(contest: Contest) -> Standing:
     medians = {name: statistics.median(entrant.medians_ms) for name, entrant in timed.items()}
     best = dict[str, str]()
     for group, kinds in {"defaults": {"defaults"}, "any": {"defaults", "settings"}}.items():
-        rivals = [name for name, entrant in timed.items() if PEERS[name].at in kinds and not entrant.differs]
+        rivals = [
+            name
+            for name, entrant in timed.items()
+            if PEERS[name].at in kinds and not entrant.differs
+        ]
         if rivals:
             best[group] = min(rivals, key=medians.__getitem__)
     own = OWN in timed
@@ -62,7 +66,9 @@ def _ratio(contest: Contest, name: str, other: str) -> Speedup:
     return speedup(contest.sampling(), name, eager=other, num_candidates=1, policy=SamplingPolicy())
 
 
-def render(contests: Sequence[Contest], options: ContestOptions, command: str, revision: str, plot: str) -> str:
+def render(
+    contests: Sequence[Contest], options: ContestOptions, command: str, revision: str, plot: str
+) -> str:
     """The whole page.
 
     Args:
@@ -77,12 +83,24 @@ def render(contests: Sequence[Contest], options: ContestOptions, command: str, r
         f"# Published artifacts against peers, {today()}",
         *("", f"`{command}`", ""),
         *machine(),
-        f"- Peers: {', '.join(f'{package} {_version(package)}' for package in PACKAGES)}; Coldpress at {revision}",
+        (
+            f"- Peers: {', '.join(f'{package} {_version(package)}' for package in PACKAGES)};"
+            f" Coldpress at {revision}"
+        ),
         f"- Load average when the first contest began: {contests[0].load:.2f}",
         "",
-        f"float32, the first point of each catalog entry, {_threads(options.num_threads)}, the same inputs for all. Each entrant",
-        f"has its own process; one runs at a time, in blocks of at least {options.block_ms:.0f} ms, in a new random order each",
-        f"round, until {options.rounds} rounds were undisturbed. A time is the median of the rounds' medians; intervals are 95%,",
+        (
+            f"float32, the first point of each catalog entry, {_threads(options.num_threads)}, the"
+            " same inputs for all. Each entrant"
+        ),
+        (
+            f"has its own process; one runs at a time, in blocks of at least {options.block_ms:.0f}"
+            " ms, in a new random order each"
+        ),
+        (
+            f"round, until {options.rounds} rounds were undisturbed. A time is the median of the"
+            " rounds' medians; intervals are 95%,"
+        ),
         "by paired bootstrap over rounds. [Protocol and peers](../../docs/benchmarks.md).",
         "",
         "## Summary",
@@ -93,15 +111,23 @@ def render(contests: Sequence[Contest], options: ContestOptions, command: str, r
         "",
         "## All entrants",
         "",
-        f"How many times as fast as eager. {DIFFERENT}: the outputs are not those of float32 (SQNR against eager below "
-        f"{SQNR_MIN_DB:.0f} dB, or other",
-        "integers), so it does not compete. **Bold**: the fastest of those that compete. —: did not run, see below.",
+        (
+            f"How many times as fast as eager. {DIFFERENT}: the outputs are not those of float32"
+            f" (SQNR against eager below {SQNR_MIN_DB:.0f} dB, or other"
+        ),
+        (
+            "integers), so it does not compete. **Bold**: the fastest of those that compete. —: did"
+            " not run, see below."
+        ),
         "",
         *_all(contests),
         "",
         "## Details",
         "",
-        "`spins`: how long the entrant's threads used CPUs after a block; the next one waits for them. `idle`: CPU time that the",
+        (
+            "`spins`: how long the entrant's threads used CPUs after a block; the next one waits"
+            " for them. `idle`: CPU time that the"
+        ),
         "entrant used while others ran, as a share of that time.",
         "",
         *_details(contests),
@@ -121,12 +147,31 @@ def summary_lines(contests: Sequence[Contest]) -> list[str]:
 def _summary(standings: Sequence[Standing]) -> list[str]:
     head = (
         *("model", "eager ms", "published recipe", "times eager (95%)"),
-        *("best peer at defaults", "published / it (95%)", "best peer at any settings", "published / it (95%)"),
+        *(
+            "best peer at defaults",
+            "published / it (95%)",
+            "best peer at any settings",
+            "published / it (95%)",
+        ),
     )
     rows = [_summary_row(one) for one in standings]
     gains = [one.gain.value for one in standings if one.gain]
-    ratios = {group: [one.ratios[group].value for one in standings if group in one.ratios] for group in ("defaults", "any")}
-    rows.append(["**geometric mean**", "", "", _mean(gains), "", _mean(ratios["defaults"]), "", _mean(ratios["any"])])
+    ratios = {
+        group: [one.ratios[group].value for one in standings if group in one.ratios]
+        for group in ("defaults", "any")
+    }
+    rows.append(
+        [
+            "**geometric mean**",
+            "",
+            "",
+            _mean(gains),
+            "",
+            _mean(ratios["defaults"]),
+            "",
+            _mean(ratios["any"]),
+        ]
+    )
     return markdown_table(head, rows)
 
 
@@ -144,12 +189,18 @@ def _summary_row(one: Standing) -> list[str]:
 
 
 def _all(contests: Sequence[Contest]) -> list[str]:
-    names = [name for name in PEERS if name != "eager" and any(name in one.timed for one in contests)]
+    names = [
+        name for name in PEERS if name != "eager" and any(name in one.timed for one in contests)
+    ]
     rows, gains = list[list[str]](), dict[str, list[float]]()
     for one in contests:
         timed = one.timed
         eager = timed.get("eager")
-        times = {} if eager is None else {name: _gain(timed[name], eager) for name in names if name in timed}
+        times = (
+            {}
+            if eager is None
+            else {name: _gain(timed[name], eager) for name in names if name in timed}
+        )
         fair = {name: gain for name, gain in times.items() if not timed[name].differs}
         best = max(fair, key=fair.__getitem__, default="")
         for name, gain in fair.items():
@@ -167,12 +218,25 @@ def _all(contests: Sequence[Contest]) -> list[str]:
 
 def _details(contests: Sequence[Contest]) -> list[str]:
     head = (
-        *("model", "entrant", "ms", "middle half of rounds", "build s", "SQNR dB", "max abs error", "spins ms", "idle"),
+        *(
+            "model",
+            "entrant",
+            "ms",
+            "middle half of rounds",
+            "build s",
+            "SQNR dB",
+            "max abs error",
+            "spins ms",
+            "idle",
+        ),
         "settings",
     )
     rows = []
     for one in contests:
-        rounds = f"{len(next(iter(one.timed.values())).medians_ms) if one.timed else 0} rounds, {one.num_dropped} dropped"
+        rounds = (
+            f"{len(next(iter(one.timed.values())).medians_ms) if one.timed else 0} rounds,"
+            f" {one.num_dropped} dropped"
+        )
         rows.append([f"**{one.model}**", f"{rounds}, {one.seconds:.0f} s", *([""] * 8)])
         rows += [_detail(one.model, entrant) for entrant in one.timed.values()]
     return markdown_table(head, rows)
@@ -183,7 +247,13 @@ def _detail(model: str, entrant: Entrant) -> list[str]:
     low, _, high = statistics.quantiles(medians, n=4) if len(medians) > 1 else (medians[0],) * 3
     sqnr = "exact" if entrant.sqnr_db is None else f"{entrant.sqnr_db:.0f}"
     return [
-        *(model, PEERS[entrant.name].title, _ms(entrant), f"{_figure(low)} to {_figure(high)}", f"{entrant.build_s:.1f}"),
+        *(
+            model,
+            PEERS[entrant.name].title,
+            _ms(entrant),
+            f"{_figure(low)} to {_figure(high)}",
+            f"{entrant.build_s:.1f}",
+        ),
         sqnr + (f", {entrant.num_different} integers differ" if entrant.num_different else ""),
         f"{entrant.max_abs_err:.1e}",
         f"{1e3 * entrant.spun_s:.0f}",
@@ -199,7 +269,8 @@ def _problems(contests: Sequence[Contest]) -> list[str]:
             if entrant.problem:
                 found.setdefault((entrant.name, entrant.problem), []).append(one.model)
     lines = [
-        f"- {PEERS[name].title}: {'all models' if len(models) == len(contests) else ', '.join(models)}: {problem}"
+        f"- {PEERS[name].title}:"
+        f" {'all models' if len(models) == len(contests) else ', '.join(models)}: {problem}"
         for (name, problem), models in found.items()
     ]
     return lines or ["Everything ran."]
@@ -212,7 +283,9 @@ def draw(contests: Sequence[Contest], path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    names = [name for name in PEERS if name != "eager" and any(name in one.timed for one in contests)]
+    names = [
+        name for name in PEERS if name != "eager" and any(name in one.timed for one in contests)
+    ]
     figure, axes = pyplot.subplots(figsize=(9, 1.6 + 0.36 * len(contests)), layout="constrained")
     colors = dict(zip(names, pyplot.get_cmap("tab20").colors, strict=False))  # type: ignore[attr-defined]
     for name in names:
@@ -223,11 +296,22 @@ def draw(contests: Sequence[Contest], path: Path) -> None:
             if {name, "eager"} <= one.timed.keys() and not one.timed[name].differs
         ]
         marker = "D" if own else "o" if PEERS[name].at == "defaults" else "^"
-        style = {"s": 70 if own else 32, "zorder": 3 if own else 2, "color": "black" if own else colors[name], "marker": marker}
-        axes.scatter([x for x, _ in places], [y for _, y in places], label=PEERS[name].title, **style)  # type: ignore[arg-type]
+        style = {
+            "s": 70 if own else 32,
+            "zorder": 3 if own else 2,
+            "color": "black" if own else colors[name],
+            "marker": marker,
+        }
+        axes.scatter(
+            [x for x, _ in places], [y for _, y in places], label=PEERS[name].title, **style
+        )  # type: ignore[arg-type]
     axes.axvline(1, color="gray", linewidth=1)
     axes.set_xscale("log")
-    ticks = [tick for tick in (0.25, 0.5, 1, 1.5, 2, 3, 4, 6, 8, 12) if axes.get_xlim()[0] <= tick <= axes.get_xlim()[1]]
+    ticks = [
+        tick
+        for tick in (0.25, 0.5, 1, 1.5, 2, 3, 4, 6, 8, 12)
+        if axes.get_xlim()[0] <= tick <= axes.get_xlim()[1]
+    ]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.set_yticks(range(len(contests)), [one.model for one in contests])
@@ -241,7 +325,10 @@ def draw(contests: Sequence[Contest], path: Path) -> None:
 
 def versions() -> dict[str, str]:
     """The versions that the results depend on."""
-    return {"python": platform.python_version(), **{name: _version(name) for name in ("torch", "transformers", *PACKAGES)}}
+    return {
+        "python": platform.python_version(),
+        **{name: _version(name) for name in ("torch", "transformers", *PACKAGES)},
+    }
 
 
 def _version(package: str) -> str:

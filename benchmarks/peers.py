@@ -1,12 +1,14 @@
-"""Compare published artifacts with eager, torch.compile, TorchScript, AOTInductor, ONNX Runtime, OpenVINO and Olive.
+"""Compare published artifacts with eager, torch.compile, TorchScript, AOTInductor, ONNX Runtime,
+OpenVINO and Olive.
 
-    python -m benchmarks.peers                                   # the models of peers.yaml and of the zoo
+    python -m benchmarks.peers                             # the models of peers.yaml and of the zoo
     python -m benchmarks.peers --models 'resnet50,gpt2'          # some of them
     python -m benchmarks.peers my_catalog.yaml --out mine.md     # your own
 
-A campaign first freezes and publishes the models, into a store in the work folder that the next run uses again. Then each model has
-a contest (peer_contest.py) of entrants (peer_engines.py). Finished models are kept, and the same command continues an interrupted
-run. docs/benchmarks.md describes the protocol.
+A campaign first freezes and publishes the models, into a store in the work folder that the next run
+uses again. Then each model has a contest (peer_contest.py) of entrants (peer_engines.py). Finished
+models are kept, and the same command continues an interrupted run. docs/benchmarks.md describes the
+protocol.
 """
 
 from __future__ import annotations
@@ -43,10 +45,15 @@ def main() -> None:
     """Run the contests that are missing, and write the page and the plot."""
     given = _arguments()
     options = ContestOptions(
-        peers=tuple(given.peers.split(",")), num_threads=given.threads, rounds=given.rounds, build_limit_s=given.build_limit
+        peers=tuple(given.peers.split(",")),
+        num_threads=given.threads,
+        rounds=given.rounds,
+        build_limit_s=given.build_limit,
     )
     if unknown := set(options.peers) - set(PEERS):
-        raise UsageError(f"unknown peers {', '.join(sorted(unknown))}; expected some of {', '.join(PEERS)}")
+        raise UsageError(
+            f"unknown peers {', '.join(sorted(unknown))}; expected some of {', '.join(PEERS)}"
+        )
     models = _models(given.catalogs, given.models.split(","))
     work: Path = given.work.absolute()
     (work / "logs").mkdir(parents=True, exist_ok=True)
@@ -61,7 +68,9 @@ def main() -> None:
             _say(f"{name}: continued, measured in {done[name].seconds:.0f} s")
             continue
         scratch = work / "scratch"
-        shutil.rmtree(scratch, ignore_errors=True)  # of an interrupted run, whose processes may still write there
+        shutil.rmtree(
+            scratch, ignore_errors=True
+        )  # of an interrupted run, whose processes may still write there
         scratch.mkdir(exist_ok=True)
         folder = Path(tempfile.mkdtemp(dir=scratch))
         found = contest(
@@ -86,17 +95,54 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     defaults = ContestOptions(peers=tuple(PEERS), num_threads=available_cpus())
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description="Compare published artifacts with peers.")
-    parser.add_argument("catalogs", nargs="*", type=Path, default=CATALOGS, help="default: benchmarks/peers.yaml examples/zoo.yaml")
-    parser.add_argument("--models", default="*", help="globs over names of models, separated by commas")
-    parser.add_argument("--peers", default=",".join(defaults.peers), help="entrants, separated by commas; eager always runs")
-    parser.add_argument("--rounds", type=int, default=defaults.rounds, help="undisturbed rounds of each model")
-    parser.add_argument("--threads", type=int, default=defaults.num_threads, help="of every entrant; default: all CPUs")
-    parser.add_argument("--build-limit", type=float, default=defaults.build_limit_s, help="seconds for building an entrant")
-    parser.add_argument("--store", help="load artifacts from this store instead of publishing them first")
-    parser.add_argument("--tracking-uri", help="MLflow with the registered models of a catalog; default: one in the work folder")
-    parser.add_argument("--work", type=Path, default=WORK, help="folder for the store, logs and finished models")
-    parser.add_argument("--out", type=Path, help="Markdown file; the plot is written beside it. Default: in benchmarks/results")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers", description="Compare published artifacts with peers."
+    )
+    parser.add_argument(
+        "catalogs",
+        nargs="*",
+        type=Path,
+        default=CATALOGS,
+        help="default: benchmarks/peers.yaml examples/zoo.yaml",
+    )
+    parser.add_argument(
+        "--models", default="*", help="globs over names of models, separated by commas"
+    )
+    parser.add_argument(
+        "--peers",
+        default=",".join(defaults.peers),
+        help="entrants, separated by commas; eager always runs",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=defaults.rounds, help="undisturbed rounds of each model"
+    )
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=defaults.num_threads,
+        help="of every entrant; default: all CPUs",
+    )
+    parser.add_argument(
+        "--build-limit",
+        type=float,
+        default=defaults.build_limit_s,
+        help="seconds for building an entrant",
+    )
+    parser.add_argument(
+        "--store", help="load artifacts from this store instead of publishing them first"
+    )
+    parser.add_argument(
+        "--tracking-uri",
+        help="MLflow with the registered models of a catalog; default: one in the work folder",
+    )
+    parser.add_argument(
+        "--work", type=Path, default=WORK, help="folder for the store, logs and finished models"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="Markdown file; the plot is written beside it. Default: in benchmarks/results",
+    )
     return parser.parse_args()
 
 
@@ -106,7 +152,9 @@ def _models(catalogs: Sequence[Path], globs: Sequence[str]) -> dict[str, Path]:
     for path in catalogs:
         catalog = read_catalog(path)
         problems += [one for one in catalog.problems if one.entry and _matches(one.entry, globs)]
-        models |= {entry.name: path.absolute() for entry in catalog.entries if _matches(entry.name, globs)}
+        models |= {
+            entry.name: path.absolute() for entry in catalog.entries if _matches(entry.name, globs)
+        }
     for problem in problems:
         _say(problem.coded)
     refuse_bad_entries(problems, keep_going=False)
@@ -120,18 +168,33 @@ def _matches(name: str, globs: Sequence[str]) -> bool:
 
 
 def _publish(models: dict[str, Path], work: Path, tracking_uri: str) -> None:
-    """Run a campaign for each catalog, or for each model if only some of a catalog are wanted. What is published is kept."""
+    """Run a campaign for each catalog, or for each model if only some of a catalog are wanted.
+
+    What is published is kept.
+    """
     for catalog in dict.fromkeys(models.values()):
         wanted = [name for name, path in models.items() if path == catalog]
         whole = len(wanted) == len(read_catalog(catalog).entries)
         for only in ["*"] if whole else wanted:
             started = time.monotonic()
-            command = [sys.executable, "-m", "jobs.optimize", str(catalog), "--store", str(work / "store"), "--only", only]
+            command = [
+                sys.executable,
+                "-m",
+                "jobs.optimize",
+                str(catalog),
+                "--store",
+                str(work / "store"),
+                "--only",
+                only,
+            ]
             command += ["--tracking-uri", tracking_uri, "--campaign", f"peers-{catalog.stem}"]
             with (work / "logs" / f"campaign-{catalog.stem}.log").open("a") as log:
-                code = subprocess.run(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
+                code = subprocess.run(
+                    command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, check=False
+                ).returncode
             _say(
-                f"campaign over {catalog.name} ({only}): exit code {code} after {time.monotonic() - started:.0f} s; see {log.name}"
+                f"campaign over {catalog.name} ({only}): exit code {code} after"
+                f" {time.monotonic() - started:.0f} s; see {log.name}"
             )
 
 
@@ -166,12 +229,20 @@ def _run_key(options: ContestOptions, revision: str) -> str:
 def _revision() -> str:
     """The commit, with `-dirty` if files differ from it."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=10", "--match", ""]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+    return (
+        subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=False
+        ).stdout.strip()
+        or "unknown"
+    )
 
 
 def _line(one: Contest) -> str:
     timed = sorted(one.timed.values(), key=lambda entrant: sum(entrant.medians_ms))
-    order = ", ".join(f"{entrant.name} {sorted(entrant.medians_ms)[len(entrant.medians_ms) // 2]:.3g}" for entrant in timed)
+    order = ", ".join(
+        f"{entrant.name} {sorted(entrant.medians_ms)[len(entrant.medians_ms) // 2]:.3g}"
+        for entrant in timed
+    )
     failed = [entrant.name for entrant in one.entrants if entrant.problem]
     return f"{one.model}: {one.seconds:.0f} s, {one.num_dropped} rounds dropped; ms: {order}" + (
         f"; did not run: {', '.join(failed)}" if failed else ""

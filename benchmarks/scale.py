@@ -1,16 +1,18 @@
 """Measure the cost of a campaign beside its builds and judges, and how it grows with the catalog.
 
-    python -m benchmarks.scale [--only plan] [--idle 10000] [--real 1000] [--out benchmarks/results/scale-DATE.md]
+    python -m benchmarks.scale [--only plan] [--idle 10000] [--real 1000] [--out
+    benchmarks/results/scale-DATE.md]
 
-    plan         plan catalogs of 100 to 100,000 TorchScript files, with nothing done before, and again; no cluster
-    idle         a campaign on two nodes whose tasks do nothing, so that only the driver's own cost remains: its time for each item,
+    plan  plan catalogs of 100 to 100,000 TorchScript files, with nothing done before, and again; no cluster
+    idle  a campaign on two nodes whose tasks do nothing, so that only the driver's own cost remains: its time for each item,
                  its memory, the tasks in flight; and the finished campaign again
-    real         the same with real builds and judges of small TorchScript models, once. Both nodes are on this machine, so
-                 the other node's work disturbs most judges of the machine's level, and these are unstable
+    real  the same with real builds and judges of small TorchScript models, once. Both nodes are on this machine, so
+                 the other node's work disturbs most judges of the machine's level, and these are
+                 unstable
     efficiency   builds with two workers against one, and two shells against one
 
-An item is a model for a device class; an entry of these catalogs has two, the machine's level and portable. The jobs are in
-scale_jobs.py.
+An item is a model for a device class; an entry of these catalogs has two, the machine's level and
+portable. The jobs are in scale_jobs.py.
 """
 
 from __future__ import annotations
@@ -53,7 +55,14 @@ def plan_table(sizes: Sequence[int], folder: Path) -> list[str]:
         first, again = (_child({"do": "plan", "folder": str(own)}) for _ in range(2))
         times = (f"{first['wall_s']:.1f}", f"{again['wall_s']:.1f}", f"{again['cpu_s']:.1f}")
         rows.append((f"{size:,}", f"{first['items']:,}", *times, f"{first['peak_mb']:.0f}"))
-    head = ("entries", "items", "first, s", "again, s", "of which CPU, s", "peak memory of the process, MB")
+    head = (
+        "entries",
+        "items",
+        "first, s",
+        "again, s",
+        "of which CPU, s",
+        "peak memory of the process, MB",
+    )
     return ["## Planning", "", *markdown_table(head, rows)]
 
 
@@ -66,23 +75,56 @@ def campaign_table(title: str, sizes: Sequence[int], folder: Path, *, idle: bool
         if idle:
             _child({"do": "template", "folder": str(own)})
         with cluster_of_nodes(2) as address:
-            job = {"do": "drive", "folder": str(own), "address": address, "do_build": not idle, "do_judge": not idle}
+            job = {
+                "do": "drive",
+                "folder": str(own),
+                "address": address,
+                "do_build": not idle,
+                "do_judge": not idle,
+            }
             first = _child(job)
             again = _child(job) if idle else None
-        if again is not None and again["verdicts"] != {f"unchanged {name}": count for name, count in first["verdicts"].items()}:
-            raise RuntimeError(f"the finished campaign repeated something: {first['verdicts']}, then {again['verdicts']}")
-        each_ms = (1e3 * first[name] / first["items"] for name in ("wall_s", "cpu_s", "tracker_cpu_s"))
+        if again is not None and again["verdicts"] != {
+            f"unchanged {name}": count for name, count in first["verdicts"].items()
+        }:
+            raise RuntimeError(
+                f"the finished campaign repeated something: {first['verdicts']}, then"
+                f" {again['verdicts']}"
+            )
+        each_ms = (
+            1e3 * first[name] / first["items"] for name in ("wall_s", "cpu_s", "tracker_cpu_s")
+        )
         rows.append(
             (
-                *(f"{first['items']:,}", f"{first['wall_s']:.0f}", *(f"{value:.1f}" for value in each_ms)),
+                *(
+                    f"{first['items']:,}",
+                    f"{first['wall_s']:.0f}",
+                    *(f"{value:.1f}" for value in each_ms),
+                ),
                 *(f"{first['peak_mb']:.0f}", f"{first['in_flight']}"),
                 ", ".join(f"{count:,} {name}" for name, count in first["verdicts"].items()),
-                *((f"{again['wall_s']:.1f}", f"{again['cpu_s']:.1f}") if again is not None else ("", "")),
+                *(
+                    (f"{again['wall_s']:.1f}", f"{again['cpu_s']:.1f}")
+                    if again is not None
+                    else ("", "")
+                ),
             )
         )
     head = (
-        *("items", "wall, s", "wall for each item, ms", "CPU time for each item: driver, ms", "process that writes to MLflow, ms"),
-        *("driver's peak memory, MB", "most tasks in flight", "verdicts", "again, s", "driver's CPU time then, s"),
+        *(
+            "items",
+            "wall, s",
+            "wall for each item, ms",
+            "CPU time for each item: driver, ms",
+            "process that writes to MLflow, ms",
+        ),
+        *(
+            "driver's peak memory, MB",
+            "most tasks in flight",
+            "verdicts",
+            "again, s",
+            "driver's CPU time then, s",
+        ),
     )
     return [f"## {title}", "", *markdown_table(head, rows)]
 
@@ -96,27 +138,53 @@ def efficiency_table(folder: Path) -> list[str]:
             write_catalog(own, BUILDS * count // CLASSES)
             rates[kind, count] = measure(own, count)
     gains = {kind: rates[kind, 2] / rates[kind, 1] for kind in ("shells", "workers")}
-    rows = [(kind, f"{rates[kind, 1]:.2f}", f"{rates[kind, 2]:.2f}", f"{gain:.2f}") for kind, gain in gains.items()]
+    rows = [
+        (kind, f"{rates[kind, 1]:.2f}", f"{rates[kind, 2]:.2f}", f"{gain:.2f}")
+        for kind, gain in gains.items()
+    ]
     reached, gained = rates["workers", 2] / rates["shells", 2], gains["workers"] / gains["shells"]
     return [
-        *("## Parallel efficiency of builds", "", *markdown_table(("", "one, builds/s", "two, builds/s", "gain"), rows)),
-        *("", f"Two workers reach {reached:.0%} of the rate of two shells, and {gained:.0%} of their gain."),
+        *(
+            "## Parallel efficiency of builds",
+            "",
+            *markdown_table(("", "one, builds/s", "two, builds/s", "gain"), rows),
+        ),
+        *(
+            "",
+            (
+                f"Two workers reach {reached:.0%} of the rate of two shells, and {gained:.0%} of"
+                " their gain."
+            ),
+        ),
     ]
 
 
 def _shells(folder: Path, count: int) -> float:
     """Builds per second of `count` processes that build a share each."""
-    jobs = [{"do": "builds", "folder": str(folder), "share": [index, count]} for index in range(count)]
-    found = [children.finish(child) for child in [children.start("scale_jobs", job) for job in jobs]]
+    jobs = [
+        {"do": "builds", "folder": str(folder), "share": [index, count]} for index in range(count)
+    ]
+    found = [
+        children.finish(child) for child in [children.start("scale_jobs", job) for job in jobs]
+    ]
     wall_s = max(result["ended"] for result in found) - min(result["started"] for result in found)
     return float(sum(result["builds"] for result in found) / wall_s)
 
 
 def _workers(folder: Path, count: int) -> float:
-    """Builds per second of a campaign on `count` workers, from the first start to the last end; judges run later."""
+    """Builds per second of a campaign on `count` workers, from the first start to the last end;
+    judges run later.
+    """
     _child({"do": "template", "folder": str(folder)})
     with cluster_of_nodes(1, num_cpus=count) as address:
-        job = {"do": "drive", "folder": str(folder), "address": address, "do_build": True, "do_judge": False, "judge_batch": 10**6}
+        job = {
+            "do": "drive",
+            "folder": str(folder),
+            "address": address,
+            "do_build": True,
+            "do_judge": False,
+            "judge_batch": 10**6,
+        }
         found = _child(job)
     return float(found["builds"] / found["build_phase_s"])
 
@@ -145,7 +213,10 @@ def write_catalog(folder: Path, num_entries: int) -> None:
 def cluster_of_nodes(count: int, *, num_cpus: int | None = None) -> Iterator[str]:
     """The address of a new Ray cluster on this machine; its nodes share the CPUs."""
     classes, each = detect().classes, num_cpus or max(1, available_cpus() // count)
-    with tempfile.TemporaryDirectory(prefix="coldpress-home-") as home, RayCluster(Path(home)) as cluster:
+    with (
+        tempfile.TemporaryDirectory(prefix="coldpress-home-") as home,
+        RayCluster(Path(home)) as cluster,
+    ):
         for _ in range(count):
             cluster.start(num_cpus=each, classes=classes)
         yield cluster.address
@@ -157,11 +228,22 @@ def _child(job: Mapping[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, and print the tables; with --out, write them as well."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", choices=["plan", "idle", "real", "efficiency"], action="append")
-    parser.add_argument("--idle", type=int, default=10_000, help="number of items of the largest idle campaign")
-    parser.add_argument("--real", type=int, default=1_000, help="number of items of the real campaign")
-    parser.add_argument("--plan", type=int, default=PLAN_SIZES[-1], help="number of entries of the largest catalog to plan")
+    parser.add_argument(
+        "--idle", type=int, default=10_000, help="number of items of the largest idle campaign"
+    )
+    parser.add_argument(
+        "--real", type=int, default=1_000, help="number of items of the real campaign"
+    )
+    parser.add_argument(
+        "--plan",
+        type=int,
+        default=PLAN_SIZES[-1],
+        help="number of entries of the largest catalog to plan",
+    )
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -171,12 +253,25 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="coldpress-scale-") as scratch:
         folder, began = Path(scratch), time.monotonic()
         if "plan" in chosen:
-            lines += ["", *plan_table([size for size in PLAN_SIZES if size < given.plan] + [given.plan], folder)]
+            lines += [
+                "",
+                *plan_table(
+                    [size for size in PLAN_SIZES if size < given.plan] + [given.plan], folder
+                ),
+            ]
         if "idle" in chosen:
             sizes = [*(size for size in IDLE_SIZES if size < given.idle), given.idle]
-            lines += ["", *campaign_table("Campaigns of tasks that do nothing", sizes, folder, idle=True)]
+            lines += [
+                "",
+                *campaign_table("Campaigns of tasks that do nothing", sizes, folder, idle=True),
+            ]
         if "real" in chosen:
-            lines += ["", *campaign_table("Campaigns of real builds and judges", [given.real], folder, idle=False)]
+            lines += [
+                "",
+                *campaign_table(
+                    "Campaigns of real builds and judges", [given.real], folder, idle=False
+                ),
+            ]
         if "efficiency" in chosen:
             lines += ["", *efficiency_table(folder)]
         print(f"measured in {time.monotonic() - began:.0f} s", file=sys.stderr)

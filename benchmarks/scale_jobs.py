@@ -47,7 +47,9 @@ def model_job(job: Mapping[str, Any]) -> dict[str, Any]:
     import torch
 
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)).eval()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)
+    ).eval()
     torch.jit.trace(model, torch.zeros(4, 32)).save(job["path"])
     return {}
 
@@ -66,17 +68,26 @@ def plan_job(job: Mapping[str, Any]) -> dict[str, Any]:
 def planned(folder: Path, store: Store, ledger: Ledger) -> Plan:
     """Plan a catalog as pipeline/run.py does, without probing nodes."""
     digests = FileDigests(store.root / WORK / "digests.json")
-    entries, problems = Materials(store.root, "sqlite:///unused", digests).resolve(read_catalog(folder / "catalog.jsonl").entries)
+    entries, problems = Materials(store.root, "sqlite:///unused", digests).resolve(
+        read_catalog(folder / "catalog.jsonl").entries
+    )
     if problems:
         raise problems[0]
     level = str(best_level(detect().classes))
     facts = ClassFacts(num_threads=1, toolchain={"torch": "2.13.0"})
-    request = PlanRequest(entries=entries, facts={level: facts, PORTABLE: facts}, auto=[level, PORTABLE], policy=SamplingPolicy())
+    request = PlanRequest(
+        entries=entries,
+        facts={level: facts, PORTABLE: facts},
+        auto=[level, PORTABLE],
+        policy=SamplingPolicy(),
+    )
     return make_plan(request, FinishedWork(store, ledger), digests)
 
 
 class Meter:
-    """A display that counts tasks in flight and verdicts, and records when builds started and ended."""
+    """A display that counts tasks in flight and verdicts, and records when builds started and
+    ended.
+    """
 
     def __init__(self) -> None:
         self.in_flight = self.num_builds = self._now = 0
@@ -98,7 +109,13 @@ class Meter:
 
     def show(self, event: Event) -> None:
         """Count an event."""
-        self._now += {"build": len(event.recipes), "judge": 1, "built": -1, "judged": -1, "retried": -1}.get(event.kind, 0)
+        self._now += {
+            "build": len(event.recipes),
+            "judge": 1,
+            "built": -1,
+            "judged": -1,
+            "retried": -1,
+        }.get(event.kind, 0)
         self.in_flight = max(self.in_flight, self._now)
         if event.kind == "build" and self.first_build is None:
             self.first_build = time.monotonic()
@@ -106,7 +123,11 @@ class Meter:
             self.num_builds += 1
             self.last_build = time.monotonic()
         if event.outcome is not None:
-            self.verdicts[f"unchanged {event.outcome.verdict}" if event.outcome.cached else event.outcome.verdict] += 1
+            self.verdicts[
+                f"unchanged {event.outcome.verdict}"
+                if event.outcome.cached
+                else event.outcome.verdict
+            ] += 1
 
 
 def drive_job(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,7 +153,9 @@ def drive_job(job: Mapping[str, Any]) -> dict[str, Any]:
     wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
     failed = [outcome for outcome in report.outcomes if outcome.failed]
     if failed or report.infrastructure:
-        raise RuntimeError(f"{len(failed)} outcomes failed, the first: {failed[:1]}; {report.infrastructure}")
+        raise RuntimeError(
+            f"{len(failed)} outcomes failed, the first: {failed[:1]}; {report.infrastructure}"
+        )
     tracker = resource.getrusage(resource.RUSAGE_CHILDREN)  # the ended child that wrote to MLflow
     return {
         "items": len(report.outcomes),
@@ -167,7 +190,11 @@ def builds_job(job: Mapping[str, Any]) -> dict[str, Any]:
         for done in build(request):
             if done.failure:
                 raise RuntimeError(f"{item.entry.name}: {done.failure.message}")
-    return {"started": started, "ended": time.monotonic(), "builds": sum(len(item.builds) for item in mine)}
+    return {
+        "started": started,
+        "ended": time.monotonic(),
+        "builds": sum(len(item.builds) for item in mine),
+    }
 
 
 def template_job(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,7 +206,12 @@ def template_job(job: Mapping[str, Any]) -> dict[str, Any]:
     folder = Path(job["folder"])
     Store.open(str(folder / "store"), create=True)
     model, out = torch.jit.load(str(folder / "model.pt")), folder / "store" / WORK / TEMPLATE
-    made = freeze(model, torch.zeros(4, 32), out=out, options=FreezeOptions(device_class=PORTABLE, num_threads=1, policy=POLICY))
+    made = freeze(
+        model,
+        torch.zeros(4, 32),
+        out=out,
+        options=FreezeOptions(device_class=PORTABLE, num_threads=1, policy=POLICY),
+    )
     if made.artifact is None:
         raise RuntimeError(made.reason)
     return {}
@@ -212,7 +244,9 @@ def idle_judge(request: JudgeRequest) -> JudgeResult:
     staging = done.with_name(f".{request.key}-{os.getpid()}")
     for item in template.manifest.contents:
         link_or_copy(template.folder / item.path, staging / "artifact" / item.path)
-    manifest = replace(template.manifest, model=request.entry.name, device_class=request.device_class)
+    manifest = replace(
+        template.manifest, model=request.entry.name, device_class=request.device_class
+    )
     (staging / "artifact" / MANIFEST).write_bytes(manifest.to_bytes())
     (staging / "result.json").write_text(json.dumps(flat_json(result)))
     staging.replace(done)
@@ -220,8 +254,14 @@ def idle_judge(request: JudgeRequest) -> JudgeResult:
 
 
 def peak_mb() -> float:
-    """The peak resident memory of this process in 1e6 bytes; unlike getrusage's, without that of the process that forked it."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    """The peak resident memory of this process in 1e6 bytes; unlike getrusage's, without that of
+    the process that forked it.
+    """
+    (line,) = (
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("VmHWM:")
+    )
     return int(line.split()[1]) * 1024 / 1e6
 
 

@@ -1,10 +1,13 @@
-"""Requests per second and latencies of infra/serving under load, beside calls of the model in the process.
+"""Requests per second and latencies of infra/serving under load, beside calls of the model in the
+process.
 
-    python -m benchmarks.serving_load [--models small,mobilenetv3-large] [--concurrency 1,4,16] [--seconds 10] [--out FILE]
+    python -m benchmarks.serving_load [--models small,mobilenetv3-large] [--concurrency 1,4,16]
+    [--seconds 10] [--out FILE]
 
-First each model is frozen for one thread, into a store that `--work` keeps for the next run. Then clients, all in this process and
-on connections that stay open, send one request after the other: JSON, then .safetensors; to the service, then to Ray Serve. They
-need CPU time of the same machine.
+First each model is frozen for one thread, into a store that `--work` keeps for the next run. Then
+clients, all in this process and
+on connections that stay open, send one request after the other: JSON, then .safetensors; to the
+service, then to Ray Serve. They need CPU time of the same machine.
 """
 
 from __future__ import annotations
@@ -56,7 +59,9 @@ class ServedModel:
 
 MODELS: Mapping[str, ServedModel] = {
     "small": ServedModel(factory="benchmarks.serving_load:small", name="input", shape=(1, 64)),
-    "mobilenetv3-large": ServedModel(factory="benchmarks.peer_models:mobilenet_v3_large", name="image", shape=(1, 3, 224, 224)),
+    "mobilenetv3-large": ServedModel(
+        factory="benchmarks.peer_models:mobilenet_v3_large", name="image", shape=(1, 3, 224, 224)
+    ),
 }
 
 
@@ -67,7 +72,8 @@ class Load:
     Attributes:
         seconds: length of the measurement.
         latencies_ms: of the requests that were answered with outputs.
-        statuses: number of all requests by HTTP status; 0 for those whose connection broke after they were sent.
+        statuses: number of all requests by HTTP status; 0 for those whose connection broke after
+            they were sent.
     """
 
     seconds: float
@@ -88,7 +94,9 @@ def small() -> Any:
     import torch
 
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10)).eval()
+    return torch.nn.Sequential(
+        torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10)
+    ).eval()
 
 
 def prepare(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,10 +113,14 @@ def prepare(job: Mapping[str, Any]) -> dict[str, Any]:
         recipes=["inductor-frozen"],
         num_threads=1,
         limits=freezer.Limits(speedup_min=0.0),
-        policy=freezer.SamplingPolicy(time_limit_s=1.0, warmup_s=0.1, min_rounds=1, busy_limit=2.0, steal_limit=2.0),
+        policy=freezer.SamplingPolicy(
+            time_limit_s=1.0, warmup_s=0.1, min_rounds=1, busy_limit=2.0, steal_limit=2.0
+        ),
     )
     out = Path(job["work"]) / job["model"]
-    result = freezer.freeze(source, {model.name: torch.randn(model.shape)}, out=out, options=options)
+    result = freezer.freeze(
+        source, {model.name: torch.randn(model.shape)}, out=out, options=options
+    )
     if result.artifact is None:
         raise RuntimeError(f"{job['model']}: {result.reason} {result.failures}")
     artifacts = {result.artifact.manifest.device_class: result.artifact}
@@ -124,14 +136,25 @@ def call_directly(job: Mapping[str, Any]) -> dict[str, Any]:
 
     import freezer
 
-    model, given = freezer.load(job["model"], store=job["store"], threads=1), torch.randn(MODELS[job["model"]].shape)
+    model, given = (
+        freezer.load(job["model"], store=job["store"], threads=1),
+        torch.randn(MODELS[job["model"]].shape),
+    )
     latencies = []
     started = time.perf_counter()
     while time.perf_counter() < started + job["seconds"]:
         before = time.perf_counter()
         model(given)
         latencies.append((time.perf_counter() - before) * 1e3)
-    return {"cells": Load(seconds=time.perf_counter() - started, latencies_ms=latencies, statuses={200: len(latencies)}).cells()}
+    return {
+        "cells": (
+            Load(
+                seconds=time.perf_counter() - started,
+                latencies_ms=latencies,
+                statuses={200: len(latencies)},
+            ).cells()
+        )
+    }
 
 
 def load_ray_serve(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,8 +167,14 @@ def load_ray_serve(job: Mapping[str, Any]) -> dict[str, Any]:
     (name,), port = Store.open(job["store"]).version(job["model"]).images, free_port()
     ray.init(num_cpus=2, labels={f"{LABEL}{name}": "true"}, log_to_driver=False)
     serve.start(http_options={"host": LOOPBACK, "port": port})
-    serve.run(build(Arguments(model=job["model"], store=job["store"], replicas={name: 1}, queue=QUEUE)), route_prefix="/")
-    rows = [[form, number, load.cells()] for form, number, load in _loads(job, f"http://{LOOPBACK}:{port}/")]
+    serve.run(
+        build(Arguments(model=job["model"], store=job["store"], replicas={name: 1}, queue=QUEUE)),
+        route_prefix="/",
+    )
+    rows = [
+        [form, number, load.cells()]
+        for form, number, load in _loads(job, f"http://{LOOPBACK}:{port}/")
+    ]
     serve.shutdown()
     ray.shutdown()
     return {"rows": rows}
@@ -160,9 +189,20 @@ JOBS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
 
 def start_service(model: str, store: str, port: int, *options: str) -> subprocess.Popen[bytes]:
     """Start a service on the loopback address, and wait until it is ready."""
-    command = [*DIES_WITH_US, sys.executable, "-m", "infra.serving.service", model, f"--store={store}", f"--port={port}", *options]
+    command = [
+        *DIES_WITH_US,
+        sys.executable,
+        "-m",
+        "infra.serving.service",
+        model,
+        f"--store={store}",
+        f"--port={port}",
+        *options,
+    ]
     process = subprocess.Popen(command, cwd=ROOT)
-    wait_until(lambda: process.poll() is not None or is_ready(port), f"{shlex.join(command)} is ready")
+    wait_until(
+        lambda: process.poll() is not None or is_ready(port), f"{shlex.join(command)} is ready"
+    )
     return process
 
 
@@ -186,7 +226,9 @@ def running_service(model: str, store: str, *options: str) -> Iterator[str]:
         process.wait(30)
 
 
-async def load_url(url: str, body: bytes, media_type: str, *, concurrency: int, seconds: float) -> Load:
+async def load_url(
+    url: str, body: bytes, media_type: str, *, concurrency: int, seconds: float
+) -> Load:
     """Send requests from several clients, each one after the other, and wait for all answers."""
     latencies: list[float] = []
     statuses: dict[int, int] = {}
@@ -196,7 +238,9 @@ async def load_url(url: str, body: bytes, media_type: str, *, concurrency: int, 
         while (before := time.perf_counter()) < deadline:
             status = 0
             try:
-                async with session.post(url, data=io.BytesIO(body), headers={"content-type": media_type}) as answer:
+                async with session.post(
+                    url, data=io.BytesIO(body), headers={"content-type": media_type}
+                ) as answer:
                     await answer.read()
                     status = answer.status
             except aiohttp.ClientConnectorError:  # nothing was sent; the service may come back
@@ -231,7 +275,13 @@ def _loads(job: Mapping[str, Any], url: str) -> Iterator[tuple[str, int, Load]]:
         body = body_of(form, model.name, array)
         for number in job["concurrency"]:
             asyncio.run(load_url(url, body, media_type, concurrency=number, seconds=WARM_UP_S))
-            yield form, number, asyncio.run(load_url(url, body, media_type, concurrency=number, seconds=job["seconds"]))
+            yield (
+                form,
+                number,
+                asyncio.run(
+                    load_url(url, body, media_type, concurrency=number, seconds=job["seconds"])
+                ),
+            )
 
 
 def main() -> None:
@@ -249,12 +299,17 @@ def main() -> None:
         direct = children.finish(children.start("serving_load", {"do": "direct", **job}))
         rows = [["in the process", "", "1", *direct["cells"]]]
         with running_service(name, job["store"], "--threads", "1", "--queue", str(QUEUE)) as url:
-            rows += [["service", form, str(number), *load.cells()] for form, number, load in _loads(job, url)]
+            rows += [
+                ["service", form, str(number), *load.cells()]
+                for form, number, load in _loads(job, url)
+            ]
         found = children.finish(children.start("serving_load", {"do": "ray", **job}))
         rows += [["Ray Serve", form, str(number), *cells] for form, number, cells in found["rows"]]
         sizes = ", ".join(str(size) for size in MODELS[name].shape)
         pages += ["", f"## {name}, float32 [{sizes}]", ""]
-        pages += markdown_table(["", "form", "clients", "requests/s", "p50 ms", "p95 ms", "p99 ms", "refused"], rows)
+        pages += markdown_table(
+            ["", "form", "clients", "requests/s", "p50 ms", "p95 ms", "p99 ms", "refused"], rows
+        )
     text = "\n".join([*_head(given.seconds), *pages]) + "\n"
     out = given.out or results_page("serving")
     write_whole(out, text.encode())
@@ -263,11 +318,17 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving_load", description="Load the HTTP services.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.serving_load", description="Load the HTTP services."
+    )
     parser.add_argument("--models", default=",".join(MODELS), help="separated by commas")
-    parser.add_argument("--concurrency", default="1,4,16", help="numbers of clients, separated by commas")
+    parser.add_argument(
+        "--concurrency", default="1,4,16", help="numbers of clients, separated by commas"
+    )
     parser.add_argument("--seconds", type=float, default=10.0, help="length of each measurement")
-    parser.add_argument("--work", type=lambda text: Path(text).absolute(), default=WORK, help="folder for the store")
+    parser.add_argument(
+        "--work", type=lambda text: Path(text).absolute(), default=WORK, help="folder for the store"
+    )
     parser.add_argument("--out", type=Path, help="Markdown file; default: in benchmarks/results")
     return parser.parse_args()
 
@@ -276,7 +337,9 @@ def _prepared(work: Path, name: str) -> None:
     """Freeze and publish a model, unless an earlier run has."""
     if not (work / "store" / name).exists():
         work.mkdir(parents=True, exist_ok=True)
-        children.finish(children.start("serving_load", {"do": "prepare", "model": name, "work": str(work)}))
+        children.finish(
+            children.start("serving_load", {"do": "prepare", "model": name, "work": str(work)})
+        )
 
 
 def _head(seconds: float) -> list[str]:
@@ -289,8 +352,14 @@ def _head(seconds: float) -> list[str]:
         *machine(),
         f"- {', '.join(f'{name} {version(name)}' for name in packages)}",
         "",
-        f"{seconds:g} s for each row, after {WARM_UP_S:g} s. Artifacts of Inductor for one thread. One process serves, one call at",
-        f"a time, and up to {QUEUE} requests wait. The clients run on the same machine and need CPU time of it.",
+        (
+            f"{seconds:g} s for each row, after {WARM_UP_S:g} s. Artifacts of Inductor for one"
+            " thread. One process serves, one call at"
+        ),
+        (
+            f"a time, and up to {QUEUE} requests wait. The clients run on the same machine and need"
+            " CPU time of it."
+        ),
     ]
 
 

@@ -1,7 +1,7 @@
 """The models of examples/broken.yaml: each is wrong, or hard to freeze, in a different way.
 
-Some really stop a process: one segfaults, one takes memory, one never returns. They are harmless in a child process with limits,
-as the catalog runs them.
+Some really stop a process: one segfaults, one takes memory, one never returns. They are harmless in
+a child process with limits, as the catalog runs them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def fine() -> nn.Module:
 
 
 class BranchesOnValues(nn.Module):
-    """Branches on the values of its input: a trace keeps one branch, TorchScript's compiler both."""
+    """Branches on the values of its input: a trace keeps one branch, TorchScript's compiler
+    both.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +52,9 @@ def branches_on_values() -> nn.Module:
 
 
 class RoutesToExperts(nn.Module):
-    """Calls the expert that its input chooses: TorchScript does not compile a variable index into a list of modules."""
+    """Calls the expert that its input chooses: TorchScript does not compile a variable index into a
+    list of modules.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +74,9 @@ def routes_to_experts() -> nn.Module:
 
 
 class LoopsOverRows(nn.Module):
-    """A running mean over the rows: a trace unrolls the loop, and is wrong for any other number of rows."""
+    """A running mean over the rows: a trace unrolls the loop, and is wrong for any other number of
+    rows.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +155,9 @@ def writes_its_input() -> nn.Module:
 
 
 class DropsOutAlways(nn.Module):
-    """Keeps dropout in eval mode, as models do that estimate their uncertainty from several calls."""
+    """Keeps dropout in eval mode, as models do that estimate their uncertainty from several
+    calls.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""The models of examples/catalog.yaml: a trained convnet for digits, and an untrained voice-activity detector.
+"""The models of examples/catalog.yaml: a trained convnet for digits, and an untrained
+voice-activity detector.
 
 `python -m examples.prepare` writes the files that they read.
 """
@@ -20,7 +21,8 @@ DIGITS_TEST = DATA / "digits_test.safetensors"
 VAD = DATA / "vad.jit"
 
 TEST_BATCH = 64
-"""Images per call of the task metric, the largest batch of the catalog; the last batch is smaller."""
+"""Images per call of the task metric, the largest batch of the catalog; the last batch is smaller.
+"""
 
 
 class DigitsNet(nn.Module):
@@ -85,11 +87,13 @@ def _prepared(path: Path) -> dict[str, Tensor]:
 
 
 class VoiceActivity(nn.Module):
-    """A speech probability for each chunk of 512 audio samples, like published voice-activity detectors.
+    """A speech probability for each chunk of 512 audio samples, like published voice-activity
+    detectors.
 
-    It needs TorchScript because of the branch on `sr`, a number and not a tensor. The state of its LSTM is passed in as `h` and `c`
-    and returned, so a call changes nothing in the model. State in a buffer (`register_buffer`, written with `copy_`) works as well;
-    `.double()` leaves a plain attribute in float32, so the float64 reference cannot run.
+    It needs TorchScript because of the branch on `sr`, a number and not a tensor. The state of its
+    LSTM is passed in as `h` and `c` and returned, so a call changes nothing in the model. State in
+    a buffer (`register_buffer`, written with `copy_`) works as well; `.double()` leaves a plain
+    attribute in float32, so the float64 reference cannot run.
     """
 
     def __init__(self, hidden: int = 64) -> None:
@@ -102,7 +106,9 @@ class VoiceActivity(nn.Module):
         self.lstm = nn.LSTM(64, hidden, batch_first=True)
         self.score = nn.Linear(hidden, 1)
 
-    def forward(self, audio: Tensor, h: Tensor, c: Tensor, sr: int) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self, audio: Tensor, h: Tensor, c: Tensor, sr: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """The probability of speech, [n, 1], and the LSTM's next state, twice [1, n, hidden].
 
         Args:
@@ -124,12 +130,18 @@ class VoiceActivity(nn.Module):
 
 
 def voice_activity(seed: int = 0) -> VoiceActivity:
-    """The detector with random weights, and batch-norm statistics other than 0 and 1, so that folding has an effect."""
+    """The detector with random weights, and batch-norm statistics other than 0 and 1, so that
+    folding has an effect.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = VoiceActivity()
         for module in model.modules():
-            if isinstance(module, nn.BatchNorm1d) and module.running_mean is not None and module.running_var is not None:
+            if (
+                isinstance(module, nn.BatchNorm1d)
+                and module.running_mean is not None
+                and module.running_var is not None
+            ):
                 module.running_mean.normal_(std=0.1)
                 module.running_var.uniform_(0.05, 0.5)
     return model.eval()

@@ -1,12 +1,13 @@
-"""Make the files of the example catalogs: `python -m examples.prepare`. Takes about 10 seconds; existing files are kept.
+"""Make the files of the example catalogs: `python -m examples.prepare`. Takes about 10 seconds;
+existing files are kept.
 
-data/digits.safetensors           weights of a convnet, trained here on scikit-learn's bundled digits
+data/digits.safetensors          weights of a convnet, trained here on scikit-learn's bundled digits
 data/digits_samples.safetensors   real inputs for freezing it, `<index>/image`
 data/digits_test.safetensors      images and labels of the test split, for the task metric
 data/vad.jit                      a TorchScript file with a branch on a number
 
-`python -m examples.prepare zoo broken` also makes the files of these catalogs (zoo_files.py, broken_files.py) and registers a model
-of the zoo in MLflow.
+`python -m examples.prepare zoo broken` also makes the files of these catalogs (zoo_files.py,
+broken_files.py) and registers a model of the zoo in MLflow.
 """
 
 from __future__ import annotations
@@ -24,7 +25,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from examples.models import DATA, DIGITS_SAMPLES, DIGITS_TEST, DIGITS_WEIGHTS, VAD, DigitsNet, voice_activity
+from examples.models import (
+    DATA,
+    DIGITS_SAMPLES,
+    DIGITS_TEST,
+    DIGITS_WEIGHTS,
+    VAD,
+    DigitsNet,
+    voice_activity,
+)
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 
 SEED = 0
@@ -55,7 +64,11 @@ Maker = Callable[[Path], str]
 
 
 def prepare(
-    folder: Path = DATA, *, catalogs: Sequence[str] = (), tracking_uri: str = TRACKING_URI, force: bool = False
+    folder: Path = DATA,
+    *,
+    catalogs: Sequence[str] = (),
+    tracking_uri: str = TRACKING_URI,
+    force: bool = False,
 ) -> list[Path]:
     """Make the missing files of the example catalog.
 
@@ -77,7 +90,10 @@ def prepare(
     if "zoo" in catalogs:
         from examples.zoo_files import ALIAS, REGISTERED, register_digits
 
-        print(f"models:/{REGISTERED}@{ALIAS} in {tracking_uri}: {register_digits(tracking_uri, force=force)}")
+        print(
+            f"models:/{REGISTERED}@{ALIAS} in {tracking_uri}:"
+            f" {register_digits(tracking_uri, force=force)}"
+        )
     return paths
 
 
@@ -123,16 +139,25 @@ def write_digits_weights(path: Path) -> str:
     split = digits_split()
     model = train_digits(split)
     with torch.no_grad():
-        accuracy = (model(split.test_images).argmax(dim=1) == split.test_labels).double().mean().item()
+        accuracy = (
+            (model(split.test_images).argmax(dim=1) == split.test_labels).double().mean().item()
+        )
     safetensors.torch.save_file(model.state_dict(), path)
-    return f"trained on {len(split.train_labels)} digits, accuracy {accuracy:.1%} on {len(split.test_labels)} others"
+    return (
+        f"trained on {len(split.train_labels)} digits, accuracy {accuracy:.1%} on"
+        f" {len(split.test_labels)} others"
+    )
 
 
 def write_digits_samples(path: Path) -> str:
     """Write sets of test images without repeating an image."""
     sets = digits_split().test_images[: sum(SAMPLE_SIZES)].split(list(SAMPLE_SIZES))
-    safetensors.torch.save_file({f"{index}/image": images.contiguous() for index, images in enumerate(sets)}, path)
-    return f"{len(sets)} sets of {', '.join(str(size) for size in sorted(set(SAMPLE_SIZES)))} images"
+    safetensors.torch.save_file(
+        {f"{index}/image": images.contiguous() for index, images in enumerate(sets)}, path
+    )
+    return (
+        f"{len(sets)} sets of {', '.join(str(size) for size in sorted(set(SAMPLE_SIZES)))} images"
+    )
 
 
 def write_digits_test(path: Path) -> str:
@@ -157,7 +182,9 @@ def digits_split() -> Split:
     from sklearn.model_selection import train_test_split
 
     pixels, labels = load_digits(return_X_y=True)
-    train, test, train_labels, test_labels = train_test_split(pixels, labels, test_size=0.2, random_state=SEED, stratify=labels)
+    train, test, train_labels, test_labels = train_test_split(
+        pixels, labels, test_size=0.2, random_state=SEED, stratify=labels
+    )
     return Split(
         train_images=_as_images(train),
         train_labels=torch.from_numpy(train_labels).long(),
@@ -178,10 +205,14 @@ def train_digits(split: Split) -> nn.Module:
         model = DigitsNet().train()
         steps = NUM_EPOCHS * -(-len(split.train_labels) // TRAIN_BATCH)
         optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LEARNING_RATE, weight_decay=1e-2)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=PEAK_LEARNING_RATE, total_steps=steps)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, max_lr=PEAK_LEARNING_RATE, total_steps=steps
+        )
         for _ in range(NUM_EPOCHS):
             for picks in torch.randperm(len(split.train_labels)).split(TRAIN_BATCH):
-                loss = functional.cross_entropy(model(split.train_images[picks]), split.train_labels[picks])
+                loss = functional.cross_entropy(
+                    model(split.train_images[picks]), split.train_labels[picks]
+                )
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -191,9 +222,18 @@ def train_digits(split: Split) -> nn.Module:
 
 def main() -> None:
     """Make the files."""
-    parser = argparse.ArgumentParser(prog="python -m examples.prepare", description="Make the files of the example catalogs.")
-    parser.add_argument("catalogs", nargs="*", metavar="CATALOG", help="zoo, broken: also make the files of these catalogs")
-    parser.add_argument("--tracking-uri", default=TRACKING_URI, help="MLflow in which to register the zoo's model")
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.prepare", description="Make the files of the example catalogs."
+    )
+    parser.add_argument(
+        "catalogs",
+        nargs="*",
+        metavar="CATALOG",
+        help="zoo, broken: also make the files of these catalogs",
+    )
+    parser.add_argument(
+        "--tracking-uri", default=TRACKING_URI, help="MLflow in which to register the zoo's model"
+    )
     parser.add_argument("--force", action="store_true", help="make existing files again")
     given = parser.parse_args()
     unknown = [name for name in given.catalogs if name not in CATALOGS]

@@ -1,7 +1,9 @@
-"""The models of examples/zoo.yaml that are not in a library: a UNet, a recommender, recurrent and streaming models.
+"""The models of examples/zoo.yaml that are not in a library: a UNet, a recommender, recurrent and
+streaming models.
 
-Every factory returns a model in eval mode with seeded random weights, and batch-norm statistics other than 0 and 1, so that folding
-has an effect. Random weights need no download; speed and drift depend little on their values.
+Every factory returns a model in eval mode with seeded random weights, and batch-norm statistics
+other than 0 and 1, so that folding has an effect. Random weights need no download; speed and drift
+depend little on their values.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ def whisper_encoder(config: Mapping[str, Any]) -> nn.Module:
     import transformers
 
     with _seeded():
-        encoder: nn.Module = transformers.WhisperModel(transformers.WhisperConfig(**config)).get_encoder()
+        encoder: nn.Module = transformers.WhisperModel(
+            transformers.WhisperConfig(**config)
+        ).get_encoder()
     return encoder.eval()
 
 
@@ -56,12 +60,16 @@ class UNet(nn.Module):
         widths = [width * 2**level for level in range(depth + 1)]
         self.stem = _DoubleConv(3, width)
         self.down = nn.ModuleList(_DoubleConv(one, two) for one, two in pairwise(widths))
-        self.up = nn.ModuleList(nn.ConvTranspose2d(two, one, 2, stride=2) for one, two in pairwise(widths))
+        self.up = nn.ModuleList(
+            nn.ConvTranspose2d(two, one, 2, stride=2) for one, two in pairwise(widths)
+        )
         self.merge = nn.ModuleList(_DoubleConv(two, one) for one, two in pairwise(widths))
         self.head = nn.Conv2d(width, num_classes, 1)
 
     def forward(self, image: Tensor) -> Tensor:
-        """Scores, float32 [n, classes, h, w], of images, uint8 [n, 3, h, w]; h and w are multiples of 2 ** depth."""
+        """Scores, float32 [n, classes, h, w], of images, uint8 [n, 3, h, w]; h and w are multiples
+        of 2 ** depth.
+        """
         x = image.to(self.head.weight.dtype) / 255
         skips = [self.stem(x)]
         for down in self.down:
@@ -80,25 +88,37 @@ def unet(width: int = 16, depth: int = 3, num_classes: int = 4) -> nn.Module:
 
 
 class Recommender(nn.Module):
-    """A click model like DLRM: embedding bags, products of all pairs of vectors, and layers that compute a score."""
+    """A click model like DLRM: embedding bags, products of all pairs of vectors, and layers that
+    compute a score.
+    """
 
     def __init__(self, tables: list[int], width: int, hidden: int) -> None:
         super().__init__()
         self.bags = nn.ModuleList(nn.EmbeddingBag(size, width, mode="sum") for size in tables)
-        self.bottom = nn.Sequential(nn.Linear(13, hidden), nn.ReLU(), nn.Linear(hidden, width), nn.ReLU())
+        self.bottom = nn.Sequential(
+            nn.Linear(13, hidden), nn.ReLU(), nn.Linear(hidden, width), nn.ReLU()
+        )
         num_vectors = len(tables) + 1
         rows, columns = torch.tril_indices(num_vectors, num_vectors, offset=-1)
         self.pairs: Tensor
         self.register_buffer("pairs", rows * num_vectors + columns, persistent=False)
         num_features = width + len(rows)
         self.top = nn.Sequential(
-            nn.Linear(num_features, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1)
+            nn.Linear(num_features, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, 1),
         )
 
     def forward(self, dense: Tensor, ids: list[Tensor]) -> Tensor:
-        """The probability of a click, float32 [n], from float32 [n, 13] and, for each table, int64 [n, ids in a bag]."""
+        """The probability of a click, float32 [n], from float32 [n, 13] and, for each table, int64
+        [n, ids in a bag].
+        """
         figures = self.bottom(dense)
-        vectors = torch.stack([figures, *(bag(one) for bag, one in zip(self.bags, ids, strict=True))], dim=1)
+        vectors = torch.stack(
+            [figures, *(bag(one) for bag, one in zip(self.bags, ids, strict=True))], dim=1
+        )
         meetings = (vectors @ vectors.transpose(1, 2)).flatten(1)[:, self.pairs]
         return torch.sigmoid(self.top(torch.cat([figures, meetings], dim=1))).squeeze(1)
 
@@ -116,7 +136,9 @@ def recommender(tables: list[int], width: int = 64, hidden: int = 512) -> nn.Mod
 
 
 class LstmDecoder(nn.Module):
-    """A language model that is called with a few tokens at a time: the state of its LSTM is passed in and returned."""
+    """A language model that is called with a few tokens at a time: the state of its LSTM is passed
+    in and returned.
+    """
 
     def __init__(self, vocab_size: int, hidden: int, num_layers: int) -> None:
         super().__init__()
@@ -124,12 +146,15 @@ class LstmDecoder(nn.Module):
         self.lstm = nn.LSTM(hidden, hidden, num_layers, batch_first=True)
         self.head = nn.Linear(hidden, vocab_size)
 
-    def forward(self, tokens: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(
+        self, tokens: Tensor, state: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Scores, float32 [n, length, vocabulary], and the next state.
 
         Args:
             tokens: int64 [n, length].
-            state: hidden and cell state, each float32 [layers, n, hidden]; zeros for the first call.
+            state: hidden and cell state, each float32 [layers, n, hidden]; zeros for the first
+                call.
         """
         steps, state = self.lstm(self.embedding(tokens), state)
         return self.head(steps), state
@@ -142,12 +167,16 @@ def lstm_decoder(vocab_size: int = 2048, hidden: int = 384, num_layers: int = 2)
 
 
 class Ranker(nn.Module):
-    """Scores candidates for a user: a Transformer reads the user's history, in which padding is masked."""
+    """Scores candidates for a user: a Transformer reads the user's history, in which padding is
+    masked.
+    """
 
     def __init__(self, num_items: int, width: int, num_layers: int) -> None:
         super().__init__()
         self.items = nn.Embedding(num_items, width)
-        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.1, batch_first=True, norm_first=True)
+        layer = nn.TransformerEncoderLayer(
+            width, 4, 4 * width, dropout=0.1, batch_first=True, norm_first=True
+        )
         self.reader = nn.TransformerEncoder(layer, num_layers, enable_nested_tensor=False)
         self.score = nn.Sequential(nn.Linear(2 * width, width), nn.GELU(), nn.Linear(width, 1))
 
@@ -155,8 +184,8 @@ class Ranker(nn.Module):
         """`scores`, float32 [n, candidates], and `user`, float32 [n, width].
 
         Args:
-            features: `history`, int64 [n, length]; `mask`, bool of the same shape, False for padding; and `candidates`,
-                int64 [n, candidates].
+            features: `history`, int64 [n, length]; `mask`, bool of the same shape, False for
+                padding; and `candidates`, int64 [n, candidates].
         """
         mask = features["mask"]
         read = self.reader(self.items(features["history"]), src_key_padding_mask=~mask)
@@ -174,13 +203,21 @@ def ranker(num_items: int = 5000, width: int = 128, num_layers: int = 3) -> nn.M
 
 
 class SpeakerEmbedder(nn.Module):
-    """Voice prints of recordings: dilated convolutions over the frames, then mean and deviation over time."""
+    """Voice prints of recordings: dilated convolutions over the frames, then mean and deviation
+    over time.
+    """
 
     def __init__(self, num_bands: int, width: int, num_blocks: int) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv1d(num_bands, width, 5, padding=2), nn.ReLU(), nn.BatchNorm1d(width))
+        self.stem = nn.Sequential(
+            nn.Conv1d(num_bands, width, 5, padding=2), nn.ReLU(), nn.BatchNorm1d(width)
+        )
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Conv1d(width, width, 3, padding=2**i, dilation=2**i), nn.ReLU(), nn.BatchNorm1d(width))
+            nn.Sequential(
+                nn.Conv1d(width, width, 3, padding=2**i, dilation=2**i),
+                nn.ReLU(),
+                nn.BatchNorm1d(width),
+            )
             for i in range(num_blocks)
         )
         self.head = nn.Linear(2 * width, 192)
@@ -201,7 +238,10 @@ def speaker_embedder(num_bands: int = 80, width: int = 192, num_blocks: int = 4)
 
 
 class AudioCodec(nn.Module):
-    """A neural audio codec: `encode` maps a waveform to codes, `decode` maps them back. TorchScript keeps both methods."""
+    """A neural audio codec: `encode` maps a waveform to codes, `decode` maps them back.
+
+    TorchScript keeps both methods.
+    """
 
     def __init__(self, width: int, num_codes: int) -> None:
         super().__init__()
@@ -227,7 +267,9 @@ class AudioCodec(nn.Module):
         latent = self.encoder(audio.unsqueeze(1)).transpose(1, 2)
         latent = functional.layer_norm(latent, latent.shape[-1:])
         # The nearest entry of the codebook; |latent|^2 is the same for all entries.
-        distances: Tensor = self.codebook.weight.square().sum(dim=1) - 2 * latent @ self.codebook.weight.t()
+        distances: Tensor = (
+            self.codebook.weight.square().sum(dim=1) - 2 * latent @ self.codebook.weight.t()
+        )
         return distances.argmin(dim=2)
 
     @torch.jit.export
@@ -246,7 +288,9 @@ def audio_codec(width: int = 96, num_codes: int = 1024) -> nn.Module:
         model = AudioCodec(width, num_codes)
         for module in model.modules():
             if isinstance(module, nn.Conv1d) and module.bias is not None:
-                nn.init.zeros_(module.bias)  # biases would dominate the waveform, and all codes would be equal
+                nn.init.zeros_(
+                    module.bias
+                )  # biases would dominate the waveform, and all codes would be equal
         return model.eval()
 
 

@@ -1,4 +1,6 @@
-"""Writers of the files and of the registered model of examples/zoo.yaml; examples/prepare.py calls them."""
+"""Writers of the files and of the registered model of examples/zoo.yaml; examples/prepare.py calls
+them.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,22 @@ BERT = {
     "num_labels": 5,
 }
 MOBILENET = {"image_size": 192, "num_labels": 100}
-EFFICIENTNET = {"image_size": 160, "width_coefficient": 0.75, "depth_coefficient": 0.6, "hidden_dim": 960, "num_labels": 100}
+EFFICIENTNET = {
+    "image_size": 160,
+    "width_coefficient": 0.75,
+    "depth_coefficient": 0.6,
+    "hidden_dim": 960,
+    "num_labels": 100,
+}
 
 
 def write_speaker(path: Path) -> str:
     """Export the speaker embedder for 1 to 16 recordings."""
     batch = torch.export.Dim("batch", min=1, max=MAX_RECORDINGS)
     model = speaker_embedder()
-    program = torch.export.export(model, (), {"frames": torch.zeros(2, 80, 200)}, dynamic_shapes={"frames": {0: batch}})
+    program = torch.export.export(
+        model, (), {"frames": torch.zeros(2, 80, 200)}, dynamic_shapes={"frames": {0: batch}}
+    )
     torch.export.save(program, path)
     return f"an exported program for 1 to {MAX_RECORDINGS} recordings"
 
@@ -62,16 +72,28 @@ def write_bert(path: Path) -> str:
 
 def write_mobilenet(path: Path) -> str:
     """Save a MobileNet as a folder of transformers."""
-    return _write_folder(path, "MobileNetV2ForImageClassification", MOBILENET, calibrated_on=(16, 3, 192, 192))
+    return _write_folder(
+        path, "MobileNetV2ForImageClassification", MOBILENET, calibrated_on=(16, 3, 192, 192)
+    )
 
 
 def write_efficientnet(path: Path) -> str:
     """Save an EfficientNet as a folder of transformers."""
-    return _write_folder(path, "EfficientNetForImageClassification", EFFICIENTNET, calibrated_on=(16, 3, 160, 160))
+    return _write_folder(
+        path, "EfficientNetForImageClassification", EFFICIENTNET, calibrated_on=(16, 3, 160, 160)
+    )
 
 
-def _write_folder(path: Path, architecture: str, config: Mapping[str, Any], *, calibrated_on: tuple[int, ...] | None = None) -> str:
-    """Save a model of transformers with random weights, and batch-norm statistics from random images of a shape."""
+def _write_folder(
+    path: Path,
+    architecture: str,
+    config: Mapping[str, Any],
+    *,
+    calibrated_on: tuple[int, ...] | None = None,
+) -> str:
+    """Save a model of transformers with random weights, and batch-norm statistics from random
+    images of a shape.
+    """
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
@@ -88,8 +110,9 @@ def _write_folder(path: Path, architecture: str, config: Mapping[str, Any], *, c
 def calibrate(model: nn.Module, images: Tensor) -> None:
     """Set the weights of batch norm to 1, and take its statistics from images.
 
-    With random weights and statistics of 0 and 1 the signal fades to 1e-22 or 0 in deep narrow convnets, so that drift cannot be
-    measured. The statistics depend on the machine's order of additions, so they belong in a file and not in a factory.
+    With random weights and statistics of 0 and 1 the signal fades to 1e-22 or 0 in deep narrow
+    convnets, so that drift cannot be measured. The statistics depend on the machine's order of
+    additions, so they belong in a file and not in a factory.
     """
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     momenta = [norm.momentum for norm in norms]
@@ -116,7 +139,8 @@ ZOO_FILES: Mapping[str, Callable[[Path], str]] = {
 
 
 def register_digits(tracking_uri: str, *, force: bool = False) -> str:
-    """Register the trained digits in MLflow as `digits` with the alias `champion`, unless such a version exists.
+    """Register the trained digits in MLflow as `digits` with the alias `champion`, unless such a
+    version exists.
 
     Args:
         tracking_uri: the MLflow server or database, which is also the registry.
@@ -136,14 +160,18 @@ def register_digits(tracking_uri: str, *, force: bool = False) -> str:
 
     before = mlflow.get_tracking_uri()
     with reaching(uri):
-        known = [model.aliases for model in client.search_registered_models(f"name = '{REGISTERED}'")]
+        known = [
+            model.aliases for model in client.search_registered_models(f"name = '{REGISTERED}'")
+        ]
         if not force and known and ALIAS in known[0]:
             return "up to date"
         if not known:
             client.create_registered_model(REGISTERED)
         try:
             mlflow.set_tracking_uri(uri)  # logging and registering a model use only this
-            version = client.create_model_version(REGISTERED, source=_log_digits(_experiment(client, uri))).version
+            version = client.create_model_version(
+                REGISTERED, source=_log_digits(_experiment(client, uri))
+            ).version
         finally:
             mlflow.set_tracking_uri(before)
         client.set_registered_model_alias(REGISTERED, ALIAS, version)
@@ -151,7 +179,9 @@ def register_digits(tracking_uri: str, *, force: bool = False) -> str:
 
 
 def _experiment(client: MlflowClient, uri: str) -> str:
-    """The id of the experiment `examples`, which is created if needed; its files are beside the database."""
+    """The id of the experiment `examples`, which is created if needed; its files are beside the
+    database.
+    """
     found = client.get_experiment_by_name(EXPERIMENT)
     if found is not None:
         return str(found.experiment_id)
@@ -161,7 +191,9 @@ def _experiment(client: MlflowClient, uri: str) -> str:
 
 
 def _log_digits(experiment_id: str) -> str:
-    """Log the digits as an exported program for any number of images, and return the model's URI."""
+    """Log the digits as an exported program for any number of images, and return the
+    model's URI.
+    """
     import mlflow
     import numpy as np
     from mlflow.models import ModelSignature

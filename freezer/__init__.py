@@ -1,19 +1,21 @@
-"""Coldpress freezer: freeze PyTorch models for the hardware they serve on, validate them, and load them there.
+"""Coldpress freezer: freeze PyTorch models for the hardware they serve on, validate them, and load
+them there.
 
     import freezer
 
-    result = freezer.freeze(model, {"x": torch.randn(1, 3, 224, 224)}, out="resnet")     # here, for this machine
-    print(result.verdict, result.reason)                                                  # published, kept-eager, rejected, failed
+    result = freezer.freeze(model, {"x": torch.randn(1, 3, 224, 224)}, out="resnet")  # here, for this machine
+    print(result.verdict, result.reason)                   # published, kept-eager, rejected, failed
 
-    model = freezer.load("resnet50", store="./store")                                     # the artifact for this machine
-    logits = model(x).logits                                                              # checked against the input contract
-    model.manifest.device_class, model.ladder                                             # the artifact in use, and those refused
+    model = freezer.load("resnet50", store="./store")                # the artifact for this machine
+    logits = model(x).logits                                    # checked against the input contract
+    model.manifest.device_class, model.ladder               # the artifact in use, and those refused
 
-    freezer.verify("resnet")                                                              # digests, contract, canary
+    freezer.verify("resnet")                                             # digests, contract, canary
 
-`freezer.serving` runs in deployments, `freezer.freezing` makes artifacts; serving never imports freezing. Read
-`freezing/freeze.py` and `serving/load.py` first. This package needs neither ray nor mlflow. Importing it imports no torch: the
-functions do when they are first used.
+`freezer.serving` runs in deployments, `freezer.freezing` makes artifacts; serving never imports
+freezing. Read
+`freezing/freeze.py` and `serving/load.py` first. This package needs neither ray nor mlflow.
+Importing it imports no torch: the functions do when they are first used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Compare numpy arrays as numerics.py compares tensors, for a canary without torch. Imports no torch.
+"""Compare numpy arrays as numerics.py compares tensors, for a canary without torch. Imports no
+torch.
 
 A test compares the two over many perturbed outputs.
 """
@@ -27,7 +28,9 @@ def wide(array: _Array) -> _Array:
     return np.asarray(array, np.complex128 if array.dtype.kind == "c" else np.float64)
 
 
-def array_problem(r: _Array, c: _Array, limits: Sequence[float] = (), *, drawn: bool = False) -> str | None:
+def array_problem(
+    r: _Array, c: _Array, limits: Sequence[float] = (), *, drawn: bool = False
+) -> str | None:
     """See `exact_problem`."""
     if c.shape != r.shape:
         return f"got shape {list(c.shape)}, expected {list(r.shape)}"
@@ -37,7 +40,9 @@ def array_problem(r: _Array, c: _Array, limits: Sequence[float] = (), *, drawn: 
         num_wrong = 0 if drawn else int(np.count_nonzero(r != c))
         return f"{num_wrong} of {r.size} elements differ" if num_wrong else None
     finite = np.isfinite(r)
-    if not np.array_equal(finite, np.isfinite(c)) or not np.array_equal(r[~finite], c[~finite], equal_nan=True):
+    if not np.array_equal(finite, np.isfinite(c)) or not np.array_equal(
+        r[~finite], c[~finite], equal_nan=True
+    ):
         return "NaN or Inf at other places"
     for sums in array_distances(r, c, limits)[1:] if limits else ():
         if not sums.rmse <= max(EAGER_REFERENCE_TOL, 4 * eps_of(r.dtype)) * sums.rms:

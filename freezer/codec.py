@@ -1,7 +1,9 @@
 """Convert frozen dataclasses to JSON values and back, by their type annotations. Imports no torch.
 
-Fields may be JSON scalars, Literals, paths, bytes, tuples, `Mapping[str, X]`, nested dataclasses, unions of these, and `Any`.
-Annotations must resolve at run time: import their types outside `TYPE_CHECKING`. A field's metadata may change its JSON form:
+Fields may be JSON scalars, Literals, paths, bytes, tuples, `Mapping[str, X]`, nested dataclasses,
+unions of these, and `Any`.
+Annotations must resolve at run time: import their types outside `TYPE_CHECKING`. A field's metadata
+may change its JSON form:
 
     multiple_of: int = field(default=1, metadata=written_if(lambda dim: dim.multiple_of > 1))
     dims: tuple[Dim, ...] = field(default=(), metadata=keyed_by("name"))
@@ -29,7 +31,13 @@ _MAX_DEPTH = 64
 
 MAX_INT = 2**63
 
-_SCALARS: Mapping[Any, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (float, int), str: (str,), NoneType: (NoneType,)}
+_SCALARS: Mapping[Any, tuple[type, ...]] = {
+    bool: (bool,),
+    int: (int,),
+    float: (float, int),
+    str: (str,),
+    NoneType: (NoneType,),
+}
 
 
 def written_if(condition: Callable[[Any], bool]) -> dict[str, Any]:
@@ -38,7 +46,9 @@ def written_if(condition: Callable[[Any], bool]) -> dict[str, Any]:
 
 
 def keyed_by(attribute: str) -> dict[str, Any]:
-    """Metadata of a tuple of dataclasses that is written as an object, whose keys are this attribute of the items."""
+    """Metadata of a tuple of dataclasses that is written as an object, whose keys are this
+    attribute of the items.
+    """
     return {"keyed_by": attribute}
 
 
@@ -55,7 +65,9 @@ def encode(record: Any) -> dict[str, Any]:
         if condition is not None and not condition(record):
             continue
         value = _encode(getattr(record, item.name))
-        data[_key(item)] = value if attribute is None else {part.pop(attribute): part for part in value}
+        data[_key(item)] = (
+            value if attribute is None else {part.pop(attribute): part for part in value}
+        )
     return data
 
 
@@ -63,16 +75,23 @@ def read_json(data: bytes, *, origin: str) -> Any:
     """Parse JSON of any origin that this release can also write and print.
 
     Raises:
-        IntegrityError: it is not UTF-8 JSON, is nested too deeply, or has a NaN, an infinite number or half of a surrogate pair.
+        IntegrityError: it is not UTF-8 JSON, is nested too deeply, or has a NaN, an infinite number
+            or half of a surrogate pair.
     """
     try:
         value = json.loads(data)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
-        raise IntegrityError(f"{origin} is not JSON that Coldpress reads: {error}; pull it again") from None
+        raise IntegrityError(
+            f"{origin} is not JSON that Coldpress reads: {error}; pull it again"
+        ) from None
     level = [value]
     for _ in range(_MAX_DEPTH):
-        parts = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
+        parts = (
+            item.values() if isinstance(item, dict) else item
+            for item in level
+            if isinstance(item, dict | list)
+        )
         level = [item for part in parts for item in part]
         if not level:
             return value
@@ -142,7 +161,9 @@ def _decoder(kind: Any) -> _Decoder:
     if kind is Any:
         return lambda value: value
     if kind is Path:
-        return lambda value: Path(_scalar((str, Path), value))  # records of work in progress pass their own folder
+        return lambda value: Path(
+            _scalar((str, Path), value)
+        )  # records of work in progress pass their own folder
     if kind is bytes:
         return _bytes
     if kind in _SCALARS:
@@ -151,7 +172,9 @@ def _decoder(kind: Any) -> _Decoder:
         return functools.partial(_one_of, args)
     if origin in (Union, UnionType):
         scalars = tuple(accepted for member in args for accepted in _SCALARS.get(member, ()))
-        return functools.partial(_union, scalars, [member for member in args if member not in _SCALARS])
+        return functools.partial(
+            _union, scalars, [member for member in args if member not in _SCALARS]
+        )
     if origin is tuple:
         return functools.partial(_tuple, args)
     if isinstance(origin, type) and issubclass(origin, Mapping):
@@ -162,7 +185,9 @@ def _decoder(kind: Any) -> _Decoder:
 
 def _scalar(allowed: tuple[type, ...], value: Any) -> Any:
     if not isinstance(value, allowed) or (isinstance(value, int) and abs(value) > MAX_INT):
-        raise _MismatchError(f"is {value!r:.80}; expected {' or '.join(item.__name__ for item in allowed)}")
+        raise _MismatchError(
+            f"is {value!r:.80}; expected {' or '.join(item.__name__ for item in allowed)}"
+        )
     return value
 
 
@@ -183,7 +208,9 @@ def _union(scalars: tuple[type, ...], others: list[Any], value: Any) -> Any:
     """A scalar as it is; of several dataclasses the first whose required fields are all there."""
     if not others or isinstance(value, scalars):
         return _scalar(scalars, value)
-    fitting = (kind for kind in others if len(others) == 1 or _required(kind) <= _object(value).keys())
+    fitting = (
+        kind for kind in others if len(others) == 1 or _required(kind) <= _object(value).keys()
+    )
     return _decoder(next(fitting, others[0]))(value)
 
 
@@ -193,7 +220,10 @@ def _tuple(args: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
     kinds = [args[0]] * len(value) if args[-1] is Ellipsis else args
     if len(kinds) != len(value):
         raise _MismatchError(f"has {len(value)} items; expected {len(kinds)}")
-    return tuple(_at(str(index), _decoder(kind), item) for index, (kind, item) in enumerate(zip(kinds, value, strict=True)))
+    return tuple(
+        _at(str(index), _decoder(kind), item)
+        for index, (kind, item) in enumerate(zip(kinds, value, strict=True))
+    )
 
 
 def _object(value: Any) -> Mapping[str, Any]:
@@ -211,7 +241,9 @@ def _record(kind: Any, value: Any) -> Any:
     data = _object(value)
     if missing := sorted(_required(kind) - data.keys()):
         raise _MismatchError(f"lacks {missing[0]!r}")
-    found = {name: _at(key, decoder, data[key]) for name, key, decoder in _fields(kind) if key in data}
+    found = {
+        name: _at(key, decoder, data[key]) for name, key, decoder in _fields(kind) if key in data
+    }
     try:
         return kind(**found)
     except (ColdpressError, ValueError) as error:  # of __post_init__
@@ -244,4 +276,8 @@ def _fields(kind: Any) -> list[tuple[str, str, _Decoder]]:
 
 @functools.cache
 def _required(kind: Any) -> frozenset[str]:
-    return frozenset(_key(item) for item in fields(kind) if item.default is MISSING and item.default_factory is MISSING)
+    return frozenset(
+        _key(item)
+        for item in fields(kind)
+        if item.default is MISSING and item.default_factory is MISSING
+    )

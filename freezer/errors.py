@@ -23,9 +23,10 @@
     │   └── NotPreservedError     freezing did not keep an attribute or method
     └── InfrastructureError       Ray or MLflow failed, not a model
 
-Tampering (IntegrityError), incompatibility (IncompatibleError) and misuse (UsageError, ContractError) are different types, so
-deployments can treat them differently. Every error survives pickling and has a code (`CP-…`), its class's own or a finer one;
-docs/errors.md lists causes and remedies by code.
+Tampering (IntegrityError), incompatibility (IncompatibleError) and misuse (UsageError,
+ContractError) are different types, so deployments can treat them differently. Every error survives
+pickling and has a code (`CP-…`), its class's own or a finer one; docs/errors.md lists causes and
+remedies by code.
 """
 
 from __future__ import annotations
@@ -37,10 +38,14 @@ from typing import Any
 
 
 def expected_names(got: str, names: Iterable[str]) -> str:
-    """Return the part of a message that lists the valid names, and suggests the closest to the one given."""
+    """Return the part of a message that lists the valid names, and suggests the closest to the one
+    given.
+    """
     known = list(names)
     close = get_close_matches(got, known, n=1)
-    return f"expected {', '.join(known) or 'none'}" + (f"; did you mean {close[0]!r}?" if close else "")
+    return f"expected {', '.join(known) or 'none'}" + (
+        f"; did you mean {close[0]!r}?" if close else ""
+    )
 
 
 class ColdpressError(Exception):
@@ -70,19 +75,25 @@ class ColdpressError(Exception):
         return _unpickled, (type(self), self.args, self.__dict__)
 
 
-def _unpickled(kind: type[ColdpressError], args: tuple[Any, ...], attributes: dict[str, Any]) -> ColdpressError:
+def _unpickled(
+    kind: type[ColdpressError], args: tuple[Any, ...], attributes: dict[str, Any]
+) -> ColdpressError:
     error = kind.__new__(kind, *args)  # without __init__, whose parameters differ between classes
     error.__dict__.update(attributes)
     return error
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, up to 400 characters; the name of its type where it has no text."""
+    """The first line of an error's text, up to 400 characters; the name of its type where it has no
+    text.
+    """
     return next(iter(str(error).strip().splitlines()), type(error).__name__)[:400]
 
 
 def last_line(error: BaseException) -> str:
-    """The last line of an error's text, up to 400 characters; the name of its type where it has no text."""
+    """The last line of an error's text, up to 400 characters; the name of its type where it has no
+    text.
+    """
     return next(reversed(str(error).strip().splitlines()), type(error).__name__)[:400]
 
 
@@ -112,9 +123,19 @@ class CatalogError(UsageError):
     code = "CP-CATALOG"
 
     def __init__(
-        self, message: str, *, entry: str | None = None, field: str | None = None, place: str | None = None, code: str | None = None
+        self,
+        message: str,
+        *,
+        entry: str | None = None,
+        field: str | None = None,
+        place: str | None = None,
+        code: str | None = None,
     ) -> None:
-        where = (place or "", f"entry {entry!r}" if entry else "", f"field {field!r}" if field else "")
+        where = (
+            place or "",
+            f"entry {entry!r}" if entry else "",
+            f"field {field!r}" if field else "",
+        )
         text = ", ".join(part for part in where if part)
         super().__init__(f"{text}: {message}" if text else message, code=code)
         self.entry, self.field, self.place = entry, field, place
@@ -127,7 +148,9 @@ class MissingDependencyError(UsageError):
 
 
 class CudaGraphsError(UsageError):
-    """Calls of an artifact cannot be captured as CUDA graphs, as `load(cuda_graphs=True)` requires."""
+    """Calls of an artifact cannot be captured as CUDA graphs, as `load(cuda_graphs=True)`
+    requires.
+    """
 
     code = "CP-CUDA-GRAPHS"
 
@@ -220,7 +243,8 @@ class CanaryError(ColdpressError):
 
 
 class SpeedError(ColdpressError):
-    """An artifact is less than half as fast here as its manifest says, or the machine is too busy to measure it.
+    """An artifact is less than half as fast here as its manifest says, or the machine is too busy
+    to measure it.
 
     Args:
         message: what was measured and expected, and what differs here.
@@ -258,9 +282,10 @@ class Refusal:
 
     Attributes:
         rung: its device class.
-        reason: `class_mismatch`, `device_mismatch`, `isa_mismatch`, `threads_mismatch`, `runtime_missing`, `not_native`,
-            `torch_too_old`, `torch_untried`, `unsigned`, `rolled_back`, `older_version`, `tampered`, `does_not_open`, `canary`, or
-            one of serving/compatibility.py.
+        reason: `class_mismatch`, `device_mismatch`, `isa_mismatch`, `threads_mismatch`,
+            `runtime_missing`, `not_native`, `torch_too_old`, `torch_untried`, `unsigned`,
+            `rolled_back`, `older_version`, `tampered`, `does_not_open`, `canary`, or one of
+            serving/compatibility.py.
         got, expected: what was found, and what the artifact needs.
     """
 
@@ -282,7 +307,8 @@ class SpeedCheck:
         measured, low, high: ratio here, with its 95% confidence interval.
         num_threads, point: of both artifacts.
         median_ms: by device class.
-        num_rounds, num_dropped: undisturbed rounds, and rounds dropped because other processes disturbed them.
+        num_rounds, num_dropped: undisturbed rounds, and rounds dropped because other processes
+            disturbed them.
     """
 
     device_class: str
@@ -301,4 +327,7 @@ class SpeedCheck:
         medians = ", ".join(f"{name} {median:.3g} ms" for name, median in self.median_ms.items())
         interval = f"{self.low:.2f} to {self.high:.2f}"
         threads = "1 thread" if self.num_threads == 1 else f"{self.num_threads} threads"
-        return f"{self.measured:.2f} times as fast as portable here ({interval}; {medians}; {threads}{sizes})"
+        return (
+            f"{self.measured:.2f} times as fast as portable here ({interval}; {medians};"
+            f" {threads}{sizes})"
+        )

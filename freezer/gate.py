@@ -1,7 +1,8 @@
-"""The gate formula: decides from figures alone whether an output is close enough to its reference. Imports no torch.
+"""The gate formula: decides from figures alone whether an output is close enough to its reference.
+Imports no torch.
 
-The drift gate, the canary, `coldpress diff` and the C++ example all apply `judge_rmse`. Dtypes are given as torch's, as numpy's or
-by name. docs/measuring.md explains the figures.
+The drift gate, the canary, `coldpress diff` and the C++ example all apply `judge_rmse`. Dtypes are
+given as torch's, as numpy's or by name. docs/measuring.md explains the figures.
 """
 
 from __future__ import annotations
@@ -15,16 +16,23 @@ from typing import Any, Literal, TypeVar
 _T = TypeVar("_T")
 
 POOL_BELOW = 64
-"""Outputs with fewer elements are pooled over all input sets: the ratio of two errors of a few elements is chance."""
+"""Outputs with fewer elements are pooled over all input sets: the ratio of two errors of a few
+elements is chance.
+"""
 
 SMALL_TENSOR = 1000
 """Elements below which dynamo's `same()` applies the larger multiplier."""
 
 DIGITS = 0.1
-"""Relative error of the eager model from which its values have no correct digits: they are zero but for rounding."""
+"""Relative error of the eager model from which its values have no correct digits: they are zero but
+for rounding.
+"""
 
 EAGER_REFERENCE_TOL = 1e-3
-"""Relative error allowed where the reference is eager: OpenVINO's bound for float32. Lower precisions use their eps."""
+"""Relative error allowed where the reference is eager: OpenVINO's bound for float32.
+
+Lower precisions use their eps.
+"""
 
 _HALVES = ("float16", "bfloat16")
 
@@ -38,7 +46,9 @@ _OPENVINO: Mapping[str, tuple[float, float, float]] = {
     "float16": (0.995, 1e-2, 5e-2),
     "bfloat16": (0.99, 2e-2, 1e-1),
 }
-"""OpenVINO's bounds by dtype: least cosine, and the absolute and relative error of which one must hold."""
+"""OpenVINO's bounds by dtype: least cosine, and the absolute and relative error of which one must
+hold.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +84,9 @@ class GoldenGate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ErrorFigures:
-    """Figures of docs/measuring.md for one output; None where the figure is undefined or overflows."""
+    """Figures of docs/measuring.md for one output; None where the figure is undefined or
+    overflows.
+    """
 
     max_abs_err: float
     max_rel_err: float
@@ -141,8 +153,16 @@ class Sums:
             max_rel_err=self.max_rel_err,
             rmse=self.rmse,
             rms=self.rms,
-            sqnr_db=10 * (math.log10(self.signal) - math.log10(self.noise)) if _usable(self.signal, self.noise) else None,
-            cosine=self.inner / math.sqrt(self.signal) / math.sqrt(self.power) if _usable(self.signal, self.power) else None,
+            sqnr_db=(
+                10 * (math.log10(self.signal) - math.log10(self.noise))
+                if _usable(self.signal, self.noise)
+                else None
+            ),
+            cosine=(
+                self.inner / math.sqrt(self.signal) / math.sqrt(self.power)
+                if _usable(self.signal, self.power)
+                else None
+            ),
             gain=finite(self.inner / self.signal) if _usable(self.signal) else None,
         )
 
@@ -158,12 +178,15 @@ def finite(value: _T) -> _T | None:
 
 
 BLOCK = 32_000
-"""Elements compared at a time, so that a comparison needs little memory for outputs of any size. From 32,768 on, torch shares an
-operation among threads, which is slow for such a number; and the sums would depend on the threads."""
+"""Elements compared at a time, so that a comparison needs little memory for outputs of any size.
+From 32,768 on, torch shares an operation among threads, which is slow for such a number; and the
+sums would depend on the threads."""
 
 
 def blocks(shape: Sequence[int]) -> Iterator[tuple[slice, ...]]:
-    """Indices of parts of up to BLOCK elements that cover a tensor in order, the last dims whole where they fit."""
+    """Indices of parts of up to BLOCK elements that cover a tensor in order, the last dims whole
+    where they fit.
+    """
     extents: list[int] = []
     room = BLOCK
     for size in reversed(shape):
@@ -171,7 +194,9 @@ def blocks(shape: Sequence[int]) -> Iterator[tuple[slice, ...]]:
         room //= max(size, 1)
     starts = (range(0, size, extent) for size, extent in zip(shape, extents, strict=True))
     for place in itertools.product(*starts):
-        yield tuple(slice(start, start + extent) for start, extent in zip(place, extents, strict=True))
+        yield tuple(
+            slice(start, start + extent) for start, extent in zip(place, extents, strict=True)
+        )
 
 
 def eps_of(dtype: Any) -> float:
@@ -188,7 +213,10 @@ def judge_rmse(error: OutputError, error_ratio_max: float) -> tuple[float, float
     floor = max(error.native_rmse, eps_of(error.dtype) * error.rms)
     ratio = error.rmse / floor if floor > 0 else (0.0 if error.rmse == 0 else math.inf)
     multiplier = 3.0 if _name(error.dtype) in _HALVES or error.num_elements < SMALL_TENSOR else 2.0
-    return ratio, max(error_ratio_max * floor, multiplier * error.native_rmse + tolerance(error.dtype) * error.rms / 10)
+    return ratio, max(
+        error_ratio_max * floor,
+        multiplier * error.native_rmse + tolerance(error.dtype) * error.rms / 10,
+    )
 
 
 def tolerance(dtype: Any) -> float:
@@ -216,16 +244,21 @@ def gate_problem(error: OutputError, gate: GoldenGate, small: Sums) -> str | Non
     ratio, bound = golden_bound(error, gate)
     if error.rmse <= bound:
         return None
-    if gate.reference == "eager" and openvino_problem(small.figures(), error.dtype, small.num_elements) is None:
+    if (
+        gate.reference == "eager"
+        and openvino_problem(small.figures(), error.dtype, small.num_elements) is None
+    ):
         return None
     return f"rmse {error.rmse:.3g} > {bound:.3g} (error_ratio {ratio:.3g})"
 
 
 def openvino_problem(figures: ErrorFigures, dtype: Any, num_elements: int) -> str | None:
-    """Why figures against eager exceed the bounds of OpenVINO's output validation for a dtype; None where they do not.
+    """Why figures against eager exceed the bounds of OpenVINO's output validation for a dtype; None
+    where they do not.
 
-    The absolute bound is in units of the rms; otherwise small outputs might have any size. Where it does not hold, `gain` is
-    bounded by it, and by the share of the relative bound that averages of so many elements leave.
+    The absolute bound is in units of the rms; otherwise small outputs might have any size. Where it
+    does not hold, `gain` is bounded by it, and by the share of the relative bound that averages of
+    so many elements leave.
     """
     least_cosine, absolute, relative = _bounds_of(dtype)
     gain_bound = absolute + relative / math.sqrt(max(num_elements, 1))

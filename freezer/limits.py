@@ -16,7 +16,9 @@ Timing = Literal["p50", "p95", "throughput"]
 """The objectives about steady latency: median, 95th percentile, mean."""
 
 Clock = Literal["wall", "cpu", "disturbed"]
-"""What measured latency: the clock in undisturbed rounds, the thread's CPU time in all rounds, or the clock in all rounds."""
+"""What measured latency: the clock in undisturbed rounds, the thread's CPU time in all rounds, or
+the clock in all rounds.
+"""
 
 CLOCKS: dict[Clock, str] = {"wall": "", "cpu": "by CPU time", "disturbed": "by disturbed rounds"}
 """The same in words; empty for the default."""
@@ -27,14 +29,18 @@ class Limits:
     """Limits that an entry may set.
 
     Attributes:
-        speedup_min: the lower confidence bound of the speedup must exceed it, also if the objective is another one.
+        speedup_min: the lower confidence bound of the speedup must exceed it, also if the objective
+            is another one.
         error_ratio_max: limit of the drift gate.
         timeout_s: longest wall time of a build or judge.
-        build_s: wall time of the builds of an item after which no further recipe is started; the first always is.
+        build_s: wall time of the builds of an item after which no further recipe is started; the
+            first always is.
         memory_gb: most resident memory of a build or judge, in 1e9 bytes.
-        latency_ms_max: highest median latency at the first point; with the objective `p95`, highest 95th percentile.
+        latency_ms_max: highest median latency at the first point; with the objective `p95`, highest
+            95th percentile.
         size_mb_max: largest total size of payloads, in 1e6 bytes.
-        memory_mb_max: most resident memory that opening and calling adds to a fresh process, in 1e6 bytes.
+        memory_mb_max: most resident memory that opening and calling adds to a fresh process, in 1e6
+            bytes.
         allow_regression: publish what is slower, or drifts more, than the artifact that serves now.
     """
 
@@ -51,7 +57,10 @@ class Limits:
     @property
     def on_figures(self) -> bool:
         """Whether latency, size or memory is limited."""
-        return any(limit is not None for limit in (self.latency_ms_max, self.size_mb_max, self.memory_mb_max))
+        return any(
+            limit is not None
+            for limit in (self.latency_ms_max, self.size_mb_max, self.memory_mb_max)
+        )
 
     def over_build_s(self, used_s: float) -> str | None:
         """Why no further recipe is built after builds of this duration; None if one may be."""
@@ -72,15 +81,25 @@ LIMIT_BOUNDS: Mapping[str, tuple[float, float]] = {
     "size_mb_max": (0.0, 1e9),
     "memory_mb_max": (0.0, 1e9),
 }
-"""The limits that a catalog or a command may set, each with its least and greatest value; a limit must be above 0."""
+"""The limits that a catalog or a command may set, each with its least and greatest value; a limit
+must be above 0.
+"""
 
 
 def limit_problem(name: str, value: object) -> str | None:
-    """Why a catalog or a command cannot set a limit to a value; None if it can. The value None means the default."""
+    """Why a catalog or a command cannot set a limit to a value; None if it can.
+
+    The value None means the default.
+    """
     if name not in LIMIT_BOUNDS:
         return f"the limit is unknown; {expected_names(name, LIMIT_BOUNDS)}"
     low, high = LIMIT_BOUNDS[name]
-    if value is None or (isinstance(value, int | float) and not isinstance(value, bool) and value > 0 and low <= value <= high):
+    if value is None or (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and value > 0
+        and low <= value <= high
+    ):
         return None
     least = f"of at least {low:g}" if low else "above 0"
     return f"got {str(value)[:80]!r}, expected a number {least} and of at most {high:.7g}"
@@ -95,13 +114,14 @@ class SamplingPolicy:
         warmup_s: longest warm-up of each entrant.
         block_ms: wall time of an entrant's block of calls in a round.
         percentiles: published ones.
-        min_rounds, min_samples: undisturbed rounds, and calls of each entrant, that a result needs; slow models are sampled beyond
-            the time limit for them.
+        min_rounds, min_samples: undisturbed rounds, and calls of each entrant, that a result needs;
+            slow models are sampled beyond the time limit for them.
         busy_limit: share of CPU time that other processes may use in a round.
         steal_limit: share of CPU time that the hypervisor may take in a round.
         num_bootstrap: resamples of the confidence interval.
         seed: for the order of blocks and the bootstrap.
-        accept_noise: with too few undisturbed rounds, publish what is fast enough by the lower bound over all rounds.
+        accept_noise: with too few undisturbed rounds, publish what is fast enough by the lower
+            bound over all rounds.
     """
 
     time_limit_s: float = 10.0
@@ -118,5 +138,7 @@ class SamplingPolicy:
 
 
 def timing_of(objective: Objective) -> Timing:
-    """The figure that the speedup over eager is of: the objective, or the median if that is not about latency."""
+    """The figure that the speedup over eager is of: the objective, or the median if that is not
+    about latency.
+    """
     return objective if objective in ("p95", "throughput") else "p50"

@@ -1,1 +1,4 @@
-"""What runs Coldpress in production: images, clusters, servers. Imported by none of the other packages."""
+"""What runs Coldpress in production: images, clusters, servers.
+
+Imported by none of the other packages.
+"""

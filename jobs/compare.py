@@ -1,4 +1,7 @@
-"""`python -m jobs.compare BEFORE AFTER`: compare two campaigns; exit code 1 on regressions. See docs/run-a-fleet.md."""
+"""`python -m jobs.compare BEFORE AFTER`: compare two campaigns; exit code 1 on regressions.
+
+See docs/run-a-fleet.md.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,17 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def main(
     before: Annotated[str, typer.Argument(help="Name of the earlier campaign.")],
     after: Annotated[str, typer.Argument(help="Name of the later campaign.")],
-    store: Annotated[str, typer.Option(help="Store of the campaigns: a folder, s3:// or gs://.")] = "./store",
-    before_store: Annotated[str | None, typer.Option(help="Store of the earlier campaign, if it is another.")] = None,
+    store: Annotated[
+        str, typer.Option(help="Store of the campaigns: a folder, s3:// or gs://.")
+    ] = "./store",
+    before_store: Annotated[
+        str | None, typer.Option(help="Store of the earlier campaign, if it is another.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Compare the outcomes of two campaigns: what became slower, drifts more or fails is a regression, exit code 1."""
+    """Compare the outcomes of two campaigns: what became slower, drifts more or fails is a
+    regression, exit code 1.
+    """
     out, errors = Console(soft_wrap=True, highlight=False, markup=False), Console(stderr=True)
     with exiting(errors):
         later = History(Store.open(store))
@@ -36,7 +45,12 @@ def main(
         changes = compare(earlier.outcomes(before), later.outcomes(after))
     regressions = sum(change.is_regression for change in changes)
     if json:
-        found = {"before": before, "after": after, "regressions": regressions, "changes": [encode(one) for one in changes]}
+        found = {
+            "before": before,
+            "after": after,
+            "regressions": regressions,
+            "changes": [encode(one) for one in changes],
+        }
         sys.stdout.write(json_text.dumps(found, indent=1) + "\n")
     else:
         for line in _lines(changes):
@@ -46,11 +60,15 @@ def main(
 
 def _lines(changes: list[OutcomeChange]) -> list[str]:
     """A line for each change, and a summary."""
-    changed = [f"{one.kind}: {one.model} {one.device_class}{f': {one.why}' if one.why else ''}" for one in changes]
+    changed = [
+        f"{one.kind}: {one.model} {one.device_class}{f': {one.why}' if one.why else ''}"
+        for one in changes
+    ]
     counts = Counter(one.kind for one in changes)
     return [
         *(line for line, one in zip(changed, changes, strict=True) if one.kind != "unchanged"),
-        ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "neither campaign has outcomes",
+        ", ".join(f"{count} {kind}" for kind, count in counts.items())
+        or "neither campaign has outcomes",
     ]
 
 

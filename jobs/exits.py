@@ -1,4 +1,6 @@
-"""Exit codes of commands: every Coldpress error is printed as one red line, and decides the exit code."""
+"""Exit codes of commands: every Coldpress error is printed as one red line, and decides the exit
+code.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,13 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-from freezer.errors import ColdpressError, InfrastructureError, IntegrityError, StoreError, UsageError
+from freezer.errors import (
+    ColdpressError,
+    InfrastructureError,
+    IntegrityError,
+    StoreError,
+    UsageError,
+)
 from pipeline.exit_codes import INFRASTRUCTURE, INTERRUPTED, USAGE
 
 CODES: tuple[tuple[type[ColdpressError], int], ...] = (

@@ -1,4 +1,6 @@
-"""`coldpress history MODEL`, or `python -m jobs.history MODEL`: a model's speed, drift, size and build time over time."""
+"""`coldpress history MODEL`, or `python -m jobs.history MODEL`: a model's speed, drift, size and
+build time over time.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,17 @@ from pipeline.reporting.model_history import PastOutcome, past_outcomes
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-_COLUMNS = ("date (UTC)", "verdict", "recipe", "speedup", "error", "MB", "build s", "torch", "change")
+_COLUMNS = (
+    "date (UTC)",
+    "verdict",
+    "recipe",
+    "speedup",
+    "error",
+    "MB",
+    "build s",
+    "torch",
+    "change",
+)
 _RIGHT = ("speedup", "error", "MB", "build s")
 _DROPPED_FIRST = ("torch", "build s", "MB", "error")
 """Columns to drop on a narrow terminal, in order."""
@@ -33,7 +45,9 @@ _DROPPED_FIRST = ("torch", "build s", "MB", "error")
 @app.command()
 def main(
     model: Annotated[str, typer.Argument(help="Name of the model.")],
-    store: Annotated[str, typer.Option(help="Store of the campaigns: a folder, s3:// or gs://.")] = "./store",
+    store: Annotated[
+        str, typer.Option(help="Store of the campaigns: a folder, s3:// or gs://.")
+    ] = "./store",
     device_class: Annotated[str | None, typer.Option(help="Only this class. Default: all.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -45,15 +59,26 @@ def main(
         if not past:
             known = ", ".join(history.models()) or "none"
             of_class = f" for {device_class}" if device_class else ""
-            raise UsageError(f"the ledger of {store} has no outcome of {model!r}{of_class}; it has models: {known}")
+            raise UsageError(
+                f"the ledger of {store} has no outcome of {model!r}{of_class}; it has models:"
+                f" {known}"
+            )
     if json:
-        sys.stdout.write(json_text.dumps({name: [encode(one) for one in own] for name, own in past.items()}, indent=1) + "\n")
+        sys.stdout.write(
+            json_text.dumps(
+                {name: [encode(one) for one in own] for name, own in past.items()}, indent=1
+            )
+            + "\n"
+        )
         return
     for name, own in past.items():
         out.print(_table(f"{model} on {name}", own, out))
         for one in reversed(own):
             if one.change and one.change.is_regression:
-                out.print(Text(f"{_day(one.time)} {one.change.kind}: {one.change.why}", style="red"), soft_wrap=True)
+                out.print(
+                    Text(f"{_day(one.time)} {one.change.kind}: {one.change.why}", style="red"),
+                    soft_wrap=True,
+                )
 
 
 def _table(title: str, past: list[PastOutcome], console: Console) -> Table:
@@ -61,13 +86,22 @@ def _table(title: str, past: list[PastOutcome], console: Console) -> Table:
     columns = list(_COLUMNS)
     for dropped in ("", *_DROPPED_FIRST):
         columns = [name for name in columns if name != dropped]
-        table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+        table = Table(
+            title=title,
+            title_justify="left",
+            header_style="bold",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+        )
         for name in columns:
             table.add_column(name, justify="right" if name in _RIGHT else "left", overflow="fold")
         for one in reversed(past):
             cells = _cells(one)
             table.add_row(*(cells[name] for name in columns))
-        if Measurement.get(console, console.options.update(max_width=1000), table).maximum <= console.width:
+        if (
+            Measurement.get(console, console.options.update(max_width=1000), table).maximum
+            <= console.width
+        ):
             break
     return table
 
@@ -77,7 +111,10 @@ def _cells(one: PastOutcome) -> dict[str, Text | str]:
     shown = change.kind if change and change.kind != "unchanged" else ""
     return {
         "date (UTC)": _day(one.time),
-        "verdict": Text(one.verdict + (f" v{one.version}" if one.version else ""), style=STYLES.get(one.verdict, "")),
+        "verdict": Text(
+            one.verdict + (f" v{one.version}" if one.version else ""),
+            style=STYLES.get(one.verdict, ""),
+        ),
         "recipe": one.recipe or "",
         "speedup": f"{one.speed.value:.2f}x" if one.speed else "",
         "error": _short(one.error_ratio),

@@ -1,4 +1,7 @@
-"""`python -m jobs.optimize CATALOG`: run a campaign. Exit codes and the JSON: see docs/run-a-fleet.md."""
+"""`python -m jobs.optimize CATALOG`: run a campaign.
+
+Exit codes and the JSON: see docs/run-a-fleet.md.
+"""
 
 from __future__ import annotations
 
@@ -49,62 +52,130 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def main(
     context: typer.Context,
     catalog: Annotated[
-        str, typer.Argument(help="A catalog: .yaml, .jsonl or .parquet; or `mlflow:` or `mlflow:@ALIAS` for a whole registry.")
+        str,
+        typer.Argument(
+            help=(
+                "A catalog: .yaml, .jsonl or .parquet; or `mlflow:` or `mlflow:@ALIAS` for a whole"
+                " registry."
+            )
+        ),
     ],
-    store: Annotated[str, typer.Option(help="Store to publish to: a folder, s3:// or gs://.")] = "./store",
+    store: Annotated[
+        str, typer.Option(help="Store to publish to: a folder, s3:// or gs://.")
+    ] = "./store",
     tracking_uri: Annotated[str, typer.Option(help="URI of MLflow.")] = "sqlite:///mlflow.db",
-    address: Annotated[str | None, typer.Option(help="Address of a Ray cluster. Default: a local Ray.")] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Address of a Ray cluster. Default: a local Ray.")
+    ] = None,
     campaign: Annotated[
-        str | None, typer.Option(help="Name; the same name continues the same campaign. Default: the catalog's name.")
+        str | None,
+        typer.Option(
+            help="Name; the same name continues the same campaign. Default: the catalog's name."
+        ),
     ] = None,
     device_class: Annotated[
-        list[str] | None, typer.Option(help="Freeze for this class instead of the entries' classes. Repeatable.")
+        list[str] | None,
+        typer.Option(help="Freeze for this class instead of the entries' classes. Repeatable."),
     ] = None,
-    recipe: Annotated[list[str] | None, typer.Option(help="Use this recipe instead of the entries' recipes. Repeatable.")] = None,
-    only: Annotated[list[str] | None, typer.Option(help="Only entries whose names match this glob. Repeatable.")] = None,
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option(help="Use this recipe instead of the entries' recipes. Repeatable."),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only entries whose names match this glob. Repeatable.")
+    ] = None,
     filter_: Annotated[
         str | None,
-        typer.Option("--filter", help="With `mlflow:`, a filter: \"name LIKE 'credit-%' AND tags.team = 'risk'\"."),
+        typer.Option(
+            "--filter",
+            help="With `mlflow:`, a filter: \"name LIKE 'credit-%' AND tags.team = 'risk'\".",
+        ),
     ] = None,
-    trust: Annotated[bool, typer.Option("--trust", help="With `mlflow:`, load pickled models, which executes their code.")] = False,
-    explain: Annotated[bool, typer.Option("--explain", "--dry-run", help="Print what would be done and why, and exit.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Only check the entries of the catalog, and exit.")] = False,
-    keep_going: Annotated[bool, typer.Option("--keep-going", help="Run the valid entries if others are invalid.")] = False,
+    trust: Annotated[
+        bool,
+        typer.Option(
+            "--trust", help="With `mlflow:`, load pickled models, which executes their code."
+        ),
+    ] = False,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", "--dry-run", help="Print what would be done and why, and exit."),
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only check the entries of the catalog, and exit.")
+    ] = False,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Run the valid entries if others are invalid.")
+    ] = False,
     wait_for_nodes: Annotated[
-        bool, typer.Option("--wait-for-nodes", help="Wait for nodes of classes without nodes, and request them from an autoscaler.")
+        bool,
+        typer.Option(
+            "--wait-for-nodes",
+            help="Wait for nodes of classes without nodes, and request them from an autoscaler.",
+        ),
     ] = False,
     wait_limit: Annotated[
-        float | None, typer.Option(help=f"Time limit of --wait-for-nodes, in seconds. Default: {WAIT_S:g}.", min=0)
+        float | None,
+        typer.Option(
+            help=f"Time limit of --wait-for-nodes, in seconds. Default: {WAIT_S:g}.", min=0
+        ),
     ] = None,
     lift_quarantine: Annotated[
-        bool, typer.Option("--lift-quarantine", help="Retry unchanged models that crashed in earlier campaigns.")
+        bool,
+        typer.Option(
+            "--lift-quarantine", help="Retry unchanged models that crashed in earlier campaigns."
+        ),
     ] = False,
     accept_noise: Annotated[
-        bool, typer.Option("--accept-noise", help="On busy machines, publish what is faster even by disturbed measurements.")
+        bool,
+        typer.Option(
+            "--accept-noise",
+            help="On busy machines, publish what is faster even by disturbed measurements.",
+        ),
     ] = False,
     allow_regression: Annotated[
-        bool, typer.Option("--allow-regression", help="Publish what is slower, or drifts more, than the artifact that serves now.")
+        bool,
+        typer.Option(
+            "--allow-regression",
+            help="Publish what is slower, or drifts more, than the artifact that serves now.",
+        ),
     ] = False,
     mlflow_artifacts: Annotated[
-        Literal["copy", "reference"], typer.Option(help="Whether MLflow stores whole artifacts, or references to the store.")
+        Literal["copy", "reference"],
+        typer.Option(help="Whether MLflow stores whole artifacts, or references to the store."),
     ] = "copy",
     json: Annotated[Path | None, typer.Option(help="Write the outcomes to this file.")] = None,
     watch: Annotated[
         float | None,
-        typer.Option(help="With `mlflow:`, go on: look for new versions every so many seconds, and freeze them.", min=1),
+        typer.Option(
+            help=(
+                "With `mlflow:`, go on: look for new versions every so many seconds, and freeze"
+                " them."
+            ),
+            min=1,
+        ),
     ] = None,
     metrics: Annotated[
-        str | None, typer.Option(help="Serve Prometheus metrics at HOST:PORT while the campaign runs: 127.0.0.1:9105.")
+        str | None,
+        typer.Option(
+            help="Serve Prometheus metrics at HOST:PORT while the campaign runs: 127.0.0.1:9105."
+        ),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the final table and errors.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Print a line for each recipe and step.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Print only the final table and errors.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Print a line for each recipe and step.")
+    ] = False,
 ) -> None:
     """Freeze, judge and publish every model of a catalog."""
     console, errors = Console(), Console(stderr=True)
     if not console.is_terminal:
         console = Console(width=LOG_WIDTH)  # a job's log has no width
     signal.signal(signal.SIGTERM, interrupt)
-    with exiting(errors, interrupted="interrupted; finished work is kept, and the same command continues"):
+    with exiting(
+        errors, interrupted="interrupted; finished work is kept, and the same command continues"
+    ):
         name = campaign or campaign_name(catalog)
         check_campaign(name)
         if in_job():
@@ -133,7 +204,10 @@ def main(
         display = display_for(console, quiet=quiet, verbose=verbose)
 
         def passed(report: CampaignReport, models: Collection[str]) -> None:
-            shown = replace(report, outcomes=tuple(outcome for outcome in report.outcomes if outcome.model in models))
+            shown = replace(
+                report,
+                outcomes=tuple(outcome for outcome in report.outcomes if outcome.model in models),
+            )
             if shown.outcomes or shown.infrastructure:
                 print_report(shown, console, store)
             if json is not None:
@@ -144,7 +218,12 @@ def main(
                 catalog_ = read(config)
                 refuse_bad_entries(catalog_.problems, keep_going=False)
                 num_entries = len(catalog_.entries)
-                say(console, f"{catalog}: {num_entries} {'entry' if num_entries == 1 else 'entries'}, no errors", "")
+                say(
+                    console,
+                    f"{catalog}: {num_entries} {'entry' if num_entries == 1 else 'entries'}, no"
+                    " errors",
+                    "",
+                )
                 return
             if explain:
                 explain_(config, LineDisplay(console))
@@ -180,24 +259,38 @@ def check_options(options: Mapping[str, Any]) -> None:
             known_class(name)
     if not is_registry(options["catalog"]):
         if options["filter_"] is not None:
-            raise UsageError("--filter only applies to `mlflow:` catalogs; use --only GLOB for a file")
+            raise UsageError(
+                "--filter only applies to `mlflow:` catalogs; use --only GLOB for a file"
+            )
         if options["watch"] is not None:
-            raise UsageError("--watch only applies to `mlflow:` catalogs; run the command again after a catalog file has changed")
+            raise UsageError(
+                "--watch only applies to `mlflow:` catalogs; run the command again after a catalog"
+                " file has changed"
+            )
         if options["trust"]:
             raise UsageError(
-                "--trust only applies to `mlflow:` catalogs; in a file, write `trust: true` in the entries that need it"
+                "--trust only applies to `mlflow:` catalogs; in a file, write `trust: true` in the"
+                " entries that need it"
             )
     for name, others in EXCLUSIONS.items():
         for other in others:
             if options[name] and options[other]:
-                raise UsageError(f"--{name} and --{other} exclude each other; leave one of them out")
+                raise UsageError(
+                    f"--{name} and --{other} exclude each other; leave one of them out"
+                )
     if options["wait_limit"] is not None and not options["wait_for_nodes"]:
-        raise UsageError("--wait-limit only applies with --wait-for-nodes; add that, or leave it out")
+        raise UsageError(
+            "--wait-limit only applies with --wait-for-nodes; add that, or leave it out"
+        )
 
 
 def locations(store: str, tracking_uri: str, json: Path | None) -> dict[str, str]:
     """Return the locations of a job's output, by option."""
-    return {"--store": store, "--tracking-uri": tracking_uri, **({} if json is None else {"--json": str(json)})}
+    return {
+        "--store": store,
+        "--tracking-uri": tracking_uri,
+        **({} if json is None else {"--json": str(json)}),
+    }
 
 
 def campaign_name(catalog: str) -> str:

@@ -1,4 +1,7 @@
-"""`python -m jobs.replay CAMPAIGN`: bring MLflow up to date from the ledger. See docs/operate.md."""
+"""`python -m jobs.replay CAMPAIGN`: bring MLflow up to date from the ledger.
+
+See docs/operate.md.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,16 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def main(
     campaign: Annotated[str | None, typer.Argument(help="Name of the campaign.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Replay every campaign of the store, oldest first.")] = False,
-    store: Annotated[str, typer.Option(help="Store of the campaign: a folder, s3:// or gs://.")] = "./store",
+    every: Annotated[
+        bool, typer.Option("--all", help="Replay every campaign of the store, oldest first.")
+    ] = False,
+    store: Annotated[
+        str, typer.Option(help="Store of the campaign: a folder, s3:// or gs://.")
+    ] = "./store",
     tracking_uri: Annotated[str, typer.Option(help="URI of MLflow.")] = "sqlite:///mlflow.db",
     mlflow_artifacts: Annotated[
-        Literal["copy", "reference"], typer.Option(help="Whether MLflow stores whole artifacts, or references to the store.")
+        Literal["copy", "reference"],
+        typer.Option(help="Whether MLflow stores whole artifacts, or references to the store."),
     ] = "copy",
 ) -> None:
     """Log outcomes of a campaign that MLflow does not show. Repeating it changes nothing."""

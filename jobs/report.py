@@ -1,4 +1,7 @@
-"""`coldpress report CAMPAIGN`, or `python -m jobs.report CAMPAIGN`: a campaign as one HTML file. See docs/run-a-fleet.md."""
+"""`coldpress report CAMPAIGN`, or `python -m jobs.report CAMPAIGN`: a campaign as one HTML file.
+
+See docs/run-a-fleet.md.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,13 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def main(
     campaign: Annotated[str, typer.Argument(help="Name of the campaign.")],
-    store: Annotated[str, typer.Option(help="Store of the campaign: a folder, s3:// or gs://.")] = "./store",
+    store: Annotated[
+        str, typer.Option(help="Store of the campaign: a folder, s3:// or gs://.")
+    ] = "./store",
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("report.html"),
-    against: Annotated[str | None, typer.Option(help="An earlier campaign to compare with.")] = None,
+    against: Annotated[
+        str | None, typer.Option(help="An earlier campaign to compare with.")
+    ] = None,
 ) -> None:
     """Write the report of a campaign: one HTML file that needs no network."""
     console, errors = Console(), Console(stderr=True)

@@ -1,4 +1,7 @@
-"""`python -m jobs.status [CAMPAIGN]`: progress of a campaign, or a list of all. See docs/run-a-fleet.md."""
+"""`python -m jobs.status [CAMPAIGN]`: progress of a campaign, or a list of all.
+
+See docs/run-a-fleet.md.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,12 @@ from freezer.errors import UsageError
 from freezer.store.store import Store
 from jobs.exits import exiting, say
 from pipeline.records.times import iso
-from pipeline.reporting.campaign_status import campaign_status, campaigns_in_words, in_words, status_if_known
+from pipeline.reporting.campaign_status import (
+    campaign_status,
+    campaigns_in_words,
+    in_words,
+    status_if_known,
+)
 
 if TYPE_CHECKING:
     from pipeline.cluster.jobs_api import Job
@@ -23,10 +31,19 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
-    campaign: Annotated[str | None, typer.Argument(help="Name of the campaign. Default: list all campaigns of the store.")] = None,
-    store: Annotated[str, typer.Option(help="Store of the campaign: a folder, s3:// or gs://.")] = "./store",
-    address: Annotated[str | None, typer.Option(help="Dashboard of the head, http://HEAD:8265, to show the job.")] = None,
-    ca: Annotated[str | None, typer.Option(help="Certificates to verify an https:// address.")] = None,
+    campaign: Annotated[
+        str | None,
+        typer.Argument(help="Name of the campaign. Default: list all campaigns of the store."),
+    ] = None,
+    store: Annotated[
+        str, typer.Option(help="Store of the campaign: a folder, s3:// or gs://.")
+    ] = "./store",
+    address: Annotated[
+        str | None, typer.Option(help="Dashboard of the head, http://HEAD:8265, to show the job.")
+    ] = None,
+    ca: Annotated[
+        str | None, typer.Option(help="Certificates to verify an https:// address.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print the progress of a campaign, whether it is running, has ended, or its driver died."""
@@ -38,12 +55,19 @@ def main(
     with exiting(errors):
         if campaign is None:
             if json or address is not None:
-                raise UsageError("--json and --address need the name of a campaign; without options, all campaigns are listed")
+                raise UsageError(
+                    "--json and --address need the name of a campaign; without options, all"
+                    " campaigns are listed"
+                )
             for line in campaigns_in_words(Store.open(store), note):
                 out.print(line)
             return
         # A job may wait for nodes, or die, before it records anything.
-        status = campaign_status(Store.open(store), campaign, note) if address is None else status_if_known(store, campaign, note)
+        status = (
+            campaign_status(Store.open(store), campaign, note)
+            if address is None
+            else status_if_known(store, campaign, note)
+        )
         if status is not None and not json:  # first: the head may be lost
             for line in in_words(status, store):
                 out.print(line)
@@ -52,15 +76,27 @@ def main(
             status = campaign_status(Store.open(store), campaign, note)  # raises
     if json:
         found = {"campaign": campaign, "status": None} if status is None else status.to_json()
-        sys.stdout.write(json_text.dumps({**found, "job": job.to_json() if job else None}, indent=1) + "\n")
+        sys.stdout.write(
+            json_text.dumps({**found, "job": job.to_json() if job else None}, indent=1) + "\n"
+        )
         return
     if status is None:
-        out.print(f"campaign {campaign}: the store {store}, as this machine sees it, has no record of it yet")
+        out.print(
+            f"campaign {campaign}: the store {store}, as this machine sees it, has no record of"
+            " it yet"
+        )
     if job is not None:
-        times = "".join(f", {word} {iso(time)}" for word, time in (("started", job.started), ("ended", job.ended)) if time)
+        times = "".join(
+            f", {word} {iso(time)}"
+            for word, time in (("started", job.started), ("ended", job.ended))
+            if time
+        )
         out.print(f"job {job.id}: {job.status}{times}; {job.message}")
     elif address is not None:
-        out.print(f"the cluster at {address} has no job of this campaign and store that `python -m jobs.submit` submitted")
+        out.print(
+            f"the cluster at {address} has no job of this campaign and store that `python -m"
+            " jobs.submit` submitted"
+        )
 
 
 def _newest_job(campaign: str, store: str, address: str, ca: str | None) -> Job | None:

@@ -1,4 +1,6 @@
-"""`python -m jobs.submit CATALOG --address http://HEAD:8265 ...`: jobs.optimize as a job of a cluster. See docs/run-a-fleet.md."""
+"""`python -m jobs.submit CATALOG --address http://HEAD:8265 ...`: jobs.optimize as a job of a
+cluster. See docs/run-a-fleet.md.
+"""
 
 from __future__ import annotations
 
@@ -44,17 +46,26 @@ def main(
     context: typer.Context,
     address: Annotated[str, typer.Option(help="Dashboard of the head: http://HEAD:8265.")],
     detach: Annotated[bool, typer.Option("--detach", help="Submit, but do not follow.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the files to upload, and submit nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the files to upload, and submit nothing.")
+    ] = False,
     include: Annotated[
-        list[str] | None, typer.Option(help="A further file or folder below the current one to upload. Repeatable.")
+        list[str] | None,
+        typer.Option(help="A further file or folder below the current one to upload. Repeatable."),
     ] = None,
     env: Annotated[
-        list[str] | None, typer.Option(help="NAME or NAME=VALUE for the job, visible in the dashboard. Repeatable.")
+        list[str] | None,
+        typer.Option(help="NAME or NAME=VALUE for the job, visible in the dashboard. Repeatable."),
     ] = None,
-    ca: Annotated[str | None, typer.Option(help="Certificates to verify an https:// address.")] = None,
+    ca: Annotated[
+        str | None, typer.Option(help="Certificates to verify an https:// address.")
+    ] = None,
     python: Annotated[str, typer.Option(help="Python interpreter on the head.")] = "python",
 ) -> None:
-    """Run a campaign as a job of a Ray cluster. All other arguments are those of `python -m jobs.optimize`, including CATALOG."""
+    """Run a campaign as a job of a Ray cluster.
+
+    All other arguments are those of `python -m jobs.optimize`, including CATALOG.
+    """
     out, errors = Console(soft_wrap=True, highlight=False, markup=False), Console(stderr=True)
     with exiting(errors, interrupted="interrupted before the job was submitted"):
         request = Submission(
@@ -92,7 +103,10 @@ def _submit(request: Submission, out: Console) -> int:
     given = None if is_registry(options["catalog"]) else options["catalog"]
     named = named_files(Path(given)) if given is not None and Path(given).is_file() else ()
     upload = gather(given, request.include, Path.cwd(), named=named)
-    words = [upload.catalog if word == given and upload.catalog is not None else word for word in request.arguments]
+    words = [
+        upload.catalog if word == given and upload.catalog is not None else word
+        for word in request.arguments
+    ]
     if options["campaign"] is None:
         words += ["--campaign", campaign]
     entrypoint = f"exec {shlex.join([request.python, '-m', 'jobs.optimize', *words])}"
@@ -105,17 +119,35 @@ def _submit(request: Submission, out: Console) -> int:
         with tempfile.TemporaryDirectory(prefix=STAGED) as folder:
             stage(upload.files, Path(folder))
             prefix = job_prefix(campaign, options["store"])
-            job, submitted = jobs.submit(prefix, entrypoint, working_dir=Path(folder), environ=request.environ)
-    except OSError as error:  # of this machine's disks; errors of the cluster are ColdpressErrors already
+            job, submitted = jobs.submit(
+                prefix, entrypoint, working_dir=Path(folder), environ=request.environ
+            )
+    except (
+        OSError
+    ) as error:  # of this machine's disks; errors of the cluster are ColdpressErrors already
         raise _upload_error(error) from error
     if submitted:
         out.print(f"submitted {job.id}: {_described(upload)}")
         _list_files(upload, out, limit=NUM_LISTED)
     else:
-        out.print(f"campaign {campaign} is running already as {job.id}; attached to it, nothing was submitted")
+        out.print(
+            f"campaign {campaign} is running already as {job.id}; attached to it, nothing was"
+            " submitted"
+        )
         if job.entrypoint != entrypoint:
             out.print(f"it was submitted with other options: {job.entrypoint}")
-    status = shlex.join(["python", "-m", "jobs.status", campaign, "--store", options["store"], "--address", request.address])
+    status = shlex.join(
+        [
+            "python",
+            "-m",
+            "jobs.status",
+            campaign,
+            "--store",
+            options["store"],
+            "--address",
+            request.address,
+        ]
+    )
     if request.detach:
         out.print(f"detached; {status}")
         return OK
@@ -127,11 +159,16 @@ def _described(upload: Upload) -> str:
 
 
 def _list_files(upload: Upload, out: Console, *, limit: int | None) -> None:
-    """Print the names of the uploaded files besides Coldpress's own, and of those left out; at most `limit` of each."""
+    """Print the names of the uploaded files besides Coldpress's own, and of those left out; at most
+    `limit` of each.
+    """
     own = [name for name in upload.files if name.partition("/")[0] not in PACKAGES]
     lines = [f"  {name} ({upload.files[name].stat().st_size / 1e3:.1f} kB)" for name in own]
     out.print(f"  {', '.join(PACKAGES)} ({len(upload.files) - len(own)} files)")
-    for found in (lines, [f"  not sent: {name} ({reason})" for name, reason in upload.left_out.items()]):
+    for found in (
+        lines,
+        [f"  not sent: {name} ({reason})" for name, reason in upload.left_out.items()],
+    ):
         for line in found[:limit]:
             out.print(line)
         if limit is not None and len(found) > limit:
@@ -139,15 +176,20 @@ def _list_files(upload: Upload, out: Console, *, limit: int | None) -> None:
 
 
 def _upload_error(error: OSError) -> UsageError | InfrastructureError:
-    """Return the error for files that cannot be staged in a temporary folder, or packed by Ray in another."""
-    file = re.sub(rf"^.*/{STAGED}[^/]*/?", "", str(error.filename or ""))  # a staged file's name in the working directory
+    """Return the error for files that cannot be staged in a temporary folder, or packed by Ray in
+    another.
+    """
+    file = re.sub(
+        rf"^.*/{STAGED}[^/]*/?", "", str(error.filename or "")
+    )  # a staged file's name in the working directory
     if file and isinstance(error, PermissionError | FileNotFoundError):
         return UsageError(
-            f"{file} cannot be uploaded ({error.strerror}); make it readable, or remove it from the catalog's folder and --include"
+            f"{file} cannot be uploaded ({error.strerror}); make it readable, or remove it from the"
+            " catalog's folder and --include"
         )
     return InfrastructureError(
-        f"the upload cannot be packed in the temporary folder {temporary_place()} ({error}); make room there, or set TMPDIR to "
-        "another folder",
+        f"the upload cannot be packed in the temporary folder {temporary_place()} ({error}); make"
+        " room there, or set TMPDIR to another folder",
         code="CP-TEMPORARY",
     )
 
@@ -164,7 +206,9 @@ def checked_options(arguments: list[str]) -> dict[str, Any]:
     except typer.Exit:  # after --help
         sys.exit(0)
     except _REFUSED as error:
-        raise UsageError(f"{error.format_message()} See `python -m jobs.optimize --help`.") from error
+        raise UsageError(
+            f"{error.format_message()} See `python -m jobs.optimize --help`."
+        ) from error
     if options["address"] is not None:
         raise UsageError("--address was given twice")
     optimize.check_options(options)
@@ -205,15 +249,22 @@ def _follow(jobs: Jobs, job: Job, out: Console, status: str) -> int:
                 return INTERRUPTED
             continue
         if ended.status != "SUCCEEDED":
-            out.print(f"job {job.id}: {ended.status.lower()}{': ' + ended.message if ended.exit_code not in (1, 2, 3) else ''}")
+            out.print(
+                f"job {job.id}:"
+                f" {ended.status.lower()}{': ' + ended.message if ended.exit_code not in (1, 2, 3) else ''}"
+            )
         return ended.verdict
 
 
 def _ask(job: Job) -> Literal["stop", "follow", "leave"]:
-    """Ask what to do after Ctrl-C; without a terminal, or after another Ctrl-C, leave the job running."""
+    """Ask what to do after Ctrl-C; without a terminal, or after another Ctrl-C, leave the job
+    running.
+    """
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return "leave"
-    sys.stderr.write(f"\nstop job {job.id} too? [y: stop it, n: keep following, Ctrl-C again: leave it running] ")
+    sys.stderr.write(
+        f"\nstop job {job.id} too? [y: stop it, n: keep following, Ctrl-C again: leave it running] "
+    )
     sys.stderr.flush()
     try:
         return "stop" if input().strip().lower() in ("y", "yes") else "follow"

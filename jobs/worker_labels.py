@@ -1,6 +1,7 @@
 """`python -m jobs.worker_labels`: arguments of `ray start` for this machine. Usage:
 
-    env $(python -m jobs.worker_labels --environment) ray start --address=HEAD:6379 $(python -m jobs.worker_labels)
+    env $(python -m jobs.worker_labels --environment) ray start --address=HEAD:6379 $(python -m
+    jobs.worker_labels)
 
 Needs neither ray nor torch.
 """
@@ -25,10 +26,13 @@ from jobs.exits import exiting
 from pipeline.records.class_facts import LABEL
 
 MEMORY_SHARE = 0.8
-"""Share of the machine's memory that Ray schedules; the rest is for Ray itself and for low estimates."""
+"""Share of the machine's memory that Ray schedules; the rest is for Ray itself and for low
+estimates.
+"""
 
 _OBJECT_STORE_BYTES = 200_000_000
-"""Size of the object store; Ray's default is 30% of the memory, but tasks never exchange weights."""
+"""Size of the object store; Ray's default is 30% of the memory, but tasks never exchange weights.
+"""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -80,9 +84,15 @@ class Worker:
 def main(
     device_class_: Annotated[
         list[str] | None,
-        typer.Option("--device-class", help="Serve only this class. Repeatable. Default: all classes of the machine."),
+        typer.Option(
+            "--device-class",
+            help="Serve only this class. Repeatable. Default: all classes of the machine.",
+        ),
     ] = None,
-    environment: Annotated[bool, typer.Option("--environment", help="Print the environment variables to start Ray with.")] = False,
+    environment: Annotated[
+        bool,
+        typer.Option("--environment", help="Print the environment variables to start Ray with."),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Print the arguments of `ray start` for this machine: labels, CPUs, GPUs, memory."""
@@ -99,11 +109,12 @@ def main(
 def this_worker(wanted: Sequence[str]) -> Worker:
     """Describe this machine as a worker of some classes, or of all its classes.
 
-    Tasks of a class always run under its limits. To restrict everything else too (portable tasks, torch's own choices), a worker
-    of lesser classes is started under the limits of the best one.
+    Tasks of a class always run under its limits. To restrict everything else too (portable tasks,
+    torch's own choices), a worker of lesser classes is started under the limits of the best one.
 
     Raises:
-        UsageError: the machine cannot serve a class, or has GPUs of several classes, among which Ray cannot choose.
+        UsageError: the machine cannot serve a class, or has GPUs of several classes, among which
+            Ray cannot choose.
     """
     machine = detect()
     for name in wanted:
@@ -111,19 +122,25 @@ def this_worker(wanted: Sequence[str]) -> Worker:
         if name not in machine.classes:
             why = machine.why_not.get(name, "the hardware is different")
             raise UsageError(
-                f"this machine cannot serve {name}: {why}; it can serve {', '.join(machine.classes)}", code="CP-DEVICE-CLASS"
+                f"this machine cannot serve {name}: {why}; it can serve"
+                f" {', '.join(machine.classes)}",
+                code="CP-DEVICE-CLASS",
             )
-    classes = tuple(name for name in machine.classes if name != PORTABLE and (not wanted or name in wanted))
+    classes = tuple(
+        name for name in machine.classes if name != PORTABLE and (not wanted or name in wanted)
+    )
     if not classes:
         raise UsageError(
-            "this machine has no device class but portable, and a worker needs one; see `coldpress classes`",
+            "this machine has no device class but portable, and a worker needs one; see `coldpress"
+            " classes`",
             code="CP-DEVICE-CLASS",
         )
     gpus = [name for name in machine.classes if device_class(name).kind == "cuda"]
     if len(gpus) > 1:
         raise UsageError(
-            f"this machine has GPUs of several classes ({', '.join(gpus)}), and Ray cannot choose among them; set "
-            "CUDA_VISIBLE_DEVICES to the GPUs of one class, and start one worker for each class",
+            f"this machine has GPUs of several classes ({', '.join(gpus)}), and Ray cannot choose"
+            " among them; set CUDA_VISIBLE_DEVICES to the GPUs of one class, and start one worker"
+            " for each class",
             code="CP-DEVICE-CLASS",
         )
     num_gpus = _num_visible(len(this_host().gpus)) if set(gpus) & set(classes) else 0
@@ -137,12 +154,19 @@ def this_worker(wanted: Sequence[str]) -> Worker:
 
 
 def _environment(classes: Sequence[str], served: Sequence[str]) -> dict[str, str]:
-    """Return normal niceness, for timings; idle workers for two classes; token authentication; limits of a lesser class."""
+    """Return normal niceness, for timings; idle workers for two classes; token authentication;
+    limits of a lesser class.
+    """
     level = best_level(classes)
     limits = device_class(level).limits if level and level != best_level(served) else {}
     # A head demands the token that it finds; other nodes send theirs only in this mode.
     mode = {"RAY_AUTH_MODE": "token"} if "RAY_AUTH_MODE" not in os.environ and _has_token() else {}
-    return {"RAY_worker_niceness": "0", "RAY_num_workers_soft_limit": str(2 * available_cpus()), **mode, **limits}
+    return {
+        "RAY_worker_niceness": "0",
+        "RAY_num_workers_soft_limit": str(2 * available_cpus()),
+        **mode,
+        **limits,
+    }
 
 
 def _has_token() -> bool:
@@ -153,7 +177,11 @@ def _has_token() -> bool:
 
 def _num_visible(num_gpus: int) -> int:
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return num_gpus if listed is None else min(num_gpus, len([part for part in listed.split(",") if part.strip()]))
+    return (
+        num_gpus
+        if listed is None
+        else min(num_gpus, len([part for part in listed.split(",") if part.strip()]))
+    )
 
 
 if __name__ == "__main__":

@@ -1,1 +1,4 @@
-"""Orchestration of a fleet: plan, build, judge, publish, report. Read run.py first. Deployments never install this."""
+"""Orchestration of a fleet: plan, build, judge, publish, report.
+
+Read run.py first. Deployments never install this.
+"""

@@ -65,14 +65,24 @@ class Campaign:
         display: Display,
         before: Before = NOTHING,
     ) -> None:
-        self._config, self._plan, self._executor, self._display, self._ledger = config, plan, executor, display, ledger
+        self._config, self._plan, self._executor, self._display, self._ledger = (
+            config,
+            plan,
+            executor,
+            display,
+            ledger,
+        )
         self._before = before
         self._store, self._publisher, self._tracker = store, Publisher(plan, store, ledger), tracker
-        self._final = {(outcome.model, outcome.device_class): outcome for outcome in before.outcomes}
+        self._final = {
+            (outcome.model, outcome.device_class): outcome for outcome in before.outcomes
+        }
         self._failures: list[str] = []
         self._interrupted = False
 
-    def run(self, skipped: Sequence[Outcome], continued: Continued, started: float) -> CampaignReport:
+    def run(
+        self, skipped: Sequence[Outcome], continued: Continued, started: float
+    ) -> CampaignReport:
         """Execute the plan, then write the record of the campaign and the summary in MLflow.
 
         Args:
@@ -88,15 +98,25 @@ class Campaign:
             self._interrupted = True
         except (StoreError, InfrastructureError, IntegrityError) as error:
             self._failures.append(str(error))
-        reached = [outcome for member in planned.members if (outcome := self._final.get((member.model, member.device_class)))]
+        reached = [
+            outcome
+            for member in planned.members
+            if (outcome := self._final.get((member.model, member.device_class)))
+        ]
         ended = self._report((*reached, *skipped), started, time.time())
         record = replace(
             planned,
             finished=ended.finished,
-            exit_code=replace(ended, infrastructure=tuple(self._failures)).exit_code,  # without MLflow, which can be replayed
+            exit_code=replace(
+                ended, infrastructure=tuple(self._failures)
+            ).exit_code,  # without MLflow, which can be replayed
             interrupted=self._interrupted,
             members=members_of(reached),
-            unreached=tuple(member for member in planned.members if (member.model, member.device_class) not in self._final),
+            unreached=tuple(
+                member
+                for member in planned.members
+                if (member.model, member.device_class) not in self._final
+            ),
         )
         try:
             self._record(record)
@@ -127,8 +147,12 @@ class Campaign:
             driver=driver_facts(self._config.catalog),
         )
 
-    def _execute(self, skipped: Sequence[Outcome], continued: Continued, parameters: Mapping[str, str]) -> None:
-        """Show what is skipped; publish, log and show the outcomes of earlier campaigns, then those of the executor."""
+    def _execute(
+        self, skipped: Sequence[Outcome], continued: Continued, parameters: Mapping[str, str]
+    ) -> None:
+        """Show what is skipped; publish, log and show the outcomes of earlier campaigns, then those
+        of the executor.
+        """
         finished = [(item, item.finished) for item in self._plan.items if item.finished is not None]
         skipped = [outcome for outcome in skipped if outcome.model not in self._before.skipped]
         self._display.plan(len(self._plan.items) + len(skipped), list(self._work()))
@@ -136,28 +160,48 @@ class Campaign:
         self._start_tracking([outcome for _, outcome in finished], continued, parameters)
         for item, outcome in chain(finished, self._executor.outcomes()):
             final = [continued.reached(done) for done in self._publisher.add(item, outcome)]
-            self._final |= {(done.model, done.device_class): done for done in final}  # even if MLflow fails
+            self._final |= {
+                (done.model, done.device_class): done for done in final
+            }  # even if MLflow fails
             if final:
                 self._tracker.log(final)
             self._show(final)
 
     def _show(self, final: Iterable[Outcome]) -> None:
         for outcome in final:
-            self._display.show(Event(kind="outcome", what=f"{outcome.model} {outcome.device_class}", outcome=outcome))
+            self._display.show(
+                Event(
+                    kind="outcome", what=f"{outcome.model} {outcome.device_class}", outcome=outcome
+                )
+            )
 
-    def _start_tracking(self, finished: Sequence[Outcome], continued: Continued, parameters: Mapping[str, str]) -> None:
+    def _start_tracking(
+        self, finished: Sequence[Outcome], continued: Continued, parameters: Mapping[str, str]
+    ) -> None:
         """Open the campaign in MLflow, and log what it lacks of earlier passes."""
         before = self._before.outcomes
-        expected = outcomes_digest((*before, *finished)) if len(finished) == len(self._plan.items) else None
+        expected = (
+            outcomes_digest((*before, *finished))
+            if len(finished) == len(self._plan.items)
+            else None
+        )
         alone = bool(before) and not self._before.untracked
         models = sorted({item.entry.name for item in self._plan.items}) if alone else None
-        self._tracker.start(self._config.catalog, continued.started, parameters=parameters, expected=expected, models=models)
+        self._tracker.start(
+            self._config.catalog,
+            continued.started,
+            parameters=parameters,
+            expected=expected,
+            models=models,
+        )
         if self._before.untracked:
             for _, outcomes in groupby(before, key=lambda outcome: outcome.model):
                 self._tracker.log(list(outcomes))
 
     def _work(self) -> Iterator[ItemWork]:
-        """Yield the work of each item, with the durations that its model and class had last time."""
+        """Yield the work of each item, with the durations that its model and class had last
+        time.
+        """
         for what, state in self._executor.begun.items():
             item, results = state.item, state.results
             work = ItemWork(
@@ -168,33 +212,52 @@ class Campaign:
             row = self._ledger.nearest("outcome", item.entry.name, item.device_class)
             if row is not None:
                 before = Outcome.from_json(row.data["outcome"])
-                build_s = {report.recipe: report.build_s for report in before.candidates if report.failure is None}
+                build_s = {
+                    report.recipe: report.build_s
+                    for report in before.candidates
+                    if report.failure is None
+                }
                 work = replace(work, build_s=build_s, judge_s=before.judge_s or None)
             yield work
 
     def _finish_tracking(self, ended: CampaignReport, exit_code: int) -> None:
         try:
             page = report_page(self._store, self._config.campaign)
-            self._tracker.finish(ended.outcomes, exit_code, interrupted=self._interrupted, finished=ended.finished, page=page)
+            self._tracker.finish(
+                ended.outcomes,
+                exit_code,
+                interrupted=self._interrupted,
+                finished=ended.finished,
+                page=page,
+            )
         except KeyboardInterrupt:
             self._interrupted = True
             config = self._config
-            again = replay_command(config.tracking_uri, config.campaign, config.store, config.mlflow_artifacts)
+            again = replay_command(
+                config.tracking_uri, config.campaign, config.store, config.mlflow_artifacts
+            )
             self._failures.append(
-                f"interrupted before MLflow was up to date; the store and the ledger are complete, and `{again}` updates it"
+                "interrupted before MLflow was up to date; the store and the ledger are complete,"
+                f" and `{again}` updates it"
             )
 
     def _record(self, record: CampaignRecord) -> None:
-        self._ledger.append("campaign", self._config.campaign, model="", device_class="", data=record.to_json())
+        self._ledger.append(
+            "campaign", self._config.campaign, model="", device_class="", data=record.to_json()
+        )
 
-    def _report(self, outcomes: Sequence[Outcome], started: float, finished: float) -> CampaignReport:
+    def _report(
+        self, outcomes: Sequence[Outcome], started: float, finished: float
+    ) -> CampaignReport:
         return CampaignReport(
             campaign=self._config.campaign,
             started=started,
             finished=finished,
             outcomes=tuple(outcomes),
             costs=class_costs(self._plan.items, outcomes),
-            limited=frozenset(item.entry.name for item in self._plan.items if item.entry.limits.on_figures),
+            limited=frozenset(
+                item.entry.name for item in self._plan.items if item.entry.limits.on_figures
+            ),
             infrastructure=(*self._failures, *self._tracker.failures),
             untracked=tuple(self._tracker.failures),
             interrupted=self._interrupted,
@@ -202,7 +265,9 @@ class Campaign:
 
 
 def driver_facts(catalog: str) -> dict[str, str]:
-    """Return the versions of the driver's packages, and the commit of the checkout that contains the catalog, if there is one."""
+    """Return the versions of the driver's packages, and the commit of the checkout that contains
+    the catalog, if there is one.
+    """
     found: dict[str, str] = {}
     for name in ("coldpress", "ray", "mlflow"):
         with suppress(metadata.PackageNotFoundError):
@@ -211,7 +276,13 @@ def driver_facts(catalog: str) -> dict[str, str]:
         return found
     with suppress(OSError):  # git is not installed
         command = ["git", "rev-parse", "HEAD"]
-        done = subprocess.run(command, cwd=Path(catalog).absolute().parent, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command,
+            cwd=Path(catalog).absolute().parent,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if done.returncode == 0:
             found["git_commit"] = done.stdout.strip()
     return found

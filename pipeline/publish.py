@@ -1,4 +1,6 @@
-"""Publish one version of a model once all its device classes are decided; its outcomes are then final."""
+"""Publish one version of a model once all its device classes are decided; its outcomes are then
+final.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ _Gathered = list[tuple[Item, Outcome]]
 
 
 class Publisher:
-    """Collects the outcomes of a campaign, and publishes a version of a model once all its classes are decided.
+    """Collects the outcomes of a campaign, and publishes a version of a model once all its classes
+    are decided.
 
     Args:
         plan: of the campaign.
@@ -41,31 +44,38 @@ class Publisher:
         """Add the outcome of an item.
 
         Returns:
-            The final outcomes of the model if this was its last one; else none. They are in the ledger, and in plan order, so
-            that versions in MLflow are the same after a restart.
+            The final outcomes of the model if this was its last one; else none. They are in the
+            ledger, and in plan order, so that versions in MLflow are the same after a restart.
 
         Raises:
-            StoreUnreachableError: the version or the ledger cannot be written. The next start publishes what was judged.
+            StoreUnreachableError: the version or the ledger cannot be written. The next start
+                publishes what was judged.
         """
         classes = self._reached[outcome.model]
         classes[outcome.device_class] = item, outcome
         gathered = [reached for reached in classes.values() if reached is not None]
         if len(gathered) < len(classes):
             if outcome.verdict == "failed" and not outcome.cached:
-                self._keep([(item, outcome)])  # needs no version; a judge that crashes must not crash again in each start
+                self._keep(
+                    [(item, outcome)]
+                )  # needs no version; a judge that crashes must not crash again in each start
             return []
         new = {_name(reached) for _, reached in gathered if not reached.cached}
         gathered = self._taken_over(gathered)
         try:
             gathered, version = self._publish(gathered)
         except IntegrityError as error:
-            if not any(_is_new(reached) for _, reached in gathered):  # an earlier version is damaged
+            if not any(
+                _is_new(reached) for _, reached in gathered
+            ):  # an earlier version is damaged
                 raise StoreUnreachableError(str(error)) from error
             gathered = [(of, self._damaged(of, reached, error)) for of, reached in gathered]
             gathered, version = self._publish(gathered)
         final = [(of, self._with_server(of, _final(reached, version))) for of, reached in gathered]
         self._finish(final)
-        for name in new - {_name(reached) for _, reached in final}:  # replaced by another campaign's
+        for name in new - {
+            _name(reached) for _, reached in final
+        }:  # replaced by another campaign's
             self._place.drop("judged", name)
         return [reached for _, reached in final]
 
@@ -73,12 +83,15 @@ class Publisher:
         """Replace outcomes by those that another campaign published meanwhile."""
         if not any(_is_new(outcome) for _, outcome in gathered):
             return gathered
-        with suppress(StoreUnreachableError):  # publishing then reports the error, or publishes twice
+        with suppress(
+            StoreUnreachableError
+        ):  # publishing then reports the error, or publishes twice
             self._ledger.refresh()
         return [(item, self._of_another(item, outcome) or outcome) for item, outcome in gathered]
 
     def _publish(self, gathered: _Gathered) -> tuple[_Gathered, Version | None]:
-        """Publish a version; also return the outcomes, since another campaign may have published and removed the same meanwhile.
+        """Publish a version; also return the outcomes, since another campaign may have published
+        and removed the same meanwhile.
 
         Raises:
             IntegrityError: a judged artifact is damaged or missing.
@@ -95,10 +108,16 @@ class Publisher:
             if all(self._folder(outcome).is_dir() for _, outcome in gathered if _is_new(outcome)):
                 raise
             gathered = self._taken_over(gathered)
-            gone = [outcome for _, outcome in gathered if _is_new(outcome) and not self._folder(outcome).is_dir()]
+            gone = [
+                outcome
+                for _, outcome in gathered
+                if _is_new(outcome) and not self._folder(outcome).is_dir()
+            ]
             if gone:
                 what = ", ".join(outcome.device_class for outcome in gone)
-                raise IntegrityError(f"the judged artifact of {gone[0].model} for {what} is missing from the store") from error
+                raise IntegrityError(
+                    f"the judged artifact of {gone[0].model} for {what} is missing from the store"
+                ) from error
         return self._publish_once(gathered)
 
     def _publish_once(self, gathered: _Gathered) -> tuple[_Gathered, Version | None]:
@@ -113,15 +132,24 @@ class Publisher:
             if outcome.cached and outcome.version is not None:
                 before = self._store.version(f"{model}:{outcome.version}")
                 carried[outcome.device_class] = before.images[outcome.device_class]
-            elif not outcome.cached and (outcome.verdict == "published" or folder.is_dir()):  # kept-eager may have none
+            elif not outcome.cached and (
+                outcome.verdict == "published" or folder.is_dir()
+            ):  # kept-eager may have none
                 artifacts[outcome.device_class] = Artifact.read(folder)
         if not artifacts and not carried:
             return gathered, None
-        version = self._store.publish(model, source_key=source_key, artifacts=artifacts, carried=carried, decided=decided)
-        return [(item, _with_environment(outcome, artifacts.get(outcome.device_class))) for item, outcome in gathered], version
+        version = self._store.publish(
+            model, source_key=source_key, artifacts=artifacts, carried=carried, decided=decided
+        )
+        return [
+            (item, _with_environment(outcome, artifacts.get(outcome.device_class)))
+            for item, outcome in gathered
+        ], version
 
     def _with_server(self, item: Item, outcome: Outcome) -> Outcome:
-        """Add to the reason of an outcome without an artifact which version serves its class, if that can be read."""
+        """Add to the reason of an outcome without an artifact which version serves its class, if
+        that can be read.
+        """
         if outcome.cached or outcome.verdict not in KEPT:
             return outcome
         with suppress(IntegrityError, NotPublishedError):
@@ -130,33 +158,59 @@ class Publisher:
                 number = self._store.manifest(latest, outcome.device_class).version
                 of_this_source = (
                     latest.source_key == item.source.digest
-                    and outcome.device_class in self._store.version(f"{latest.model}:{latest.number}").images
+                    and outcome.device_class
+                    in self._store.version(f"{latest.model}:{latest.number}").images
                 )
                 source = "" if of_this_source else ", made from an earlier source,"
-                return replace(outcome, reason=f"{outcome.reason}; version {number}{source} still serves {outcome.device_class}")
+                return replace(
+                    outcome,
+                    reason=(
+                        f"{outcome.reason}; version {number}{source} still serves"
+                        f" {outcome.device_class}"
+                    ),
+                )
         return outcome
 
     def _damaged(self, item: Item, outcome: Outcome, error: IntegrityError) -> Outcome:
-        """Remove a damaged result and its candidates, so that the next start builds them again; return the failed outcome."""
+        """Remove a damaged result and its candidates, so that the next start builds them again;
+        return the failed outcome.
+        """
         if not _is_new(outcome):
             return outcome
         self._place.drop("judged", _name(outcome))
         for key in item.builds.values():
             self._place.drop("candidates", key.digest)
         failure = Failure(kind="disk", code=error.code, message=str(error))
-        return replace(outcome, verdict="failed", failure=failure, reason=failure.message, recipe=None, figures=UNMEASURED)
+        return replace(
+            outcome,
+            verdict="failed",
+            failure=failure,
+            reason=failure.message,
+            recipe=None,
+            figures=UNMEASURED,
+        )
 
     def _of_another(self, item: Item, outcome: Outcome) -> Outcome | None:
         """Return the outcome that another campaign published under the same judge key."""
         if not _is_new(outcome) or (item.before is not None and self._folder(outcome).is_dir()):
             return None
         row = self._ledger.find("outcome", outcome.judge_key, model=outcome.model)
-        known = None if row is None or row.campaign == self._ledger.campaign else Outcome.from_json(row.data["outcome"])
-        if known is None or not _has_artifact_of_its_own(known) or known.version not in self._store.versions(outcome.model):
+        known = (
+            None
+            if row is None or row.campaign == self._ledger.campaign
+            else Outcome.from_json(row.data["outcome"])
+        )
+        if (
+            known is None
+            or not _has_artifact_of_its_own(known)
+            or known.version not in self._store.versions(outcome.model)
+        ):
             return None
         if not set(_missing(known)) <= set(_missing(outcome)):
             return None
-        return replace(known, tags=outcome.tags, registered_name=outcome.registered_name).as_cached()
+        return replace(
+            known, tags=outcome.tags, registered_name=outcome.registered_name
+        ).as_cached()
 
     def _folder(self, outcome: Outcome) -> Path:
         """The folder of the judged artifact."""
@@ -165,10 +219,17 @@ class Publisher:
     def _finish(self, final: Sequence[tuple[Item, Outcome]]) -> None:
         """Record new and changed outcomes in one step, then remove their judged folders."""
         self._keep([(item, outcome) for item, outcome in final if not self._is_kept(item, outcome)])
-        for _, outcome in final:  # also of cached outcomes, since a driver may be killed before this line
+        for (
+            _,
+            outcome,
+        ) in final:  # also of cached outcomes, since a driver may be killed before this line
             self._place.drop("judged", _name(outcome), listed=outcome.cached)
-            if not outcome.cached and _has_artifact_of_its_own(outcome):  # it replaces results with fewer recipes, too
-                for folder in self._folder(outcome).parent.glob(f"{judged_name(outcome.judge_key, outcome.model)}~*"):
+            if not outcome.cached and _has_artifact_of_its_own(
+                outcome
+            ):  # it replaces results with fewer recipes, too
+                for folder in self._folder(outcome).parent.glob(
+                    f"{judged_name(outcome.judge_key, outcome.model)}~*"
+                ):
                     self._place.drop("judged", folder.name)
 
     def _keep(self, final: Sequence[tuple[Item, Outcome]]) -> None:
@@ -191,7 +252,10 @@ class Publisher:
         if not outcome.cached and outcome.verdict != "failed":
             return False
         row = self._ledger.find("outcome", item.judge.digest, model=outcome.model)
-        return row is not None and replace(Outcome.from_json(row.data["outcome"]), cached=outcome.cached) == outcome
+        return (
+            row is not None
+            and replace(Outcome.from_json(row.data["outcome"]), cached=outcome.cached) == outcome
+        )
 
 
 def _name(outcome: Outcome) -> str:
@@ -209,8 +273,12 @@ def _is_new(outcome: Outcome) -> bool:
 
 
 def _has_artifact_of_its_own(outcome: Outcome) -> bool:
-    """Whether an outcome has an artifact for its class; on GPUs a kept-eager one too (`keep_eager` in freezing/freeze.py)."""
-    return outcome.verdict == "published" or (outcome.verdict == "kept-eager" and device_class(outcome.device_class).kind == "cuda")
+    """Whether an outcome has an artifact for its class; on GPUs a kept-eager one too (`keep_eager`
+    in freezing/freeze.py).
+    """
+    return outcome.verdict == "published" or (
+        outcome.verdict == "kept-eager" and device_class(outcome.device_class).kind == "cuda"
+    )
 
 
 def _with_environment(outcome: Outcome, artifact: Artifact | None) -> Outcome:
@@ -229,4 +297,8 @@ def _final(outcome: Outcome, version: Version | None) -> Outcome:
     elif not _has_artifact_of_its_own(outcome):
         return outcome
     image = version.images.get(serving)
-    return outcome if image is None else replace(outcome, artifact=image.digest, version=version.number)
+    return (
+        outcome
+        if image is None
+        else replace(outcome, artifact=image.digest, version=version.number)
+    )

@@ -1,10 +1,10 @@
 """Run a campaign: plan -> build -> judge -> publish -> record -> track -> report. READ THIS FIRST.
 
 catalog      the models to freeze                                                      catalog/
-materials    their files, brought to the workers                                       sources/, workspace/
-fleet        the nodes, their device classes, what they share with the driver          scheduling/fleet.py, cluster/
+materials    their files, brought to the workers                                sources/, workspace/
+fleet  the nodes, their device classes, what they share with the driver  scheduling/fleet.py, cluster/
 plan         which builds and judges are needed, and which are finished                planning/
-execute      builds in parallel, judges alone, each in an isolated child               scheduling/, worker/
+execute      builds in parallel, judges alone, each in an isolated child        scheduling/, worker/
 publish      a version of a model, once all its classes are decided                    publish.py
 record       outcomes, and the members of the campaign                                 ledger/
 track        the same in MLflow, which can be replayed from the ledger                 tracking/
@@ -28,7 +28,13 @@ from freezer.hardware.device_classes import auto_classes
 from freezer.hardware.machine import detect
 from freezer.store.store import WORK, Store
 from pipeline.campaign import NOTHING, Before, Campaign
-from pipeline.catalog.catalog import Catalog, is_registry, read_catalog, read_registry, refuse_bad_entries
+from pipeline.catalog.catalog import (
+    Catalog,
+    is_registry,
+    read_catalog,
+    read_registry,
+    refuse_bad_entries,
+)
 from pipeline.catalog.entry import Entry
 from pipeline.cluster.connect import check_address, connect, joined_address
 from pipeline.cluster.ray_cluster import Cluster
@@ -36,7 +42,14 @@ from pipeline.config import Config
 from pipeline.ledger.campaign_record import Continued
 from pipeline.ledger.ledger import Ledger
 from pipeline.planning.keys import FileDigests
-from pipeline.planning.plan import FinishedWork, Plan, PlanRequest, auto_classes_of, make_plan, recipes_left_out
+from pipeline.planning.plan import (
+    FinishedWork,
+    Plan,
+    PlanRequest,
+    auto_classes_of,
+    make_plan,
+    recipes_left_out,
+)
 from pipeline.records.class_facts import ClassFacts
 from pipeline.records.events import Event, LiveFigures
 from pipeline.records.outcome import Outcome
@@ -55,7 +68,9 @@ from pipeline.workspace.workspace import workplace
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a campaign is about: entries that can be planned, the problems of the others, and where their files are kept."""
+    """What a campaign is about: entries that can be planned, the problems of the others, and where
+    their files are kept.
+    """
 
     store: Store
     digests: FileDigests
@@ -65,7 +80,9 @@ class Work:
 
     def classes(self, config: Config) -> set[str]:
         """The requested classes, also `auto`."""
-        return set(config.device_classes) or {name for entry in self.entries for name in entry.device_classes}
+        return set(config.device_classes) or {
+            name for entry in self.entries for name in entry.device_classes
+        }
 
 
 def run(config: Config, display: Display) -> CampaignReport:
@@ -105,9 +122,17 @@ class Driver:
             started: of the pass, in seconds since the epoch.
             before: what earlier passes reached for other models.
         """
-        config, ledger, display, store, note = self.config, self.ledger, self.display, work.store, notes(self.display)
+        config, ledger, display, store, note = (
+            self.config,
+            self.ledger,
+            self.display,
+            work.store,
+            notes(self.display),
+        )
         fleet = _fleet(config, self.cluster, store, self.continued, display)
-        tracker = TrackerProcess(config.tracking_uri, config.campaign, store.uri, mode=config.mlflow_artifacts)
+        tracker = TrackerProcess(
+            config.tracking_uri, config.campaign, store.uri, mode=config.mlflow_artifacts
+        )
         with tracker, fleet.assembled(self.requested):
             note(f"Ray has {len(fleet.nodes)} node(s) for {', '.join(fleet.classes)}")
             plan, skipped = _planned(config, work, ledger, self.continued, _of_fleet(fleet), note)
@@ -132,7 +157,9 @@ def driving(config: Config, work: Work, display: Display, started: float) -> Ite
     on_sigterm = signal.getsignal(signal.SIGTERM)
     ledger = Ledger(work.store, config.campaign, note)
     with ledger, display, _connected(config, note) as cluster:
-        if callable(on_sigterm):  # Ray installs a handler that would end the process before anything is recorded
+        if callable(
+            on_sigterm
+        ):  # Ray installs a handler that would end the process before anything is recorded
             signal.signal(signal.SIGTERM, on_sigterm)
         yield Driver(
             config=config,
@@ -145,7 +172,8 @@ def driving(config: Config, work: Work, display: Display, started: float) -> Ite
 
 
 def explain(config: Config, display: Display) -> None:
-    """Show what `run` would do and why, and do nothing. Takes no lock, so it can run beside a driver.
+    """Show what `run` would do and why, and do nothing. Takes no lock, so it can run beside a
+    driver.
 
     A cluster is asked for its workers. Without one the plan is for this machine and needs no Ray.
 
@@ -161,10 +189,18 @@ def explain(config: Config, display: Display) -> None:
                 with fleet.assembled(requested):
                     workers = _of_fleet(fleet)
         else:
-            note("planning for this machine, without Ray; with --address for the workers of a cluster")
-            workers = facts_here(work.entries, requested, work.store, continued.facts, note), auto_classes(detect().classes)
+            note(
+                "planning for this machine, without Ray; with --address for the workers of a"
+                " cluster"
+            )
+            workers = (
+                facts_here(work.entries, requested, work.store, continued.facts, note),
+                auto_classes(detect().classes),
+            )
         plan, skipped = _planned(config, work, ledger, continued, workers, note)
-        explain_plan(plan, skipped, BuildRecords(work.store, ledger, lifted=config.lift_quarantine), display)
+        explain_plan(
+            plan, skipped, BuildRecords(work.store, ledger, lifted=config.lift_quarantine), display
+        )
 
 
 def read(config: Config) -> Catalog:
@@ -175,7 +211,11 @@ def read(config: Config) -> Catalog:
     """
     if is_registry(config.catalog):
         return read_registry(
-            config.catalog, config.tracking_uri, filter_string=config.filter_string, trust=config.trust, only=config.only
+            config.catalog,
+            config.tracking_uri,
+            filter_string=config.filter_string,
+            trust=config.trust,
+            only=config.only,
         )
     return read_catalog(Path(config.catalog), only=config.only)
 
@@ -197,7 +237,9 @@ def prepared(config: Config) -> Work:
     digests.save()
     problems = (*catalog.problems, *unusable)
     refuse_bad_entries(problems, keep_going=config.keep_going)
-    return Work(store=store, digests=digests, materials=materials, entries=entries, problems=problems)
+    return Work(
+        store=store, digests=digests, materials=materials, entries=entries, problems=problems
+    )
 
 
 def notes(display: Display) -> Callable[[str], None]:
@@ -214,7 +256,9 @@ def _connected(config: Config, note: Callable[[str], None]) -> Iterator[Cluster]
         yield cluster
 
 
-def _fleet(config: Config, cluster: Cluster, store: Store, continued: Continued, display: Display) -> Fleet:
+def _fleet(
+    config: Config, cluster: Cluster, store: Store, continued: Continued, display: Display
+) -> Fleet:
     files = Path.cwd() if is_registry(config.catalog) else Path(config.catalog).absolute()
     return Fleet(
         cluster,
@@ -238,11 +282,18 @@ def _of_fleet(fleet: Fleet) -> Workers:
 def _live_figures(fleet: Fleet, tracker: TrackerProcess) -> LiveFigures:
     """The nodes in use and MLflow's backlog. Thread-safe."""
     nodes = Counter(name for node in fleet.nodes for name in node.classes)
-    return LiveFigures(nodes=nodes, num_logged=tracker.num_logged, num_unlogged=tracker.num_unlogged)
+    return LiveFigures(
+        nodes=nodes, num_logged=tracker.num_logged, num_unlogged=tracker.num_unlogged
+    )
 
 
 def _planned(
-    config: Config, work: Work, ledger: Ledger, continued: Continued, workers: Workers, note: Callable[[str], None]
+    config: Config,
+    work: Work,
+    ledger: Ledger,
+    continued: Continued,
+    workers: Workers,
+    note: Callable[[str], None],
 ) -> tuple[Plan, list[Outcome]]:
     """Return the plan, and the outcomes of what --keep-going skips."""
     facts, auto = workers
@@ -258,6 +309,8 @@ def _planned(
     )
     for line in recipes_left_out(request):
         note(line)
-    finished = FinishedWork(work.store, ledger, lifted=config.lift_quarantine, since=continued.own_since)
+    finished = FinishedWork(
+        work.store, ledger, lifted=config.lift_quarantine, since=continued.own_since
+    )
     plan = make_plan(request, finished, work.digests)
     return plan, skipped_outcomes((*work.problems, *plan.problems), plan.unplaced)

@@ -1,8 +1,9 @@
-"""Watch a registry: run a campaign, and run it again over the models whose source changes. Read run.py first.
+"""Watch a registry: run a campaign, and run it again over the models whose source changes. Read
+run.py first.
 
-One driver holds the campaign's lease and stays connected to Ray. A pass plans, builds, judges and logs the changed models alone.
-The record of the campaign and its summary in MLflow cover all models. What failed is retried when its source changes, or at the
-next start of the command.
+One driver holds the campaign's lease and stays connected to Ray. A pass plans, builds, judges and
+logs the changed models alone. The record of the campaign and its summary in MLflow cover all
+models. What failed is retried when its source changes, or at the next start of the command.
 """
 
 from __future__ import annotations
@@ -28,13 +29,16 @@ _NUM_NAMED = 10
 """Removed models that a note names."""
 
 Passed = Callable[[CampaignReport, Collection[str]], None]
-"""Takes the report of a pass, with all outcomes of the campaign, and the names of the models that the pass was about."""
+"""Takes the report of a pass, with all outcomes of the campaign, and the names of the models that
+the pass was about.
+"""
 
 
 def watch(config: Config, display: Display, interval_s: float, passed: Passed) -> CampaignReport:
     """Run a campaign over a registry, and again over what changes there, until it is interrupted.
 
-    While MLflow cannot be reached, the watch goes on. The first pass afterwards logs what MLflow lacks.
+    While MLflow cannot be reached, the watch goes on. The first pass afterwards logs what MLflow
+    lacks.
 
     Args:
         config: of the campaign; its catalog is a registry.
@@ -57,7 +61,9 @@ def watch(config: Config, display: Display, interval_s: float, passed: Passed) -
         passed(report, {outcome.model for outcome in report.outcomes})
         watched = _Watched(driver, work, report)
         while not report.ends_watching:
-            driver.display.show(Event(kind="note", text=f"watching {config.catalog} every {interval_s:g} s"))
+            driver.display.show(
+                Event(kind="note", text=f"watching {config.catalog} every {interval_s:g} s")
+            )
             found = None
             while found is None:
                 time.sleep(interval_s)
@@ -89,7 +95,9 @@ class _Watched:
         self._take_in(work, work.entries, report)
 
     def look(self, interval_s: float) -> tuple[Work, list[Entry]] | None:
-        """Read the registry; return it with the changed entries, or None if nothing changed or MLflow cannot be reached."""
+        """Read the registry; return it with the changed entries, or None if nothing changed or
+        MLflow cannot be reached.
+        """
         try:
             work = prepared(self._config)
         except InfrastructureError as error:
@@ -112,26 +120,39 @@ class _Watched:
         return (work, changed) if changed or new or behind else None
 
     def run(self, work: Work, changed: Sequence[Entry]) -> tuple[CampaignReport, set[str]]:
-        """Run a pass over the changed entries; return its report, and the models that it is about."""
+        """Run a pass over the changed entries; return its report, and the models that it is
+        about.
+        """
         models = {entry.name for entry in changed}
         bad = {str(problem.entry) for problem in work.problems}
         shown = models | (bad - self._bad)
         kept = tuple(outcome for outcome in self._outcomes if outcome.model not in models)
         self._driver.ledger.refresh()
-        before = Before(outcomes=kept, untracked=bool(self._untracked), skipped=frozenset(self._bad))
-        report = replace(self._driver, config=self._config).run(replace(work, entries=changed), time.time(), before=before)
+        before = Before(
+            outcomes=kept, untracked=bool(self._untracked), skipped=frozenset(self._bad)
+        )
+        report = replace(self._driver, config=self._config).run(
+            replace(work, entries=changed), time.time(), before=before
+        )
         self._take_in(work, changed, report)
         return report, shown
 
     def _take_in(self, work: Work, changed: Sequence[Entry], report: CampaignReport) -> None:
-        """Remember what a pass found and reached. A model whose source MLflow did not deliver counts as not seen yet."""
+        """Remember what a pass found and reached.
+
+        A model whose source MLflow did not deliver counts as not seen yet.
+        """
         self._outcomes = tuple(outcome for outcome in report.outcomes if outcome.judge_key)
-        self._fails_again = report.untracked == self._untracked  # a damaged artifact; the next change tries again
+        self._fails_again = (
+            report.untracked == self._untracked
+        )  # a damaged artifact; the next change tries again
         self._untracked = report.untracked
         self._bad = {str(problem.entry) for problem in work.problems}
         undelivered = {outcome.model for outcome in report.outcomes if outcome.code == UNREACHABLE}
         self._entries |= {entry.name: entry for entry in changed}
-        self._entries = {name: entry for name, entry in self._entries.items() if name not in undelivered}
+        self._entries = {
+            name: entry for name, entry in self._entries.items() if name not in undelivered
+        }
 
     def _drop(self, names: Collection[str]) -> None:
         """Forget models that are not in the registry any more."""
@@ -139,6 +160,8 @@ class _Watched:
         if not gone:
             return
         more = f" and {len(gone) - _NUM_NAMED} more" if len(gone) > _NUM_NAMED else ""
-        self._note(f"no longer in the registry: {', '.join(gone[:_NUM_NAMED])}{more}; their artifacts stay")
+        self._note(
+            f"no longer in the registry: {', '.join(gone[:_NUM_NAMED])}{more}; their artifacts stay"
+        )
         self._entries = {name: entry for name, entry in self._entries.items() if name not in names}
         self._outcomes = tuple(outcome for outcome in self._outcomes if outcome.model not in names)

@@ -1,4 +1,6 @@
-"""Buckets for tests: a server of S3's protocol on the loopback address, and a wire to it that can be cut."""
+"""Buckets for tests: a server of S3's protocol on the loopback address, and a wire to it that can
+be cut.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,8 @@ def overwrite(address: str, path: str, content: bytes) -> None:
 
 
 class Wire(socketserver.ThreadingTCPServer):
-    """A port that forwards to a server until it is cut, at once or at the n-th object that is written through it.
+    """A port that forwards to a server until it is cut, at once or at the n-th object that is
+    written through it.
 
     Attributes:
         address: of the port.
@@ -88,7 +91,9 @@ class Wire(socketserver.ThreadingTCPServer):
         self.restore()
 
     def __enter__(self) -> Wire:
-        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        threading.Thread(
+            target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        ).start()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -28,11 +28,22 @@ from freezer.store.store import Store
 from tests.buckets import ENVIRONMENT, make_bucket, s3_server
 from tests.models import Mlp, TinyConv, seeded
 from tests.snapshots import model_state, process_state
-from tests.steps import ANY_SPEED, BATCH, HERE, QUICK, QUICK_OPTIONS, candidate_of, random_inputs, subject_of
+from tests.steps import (
+    ANY_SPEED,
+    BATCH,
+    HERE,
+    QUICK,
+    QUICK_OPTIONS,
+    candidate_of,
+    random_inputs,
+    subject_of,
+)
 
 
 def pytest_configure() -> None:
-    """Restore the handler of SIGINT: background jobs of a shell ignore it, and so would the processes that tests start."""
+    """Restore the handler of SIGINT: background jobs of a shell ignore it, and so would the
+    processes that tests start.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -44,7 +55,12 @@ def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
+LIMITS = (
+    "ONEDNN_MAX_CPU_ISA",
+    "DNNL_MAX_CPU_ISA",
+    "ATEN_CPU_CAPABILITY",
+    "MKL_ENABLE_INSTRUCTIONS",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -69,11 +85,16 @@ class Frozen:
     after: dict[str, Any]
 
 
-def frozen(model: nn.Module, x: Tensor, out: Path, *, name: str, recipe: str, device_class: str) -> Frozen:
+def frozen(
+    model: nn.Module, x: Tensor, out: Path, *, name: str, recipe: str, device_class: str
+) -> Frozen:
     before = {"model": model_state(model), **process_state()}
     with pytest.MonkeyPatch.context() as patched:
-        # The files must not depend on timings: the captured program of such small models may be faster than any recipe's.
-        patched.setattr(other_payloads, "with_captured", lambda _subject, judgement, _target, _folder: judgement)
+        # The files must not depend on timings: the captured program of such small models may be
+        # faster than any recipe's.
+        patched.setattr(
+            other_payloads, "with_captured", lambda _subject, judgement, _target, _folder: judgement
+        )
         result = freeze(
             model,
             {"x": x},
@@ -90,12 +111,21 @@ def frozen(model: nn.Module, x: Tensor, out: Path, *, name: str, recipe: str, de
 def inductor(tmp_path_factory: pytest.TempPathFactory) -> Frozen:
     """A convnet for batch 1 to 4, frozen by Inductor in about 15 s; read-only."""
     out = tmp_path_factory.mktemp("inductor-frozen") / "conv"
-    return frozen(seeded(TinyConv), random_inputs(2, 3, 16, 16), out, name="conv", recipe="inductor-frozen", device_class=HERE)
+    return frozen(
+        seeded(TinyConv),
+        random_inputs(2, 3, 16, 16),
+        out,
+        name="conv",
+        recipe="inductor-frozen",
+        device_class=HERE,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Several:
-    """A candidate for several thread counts and points, its judgement, and an artifact with all its payloads."""
+    """A candidate for several thread counts and points, its judgement, and an artifact with all its
+    payloads.
+    """
 
     model: nn.Module
     subject: Subject
@@ -106,10 +136,17 @@ class Several:
 
 @pytest.fixture(scope="session")
 def several(tmp_path_factory: pytest.TempPathFactory) -> Several:
-    """The convnet by Inductor for 1 and 2 threads, and for batch 1, batch 3 and all: 6 builds, a minute; read-only."""
+    """The convnet by Inductor for 1 and 2 threads, and for batch 1, batch 3 and all: 6 builds, a
+    minute; read-only.
+    """
     folder = tmp_path_factory.mktemp("several")
     model, target = seeded(TinyConv), target_here(HERE, (2, 1))
-    subject = subject_of(model, {"x": random_inputs(2, 3, 16, 16)}, {"x": {0: BATCH}}, points=[{"batch": 1}, {"batch": 3}])
+    subject = subject_of(
+        model,
+        {"x": random_inputs(2, 3, 16, 16)},
+        {"x": {0: BATCH}},
+        points=[{"batch": 1}, {"batch": 3}],
+    )
     first = candidate_of(subject, "inductor-frozen", folder / "candidate", target)
     judgement = judge(subject, [first], target, limits=ANY_SPEED, policy=QUICK)
     assert judgement.winner is not None, judgement.reason
@@ -118,31 +155,58 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Several:
     kept = candidate.without({item.payload for item in judgement.winner.dropped})
     judgement = judge_further(subject, judgement, kept, target)
     assert judgement.winner is not None
-    everything = replace(judgement, winner=replace(judgement.winner, candidate=candidate, dropped=()))
+    everything = replace(
+        judgement, winner=replace(judgement.winner, candidate=candidate, dropped=())
+    )
     made = {"source": "tests.models.TinyConv", "weights": candidate.weights}
-    artifact = assemble(subject, everything, target, dest=folder / "conv", provenance=made, failures={})
-    return Several(model=model, subject=subject, candidate=candidate, judgement=judgement, artifact=artifact)
+    artifact = assemble(
+        subject, everything, target, dest=folder / "conv", provenance=made, failures={}
+    )
+    return Several(
+        model=model, subject=subject, candidate=candidate, judgement=judgement, artifact=artifact
+    )
 
 
 @pytest.fixture(scope="session")
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> Frozen:
     """A torchscript-frozen artifact of an MLP for batch 1 to 4; read-only."""
     out = tmp_path_factory.mktemp("torchscript-frozen") / "mlp"
-    return frozen(seeded(Mlp), random_inputs(2, 4), out, name="mlp", recipe="torchscript-frozen", device_class=HERE)
+    return frozen(
+        seeded(Mlp),
+        random_inputs(2, 4),
+        out,
+        name="mlp",
+        recipe="torchscript-frozen",
+        device_class=HERE,
+    )
 
 
 @pytest.fixture(scope="session")
 def portable(tmp_path_factory: pytest.TempPathFactory) -> Frozen:
     """The portable artifact of the same MLP; read-only."""
     out = tmp_path_factory.mktemp("portable") / "mlp"
-    return frozen(seeded(Mlp), random_inputs(2, 4), out, name="mlp", recipe="portable", device_class="portable")
+    return frozen(
+        seeded(Mlp),
+        random_inputs(2, 4),
+        out,
+        name="mlp",
+        recipe="portable",
+        device_class="portable",
+    )
 
 
 @pytest.fixture(scope="session")
-def published(scripted: Frozen, portable: Frozen, tmp_path_factory: pytest.TempPathFactory) -> Store:
+def published(
+    scripted: Frozen, portable: Frozen, tmp_path_factory: pytest.TempPathFactory
+) -> Store:
     """A store with version 1 of `mlp` for this machine's class and `portable`; read-only."""
     store = Store.open(str(tmp_path_factory.mktemp("published")), create=True)
-    store.publish("mlp", source_key="key", artifacts={HERE: scripted.artifact, "portable": portable.artifact}, carried={})
+    store.publish(
+        "mlp",
+        source_key="key",
+        artifacts={HERE: scripted.artifact, "portable": portable.artifact},
+        carried={},
+    )
     return store
 
 
@@ -161,8 +225,14 @@ def s3_address() -> Iterator[str]:
 
 @pytest.fixture
 def bucket(s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URI of a prefix in an empty bucket; this process and its children use it with a cache of their own."""
-    for name, value in {**ENVIRONMENT, "AWS_ENDPOINT_URL": s3_address, "XDG_CACHE_HOME": str(tmp_path / "cache")}.items():
+    """The URI of a prefix in an empty bucket; this process and its children use it with a cache of
+    their own.
+    """
+    for name, value in {
+        **ENVIRONMENT,
+        "AWS_ENDPOINT_URL": s3_address,
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }.items():
         monkeypatch.setenv(name, value)
     name = f"bucket-{uuid.uuid4().hex[:12]}"
     make_bucket(s3_address, name)

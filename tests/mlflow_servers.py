@@ -1,4 +1,6 @@
-"""MLflow servers for tests and a PostgreSQL for them: processes on the loopback address that can be killed and started again."""
+"""MLflow servers for tests and a PostgreSQL for them: processes on the loopback address that can be
+killed and started again.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ def server_options(backend: str, artifacts: str, *, num_workers: int = 1) -> lis
 
 
 class MlflowServer:
-    """An MLflow server that keeps its address; it passes on the artifacts of its clients. Use it as a context manager.
+    """An MLflow server that keeps its address; it passes on the artifacts of its clients. Use it as
+    a context manager.
 
     Args:
         options: of `mlflow server`, except its address.
@@ -54,14 +57,34 @@ class MlflowServer:
     """
 
     def __init__(
-        self, options: Sequence[str], folder: Path, *, environment: Mapping[str, str] = SETTINGS, python: str = sys.executable
+        self,
+        options: Sequence[str],
+        folder: Path,
+        *,
+        environment: Mapping[str, str] = SETTINGS,
+        python: str = sys.executable,
     ) -> None:
         port = free_port()
         self.uri = f"http://{LOOPBACK}:{port}"
         self._folder = folder
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "PYTEST_"))}
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("MLFLOW_", "PYTEST_"))
+        }
         self._environment = {**inherited, **environment}
-        self._command = [*DIES_WITH_US, python, "-m", "mlflow", "server", "--host", LOOPBACK, "--port", str(port), *options]
+        self._command = [
+            *DIES_WITH_US,
+            python,
+            "-m",
+            "mlflow",
+            "server",
+            "--host",
+            LOOPBACK,
+            "--port",
+            str(port),
+            *options,
+        ]
 
     def __enter__(self) -> Self:
         self.start()
@@ -73,7 +96,9 @@ class MlflowServer:
     def start(self) -> None:
         """Start it, and wait until it answers."""
         with (self._folder / "mlflow.log").open("ab") as log:
-            self._process = subprocess.Popen(self._command, env=self._environment, cwd=self._folder, stdout=log, stderr=log)
+            self._process = subprocess.Popen(
+                self._command, env=self._environment, cwd=self._folder, stdout=log, stderr=log
+            )
         wait_until(self._answers, "the server answers", 180)
 
     def processes(self) -> list[psutil.Process]:
@@ -97,7 +122,8 @@ class MlflowServer:
 
 
 class Postgres:
-    """A PostgreSQL of its own, in a temporary folder. Use it as a context manager; a test is skipped if it is not installed.
+    """A PostgreSQL of its own, in a temporary folder. Use it as a context manager; a test is
+    skipped if it is not installed.
 
     Its user `coldpress` needs no password.
     """
@@ -106,14 +132,20 @@ class Postgres:
         self.port = free_port()
 
     def __enter__(self) -> Self:
-        found = shutil.which("initdb") or next((str(path) for path in Path("/usr/lib/postgresql").glob("*/bin/initdb")), None)
+        found = shutil.which("initdb") or next(
+            (str(path) for path in Path("/usr/lib/postgresql").glob("*/bin/initdb")), None
+        )
         if found is None:
-            pytest.skip("PostgreSQL's initdb is missing: install it (Debian: apt-get install postgresql)")
+            pytest.skip(
+                "PostgreSQL's initdb is missing: install it (Debian: apt-get install postgresql)"
+            )
         self._programs = Path(found).resolve().parent
         self._folder = Path(tempfile.mkdtemp(prefix="coldpress-postgres-"))
         if POSTGRES_USER is not None:
             os.chown(self._folder, pwd.getpwnam(POSTGRES_USER).pw_uid, -1)
-        self._run("initdb", "--pgdata", "data", "--username", "coldpress", "--auth", "trust", "--no-sync")
+        self._run(
+            "initdb", "--pgdata", "data", "--username", "coldpress", "--auth", "trust", "--no-sync"
+        )
         self.start()
         return self
 
@@ -123,11 +155,26 @@ class Postgres:
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
-        settings = [f"listen_addresses={LOOPBACK}", f"port={self.port}", f"unix_socket_directories={self._folder}"]
-        command = [*DIES_WITH_US, str(self._programs / "postgres"), "-D", "data", *(f"--{setting}" for setting in settings)]
+        settings = [
+            f"listen_addresses={LOOPBACK}",
+            f"port={self.port}",
+            f"unix_socket_directories={self._folder}",
+        ]
+        command = [
+            *DIES_WITH_US,
+            str(self._programs / "postgres"),
+            "-D",
+            "data",
+            *(f"--{setting}" for setting in settings),
+        ]
         with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(command, cwd=self._folder, user=POSTGRES_USER, stdout=log, stderr=log)
-        wait_until(lambda: self._run("pg_isready", *self._client, check=False).returncode == 0, "PostgreSQL answers")
+            self._process = subprocess.Popen(
+                command, cwd=self._folder, user=POSTGRES_USER, stdout=log, stderr=log
+            )
+        wait_until(
+            lambda: self._run("pg_isready", *self._client, check=False).returncode == 0,
+            "PostgreSQL answers",
+        )
 
     def kill(self) -> None:
         """End it without a checkpoint, as if its machine had died; what was committed stays."""
@@ -151,9 +198,18 @@ class Postgres:
     def _client(self) -> list[str]:
         return ["--host", str(self._folder), "--port", str(self.port)]
 
-    def _run(self, program: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def _run(
+        self, program: str, *arguments: str, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
         command = [str(self._programs / program), *arguments]
-        return subprocess.run(command, cwd=self._folder, user=POSTGRES_USER, capture_output=True, text=True, check=check)
+        return subprocess.run(
+            command,
+            cwd=self._folder,
+            user=POSTGRES_USER,
+            capture_output=True,
+            text=True,
+            check=check,
+        )
 
 
 def _tree(process: subprocess.Popen[bytes]) -> list[psutil.Process]:

@@ -26,7 +26,11 @@ class TinyConv(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.norm, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Linear(8, 10)
+        self.conv, self.norm, self.head = (
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.Linear(8, 10),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(torch.relu(self.norm(self.conv(x))).mean((2, 3)))

@@ -7,9 +7,8 @@
         node.kill()                     # SIGKILL, as if the machine had died
         cluster.start(...)              # a node that joins late
 
-Everything listens on 127.0.0.1, and ends with the process that started it. Ray's files are in a folder of /tmp, because the paths
-of its sockets must stay below 108 characters.
-"""
+Everything listens on 127.0.0.1, and ends with the process that started it. Ray's files are in a
+folder of /tmp, because the paths of its sockets must stay below 108 characters."""
 
 from __future__ import annotations
 
@@ -36,7 +35,9 @@ LEFT_S = 15.0
 LOOPBACK = "127.0.0.1"
 
 DIES_WITH_US = ("setpriv", "--pdeathsig", "TERM")
-"""Runs a command that gets SIGTERM when its parent dies, even by SIGKILL; `ray start --block` then ends everything it started."""
+"""Runs a command that gets SIGTERM when its parent dies, even by SIGKILL; `ray start --block` then
+ends everything it started.
+"""
 
 
 def free_port() -> int:
@@ -71,7 +72,8 @@ class Raylet:
         return [process for process in found if name is None or process.name() == name]
 
     def resting(self) -> list[psutil.Process]:
-        """Its live processes that belong to no item: those of Ray, its workers, and their warm forkservers.
+        """Its live processes that belong to no item: those of Ray, its workers, and their warm
+        forkservers.
 
         The keeper of an item starts a session of its own.
         """
@@ -109,7 +111,9 @@ class Raylet:
 
 def _each(processes: Iterable[psutil.Process], do: Callable[[psutil.Process], None]) -> None:
     for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):  # the raylet comes first, and may have ended others
+        with contextlib.suppress(
+            psutil.NoSuchProcess
+        ):  # the raylet comes first, and may have ended others
             do(process)
 
 
@@ -153,7 +157,9 @@ class Network:
     @staticmethod
     def allowed() -> bool:
         """Whether this process may create one."""
-        done = subprocess.run(["unshare", "--net", "ip", "link", "show"], capture_output=True, check=False)
+        done = subprocess.run(
+            ["unshare", "--net", "ip", "link", "show"], capture_output=True, check=False
+        )
         return os.geteuid() == 0 and done.returncode == 0
 
     def _ip(self, words: str) -> None:
@@ -184,7 +190,9 @@ class RayCluster:
         assert left == [] or kind is not None, left
 
     def end(self, within_s: float = LEFT_S) -> list[str]:
-        """End all raylets, and kill what outlives them; return the commands of the killed processes."""
+        """End all raylets, and kill what outlives them; return the commands of the killed
+        processes.
+        """
         for raylet in reversed(self.raylets):
             raylet.stop()
         self.raylets.clear()
@@ -196,7 +204,8 @@ class RayCluster:
         return list(left.values())
 
     def left(self, within_s: float = LEFT_S) -> dict[int, str]:
-        """Stray processes after some time: items without a driver, and what has outlived its worker or raylet.
+        """Stray processes after some time: items without a driver, and what has outlived its worker
+        or raylet.
 
         Returns:
             Commands by process id.
@@ -222,8 +231,13 @@ class RayCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of processes that join the cluster. Its own home, because a local Ray writes a token into it."""
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_")}
+        """The environment of processes that join the cluster.
+
+        Its own home, because a local Ray writes a token into it.
+        """
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_")
+        }
         return {
             **inherited,
             **({"RAY_AUTH_MODE": self._auth_mode} if self._auth_mode is not None else {}),
@@ -258,21 +272,46 @@ class RayCluster:
         if self.raylets:
             own = [f"--address={self.address}"]
         else:
-            own = ["--head", f"--port={self.port}", f"--ray-client-server-port={free_port()}", f"--temp-dir={self._temporary}"]
+            own = [
+                "--head",
+                f"--port={self.port}",
+                f"--ray-client-server-port={free_port()}",
+                f"--temp-dir={self._temporary}",
+            ]
             own += ["--include-dashboard=false"]
         if classes:
             own += [f"--labels={','.join(f'coldpress.dev/{name}=true' for name in classes)}"]
         command = [
             *(["ip", "netns", "exec", network.name] if network else []),
             *(*before, *DIES_WITH_US),
-            *(str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats"),
-            *("--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0", "--object-store-memory=100000000"),
-            *(f"--num-cpus={num_cpus}", f"--node-ip-address={network.there if network else self.ip}", *own, *options),
+            *(
+                str(Path(sys.executable).with_name("ray")),
+                "start",
+                "--block",
+                "--disable-usage-stats",
+            ),
+            *(
+                "--min-worker-port=0",
+                "--max-worker-port=0",
+                "--dashboard-agent-listen-port=0",
+                "--object-store-memory=100000000",
+            ),
+            *(
+                f"--num-cpus={num_cpus}",
+                f"--node-ip-address={network.there if network else self.ip}",
+                *own,
+                *options,
+            ),
         ]
         environ = {**self.environment, **(environ or {})}
         with log.open("wb") as file:
             process = subprocess.Popen(
-                command, env=environ, cwd=self.folder, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                env=environ,
+                cwd=self.folder,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
         self.raylets.append(Raylet(process))
         deadline = time.monotonic() + START_S
@@ -282,7 +321,9 @@ class RayCluster:
             time.sleep(0.1)
         return self.raylets[-1]
 
-    def popen(self, command: Sequence[str], environ: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    def popen(
+        self, command: Sequence[str], environ: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[str]:
         """Start a driver of the cluster; its output is its stdout."""
         return subprocess.Popen(
             [*DIES_WITH_US, *command],
@@ -293,7 +334,9 @@ class RayCluster:
             text=True,
         )
 
-    def run(self, command: Sequence[str], timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, command: Sequence[str], timeout_s: float = 300
+    ) -> subprocess.CompletedProcess[str]:
         """Run a driver of the cluster to its end."""
         with self.popen(command) as process:
             try:

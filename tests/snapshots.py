@@ -41,7 +41,14 @@ def tensor_state(tensor: Tensor) -> Any:
         tensor.data_ptr(),
         tensor._version,
         bytes_of(tensor).tolist(),
-        (tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.requires_grad, tensor.is_leaf),
+        (
+            tensor.dtype,
+            tensor.device,
+            tensor.shape,
+            tensor.stride(),
+            tensor.requires_grad,
+            tensor.is_leaf,
+        ),
         None if grad is None else (id(grad), grad._version, bytes_of(grad).tolist()),
     )
 
@@ -58,8 +65,13 @@ def value_state(value: Any) -> Any:
 
 
 def model_state(model: nn.Module) -> Any:
-    """The state of a model that freezing could change: the class and every attribute of every module."""
-    return {name: (id(module), type(module), value_state(vars(module))) for name, module in model.named_modules()}
+    """The state of a model that freezing could change: the class and every attribute of every
+    module.
+    """
+    return {
+        name: (id(module), type(module), value_state(vars(module)))
+        for name, module in model.named_modules()
+    }
 
 
 def script_state(model: Any) -> Any:
@@ -78,10 +90,25 @@ def process_state() -> dict[str, Any]:
         "threads": (torch.get_num_threads(), torch.get_num_interop_threads()),
         "dtype": torch.get_default_dtype(),
         "device": torch.get_default_device(),
-        "grad": (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()),
-        "autocast": (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled()),
-        "deterministic": (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
-        "precision": (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32),
+        "grad": (
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.is_anomaly_enabled(),
+        ),
+        "autocast": (
+            torch.is_autocast_enabled("cpu"),
+            torch.get_autocast_dtype("cpu"),
+            torch.is_autocast_cache_enabled(),
+        ),
+        "deterministic": (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
+        "precision": (
+            torch.get_float32_matmul_precision(),
+            torch.backends.cudnn.allow_tf32,
+            torch.backends.cuda.matmul.allow_tf32,
+        ),
         "backends": (
             torch.backends.mkldnn.enabled,
             torch.backends.mkldnn.deterministic,
@@ -91,14 +118,23 @@ def process_state() -> dict[str, Any]:
             torch.backends.cuda.flash_sdp_enabled(),
             torch.backends.cuda.math_sdp_enabled(),
         ),
-        "jit": (torch._C._get_graph_executor_optimize(), torch._C._jit_texpr_fuser_enabled(), torch.jit._state._enabled.enabled),
+        "jit": (
+            torch._C._get_graph_executor_optimize(),
+            torch._C._jit_texpr_fuser_enabled(),
+            torch.jit._state._enabled.enabled,
+        ),
         "modes": len(_get_current_dispatch_mode_stack()),
         "warnings": (list(warnings.filters), id(warnings.showwarning)),
         "environment": dict(os.environ),
         "path": ([path for path in sys.path if not path.endswith(VENDORED)], str(Path.cwd())),
         "streams": (id(sys.stdout), id(sys.stderr)),
-        "signals": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)],
-        "logging": {name: logging.getLogger(name).level for name in ("", "torch", "torch._dynamo", "torch._inductor", "torch.fx")},
+        "signals": [
+            signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
+        ],
+        "logging": {
+            name: logging.getLogger(name).level
+            for name in ("", "torch", "torch._dynamo", "torch._inductor", "torch.fx")
+        },
         "running": [thread.name for thread in threading.enumerate() if not thread.daemon],
         **{name: copy.deepcopy(config.get_config_copy()) for name, config in CONFIGS.items()},
     }

@@ -34,7 +34,9 @@ from freezer.runtime.tensors import dtypes_of, program_tensors
 from freezer.spec.inputs import Dim, InputSpec
 from freezer.spec.items import OutputSpec, OutputStructure, TensorSpec
 
-QUICK = SamplingPolicy(time_limit_s=0.3, warmup_s=0.1, min_rounds=1, busy_limit=2.0, steal_limit=2.0)
+QUICK = SamplingPolicy(
+    time_limit_s=0.3, warmup_s=0.1, min_rounds=1, busy_limit=2.0, steal_limit=2.0
+)
 """Samples quickly, and accepts a busy machine."""
 
 ANY_SPEED = Limits(speedup_min=0.0)
@@ -45,7 +47,9 @@ BATCH = Dim(name="batch", min=1, max=4)
 HERE = next(name for name in auto_classes(detect().classes) if not name.startswith("cuda"))
 """The device class of this machine's CPU."""
 
-QUICK_OPTIONS = FreezeOptions(device_class=HERE, limits=ANY_SPEED, policy=QUICK, num_threads=torch.get_num_threads())
+QUICK_OPTIONS = FreezeOptions(
+    device_class=HERE, limits=ANY_SPEED, policy=QUICK, num_threads=torch.get_num_threads()
+)
 """One thread count; further ones take another build."""
 
 
@@ -56,16 +60,27 @@ def subject_of(
     points: Sequence[Mapping[str, int]] = (),
 ) -> Subject:
     spec, example = example_spec(inputs, dims or {})
-    return prepare("model", model.eval(), spec, [example], SubjectOptions(fill_up=True, points=points))
+    return prepare(
+        "model", model.eval(), spec, [example], SubjectOptions(fill_up=True, points=points)
+    )
 
 
-def captured_by(subject: Subject, name: CaptureName, point: Mapping[str, int] | None = None) -> Captured:
+def captured_by(
+    subject: Subject, name: CaptureName, point: Mapping[str, int] | None = None
+) -> Captured:
     return Attempt(subject, point).capture(name)
 
 
-def candidate_of(subject: Subject, recipe: str, folder: Path, target: Target | None = None) -> Candidate:
+def candidate_of(
+    subject: Subject, recipe: str, folder: Path, target: Target | None = None
+) -> Candidate:
     folder.mkdir()
-    return build(subject, RECIPES[recipe], target or target_of(subject, recipe, torch.get_num_threads()), folder)
+    return build(
+        subject,
+        RECIPES[recipe],
+        target or target_of(subject, recipe, torch.get_num_threads()),
+        folder,
+    )
 
 
 def target_of(subject: Subject, recipe: str, num_threads: int) -> Target:
@@ -74,7 +89,9 @@ def target_of(subject: Subject, recipe: str, num_threads: int) -> Target:
     return target_here("portable" if RECIPES[recipe].portable else here, num_threads)
 
 
-def judgement_of(subject: Subject, candidates: Sequence[Candidate], limits: Limits = ANY_SPEED, **kwargs: Any) -> Judgement:
+def judgement_of(
+    subject: Subject, candidates: Sequence[Candidate], limits: Limits = ANY_SPEED, **kwargs: Any
+) -> Judgement:
     target = target_of(subject, candidates[0].recipe, torch.get_num_threads())
     return judge(subject, candidates, target, limits=limits, policy=QUICK, **kwargs)
 
@@ -89,8 +106,12 @@ def manifest_of(payload: Payload, **changes: Any) -> Manifest:
         model="tiny",
         device_class="portable",
         verdict="published",
-        recipe=RecipeRecord(name="portable", capture="export", lowering="exported", settings={"freeze": False}),
-        inputs=InputSpec(inputs=(TensorSpec(name="x", dtype="float32", shape=("batch", 4)),), dims=(BATCH,)),
+        recipe=RecipeRecord(
+            name="portable", capture="export", lowering="exported", settings={"freeze": False}
+        ),
+        inputs=InputSpec(
+            inputs=(TensorSpec(name="x", dtype="float32", shape=("batch", 4)),), dims=(BATCH,)
+        ),
         outputs=(OutputSpec(name="output", dtype="float32", rank=2),),
         structure=OutputStructure(kind="tensor"),
         payloads=(payload,),
@@ -99,7 +120,13 @@ def manifest_of(payload: Payload, **changes: Any) -> Manifest:
         reference="float64",
         stateful=False,
         needs=Needs(torch="2.11"),
-        toolchain={"torch": "2.13.0", "onednn": "3.7.1", "cxx": None, "cuda": None, "python": "3.11.2"},
+        toolchain={
+            "torch": "2.13.0",
+            "onednn": "3.7.1",
+            "cxx": None,
+            "cuda": None,
+            "python": "3.11.2",
+        },
         drift=DriftRecord(error_ratio=1.25, max_abs_err=1e-7, sqnr_db=140.0, margin=2.4),
         gate=GateRecord(error_ratio_max=3.0, speedup_min=1.05),
         latency=None,
@@ -117,7 +144,12 @@ def write_plain_artifact(folder: Path, content: bytes = b"payload", **changes: A
     path.write_bytes(content)
     (folder / GOLDEN_INPUTS).write_bytes(b"golden")
     payload = Payload(
-        path="payloads/all.pt2", digest=digest_file(path), size_bytes=len(content), kind="exported", num_threads=None, dims=(BATCH,)
+        path="payloads/all.pt2",
+        digest=digest_file(path),
+        size_bytes=len(content),
+        kind="exported",
+        num_threads=None,
+        dims=(BATCH,),
     )
     files = (file_ref(folder, GOLDEN_INPUTS, MEDIA_SAFETENSORS),)
     return rewritten(Artifact(folder=folder, manifest=manifest_of(payload, files=files)), **changes)
@@ -143,9 +175,13 @@ def flip_a_byte(path: Path) -> None:
     path.write_bytes(bytes(data))
 
 
-def python(code: str, *args: object, env: Mapping[str, str] | None = None, timeout_s: float = 120) -> str:
+def python(
+    code: str, *args: object, env: Mapping[str, str] | None = None, timeout_s: float = 120
+) -> str:
     """Run code in a new interpreter and return its output; the test fails if it fails."""
     command = [sys.executable, "-c", code, *map(str, args)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=timeout_s)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=env, timeout=timeout_s
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -1,4 +1,6 @@
-"""A name means one thing: no two modules, packages' first modules aside, and no two public classes share one."""
+"""A name means one thing: no two modules, packages' first modules aside, and no two public classes
+share one.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FILES = [file for top in ("freezer", "pipeline", "jobs") for file in sorted((ROOT / top).rglob("*.py"))]
+FILES = [
+    file for top in ("freezer", "pipeline", "jobs") for file in sorted((ROOT / top).rglob("*.py"))
+]
 
 
 def shared(names: list[tuple[str, Path]]) -> dict[str, list[str]]:

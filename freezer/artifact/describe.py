@@ -1,4 +1,6 @@
-"""Describe artifacts for people: rows of `coldpress inspect`, the page freezing.md, code and graphs. Imports no torch."""
+"""Describe artifacts for people: rows of `coldpress inspect`, the page freezing.md, code and
+graphs. Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -33,35 +35,73 @@ def describe(manifest: Manifest, published: Sequence[str] = ()) -> Iterator[_Row
     """
     version = f"version {manifest.version}" if manifest.version is not None else "not published"
     yield "model", f"{manifest.model}, {version}"
-    yield "device class", manifest.device_class + (f" (published: {', '.join(published)})" if published else "")
+    yield (
+        "device class",
+        manifest.device_class + (f" (published: {', '.join(published)})" if published else ""),
+    )
     yield "verdict", manifest.verdict
     if manifest.gate.objective != "p50":
         yield "objective", manifest.gate.objective
-    yield "recipe", f"{manifest.recipe.name}: {manifest.recipe.capture} -> {manifest.recipe.lowering}"
+    yield (
+        "recipe",
+        f"{manifest.recipe.name}: {manifest.recipe.capture} -> {manifest.recipe.lowering}",
+    )
     yield from _contract(manifest)
     for payload in manifest.payloads:
         threads = place_text(payload.num_threads, {}) if payload.num_threads else "any thread count"
-        yield "payload", ", ".join([f"{payload.path}: {size_text(payload.size_bytes)}", threads, *map(_sizes, payload.dims)])
+        yield (
+            "payload",
+            ", ".join(
+                [
+                    f"{payload.path}: {size_text(payload.size_bytes)}",
+                    threads,
+                    *map(_sizes, payload.dims),
+                ]
+            ),
+        )
     if manifest.fallback:
         paths = ", ".join(payload.path for payload in manifest.fallback.payloads)
         speed = figures_text(manifest.fallback.speedup, None)
-        yield "fallback", f"without {' and '.join(manifest.engines)}: {manifest.fallback.recipe.name}, {speed}: {paths}"
+        yield (
+            "fallback",
+            (
+                f"without {' and '.join(manifest.engines)}: {manifest.fallback.recipe.name},"
+                f" {speed}: {paths}"
+            ),
+        )
     ratio = manifest.drift.error_ratio
-    yield "drift", "equal to eager" if ratio is None else f"error ratio {ratio:.2f} against {manifest.reference}"
+    yield (
+        "drift",
+        (
+            "equal to eager"
+            if ratio is None
+            else f"error ratio {ratio:.2f} against {manifest.reference}"
+        ),
+    )
     if manifest.latency:
         yield from _latency(manifest.latency)
     for item in manifest.freezing.dropped:
         yield "left out", f"{item.payload}: {item.reason}"
     yield from describe_freezing(manifest.freezing, manifest.recipe.tried)
-    yield "made with", ", ".join(f"{name} {value}" for name, value in manifest.toolchain.items() if value)
+    yield (
+        "made with",
+        ", ".join(f"{name} {value}" for name, value in manifest.toolchain.items() if value),
+    )
     made = manifest.provenance
-    yield "source", f"{made.get('source', 'unknown')}, weights {str(made.get('weights', 'unknown'))[:19]}…"
+    yield (
+        "source",
+        f"{made.get('source', 'unknown')}, weights {str(made.get('weights', 'unknown'))[:19]}…",
+    )
 
 
-def describe_freezing(freezing: FreezingRecord, tried: Sequence[Mapping[str, str]]) -> Iterator[_Row]:
+def describe_freezing(
+    freezing: FreezingRecord, tried: Sequence[Mapping[str, str]]
+) -> Iterator[_Row]:
     """Rows about a freeze and its attempts."""
     for row in tried:
-        payload, capture, lowering, outcome = (row.get(key, "unknown") for key in ("payload", "capture", "lowering", "outcome"))
+        payload, capture, lowering, outcome = (
+            row.get(key, "unknown") for key in ("payload", "capture", "lowering", "outcome")
+        )
         if not outcome.startswith(NOT_TRIED):
             yield "tried", f"{payload}: {capture} -> {lowering}: {outcome}"
     for warning in freezing.warnings:
@@ -78,8 +118,16 @@ def describe_freezing(freezing: FreezingRecord, tried: Sequence[Mapping[str, str
         }
         yield "strides", results[freezing.strides_equal]
     for other in freezing.candidates:
-        made = f"{other.recipe} ({other.capture} -> {other.lowering}, {size_text(other.size_bytes)})"
-        yield "candidate", f"{made}: {other.problem or 'passes, ' + figures_text(other.speedup, other.error_ratio)}"
+        made = (
+            f"{other.recipe} ({other.capture} -> {other.lowering}, {size_text(other.size_bytes)})"
+        )
+        yield (
+            "candidate",
+            (
+                f"{made}:"
+                f" {other.problem or 'passes, ' + figures_text(other.speedup, other.error_ratio)}"
+            ),
+        )
     for item in freezing.pareto if len(freezing.pareto) > 1 else ():
         yield "pareto", _tradeoff(item)
     for name, why in freezing.failures.items():
@@ -97,10 +145,15 @@ def _tradeoff(item: Tradeoff) -> str:
         ("{:.1f} MB of memory", item.memory_mb),
         ("{:.1f} MB in size", item.size_mb),
     )
-    return f"{item.recipe}: {', '.join(text.format(value) for text, value in figures if value is not None)}"
+    return (
+        f"{item.recipe}:"
+        f" {', '.join(text.format(value) for text, value in figures if value is not None)}"
+    )
 
 
-def freezing_markdown(*, title: str, verdict: str, tried: Sequence[Mapping[str, str]], freezing: FreezingRecord) -> str:
+def freezing_markdown(
+    *, title: str, verdict: str, tried: Sequence[Mapping[str, str]], freezing: FreezingRecord
+) -> str:
     """The page of one candidate, as Markdown.
 
     Args:
@@ -109,9 +162,14 @@ def freezing_markdown(*, title: str, verdict: str, tried: Sequence[Mapping[str, 
         tried: the attempts, in order.
         freezing: what freezing did.
     """
-    cells = ((name, " ".join(value.split()).replace("|", "\\|")) for name, value in describe_freezing(freezing, tried))
+    cells = (
+        (name, " ".join(value.split()).replace("|", "\\|"))
+        for name, value in describe_freezing(freezing, tried)
+    )
     rows = [f"| {name} | {value} |" for name, value in cells]
-    return "\n".join([f"# What freezing did: {title}", "", verdict, "", "| | |", "|---|---|", *rows, ""])
+    return "\n".join(
+        [f"# What freezing did: {title}", "", verdict, "", "| | |", "|---|---|", *rows, ""]
+    )
 
 
 def manifest_markdown(manifest: Manifest) -> str | None:
@@ -156,21 +214,26 @@ def _text(artifact: Artifact, payload: Payload, kind: str, *, captured: bool) ->
     stem = f"evidence/{PurePosixPath(payload.path).stem}"
     names = [f"{stem}-captured-{kind}.txt"]
     if not captured:  # the captured program is served only if nothing was frozen
-        names = [f"{stem}-{kind}.txt"] + ([] if artifact.manifest.recipe.settings.get("freeze", True) else names)
+        names = [f"{stem}-{kind}.txt"] + (
+            [] if artifact.manifest.recipe.settings.get("freeze", True) else names
+        )
     for item in artifact.manifest.files:
         if item.path in names:
             artifact.verify((item,))
             return (artifact.folder / item.path).read_text(errors="replace")
     raise NotPublishedError(
-        f"{artifact.manifest.model} for {artifact.manifest.device_class} contains no {names[0]}; earlier releases and some recipes "
-        "write none: freeze the model again"
+        f"{artifact.manifest.model} for {artifact.manifest.device_class} contains no {names[0]};"
+        " earlier releases and some recipes write none: freeze the model again"
     )
 
 
 def _contract(manifest: Manifest) -> Iterator[_Row]:
     spec = manifest.inputs
     for tensor in spec.tensors:
-        yield "input", f"{tensor.name}: {tensor.dtype} [{', '.join(str(size) for size in tensor.shape)}]"
+        yield (
+            "input",
+            f"{tensor.name}: {tensor.dtype} [{', '.join(str(size) for size in tensor.shape)}]",
+        )
     for name, value in spec.constants.items():
         yield "constant", f"{name} = {value!r}"
     if spec.dims:
@@ -189,15 +252,25 @@ def _latency(latency: LatencyRecord) -> Iterator[_Row]:
     if latency.environment is not None and latency.environment.variables:
         yield "settings", f"{latency.environment.text}; `coldpress env` prints what to export"
     for item in latency.points if len(latency.points) > 1 else ():
-        speed = "calls take too long to measure" if item.verdict == "not measured" else _speed(item.p50, item.eager_p50, item)
-        yield "point", f"{item.place}: {item.payload}, {speed}" + (f", {item.verdict}" if item.speedup and item.verdict else "")
+        speed = (
+            "calls take too long to measure"
+            if item.verdict == "not measured"
+            else _speed(item.p50, item.eager_p50, item)
+        )
+        yield (
+            "point",
+            f"{item.place}: {item.payload}, {speed}"
+            + (f", {item.verdict}" if item.speedup and item.verdict else ""),
+        )
 
 
 def _speed(p50: float | None, eager: float | None, figures: LatencyRecord | PointFigures) -> str:
     parts = [] if p50 is None or eager is None else [f"p50 {p50:.3g} ms", f"eager {eager:.3g} ms"]
     if figures.speedup is not None and figures.speedup_ci is not None:
         low, high = figures.speedup_ci
-        parts.append(f"{figures.speedup:.2f}x ({low:.2f} to {high:.2f}) {CLOCKS[figures.clock]}".rstrip())
+        parts.append(
+            f"{figures.speedup:.2f}x ({low:.2f} to {high:.2f}) {CLOCKS[figures.clock]}".rstrip()
+        )
     return ", ".join(parts) or "too disturbed to measure"
 
 
@@ -206,10 +279,23 @@ def _report(report: FreezingReport) -> Iterator[_Row]:
     yield "operators", _operators(report)
     for name, changes in (("done", report.changes), ("done at load", report.changes_at_load)):
         if changes:
-            yield name, "; ".join(f"{item.name} {item.count}" + (f" ({item.note})" if item.note else "") for item in changes)
+            yield (
+                name,
+                "; ".join(
+                    f"{item.name} {item.count}" + (f" ({item.note})" if item.note else "")
+                    for item in changes
+                ),
+            )
     if report.num_constants or report.folded_bytes:
-        folded = f"; folding computed {size_text(report.folded_bytes)} of new constants" if report.folded_bytes else ""
-        made = f"{report.num_constants} parameters and buffers, {size_text(report.constants_bytes)}{folded}"
+        folded = (
+            f"; folding computed {size_text(report.folded_bytes)} of new constants"
+            if report.folded_bytes
+            else ""
+        )
+        made = (
+            f"{report.num_constants} parameters and buffers,"
+            f" {size_text(report.constants_bytes)}{folded}"
+        )
         yield "constants", f"{made}: {_listed(report.constants)}"
     preserved = {item.name for item in report.preserved}
     for item in report.preserved:
@@ -219,11 +305,26 @@ def _report(report: FreezingReport) -> Iterator[_Row]:
             yield "stays", f"{kept.name}: {kept.reason}"
     if report.unused:
         yield "unused", _listed(report.unused)
-    yield "size", f"{size_text(report.size_before_bytes)} of parameters and buffers -> {size_text(report.size_after_bytes)}"
+    yield (
+        "size",
+        (
+            f"{size_text(report.size_before_bytes)} of parameters and buffers ->"
+            f" {size_text(report.size_after_bytes)}"
+        ),
+    )
     if report.instructions_of:
-        yield "instructions", f"{' '.join(sorted(report.instructions)) or 'baseline only'} (of {report.instructions_of})"
+        yield (
+            "instructions",
+            (
+                f"{' '.join(sorted(report.instructions)) or 'baseline only'} (of"
+                f" {report.instructions_of})"
+            ),
+        )
     if report.phases_s:
-        yield "time", ", ".join(f"{name} {seconds:.2f} s" for name, seconds in report.phases_s.items())
+        yield (
+            "time",
+            ", ".join(f"{name} {seconds:.2f} s" for name, seconds in report.phases_s.items()),
+        )
     if report.memory_peak_bytes is not None:
         yield "build memory", f"peak {size_text(report.memory_peak_bytes)}"
     yield from (("guard", guard) for guard in report.guards)
@@ -237,9 +338,14 @@ def _operators(report: FreezingReport) -> str:
     def change(old: int, new: int) -> str:
         return str(old) if old == new else f"{old} -> {new}"
 
-    numbers = {kind: (before.get(kind, 0), after.get(kind, 0)) for kind in sorted({*before, *after})}
+    numbers = {
+        kind: (before.get(kind, 0), after.get(kind, 0)) for kind in sorted({*before, *after})
+    }
     kinds = sorted(numbers, key=lambda kind: -max(numbers[kind]))
-    return f"{change(sum(before.values()), sum(after.values()))}: {_listed([f'{kind} {change(*numbers[kind])}' for kind in kinds])}"
+    return (
+        f"{change(sum(before.values()), sum(after.values()))}:"
+        f" {_listed([f'{kind} {change(*numbers[kind])}' for kind in kinds])}"
+    )
 
 
 def _migration(migration: Migration) -> str:
@@ -247,14 +353,24 @@ def _migration(migration: Migration) -> str:
     if not migration.possible:
         return f"the TorchScript is not converted to an exported program: {migration.reason}"
     if migration.against is None:
-        return f"converted to an exported program, {migration.recipe} passes; no frozen TorchScript to compare with"
+        return (
+            f"converted to an exported program, {migration.recipe} passes; no frozen TorchScript to"
+            " compare with"
+        )
     text = f"converted to an exported program, {migration.recipe} "
     if migration.gain and migration.gain_ci:
         low, high = migration.gain_ci
-        text += f"is {migration.gain:.2f} times as fast as {migration.against} ({low:.2f} to {high:.2f})"
+        text += (
+            f"is {migration.gain:.2f} times as fast as {migration.against} ({low:.2f} to"
+            f" {high:.2f})"
+        )
     else:
         text += "was not timed"
-    return text if migration.max_abs_diff is None else f"{text}; the two are at most {migration.max_abs_diff:.3g} apart"
+    return (
+        text
+        if migration.max_abs_diff is None
+        else f"{text}; the two are at most {migration.max_abs_diff:.3g} apart"
+    )
 
 
 def _sizes(dim: Dim) -> str:

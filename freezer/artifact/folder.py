@@ -1,7 +1,8 @@
 """Artifact folders: manifest.json beside payloads/, golden/ and evidence/. Imports no torch.
 
-Written by `freeze --out` and `pull --dest`, stored in MLflow, and read by C++ programs. The manifest lists every other file with
-its digest; files are opened only after their digest was verified.
+Written by `freeze --out` and `pull --dest`, stored in MLflow, and read by C++ programs. The
+manifest lists every other file with its digest; files are opened only after their digest was
+verified.
 """
 
 from __future__ import annotations
@@ -53,9 +54,13 @@ class Artifact:
         try:
             data = path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
-            raise NotPublishedError(f"{folder} contains no {MANIFEST}; expected a folder written by freeze or pull") from None
+            raise NotPublishedError(
+                f"{folder} contains no {MANIFEST}; expected a folder written by freeze or pull"
+            ) from None
         except OSError as error:
-            raise IntegrityError(f"{path} cannot be read: {error.strerror}; pull the artifact again") from None
+            raise IntegrityError(
+                f"{path} cannot be read: {error.strerror}; pull the artifact again"
+            ) from None
         return cls(folder=folder, manifest=Manifest.from_bytes(data, origin=str(path)))
 
     def verify(self, items: tuple[Payload | FileRef, ...] | None = None) -> None:
@@ -68,13 +73,14 @@ class Artifact:
             verify_file(self.folder / item.path, digest=item.digest, size_bytes=item.size_bytes)
 
     def held(self, paths: Collection[str], stack: ExitStack, *, private: bool = False) -> Artifact:
-        """This artifact with some files that were verified and cannot be exchanged afterwards, in a temporary folder.
+        """This artifact with some files that were verified and cannot be exchanged afterwards, in a
+        temporary folder.
 
         Args:
             paths: the files.
             stack: owns the folder.
-            private: copy the files, so that they cannot be overwritten either. Otherwise the folder links to the open files, and
-                processes that map the same file share its memory.
+            private: copy the files, so that they cannot be overwritten either. Otherwise the folder
+                links to the open files, and processes that map the same file share its memory.
 
         Raises:
             IntegrityError: a file is missing or differs.
@@ -89,14 +95,21 @@ class Artifact:
                 except (FileNotFoundError, NotADirectoryError):
                     raise IntegrityError(f"{origin} is missing; pull the artifact again") from None
                 except OSError as error:
-                    raise IntegrityError(f"{origin} cannot be read: {error.strerror}; pull the artifact again") from None
+                    raise IntegrityError(
+                        f"{origin} cannot be read: {error.strerror}; pull the artifact again"
+                    ) from None
                 stack.callback(os.close, opened)
                 link.parent.mkdir(parents=True, exist_ok=True)
                 if private:
                     shutil.copyfile(f"/proc/self/fd/{opened}", link)
                 else:
                     link.symlink_to(f"/proc/self/fd/{opened}")
-                verify_file(link, digest=item.digest, size_bytes=item.size_bytes, origin=str(origin.resolve()))
+                verify_file(
+                    link,
+                    digest=item.digest,
+                    size_bytes=item.size_bytes,
+                    origin=str(origin.resolve()),
+                )
         return Artifact(folder=folder, manifest=self.manifest)
 
     def file(self, path: str) -> FileRef:
@@ -139,4 +152,6 @@ def write_artifact(manifest: Manifest, staging: Path, dest: Path) -> Artifact:
 def file_ref(root: Path, path: str, media_type: str) -> FileRef:
     """Make the record of the file at `path` in `root`."""
     full = root / path
-    return FileRef(path=path, digest=digest_file(full), size_bytes=full.stat().st_size, media_type=media_type)
+    return FileRef(
+        path=path, digest=digest_file(full), size_bytes=full.stat().st_size, media_type=media_type
+    )

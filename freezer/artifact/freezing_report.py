@@ -1,7 +1,7 @@
 """What freezing did to the graph of each payload, as a manifest records it. Imports no torch.
 
-Operators have torch's names: `aten::linear` in TorchScript, `aten.linear.default` in torch.export. Constants, attribute reads, and
-building or unpacking of tuples and lists do not count as operators.
+Operators have torch's names: `aten::linear` in TorchScript, `aten.linear.default` in torch.export.
+Constants, attribute reads, and building or unpacking of tuples and lists do not count as operators.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class KeptTensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreservedName:
-    """An attribute or method that was kept, and why: requested, or changed by `forward` at a line."""
+    """An attribute or method that was kept, and why: requested, or changed by `forward` at
+    a line.
+    """
 
     name: str
     kind: Literal["attribute", "method"]
@@ -45,11 +47,13 @@ class FreezingReport:
     """What freezing did to one payload's graph.
 
     Attributes:
-        ops_before, ops_after: number of operators by kind, in the captured graph and in the payload's.
+        ops_before, ops_after: number of operators by kind, in the captured graph and in the
+            payload's.
         changes: what was folded, fused, merged and removed.
-        changes_at_load: the same by the loader's optimization, which is not saved, on the machine of the build.
-        num_constants, constants_bytes: number and captured size of parameters and buffers that became constants; tied ones
-            count once.
+        changes_at_load: the same by the loader's optimization, which is not saved, on the machine
+            of the build.
+        num_constants, constants_bytes: number and captured size of parameters and buffers that
+            became constants; tied ones count once.
         constants: their names in the source model, including all names of tied ones.
         folded_bytes: size of new constants computed by folding.
         kept: parameters and buffers that were not made constants.
@@ -58,9 +62,11 @@ class FreezingReport:
         size_before_bytes: of the captured graph's parameters and buffers.
         size_after_bytes: of the payload.
         phases_s: wall time of each phase of the build, in seconds.
-        memory_peak_bytes: peak resident memory that the build added; None if the system does not report it.
+        memory_peak_bytes: peak resident memory that the build added; None if the system does not
+            report it.
         guards: conditions on inputs that the capture found, in words.
-        instructions: number of instructions by family, of families that some CPUs of the architecture lack.
+        instructions: number of instructions by family, of families that some CPUs of the
+            architecture lack.
         instructions_of: device class that they were checked against; empty without machine code.
         notes: further remarks, one sentence each.
     """
@@ -87,8 +93,13 @@ class FreezingReport:
 
     def shortened(self, max_listed: int = _MAX_LISTED) -> FreezingReport:
         """The same report; longer lists of names and reasons are cut, and a note counts them."""
-        lists = {name: getattr(self, name) for name in ("constants", "kept", "unused", "preserved", "guards")}
-        long = ", ".join(f"{len(items)} {name}" for name, items in lists.items() if len(items) > max_listed)
+        lists = {
+            name: getattr(self, name)
+            for name in ("constants", "kept", "unused", "preserved", "guards")
+        }
+        long = ", ".join(
+            f"{len(items)} {name}" for name, items in lists.items() if len(items) > max_listed
+        )
         cut: dict[str, Any] = {name: items[:max_listed] for name, items in lists.items()}
         note = (f"Only the first {max_listed} are listed of {long}.",) if long else ()
         return replace(self, **cut, notes=(*self.notes, *note))

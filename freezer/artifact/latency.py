@@ -18,7 +18,9 @@ PointVerdict = Literal["faster", "not slower", "slower", "unstable", "not measur
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColdStart:
-    """Times and resident memory of a fresh process that opens and calls the artifact; memory in 1e6 bytes."""
+    """Times and resident memory of a fresh process that opens and calls the artifact; memory in 1e6
+    bytes.
+    """
 
     import_torch_ms: float
     open_ms: float
@@ -46,8 +48,8 @@ class PointFigures:
         payload: its path.
         eager_p50: median of eager; the percentiles are the payload's. None: too few samples.
         speedup, speedup_ci: over eager; None where the machine was too disturbed.
-        verdict: `faster` or `slower` than eager if the whole interval is; `unstable` where the machine was too disturbed; None in
-            manifests of earlier releases.
+        verdict: `faster` or `slower` than eager if the whole interval is; `unstable` where the
+            machine was too disturbed; None in manifests of earlier releases.
         clock: as in LatencyRecord.
     """
 
@@ -60,7 +62,9 @@ class PointFigures:
     p99: float | None = None
     speedup: float | None
     speedup_ci: tuple[float, float] | None
-    verdict: PointVerdict | None = field(default=None, metadata=written_if(lambda self: self.verdict is not None))
+    verdict: PointVerdict | None = field(
+        default=None, metadata=written_if(lambda self: self.verdict is not None)
+    )
     clock: Clock = field(default="wall", metadata=written_if(lambda self: self.clock != "wall"))
 
     @property
@@ -89,17 +93,21 @@ def slower_than_eager(points: Iterable[PointFigures]) -> str:
 
 
 def num_items(point: Mapping[str, int]) -> int:
-    """Number of inferences in one call at a point: the size of the dim `batch`, or 1 without one."""
+    """Number of inferences in one call at a point: the size of the dim `batch`, or 1
+    without one.
+    """
     return point.get("batch", 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SettingGain:
-    """A runtime setting, timed against the judge's own environment in alternating blocks of two fresh processes.
+    """A runtime setting, timed against the judge's own environment in alternating blocks of two
+    fresh processes.
 
     Attributes:
         variables: of the environment; `LD_PRELOAD` names libraries by file name.
-        gain, gain_ci: ratio of the medians without and with it, and its 95% confidence interval; None where it was not timed.
+        gain, gain_ci: ratio of the medians without and with it, and its 95% confidence interval;
+            None where it was not timed.
         problem: why it is not used; empty if it is.
     """
 
@@ -115,9 +123,11 @@ class EnvironmentRecord:
 
     Attributes:
         variables: the settings to use; empty if none gained.
-        plain_p50, p50: median latency in milliseconds in a fresh process without and with them; None if none is used.
+        plain_p50, p50: median latency in milliseconds in a fresh process without and with them;
+            None if none is used.
         gain, gain_ci: of all of them together, from new samples.
-        page_faults: per call without them; settings for memory are not tried where these cost less than noise.
+        page_faults: per call without them; settings for memory are not tried where these cost less
+            than noise.
         tried: every setting that was tried alone.
     """
 
@@ -135,7 +145,10 @@ class EnvironmentRecord:
         if self.gain is None or self.gain_ci is None or not self.variables:
             return ""
         low, high = self.gain_ci
-        speed = f"{self.gain:.2f} times as fast ({low:.2f} to {high:.2f}; p50 {self.p50:.3g} instead of {self.plain_p50:.3g} ms)"
+        speed = (
+            f"{self.gain:.2f} times as fast ({low:.2f} to {high:.2f}; p50 {self.p50:.3g} instead of"
+            f" {self.plain_p50:.3g} ms)"
+        )
         return f"{speed} with {assignments(self.variables)}"
 
 
@@ -146,7 +159,8 @@ class LatencyRecord:
     Attributes:
         eager_ms, ms: percentiles of eager and of the artifact; None: too few samples.
         speedup, speedup_ci: over eager; None where the machine was too disturbed.
-        clock: which samples decided: `wall` of undisturbed rounds, `cpu` time of all rounds, or `disturbed`: `wall` of all rounds.
+        clock: which samples decided: `wall` of undisturbed rounds, `cpu` time of all rounds, or
+            `disturbed`: `wall` of all rounds.
         num_samples: by entrant.
         settled: whether sampling ended before its time limit.
         points: figures of every payload wherever it was timed, the deciding place first.
@@ -167,11 +181,16 @@ class LatencyRecord:
     policy: SamplingPolicy | None = None
     cold_start: ColdStart | None = None
     points: tuple[PointFigures, ...] = ()
-    device: Mapping[str, Any] = field(default_factory=dict, metadata=written_if(lambda self: bool(self.device)))
-    environment: EnvironmentRecord | None = field(default=None, metadata=written_if(lambda self: self.environment is not None))
+    device: Mapping[str, Any] = field(
+        default_factory=dict, metadata=written_if(lambda self: bool(self.device))
+    )
+    environment: EnvironmentRecord | None = field(
+        default=None, metadata=written_if(lambda self: self.environment is not None)
+    )
 
     def speedup_with(self, num_threads: int) -> float | None:
-        """Speedup over eager at the deciding point, with this thread count if it was timed, or else with the deciding one.
+        """Speedup over eager at the deciding point, with this thread count if it was timed, or else
+        with the deciding one.
 
         The ratio of medians where the judge was too disturbed; None where they are missing too.
         """

@@ -1,7 +1,7 @@
 """The manifest of an artifact: contract, payloads, requirements and evidence. Imports no torch.
 
-`manifest.json` is the JSON form of `Manifest`. `format_version` increases when old readers would misread it; readers reject
-versions that they do not know.
+`manifest.json` is the JSON form of `Manifest`. `format_version` increases when old readers would
+misread it; readers reject versions that they do not know.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ OWN_FILES = ("manifest.json", "signature.json")
 PayloadKind = Literal["inductor", "torchscript", "exported", "onnxruntime", "openvino"]
 
 ENGINES: Mapping[PayloadKind, str] = {"onnxruntime": "onnxruntime", "openvino": "openvino"}
-"""The package that a payload needs besides torch, by kind; Coldpress has an extra of the same name for it."""
+"""The package that a payload needs besides torch, by kind; Coldpress has an extra of the same name
+for it.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,8 +45,10 @@ class Payload:
         kind: which loader opens it.
         num_threads: intra-op threads that its packed weights are laid out for; None: any.
         dims: accepted sizes of every named dim; min equals max in a payload for one size.
-        convention: `flat` takes the tensor inputs in order and returns the flat output tensors; `native` is called like the source.
-        layouts: oneDNN's layout of its packed weights by dtype; empty if none are packed, None in manifests of earlier releases.
+        convention: `flat` takes the tensor inputs in order and returns the flat output tensors;
+            `native` is called like the source.
+        layouts: oneDNN's layout of its packed weights by dtype; empty if none are packed, None in
+            manifests of earlier releases.
     """
 
     path: str
@@ -73,28 +77,36 @@ class FileRef:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GoldenSet:
-    """One set of golden inputs and outputs: tensors `<index>/<name>` of golden/inputs.safetensors and outputs.safetensors.
+    """One set of golden inputs and outputs: tensors `<index>/<name>` of golden/inputs.safetensors
+    and outputs.safetensors.
 
     Attributes:
         point: sizes of the named dims.
-        native_rmse: by output, root-mean-square distance of the eager model from the float64 reference, or from itself if it draws
-            random numbers; pooled over all judged sets then, and for outputs of fewer than 64 elements. Integers and bools have one
-            only if the model draws them; they may then differ from the golden ones.
-        scales: by output that mixes scales, the magnitudes from which values are judged apart from all smaller ones, ascending; the
-            same in every set. `native_rmse` is then that of the smallest values.
-        slice_errors: by output whose slices are judged apart (slices.py), the largest relative error of eager in a slice of the
-            golden sets; the same in every set.
+        native_rmse: by output, root-mean-square distance of the eager model from the float64
+            reference, or from itself if it draws random numbers; pooled over all judged sets then,
+            and for outputs of fewer than 64 elements. Integers and bools have one only if the model
+            draws them; they may then differ from the golden ones.
+        scales: by output that mixes scales, the magnitudes from which values are judged apart from
+            all smaller ones, ascending; the same in every set. `native_rmse` is then that of the
+            smallest values.
+        slice_errors: by output whose slices are judged apart (slices.py), the largest relative
+            error of eager in a slice of the golden sets; the same in every set.
     """
 
     point: Mapping[str, int]
     native_rmse: Mapping[str, float]
-    scales: Mapping[str, tuple[float, ...]] = field(default_factory=dict, metadata=written_if(lambda item: bool(item.scales)))
-    slice_errors: Mapping[str, float] = field(default_factory=dict, metadata=written_if(lambda item: bool(item.slice_errors)))
+    scales: Mapping[str, tuple[float, ...]] = field(
+        default_factory=dict, metadata=written_if(lambda item: bool(item.scales))
+    )
+    slice_errors: Mapping[str, float] = field(
+        default_factory=dict, metadata=written_if(lambda item: bool(item.slice_errors))
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fallback:
-    """The best candidate that needs torch alone. It serves where the engine of the winner's payloads is not installed.
+    """The best candidate that needs torch alone. It serves where the engine of the winner's
+    payloads is not installed.
 
     Attributes:
         recipe, payloads: as in Manifest.
@@ -147,7 +159,9 @@ class Manifest:
     latency: LatencyRecord | None
     provenance: Mapping[str, Any]
     freezing: FreezingRecord = field(default_factory=FreezingRecord)
-    fallback: Fallback | None = field(default=None, metadata=written_if(lambda self: self.fallback is not None))
+    fallback: Fallback | None = field(
+        default=None, metadata=written_if(lambda self: self.fallback is not None)
+    )
     version: int | None = None
     format_version: int = FORMAT_VERSION
 
@@ -176,7 +190,14 @@ class Manifest:
             environment=None,
         )
         needs = replace(self.needs, packages={})
-        return replace(self, recipe=other.recipe, payloads=other.payloads, needs=needs, latency=latency, fallback=None)
+        return replace(
+            self,
+            recipe=other.recipe,
+            payloads=other.payloads,
+            needs=needs,
+            latency=latency,
+            fallback=None,
+        )
 
     def to_bytes(self) -> bytes:
         """The bytes of manifest.json: sorted keys, no NaN."""
@@ -191,10 +212,16 @@ class Manifest:
         """
         parsed = read_json(data, origin=origin)
         if not isinstance(parsed, dict) or "format_version" not in parsed:
-            raise IntegrityError(f"{origin} is not a Coldpress manifest: it lacks 'format_version'; pull the artifact again")
+            raise IntegrityError(
+                f"{origin} is not a Coldpress manifest: it lacks 'format_version'; pull the"
+                " artifact again"
+            )
         found = parsed["format_version"]
         if found != FORMAT_VERSION:
-            raise IntegrityError(f"{origin}: format_version {found}, this release reads {FORMAT_VERSION}; upgrade coldpress")
+            raise IntegrityError(
+                f"{origin}: format_version {found}, this release reads {FORMAT_VERSION}; upgrade"
+                " coldpress"
+            )
         manifest = decode(cls, parsed, origin=origin)
         check_paths([item.path for item in manifest.contents], origin=origin)
         for item in manifest.contents:
@@ -204,23 +231,30 @@ class Manifest:
 
 def engines_of(payloads: Sequence[Payload]) -> tuple[str, ...]:
     """Packages that payloads need besides torch."""
-    return tuple(dict.fromkeys(ENGINES[payload.kind] for payload in payloads if payload.kind in ENGINES))
+    return tuple(
+        dict.fromkeys(ENGINES[payload.kind] for payload in payloads if payload.kind in ENGINES)
+    )
 
 
 def check_paths(paths: Sequence[str], *, origin: str) -> None:
     """Check that files can be written under these paths of one folder, and under no other.
 
     Raises:
-        IntegrityError: a path is absolute, contains `..`, is not a file name, or occurs twice or as the folder of another.
+        IntegrityError: a path is absolute, contains `..`, is not a file name, or occurs twice or as
+            the folder of another.
     """
     for path in paths:
         check_inside(path, origin=origin)
-        if not path.isprintable() or any(len(part.encode()) > MAX_NAME_BYTES for part in PurePosixPath(path).parts):
+        if not path.isprintable() or any(
+            len(part.encode()) > MAX_NAME_BYTES for part in PurePosixPath(path).parts
+        ):
             raise IntegrityError(f"{origin} names {path!r:.80}, which is not a file name")
     names = [PurePosixPath(path) for path in (*paths, *OWN_FILES)]
     folders = {folder for name in names for folder in name.parents}
     if len(set(names)) < len(names) or folders & set(names):
-        raise IntegrityError(f"{origin} names one file twice, or a file as a folder; pull the artifact again")
+        raise IntegrityError(
+            f"{origin} names one file twice, or a file as a folder; pull the artifact again"
+        )
 
 
 def check_inside(path: str, *, origin: str) -> None:

@@ -1,7 +1,8 @@
 """Select payloads by the threads of the process and the sizes of a call. Imports no torch.
 
-Weights are packed for one thread count and one shape. An artifact may have a set of payloads for each of several thread counts; a
-set may have payloads for single points besides the one for all sizes. The set is selected at load, the payload at each call.
+Weights are packed for one thread count and one shape. An artifact may have a set of payloads for
+each of several thread counts; a set may have payloads for single points besides the one for all
+sizes. The set is selected at load, the payload at each call.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from freezer.artifact.manifest import Payload
 
 def counts_of(payloads: Iterable[Payload]) -> tuple[int, ...]:
     """Thread counts that payloads are made for, ascending; payloads for any count do not appear."""
-    return tuple(sorted({payload.num_threads for payload in payloads if payload.num_threads is not None}))
+    return tuple(
+        sorted({payload.num_threads for payload in payloads if payload.num_threads is not None})
+    )
 
 
 def set_for(payloads: Iterable[Payload], num_threads: int) -> tuple[Payload, ...]:
@@ -24,8 +27,8 @@ def set_for(payloads: Iterable[Payload], num_threads: int) -> tuple[Payload, ...
 def set_within(payloads: Iterable[Payload], budget: int) -> tuple[Payload, ...]:
     """Payloads for a process that may use `budget` threads; empty if all need more.
 
-    Selects the largest thread count within the budget: fewer threads are slow, more would wait for each other. Payloads for any
-    count serve alone only where none is made for a count.
+    Selects the largest thread count within the budget: fewer threads are slow, more would wait for
+    each other. Payloads for any count serve alone only where none is made for a count.
     """
     held = tuple(payloads)
     counts = counts_of(held)
@@ -56,5 +59,7 @@ def is_exact(payload: Payload) -> bool:
 
 
 def serving(payloads: Iterable[Payload], point: Mapping[str, int]) -> Payload | None:
-    """The most specific payload that accepts these sizes, which is the first; None if there is none."""
+    """The most specific payload that accepts these sizes, which is the first; None if there is
+    none.
+    """
     return next((payload for payload in payloads if payload.accepts(point)), None)

@@ -1,4 +1,5 @@
-"""The sections of a manifest: needs, recipe, drift, gate and freezing; for latency see latency.py. Imports no torch.
+"""The sections of a manifest: needs, recipe, drift, gate and freezing; for latency see latency.py.
+Imports no torch.
 
 Fields with a default are missing in manifests of earlier releases.
 """
@@ -26,13 +27,18 @@ class Needs:
         torch: oldest version, major and minor.
         machine: archspec's name of the least CPU; None for `portable`.
         cuda: requirements of an artifact for a GPU.
-        packages: oldest version, major and minor, of each engine that the payloads need besides torch.
+        packages: oldest version, major and minor, of each engine that the payloads need besides
+            torch.
     """
 
     torch: str
     machine: str | None = None
-    cuda: CudaNeeds | None = field(default=None, metadata=written_if(lambda self: self.cuda is not None))
-    packages: Mapping[str, str] = field(default_factory=dict, metadata=written_if(lambda self: bool(self.packages)))
+    cuda: CudaNeeds | None = field(
+        default=None, metadata=written_if(lambda self: self.cuda is not None)
+    )
+    packages: Mapping[str, str] = field(
+        default_factory=dict, metadata=written_if(lambda self: bool(self.packages))
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +62,8 @@ class RecipeRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DriftRecord:
-    """Judged distance of the outputs from the reference; figures are None where no output is floating-point.
+    """Judged distance of the outputs from the reference; figures are None where no output is
+    floating-point.
 
     Attributes:
         reference_note: limits of the reference, for people.
@@ -80,7 +87,9 @@ class GateRecord:
     kind: str = "calibrated"
     error_ratio_max: float
     speedup_min: float
-    objective: Objective = field(default="p50", metadata=written_if(lambda self: self.objective != "p50"))
+    objective: Objective = field(
+        default="p50", metadata=written_if(lambda self: self.objective != "p50")
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +117,8 @@ class CandidateRecord(EntrantRecord):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tradeoff:
-    """A candidate on the Pareto front: no other that passed the drift gate is better in one figure and as good in the others.
+    """A candidate on the Pareto front: no other that passed the drift gate is better in one figure
+    and as good in the others.
 
     The latencies are at the deciding thread count and point.
 
@@ -145,7 +155,8 @@ class Migration:
         possible: whether the conversion was built and passed the drift gate.
         reason: why not; empty where it did.
         recipe, against: of the converted candidate and of the fastest frozen TorchScript.
-        gain, gain_ci: median latency of `against` over that of `recipe`, and its confidence interval; None: not timed.
+        gain, gain_ci: median latency of `against` over that of `recipe`, and its confidence
+            interval; None: not timed.
         max_abs_diff: largest difference between the two over all calls.
         relative_rms_diff: rms of the difference over rms of `against`.
     """
@@ -170,7 +181,8 @@ class PreviousRecord:
         recipe, torch: that made it.
         same_weights: whether it was made of the weights that were judged.
         error_ratio: measured beside the new one, or with other weights as recorded in its manifest.
-        speedup, speedup_ci: of the new artifact over it, in the same rounds; None if they were not timed.
+        speedup, speedup_ci: of the new artifact over it, in the same rounds; None if they were not
+            timed.
         p50_ms: its median latency there.
         problem: why they could not be compared; None if they were.
     """
@@ -219,5 +231,9 @@ class FreezingRecord:
     candidates: tuple[CandidateRecord, ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict)
     migration: Migration | None = None
-    pareto: tuple[Tradeoff, ...] = field(default=(), metadata=written_if(lambda self: bool(self.pareto)))
-    previous: PreviousRecord | None = field(default=None, metadata=written_if(lambda self: self.previous is not None))
+    pareto: tuple[Tradeoff, ...] = field(
+        default=(), metadata=written_if(lambda self: bool(self.pareto))
+    )
+    previous: PreviousRecord | None = field(
+        default=None, metadata=written_if(lambda self: self.previous is not None)
+    )

@@ -1,4 +1,6 @@
-"""The runtime settings of an artifact: what a process lacks of them, and the lines of `coldpress env`. Imports no torch."""
+"""The runtime settings of an artifact: what a process lacks of them, and the lines of `coldpress
+env`. Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from freezer.hardware.runtime_settings import INSTALL, Exports, assignments, exp
 
 
 def lacking(manifest: Manifest, environ: Mapping[str, str] | None = None) -> Exports:
-    """What an environment, by default this process's, lacks of the settings that the artifact gained from."""
+    """What an environment, by default this process's, lacks of the settings that the artifact
+    gained from.
+    """
     return exports(_record(manifest).variables, environ)
 
 
@@ -27,8 +31,14 @@ def export_lines(manifest: Manifest, environ: Mapping[str, str] | None = None) -
         if manifest.latency is None or manifest.latency.environment is None:
             yield _comment(f"{name}: no setting was tried where it was judged")
             return
-        tried = ", ".join(assignments(item.variables) for item in record.tried) or "none that is installed there could gain"
-        yield _comment(f"{name}: no setting made it faster by more than noise where it was judged (tried: {tried})")
+        tried = (
+            ", ".join(assignments(item.variables) for item in record.tried)
+            or "none that is installed there could gain"
+        )
+        yield _comment(
+            f"{name}: no setting made it faster by more than noise where it was judged (tried:"
+            f" {tried})"
+        )
         return
     cpu = manifest.provenance.get("host", {}).get("cpu", "the judge's machine")
     yield _comment(f"{name}: {record.text}, measured on {cpu}")

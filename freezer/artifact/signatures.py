@@ -1,8 +1,9 @@
 """Signatures of artifacts, in the form of cosign. Imports no torch.
 
-The signed payload is cosign's "simple signing" JSON, which contains the digest of the artifact's OCI image manifest. That contains
-the digest of manifest.json, which lists every other file. Keys are EC keys on P-256, with SHA-256. A store keeps the signatures of
-the image `sha256:HEX` as an image with the tag `sha256-HEX.sig`; a pulled folder has them in signature.json, with the image.
+The signed payload is cosign's "simple signing" JSON, which contains the digest of the artifact's
+OCI image manifest. That contains the digest of manifest.json, which lists every other file. Keys
+are EC keys on P-256, with SHA-256. A store keeps the signatures of the image `sha256:HEX` as an
+image with the tag `sha256-HEX.sig`; a pulled folder has them in signature.json, with the image.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from freezer.errors import IntegrityError, MissingDependencyError, UsageError, f
 from freezer.files.digest import digest_bytes
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.asymmetric.ec import (
+        EllipticCurvePrivateKey,
+        EllipticCurvePublicKey,
+    )
 
 SIGNATURE = "signature.json"
 """The file with the signatures of an artifact folder."""
@@ -67,12 +71,16 @@ class Signatures:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise IntegrityError(f"{path} cannot be read: {error}; pull the artifact again") from None
+            raise IntegrityError(
+                f"{path} cannot be read: {error}; pull the artifact again"
+            ) from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claims:
-    """What a signature vouches for besides the image: that it is the artifact of a class in a version of a model."""
+    """What a signature vouches for besides the image: that it is the artifact of a class in a
+    version of a model.
+    """
 
     model: str
     version: int
@@ -98,19 +106,29 @@ def signed_with(key: Path, *, image_digest: str, claims: Claims) -> Signed:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.hashes import SHA256
 
-    critical = {"identity": {"docker-reference": claims.model}, "image": {"docker-manifest-digest": image_digest}, "type": _TYPE}
+    critical = {
+        "identity": {"docker-reference": claims.model},
+        "image": {"docker-manifest-digest": image_digest},
+        "type": _TYPE,
+    }
     optional = {_VERSION: str(claims.version), _CLASS: claims.device_class}
-    payload = json.dumps({"critical": critical, "optional": optional}, separators=(",", ":"), sort_keys=True).encode()
+    payload = json.dumps(
+        {"critical": critical, "optional": optional}, separators=(",", ":"), sort_keys=True
+    ).encode()
     return Signed(payload, private.sign(payload, ec.ECDSA(SHA256())))
 
 
 def problem_of(
-    signatures: Signatures | None, manifest_bytes: bytes, trusted: Sequence[EllipticCurvePublicKey], asked: Claims | None
+    signatures: Signatures | None,
+    manifest_bytes: bytes,
+    trusted: Sequence[EllipticCurvePublicKey],
+    asked: Claims | None,
 ) -> str | None:
     """Why no signature by a trusted key covers manifest.json, in a few words; None if one does.
 
     Args:
-        asked: what it must vouch for; None for a folder, which is not asked for by model or version.
+        asked: what it must vouch for; None for a folder, which is not asked for by model or
+            version.
     """
     if signatures is None or not signatures.signed:
         return "no signature"
@@ -120,17 +138,26 @@ def problem_of(
     try:
         payloads = [read_json(one.payload, origin="a signature") for one in vouching]
         image = digest_bytes(signatures.image)
-        ours = [part for part in payloads if part["critical"]["image"]["docker-manifest-digest"] == image]
+        ours = [
+            part
+            for part in payloads
+            if part["critical"]["image"]["docker-manifest-digest"] == image
+        ]
         ours = [part for part in ours if part["critical"]["type"] == _TYPE]
         if not ours:
             return "a signature of another artifact"
-        places = [_place(part["critical"]["identity"]["docker-reference"], part["optional"] or {}) for part in ours]
+        places = [
+            _place(part["critical"]["identity"]["docker-reference"], part["optional"] or {})
+            for part in ours
+        ]
         if asked is not None and str(asked) not in places:
             return f"a signature of {' and '.join(places)}"
         config = read_json(signatures.image, origin="the image")["config"]["digest"]
     except (IntegrityError, KeyError, TypeError, AttributeError):
         return "a signature of something else"
-    return None if config == digest_bytes(manifest_bytes) else "a signature of another manifest.json"
+    return (
+        None if config == digest_bytes(manifest_bytes) else "a signature of another manifest.json"
+    )
 
 
 def _place(model: str, optional: Mapping[str, str]) -> str:
@@ -155,16 +182,23 @@ def is_by(signed: Signed, key: Path) -> bool:
 
 def _key(path: Path, *, private: bool) -> Any:
     try:
-        from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
+        from cryptography.hazmat.primitives.serialization import (
+            load_pem_private_key,
+            load_pem_public_key,
+        )
     except ImportError:
-        raise MissingDependencyError("signatures need the package cryptography; pip install 'coldpress[signing]'") from None
+        raise MissingDependencyError(
+            "signatures need the package cryptography; pip install 'coldpress[signing]'"
+        ) from None
     what = "private" if private else "public"
     remedy = f"expected a {what} EC key on P-256, PEM" + (" without a password" if private else "")
     try:
         data = path.read_bytes()
         key = load_pem_private_key(data, password=None) if private else load_pem_public_key(data)
     except OSError as error:
-        raise UsageError(f"key {path} cannot be read: {error.strerror or error}; {remedy}", code="CP-KEY") from None
+        raise UsageError(
+            f"key {path} cannot be read: {error.strerror or error}; {remedy}", code="CP-KEY"
+        ) from None
     except (ValueError, TypeError) as error:
         raise UsageError(f"key {path}: {first_line(error)}; {remedy}", code="CP-KEY") from None
     if getattr(getattr(key, "curve", None), "name", None) != _CURVE:

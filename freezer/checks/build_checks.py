@@ -38,25 +38,46 @@ def check_torch(_: CheckRequest) -> Iterator[Finding]:
         versions = torch_versions()
     except Exception as error:  # a missing library, another ABI of numpy, a broken installation
         text = f"cannot be imported: {type(error).__name__}: {first_line(error)}"
-        yield Finding(check="torch", level="error", text=text, remedy="python -m pip install --force-reinstall torch")
+        yield Finding(
+            check="torch",
+            level="error",
+            text=text,
+            remedy="python -m pip install --force-reinstall torch",
+        )
         return
     built = f"for CUDA {versions['cuda']}" if versions["cuda"] else "for CPUs only"
     onednn = f"oneDNN {versions['onednn']}" if versions["onednn"] else "no oneDNN"
-    yield Finding(check="torch", text=f"{versions['torch']}, built {built}, with {onednn}; Python {platform.python_version()}")
+    yield Finding(
+        check="torch",
+        text=(
+            f"{versions['torch']}, built {built}, with {onednn}; Python {platform.python_version()}"
+        ),
+    )
 
 
 def check_compiler(request: CheckRequest) -> Iterator[Finding]:
-    """Whether the C++ compiler builds a shared library with OpenMP, and objdump is there to check its instructions."""
+    """Whether the C++ compiler builds a shared library with OpenMP, and objdump is there to check
+    its instructions.
+    """
     level: Level = "error" if request.campaigns else "warning"
-    needed = "freezing with Inductor needs it" + ("" if request.campaigns else ", and serving does not")
+    needed = "freezing with Inductor needs it" + (
+        "" if request.campaigns else ", and serving does not"
+    )
     name = compiler()
     if shutil.which(name) is None:
-        yield Finding(check="compiler", level=level, text=f"{name!r} is not in PATH; {needed}", remedy=_INSTALL)
+        yield Finding(
+            check="compiler",
+            level=level,
+            text=f"{name!r} is not in PATH; {needed}",
+            remedy=_INSTALL,
+        )
     elif (problem := _compile_problem(name)) is not None:
         text = f"{name!r} cannot build a shared library with OpenMP: {problem}; {needed}"
         yield Finding(check="compiler", level=level, text=text, remedy=_INSTALL)
     else:
-        version = subprocess.run([name, "--version"], capture_output=True, text=True, check=False).stdout.partition("\n")[0]
+        version = subprocess.run(
+            [name, "--version"], capture_output=True, text=True, check=False
+        ).stdout.partition("\n")[0]
         yield Finding(check="compiler", text=f"{version} builds shared libraries with OpenMP")
     if shutil.which("objdump") is None:
         text = "'objdump' is not in PATH; freezing with Inductor checks instructions with it"
@@ -64,16 +85,33 @@ def check_compiler(request: CheckRequest) -> Iterator[Finding]:
 
 
 def _compile_problem(name: str) -> str | None:
-    """Build PROGRAM as a build would, without variables that builds ignore; the compiler's first error, if there is one."""
+    """Build PROGRAM as a build would, without variables that builds ignore; the compiler's first
+    error, if there is one.
+    """
     with scratch_folder() as folder, cleared():
         source = Path(folder) / "program.cpp"
         source.write_text(PROGRAM)
-        command = [name, "-std=c++17", "-O1", "-fPIC", "-fopenmp", "-shared", "-o", f"{folder}/program.so", str(source)]
+        command = [
+            name,
+            "-std=c++17",
+            "-O1",
+            "-fPIC",
+            "-fopenmp",
+            "-shared",
+            "-o",
+            f"{folder}/program.so",
+            str(source),
+        ]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMPILE_LIMIT_S)
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=COMPILE_LIMIT_S
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             return last_line(error)
     if done.returncode == 0:
         return None
     lines = done.stderr.strip().splitlines()
-    return next((line for line in lines if "error" in line), lines[-1] if lines else f"exit code {done.returncode}")
+    return next(
+        (line for line in lines if "error" in line),
+        lines[-1] if lines else f"exit code {done.returncode}",
+    )

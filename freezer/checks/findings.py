@@ -15,9 +15,11 @@ class Finding:
 
     Attributes:
         check: what was checked, in one or two words.
-        level: `error` if Coldpress cannot work here as requested, `warning` if it works, but slowly or only in part.
+        level: `error` if Coldpress cannot work here as requested, `warning` if it works, but slowly
+            or only in part.
         text: what was found.
-        remedy: unless the level is `ok`, a command that fixes it or shows its cause, and what to do with the result.
+        remedy: unless the level is `ok`, a command that fixes it or shows its cause, and what to do
+            with the result.
     """
 
     check: str

@@ -1,4 +1,7 @@
-"""Checks of what the kernel grants this process: CPUs, memory, clock, temporary files. `root` is where /proc and /sys are."""
+"""Checks of what the kernel grants this process: CPUs, memory, clock, temporary files.
+
+`root` is where /proc and /sys are.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,17 @@ from freezer.files.scratch import VARIABLE, scratch_place
 from freezer.hardware.cgroups import ROOT, cpu_quota, machine_bytes
 
 LEAST_MEMORY_BYTES = 2e9
-"""Below this, freezing a small model may fail: torch and Inductor use about 1 GB, and each worker more."""
+"""Below this, freezing a small model may fail: torch and Inductor use about 1 GB, and each worker
+more.
+"""
 
 LEAST_FREE_BYTES = 1e9
 """Free disk space below which a build or a publish may fail."""
 
 SLOW_CLOCK_NS = 1000
-"""Cost of reading a clock through a system call or a slow timer; `tsc` and `kvm-clock` take less than 100 ns."""
+"""Cost of reading a clock through a system call or a slow timer; `tsc` and `kvm-clock` take less
+than 100 ns.
+"""
 
 CLOCK_SOURCE = "sys/devices/system/clocksource/clocksource0"
 
@@ -40,8 +47,14 @@ def check_cpus(_: CheckRequest, root: Path = ROOT) -> Iterator[Finding]:
         yield Finding(
             check="CPUs",
             level="warning",
-            text=f"{usable}, and its control group {quota:g}: the kernel halts it in each period, which disturbs timings",
-            remedy=f"docker update --cpus {max(1, round(quota))} CONTAINER   # a whole number; in Kubernetes limits.cpu",
+            text=(
+                f"{usable}, and its control group {quota:g}: the kernel halts it in each period,"
+                " which disturbs timings"
+            ),
+            remedy=(
+                f"docker update --cpus {max(1, round(quota))} CONTAINER   # a whole number; in"
+                " Kubernetes limits.cpu"
+            ),
         )
 
 
@@ -50,15 +63,29 @@ def check_memory(_: CheckRequest, root: Path = ROOT) -> Iterator[Finding]:
     physical, limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), machine_bytes(root)
     available = min(limit, _available_bytes())
     limited = limit < physical
-    total = f"{limit / 1e9:.1f} GB by its control group, of {physical / 1e9:.1f} GB" if limited else f"{physical / 1e9:.1f} GB"
+    total = (
+        f"{limit / 1e9:.1f} GB by its control group, of {physical / 1e9:.1f} GB"
+        if limited
+        else f"{physical / 1e9:.1f} GB"
+    )
     text = f"{total}; {available / 1e9:.1f} GB available"
     if available >= LEAST_MEMORY_BYTES:
         yield Finding(check="memory", text=text)
         return
-    remedy = "docker update --memory 8g --memory-swap 8g CONTAINER" if limited else "ps -eo rss,pid,comm --sort -rss | head"
-    comment = "in Kubernetes limits.memory" if limited else "stop what is not needed, or use a larger machine"
+    remedy = (
+        "docker update --memory 8g --memory-swap 8g CONTAINER"
+        if limited
+        else "ps -eo rss,pid,comm --sort -rss | head"
+    )
+    comment = (
+        "in Kubernetes limits.memory"
+        if limited
+        else "stop what is not needed, or use a larger machine"
+    )
     needed = f"freezing may need more than {LEAST_MEMORY_BYTES / 1e9:.0f} GB"
-    yield Finding(check="memory", level="warning", text=f"{text}; {needed}", remedy=f"{remedy}   # {comment}")
+    yield Finding(
+        check="memory", level="warning", text=f"{text}; {needed}", remedy=f"{remedy}   # {comment}"
+    )
 
 
 def _available_bytes() -> int:
@@ -93,12 +120,17 @@ def clock_finding(name: str, cost_ns: float) -> Finding:
         check="clock source",
         level="warning",
         text=f"{text}, which makes timings of short calls inexact",
-        remedy=f"cat /{CLOCK_SOURCE}/available_clocksource   # as root, write tsc or kvm-clock to current_clocksource",
+        remedy=(
+            f"cat /{CLOCK_SOURCE}/available_clocksource   # as root, write tsc or kvm-clock to"
+            " current_clocksource"
+        ),
     )
 
 
 def check_temporary(_: CheckRequest) -> Iterator[Finding]:
-    """Whether files that contain code can be written and opened in the temporary folder, and its free space."""
+    """Whether files that contain code can be written and opened in the temporary folder, and its
+    free space.
+    """
     try:
         place = scratch_place(executable=True)
     except UsageError as error:
@@ -115,4 +147,9 @@ def space_finding(check: str, folder: Path, advice: str = "") -> Finding:
     if free >= LEAST_FREE_BYTES:
         return Finding(check=check, text=text)
     remedy = advice or f"df -h {shlex.quote(str(folder))}   # free space, or enlarge the disk"
-    return Finding(check=check, level="warning", text=f"{text}; expected {LEAST_FREE_BYTES / 1e9:.0f} GB or more", remedy=remedy)
+    return Finding(
+        check=check,
+        level="warning",
+        text=f"{text}; expected {LEAST_FREE_BYTES / 1e9:.0f} GB or more",
+        remedy=remedy,
+    )

@@ -28,9 +28,14 @@ def check_classes(_: CheckRequest) -> Iterator[Finding]:
 def classes_finding(host: Host, environ: Mapping[str, str]) -> Finding:
     """Report the device classes of a host to a process with this environment."""
     machine = describe_host(host, environ)
-    better = "".join(f"; not {name}: {why}" for name, why in machine.next_better.items() if name != "cuda")
+    better = "".join(
+        f"; not {name}: {why}" for name, why in machine.next_better.items() if name != "cuda"
+    )
     text = f"{', '.join(machine.classes)}{better}"
-    if machine.classes != describe_host(host, {**environ, **dict.fromkeys(_limits(environ), "")}).classes:
+    if (
+        machine.classes
+        != describe_host(host, {**environ, **dict.fromkeys(_limits(environ), "")}).classes
+    ):
         return Finding(
             check="device classes",
             level="warning",
@@ -38,8 +43,16 @@ def classes_finding(host: Host, environ: Mapping[str, str]) -> Finding:
             remedy=f"unset {' '.join(_limits(environ))}",
         )
     if machine.classes == (PORTABLE,):
-        remedy = "lscpu | grep -i flags   # a virtual machine may hide features: give it the host's CPU model (qemu -cpu host)"
-        return Finding(check="device classes", level="warning", text=f"{text}; only portable artifacts serve here", remedy=remedy)
+        remedy = (
+            "lscpu | grep -i flags   # a virtual machine may hide features: give it the host's CPU"
+            " model (qemu -cpu host)"
+        )
+        return Finding(
+            check="device classes",
+            level="warning",
+            text=f"{text}; only portable artifacts serve here",
+            remedy=remedy,
+        )
     return Finding(check="device classes", text=text)
 
 
@@ -54,7 +67,12 @@ def check_environment_here(_: CheckRequest) -> Iterator[Finding]:
     try:
         check_environment(device_class(machine.classes[0]))
     except UsageError as error:
-        yield Finding(check="environment", level="error", text=error.coded, remedy=f"unset {str(error).partition('=')[0]}")
+        yield Finding(
+            check="environment",
+            level="error",
+            text=error.coded,
+            remedy=f"unset {str(error).partition('=')[0]}",
+        )
         return
     yield Finding(check="environment", text="no variable changes numbers or packed weights")
 
@@ -69,7 +87,9 @@ def check_gpu(_: CheckRequest) -> Iterator[Finding]:
     yield gpu_finding(host, os.environ, torch.version.cuda, no_cuda() if host.gpus else None)
 
 
-def gpu_finding(host: Host, environ: Mapping[str, str], cuda: str | None, no_cuda: str | None) -> Finding:
+def gpu_finding(
+    host: Host, environ: Mapping[str, str], cuda: str | None, no_cuda: str | None
+) -> Finding:
     """Report the GPUs of a host.
 
     Args:
@@ -81,19 +101,44 @@ def gpu_finding(host: Host, environ: Mapping[str, str], cuda: str | None, no_cud
     if not host.gpus:
         if host.no_gpu == "no NVIDIA driver":
             return Finding(check="GPU", text="no NVIDIA driver, so no class of a GPU")
-        return Finding(check="GPU", level="warning", text=host.no_gpu, remedy="nvidia-smi   # shows the driver's own error")
-    names = ", ".join(dict.fromkeys(f"{gpu.name or 'GPU'} (cuda-sm{gpu.capability})" for gpu in host.gpus))
+        return Finding(
+            check="GPU",
+            level="warning",
+            text=host.no_gpu,
+            remedy="nvidia-smi   # shows the driver's own error",
+        )
+    names = ", ".join(
+        dict.fromkeys(f"{gpu.name or 'GPU'} (cuda-sm{gpu.capability})" for gpu in host.gpus)
+    )
     text = f"{len(host.gpus)} of {names}, driver {host.driver}"
     least = least_driver(cuda)
     if cuda is None:
         remedy = f"python -m pip install torch   # a build for CUDA: {CUDA_BUILD}"
-        return Finding(check="GPU", level="warning", text=f"{text}; torch is built for CPUs only", remedy=remedy)
+        return Finding(
+            check="GPU",
+            level="warning",
+            text=f"{text}; torch is built for CPUs only",
+            remedy=remedy,
+        )
     if least and host.driver and cuda_version(host.driver) < cuda_version(least):
-        remedy = f"nvidia-smi   # update the driver to {least}, or install torch for an older CUDA: {CUDA_BUILD}"
-        return Finding(check="GPU", level="error", text=f"{text}; torch's CUDA {cuda} needs driver {least} or later", remedy=remedy)
+        remedy = (
+            f"nvidia-smi   # update the driver to {least}, or install torch for an older CUDA:"
+            f" {CUDA_BUILD}"
+        )
+        return Finding(
+            check="GPU",
+            level="error",
+            text=f"{text}; torch's CUDA {cuda} needs driver {least} or later",
+            remedy=remedy,
+        )
     if environ.get("CUDA_VISIBLE_DEVICES") is not None and no_cuda:
         remedy = "unset CUDA_VISIBLE_DEVICES"
-        return Finding(check="GPU", level="warning", text=f"{text}; CUDA_VISIBLE_DEVICES hides all of them", remedy=remedy)
+        return Finding(
+            check="GPU",
+            level="warning",
+            text=f"{text}; CUDA_VISIBLE_DEVICES hides all of them",
+            remedy=remedy,
+        )
     if no_cuda:
         remedy = "python -c 'import torch; torch.cuda.init()'   # shows torch's own error"
         return Finding(check="GPU", level="error", text=f"{text}; {no_cuda}", remedy=remedy)
@@ -105,7 +150,10 @@ def check_threads(_: CheckRequest) -> Iterator[Finding]:
     import torch
 
     num_threads, num_cpus = torch.get_num_threads(), available_cpus()
-    text = f"torch uses {num_threads} thread{'' if num_threads == 1 else 's'}, on {num_cpus} CPU{'' if num_cpus == 1 else 's'}"
+    text = (
+        f"torch uses {num_threads} thread{'' if num_threads == 1 else 's'}, on {num_cpus}"
+        f" CPU{'' if num_cpus == 1 else 's'}"
+    )
     if num_threads <= num_cpus:
         yield Finding(check="threads", text=text)
         return
@@ -118,7 +166,9 @@ def check_threads(_: CheckRequest) -> Iterator[Finding]:
 
 
 def check_neighbours(_: CheckRequest) -> Iterator[Finding]:
-    """What other processes and the hypervisor take from the CPUs, by the meter and the limits of a judge."""
+    """What other processes and the hypervisor take from the CPUs, by the meter and the limits of a
+    judge.
+    """
     from freezer.timing.meters import CpuMeter
 
     meter = CpuMeter(SamplingPolicy())

@@ -9,8 +9,19 @@ from importlib.metadata import entry_points
 
 from freezer.checks.build_checks import check_compiler, check_torch
 from freezer.checks.findings import Check, CheckRequest, Finding
-from freezer.checks.limit_checks import check_clock_source, check_cpus, check_memory, check_temporary
-from freezer.checks.machine_checks import check_classes, check_environment_here, check_gpu, check_neighbours, check_threads
+from freezer.checks.limit_checks import (
+    check_clock_source,
+    check_cpus,
+    check_memory,
+    check_temporary,
+)
+from freezer.checks.machine_checks import (
+    check_classes,
+    check_environment_here,
+    check_gpu,
+    check_neighbours,
+    check_threads,
+)
 from freezer.checks.store_checks import check_store
 from freezer.errors import first_line
 
@@ -25,7 +36,11 @@ CHECKS: Mapping[str, Check] = {
 }
 """Checks without torch, by what they check."""
 
-TORCH_CHECKS: Mapping[str, Check] = {"GPU": check_gpu, "threads": check_threads, "neighbours": check_neighbours}
+TORCH_CHECKS: Mapping[str, Check] = {
+    "GPU": check_gpu,
+    "threads": check_threads,
+    "neighbours": check_neighbours,
+}
 """Checks that need torch."""
 
 GROUP = "coldpress.checks"
@@ -63,7 +78,9 @@ def _further() -> tuple[dict[str, Check], list[Finding]]:
             found[entry.name] = entry.load()
         except ModuleNotFoundError as error:
             if error.name == entry.module.partition(".")[0]:
-                missing.append(Finding(check=entry.name, text="not installed; only campaigns need it"))
+                missing.append(
+                    Finding(check=entry.name, text="not installed; only campaigns need it")
+                )
             else:
                 missing.append(_broken(entry.name, error))
         except Exception as error:

@@ -36,7 +36,11 @@ def check_store(request: CheckRequest) -> Iterator[Finding]:
         store = Store.open(request.store)
         num_models = len(_readable(store).models())
     except (ColdpressError, OSError) as error:
-        text = error.coded if isinstance(error, ColdpressError) else f"{request.store} cannot be read: {error}"
+        text = (
+            error.coded
+            if isinstance(error, ColdpressError)
+            else f"{request.store} cannot be read: {error}"
+        )
         yield Finding(check="store", level="error", text=text, remedy=_remedy(request.store, error))
         return
     what = f"{store.uri}: {num_models} model{'' if num_models == 1 else 's'}"
@@ -60,7 +64,9 @@ def _readable(store: Store) -> Store:
 
 
 def _probe(store: Store) -> float:
-    """Write, read and remove a file; return by how many seconds the store's clock is ahead of this machine's."""
+    """Write, read and remove a file; return by how many seconds the store's clock is ahead of this
+    machine's.
+    """
     files = store.remote or LocalFiles(store.root, work=WORK)
     name, data = f".doctor-{uuid.uuid4().hex}", b"coldpress doctor".ljust(PROBE_BYTES)
     started = time.time()
@@ -82,14 +88,24 @@ def _not_written(store: Store, what: str, error: OSError) -> Finding:
     where = shlex.quote(store.uri)
     if error.errno in FULL:
         remedy = f"df -h {where}   # free space, or enlarge the disk"
-        return Finding(check="store", level="error", text=f"{what}, but its disk is full: {error}", remedy=remedy)
+        return Finding(
+            check="store",
+            level="error",
+            text=f"{what}, but its disk is full: {error}",
+            remedy=remedy,
+        )
     forbidden = store.remote is not None or error.errno in FORBIDDEN
     level: Level = "warning" if forbidden else "error"
     text = f"{what}, but it cannot be written: {error}"
     only = "; deployments only read, campaigns and `coldpress sign` write" if forbidden else ""
-    remedy = f"touch {where}/.coldpress-test; ls -ld {where}; findmnt -T {where}   # grant write access, or mount it read-write"
+    remedy = (
+        f"touch {where}/.coldpress-test; ls -ld {where}; findmnt -T {where}   # grant write access,"
+        " or mount it read-write"
+    )
     if store.remote is not None:
-        remedy = f"{_listing(store.uri)}   # grant the credentials the rights to put and delete objects"
+        remedy = (
+            f"{_listing(store.uri)}   # grant the credentials the rights to put and delete objects"
+        )
     return Finding(check="store", level=level, text=f"{text}{only}", remedy=remedy)
 
 
@@ -110,13 +126,22 @@ def skew_finding(skew_s: float, ahead: tuple[str, float] | None = None) -> Findi
         ahead: path of a file from the future, and by how many seconds.
     """
     if abs(skew_s) > MAX_SKEW_S:
-        text = f"the store's clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} this machine's"
+        text = (
+            f"the store's clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'}"
+            " this machine's"
+        )
     elif ahead is not None:
         path, lead_s = ahead
-        text = f"{path} was written {lead_s:.0f} s in the future: this machine's clock is behind, or that of its writer is ahead"
+        text = (
+            f"{path} was written {lead_s:.0f} s in the future: this machine's clock is behind, or"
+            " that of its writer is ahead"
+        )
     else:
         return Finding(check="store clock", text="agrees with this machine's")
-    effect = "dates are wrong, remains of killed workers are kept or removed too early, and S3 refuses requests at 15 minutes"
+    effect = (
+        "dates are wrong, remains of killed workers are kept or removed too early, and S3 refuses"
+        " requests at 15 minutes"
+    )
     return Finding(check="store clock", level="warning", text=f"{text}; {effect}", remedy=SET_CLOCK)
 
 
@@ -128,7 +153,10 @@ def _remedy(uri: str, error: Exception) -> str:
         return "coldpress doctor --store ./store   # or s3://BUCKET/PREFIX, gs://BUCKET/PREFIX"
     if urlparse(uri).scheme in ("s3", "gs"):
         return f"{_listing(uri)}   # checks network and credentials without Coldpress"
-    return f"ls -ld {shlex.quote(uri)}   # mount it, correct --store, or let the first campaign make it"
+    return (
+        f"ls -ld {shlex.quote(uri)}   # mount it, correct --store, or let the first campaign"
+        " make it"
+    )
 
 
 def _listing(uri: str) -> str:
@@ -138,4 +166,6 @@ def _listing(uri: str) -> str:
     if not place.startswith("s3:"):
         return f"gcloud storage ls {place}"
     endpoint = options.get("endpoint_override")
-    return f"aws s3 ls {place}/" + (f" --endpoint-url {options.get('scheme', 'https')}://{endpoint}" if endpoint else "")
+    return f"aws s3 ls {place}/" + (
+        f" --endpoint-url {options.get('scheme', 'https')}://{endpoint}" if endpoint else ""
+    )

@@ -1,4 +1,7 @@
-"""The command `coldpress`. Exit codes: 0 done, 1 refused or verification failed, 2 usage, 3 store unreachable."""
+"""The command `coldpress`.
+
+Exit codes: 0 done, 1 refused or verification failed, 2 usage, 3 store unreachable.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,18 @@ from freezer.cli.store_commands import list_models, rollback
 from freezer.errors import ColdpressError, StoreUnreachableError, UsageError
 
 CAMPAIGN_COMMANDS = "coldpress.commands"
-"""Group of entry points: commands over campaigns, which only a checkout has. Each names a typer application."""
+"""Group of entry points: commands over campaigns, which only a checkout has.
+
+Each names a typer application.
+"""
 
 
 class _Commands(typer.core.TyperGroup):
-    """The commands of the wheel, and in a checkout those over campaigns, which are imported when they are used.
+    """The commands of the wheel, and in a checkout those over campaigns, which are imported when
+    they are used.
 
-    The types of contexts and commands are click's or typer's own copies of them, depending on typer's version.
+    The types of contexts and commands are click's or typer's own copies of them, depending on
+    typer's version.
     """
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -44,7 +52,11 @@ class _Commands(typer.core.TyperGroup):
 
 def _campaign_commands() -> dict[str, EntryPoint]:
     """The entry points of CAMPAIGN_COMMANDS, by command; empty without a checkout."""
-    return {point.name: point for point in entry_points(group=CAMPAIGN_COMMANDS) if _is_here(point.module)}
+    return {
+        point.name: point
+        for point in entry_points(group=CAMPAIGN_COMMANDS)
+        if _is_here(point.module)
+    }
 
 
 def _is_here(module: str) -> bool:
@@ -72,7 +84,9 @@ VERSION_HELP = "Print the versions of Coldpress and torch."
 
 @app.callback()
 def options(
-    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help=VERSION_HELP)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help=VERSION_HELP)
+    ] = False,
 ) -> None:
     """Freeze PyTorch models for the hardware that serves them.
 

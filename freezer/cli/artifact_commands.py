@@ -1,4 +1,7 @@
-"""The commands `coldpress pull`, `sign`, `verify`, `diff`, `inspect`, `run`, `env` and `classes`. Only commands import torch."""
+"""The commands `coldpress pull`, `sign`, `verify`, `diff`, `inspect`, `run`, `env` and `classes`.
+
+Only commands import torch.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,9 @@ if TYPE_CHECKING:
 
 Runtime = Literal["torch", "native"]
 
-INPUT_HELP = "Tensors by input name: .safetensors or .npz; .npy for one input; - for any of them on stdin."
+INPUT_HELP = (
+    "Tensors by input name: .safetensors or .npz; .npy for one input; - for any of them on stdin."
+)
 
 STARTS = {b"\x93NUMPY": ".npy", b"PK": ".npz"}
 """First bytes of files on stdin, and their suffixes."""
@@ -68,7 +73,10 @@ def pull(
     opened = Store.open(store)
     version = opened.version(model)
     if version.number < min_version:
-        raise IncompatibleError(f"{model}: rolled_back: got version {version.number}, expected version {min_version} or later")
+        raise IncompatibleError(
+            f"{model}: rolled_back: got version {version.number}, expected version {min_version} or"
+            " later"
+        )
     name = _pick(version, device_class_)
     artifact = opened.pull(version, name, dest)
     size_mb = sum(item.size_bytes for item in artifact.manifest.contents) / 1e6
@@ -79,7 +87,9 @@ def sign(
     model: ModelArgument,
     key: Annotated[Path, typer.Option(help="Private EC key on P-256 (PEM, without a password).")],
     store: StoreOption = "./store",
-    device_class_: Annotated[str, typer.Option("--device-class", help="Sign only this class. Default: all.")] = "all",
+    device_class_: Annotated[
+        str, typer.Option("--device-class", help="Sign only this class. Default: all.")
+    ] = "all",
 ) -> None:
     """Verify and sign published artifacts; pulled folders contain the signatures too."""
     opened = Store.open(store)
@@ -91,11 +101,17 @@ def sign(
 
 def verify(
     reference: ReferenceArgument,
-    store: Annotated[str | None, typer.Option("--store", help="URI of the store. Default: ./store.")] = None,
+    store: Annotated[
+        str | None, typer.Option("--store", help="URI of the store. Default: ./store.")
+    ] = None,
     device_class_: ClassOption = "auto",
     threads: ThreadsOption = None,
-    speed: Annotated[bool, typer.Option("--speed", help="Also compare its speed with the portable artifact's.")] = False,
-    portable: Annotated[Path | None, typer.Option(help="With --speed: folder of the portable artifact.")] = None,
+    speed: Annotated[
+        bool, typer.Option("--speed", help="Also compare its speed with the portable artifact's.")
+    ] = False,
+    portable: Annotated[
+        Path | None, typer.Option(help="With --speed: folder of the portable artifact.")
+    ] = None,
     device: DeviceOption = None,
     key: KeysOption = None,
     min_version: MinVersionOption = 0,
@@ -121,7 +137,10 @@ def verify(
         ratio = "" if figure.error_ratio is None else f"{figure.error_ratio:.2f}"
         rows.add_row(str(figure.set_index), figure.output, ratio, f"{figure.max_abs_err:.3g}")
     console.print(rows, markup=False, highlight=False)
-    say(f"{reference}: {found.num_files} files match their digests, and {found.device_class} gives the golden outputs here")
+    say(
+        f"{reference}: {found.num_files} files match their digests, and {found.device_class} gives"
+        " the golden outputs here"
+    )
     if found.speed is not None:
         say(f"speed: {found.speed}; by the manifests {found.speed.expected:.2f} times")
     elif speed:
@@ -133,9 +152,13 @@ def diff(
     store: StoreOption = "./store",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Compare the golden outputs of the device classes of a version; exit code 1 if two differ too much."""
+    """Compare the golden outputs of the device classes of a version; exit code 1 if two differ too
+    much.
+    """
     if folder_of(model) is not None:
-        raise UsageError(f"{model} is a folder with one class; name a model of a store: MODEL or MODEL:VERSION")
+        raise UsageError(
+            f"{model} is a folder with one class; name a model of a store: MODEL or MODEL:VERSION"
+        )
     from freezer.serving.diff import diff as diff_here
     from freezer.serving.diff import matrix, problem, sentences
 
@@ -143,7 +166,10 @@ def diff(
     if as_json:
         sys.stdout.write(json.dumps(encode(found), allow_nan=False) + "\n")
     else:
-        say(f"{found.model}:{found.version}, {len(found.sets)} golden set{'' if len(found.sets) == 1 else 's'}")
+        say(
+            f"{found.model}:{found.version}, {len(found.sets)} golden"
+            f" set{'' if len(found.sets) == 1 else 's'}"
+        )
         if found.classes:
             console.print(matrix(found), markup=False, highlight=False)
         for line in sentences(found):
@@ -157,9 +183,15 @@ def inspect(
     store: StoreOption = "./store",
     device_class_: ClassOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest.")] = False,
-    code: Annotated[bool, typer.Option("--code", help="Print the code of the frozen model.")] = False,
-    graph: Annotated[bool, typer.Option("--graph", help="Print the graph of the frozen model.")] = False,
-    captured: Annotated[bool, typer.Option("--captured", help="With --code or --graph: of the captured model.")] = False,
+    code: Annotated[
+        bool, typer.Option("--code", help="Print the code of the frozen model.")
+    ] = False,
+    graph: Annotated[
+        bool, typer.Option("--graph", help="Print the graph of the frozen model.")
+    ] = False,
+    captured: Annotated[
+        bool, typer.Option("--captured", help="With --code or --graph: of the captured model.")
+    ] = False,
 ) -> None:
     """Print an artifact's manifest and what freezing did, or the code or graph of its model."""
     kinds = [name for name, wanted in (("code", code), ("graph", graph)) if wanted]
@@ -174,11 +206,15 @@ def inspect(
             version = opened.version(reference)
             published = tuple(version.images)
             paths = None if kinds else ()
-            artifact = opened.materialize(version, _pick(version, device_class_), Path(scratch), paths=paths)
+            artifact = opened.materialize(
+                version, _pick(version, device_class_), Path(scratch), paths=paths
+            )
         if as_json:
             sys.stdout.write(artifact.manifest.to_bytes().decode())
         elif kinds:
-            sys.stdout.write("\n".join(readable(artifact, kind, captured=captured) for kind in kinds))
+            sys.stdout.write(
+                "\n".join(readable(artifact, kind, captured=captured) for kind in kinds)
+            )
         else:
             rows = table()
             rows.add_column(style="bold", no_wrap=True)
@@ -191,14 +227,21 @@ def inspect(
 def run(
     reference: ReferenceArgument,
     input_: Annotated[str, typer.Option("--input", help=INPUT_HELP)],
-    output: Annotated[Path, typer.Option(help="File to write: .safetensors or .npz; .npy for one output.")],
-    store: Annotated[str | None, typer.Option("--store", help="URI of the store. Default: ./store.")] = None,
+    output: Annotated[
+        Path, typer.Option(help="File to write: .safetensors or .npz; .npy for one output.")
+    ],
+    store: Annotated[
+        str | None, typer.Option("--store", help="URI of the store. Default: ./store.")
+    ] = None,
     device_class_: ClassOption = "auto",
     threads: ThreadsOption = None,
     device: DeviceOption = None,
     key: KeysOption = None,
     min_version: MinVersionOption = 0,
-    runtime: Annotated[Runtime, typer.Option(help="native: without importing torch; Inductor payloads for CPUs only.")] = "torch",
+    runtime: Annotated[
+        Runtime,
+        typer.Option(help="native: without importing torch; Inductor payloads for CPUs only."),
+    ] = "torch",
 ) -> None:
     """Run a frozen model on a file of inputs."""
     if output.suffix not in (".safetensors", ".npz", ".npy"):
@@ -224,9 +267,15 @@ def run(
     found: dict[str, Any] = {}
     for index, given in enumerate(sets):
         prefix = f"{index}/" if len(sets) > 1 else ""
-        found |= {f"{prefix}{spec.name}": leaf for spec, leaf in zip(model.outputs, _leaves(model, given), strict=True)}
+        found |= {
+            f"{prefix}{spec.name}": leaf
+            for spec, leaf in zip(model.outputs, _leaves(model, given), strict=True)
+        }
     if output.suffix == ".npy" and len(found) != 1:
-        raise UsageError(f"--output {output}: a .npy file has one tensor, and there are {', '.join(found)}; use .npz")
+        raise UsageError(
+            f"--output {output}: a .npy file has one tensor, and there are {', '.join(found)}; use"
+            " .npz"
+        )
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with replacing(output, None) as partial:
@@ -235,7 +284,9 @@ def run(
             else:
                 _save_numpy(found, partial, one=output.suffix == ".npy")
     except (OSError, SafetensorError) as error:
-        raise UsageError(f"--output {output} cannot be written: {error}; free space, or name another file") from error
+        raise UsageError(
+            f"--output {output} cannot be written: {error}; free space, or name another file"
+        ) from error
     say(f"wrote {', '.join(found)} to {output}")
 
 
@@ -252,17 +303,24 @@ def _leaves(model: FrozenModel | NativeModel, given: Mapping[str, Any]) -> Seque
 
 
 def _inputs(given: str, names: Sequence[str], *, arrays: bool) -> Sequence[Mapping[str, Any]]:
-    """The input sets of --input, as tensors or arrays: of a file, or of stdin in any of the formats."""
+    """The input sets of --input, as tensors or arrays: of a file, or of stdin in any of the
+    formats.
+    """
     if given == "-":
         data = sys.stdin.buffer.read()
-        suffix = next((suffix for start, suffix in STARTS.items() if data.startswith(start)), ".safetensors")
+        suffix = next(
+            (suffix for start, suffix in STARTS.items() if data.startswith(start)), ".safetensors"
+        )
         with scratch_folder() as scratch:
             path = Path(scratch) / f"stdin{suffix}"
             path.write_bytes(data)
             return _inputs(str(path), names, arrays=arrays)
     if given.endswith(".npy"):
         if len(names) != 1:
-            raise UsageError(f"--input {given}: a .npy file has one tensor, and the model takes {', '.join(names)}; use .npz")
+            raise UsageError(
+                f"--input {given}: a .npy file has one tensor, and the model takes"
+                f" {', '.join(names)}; use .npz"
+            )
         return [{names[0]: _read_one(Path(given), arrays=arrays)}]
     if arrays:
         from freezer.runtime.array_files import read_array_sets
@@ -319,7 +377,9 @@ def env(
     store: StoreOption = "./store",
     device_class_: ClassOption = "auto",
 ) -> None:
-    """Print the variables to export before a process that serves the model starts: eval "$(coldpress env MODEL)"."""
+    """Print the variables to export before a process that serves the model starts: eval
+    "$(coldpress env MODEL)".
+    """
     manifest = _manifest(reference, store, device_class_)
     sys.stdout.writelines(f"{line}\n" for line in export_lines(manifest, os.environ))
 
@@ -335,7 +395,9 @@ def _manifest(reference: str, store: str | None, wanted: str) -> Manifest:
 
 
 def _with_settings(reference: str, store: str | None, wanted: str) -> None:
-    """Start this command again with the runtime settings that the artifact gained from, if it lacks any that this machine has."""
+    """Start this command again with the runtime settings that the artifact gained from, if it lacks
+    any that this machine has.
+    """
     values: Mapping[str, str] = {}
     with suppress(ColdpressError):  # which `load` reports
         values = lacking(_manifest(reference, store, wanted)).values
@@ -346,7 +408,9 @@ def _with_settings(reference: str, store: str | None, wanted: str) -> None:
 
 
 def classes(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Print this machine's device classes, most specific first, and the reasons against the next better ones."""
+    """Print this machine's device classes, most specific first, and the reasons against the next
+    better ones.
+    """
     machine = detect()
     if as_json:
         sys.stdout.write(json.dumps(asdict(machine)) + "\n")
@@ -365,6 +429,7 @@ def _pick(version: Version, wanted: str) -> str:
     if not found:
         published = ", ".join(sorted(version.images))
         raise IncompatibleError(
-            f"{version.model}:{version.number} is published for {published}; this machine runs {', '.join(detect().classes)}"
+            f"{version.model}:{version.number} is published for {published}; this machine runs"
+            f" {', '.join(detect().classes)}"
         )
     return found[0]

@@ -14,7 +14,9 @@ from freezer.store.store import Store
 
 
 def complete_model(context: typer.Context, incomplete: str) -> list[str]:
-    """Names of the models in the folder of --store, by default ./store; none of a bucket, which would take too long to list."""
+    """Names of the models in the folder of --store, by default ./store; none of a bucket, which
+    would take too long to list.
+    """
     uri = context.params.get("store") or "./store"
     if urlparse(uri).scheme in SCHEMES:
         return []

@@ -21,9 +21,15 @@ CHECK_WIDTH = 16
 
 
 def doctor(
-    store: Annotated[str | None, typer.Option("--store", help="Also check this store: a path or URI.")] = None,
-    tracking_uri: Annotated[str | None, typer.Option(help="Also check this MLflow server or database.")] = None,
-    address: Annotated[str | None, typer.Option(help="Also check this Ray cluster. Default: RAY_ADDRESS.")] = None,
+    store: Annotated[
+        str | None, typer.Option("--store", help="Also check this store: a path or URI.")
+    ] = None,
+    tracking_uri: Annotated[
+        str | None, typer.Option(help="Also check this MLflow server or database.")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Also check this Ray cluster. Default: RAY_ADDRESS.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check this machine, and name a remedy for each problem; exit code 1 if there are errors."""
@@ -31,16 +37,28 @@ def doctor(
 
     num: Counter[str] = Counter()
     findings = []
-    for finding in run_checks(CheckRequest(store=store, tracking_uri=tracking_uri, address=address)):
+    for finding in run_checks(
+        CheckRequest(store=store, tracking_uri=tracking_uri, address=address)
+    ):
         num[finding.level] += 1
         if as_json:
             findings.append(encode(finding))
         else:
             _print(finding)
     if as_json:
-        sys.stdout.write(json.dumps({"num_errors": num["error"], "num_warnings": num["warning"], "findings": findings}) + "\n")
+        sys.stdout.write(
+            json.dumps(
+                {"num_errors": num["error"], "num_warnings": num["warning"], "findings": findings}
+            )
+            + "\n"
+        )
     else:
-        say(", ".join(f"{num[level]} {level}{'' if num[level] == 1 else 's'}" for level in ("error", "warning")))
+        say(
+            ", ".join(
+                f"{num[level]} {level}{'' if num[level] == 1 else 's'}"
+                for level in ("error", "warning")
+            )
+        )
     if num["error"]:
         sys.exit(REFUSED)
 

@@ -32,57 +32,110 @@ EXAMPLES = {
 }
 """A value of each option that takes JSON."""
 
-INPUTS_HELP = f"JSON, as in a catalog: '{EXAMPLES['inputs']}', or a samples file. Not needed for exported programs."
+INPUTS_HELP = (
+    f"JSON, as in a catalog: '{EXAMPLES['inputs']}', or a samples file. Not needed for exported"
+    " programs."
+)
 
-LIMIT_HELP = "Limit that the artifact must keep: size_mb_max=100. Repeatable. docs/freeze-one-model.md lists them."
+LIMIT_HELP = (
+    "Limit that the artifact must keep: size_mb_max=100. Repeatable. docs/freeze-one-model.md lists"
+    " them."
+)
 
 CAMPAIGN_LIMITS = ("timeout_s", "memory_gb")
 """Limits of the processes in which a campaign builds and judges."""
 
 
 def freeze(
-    source: Annotated[str, typer.Argument(help="python:MODULE:FUNCTION, transformers:NAME, torchscript:, export: or pickle:FILE.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="python:MODULE:FUNCTION, transformers:NAME, torchscript:, export: or pickle:FILE."
+        ),
+    ],
     out: Annotated[Path | None, typer.Option(help="Folder to write.")] = None,
     inputs: Annotated[str | None, typer.Option(help=INPUTS_HELP)] = None,
     dims: Annotated[str, typer.Option(help=f"Bounds of named dims: '{EXAMPLES['dims']}'.")] = "{}",
     name: Annotated[str, typer.Option(help="Name of the model in the manifest.")] = "model",
-    args: Annotated[str, typer.Option(help=f"Arguments of the source: '{EXAMPLES['args']}'.")] = "{}",
-    weights: Annotated[Literal["random"] | None, typer.Option(help="Initialize a transformers model from its config.")] = None,
+    args: Annotated[
+        str, typer.Option(help=f"Arguments of the source: '{EXAMPLES['args']}'.")
+    ] = "{}",
+    weights: Annotated[
+        Literal["random"] | None,
+        typer.Option(help="Initialize a transformers model from its config."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of random weights.")] = 0,
-    method: Annotated[str | None, typer.Option(help="Method to freeze, of a file with several. Default: forward.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Method to freeze, of a file with several. Default: forward.")
+    ] = None,
     sha256: Annotated[str | None, typer.Option(help="Expected SHA-256 of the file.")] = None,
     trust: Annotated[bool, typer.Option("--trust", help="Allow pickles, which run code.")] = False,
     device_class_: ClassOption = "auto",
     threads: Annotated[
         list[int] | None,
         typer.Option(
-            help="Thread count to freeze for; the first decides. Repeatable. Default: torch's, and the powers of two below."
+            help=(
+                "Thread count to freeze for; the first decides. Repeatable. Default: torch's, and"
+                " the powers of two below."
+            )
         ),
     ] = None,
-    point: Annotated[list[str] | None, typer.Option(help="Sizes for a dedicated payload: batch=8,length=128. Repeatable.")] = None,
-    recipe: Annotated[list[str] | None, typer.Option(help="Recipe to try, or all. Repeatable. Default: auto.")] = None,
-    objective: Annotated[Objective, typer.Option(help="What the artifact should be best in; docs/contract.md.")] = "p50",
+    point: Annotated[
+        list[str] | None,
+        typer.Option(help="Sizes for a dedicated payload: batch=8,length=128. Repeatable."),
+    ] = None,
+    recipe: Annotated[
+        list[str] | None, typer.Option(help="Recipe to try, or all. Repeatable. Default: auto.")
+    ] = None,
+    objective: Annotated[
+        Objective, typer.Option(help="What the artifact should be best in; docs/contract.md.")
+    ] = "p50",
     limit: Annotated[list[str] | None, typer.Option(help=LIMIT_HELP, metavar="NAME=VALUE")] = None,
-    preserve: Annotated[list[str] | None, typer.Option(help="Attribute or method to keep: sub.version. Repeatable.")] = None,
+    preserve: Annotated[
+        list[str] | None, typer.Option(help="Attribute or method to keep: sub.version. Repeatable.")
+    ] = None,
     reset: Annotated[str | None, typer.Option(help="Method that resets the model's state.")] = None,
-    device: Annotated[str | None, typer.Option(help="GPU to freeze on: cuda, cuda:1. Default: the CPU.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="GPU to freeze on: cuda, cuda:1. Default: the CPU.")
+    ] = None,
     accept_noise: Annotated[
-        bool, typer.Option("--accept-noise", help="On a busy machine, publish what is faster even by disturbed measurements.")
+        bool,
+        typer.Option(
+            "--accept-noise",
+            help="On a busy machine, publish what is faster even by disturbed measurements.",
+        ),
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Only run and check the eager model, on the CPU; write nothing.")] = False,
+    debug: Annotated[
+        bool,
+        typer.Option(
+            "--debug", help="Only run and check the eager model, on the CPU; write nothing."
+        ),
+    ] = False,
 ) -> None:
     """Freeze one model for this machine, without Ray."""
     if out is None and not debug:
         raise UsageError("--out is missing: name the folder to write, or --debug to write nothing")
     if debug and (out is not None or device is not None):
-        raise UsageError("--debug runs the eager model on the CPU and writes nothing; omit --out and --device")
+        raise UsageError(
+            "--debug runs the eager model on the CPU and writes nothing; omit --out and --device"
+        )
     if out is not None:
         check_folder(out, "--out")
     samples = Path(inputs) if inputs and inputs.endswith((".safetensors", ".npz")) else None
-    spec = declared_spec(_parsed(inputs, "inputs"), _parsed(dims, "dims")) if inputs and not samples else None
-    source_args, points, limits = _parsed(args, "args"), [_point(text) for text in point or ()], _limits(limit or ())
+    spec = (
+        declared_spec(_parsed(inputs, "inputs"), _parsed(dims, "dims"))
+        if inputs and not samples
+        else None
+    )
+    source_args, points, limits = (
+        _parsed(args, "args"),
+        [_point(text) for text in point or ()],
+        _limits(limit or ()),
+    )
     if device_class_ != "auto":
-        os.environ.update(device_class(device_class_).limits)  # must be set before torch is imported below
+        os.environ.update(
+            device_class(device_class_).limits
+        )  # must be set before torch is imported below
     if debug and not source.startswith("torchscript:"):  # needs the JIT to load
         os.environ["PYTORCH_JIT"] = "0"
     from freezer.freezing.freeze import FreezeOptions, freeze_source, load_subject
@@ -162,7 +215,14 @@ def _debug(subject: Subject) -> None:
         not_finite = f" ({row.num_not_finite} NaN or Inf)" if row.num_not_finite else ""
         bounds = ["" if value is None else f"{value:.4g}" for value in (row.low, row.high)]
         error = "" if row.relative_error is None else f"{row.relative_error:.2g}"
-        rows.add_row(str(row.set_index), sizes, row.output, f"{row.dtype} {list(row.shape)}{not_finite}", *bounds, error)
+        rows.add_row(
+            str(row.set_index),
+            sizes,
+            row.output,
+            f"{row.dtype} {list(row.shape)}{not_finite}",
+            *bounds,
+            error,
+        )
     console.print(rows, markup=False, highlight=False)
     for fact in found.facts:
         say(fact)
@@ -190,7 +250,9 @@ def _limits(given: Sequence[str]) -> Limits:
         if problem := limit_problem(name, _number(value)):
             raise UsageError(f"--limit {text!r}: {problem}")
         if name in CAMPAIGN_LIMITS:
-            raise UsageError(f"--limit {text!r}: only campaigns apply {name}; remove it, or write a catalog")
+            raise UsageError(
+                f"--limit {text!r}: only campaigns apply {name}; remove it, or write a catalog"
+            )
         found[name] = float(value)
     return Limits(**found)
 

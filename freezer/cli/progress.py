@@ -1,4 +1,6 @@
-"""Progress of a long command: lines on stderr, more rarely the longer it takes, so that they do not disturb measurements."""
+"""Progress of a long command: lines on stderr, more rarely the longer it takes, so that they do not
+disturb measurements.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ EVERY_S = 30.0
 
 @contextlib.contextmanager
 def progress() -> Iterator[None]:
-    """Print the newest message of the logger `coldpress`, and its warnings at once, while the block runs."""
+    """Print the newest message of the logger `coldpress`, and its warnings at once, while the block
+    runs.
+    """
     step = _Step()
     logger = logging.getLogger("coldpress")
     level, ended = logger.level, threading.Event()

@@ -1,10 +1,13 @@
-"""Durable, atomic writes: files are written under another name, synced and renamed. Imports no torch.
+"""Durable, atomic writes: files are written under another name, synced and renamed. Imports no
+torch.
 
-Transient errors (of network file systems, of storage arrays that switch paths) are retried here and nowhere else: TRANSIENT lists
-them, WAITS_S bounds the retries. A full or read-only disk and missing permissions fail at once.
+Transient errors (of network file systems, of storage arrays that switch paths) are retried here and
+nowhere else: TRANSIENT lists them, WAITS_S bounds the retries. A full or read-only disk and missing
+permissions fail at once.
 
-A failed write continues where it stopped. A failed sync is not just repeated: Linux may have dropped the unwritten pages, and then
-report success for the next sync. So the content is written again and synced.
+A failed write continues where it stopped. A failed sync is not just repeated: Linux may have
+dropped the unwritten pages, and then report success for the next sync. So the content is written
+again and synced.
 """
 
 from __future__ import annotations
@@ -27,10 +30,15 @@ _T = TypeVar("_T")
 CHUNK_BYTES = 1 << 20
 
 TRANSIENT = frozenset({errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT, errno.EINTR})
-"""Errors after which the same step may succeed: an input/output error, a stale NFS handle, a silent server."""
+"""Errors after which the same step may succeed: an input/output error, a stale NFS handle, a silent
+server.
+"""
 
 WAITS_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0)
-"""Waits between attempts: 10 attempts within 3.3 s. If one attempt in three fails, one step in 59,000 fails."""
+"""Waits between attempts: 10 attempts within 3.3 s.
+
+If one attempt in three fails, one step in 59,000 fails.
+"""
 
 
 def retried(step: Callable[[], _T]) -> _T:
@@ -88,7 +96,10 @@ def copy_whole(source: Path, dest: Path, *, mode: int | None = None) -> None:
 
 
 def link_whole(source: Path, dest: Path, *, mode: int | None = None) -> None:
-    """Make a durable hard link, or a copy if the file system cannot link. The mode becomes the source's too."""
+    """Make a durable hard link, or a copy if the file system cannot link.
+
+    The mode becomes the source's too.
+    """
     try:
         with replacing(dest, mode) as partial:
             retried(lambda: os.link(source, partial))
@@ -98,7 +109,10 @@ def link_whole(source: Path, dest: Path, *, mode: int | None = None) -> None:
 
 
 def link_or_copy(source: Path, dest: Path) -> None:
-    """Make a hard link at a new path, or a copy if the file system cannot link, without syncing. Makes the folder of `dest`."""
+    """Make a hard link at a new path, or a copy if the file system cannot link, without syncing.
+
+    Makes the folder of `dest`.
+    """
     make_folder(dest.parent)
     try:
         retried(lambda: os.link(source, dest))
@@ -131,7 +145,9 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, mode: int | None) -> Iterator[Path]:
-    """Yield a temporary path beside `path`, which the block writes; renamed to `path` at its end, removed if it raises."""
+    """Yield a temporary path beside `path`, which the block writes; renamed to `path` at its end,
+    removed if it raises.
+    """
     partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
     try:
         yield partial
@@ -152,8 +168,12 @@ class _Raw(io.FileIO):
 
 
 def _write(path: Path, fill: Callable[[BinaryIO], object], *, synced: bool = True) -> None:
-    """Write a file with `fill`, which is called again after a transient error of the write or the sync."""
-    handle = retried(lambda: os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666))
+    """Write a file with `fill`, which is called again after a transient error of the write or the
+    sync.
+    """
+    handle = retried(
+        lambda: os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    )
 
     def write() -> None:
         os.lseek(handle, 0, os.SEEK_SET)

@@ -32,7 +32,9 @@ def verify_file(path: Path, *, digest: str, size_bytes: int, origin: str | None 
     except (FileNotFoundError, NotADirectoryError):
         raise IntegrityError(f"{name} is missing; pull the artifact again") from None
     except OSError as error:
-        raise IntegrityError(f"{name} cannot be read: {error.strerror}; pull the artifact again") from None
+        raise IntegrityError(
+            f"{name} cannot be read: {error.strerror}; pull the artifact again"
+        ) from None
     if found != digest:
         raise IntegrityError(f"{name} is {found}, expected {digest}; {CHANGED}")
 

@@ -1,4 +1,5 @@
-"""Download sources and samples from https://, s3:// and gs:// URLs, atomically, and verify their digests.
+"""Download sources and samples from https://, s3:// and gs:// URLs, atomically, and verify their
+digests.
 
 Files are stored at `FOLDER/<sha256>/<name>`. A file with a pinned digest is downloaded only once.
 """
@@ -51,7 +52,9 @@ def fetch(url: str, folder: Path, *, sha256: str | None = None) -> Path:
     if sha256 is not None and (folder / sha256 / name).is_file():
         return folder / sha256 / name
     if urlsplit(url).scheme == "http" and sha256 is None:
-        raise SourceError(f"{url}: http:// needs a digest; use https://, or add {PIN}", code="CP-FETCH")
+        raise SourceError(
+            f"{url}: http:// needs a digest; use https://, or add {PIN}", code="CP-FETCH"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
         unfinished = Path(scratch) / name
@@ -60,7 +63,8 @@ def fetch(url: str, folder: Path, *, sha256: str | None = None) -> Path:
         digest = digest_file(unfinished).removeprefix("sha256:")
         if sha256 is not None and digest != sha256:
             raise IntegrityError(
-                f"{url}: got sha256 {digest}, expected {sha256}; the file was changed, or the pinned digest, {PIN}, is outdated",
+                f"{url}: got sha256 {digest}, expected {sha256}; the file was changed, or the"
+                f" pinned digest, {PIN}, is outdated",
                 code="CP-FETCH-DIGEST",
             )
         sync(unfinished)
@@ -71,7 +75,8 @@ def fetch(url: str, folder: Path, *, sha256: str | None = None) -> Path:
 
 
 def identity(url: str) -> str | None:
-    """Identify the version of a file without downloading it, by ETag, size and time; None if the server gives none of them.
+    """Identify the version of a file without downloading it, by ETag, size and time; None if the
+    server gives none of them.
 
     Raises:
         SourceError: the server cannot be reached.
@@ -84,7 +89,9 @@ def identity(url: str) -> str | None:
         with _session() as session:
             response = session.head(url, timeout=(_CONNECT_S, _READ_S), allow_redirects=True)
             tag = response.headers.get("ETag") or response.headers.get("Last-Modified")
-            return f"{tag}|{response.headers.get('Content-Length')}" if response.ok and tag else None
+            return (
+                f"{tag}|{response.headers.get('Content-Length')}" if response.ok and tag else None
+            )
 
 
 def file_name(url: str) -> str:
@@ -103,7 +110,9 @@ def _opened(url: str, *, pinned: bool) -> Iterator[Any]:
         response = stack.enter_context(session.get(url, stream=True, timeout=(_CONNECT_S, _READ_S)))
         response.raise_for_status()
         if urlsplit(response.url).scheme != "https" and not pinned:
-            raise SourceError(f"{url} redirects to {response.url}, which is not https; add {PIN}", code="CP-FETCH")
+            raise SourceError(
+                f"{url} redirects to {response.url}, which is not https; add {PIN}", code="CP-FETCH"
+            )
         response.raw.decode_content = True
         yield response.raw
 
@@ -114,9 +123,16 @@ def _session() -> Any:
         from requests.adapters import HTTPAdapter
         from urllib3.util import Retry
     except ImportError:
-        raise MissingDependencyError("fetching https:// needs requests; pip install requests") from None
+        raise MissingDependencyError(
+            "fetching https:// needs requests; pip install requests"
+        ) from None
     session = requests.Session()
-    retry = Retry(total=_RETRIES, backoff_factor=0.5, status_forcelist=(429, 500, 502, 503, 504), raise_on_status=False)
+    retry = Retry(
+        total=_RETRIES,
+        backoff_factor=0.5,
+        status_forcelist=(429, 500, 502, 503, 504),
+        raise_on_status=False,
+    )
     for scheme in HTTP:
         session.mount(f"{scheme}://", HTTPAdapter(max_retries=retry))
     return session
@@ -124,7 +140,9 @@ def _session() -> Any:
 
 @contextlib.contextmanager
 def _fetching(url: str) -> Iterator[None]:
-    """Turn errors of requests, urllib3 and pyarrow into SourceError; errors of the local disk pass."""
+    """Turn errors of requests, urllib3 and pyarrow into SourceError; errors of the local
+    disk pass.
+    """
     try:
         yield
     except (SourceError, MissingDependencyError):
@@ -133,5 +151,6 @@ def _fetching(url: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno in DISK:
             raise
         raise SourceError(
-            f"{url} cannot be fetched: {first_line(error)}; check that it exists and may be read", code="CP-FETCH"
+            f"{url} cannot be fetched: {first_line(error)}; check that it exists and may be read",
+            code="CP-FETCH",
         ) from error

@@ -16,12 +16,15 @@ def check_folder(path: Path, name: str) -> None:
         name: the option or argument, for messages.
 
     Raises:
-        UsageError: it is a file, a folder with content or the working directory, or cannot be written.
+        UsageError: it is a file, a folder with content or the working directory, or cannot be
+            written.
     """
     if path.is_symlink() or (path.exists() and not path.is_dir()):
         raise UsageError(f"{name} {path} is a file or a link; name a new folder")
     if path.exists() and path.samefile("."):
-        raise UsageError(f"{name} {path} is the working directory, which cannot be replaced; name a new folder")
+        raise UsageError(
+            f"{name} {path} is the working directory, which cannot be replaced; name a new folder"
+        )
     if path.exists() and any(path.iterdir()):
         raise UsageError(f"{name} {path} is not empty; name a new folder")
     _check_above(path, name)

@@ -1,4 +1,7 @@
-"""Folders outside of stores: the user's cache, and where temporary files are made. Imports no torch."""
+"""Folders outside of stores: the user's cache, and where temporary files are made.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,9 @@ VARIABLE = "COLDPRESS_TMPDIR"
 def cache_folder() -> Path:
     """The cache folder of this user: $XDG_CACHE_HOME/coldpress, by default ~/.cache/coldpress.
 
-    `blobs/sha256/<digest>` are copies of buckets' blobs, since payloads are mapped into memory from local files. They are verified
-    before each use. Users may delete them at any time; nothing else does.
+    `blobs/sha256/<digest>` are copies of buckets' blobs, since payloads are mapped into memory from
+    local files. They are verified before each use. Users may delete them at any time; nothing else
+    does.
     """
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (given if given.is_absolute() else Path.home() / ".cache") / "coldpress"
@@ -30,14 +34,18 @@ def scratch_folder(*, executable: bool = False) -> tempfile.TemporaryDirectory[s
     Raises:
         UsageError: no place can be written.
     """
-    return tempfile.TemporaryDirectory(prefix="coldpress-", dir=scratch_place(executable=executable))
+    return tempfile.TemporaryDirectory(
+        prefix="coldpress-", dir=scratch_place(executable=executable)
+    )
 
 
 def scratch_place(*, executable: bool = False) -> Path:
-    """An existing folder in which temporary files can be written: $COLDPRESS_TMPDIR, else the system's, else the user's cache.
+    """An existing folder in which temporary files can be written: $COLDPRESS_TMPDIR, else the
+    system's, else the user's cache.
 
     Args:
-        executable: code will be loaded from the files, which file systems mounted with `noexec` refuse.
+        executable: code will be loaded from the files, which file systems mounted with `noexec`
+            refuse.
 
     Raises:
         UsageError: there is none; the message has the cause for each folder.
@@ -55,7 +63,9 @@ def scratch_place(*, executable: bool = False) -> Path:
             problems.append(str(error))
     needed = "allows code to be loaded from its files" if executable else "can be written"
     raise UsageError(
-        f"no temporary folder {needed}: {'; '.join(problems)}; set {VARIABLE} to a folder that does", code="CP-TEMPORARY"
+        f"no temporary folder {needed}: {'; '.join(problems)}; set {VARIABLE} to a folder that"
+        " does",
+        code="CP-TEMPORARY",
     )
 
 
@@ -66,7 +76,9 @@ def _try(folder: Path, *, executable: bool) -> None:
             file.write(b"\0")
             file.flush()
             if executable:
-                mmap.mmap(file.fileno(), 1, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC).close()
+                mmap.mmap(
+                    file.fileno(), 1, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC
+                ).close()
     except PermissionError as error:
         noexec = executable and os.statvfs(folder).f_flag & os.ST_NOEXEC
         raise OSError(f"{folder}: {'mounted with noexec' if noexec else error.strerror}") from error

@@ -1,8 +1,9 @@
 """CPU quotas and memory limits of this process's control groups. Imports no torch.
 
-A container with a quota of 2 CPUs on a machine of 64 sees all 64; torch then starts 64 threads, which the kernel throttles. Limits
-are read from the process's own group and all above it: `cpu.max` and `memory.max` (cgroup v2), or `cpu.cfs_quota_us` and
-`memory.limit_in_bytes` (v1). `root` is where /proc and the control groups are looked up.
+A container with a quota of 2 CPUs on a machine of 64 sees all 64; torch then starts 64 threads,
+which the kernel throttles. Limits are read from the process's own group and all above it: `cpu.max`
+and `memory.max` (cgroup v2), or `cpu.cfs_quota_us` and `memory.limit_in_bytes` (v1). `root` is
+where /proc and the control groups are looked up.
 """
 
 from __future__ import annotations
@@ -27,19 +28,32 @@ def thread_budget(num_threads: int, root: Path = ROOT) -> int:
 
 
 def counts_within(num_threads: int) -> tuple[int, ...]:
-    """The thread counts to freeze for by default: `num_threads`, which decides, and the powers of two below, descending."""
+    """The thread counts to freeze for by default: `num_threads`, which decides, and the powers of
+    two below, descending.
+    """
     return (num_threads, *(1 << power for power in reversed(range((num_threads - 1).bit_length()))))
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:
     """The smallest CPU quota, which may be a fraction; None without a readable quota."""
-    return min((quota for group in _control_groups("cpu", root) if (quota := _quota(group))), default=None)
+    return min(
+        (quota for group in _control_groups("cpu", root) if (quota := _quota(group))), default=None
+    )
 
 
 def machine_bytes(root: Path = ROOT) -> int:
     """Memory of this process's machine or container, in bytes."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([physical, *(limit for group in _control_groups("memory", root) if (limit := _memory_limit(group)) is not None)])
+    return min(
+        [
+            physical,
+            *(
+                limit
+                for group in _control_groups("memory", root)
+                if (limit := _memory_limit(group)) is not None
+            ),
+        ]
+    )
 
 
 def _control_groups(controller: str, root: Path) -> Iterator[Path]:
@@ -52,11 +66,16 @@ def _control_groups(controller: str, root: Path) -> Iterator[Path]:
         where, _, what = line.partition(" - ")
         kind, *_, options = what.split()
         group = groups.get("" if kind == "cgroup2" else controller)
-        if group is None or kind not in ("cgroup", "cgroup2") or (kind == "cgroup" and controller not in options.split(",")):
+        if (
+            group is None
+            or kind not in ("cgroup", "cgroup2")
+            or (kind == "cgroup" and controller not in options.split(","))
+        ):
             continue
         top, mounted = where.split()[3:5]
         base = root / mounted.lstrip("/")
-        # in a container, /proc/self/cgroup may name groups of the host, and the mount start at the process's own group
+        # in a container, /proc/self/cgroup may name groups of the host, and the mount start at the
+        # process's own group
         folder = base / group.relative_to(top) if group.is_relative_to(top) else base
         folder = folder if folder.is_dir() else base
         yield from (above for above in (folder, *folder.parents) if above.is_relative_to(base))
@@ -65,7 +84,8 @@ def _control_groups(controller: str, root: Path) -> Iterator[Path]:
 def _quota(group: Path) -> float | None:
     """CPU quota of one group; None for `max` and -1."""
     quota, _, period = (
-        _text(group / "cpu.max") or f"{_text(group / 'cpu.cfs_quota_us')} {_text(group / 'cpu.cfs_period_us')}"
+        _text(group / "cpu.max")
+        or f"{_text(group / 'cpu.cfs_quota_us')} {_text(group / 'cpu.cfs_period_us')}"
     ).partition(" ")
     with contextlib.suppress(ValueError, ZeroDivisionError):
         return int(quota) / int(period) if int(quota) > 0 else None
@@ -73,7 +93,9 @@ def _quota(group: Path) -> float | None:
 
 
 def _memory_limit(group: Path) -> int | None:
-    """The memory limit of one group; None without one (`max` in v2; v1 writes a number near 2**63)."""
+    """The memory limit of one group; None without one (`max` in v2; v1 writes a number near
+    2**63).
+    """
     with contextlib.suppress(ValueError):
         return int(_text(group / "memory.max") or _text(group / "memory.limit_in_bytes"))
     return None

@@ -1,11 +1,13 @@
 """Device classes: families of hardware that one artifact serves. Imports no torch.
 
-An artifact for class `a` runs on a machine of class `m` if `can_run(a, m)`: CPU classes follow archspec's order of
-microarchitectures, a CUDA class runs on exactly its compute capability, and `portable` runs anywhere.
+An artifact for class `a` runs on a machine of class `m` if `can_run(a, m)`: CPU classes follow
+archspec's order of microarchitectures, a CUDA class runs on exactly its compute capability, and
+`portable` runs anywhere.
 
-It also has to be fast. oneDNN packs weights for one instruction set, and silently takes up to 12 times as long with another layout.
-`Machine.layouts` is oneDNN's choice in this process: a payload of another class serves if its layouts are the same, or if oneDNN is
-limited to that class before its first operation. oneDNN and ATen read their limits once, before their first operation.
+It also has to be fast. oneDNN packs weights for one instruction set, and silently takes up to 12
+times as long with another layout. `Machine.layouts` is oneDNN's choice in this process: a payload
+of another class serves if its layouts are the same, or if oneDNN is limited to that class before
+its first operation. oneDNN and ATen read their limits once, before their first operation.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ _STEPS: Mapping[str, frozenset[str]] = {
     "AVX512_CORE_AMX": frozenset(("amx_tile", "amx_int8", "amx_bf16")),
     "AVX512_CORE_AMX_FP16": frozenset(("amx_fp16",)),
 }
-"""oneDNN's instruction sets, least first, each with the features that it adds (oneDNN's guide "CPU Dispatcher Control")."""
+"""oneDNN's instruction sets, least first, each with the features that it adds (oneDNN's guide "CPU
+Dispatcher Control").
+"""
 
 _ATEN = {"avx2": "AVX2", "default": "AVX"}
 """ATen's capabilities below AVX-512, by oneDNN's names."""
@@ -37,27 +41,50 @@ _ATEN = {"avx2": "AVX2", "default": "AVX"}
 _ON_X86, _ON_ARM = (("avx512f", "avx512"), ("avx2", "avx2")), (("sve", "sve"), ("asimd", "neon"))
 _KINDS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "float32": (*_ON_X86, *_ON_ARM),
-    "bfloat16": (("amx_bf16", "amx"), ("avx512_bf16", "avx512_bf16"), *_ON_X86, ("svebf16", "sve_bf16"), *_ON_ARM),
+    "bfloat16": (
+        ("amx_bf16", "amx"),
+        ("avx512_bf16", "avx512_bf16"),
+        *_ON_X86,
+        ("svebf16", "sve_bf16"),
+        *_ON_ARM,
+    ),
     "float16": (("amx_fp16", "amx"), ("avx512_fp16", "avx512_fp16"), *_ON_X86, *_ON_ARM),
     "int8": (
-        *(("amx_int8", "amx"), ("avx512_vnni", "avx512_vnni"), ("avx512f", "avx512"), ("avx_vnni", "avx2_vnni"), ("avx2", "avx2")),
+        *(
+            ("amx_int8", "amx"),
+            ("avx512_vnni", "avx512_vnni"),
+            ("avx512f", "avx512"),
+            ("avx_vnni", "avx2_vnni"),
+            ("avx2", "avx2"),
+        ),
         *(("svei8mm", "sve_i8mm"), *_ON_ARM),
     ),
 }
 """Features that determine the layout of packed weights of each dtype, best first."""
 
-_PACKED_AS = {"uint8": "int8", "qint8": "int8", "quint8": "int8", "float64": "float32", "complex64": "float32"}
+_PACKED_AS = {
+    "uint8": "int8",
+    "qint8": "int8",
+    "quint8": "int8",
+    "float64": "float32",
+    "complex64": "float32",
+}
 
 
 def onednn_features(features: Collection[str], environ: Mapping[str, str]) -> frozenset[str]:
-    """The features that oneDNN uses under this environment; it ignores a limit that it does not know."""
+    """The features that oneDNN uses under this environment; it ignores a limit that it does not
+    know.
+    """
     limit = (environ.get("ONEDNN_MAX_CPU_ISA") or environ.get("DNNL_MAX_CPU_ISA") or "").upper()
     return _limited(features, limit)
 
 
 def usable_features(features: Collection[str], environ: Mapping[str, str]) -> frozenset[str]:
     """The features that both oneDNN and ATen use under this environment."""
-    return _limited(onednn_features(features, environ), _ATEN.get(environ.get("ATEN_CPU_CAPABILITY", "").lower(), ""))
+    return _limited(
+        onednn_features(features, environ),
+        _ATEN.get(environ.get("ATEN_CPU_CAPABILITY", "").lower(), ""),
+    )
 
 
 def _limited(features: Collection[str], limit: str) -> frozenset[str]:
@@ -68,7 +95,9 @@ def _limited(features: Collection[str], limit: str) -> frozenset[str]:
 
 
 def layouts(features: Collection[str], sve_bits: int | None = None) -> dict[str, str]:
-    """OneDNN's layouts of packed weights by dtype, `{"float32": "avx512", ...}`, for the features and SVE length that it uses."""
+    """OneDNN's layouts of packed weights by dtype, `{"float32": "avx512", ...}`, for the features
+    and SVE length that it uses.
+    """
     found: dict[str, str] = {}
     for dtype, kinds in _KINDS.items():
         layout = next((name for feature, name in kinds if feature in features), "plain")
@@ -105,7 +134,8 @@ class DeviceClass:
         march: target of the compiler, followed by `flags`.
         simdlen: width of Inductor's vectors, in bits.
         sve_bits: exact length of SVE's vectors.
-        limits: environment that makes oneDNN, ATen and MKL behave as on a CPU of this class; set it before torch is imported.
+        limits: environment that makes oneDNN, ATen and MKL behave as on a CPU of this class; set it
+            before torch is imported.
         capability: of a CUDA class, major * 10 + minor.
         host: of a CUDA class, the CPU class of its host code.
     """
@@ -134,7 +164,9 @@ class DeviceClass:
     @property
     def features(self) -> frozenset[str]:
         """Features of every CPU of the class, by archspec's names."""
-        return (archspec.cpu.TARGETS[self.base].features if self.base else frozenset()) | frozenset(self.adds)
+        return (archspec.cpu.TARGETS[self.base].features if self.base else frozenset()) | frozenset(
+            self.adds
+        )
 
     @property
     def layouts(self) -> Mapping[str, str]:
@@ -142,14 +174,22 @@ class DeviceClass:
         return layouts(onednn_features(self.features, self.limits), self.sve_bits)
 
 
-def _x86(name: str, isa: str, *includes: str, vendor: str | None = None, adds: Mapping[str, str] | None = None) -> DeviceClass:
+def _x86(
+    name: str,
+    isa: str,
+    *includes: str,
+    vendor: str | None = None,
+    adds: Mapping[str, str] | None = None,
+) -> DeviceClass:
     """A class from x86-64-v3 on.
 
     Args:
         isa: oneDNN's name of the instruction set.
         adds: features above x86-64-v4 with the compiler's flags.
     """
-    level, simdlen, aten, mkl = ("v3", 256, "avx2", "AVX2") if isa == "AVX2" else ("v4", 512, "avx512", "AVX512")
+    level, simdlen, aten, mkl = (
+        ("v3", 256, "avx2", "AVX2") if isa == "AVX2" else ("v4", 512, "avx512", "AVX512")
+    )
     return DeviceClass(
         name=name,
         kind="cpu",
@@ -161,12 +201,20 @@ def _x86(name: str, isa: str, *includes: str, vendor: str | None = None, adds: M
         march=f"x86-64-{level}",
         flags=tuple((adds or {}).values()),
         simdlen=simdlen,
-        limits={"ONEDNN_MAX_CPU_ISA": isa, "ATEN_CPU_CAPABILITY": aten, "MKL_ENABLE_INSTRUCTIONS": mkl},
+        limits={
+            "ONEDNN_MAX_CPU_ISA": isa,
+            "ATEN_CPU_CAPABILITY": aten,
+            "MKL_ENABLE_INSTRUCTIONS": mkl,
+        },
     )
 
 
-def _arm(name: str, march: str, adds: tuple[str, ...], *includes: str, sve_bits: int | None = None) -> DeviceClass:
-    """An Arm class. oneDNN cannot be limited there, so lesser classes serve only if their layouts are the same."""
+def _arm(
+    name: str, march: str, adds: tuple[str, ...], *includes: str, sve_bits: int | None = None
+) -> DeviceClass:
+    """An Arm class. oneDNN cannot be limited there, so lesser classes serve only if their layouts
+    are the same.
+    """
     return DeviceClass(
         name=name,
         kind="cpu",
@@ -181,7 +229,9 @@ def _arm(name: str, march: str, adds: tuple[str, ...], *includes: str, sve_bits:
 
 
 def _cuda(capability: int) -> DeviceClass:
-    return DeviceClass(name=f"cuda-sm{capability}", kind="cuda", capability=capability, host="cpu-x86-64-v3")
+    return DeviceClass(
+        name=f"cuda-sm{capability}", kind="cuda", capability=capability, host="cpu-x86-64-v3"
+    )
 
 
 _INTEL, _AMD = "GenuineIntel", "AuthenticAMD"
@@ -196,7 +246,20 @@ _AMX = {
 }
 _NEON = ("fp", "asimd")
 _SVE = (
-    *(*_NEON, "crc32", "atomics", "fphp", "asimdhp", "asimdrdm", "asimddp", "asimdfhm", "jscvt", "fcma", "lrcpc", "ilrcpc"),
+    *(
+        *_NEON,
+        "crc32",
+        "atomics",
+        "fphp",
+        "asimdhp",
+        "asimdrdm",
+        "asimddp",
+        "asimdfhm",
+        "jscvt",
+        "fcma",
+        "lrcpc",
+        "ilrcpc",
+    ),
     *("flagm", "bf16", "i8mm", "sve", "svebf16", "svei8mm"),
 )
 _SVE2 = (*_SVE, "sb", "flagm2", "frint", "sve2")
@@ -243,20 +306,28 @@ def can_run(artifact: str, machine: str) -> bool:
 
 
 def best_level(classes: Collection[str]) -> str | None:
-    """The CPU class that `auto` selects from a machine's classes: the best x86-64 level, or the most specific Arm class."""
+    """The CPU class that `auto` selects from a machine's classes: the best x86-64 level, or the
+    most specific Arm class.
+    """
     arm = (name for name in DEVICE_CLASSES if DEVICE_CLASSES[name].machine == "aarch64")
-    return next((name for name in (*reversed(_LEVELS), *reversed(tuple(arm))) if name in classes), None)
+    return next(
+        (name for name in (*reversed(_LEVELS), *reversed(tuple(arm))) if name in classes), None
+    )
 
 
 def auto_classes(classes: Sequence[str]) -> tuple[str, ...]:
     """The classes that `auto` selects from a machine's classes: CPU level, GPUs, `portable`."""
     level = best_level(classes)
-    gpus = (name for name in classes if name in DEVICE_CLASSES and DEVICE_CLASSES[name].kind == "cuda")
+    gpus = (
+        name for name in classes if name in DEVICE_CLASSES and DEVICE_CLASSES[name].kind == "cuda"
+    )
     return (*((level,) if level else ()), *gpus, PORTABLE)
 
 
 _LEAST_DRIVER: Mapping[int, str] = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
-"""Linux drivers by CUDA's major version: NVIDIA's "CUDA Compatibility", minor version compatibility."""
+"""Linux drivers by CUDA's major version: NVIDIA's "CUDA Compatibility", minor version
+compatibility.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,7 @@
-"""This machine: its CPU, GPUs and the device classes that it can serve. Imports no torch, and starts no CUDA."""
+"""This machine: its CPU, GPUs and the device classes that it can serve.
+
+Imports no torch, and starts no CUDA.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,23 @@ _PR_SVE_GET_VL = 51
 _SVE_VL_LEN_MASK = 0xFFFF
 _AT_HWCAP, _AT_HWCAP2 = 16, 26
 _HWCAP = {
-    **{0: "fp", 1: "asimd", 7: "crc32", 8: "atomics", 9: "fphp", 10: "asimdhp", 12: "asimdrdm", 13: "jscvt", 14: "fcma"},
+    **{
+        0: "fp",
+        1: "asimd",
+        7: "crc32",
+        8: "atomics",
+        9: "fphp",
+        10: "asimdhp",
+        12: "asimdrdm",
+        13: "jscvt",
+        14: "fcma",
+    },
     **{15: "lrcpc", 20: "asimddp", 22: "sve", 23: "asimdfhm", 26: "ilrcpc", 27: "flagm", 29: "sb"},
 }
 _HWCAP2 = {1: "sve2", 7: "flagm2", 8: "frint", 9: "svei8mm", 12: "svebf16", 13: "i8mm", 14: "bf16"}
-"""Bits of the kernel's auxiliary vector that device classes need, with archspec's names (arch/arm64 uapi hwcap.h)."""
+"""Bits of the kernel's auxiliary vector that device classes need, with archspec's names (arch/arm64
+uapi hwcap.h).
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,12 +85,16 @@ def this_host() -> Host:
         return replace(found, vendor=vendor, features=features)
     if machine == "aarch64":
         features = _arm()
-        return replace(found, features=features, sve_bits=_sve_bits() if "sve" in features else None)
+        return replace(
+            found, features=features, sve_bits=_sve_bits() if "sve" in features else None
+        )
     return found
 
 
 def _x86() -> tuple[str, frozenset[str]]:
-    """Vendor and features from CPUID that the kernel enables; /proc/cpuinfo alone shows the host of an emulator."""
+    """Vendor and features from CPUID that the kernel enables; /proc/cpuinfo alone shows the host of
+    an emulator.
+    """
     cpuid = archspec.cpu.detect.CpuidInfoCollector()
     features = set(cpuid.features)
     if "pni" in features:  # the first name of SSE3, the only one in archspec's CPUID table
@@ -88,7 +107,9 @@ def _arm() -> frozenset[str]:
     getauxval = ctypes.CDLL(None).getauxval
     getauxval.restype, getauxval.argtypes = ctypes.c_ulong, (ctypes.c_ulong,)
     vectors = ((getauxval(_AT_HWCAP), _HWCAP), (getauxval(_AT_HWCAP2), _HWCAP2))
-    return frozenset(name for bits, names in vectors for bit, name in names.items() if bits >> bit & 1)
+    return frozenset(
+        name for bits, names in vectors for bit, name in names.items() if bits >> bit & 1
+    )
 
 
 def _sve_bits() -> int | None:
@@ -97,7 +118,10 @@ def _sve_bits() -> int | None:
 
 
 def has_driver() -> bool:
-    """Whether an NVIDIA driver or its NVML is here. Without it pynvml, whose import is slow, is not imported."""
+    """Whether an NVIDIA driver or its NVML is here.
+
+    Without it pynvml, whose import is slow, is not imported.
+    """
     if Path("/dev/nvidiactl").exists():
         return True
     try:
@@ -130,7 +154,8 @@ class Machine:
 
     Attributes:
         classes: device classes that it can run, most specific first; `portable` is last.
-        hardware: CPU class of the hardware without the limits of the environment; None for an unknown CPU.
+        hardware: CPU class of the hardware without the limits of the environment; None for an
+            unknown CPU.
         why_not: the reason for each class of this architecture that it cannot run.
         layouts: oneDNN's layout of packed weights in this process, by dtype.
         limits: the variables that limit this process, as text.
@@ -145,8 +170,14 @@ class Machine:
     @property
     def next_better(self) -> dict[str, str]:
         """The next better CPU classes and all GPU classes that it cannot run, with the reason."""
-        known = {name: DEVICE_CLASSES[name].includes for name in self.why_not if name in DEVICE_CLASSES}
-        return {name: why for name, why in self.why_not.items() if set(known.get(name, ())) <= set(self.classes)}
+        known = {
+            name: DEVICE_CLASSES[name].includes for name in self.why_not if name in DEVICE_CLASSES
+        }
+        return {
+            name: why
+            for name, why in self.why_not.items()
+            if set(known.get(name, ())) <= set(self.classes)
+        }
 
     def serves(self, wanted: Mapping[str, str]) -> bool:
         """Whether oneDNN in this process expects weights packed in these layouts, by dtype."""
@@ -154,7 +185,9 @@ class Machine:
 
 
 def detect(environ: Mapping[str, str] | None = None) -> Machine:
-    """Detect this machine under the limits in `environ`, by default this process's; they only work if set before torch's import."""
+    """Detect this machine under the limits in `environ`, by default this process's; they only work
+    if set before torch's import.
+    """
     return describe_host(this_host(), os.environ if environ is None else environ)
 
 
@@ -163,7 +196,11 @@ def describe_host(host: Host, environ: Mapping[str, str]) -> Machine:
     usable, why_not = usable_features(host.features, environ), dict[str, str]()
     cpu: list[str] = []
     hardware: str | None = None
-    for found in (item for item in DEVICE_CLASSES.values() if item.kind == "cpu" and item.machine == host.machine):
+    for found in (
+        item
+        for item in DEVICE_CLASSES.values()
+        if item.kind == "cpu" and item.machine == host.machine
+    ):
         if reason := _out_of_reach(found, host):
             why_not[found.name] = reason
             continue
@@ -185,7 +222,10 @@ def describe_host(host: Host, environ: Mapping[str, str]) -> Machine:
 def _out_of_reach(wanted: DeviceClass, host: Host) -> str | None:
     """Why a CPU of the same architecture is not of a class; None if it is."""
     if wanted.vendor is not None and wanted.vendor != host.vendor:
-        return f"the CPU is of {host.vendor or 'an unknown vendor'}, and the class is of {wanted.vendor}"
+        return (
+            f"the CPU is of {host.vendor or 'an unknown vendor'}, and the class is of"
+            f" {wanted.vendor}"
+        )
     missing = wanted.features - host.features
     if missing:
         return f"the CPU lacks {', '.join(sorted(missing))}"
@@ -194,34 +234,46 @@ def _out_of_reach(wanted: DeviceClass, host: Host) -> str | None:
     return None
 
 
-def _cuda_classes(host: Host, environ: Mapping[str, str], cpu: Collection[str]) -> tuple[list[str], dict[str, str]]:
+def _cuda_classes(
+    host: Host, environ: Mapping[str, str], cpu: Collection[str]
+) -> tuple[list[str], dict[str, str]]:
     """Classes of the visible GPUs, in order, and the reasons for other classes."""
     if not host.gpus:
         return [], {"cuda": host.no_gpu}
     gpus = _visible(host.gpus, environ)
     found: list[str] = []
-    why_not: dict[str, str] = {} if gpus else {"cuda": f"CUDA_VISIBLE_DEVICES={environ.get('CUDA_VISIBLE_DEVICES')} hides all GPUs"}
+    why_not: dict[str, str] = (
+        {}
+        if gpus
+        else {"cuda": f"CUDA_VISIBLE_DEVICES={environ.get('CUDA_VISIBLE_DEVICES')} hides all GPUs"}
+    )
     for name in dict.fromkeys(f"cuda-sm{gpu.capability}" for gpu in gpus):
         known = DEVICE_CLASSES.get(name)
         if known is None:
             why_not[name] = "this compute capability has no device class yet"
         elif known.host not in cpu:
-            why_not[name] = f"its host code is made for {known.host}, and this process cannot run that"
+            why_not[name] = (
+                f"its host code is made for {known.host}, and this process cannot run that"
+            )
         else:
             found.append(name)
     return found, why_not
 
 
 def _visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
-    """The GPUs that CUDA_VISIBLE_DEVICES selects. As in CUDA, the list ends at the first unknown entry.
+    """The GPUs that CUDA_VISIBLE_DEVICES selects. As in CUDA, the list ends at the first unknown
+    entry.
 
-    Numbers follow NVML's order only under CUDA_DEVICE_ORDER=PCI_BUS_ID. Otherwise CUDA puts the fastest first, so numbers of GPUs
-    that differ are ignored.
+    Numbers follow NVML's order only under CUDA_DEVICE_ORDER=PCI_BUS_ID. Otherwise CUDA puts the
+    fastest first, so numbers of GPUs that differ are ignored.
     """
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return list(gpus)
-    alike = len({gpu.capability for gpu in gpus}) == 1 or environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    alike = (
+        len({gpu.capability for gpu in gpus}) == 1
+        or environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    )
     found: list[Gpu] = []
     for item in (part.strip() for part in listed.split(",")):
         if item.isdigit():

@@ -1,4 +1,7 @@
-"""NVML, the library of the NVIDIA driver: the GPUs of a machine and their present state. Imports no torch and starts no CUDA."""
+"""NVML, the library of the NVIDIA driver: the GPUs of a machine and their present state.
+
+Imports no torch and starts no CUDA.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +43,9 @@ class Reading:
     """State of a GPU at one moment.
 
     Attributes:
-        others: number of other processes that compute on it. In a container NVML lists the host's process ids, where this process
-            cannot be found; one listed process then counts as this one.
+        others: number of other processes that compute on it. In a container NVML lists the host's
+            process ids, where this process cannot be found; one listed process then counts as this
+            one.
         sm_clock_mhz, memory_clock_mhz, temperature_c: None if the driver does not report it.
         throttled: what limits its clocks.
     """
@@ -69,7 +73,13 @@ def gpus() -> tuple[Gpu, ...]:
     for index in range(pynvml.nvmlDeviceGetCount()):
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-        found.append(Gpu(pynvml.nvmlDeviceGetUUID(handle), major * 10 + minor, pynvml.nvmlDeviceGetName(handle)))
+        found.append(
+            Gpu(
+                pynvml.nvmlDeviceGetUUID(handle),
+                major * 10 + minor,
+                pynvml.nvmlDeviceGetName(handle),
+            )
+        )
     return tuple(found)
 
 
@@ -82,10 +92,15 @@ def reading(uuid: str) -> Reading:
     handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
     reasons = _reported(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
     return Reading(
-        others=num_others([process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)], os.getpid()),
+        others=num_others(
+            [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)],
+            os.getpid(),
+        ),
         sm_clock_mhz=_reported(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
         memory_clock_mhz=_reported(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_MEM),
-        temperature_c=_reported(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
+        temperature_c=_reported(
+            pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU
+        ),
         throttled=tuple(text for bit, text in _THROTTLED.items() if reasons & bit),
     )
 

@@ -16,7 +16,9 @@ _OWN_PROCESS = threading.Event()
 
 @dataclass
 class PeakMemory:
-    """Peak resident memory that a block adds, in bytes: with that of all child processes, and what all children add together."""
+    """Peak resident memory that a block adds, in bytes: with that of all child processes, and what
+    all children add together.
+    """
 
     bytes: int = 0
     children_bytes: int = 0
@@ -26,11 +28,12 @@ class PeakMemory:
 def peak_memory() -> Iterator[PeakMemory]:
     """Measure the peak resident memory that a block adds; the figures are set when it ends.
 
-    If the block reaches a new peak of the process, the kernel's record (VmHWM) gives it exactly. Otherwise, and for children,
-    resident memory is sampled 20 times a second, which may miss short peaks. Mapped and shared pages count.
+    If the block reaches a new peak of the process, the kernel's record (VmHWM) gives it exactly.
+    Otherwise, and for children, resident memory is sampled 20 times a second, which may miss short
+    peaks. Mapped and shared pages count.
 
-    Processes of Coldpress (`own_process`) reset the kernel's record for every block, so nothing is missed. Other processes keep
-    theirs, which monitoring may read.
+    Processes of Coldpress (`own_process`) reset the kernel's record for every block, so nothing is
+    missed. Other processes keep theirs, which monitoring may read.
     """
     if _OWN_PROCESS.is_set():
         with contextlib.suppress(OSError):  # the kernel may not allow it
@@ -63,7 +66,9 @@ def own_process() -> None:
 
 
 def peak_bytes() -> int:
-    """Peak resident memory of this process; unlike `getrusage`, without the peak of the process that started it."""
+    """Peak resident memory of this process; unlike `getrusage`, without the peak of the process
+    that started it.
+    """
     return _own("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -81,7 +86,11 @@ def _children_bytes(process: str) -> int:
     total = 0
     with contextlib.suppress(OSError, ValueError):  # ended meanwhile
         size, _ = _size_and_resident(process)
-        for child in [name for task in Path(f"/proc/{process}/task").iterdir() for name in (task / "children").read_text().split()]:
+        for child in [
+            name
+            for task in Path(f"/proc/{process}/task").iterdir()
+            for name in (task / "children").read_text().split()
+        ]:
             with contextlib.suppress(OSError, ValueError):
                 child_size, resident = _size_and_resident(child)
                 total += (resident if child_size != size else 0) + _children_bytes(child)

@@ -1,4 +1,5 @@
-"""Runtime: call an opened artifact. Input contract, payload loaders, threads, precision, CUDA graphs, state.
+"""Runtime: call an opened artifact. Input contract, payload loaders, threads, precision, CUDA
+graphs, state.
 
 May import: freezer.store and below, and torch.
 Read first: frozen_model.py.

@@ -1,4 +1,7 @@
-"""Numpy arrays in .safetensors, .npz and .npy files, as tensors.py has them as tensors. Imports no torch."""
+"""Numpy arrays in .safetensors, .npz and .npy files, as tensors.py has them as tensors.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,18 @@ def load_arrays(path: Path) -> dict[str, Array]:
     """The arrays of a .safetensors file, by name.
 
     Raises:
-        SafetensorError, OSError, ValueError, TypeError: it cannot be read, or has a dtype that numpy lacks.
+        SafetensorError, OSError, ValueError, TypeError: it cannot be read, or has a dtype that
+            numpy lacks.
     """
     with safe_open(path, framework="np") as file:
         pairs = json.loads((file.metadata() or {}).get(COMPLEX128, "[]"))
-        arrays: dict[str, Array] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
-    return arrays | {name: np.ascontiguousarray(arrays[name]).view(np.complex128)[..., 0] for name in pairs}
+        arrays: dict[str, Array] = {
+            name: file.get_tensor(name)
+            for name in file.keys()  # noqa: SIM118  # not a mapping
+        }
+    return arrays | {
+        name: np.ascontiguousarray(arrays[name]).view(np.complex128)[..., 0] for name in pairs
+    }
 
 
 def read_array_sets(path: Path) -> list[dict[str, Array]]:
@@ -63,5 +72,7 @@ def save_arrays(arrays: Mapping[str, Array], path: Path) -> None:
     """Write a .safetensors file for `load_arrays` and `load_tensors`."""
     pairs = [name for name, array in arrays.items() if array.dtype == np.complex128]
     stored = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    stored |= {name: stored[name].view(np.float64).reshape(*stored[name].shape, 2) for name in pairs}
+    stored |= {
+        name: stored[name].view(np.float64).reshape(*stored[name].shape, 2) for name in pairs
+    }
     save_file(stored, path, metadata={COMPLEX128: json.dumps(pairs)} if pairs else None)

@@ -1,7 +1,10 @@
-"""CUDA graphs of payloads for one size: a call is captured once and then replayed, which launches all kernels at once.
+"""CUDA graphs of payloads for one size: a call is captured once and then replayed, which launches
+all kernels at once.
 
-A graph reads and writes the same memory at every replay. So each has its own input tensors, into which the inputs of a call are
-copied, and returns copies. Each graph runs one call at a time: threads wait for a lock, streams for the end of the last call.
+A graph reads and writes the same memory at every replay. So each has its own input tensors, into
+which the inputs of a call are
+copied, and returns copies. Each graph runs one call at a time: threads wait for a lock, streams for
+the end of the last call.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ from freezer.artifact.payload_selection import is_exact
 from freezer.errors import CudaGraphsError, first_line
 
 NUM_WARM_UP = 4
-"""Calls before the capture: TorchScript fuses after its second call; libraries choose algorithms and allocate in the first."""
+"""Calls before the capture: TorchScript fuses after its second call; libraries choose algorithms
+and allocate in the first.
+"""
 
 _Call = Callable[[list[Tensor]], Sequence[Tensor]]
 """Runs a payload on tensors."""
@@ -36,22 +41,29 @@ def check_graphs(manifest: Manifest, payloads: Sequence[Payload], device: torch.
     """
     why = None
     if device.type != "cuda":
-        why = f"the artifact for {manifest.device_class} does not run on a GPU; set device_class to a CUDA class, or strict=True"
+        why = (
+            f"the artifact for {manifest.device_class} does not run on a GPU; set device_class to a"
+            " CUDA class, or strict=True"
+        )
     elif manifest.stateful:
         why = "a call changes its state, and a replay would start from the captured state"
     elif not manifest.drift.deterministic:
-        why = "it draws random numbers, or sums in varying order, so that a replay cannot be checked"
+        why = (
+            "it draws random numbers, or sums in varying order, so that a replay cannot be checked"
+        )
     elif not any(is_exact(payload) for payload in payloads):
         dims = ", ".join(str(dim) for payload in payloads for dim in payload.dims)
         why = f"it has no payload for one size ({dims}); freeze it with `points`, or without dims"
     if why is not None:
         raise CudaGraphsError(
-            f"{manifest.model} for {manifest.device_class}: no CUDA graphs: {why}; or load it without cuda_graphs"
+            f"{manifest.model} for {manifest.device_class}: no CUDA graphs: {why}; or load it"
+            " without cuda_graphs"
         )
 
 
 class CudaGraphs:
-    """Graphs of one model's payloads, each captured in the first call that its payload serves. Thread-safe.
+    """Graphs of one model's payloads, each captured in the first call that its payload serves.
+    Thread-safe.
 
     Args:
         device: a GPU, which must be the current one in every call.
@@ -82,7 +94,8 @@ class CudaGraphs:
                     graph = self._graphs[payload.path] = _Graph(call, tensors, self._device)
                 except RuntimeError as error:
                     raise CudaGraphsError(
-                        f"{payload.path} cannot be captured as a CUDA graph: {first_line(error)}; load it without cuda_graphs"
+                        f"{payload.path} cannot be captured as a CUDA graph: {first_line(error)};"
+                        " load it without cuda_graphs"
                     ) from error
         return graph(tensors)
 
@@ -100,7 +113,8 @@ class _Graph:
                 call(self._inputs)
         torch.cuda.current_stream(device).wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
-        # torch's default capture stream belongs to the GPU of its first capture. "thread_local": other threads may allocate.
+        # torch's default capture stream belongs to the GPU of its first capture. "thread_local":
+        # other threads may allocate.
         with torch.cuda.graph(self._graph, stream=side, capture_error_mode="thread_local"):
             self._outputs = list(call(self._inputs))
         self._done = torch.cuda.Event()

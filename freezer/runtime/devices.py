@@ -1,4 +1,6 @@
-"""Devices of this process, numbered as by torch: choose a GPU of a device class, describe it, and move tensors to it."""
+"""Devices of this process, numbered as by torch: choose a GPU of a device class, describe it, and
+move tensors to it.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,12 @@ def called_on(function: Callable[..., Any], device: torch.device) -> Callable[..
         return function
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        structure, leaves = flatten(function(*moved_to_device(list(args), device, DEPTH), **moved_to_device(kwargs, device, DEPTH)))
+        structure, leaves = flatten(
+            function(
+                *moved_to_device(list(args), device, DEPTH),
+                **moved_to_device(kwargs, device, DEPTH),
+            )
+        )
         return unflatten(structure, [leaf.cpu() for leaf in leaves])
 
     return call
@@ -79,16 +86,20 @@ def visible() -> list[tuple[torch.device, int]]:
     return found
 
 
-def device_of(wanted: DeviceClass, machine: Machine, asked: str | torch.device | None = None) -> torch.device:
+def device_of(
+    wanted: DeviceClass, machine: Machine, asked: str | torch.device | None = None
+) -> torch.device:
     """Choose a GPU of a CUDA class.
 
     Args:
         wanted: the class.
         machine: of this process; its CPU must run the class's host code.
-        asked: the GPU to use, for example `cuda:1`; by default the current one if it is of the class, else the first that is.
+        asked: the GPU to use, for example `cuda:1`; by default the current one if it is of the
+            class, else the first that is.
 
     Raises:
-        UsageError: there is none, `asked` is of another class, or the CPU does not run the host code; code CP-DEVICE-CLASS.
+        UsageError: there is none, `asked` is of another class, or the CPU does not run the host
+            code; code CP-DEVICE-CLASS.
     """
     device, why = None if asked is None else with_index(asked), no_cuda()
     if why is None and wanted.host not in machine.classes:
@@ -104,7 +115,9 @@ def device_of(wanted: DeviceClass, machine: Machine, asked: str | torch.device |
             return device
         why = f"no GPU that this process sees has this compute capability: {seen}"
         if device is not None:
-            why = f"got {device}, but here {seen}; name a device of the class, or the device's class"
+            why = (
+                f"got {device}, but here {seen}; name a device of the class, or the device's class"
+            )
     raise UsageError(f"this process cannot build for {wanted.name}: {why}", code="CP-DEVICE-CLASS")
 
 
@@ -116,7 +129,10 @@ def class_of(device: torch.device) -> str:
     """
     capability = dict(visible()).get(with_index(device))
     if capability is None:
-        raise UsageError(f"got device {device}, and {no_cuda() or 'this process sees no such GPU'}", code="CP-DEVICE-CLASS")
+        raise UsageError(
+            f"got device {device}, and {no_cuda() or 'this process sees no such GPU'}",
+            code="CP-DEVICE-CLASS",
+        )
     return f"cuda-sm{capability}"
 
 
@@ -127,7 +143,9 @@ def with_index(device: str | torch.device) -> torch.device:
         UsageError: payloads do not run on such a device.
     """
     if not re.fullmatch(r"cpu(:0)?|cuda(:\d+)?", str(device)):
-        raise UsageError(f"got device {str(device)!r}, expected cpu, cuda or cuda:N", code="CP-DEVICE-CLASS")
+        raise UsageError(
+            f"got device {str(device)!r}, expected cpu, cuda or cuda:N", code="CP-DEVICE-CLASS"
+        )
     found = torch.device(device)
     if found.type == "cpu":
         return CPU
@@ -144,20 +162,34 @@ def cuda_here(device: torch.device | None) -> CudaHere:
     Args:
         device: include only this GPU; None for all.
     """
-    found = [(str(one), capability) for one, capability in visible() if device is None or one == device]
-    return CudaHere(devices=tuple(found), runtime=torch.version.cuda, driver=this_host().driver, why_not=no_cuda() or "")
+    found = [
+        (str(one), capability) for one, capability in visible() if device is None or one == device
+    ]
+    return CudaHere(
+        devices=tuple(found),
+        runtime=torch.version.cuda,
+        driver=this_host().driver,
+        why_not=no_cuda() or "",
+    )
 
 
 def current(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Make a GPU the current one of this thread for a block: kernels run on the current GPU's stream."""
+    """Make a GPU the current one of this thread for a block: kernels run on the current GPU's
+    stream.
+    """
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def gpu_versions(device: torch.device) -> dict[str, Any]:
-    """Versions besides torch's that influence a payload for a GPU: driver, GPU, cuDNN and Triton; empty for a CPU."""
+    """Versions besides torch's that influence a payload for a GPU: driver, GPU, cuDNN and Triton;
+    empty for a CPU.
+    """
     if device.type != "cuda":
         return {}
-    found: dict[str, Any] = {"driver": this_host().driver, "gpu": torch.cuda.get_device_name(device)}
+    found: dict[str, Any] = {
+        "driver": this_host().driver,
+        "gpu": torch.cuda.get_device_name(device),
+    }
     found["cudnn"] = str(torch.backends.cudnn.version())
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         found["triton"] = importlib.metadata.version("triton")
@@ -194,7 +226,10 @@ def _recorded() -> dict[str, str]:
 
 
 def host_fingerprint(device: torch.device = CPU) -> dict[str, Any]:
-    """Host record of a measurement: CPU, kernel, limits of the process, and GPU. Never part of a key."""
+    """Host record of a measurement: CPU, kernel, limits of the process, and GPU.
+
+    Never part of a key.
+    """
     import archspec.cpu.detect
 
     return {

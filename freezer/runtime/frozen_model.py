@@ -1,4 +1,7 @@
-"""FrozenModel: payloads behind the input contract. Payloads check nothing, so the contract checks everything."""
+"""FrozenModel: payloads behind the input contract.
+
+Payloads check nothing, so the contract checks everything.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,8 @@ class CallOptions:
     """How calls of a frozen model run.
 
     Attributes:
-        preserve: names of preserved attributes and methods. They belong to one payload, so only one may be open.
+        preserve: names of preserved attributes and methods. They belong to one payload, so only one
+            may be open.
         num_threads: for payloads that fit any thread count; None for the calling thread's own.
         device: that inputs must be on: the CPU, or a GPU with its index.
         cuda_graphs: on a GPU, capture calls of payloads for one size (cuda_graphs.py).
@@ -47,31 +51,36 @@ DEFAULT_CALLS = CallOptions()
 class FrozenModel:
     """A callable that enforces its input contract.
 
-    Inputs are given by name, or by position in the order of `inputs`; tensors within tuples, lists and dicts as in the source
-    model, or each by its path (`**{"state.0": h}`). Lists and tuples are interchangeable. Names, dtypes, devices, ranks and sizes
-    are checked, and tensors are made contiguous, as payloads require. The result has the structure of the source model's; a
-    dataclass or ModelOutput is returned as a mapping with the same attributes, keys and positions.
+    Inputs are given by name, or by position in the order of `inputs`; tensors within tuples, lists
+    and dicts as in the source model, or each by its path (`**{"state.0": h}`). Lists and tuples are
+    interchangeable. Names, dtypes, devices, ranks and sizes are checked, and tensors are made
+    contiguous, as payloads require. The result has the structure of the source model's; a dataclass
+    or ModelOutput is returned as a mapping with the same attributes, keys and positions.
 
-    A call is served by the most specific payload for its sizes (`payload_for`), with that payload's thread count; the calling
-    thread's own count is restored afterwards. On a GPU, inputs and outputs are on `device`; calls run on the current stream in full
-    precision (precision.py) and are not waited for.
+    A call is served by the most specific payload for its sizes (`payload_for`), with that payload's
+    thread count; the calling thread's own count is restored afterwards. On a GPU, inputs and
+    outputs are on `device`; calls run on the current stream in full precision (precision.py) and
+    are not waited for.
 
-    Preserved attributes and methods work as in the source: `model.version = 2`, `model.reset()`, `model.sub.version`. If a name
-    collides with one of this class, such as `inputs`, use `model.preserved["inputs"]`. Nothing else can be set. Other methods of
-    nn.Module (`.to()`, `.half()`, `.train()`, `.parameters()`) raise a ContractError that names the remedy; `.eval()` and
-    `.train(False)` return the model.
+    Preserved attributes and methods work as in the source: `model.version = 2`, `model.reset()`,
+    `model.sub.version`. If a name collides with one of this class, such as `inputs`, use
+    `model.preserved["inputs"]`. Nothing else can be set. Other methods of nn.Module (`.to()`,
+    `.half()`, `.train()`, `.parameters()`) raise a ContractError that names the remedy; `.eval()`
+    and `.train(False)` return the model.
 
     Attributes:
         inputs: the input spec.
         outputs: names, dtypes and ranks of the output tensors.
         manifest: of the artifact; None for a candidate.
         ladder: artifacts that were refused before this one at load.
-        preserved: preserved attributes and methods by name, those of submodules dotted; get, set and call them by index.
+        preserved: preserved attributes and methods by name, those of submodules dotted; get, set
+            and call them by index.
         training: False.
         device: that inputs must be on: the CPU, or a GPU with its index.
 
     Args:
-        payloads: for one thread count, or for any; the first that accepts the sizes of a call serves it.
+        payloads: for one thread count, or for any; the first that accepts the sizes of a call
+            serves it.
 
     Raises:
         NotPreservedError: the payload lacks a name to preserve.
@@ -90,7 +99,10 @@ class FrozenModel:
     ) -> None:
         if options.preserve and len(payloads) != 1:
             names = ", ".join(options.preserve)
-            raise ContractError(f"{names}: preserved by one payload, but {len(payloads)} are open; freeze the model again")
+            raise ContractError(
+                f"{names}: preserved by one payload, but {len(payloads)} are open; freeze the model"
+                " again"
+            )
         self.inputs = spec
         self.outputs = outputs
         self.manifest = manifest
@@ -107,7 +119,9 @@ class FrozenModel:
         only = payloads[0] if options.preserve else None
         num_threads = (only.payload.num_threads or options.num_threads) if only else None
         # Last: __setattr__ passes later assignments to the payload, or refuses them.
-        self.preserved = Preserved(options.preserve, only.run if only else None, num_threads, options.device)
+        self.preserved = Preserved(
+            options.preserve, only.run if only else None, num_threads, options.device
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result.
@@ -128,11 +142,12 @@ class FrozenModel:
 
         Args:
             shape: the size of every declared dim by name; `{}` where none is declared.
-            threads: choose among all payloads of the artifact for a process that may use this many threads; by default among the
-                open ones.
+            threads: choose among all payloads of the artifact for a process that may use this many
+                threads; by default among the open ones.
 
         Raises:
-            ContractError: no payload serves these sizes, or they are not those of the declared dims.
+            ContractError: no payload serves these sizes, or they are not those of the declared
+                dims.
         """
         return self._choice.payload_for(shape, threads)
 
@@ -163,7 +178,10 @@ class FrozenModel:
             object.__setattr__(self, name, value)
         elif name in self.__dict__ or hasattr(type(self), name):
             there = f"; use model.preserved[{name!r}]" if name in self.preserved else ""
-            raise ContractError(f"{name!r} of a frozen model cannot be set: it is the frozen model's own{there}", code="CP-FROZEN")
+            raise ContractError(
+                f"{name!r} of a frozen model cannot be set: it is the frozen model's own{there}",
+                code="CP-FROZEN",
+            )
         else:
             self.preserved[name] = value
 
@@ -172,12 +190,17 @@ class FrozenModel:
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise ContractError(
-            "a frozen model cannot be copied or pickled: its payload is open in this process; call freezer.load in each process",
+            "a frozen model cannot be copied or pickled: its payload is open in this process; call"
+            " freezer.load in each process",
             code="CP-FROZEN",
         )
 
     def __repr__(self) -> str:
-        made_for = f"{self.manifest.model} for {self.manifest.device_class}" if self.manifest else "a candidate"
+        made_for = (
+            f"{self.manifest.model} for {self.manifest.device_class}"
+            if self.manifest
+            else "a candidate"
+        )
         return f"FrozenModel({made_for}; {', '.join(self._contract.names)})"
 
     def _run(self, opened: OpenPayload, tensors: list[Tensor]) -> Any:
@@ -187,7 +210,9 @@ class FrozenModel:
             with current(self.device), full_on_gpu():
                 if self._graphs is None:
                     return self._rebuild(self._leaves(opened, tensors))
-                return self._rebuild(self._graphs.run(opened.payload, partial(self._leaves, opened), tensors))
+                return self._rebuild(
+                    self._graphs.run(opened.payload, partial(self._leaves, opened), tensors)
+                )
 
     def _leaves(self, opened: OpenPayload, tensors: list[Tensor]) -> Sequence[Tensor]:
         """The output tensors in order."""

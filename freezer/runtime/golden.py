@@ -1,4 +1,7 @@
-"""Golden files of an artifact, checked against its manifest. Imports no torch, unless they are read as tensors."""
+"""Golden files of an artifact, checked against its manifest.
+
+Imports no torch, unless they are read as tensors.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,18 @@ def golden_inputs(manifest: Manifest, path: Path, load: Load | None = None) -> S
     """Read golden inputs, whose digest was verified.
 
     Raises:
-        IntegrityError: they are not what the manifest says: one tensor for each input and set, of its dtype and shape.
+        IntegrityError: they are not what the manifest says: one tensor for each input and set, of
+            its dtype and shape.
     """
     dims = {dim.name: dim for dim in manifest.inputs.dims}
     for index, item in enumerate(manifest.golden):
-        if set(item.point) != set(dims) or any(size not in dims[name].sizes for name, size in item.point.items()):
-            raise IntegrityError(f"{path}: golden set {index} has sizes {dict(item.point)}, expected sizes of {sorted(dims)}")
+        if set(item.point) != set(dims) or any(
+            size not in dims[name].sizes for name, size in item.point.items()
+        ):
+            raise IntegrityError(
+                f"{path}: golden set {index} has sizes {dict(item.point)}, expected sizes of"
+                f" {sorted(dims)}"
+            )
     specs = manifest.inputs.tensors
     sets = _read(manifest, path, [spec.name for spec in specs], load)
     for item, tensors in zip(manifest.golden, sets, strict=True):
@@ -44,7 +53,8 @@ def golden_outputs(manifest: Manifest, path: Path, load: Load | None = None) -> 
     """Read golden outputs, whose digest was verified.
 
     Raises:
-        IntegrityError: they are not what the manifest says: one tensor for each output and set, of its dtype and rank.
+        IntegrityError: they are not what the manifest says: one tensor for each output and set, of
+            its dtype and rank.
     """
     sets = _read(manifest, path, [spec.name for spec in manifest.outputs], load)
     for tensors in sets:
@@ -57,7 +67,8 @@ def golden_outputs(manifest: Manifest, path: Path, load: Load | None = None) -> 
 
 
 def own_outputs(path: Path, golden: Sets) -> Sets:
-    """Read the outputs that an artifact recorded of itself, whose digest was verified; large ones are missing.
+    """Read the outputs that an artifact recorded of itself, whose digest was verified; large ones
+    are missing.
 
     Raises:
         IntegrityError: one has another dtype or shape than the golden output.
@@ -88,12 +99,16 @@ def _tensors(path: Path, load: Load | None = None) -> Mapping[str, Any]:
     try:
         return load(path)
     except (SafetensorError, AttributeError, *READ_ERRORS) as error:
-        raise IntegrityError(f"{path} is not a .safetensors file of an artifact: {first_line(error)}; pull it again") from None
+        raise IntegrityError(
+            f"{path} is not a .safetensors file of an artifact: {first_line(error)}; pull it again"
+        ) from None
 
 
 def _check(path: Path, name: str, tensor: Any, dtype: str, shape: tuple[int, ...]) -> None:
     if _dtype(tensor) != dtype or tuple(tensor.shape) != shape:
-        raise _other(path, name, f"is {_dtype(tensor)} {list(tensor.shape)}, expected {dtype} {list(shape)}")
+        raise _other(
+            path, name, f"is {_dtype(tensor)} {list(tensor.shape)}, expected {dtype} {list(shape)}"
+        )
 
 
 def _dtype(tensor: Any) -> str:
@@ -101,4 +116,6 @@ def _dtype(tensor: Any) -> str:
 
 
 def _other(path: Path, name: str, problem: str) -> IntegrityError:
-    return IntegrityError(f"{path}: tensor {name!r} {problem}; the artifact was changed or damaged: pull it again")
+    return IntegrityError(
+        f"{path}: tensor {name!r} {problem}; the artifact was changed or damaged: pull it again"
+    )

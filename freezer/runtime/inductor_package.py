@@ -1,9 +1,11 @@
-"""Inductor packages: their shared library, and weights beside it that are mapped into memory. Imports no torch.
+"""Inductor packages: their shared library, and weights beside it that are mapped into memory.
+Imports no torch.
 
-torch's own loader unpacks the package and copies the weights, which are then in memory twice. Here only the library is unpacked,
-and the uncompressed weights are mapped from the package. Processes that serve one payload share them; opening takes milliseconds.
-The package has an extra table of its constants: position and layout of each. torch's loaders ignore it; packages without it have
-their weights in the library.
+torch's own loader unpacks the package and copies the weights, which are then in memory twice. Here
+only the library is unpacked, and the uncompressed weights are mapped from the package. Processes
+that serve one payload share them; opening takes milliseconds. The package has an extra table of its
+constants: position and layout of each. torch's loaders ignore it; packages without it have their
+weights in the library.
 """
 
 from __future__ import annotations
@@ -84,7 +86,8 @@ class InductorPackage:
             libraries = [Path(folder) / Path(name).name for name in names if name.endswith(".so")]
             if len(libraries) != 1:
                 raise IntegrityError(
-                    f"{self.path.name} has {len(libraries)} shared libraries, expected one; pull the artifact again"
+                    f"{self.path.name} has {len(libraries)} shared libraries, expected one; pull"
+                    " the artifact again"
                 )
             for name in names:
                 (Path(folder) / Path(name).name).write_bytes(archive.read(name))
@@ -101,10 +104,14 @@ def read_package(path: Path) -> InductorPackage:
         found = {info.filename.rpartition("/")[2]: info for info in archive.infolist()}
         if TABLE not in found:
             return InductorPackage(path=path, table=None)
-        table = decode(WeightTable, json.loads(archive.read(found[TABLE])), origin=f"{path.name}: {TABLE}")
+        table = decode(
+            WeightTable, json.loads(archive.read(found[TABLE])), origin=f"{path.name}: {TABLE}"
+        )
         blobs = [info for name, info in found.items() if name.endswith(".blob")]
         if len(blobs) != 1 or blobs[0].file_size != table.size_bytes:
-            raise IntegrityError(f"{path.name}: the weights do not match the table; pull the artifact again")
+            raise IntegrityError(
+                f"{path.name}: the weights do not match the table; pull the artifact again"
+            )
     return InductorPackage(path=path, table=table, begin=begin_of(path, blobs[0]))
 
 
@@ -133,10 +140,14 @@ def borrowed(library: ctypes.CDLL, address: int, entry: WeightEntry) -> ctypes.c
         ctypes.c_int32(library.aoti_torch_device_type_cpu()),
         ctypes.c_int32(0),
         ctypes.byref(handle),
-        ctypes.c_int32(library.aoti_torch_layout__mkldnn() if packed else library.aoti_torch_layout_strided()),
+        ctypes.c_int32(
+            library.aoti_torch_layout__mkldnn() if packed else library.aoti_torch_layout_strided()
+        ),
         description,
         ctypes.c_int64(len(description)),
     )
     if status != 0:
-        raise TypeError(f"torch makes no tensor {entry.name} of {entry.dtype} {list(entry.shape)} from memory")
+        raise TypeError(
+            f"torch makes no tensor {entry.name} of {entry.dtype} {list(entry.shape)} from memory"
+        )
     return handle

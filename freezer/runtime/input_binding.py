@@ -33,8 +33,15 @@ class InputBinding:
             ContractError: an input is unknown or given twice, or a structure differs.
         """
         if len(args) > len(self.names):
-            raise ContractError(f"got {len(args)} positional inputs, expected at most {len(self.names)}: {', '.join(self.names)}")
-        return self._bind_leaves(args, kwargs) if self.nested is None else self._bind_nested(args, kwargs, self.nested)
+            raise ContractError(
+                f"got {len(args)} positional inputs, expected at most {len(self.names)}:"
+                f" {', '.join(self.names)}"
+            )
+        return (
+            self._bind_leaves(args, kwargs)
+            if self.nested is None
+            else self._bind_nested(args, kwargs, self.nested)
+        )
 
     def check_constants(self, values: Mapping[str, Any], leaf: type) -> None:
         """Check that what remains of a call's inputs is the baked-in constants.
@@ -46,11 +53,13 @@ class InputBinding:
             if isinstance(value, leaf) or value != self.constants[name]:
                 got = "a tensor" if isinstance(value, leaf) else repr(value)
                 raise ContractError(
-                    f"input {name!r}: got {got}, but {self.constants[name]!r} was baked in when the model was frozen"
+                    f"input {name!r}: got {got}, but {self.constants[name]!r} was baked in when the"
+                    " model was frozen"
                 )
 
     def fits(self, item: TensorSpec, shape: Sequence[int], point: dict[str, int]) -> bool:
-        """Whether every size is the declared one, or within its dim's bounds and the same as in earlier inputs.
+        """Whether every size is the declared one, or within its dim's bounds and the same as in
+        earlier inputs.
 
         Args:
             item: the tensor's spec.
@@ -67,7 +76,9 @@ class InputBinding:
                 return False
         return True
 
-    def shape_problem(self, item: TensorSpec, shape: Sequence[int], point: Mapping[str, int]) -> str:
+    def shape_problem(
+        self, item: TensorSpec, shape: Sequence[int], point: Mapping[str, int]
+    ) -> str:
         """The message for a shape that does not fit."""
         bounds = ", ".join(str(dim) for dim in self._dims.values())
         expected = f"{list(item.shape)} with {bounds}" if bounds else f"{list(item.shape)}"
@@ -83,14 +94,22 @@ class InputBinding:
             values[name] = value
         return values
 
-    def _bind_nested(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], items: Mapping[str, InputItem]) -> dict[str, Any]:
+    def _bind_nested(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], items: Mapping[str, InputItem]
+    ) -> dict[str, Any]:
         """Leaves by path, from whole inputs and from parts given by path."""
         values: dict[str, Any] = {}
         for name, value in (*zip(self.names, args, strict=False), *kwargs.items()):
             if name not in items:
-                raise ContractError(f"input {name!r} is unknown; expected {', '.join(self.names)}, or their parts by path")
+                raise ContractError(
+                    f"input {name!r} is unknown; expected {', '.join(self.names)}, or their parts"
+                    " by path"
+                )
             for path, leaf in take_apart(items[name], value):
                 if path in values:
-                    raise ContractError(f"input {path!r} is given twice; expected it within {name!r}, or by its path")
+                    raise ContractError(
+                        f"input {path!r} is given twice; expected it within {name!r}, or by its"
+                        " path"
+                    )
                 values[path] = leaf
         return values

@@ -1,4 +1,6 @@
-"""The input contract of a frozen model: bind the inputs of a call, check them, and pass them to a payload."""
+"""The input contract of a frozen model: bind the inputs of a call, check them, and pass them to a
+payload.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class InputContract:
         self.names = self._binding.names
         self._checks = tuple((item, getattr(torch, item.dtype)) for item in spec.tensors)
 
-    def tensors_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Tensor], dict[str, int]]:
+    def tensors_of(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Tensor], dict[str, int]]:
         """The input tensors of a call as a payload may read them, and the sizes of the named dims.
 
         Raises:
@@ -41,7 +45,9 @@ class InputContract:
 
     def call_native(self, run: Callable[..., Any], tensors: list[Tensor]) -> list[Tensor]:
         """Call a payload like the source model, with the checked tensors of `tensors_of`."""
-        leaves = {item.name: tensor for (item, _), tensor in zip(self._checks, tensors, strict=True)}
+        leaves = {
+            item.name: tensor for (item, _), tensor in zip(self._checks, tensors, strict=True)
+        }
         if self._binding.nested is None:
             values = {**self._binding.constants, **leaves}
         else:
@@ -65,7 +71,8 @@ class InputContract:
                 raise ContractError(_tensor_problem(item, tensor, self._device))
             if tensor.shape != item.shape and not self._binding.fits(item, tensor.shape, point):
                 raise ContractError(self._binding.shape_problem(item, tensor.shape, point))
-            # A lazy conjugate or negative shares memory with its source; a payload reads the memory.
+            # A lazy conjugate or negative shares memory with its source; a payload reads the
+            # memory.
             if tensor.is_neg() or tensor.is_conj():
                 tensor = tensor.resolve_conj().resolve_neg()
             tensors.append(tensor if tensor.is_contiguous() else tensor.contiguous())
@@ -76,11 +83,25 @@ class InputContract:
 def _tensor_problem(item: TensorSpec, given: object, device: torch.device) -> str:
     if not isinstance(given, Tensor):
         got = "nothing" if given is None else type(given).__name__
-        return f"input {item.name!r}: got {got}, expected a tensor of {item.dtype} {list(item.shape)}"
+        return (
+            f"input {item.name!r}: got {got}, expected a tensor of {item.dtype} {list(item.shape)}"
+        )
     if given.dtype is not getattr(torch, item.dtype):
         got = str(given.dtype).removeprefix("torch.")
-        return f"input {item.name!r}: got dtype {got}, expected {item.dtype}; convert it with .to(torch.{item.dtype})"
+        return (
+            f"input {item.name!r}: got dtype {got}, expected {item.dtype}; convert it with"
+            f" .to(torch.{item.dtype})"
+        )
     if given.device != device:
-        move = ".cpu()" if device.type == "cpu" else f".to({str(device)!r}), or load the model for {given.device}"
-        return f"input {item.name!r}: got device {given.device}, expected {device}; move it with {move}"
-    return f"input {item.name!r}: got layout {given.layout}, expected a dense tensor; use .to_dense()"
+        move = (
+            ".cpu()"
+            if device.type == "cpu"
+            else f".to({str(device)!r}), or load the model for {given.device}"
+        )
+        return (
+            f"input {item.name!r}: got device {given.device}, expected {device}; move it with"
+            f" {move}"
+        )
+    return (
+        f"input {item.name!r}: got layout {given.layout}, expected a dense tensor; use .to_dense()"
+    )

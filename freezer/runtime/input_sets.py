@@ -24,7 +24,9 @@ def on_device(item: InputSet, device: torch.device) -> InputSet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputSet:
-    """One set of tensor inputs by name, in the order of the spec, and the sizes of the named dims in it."""
+    """One set of tensor inputs by name, in the order of the spec, and the sizes of the named dims
+    in it.
+    """
 
     point: Mapping[str, int]
     tensors: Mapping[str, Tensor]
@@ -50,7 +52,9 @@ NUM_GENERATED_SETS = 8
 """docs/measuring.md: at least 8 sets from fixed seeds."""
 
 NUM_INTERIOR_POINTS = 2
-"""Points between the bounds, one of odd sizes, that input sets cover beside the corners and the middle."""
+"""Points between the bounds, one of odd sizes, that input sets cover beside the corners and the
+middle.
+"""
 
 FULL_MASKS_EVERY = 4
 """One in this many generated sets has masks that mask nothing, the most common case in serving."""
@@ -60,22 +64,32 @@ NUM_TIMED_INPUTS = 4
 
 
 def generate(spec: InputSpec) -> list[InputSet]:
-    """Generate input sets: every point of `tried_points` in turn, from fixed seeds, contiguous, on the CPU.
+    """Generate input sets: every point of `tried_points` in turn, from fixed seeds, contiguous, on
+    the CPU.
 
-    With a range, values are uniform in it, including both ends of integers. Without one, floats and complex numbers are standard
-    normal, and bools are fair coins. An input without a range that is named a mask has ones followed by zeros along its last dim,
-    one set in four zeros followed by ones. Of sets with masks at the largest point, one masks on the right and one on the left. An
-    integer input with a range that is named a length stays within the size of the only dim that it lacks.
+    With a range, values are uniform in it, including both ends of integers. Without one, floats and
+    complex numbers are standard normal, and bools are fair coins. An input without a range that is
+    named a mask has ones followed by zeros along its last dim, one set in four zeros followed by
+    ones. Of sets with masks at the largest point, one masks on the right and one on the left. An
+    integer input with a range that is named a length stays within the size of the only dim that it
+    lacks.
 
     Raises:
         SpecError: an integer input has neither a range nor a mask's name.
     """
     points = tried_points(spec)
-    sets = [generate_at(spec, points[i % len(points)], seed=i) for i in range(max(NUM_GENERATED_SETS, len(points)))]
+    sets = [
+        generate_at(spec, points[i % len(points)], seed=i)
+        for i in range(max(NUM_GENERATED_SETS, len(points)))
+    ]
     if any(is_mask(item) for item in spec.tensors):
         largest = {dim.name: dim.max for dim in spec.dims}
         found = {_padding(seed) for seed, item in enumerate(sets) if dict(item.point) == largest}
-        missing = [seed for seed in range(len(sets), len(sets) + FULL_MASKS_EVERY) if _padding(seed) not in {*found, "none"}]
+        missing = [
+            seed
+            for seed in range(len(sets), len(sets) + FULL_MASKS_EVERY)
+            if _padding(seed) not in {*found, "none"}
+        ]
         seeds = {_padding(seed): seed for seed in missing}  # one of each kind
         sets += [generate_at(spec, largest, seed=seed) for seed in seeds.values()]
     return sets
@@ -89,7 +103,13 @@ def tried_points(spec: InputSpec) -> list[dict[str, int]]:
 def _padding(seed: int) -> Literal["right", "left", "none"]:
     """Where the masks of a generated set mask: after the ones, before them, or nowhere."""
     place = seed % FULL_MASKS_EVERY
-    return "none" if place == FULL_MASKS_EVERY - 1 else "left" if place == FULL_MASKS_EVERY - 2 else "right"
+    return (
+        "none"
+        if place == FULL_MASKS_EVERY - 1
+        else "left"
+        if place == FULL_MASKS_EVERY - 2
+        else "right"
+    )
 
 
 def generate_at(spec: InputSpec, point: Mapping[str, int], *, seed: int) -> InputSet:
@@ -97,39 +117,62 @@ def generate_at(spec: InputSpec, point: Mapping[str, int], *, seed: int) -> Inpu
     generator, tensors = torch.Generator().manual_seed(seed), {}
     for item in spec.tensors:
         declared = _within_length(item, spec, point)
-        tensors[item.name] = _tensor(declared, item.at(point), generator, full=_padding(seed) == "none")
+        tensors[item.name] = _tensor(
+            declared, item.at(point), generator, full=_padding(seed) == "none"
+        )
         if is_mask(item) and item.shape and _padding(seed) == "left":
             tensors[item.name] = tensors[item.name].flip(-1)
     return InputSet(point=dict(point), tensors=tensors)
 
 
 def _within_length(item: TensorSpec, spec: InputSpec, point: Mapping[str, int]) -> TensorSpec:
-    """Lengths, such as [batch] beside inputs of [batch, seq], with a range that ends at the size of the other dim."""
+    """Lengths, such as [batch] beside inputs of [batch, seq], with a range that ends at the size of
+    the other dim.
+    """
     others = [dim.name for dim in spec.dims if dim.name not in item.shape]
-    if item.dtype not in INTEGRAL or item.range is None or "length" not in item.name.lower() or len(others) != 1:
+    if (
+        item.dtype not in INTEGRAL
+        or item.range is None
+        or "length" not in item.name.lower()
+        or len(others) != 1
+    ):
         return item
     low, high = item.range
     return replace(item, range=(min(low, point[others[0]]), min(high, point[others[0]])))
 
 
-def distinct_at(spec: InputSpec, sets: Sequence[InputSet], point: Mapping[str, int]) -> list[InputSet]:
-    """Distinct input sets at a point, for timing: those at the point, then others cut or repeated to size, then generated ones."""
+def distinct_at(
+    spec: InputSpec, sets: Sequence[InputSet], point: Mapping[str, int]
+) -> list[InputSet]:
+    """Distinct input sets at a point, for timing: those at the point, then others cut or repeated
+    to size, then generated ones.
+    """
     own = [item for item in sets if dict(item.point) == dict(point)]
     own += [resize(item, spec, point) for item in sets if dict(item.point) != dict(point)]
     found: list[InputSet] = []
     for item in own:
         if len(found) < NUM_TIMED_INPUTS and not any(
-            all(same_tensors(tensor, other.tensors[name]) for name, tensor in item.tensors.items()) for other in found
+            all(same_tensors(tensor, other.tensors[name]) for name, tensor in item.tensors.items())
+            for other in found
         ):
             found.append(item)
     if any(needs_range(item) for item in spec.tensors):
         return found  # such inputs are never generated
-    return [*found, *(generate_at(spec, point, seed=1000 + i) for i in range(NUM_TIMED_INPUTS - len(found)))]
+    return [
+        *found,
+        *(generate_at(spec, point, seed=1000 + i) for i in range(NUM_TIMED_INPUTS - len(found))),
+    ]
 
 
 def needs_range(item: TensorSpec) -> bool:
     """Whether an input needs a range to be generated: integers that are neither masks nor empty."""
-    return item.dtype in INTEGRAL and item.dtype != "bool" and item.range is None and not is_mask(item) and 0 not in item.shape
+    return (
+        item.dtype in INTEGRAL
+        and item.dtype != "bool"
+        and item.range is None
+        and not is_mask(item)
+        and 0 not in item.shape
+    )
 
 
 def is_mask(item: TensorSpec) -> bool:
@@ -137,7 +180,9 @@ def is_mask(item: TensorSpec) -> bool:
     return item.range is None and "mask" in item.name.lower() and item.dtype not in COMPLEX
 
 
-def _tensor(item: TensorSpec, shape: tuple[int, ...], generator: torch.Generator, *, full: bool) -> Tensor:
+def _tensor(
+    item: TensorSpec, shape: tuple[int, ...], generator: torch.Generator, *, full: bool
+) -> Tensor:
     dtype: torch.dtype = getattr(torch, item.dtype)
     if is_mask(item):
         return _mask(item, shape, generator, full=full).to(dtype)
@@ -155,10 +200,14 @@ def _tensor(item: TensorSpec, shape: tuple[int, ...], generator: torch.Generator
     return torch.randint(low, beyond, shape, generator=generator, dtype=torch.int64).to(dtype)
 
 
-def _mask(item: TensorSpec, shape: tuple[int, ...], generator: torch.Generator, *, full: bool) -> Tensor:
-    """Ones followed by zeros along the last dim, with at least one 1; unless `full`, something is masked.
+def _mask(
+    item: TensorSpec, shape: tuple[int, ...], generator: torch.Generator, *, full: bool
+) -> Tensor:
+    """Ones followed by zeros along the last dim, with at least one 1; unless `full`, something is
+    masked.
 
-    For bools and padding masks, a 1 may mean "ignore": these are never all ones, which would ignore everything.
+    For bools and padding masks, a 1 may mean "ignore": these are never all ones, which would ignore
+    everything.
     """
     if not shape or 0 in shape:
         return torch.ones(shape)
@@ -175,4 +224,7 @@ def _mask(item: TensorSpec, shape: tuple[int, ...], generator: torch.Generator, 
 
 def range_is_needed(item: TensorSpec, note: str = "") -> SpecError:
     """Error for an integer input without a range or samples."""
-    return SpecError(f"input {item.name!r}: an integer input needs `range: [low, high]` (both included), or samples{note}")
+    return SpecError(
+        f"input {item.name!r}: an integer input needs `range: [low, high]` (both included), or"
+        f" samples{note}"
+    )

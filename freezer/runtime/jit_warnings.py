@@ -1,6 +1,7 @@
 """Silence torch.jit's deprecation notices.
 
-Coldpress uses torch.jit on purpose: existing fleets are TorchScript. Inductor's own modules use it too.
+Coldpress uses torch.jit on purpose: existing fleets are TorchScript. Inductor's own modules use it
+too.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""The shared library of the installed torch, called through its C interface. Imports no torch, only finds it.
+"""The shared library of the installed torch, called through its C interface. Imports no torch, only
+finds it.
 
-The signatures are those of torch/csrc/inductor/aoti_torch/c/shim.h. Functions return 0, or an error whose text `check` raises.
+The signatures are those of torch/csrc/inductor/aoti_torch/c/shim.h. Functions return 0, or an error
+whose text `check` raises.
 """
 
 from __future__ import annotations
@@ -30,7 +32,15 @@ Handle = ctypes.c_void_p
 
 _SIZES = ctypes.POINTER(ctypes.c_int64)
 _SIGNATURES = {
-    "aoti_torch_create_tensor_from_blob": (Handle, ctypes.c_int64, Handle, Handle, ctypes.c_int64, *[ctypes.c_int32] * 3, Handle),
+    "aoti_torch_create_tensor_from_blob": (
+        Handle,
+        ctypes.c_int64,
+        Handle,
+        Handle,
+        ctypes.c_int64,
+        *[ctypes.c_int32] * 3,
+        Handle,
+    ),
     "aoti_torch_delete_tensor_object": (Handle,),
     "aoti_torch_get_dim": (Handle, Handle),
     "aoti_torch_get_sizes": (Handle, ctypes.POINTER(_SIZES)),
@@ -38,7 +48,9 @@ _SIGNATURES = {
     "aoti_torch_copy_": (Handle, Handle, ctypes.c_int32),
 }
 _SET_THREADS, _GET_THREADS = "_ZN2at15set_num_threadsEi", "_ZN2at15get_num_threadsEv"
-"""at::set_num_threads(int) and at::get_num_threads(), which set the counts of OpenMP and MKL for the calling thread."""
+"""at::set_num_threads(int) and at::get_num_threads(), which set the counts of OpenMP and MKL for
+the calling thread.
+"""
 
 
 def torch_folder() -> Path:
@@ -50,7 +62,8 @@ def torch_folder() -> Path:
     found = importlib.util.find_spec("torch")
     if found is None or not found.submodule_search_locations:
         raise MissingDependencyError(
-            "the native runtime calls torch's shared libraries, and torch is not installed; pip install torch"
+            "the native runtime calls torch's shared libraries, and torch is not installed; pip"
+            " install torch"
         )
     return Path(found.submodule_search_locations[0])
 
@@ -62,7 +75,11 @@ def torch_version() -> str:
         MissingDependencyError: torch is not installed, or not whole.
     """
     path = torch_folder() / "version.py"
-    found = re.search(r"^__version__ = '([^']+)'", path.read_text(), re.MULTILINE) if path.is_file() else None
+    found = (
+        re.search(r"^__version__ = '([^']+)'", path.read_text(), re.MULTILINE)
+        if path.is_file()
+        else None
+    )
     if found is None:
         raise MissingDependencyError(f"{path} names no version of torch; install torch again")
     return found[1]
@@ -84,14 +101,23 @@ class Libtorch:
             self.functions = ctypes.CDLL(str(path))
             for name, arguments in _SIGNATURES.items():
                 getattr(self.functions, name).argtypes = arguments
-            self._set_threads, self._get_threads = getattr(self.functions, _SET_THREADS), getattr(self.functions, _GET_THREADS)
-            self._numbers = {name: int(getattr(self.functions, f"aoti_torch_dtype_{name}")()) for name in DTYPES}
+            self._set_threads, self._get_threads = (
+                getattr(self.functions, _SET_THREADS),
+                getattr(self.functions, _GET_THREADS),
+            )
+            self._numbers = {
+                name: int(getattr(self.functions, f"aoti_torch_dtype_{name}")()) for name in DTYPES
+            }
         except (OSError, AttributeError) as error:
-            raise MissingDependencyError(f"torch's shared library cannot be used: {error}; install torch again") from None
+            raise MissingDependencyError(
+                f"torch's shared library cannot be used: {error}; install torch again"
+            ) from None
         self._dtypes = {number: np.dtype(name) for name, number in self._numbers.items()}
         self._cpu = int(self.functions.aoti_torch_device_type_cpu())
         self._create = self.functions.aoti_torch_create_tensor_from_blob
-        self._what = getattr(self.functions, "torch_exception_get_what_without_backtrace", None)  # from torch 2.13 on
+        self._what = getattr(
+            self.functions, "torch_exception_get_what_without_backtrace", None
+        )  # from torch 2.13 on
         if self._what is not None:
             self._what.restype = ctypes.c_char_p
 
@@ -104,7 +130,8 @@ class Libtorch:
         if status != 0:
             what = self._what() if self._what is not None else None
             raise RuntimeError(
-                f"{problem}: {(what or b'').decode(errors='replace').strip() or 'torch printed the cause to stderr'}"
+                f"{problem}:"
+                f" {(what or b'').decode(errors='replace').strip() or 'torch printed the cause to stderr'}"
             )
 
     @property
@@ -117,7 +144,9 @@ class Libtorch:
         self._set_threads(ctypes.c_int(count))
 
     def wrap(self, array: Array) -> Handle:
-        """Handle of a tensor on the memory of a C-contiguous array of one of DTYPES, which must outlive it."""
+        """Handle of a tensor on the memory of a C-contiguous array of one of DTYPES, which must
+        outlive it.
+        """
         handle = Handle()
         sizes = (ctypes.c_int64 * array.ndim)(*array.shape)
         strides, step = (ctypes.c_int64 * array.ndim)(), 1
@@ -125,12 +154,23 @@ class Libtorch:
             strides[axis] = step
             step *= max(array.shape[axis], 1)
         number = self._numbers[array.dtype.name]
-        status = self._create(array.ctypes.data, array.ndim, sizes, strides, 0, number, self._cpu, 0, ctypes.byref(handle))
+        status = self._create(
+            array.ctypes.data,
+            array.ndim,
+            sizes,
+            strides,
+            0,
+            number,
+            self._cpu,
+            0,
+            ctypes.byref(handle),
+        )
         self.check(status, f"torch makes no tensor of {array.dtype} {list(array.shape)}")
         return handle
 
     def copied(self, handle: Handle) -> Array:
-        """A new array with the values of a tensor. A copy, since a tensor may share memory with an input, a weight or another.
+        """A new array with the values of a tensor. A copy, since a tensor may share memory with an
+        input, a weight or another.
 
         Raises:
             RuntimeError: the tensor is too large, or of a dtype that numpy lacks.
@@ -138,13 +178,20 @@ class Libtorch:
         num_dims, number, sizes = ctypes.c_int64(), ctypes.c_int32(), _SIZES()
         self.functions.aoti_torch_get_dim(handle, ctypes.byref(num_dims))
         self.functions.aoti_torch_get_dtype(handle, ctypes.byref(number))
-        self.check(self.functions.aoti_torch_get_sizes(handle, ctypes.byref(sizes)), "an output has no sizes")
+        self.check(
+            self.functions.aoti_torch_get_sizes(handle, ctypes.byref(sizes)),
+            "an output has no sizes",
+        )
         if number.value not in self._dtypes:
-            raise RuntimeError(f"an output has a dtype (torch's number {number.value}) that numpy lacks")
+            raise RuntimeError(
+                f"an output has a dtype (torch's number {number.value}) that numpy lacks"
+            )
         array: Array = np.empty(sizes[: num_dims.value], self._dtypes[number.value])
         target = self.wrap(array)
         try:
-            self.check(self.functions.aoti_torch_copy_(target, handle, 0), "an output cannot be copied")
+            self.check(
+                self.functions.aoti_torch_copy_(target, handle, 0), "an output cannot be copied"
+            )
         finally:
             self.delete(target)
         return array
@@ -155,10 +202,16 @@ class Libtorch:
 
 
 def preload() -> None:
-    """Start to load the library in another thread, while this one goes on; `libtorch` reports failures."""
+    """Start to load the library in another thread, while this one goes on; `libtorch` reports
+    failures.
+    """
     path = torch_folder() / LIBRARY
-    dlopen = ctypes.CDLL(None).dlopen  # called as a function it releases the interpreter's lock, unlike ctypes.CDLL(path)
-    threading.Thread(target=dlopen, args=(os.fsencode(path), os.RTLD_NOW), name="coldpress-libtorch", daemon=True).start()
+    dlopen = ctypes.CDLL(
+        None
+    ).dlopen  # called as a function it releases the interpreter's lock, unlike ctypes.CDLL(path)
+    threading.Thread(
+        target=dlopen, args=(os.fsencode(path), os.RTLD_NOW), name="coldpress-libtorch", daemon=True
+    ).start()
 
 
 @functools.cache

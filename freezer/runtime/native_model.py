@@ -1,4 +1,7 @@
-"""NativeModel: Inductor payloads behind the input contract, with numpy arrays instead of tensors. Imports no torch."""
+"""NativeModel: Inductor payloads behind the input contract, with numpy arrays instead of tensors.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,13 @@ from freezer.spec.items import TensorSpec
 class NativeModel:
     """A callable that enforces its input contract, like FrozenModel, without torch in the process.
 
-    Inputs are numpy arrays, or other objects with `__dlpack__` on the CPU, given by name or position as to a FrozenModel. Names,
-    dtypes, ranks and sizes are checked, and strides corrected. Outputs are C-contiguous numpy arrays that own their memory, in the
-    structure of the source model's result.
+    Inputs are numpy arrays, or other objects with `__dlpack__` on the CPU, given by name or
+    position as to a FrozenModel. Names, dtypes, ranks and sizes are checked, and strides corrected.
+    Outputs are C-contiguous numpy arrays that own their memory, in the structure of the source
+    model's result.
 
-    Calls of several threads run one after the other within a payload, each with the payload's number of threads.
+    Calls of several threads run one after the other within a payload, each with the payload's
+    number of threads.
 
     Attributes:
         inputs: the input spec.
@@ -32,17 +37,22 @@ class NativeModel:
         ladder: artifacts that were refused before this one at load.
 
     Args:
-        payloads: Inductor payloads for one thread count; the first that accepts the sizes of a call serves it.
+        payloads: Inductor payloads for one thread count; the first that accepts the sizes of a call
+            serves it.
     """
 
-    def __init__(self, manifest: Manifest, payloads: Sequence[OpenPayload], ladder: Sequence[Refusal] = ()) -> None:
+    def __init__(
+        self, manifest: Manifest, payloads: Sequence[OpenPayload], ladder: Sequence[Refusal] = ()
+    ) -> None:
         self.inputs = manifest.inputs
         self.outputs = manifest.outputs
         self.manifest = manifest
         self.ladder = tuple(ladder)
         self._binding = InputBinding(manifest.inputs)
         self._checks = tuple((item, np.dtype(item.dtype)) for item in manifest.inputs.tensors)
-        self._choice = PayloadChoice(payloads, [dim.name for dim in manifest.inputs.dims], manifest.payloads)
+        self._choice = PayloadChoice(
+            payloads, [dim.name for dim in manifest.inputs.dims], manifest.payloads
+        )
         self._rebuild = rebuilder(manifest.structure)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -60,13 +70,20 @@ class NativeModel:
         for item, dtype in self._checks:
             array = _array(item, values.pop(item.name, None))
             if array.dtype != dtype:
-                got = array.dtype.name if array.dtype.isnative else f"{array.dtype.name} in another byte order"
+                got = (
+                    array.dtype.name
+                    if array.dtype.isnative
+                    else f"{array.dtype.name} in another byte order"
+                )
                 raise ContractError(
-                    f"input {item.name!r}: got dtype {got}, expected {dtype}; convert it with .astype({dtype.name!r})"
+                    f"input {item.name!r}: got dtype {got}, expected {dtype}; convert it with"
+                    f" .astype({dtype.name!r})"
                 )
             if array.shape != item.shape and not self._binding.fits(item, array.shape, point):
                 raise ContractError(self._binding.shape_problem(item, array.shape, point))
-            arrays.append(array if array.flags.carray else np.require(array, requirements=("C", "A", "W")))
+            arrays.append(
+                array if array.flags.carray else np.require(array, requirements=("C", "A", "W"))
+            )
         self._binding.check_constants(values, np.ndarray)
         found: list[Array] = self._choice.choose(point).run(arrays)
         return found
@@ -77,12 +94,16 @@ class NativeModel:
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise ContractError(
-            "a frozen model cannot be copied or pickled: its payload is open in this process; call freezer.load in each process",
+            "a frozen model cannot be copied or pickled: its payload is open in this process; call"
+            " freezer.load in each process",
             code="CP-FROZEN",
         )
 
     def __repr__(self) -> str:
-        return f"NativeModel({self.manifest.model} for {self.manifest.device_class}; {', '.join(self._binding.names)})"
+        return (
+            f"NativeModel({self.manifest.model} for {self.manifest.device_class};"
+            f" {', '.join(self._binding.names)})"
+        )
 
 
 def _array(item: TensorSpec, given: Any) -> Array:
@@ -93,10 +114,19 @@ def _array(item: TensorSpec, given: Any) -> Array:
         return np.asarray(given)
     if not hasattr(given, "__dlpack__"):
         got = "nothing" if given is None else type(given).__name__
-        expected = f"a numpy array, or an object with __dlpack__, of {item.dtype} {list(item.shape)}"
+        expected = (
+            f"a numpy array, or an object with __dlpack__, of {item.dtype} {list(item.shape)}"
+        )
         raise ContractError(f"input {item.name!r}: got {got}, expected {expected}")
     try:
         array: Array = np.from_dlpack(given)
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:  # another device, or a dtype that numpy lacks
-        raise ContractError(f"input {item.name!r}: numpy cannot read the {type(given).__name__}: {error}") from error
+    except (
+        BufferError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:  # another device, or a dtype that numpy lacks
+        raise ContractError(
+            f"input {item.name!r}: numpy cannot read the {type(given).__name__}: {error}"
+        ) from error
     return array

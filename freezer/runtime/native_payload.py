@@ -1,6 +1,7 @@
 """Open an Inductor payload through AOTInductor's C interface. Imports no torch.
 
-The signatures are those of torch/csrc/inductor/aoti_runtime/interface.h, which the payload's shared library exports.
+The signatures are those of torch/csrc/inductor/aoti_runtime/interface.h, which the payload's shared
+library exports.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ class _Pair(ctypes.Structure):
 
 
 class NativePayload:
-    """An open payload; calls of several threads run one after the other, each with the payload's number of threads.
+    """An open payload; calls of several threads run one after the other, each with the payload's
+    number of threads.
 
-    The weights are mapped from the file, which must not be modified while the payload is open; it may be removed.
+    The weights are mapped from the file, which must not be modified while the payload is open; it
+    may be removed.
 
     Args:
         path: the package.
@@ -55,19 +58,28 @@ class NativePayload:
         self._num_inputs, self._num_outputs = num_inputs, num_outputs
         package = read_package(path)
         with package.shared_library() as library:
-            if library.with_suffix(".json").exists():  # operators without a C function, for torch's `OSSProxyExecutor`
-                raise UsageError(f"{path.name} calls operators through torch's dispatcher; load(..., runtime='torch')")
+            if library.with_suffix(
+                ".json"
+            ).exists():  # operators without a C function, for torch's `OSSProxyExecutor`
+                raise UsageError(
+                    f"{path.name} calls operators through torch's dispatcher; load(...,"
+                    " runtime='torch')"
+                )
             self._library = ctypes.CDLL(str(library))
         self._container = Handle()
         self._handles: list[Handle] = []
         mappings: list[mmap.mmap] = []
-        closing = weakref.finalize(self, _close, self._torch, self._library, self._container, self._handles, mappings)
+        closing = weakref.finalize(
+            self, _close, self._torch, self._library, self._container, self._handles, mappings
+        )
         closing.atexit = False  # other threads may still run then
         try:
             for name, arguments in _SIGNATURES.items():
                 getattr(self._library, name).argtypes = arguments
         except AttributeError as error:
-            raise RuntimeError(f"{path.name} lacks a function of AOTInductor's interface: {error}") from None
+            raise RuntimeError(
+                f"{path.name} lacks a function of AOTInductor's interface: {error}"
+            ) from None
         self._last_error: Callable[[], bytes] | None = None
         if hasattr(self._library, "AOTInductorGetLastError"):  # from torch 2.13 on
             self._library.AOTInductorGetLastError.restype = ctypes.c_char_p
@@ -91,7 +103,9 @@ class NativePayload:
         if before != self._num_threads:
             self._torch.num_threads = self._num_threads
         try:
-            self._call("Run", self._container, inputs, len(handles), outputs, self._num_outputs, None, None)  # deletes the inputs
+            self._call(
+                "Run", self._container, inputs, len(handles), outputs, self._num_outputs, None, None
+            )  # deletes the inputs
             return [self._torch.copied(Handle(address)) for address in outputs]
         finally:
             for address in outputs:
@@ -110,10 +124,14 @@ class NativePayload:
         for entry in table.constants:
             self._handles.append(borrowed(self._torch.functions, address, entry))
         names = [entry.name.encode() for entry in table.constants]
-        pairs = (_Pair * len(names))(*(_Pair(name, handle) for name, handle in zip(names, self._handles, strict=True)))
+        pairs = (_Pair * len(names))(
+            *(_Pair(name, handle) for name, handle in zip(names, self._handles, strict=True))
+        )
         give = getattr(self._library, f"{_PREFIX}UpdateUserManagedConstantBufferPairs")
         give.argtypes = (Handle, Handle, _SIZE, ctypes.c_bool, ctypes.c_bool)
-        self._call("UpdateUserManagedConstantBufferPairs", self._container, pairs, len(names), False, True)
+        self._call(
+            "UpdateUserManagedConstantBufferPairs", self._container, pairs, len(names), False, True
+        )
         return mapped
 
     def _check_count(self, name: str, expected: int) -> None:
@@ -121,7 +139,8 @@ class NativePayload:
         self._call(name, self._container, ctypes.byref(found))
         if found.value != expected:  # `Run` would end the process
             raise IntegrityError(
-                f"the payload's {name.removeprefix('GetNum').lower()} are {found.value}, and the manifest's {expected}"
+                f"the payload's {name.removeprefix('GetNum').lower()} are {found.value}, and the"
+                f" manifest's {expected}"
             )
 
     def _call(self, name: str, *arguments: object) -> None:
@@ -132,13 +151,22 @@ class NativePayload:
         """
         if getattr(self._library, _PREFIX + name)(*arguments) != 0:
             text = self._last_error() if self._last_error is not None else None
-            self._torch.check(1, f"the payload's {name} failed: {(text or b'').decode(errors='replace').strip()}")
+            self._torch.check(
+                1, f"the payload's {name} failed: {(text or b'').decode(errors='replace').strip()}"
+            )
 
 
-def _close(torch: Libtorch, library: ctypes.CDLL, container: Handle, handles: list[Handle], mappings: list[mmap.mmap]) -> None:
+def _close(
+    torch: Libtorch,
+    library: ctypes.CDLL,
+    container: Handle,
+    handles: list[Handle],
+    mappings: list[mmap.mmap],
+) -> None:
     """Delete the model, then the handles of its weights; `mappings` keep the weights until then.
 
-    As with torch's own loader, glibc keeps the code, a few hundred KB, which has unique symbols of C++.
+    As with torch's own loader, glibc keeps the code, a few hundred KB, which has unique symbols of
+    C++.
     """
     if container:
         getattr(library, f"{_PREFIX}Delete")(container)

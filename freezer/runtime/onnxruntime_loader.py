@@ -1,7 +1,8 @@
-"""Open ONNX payloads with ONNX Runtime, which an extra installs. The package is imported when the first payload is opened.
+"""Open ONNX payloads with ONNX Runtime, which an extra installs. The package is imported when the
+first payload is opened.
 
-The file was optimized at build time without any choice that depends on the CPU. Opening it chooses the layout of convolutions for
-the instruction set of this CPU, and packs weights.
+The file was optimized at build time without any choice that depends on the CPU. Opening it chooses
+the layout of convolutions for the instruction set of this CPU, and packs weights.
 """
 
 from __future__ import annotations
@@ -19,23 +20,31 @@ from torch.utils.dlpack import from_dlpack
 from freezer.errors import MissingDependencyError
 from freezer.runtime.devices import CPU
 
-# Read by ONNX Runtime at its import. Otherwise the first session writes an id into the home directory and reports to a server.
+# Read by ONNX Runtime at its import. Otherwise the first session writes an id into the home
+# directory and reports to a server.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 OUTPUT_ORDERS = "coldpress.output_orders"
-"""Metadata of the file: for each output the order of eager's dims in memory, largest stride first; None if it is contiguous."""
+"""Metadata of the file: for each output the order of eager's dims in memory, largest stride first;
+None if it is contiguous.
+"""
 
 _ERRORS_ONLY = 3
 """ONNX Runtime's level of its log. Warnings are advice for whoever made the file."""
 
 
 def open_onnxruntime(
-    path: Path, settings: Mapping[str, Any], device: torch.device = CPU, *, one_at_a_time: bool = False
+    path: Path,
+    settings: Mapping[str, Any],
+    device: torch.device = CPU,
+    *,
+    one_at_a_time: bool = False,
 ) -> Callable[..., list[Tensor]]:
-    """Open a file as a session with torch's thread count in this thread; the count stays when torch's changes later.
+    """Open a file as a session with torch's thread count in this thread; the count stays when
+    torch's changes later.
 
-    Several threads may call the runner at once. Its outputs are new tensors, which share no memory with the inputs, and have
-    eager's order of dims in memory.
+    Several threads may call the runner at once. Its outputs are new tensors, which share no memory
+    with the inputs, and have eager's order of dims in memory.
 
     Raises:
         MissingDependencyError: ONNX Runtime is not installed.
@@ -45,15 +54,18 @@ def open_onnxruntime(
         import onnxruntime
     except ImportError as error:
         raise MissingDependencyError(
-            f"{path.name} needs ONNX Runtime, which cannot be imported ({error}); pip install 'coldpress[onnxruntime]'"
+            f"{path.name} needs ONNX Runtime, which cannot be imported ({error}); pip install"
+            " 'coldpress[onnxruntime]'"
         ) from error
     options = session_options(settings, torch.get_num_threads())
     try:
-        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(
+            str(path), options, providers=["CPUExecutionProvider"]
+        )
     except Exception as error:
         raise RuntimeError(
-            f"{path.name}: ONNX Runtime {onnxruntime.__version__} does not open it: {error}; install the version that its manifest "
-            "names (`coldpress inspect`)"
+            f"{path.name}: ONNX Runtime {onnxruntime.__version__} does not open it: {error};"
+            " install the version that its manifest names (`coldpress inspect`)"
         ) from error
     return _runner(session)
 
@@ -75,7 +87,9 @@ def session_options(settings: Mapping[str, Any], num_threads: int) -> Any:
 def _runner(session: Any) -> Callable[..., list[Tensor]]:
     inputs, outputs = session.get_inputs(), [item.name for item in session.get_outputs()]
     names = [item.name for item in inputs]
-    orders = json.loads(session.get_modelmeta().custom_metadata_map.get(OUTPUT_ORDERS, "null")) or [None] * len(outputs)
+    orders = json.loads(session.get_modelmeta().custom_metadata_map.get(OUTPUT_ORDERS, "null")) or [
+        None
+    ] * len(outputs)
     moved = [(place, _inverse(order)) for place, order in enumerate(orders) if order is not None]
     numpy_lacks = any(item.type == "tensor(bfloat16)" for item in (*inputs, *session.get_outputs()))
     call = _by_dlpack if numpy_lacks else _by_numpy
@@ -92,17 +106,26 @@ def _runner(session: Any) -> Callable[..., list[Tensor]]:
     return run
 
 
-def _by_numpy(session: Any, names: Sequence[str], outputs: Sequence[str], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Call through NumPy arrays on the same memory, the fastest way into ONNX Runtime from Python."""
+def _by_numpy(
+    session: Any, names: Sequence[str], outputs: Sequence[str], tensors: Sequence[Tensor]
+) -> list[Tensor]:
+    """Call through NumPy arrays on the same memory, the fastest way into ONNX Runtime from
+    Python.
+    """
     feeds = {name: tensor.numpy(force=True) for name, tensor in zip(names, tensors, strict=True)}
     return [torch.from_numpy(array) for array in session.run(outputs, feeds)]
 
 
-def _by_dlpack(session: Any, names: Sequence[str], outputs: Sequence[str], tensors: Sequence[Tensor]) -> list[Tensor]:
+def _by_dlpack(
+    session: Any, names: Sequence[str], outputs: Sequence[str], tensors: Sequence[Tensor]
+) -> list[Tensor]:
     """Call through DLPack, for dtypes that NumPy lacks. Costs about 50 µs more."""
     from onnxruntime import OrtValue
 
-    feeds = {name: OrtValue.from_dlpack(tensor.detach()) for name, tensor in zip(names, tensors, strict=True)}
+    feeds = {
+        name: OrtValue.from_dlpack(tensor.detach())
+        for name, tensor in zip(names, tensors, strict=True)
+    }
     return [from_dlpack(value) for value in session.run_with_ort_values(outputs, feeds)]
 
 

@@ -1,6 +1,8 @@
-"""Open OpenVINO payloads, which an extra installs. The package is imported when the first payload is opened.
+"""Open OpenVINO payloads, which an extra installs. The package is imported when the first payload
+is opened.
 
-The file is OpenVINO's IR, a graph that fits every CPU. Opening it compiles the graph for the CPU at hand, and packs weights.
+The file is OpenVINO's IR, a graph that fits every CPU. Opening it compiles the graph for the CPU at
+hand, and packs weights.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ GRAPH_FILE, WEIGHTS_FILE, CALLS_FILE = "model.xml", "model.bin", "calls.json"
 """Files of a payload, a ZIP archive without compression."""
 
 CACHE = "COLDPRESS_OPENVINO_CACHE"
-"""Environment variable with a folder for compiled graphs; if it is set, OpenVINO looks there before it compiles."""
+"""Environment variable with a folder for compiled graphs; if it is set, OpenVINO looks there before
+it compiles.
+"""
 
 _TELEMETRY = "openvino_telemetry"
 _INT32 = torch.iinfo(torch.int32)
@@ -41,8 +45,10 @@ class EngineCalls:
     """The content of CALLS_FILE: how to call the graph.
 
     Attributes:
-        inputs: index of the tensor input for each input of the graph, which has none for an unused one.
-        orders: for each output the order of eager's dims in memory, largest stride first; None if it is contiguous.
+        inputs: index of the tensor input for each input of the graph, which has none for an unused
+            one.
+        orders: for each output the order of eager's dims in memory, largest stride first; None if
+            it is contiguous.
     """
 
     inputs: tuple[int, ...]
@@ -50,12 +56,18 @@ class EngineCalls:
 
 
 def open_openvino(
-    path: Path, settings: Mapping[str, Any], device: torch.device = CPU, *, one_at_a_time: bool = False
+    path: Path,
+    settings: Mapping[str, Any],
+    device: torch.device = CPU,
+    *,
+    one_at_a_time: bool = False,
 ) -> Callable[..., list[Tensor]]:
-    """Compile the graph for torch's thread count in this thread; the count stays when torch's changes later.
+    """Compile the graph for torch's thread count in this thread; the count stays when torch's
+    changes later.
 
-    Several threads may call the runner at once; the calls run one after the other, as those of Inductor do. Outputs are new
-    tensors, which share no memory with the inputs, and have eager's order of dims in memory.
+    Several threads may call the runner at once; the calls run one after the other, as those of
+    Inductor do. Outputs are new tensors, which share no memory with the inputs, and have eager's
+    order of dims in memory.
 
     Raises:
         MissingDependencyError: OpenVINO is not installed.
@@ -68,17 +80,20 @@ def open_openvino(
     try:
         graph, weights, calls = _read(path)
         core = openvino.Core()
-        compiled = core.compile_model(core.read_model(graph, openvino.Tensor(weights, shared_memory=True)), "CPU", config)
+        compiled = core.compile_model(
+            core.read_model(graph, openvino.Tensor(weights, shared_memory=True)), "CPU", config
+        )
     except Exception as error:
         raise RuntimeError(
-            f"{path.name}: OpenVINO {openvino.get_version()} does not open it: {error}; install the version that its manifest "
-            "names (`coldpress inspect`)"
+            f"{path.name}: OpenVINO {openvino.get_version()} does not open it: {error}; install the"
+            " version that its manifest names (`coldpress inspect`)"
         ) from error
     return _Runner(openvino, compiled, calls, weights)
 
 
 def import_openvino(why: str) -> ModuleType:
-    """Import OpenVINO without its telemetry, which would write into the home directory and report to a server.
+    """Import OpenVINO without its telemetry, which would write into the home directory and report
+    to a server.
 
     Args:
         why: start of the error's message.
@@ -93,7 +108,9 @@ def import_openvino(why: str) -> ModuleType:
         try:
             import openvino
         except ImportError as error:
-            raise MissingDependencyError(f"{why}, which cannot be imported ({error}); pip install 'coldpress[openvino]'") from error
+            raise MissingDependencyError(
+                f"{why}, which cannot be imported ({error}); pip install 'coldpress[openvino]'"
+            ) from error
         finally:
             if telemetry:
                 del sys.modules[_TELEMETRY]
@@ -105,7 +122,9 @@ def _read(path: Path) -> tuple[str, np.ndarray[Any, Any], EngineCalls]:
     """The graph, the weights mapped from the file, and how to call the graph."""
     with zipfile.ZipFile(path) as archive:
         graph = archive.read(GRAPH_FILE).decode()
-        calls = decode(EngineCalls, json.loads(archive.read(CALLS_FILE)), origin=f"{path.name}: {CALLS_FILE}")
+        calls = decode(
+            EngineCalls, json.loads(archive.read(CALLS_FILE)), origin=f"{path.name}: {CALLS_FILE}"
+        )
         info = archive.getinfo(WEIGHTS_FILE)
     begin = begin_of(path, info)
     if not info.file_size:
@@ -123,7 +142,10 @@ class _Runner:
         self._openvino = openvino
         self._request = compiled.create_infer_request()
         self._inputs = calls.inputs
-        self._orders = [None if order is None else [order.index(dim) for dim in range(len(order))] for order in calls.orders]
+        self._orders = [
+            None if order is None else [order.index(dim) for dim in range(len(order))]
+            for order in calls.orders
+        ]
         self._bfloat16 = [port.element_type == openvino.Type.bf16 for port in compiled.outputs]
         self._weights = weights  # the compiled graph may read some of them from the file
         self._lock = threading.Lock()
@@ -134,20 +156,36 @@ class _Runner:
             for place, tensor in enumerate(given):
                 request.set_input_tensor(place, tensor)
             request.infer()
-            arrays = [np.array(request.get_output_tensor(place).data) for place in range(len(self._orders))]
+            arrays = [
+                np.array(request.get_output_tensor(place).data)
+                for place in range(len(self._orders))
+            ]
         found = [_tensor(array) for array in arrays]
-        found = [one.view(torch.bfloat16) if narrow else one for one, narrow in zip(found, self._bfloat16, strict=True)]
-        return [one if order is None else one.permute(order) for one, order in zip(found, self._orders, strict=True)]
+        found = [
+            one.view(torch.bfloat16) if narrow else one
+            for one, narrow in zip(found, self._bfloat16, strict=True)
+        ]
+        return [
+            one if order is None else one.permute(order)
+            for one, order in zip(found, self._orders, strict=True)
+        ]
 
     def _given(self, tensor: Tensor) -> Any:
         """OpenVINO's tensor on the same memory, which the caller keeps until the call ends."""
         tensor = tensor.detach().contiguous()
         if tensor.dtype is torch.bfloat16:
-            return self._openvino.Tensor(tensor.view(torch.int16).numpy(), tensor.shape, self._openvino.Type.bf16)
+            return self._openvino.Tensor(
+                tensor.view(torch.int16).numpy(), tensor.shape, self._openvino.Type.bf16
+            )
         array = tensor.numpy()
-        if tensor.dtype is torch.int64 and array.size and (array.min() < _INT32.min or array.max() > _INT32.max):
+        if (
+            tensor.dtype is torch.int64
+            and array.size
+            and (array.min() < _INT32.min or array.max() > _INT32.max)
+        ):
             raise ContractError(
-                f"got an integer beyond 32 bits, from {array.min()} to {array.max()}; OpenVINO computes with 32 bits"
+                f"got an integer beyond 32 bits, from {array.min()} to {array.max()}; OpenVINO"
+                " computes with 32 bits"
             )
         return self._openvino.Tensor(array, shared_memory=True)
 

@@ -20,7 +20,8 @@ class OpenPayload:
 
 
 class PayloadChoice:
-    """Chooses the payload that serves a call by its sizes: one for exactly these sizes, else the first that accepts them.
+    """Chooses the payload that serves a call by its sizes: one for exactly these sizes, else the
+    first that accepts them.
 
     Args:
         payloads: open payloads for one thread count, or for any.
@@ -28,7 +29,9 @@ class PayloadChoice:
         held: all payloads of the artifact, for `payload_for` with a thread count.
     """
 
-    def __init__(self, payloads: Sequence[OpenPayload], dims: Sequence[str], held: Sequence[Payload]) -> None:
+    def __init__(
+        self, payloads: Sequence[OpenPayload], dims: Sequence[str], held: Sequence[Payload]
+    ) -> None:
         self._payloads = tuple(payloads)
         self._dims = tuple(dims)
         self._held = tuple(held)
@@ -50,21 +53,32 @@ class PayloadChoice:
         for opened in self._payloads:
             if opened.payload.accepts(point):
                 return opened
-        raise ContractError(f"no payload serves {dict(point)}; {_listed([opened.payload for opened in self._payloads])}")
+        raise ContractError(
+            f"no payload serves {dict(point)};"
+            f" {_listed([opened.payload for opened in self._payloads])}"
+        )
 
     def payload_for(self, shape: Mapping[str, int], threads: int | None) -> Payload:
         """See `FrozenModel.payload_for`."""
         if set(shape) != set(self._dims):
-            expected = f"those of {', '.join(self._dims)}" if self._dims else "{}: the model declares no dim"
+            expected = (
+                f"those of {', '.join(self._dims)}"
+                if self._dims
+                else "{}: the model declares no dim"
+            )
             raise ContractError(f"got sizes of {sorted(shape)}, expected {expected}")
         if threads is None:
             return self.choose(shape).payload
         found = serving(set_within(self._held, threads), shape)
         if found is None:
-            raise ContractError(f"no payload serves {dict(shape)} with {threads} threads; {_listed(self._held)}")
+            raise ContractError(
+                f"no payload serves {dict(shape)} with {threads} threads; {_listed(self._held)}"
+            )
         return found
 
 
 def _listed(payloads: Sequence[Payload]) -> str:
     sizes = {payload.path: ", ".join(str(dim) for dim in payload.dims) for payload in payloads}
-    return "the artifact holds " + "; ".join(f"{path} ({text})" if text else path for path, text in sizes.items())
+    return "the artifact holds " + "; ".join(
+        f"{path} ({text})" if text else path for path, text in sizes.items()
+    )

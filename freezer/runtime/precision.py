@@ -1,10 +1,13 @@
-"""Compute in full precision, regardless of this process's settings: builds, eager in a judge, and every call on a GPU.
+"""Compute in full precision, regardless of this process's settings: builds, eager in a judge, and
+every call on a GPU.
 
-If a process allows lower precision, Inductor packs weights in bfloat16, and the eager model has an error that hides drift.
+If a process allows lower precision, Inductor packs weights in bfloat16, and the eager model has an
+error that hides drift.
 
-On a GPU, torch checks in every call whether float32 may be multiplied in TF32, and half-precision products summed in half
-precision; by default it allows TF32 in convolutions, and such sums. Artifacts are judged without both, so calls turn both off and
-restore them. The settings belong to the process: during a call, other threads compute in full precision too.
+On a GPU, torch checks in every call whether float32 may be multiplied in TF32, and half-precision
+products summed in half precision; by default it allows TF32 in convolutions, and such sums.
+Artifacts are judged without both, so calls turn both off and restore them. The settings belong to
+the process: during a call, other threads compute in full precision too.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ _silenced: set[Any] = set()
 
 @contextlib.contextmanager
 def plain_precision(device: torch.device | None = None) -> Iterator[None]:
-    """Ignore `torch.set_float32_matmul_precision` and `torch.backends.mkldnn.*.fp32_precision`; on a GPU also TF32."""
+    """Ignore `torch.set_float32_matmul_precision` and `torch.backends.mkldnn.*.fp32_precision`; on
+    a GPU also TF32.
+    """
     with contextlib.ExitStack() as stack:
         if device is not None and device.type == "cuda":
             stack.enter_context(full_on_gpu())
@@ -53,7 +58,9 @@ def _full(operation: str, stack: contextlib.ExitStack) -> None:
 
     def put_back() -> None:
         torch._C._set_fp32_precision_setter("mkldnn", operation, _UNSET)
-        if torch._C._get_fp32_precision_getter("mkldnn", operation) != before:  # it was set for this operation, not for all
+        if (
+            torch._C._get_fp32_precision_getter("mkldnn", operation) != before
+        ):  # it was set for this operation, not for all
             torch._C._set_fp32_precision_setter("mkldnn", operation, before)
 
     stack.callback(put_back)
@@ -86,15 +93,17 @@ _FULL_ON_GPU = _FullOnGpu()
 
 
 def full_on_gpu() -> contextlib.AbstractContextManager[None]:
-    """Turn off TF32 and half-precision sums on GPUs; restored when the last block of all threads ends."""
+    """Turn off TF32 and half-precision sums on GPUs; restored when the last block of all threads
+    ends.
+    """
     return _FULL_ON_GPU
 
 
 def _without_tf32(undo: _Undo) -> None:
     """Turn TF32 off, and add to `undo` how to restore it.
 
-    torch has two interfaces to this setting, and the older one raises after the newer one changed it. So the older is used where it
-    works, and the newer for the rest.
+    torch has two interfaces to this setting, and the older one raises after the newer one changed
+    it. So the older is used where it works, and the newer for the rest.
     """
     allowed = _tf32(*_OPERATIONS)
     if not allowed:
@@ -115,11 +124,17 @@ def _without_tf32(undo: _Undo) -> None:
 
 
 def _tf32(*operations: str) -> list[str]:
-    return [operation for operation in operations if torch._C._get_fp32_precision_getter("cuda", operation) == "tf32"]
+    return [
+        operation
+        for operation in operations
+        if torch._C._get_fp32_precision_getter("cuda", operation) == "tf32"
+    ]
 
 
 def _older(function: Any, *args: Any) -> Any:
-    """Result of a function of the older interface; None if it raises because the newer one was used."""
+    """Result of a function of the older interface; None if it raises because the newer one was
+    used.
+    """
     with contextlib.nullcontext() if function in _silenced else warnings.catch_warnings():
         if function not in _silenced:
             warnings.simplefilter("ignore")  # deprecated; warns once per process
@@ -131,7 +146,9 @@ def _older(function: Any, *args: Any) -> Any:
 
 
 def _sums(name: str) -> Any:
-    """Whether half-precision sums are allowed: a bool, or in newer torch a pair with whether sums may be split."""
+    """Whether half-precision sums are allowed: a bool, or in newer torch a pair with whether sums
+    may be split.
+    """
     return getattr(torch._C, f"_get_cublas_{name}")()
 
 

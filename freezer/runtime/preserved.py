@@ -1,4 +1,6 @@
-"""Preserved attributes and methods of a frozen model: get, set and call them; refuse the other methods of nn.Module."""
+"""Preserved attributes and methods of a frozen model: get, set and call them; refuse the other
+methods of nn.Module.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +20,30 @@ _CONSTANTS = "its weights are constants of the payload"
 _REASONS: Mapping[str, str] = {
     **dict.fromkeys(
         ("to", "to_empty", "cuda", "cpu", "xpu", "ipu", "mtia", "share_memory"),
-        f"{_CONSTANTS}; load the artifact of the other device class (`freezer.load(..., device_class=...)`), or freeze the source "
-        "model for it",
+        f"{_CONSTANTS}; load the artifact of the other device class (`freezer.load(...,"
+        " device_class=...)`), or freeze the source model for it",
     ),
     **dict.fromkeys(
         ("type", "float", "double", "half", "bfloat16"),
         f"{_CONSTANTS}, with a fixed dtype; convert the source model and freeze it again",
     ),
     **dict.fromkeys(
-        ("train", "requires_grad_", "zero_grad"), "it is always in eval mode; train the source model and freeze it again"
+        ("train", "requires_grad_", "zero_grad"),
+        "it is always in eval mode; train the source model and freeze it again",
     ),
-    **dict.fromkeys(("apply", "compile"), "its graph is compiled; change the source model and freeze it again"),
+    **dict.fromkeys(
+        ("apply", "compile"), "its graph is compiled; change the source model and freeze it again"
+    ),
     "forward": "call the model itself: model(...)",
 }
-_HOOK = "its graph is compiled, and no Python runs between its operations; change the source model and freeze it again"
-_WEIGHTS = f"{_CONSTANTS}; use the source model. To keep attributes or methods, freeze it with `preserve: [name]`"
+_HOOK = (
+    "its graph is compiled, and no Python runs between its operations; change the source model and"
+    " freeze it again"
+)
+_WEIGHTS = (
+    f"{_CONSTANTS}; use the source model. To keep attributes or methods, freeze it with `preserve:"
+    " [name]`"
+)
 
 REFUSED_NAMES: Mapping[str, str] = {
     name: _REASONS.get(name, _HOOK if name.endswith("_hook") else _WEIGHTS)
@@ -43,10 +54,12 @@ REFUSED_NAMES: Mapping[str, str] = {
 
 
 class Preserved:
-    """Preserved attributes and methods of one payload by name: `preserved["sub.version"]`, `preserved["reset"]()`.
+    """Preserved attributes and methods of one payload by name: `preserved["sub.version"]`,
+    `preserved["reset"]()`.
 
-    A tensor attribute is the payload's own: modifying it changes the state. Other values are copies: to change a list, set the
-    whole list. Methods take and return the same as in the source, without gradients.
+    A tensor attribute is the payload's own: modifying it changes the state. Other values are
+    copies: to change a list, set the whole list. Methods take and return the same as in the source,
+    without gradients.
 
     Args:
         names: attributes, methods, and attributes of submodules (`sub.version`).
@@ -58,7 +71,9 @@ class Preserved:
         NotPreservedError: the payload lacks one of the names.
     """
 
-    def __init__(self, names: Sequence[str], module: Any, num_threads: int | None, device: torch.device = CPU) -> None:
+    def __init__(
+        self, names: Sequence[str], module: Any, num_threads: int | None, device: torch.device = CPU
+    ) -> None:
         self._names = tuple(names)
         self._module = module
         self._num_threads = num_threads
@@ -66,7 +81,10 @@ class Preserved:
         for name in self._names:
             owner, last = self._owner(name)
             if not hasattr(owner, last):
-                raise NotPreservedError(f"{name!r} should be preserved, but the payload lacks it; freeze the model again")
+                raise NotPreservedError(
+                    f"{name!r} should be preserved, but the payload lacks it; freeze the model"
+                    " again"
+                )
 
     def __getitem__(self, name: str) -> Any:
         """The value of an attribute, or a method to call."""
@@ -76,7 +94,12 @@ class Preserved:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             exact = full_on_gpu() if self._device.type == "cuda" else contextlib.nullcontext()
-            with threads(self._num_threads or torch.get_num_threads()), torch.no_grad(), current(self._device), exact:
+            with (
+                threads(self._num_threads or torch.get_num_threads()),
+                torch.no_grad(),
+                current(self._device),
+                exact,
+            ):
                 return value(*args, **kwargs)
 
         return call
@@ -90,14 +113,21 @@ class Preserved:
         """
         old = self._value(name)
         if _is_method(old):
-            raise ContractError(f"{name!r} is a method of the frozen model, which can be called, but not set")
+            raise ContractError(
+                f"{name!r} is a method of the frozen model, which can be called, but not set"
+            )
         owner, last = self._owner(name)
         try:
             setattr(owner, last, value)
         except (RuntimeError, TypeError, ValueError) as error:
             if "Can't set constant" in str(error):
-                raise ContractError(f"{name!r} is a constant (Final) of the source and cannot be set") from error
-            raise ContractError(f"{name!r}: got {type(value).__name__}, expected its current type {type(old).__name__}") from error
+                raise ContractError(
+                    f"{name!r} is a constant (Final) of the source and cannot be set"
+                ) from error
+            raise ContractError(
+                f"{name!r}: got {type(value).__name__}, expected its current type"
+                f" {type(old).__name__}"
+            ) from error
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
@@ -111,8 +141,8 @@ class Preserved:
     def missing(self, name: str) -> NotPreservedError:
         """Error for a name that was not preserved; lists those that were."""
         return NotPreservedError(
-            f"the frozen model has no attribute or method {name!r}; preserved are {', '.join(self._names) or 'none'}. Freeze the "
-            f"model again with `preserve: [{name}]`"
+            f"the frozen model has no attribute or method {name!r}; preserved are"
+            f" {', '.join(self._names) or 'none'}. Freeze the model again with `preserve: [{name}]`"
         )
 
     def _value(self, name: str) -> Any:
@@ -167,6 +197,8 @@ def refusal(name: str) -> Callable[..., NoReturn]:
     """A function that raises for a method of REFUSED_NAMES."""
 
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
-        raise ContractError(f"a frozen model has no .{name}(): {REFUSED_NAMES[name]}", code="CP-FROZEN")
+        raise ContractError(
+            f"a frozen model has no .{name}(): {REFUSED_NAMES[name]}", code="CP-FROZEN"
+        )
 
     return refuse

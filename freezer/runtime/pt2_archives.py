@@ -1,6 +1,8 @@
-"""Check .pt2 archives of torch.export before torch opens them, which would evaluate text and unpickle objects from them.
+"""Check .pt2 archives of torch.export before torch opens them, which would evaluate text and
+unpickle objects from them.
 
-torch.export.load evaluates the expressions of symbolic sizes with sympy, compiles guards as Python, and falls back to pickles.
+torch.export.load evaluates the expressions of symbolic sizes with sympy, compiles guards as Python,
+and falls back to pickles.
 """
 
 from __future__ import annotations
@@ -19,18 +21,42 @@ import torch
 
 _FUNCTIONS = frozenset(
     """
-    Integer Float Rational Add Mul Pow Abs Min Max Mod Eq Ne Lt Le Gt Ge And Or Not Equality Unequality StrictLessThan LessThan
-    StrictGreaterThan GreaterThan Piecewise ExprCondPair floor ceiling FloorDiv ModularIndexing Where PythonMod CleanDiv CeilToInt
-    FloorToInt CeilDiv LShift RShift PowByNatural FloatPow FloatTrueDiv IntTrueDiv IsNonOverlappingAndDenseIndicator TruncToFloat
-    TruncToInt RoundToInt RoundDecimal ToFloat Identity BitwiseFn_bitwise_and BitwiseFn_bitwise_or BitwiseFn_bitwise_xor
-    OpaqueUnaryFn_sqrt OpaqueUnaryFn_exp OpaqueUnaryFn_log min max abs int float bool
+    Integer Float Rational Add Mul Pow Abs Min Max Mod Eq Ne Lt Le Gt Ge And Or Not Equality
+    Unequality StrictLessThan LessThan StrictGreaterThan GreaterThan Piecewise ExprCondPair
+    floor ceiling FloorDiv ModularIndexing Where PythonMod CleanDiv CeilToInt FloorToInt CeilDiv
+    LShift RShift PowByNatural FloatPow FloatTrueDiv IntTrueDiv
+    IsNonOverlappingAndDenseIndicator TruncToFloat TruncToInt RoundToInt RoundDecimal ToFloat
+    Identity BitwiseFn_bitwise_and BitwiseFn_bitwise_or BitwiseFn_bitwise_xor OpaqueUnaryFn_sqrt
+    OpaqueUnaryFn_exp OpaqueUnaryFn_log min max abs int float bool
     """.split()  # noqa: SIM905  # a list of 60 strings is harder to read
 )
 _NAMES = frozenset(("true", "false", "oo", "int_oo", "nan", "L", "torch", "math"))
-_METHODS = frozenset(("size", "stride", "storage_offset", "dim", "sym_min", "sym_max", "sym_ite", "sym_not", "floor", "ceil"))
+_METHODS = frozenset(
+    (
+        "size",
+        "stride",
+        "storage_offset",
+        "dim",
+        "sym_min",
+        "sym_max",
+        "sym_ite",
+        "sym_not",
+        "floor",
+        "ceil",
+    )
+)
 _NUMBER = re.compile(r"-?[0-9.]+(e[-+]?[0-9]+)?|-?inf|nan", re.IGNORECASE)
 _NODES = (
-    *(ast.Expression, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Tuple, ast.Load),
+    *(
+        ast.Expression,
+        ast.BinOp,
+        ast.UnaryOp,
+        ast.BoolOp,
+        ast.Compare,
+        ast.IfExp,
+        ast.Tuple,
+        ast.Load,
+    ),
     *(ast.operator, ast.unaryop, ast.boolop, ast.cmpop),
 )
 LEGACY = "serialized_exported_program.json"
@@ -40,7 +66,8 @@ _OPAQUE = "opaque_obj_"
 
 
 def code_in(path: str | Path) -> str | None:
-    """What torch.export.load would run from an archive, in a few words; None where it only has tensors and a graph.
+    """What torch.export.load would run from an archive, in a few words; None where it only has
+    tensors and a graph.
 
     Raises:
         OSError, RuntimeError, ValueError, BadZipFile: the archive cannot be read.
@@ -54,7 +81,9 @@ def code_in(path: str | Path) -> str | None:
             return "two programs"
         if legacy:
             return _code_in(names, archive.read)
-    with PT2ArchiveReader(str(path)) as reader:  # torch's own: another reader might find other files
+    with PT2ArchiveReader(
+        str(path)
+    ) as reader:  # torch's own: another reader might find other files
         return _code_in(reader.get_file_names(), reader.read_bytes)
 
 
@@ -68,10 +97,16 @@ def _code_in(names: Sequence[str], read: Callable[[str], bytes]) -> str | None:
             document = json.loads(read(name))
             if found := _evaluated(document):
                 return f"{found} in {name}"
-            pickled |= {str(item.get("path_name")).lower() for item in _objects(document) if item.get("use_pickle")}
+            pickled |= {
+                str(item.get("path_name")).lower()
+                for item in _objects(document)
+                if item.get("use_pickle")
+            }
     for name in names:
         base = name.lower().rpartition("/")[2]
-        if base.startswith(_OPAQUE) or ((base.endswith(".pt") or base in pickled) and _runs(read(name))):
+        if base.startswith(_OPAQUE) or (
+            (base.endswith(".pt") or base in pickled) and _runs(read(name))
+        ):
             return f"pickled objects in {name}"
     return None
 
@@ -115,7 +150,9 @@ def _is_arithmetic(text: str, *, guard: bool) -> bool:
 
 
 def _plain(node: ast.AST, *, guard: bool) -> bool:
-    """Whether an expression consists of numbers, symbols, operators and the functions that torch writes."""
+    """Whether an expression consists of numbers, symbols, operators and the functions that torch
+    writes.
+    """
     if isinstance(node, ast.Constant):
         number = isinstance(node.value, str) and _NUMBER.fullmatch(node.value)  # of a Float
         return bool(number) or isinstance(node.value, int | float | bool | None)
@@ -123,11 +160,18 @@ def _plain(node: ast.AST, *, guard: bool) -> bool:
         return node.id in _NAMES or _is_symbol(node.id)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Symbol":
         name, flags = node.args, [keyword.value for keyword in node.keywords]
-        return len(name) == 1 and _is_identifier(name[0]) and all(_plain(flag, guard=guard) for flag in flags)
+        return (
+            len(name) == 1
+            and _is_identifier(name[0])
+            and all(_plain(flag, guard=guard) for flag in flags)
+        )
     if isinstance(node, ast.Call):
         known = isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS
         method = (
-            guard and isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS and _plain(node.func.value, guard=guard)
+            guard
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in _METHODS
+            and _plain(node.func.value, guard=guard)
         )
         parts = [*node.args, *(keyword.value for keyword in node.keywords)]
         return (known or method) and all(_plain(part, guard=guard) for part in parts)
@@ -135,7 +179,9 @@ def _plain(node: ast.AST, *, guard: bool) -> bool:
         key = node.slice
         text = isinstance(key, ast.Constant) and isinstance(key.value, str)
         return guard and _plain(node.value, guard=guard) and (text or _plain(key, guard=guard))
-    return isinstance(node, _NODES) and all(_plain(part, guard=guard) for part in ast.iter_child_nodes(node))
+    return isinstance(node, _NODES) and all(
+        _plain(part, guard=guard) for part in ast.iter_child_nodes(node)
+    )
 
 
 def _is_symbol(name: str) -> bool:
@@ -143,7 +189,12 @@ def _is_symbol(name: str) -> bool:
 
 
 def _is_identifier(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier() and node.value.isascii()
+    return (
+        isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and node.value.isidentifier()
+        and node.value.isascii()
+    )
 
 
 def _runs(data: bytes) -> bool:

@@ -16,7 +16,8 @@ def flatten(result: Any) -> tuple[OutputStructure, list[Tensor]]:
     """Structure of a result, and its tensors in order.
 
     Raises:
-        CaptureError: a part is not a tensor, a plain constant, or a tuple, list, dict, dataclass or ModelOutput of those.
+        CaptureError: a part is not a tensor, a plain constant, or a tuple, list, dict, dataclass or
+            ModelOutput of those.
     """
     leaves: list[Tensor] = []
     return _flatten(result, leaves, "output"), leaves
@@ -39,7 +40,9 @@ def _flatten(value: Any, leaves: list[Tensor], path: str) -> OutputStructure:
         return OutputStructure(kind="constant", value=value)
     fields = _named_fields(value, path)
     if fields is not None:
-        kind = "dict" if type(value) is dict else "namedtuple" if isinstance(value, tuple) else "named"
+        kind = (
+            "dict" if type(value) is dict else "namedtuple" if isinstance(value, tuple) else "named"
+        )
         items = tuple(_flatten(item, leaves, f"{path}.{key}") for key, item in fields.items())
         type_name = "" if kind == "dict" else f"{type(value).__module__}.{type(value).__qualname__}"
         return OutputStructure(kind=kind, keys=tuple(fields), items=items, type_name=type_name)  # type: ignore[arg-type]
@@ -48,17 +51,21 @@ def _flatten(value: Any, leaves: list[Tensor], path: str) -> OutputStructure:
         items = tuple(_flatten(item, leaves, f"{path}.{i}") for i, item in enumerate(value))
         return OutputStructure(kind=kind, items=items)  # type: ignore[arg-type]
     raise CaptureError(
-        f"{path} is a {type(value).__module__}.{type(value).__qualname__}; expected tensors, constants, or tuples, lists, dicts "
-        "and dataclasses of them: return those from forward"
+        f"{path} is a {type(value).__module__}.{type(value).__qualname__}; expected tensors,"
+        " constants, or tuples, lists, dicts and dataclasses of them: return those from forward"
     )
 
 
 def _named_fields(value: Any, path: str) -> dict[str, Any] | None:
-    """The fields of a dict, ModelOutput, dataclass or named tuple, in order; None for anything else."""
+    """The fields of a dict, ModelOutput, dataclass or named tuple, in order; None for anything
+    else.
+    """
     if isinstance(value, Mapping):
         odd = [key for key in value if not isinstance(key, str)]
         if odd:
-            raise CaptureError(f"{path} has the key {odd[0]!r} of type {type(odd[0]).__name__}; expected str keys")
+            raise CaptureError(
+                f"{path} has the key {odd[0]!r} of type {type(odd[0]).__name__}; expected str keys"
+            )
         return dict(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}

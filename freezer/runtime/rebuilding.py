@@ -11,7 +11,9 @@ from freezer.spec.items import OutputStructure
 
 
 class NamedOutput(dict[str, Any]):
-    """Result in place of the source's dataclass or ModelOutput: access by key, attribute and position."""
+    """Result in place of the source's dataclass or ModelOutput: access by key, attribute and
+    position.
+    """
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -1,8 +1,9 @@
 """Set torch's thread count for a block, and restore it.
 
-The count belongs to the thread that sets it, so calls from several Python threads do not affect each other. But a thread that uses
-torch for the first time inherits the count that was last set anywhere in the process, possibly by a block in another thread.
-`own_count` corrects this for threads that call it, or enter a block, before they use torch.
+The count belongs to the thread that sets it, so calls from several Python threads do not affect
+each other. But a thread that uses torch for the first time inherits the count that was last set
+anywhere in the process, possibly by a block in another thread. `own_count` corrects this for
+threads that call it, or enter a block, before they use torch.
 """
 
 from __future__ import annotations
@@ -35,8 +36,11 @@ def own_count() -> int:
         _known.seen = True
         with _lock:
             if _process_count:
-                # In another thread: setting the count here would replace a count that this thread has set itself.
-                fixer = threading.Thread(target=_fix_inherited, name="coldpress-threads", daemon=True)
+                # In another thread: setting the count here would replace a count that this thread
+                # has set itself.
+                fixer = threading.Thread(
+                    target=_fix_inherited, name="coldpress-threads", daemon=True
+                )
                 fixer.start()
                 fixer.join()
     return torch.get_num_threads()

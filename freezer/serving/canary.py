@@ -1,4 +1,6 @@
-"""The canary: run the golden inputs on the machine that will serve, and apply the gate's formula to the outputs."""
+"""The canary: run the golden inputs on the machine that will serve, and apply the gate's formula to
+the outputs.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,13 @@ from freezer.runtime.devices import tensors_on
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.golden import golden_inputs, golden_outputs
 from freezer.runtime.pytree import leaves_of
-from freezer.serving.golden_check import CanaryFigure, Comparison, check_figures, golden_figures, smallest_sets
+from freezer.serving.golden_check import (
+    CanaryFigure,
+    Comparison,
+    check_figures,
+    golden_figures,
+    smallest_sets,
+)
 
 TENSORS = Comparison(
     comparable=comparable,
@@ -19,13 +27,16 @@ TENSORS = Comparison(
 """How to compare tensors."""
 
 
-def run_canary(artifact: Artifact, model: FrozenModel, *, smallest: bool = False) -> list[CanaryFigure]:
-    """Run the golden sets; for a stateful model without a reset method only the first, which starts from the initial state.
+def run_canary(
+    artifact: Artifact, model: FrozenModel, *, smallest: bool = False
+) -> list[CanaryFigure]:
+    """Run the golden sets; for a stateful model without a reset method only the first, which starts
+    from the initial state.
 
     Args:
         artifact, model: of one folder.
-        smallest: run one set of each payload, the smallest, and the others only if one of these differs: outputs of few elements
-            are judged over all sets. Ignored for stateful models.
+        smallest: run one set of each payload, the smallest, and the others only if one of these
+            differs: outputs of few elements are judged over all sets. Ignored for stateful models.
 
     Raises:
         CanaryError: an output differs from the golden one.
@@ -37,7 +48,9 @@ def run_canary(artifact: Artifact, model: FrozenModel, *, smallest: bool = False
     return figures
 
 
-def canary_figures(artifact: Artifact, model: FrozenModel, *, smallest: bool = False) -> list[CanaryFigure]:
+def canary_figures(
+    artifact: Artifact, model: FrozenModel, *, smallest: bool = False
+) -> list[CanaryFigure]:
     """Run golden sets and compare, without raising for differences; see `run_canary`."""
     manifest = artifact.manifest
     inputs = golden_inputs(manifest, artifact.folder / GOLDEN_INPUTS)

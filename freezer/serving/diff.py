@@ -1,7 +1,8 @@
-"""Compare the classes of one version by the golden outputs that each artifact recorded when it was judged. Runs no model.
+"""Compare the classes of one version by the golden outputs that each artifact recorded when it was
+judged. Runs no model.
 
-The bound between two classes is the sum of their bounds to the reference; integers and bools must be equal. Only JSON and golden
-tensors are read, after their digests are verified.
+The bound between two classes is the sum of their bounds to the reference; integers and bools must
+be equal. Only JSON and golden tensors are read, after their digests are verified.
 """
 
 from __future__ import annotations
@@ -44,12 +45,14 @@ class GoldenInputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DiffRow:
-    """One output of one set of golden inputs, by two classes or by a class and the reference. Infinite figures are None.
+    """One output of one set of golden inputs, by two classes or by a class and the reference.
+    Infinite figures are None.
 
     Attributes:
         set_index: index in `Difference.sets`.
         num_differing: unequal elements of an integer or bool output.
-        error_ratio: rmse between the two, over the larger of the eager model's own errors; pooled where the gate pools.
+        error_ratio: rmse between the two, over the larger of the eager model's own errors; pooled
+            where the gate pools.
         bound: sum of the rmse that the gate allows each to differ from the reference.
         problem: why they are apart; None where they are not.
     """
@@ -91,7 +94,8 @@ class Difference:
     """Result for one version.
 
     Attributes:
-        apart: whether any two classes are apart. The gate judged the distance from the reference; it is only shown.
+        apart: whether any two classes are apart. The gate judged the distance from the reference;
+            it is only shown.
         classes: classes with recorded outputs, sorted.
         sets: golden inputs of any of these classes.
         pairs: every two classes.
@@ -113,7 +117,9 @@ class Difference:
     def where(self, row: DiffRow) -> str:
         """An output and its golden inputs, as text."""
         sizes = str(self.sets[row.set_index])
-        return f"output {row.output!r}, golden set {row.set_index}" + (f" ({sizes})" if sizes else "")
+        return f"output {row.output!r}, golden set {row.set_index}" + (
+            f" ({sizes})" if sizes else ""
+        )
 
 
 def diff(reference: str, *, store: str | None = None) -> Difference:
@@ -130,9 +136,15 @@ def diff(reference: str, *, store: str | None = None) -> Difference:
     opened = Store.open(store or "store")
     version = opened.version(reference)
     manifests = {name: opened.manifest(version, name) for name in sorted(version.images)}
-    sides = [_side(opened, version, manifest) for manifest in manifests.values() if _file(manifest, OWN_OUTPUTS)]
+    sides = [
+        _side(opened, version, manifest)
+        for manifest in manifests.values()
+        if _file(manifest, OWN_OUTPUTS)
+    ]
     classes = tuple(side.name for side in sides)
-    having = {key: [side for side in sides if key in side.sets] for side in sides for key in side.sets}
+    having = {
+        key: [side for side in sides if key in side.sets] for side in sides for key in side.sets
+    }
     keys = list(having)
     pairs = tuple(_pair(one, other, keys) for one, other in combinations(sides, 2))
     return Difference(
@@ -141,7 +153,10 @@ def diff(reference: str, *, store: str | None = None) -> Difference:
         apart=any(pair.apart for pair in pairs),
         classes=classes,
         sets=tuple(
-            GoldenInputs(point=found[0].manifest.golden[found[0].sets[key]].point, classes=tuple(side.name for side in found))
+            GoldenInputs(
+                point=found[0].manifest.golden[found[0].sets[key]].point,
+                classes=tuple(side.name for side in found),
+            )
             for key, found in having.items()
         ),
         pairs=pairs,
@@ -178,7 +193,9 @@ class _Side:
     def ratio_and_bound(self, error: OutputError, key: str, output: str) -> tuple[float, float]:
         """Error ratio against a golden output, and the rmse that the gate allows."""
         native = self.manifest.golden[self.sets[key]].native_rmse.get(output) or 0.0
-        gate = GoldenGate(error_ratio_max=self.manifest.gate.error_ratio_max, reference=self.manifest.reference)
+        gate = GoldenGate(
+            error_ratio_max=self.manifest.gate.error_ratio_max, reference=self.manifest.reference
+        )
         return golden_bound(replace(error, native_rmse=native), gate)
 
 
@@ -186,12 +203,20 @@ def _side(store: Store, version: Version, manifest: Manifest) -> _Side:
     def file(path: str) -> Path:
         item = _file(manifest, path)
         if item is None:
-            raise IntegrityError(f"{version.model}:{version.number} for {manifest.device_class}: the manifest names no {path}")
+            raise IntegrityError(
+                f"{version.model}:{version.number} for {manifest.device_class}: the manifest names"
+                f" no {path}"
+            )
         return store.file(version, item)
 
-    sets = {_digest(inputs): index for index, inputs in enumerate(golden_inputs(manifest, file(GOLDEN_INPUTS)))}
+    sets = {
+        _digest(inputs): index
+        for index, inputs in enumerate(golden_inputs(manifest, file(GOLDEN_INPUTS)))
+    }
     golden = golden_outputs(manifest, file(GOLDEN_OUTPUTS))
-    return _Side(manifest=manifest, sets=sets, golden=golden, own=own_outputs(file(OWN_OUTPUTS), golden))
+    return _Side(
+        manifest=manifest, sets=sets, golden=golden, own=own_outputs(file(OWN_OUTPUTS), golden)
+    )
 
 
 def _file(manifest: Manifest, path: str) -> FileRef | None:
@@ -213,7 +238,10 @@ def _missing(side: _Side) -> Iterator[str]:
     missing = [name for name in names if name not in own]
     if missing:
         limit = f"the {OWN_OUTPUT_BYTES // 1024**2} MB that an artifact records"
-        yield f"{side.name}: {len(missing)} of {len(names)} outputs are missing, as they exceed {limit}: {', '.join(missing)}"
+        yield (
+            f"{side.name}: {len(missing)} of {len(names)} outputs are missing, as they exceed"
+            f" {limit}: {', '.join(missing)}"
+        )
 
 
 def _pair(one: _Side, other: _Side | None, keys: Sequence[str]) -> Pair:
@@ -223,7 +251,9 @@ def _pair(one: _Side, other: _Side | None, keys: Sequence[str]) -> Pair:
         one=one.name,
         other=other.name if other else REFERENCE,
         apart=any(row.problem for row in rows),
-        error_ratio=max((row.error_ratio for row in rows if row.error_ratio is not None), default=None),
+        error_ratio=max(
+            (row.error_ratio for row in rows if row.error_ratio is not None), default=None
+        ),
         num_differing=sum(row.num_differing for row in rows),
         num_compared=len(rows),
         worst=max(rows, key=_severity, default=None),
@@ -231,12 +261,20 @@ def _pair(one: _Side, other: _Side | None, keys: Sequence[str]) -> Pair:
 
 
 def _severity(row: DiffRow) -> tuple[bool, bool, float]:
-    """Sort key: rows that are apart, of these first the ones without a figure; then by the error ratio."""
-    return row.problem is not None, row.problem is not None and row.error_ratio is None, row.error_ratio or 0.0
+    """Sort key: rows that are apart, of these first the ones without a figure; then by the error
+    ratio.
+    """
+    return (
+        row.problem is not None,
+        row.problem is not None and row.error_ratio is None,
+        row.error_ratio or 0.0,
+    )
 
 
 def _rows(one: _Side, other: _Side | None, output: str, keys: Sequence[str]) -> list[DiffRow]:
-    """One row for each set in which both have the output; small outputs, and those of models that draw, are pooled."""
+    """One row for each set in which both have the output; small outputs, and those of models that
+    draw, are pooled.
+    """
     found: dict[str, tuple[Tensor, Tensor]] = {}
     for key in one.sets:
         a = one.answer(key, output)
@@ -251,24 +289,34 @@ def _rows(one: _Side, other: _Side | None, output: str, keys: Sequence[str]) -> 
     limits = one.manifest.golden[0].scales.get(output, ())
     whole = (0.0, 0.0)
     if draws or any(a.numel() < POOL_BELOW for a, _ in found.values()):
-        whole_rmse, _ = pooled([b for _, b in found.values()], [a for a, _ in found.values()], limits)
+        whole_rmse, _ = pooled(
+            [b for _, b in found.values()], [a for a, _ in found.values()], limits
+        )
         whole = whole_rmse, pooled(references, references, limits)[1]
     rows = []
     for key, r in zip(found, references, strict=True):
         a, b = found[key]
         row = DiffRow(output=output, set_index=keys.index(key), num_elements=a.numel())
-        drawn = any(item.native_rmse.get(output) for item in one.manifest.golden)  # concerns integers and bools alone
+        drawn = any(
+            item.native_rmse.get(output) for item in one.manifest.golden
+        )  # concerns integers and bools alone
         problem = exact_problem(b, a, limits, drawn=drawn)
         if problem or not comparable(a):
-            num_differing = int((a != b).sum()) if not drawn and not comparable(a) and a.shape == b.shape else 0
+            num_differing = (
+                int((a != b).sum()) if not drawn and not comparable(a) and a.shape == b.shape else 0
+            )
             rows.append(replace(row, num_differing=num_differing, problem=problem))
             continue
         rmse, _, worst = rms_errors(b, a, limits)
         rms = rms_errors(r, r, limits)[1]
         if draws or a.numel() < POOL_BELOW:
             rmse, rms = whole
-        error = OutputError(rmse=rmse, native_rmse=0.0, rms=rms, dtype=r.dtype, num_elements=r.numel())
-        ratios, bounds = zip(*(side.ratio_and_bound(error, key, output) for side in sides), strict=True)
+        error = OutputError(
+            rmse=rmse, native_rmse=0.0, rms=rms, dtype=r.dtype, num_elements=r.numel()
+        )
+        ratios, bounds = zip(
+            *(side.ratio_and_bound(error, key, output) for side in sides), strict=True
+        )
         ratio, bound = min(ratios), math.fsum(bounds)
         rows.append(
             replace(
@@ -287,13 +335,19 @@ def _rows(one: _Side, other: _Side | None, output: str, keys: Sequence[str]) -> 
 
 
 def matrix(found: Difference) -> Table:
-    """The largest error ratio of every two classes, and of every class and the reference. Columns are numbered like rows."""
+    """The largest error ratio of every two classes, and of every class and the reference.
+
+    Columns are numbered like rows.
+    """
     table = Table("", "error ratio", box=None, pad_edge=False)
     for column in (*range(1, len(found.classes) + 1), REFERENCE):
         table.add_column(str(column), justify="right")
     pairs = {frozenset((pair.one, pair.other)): pair for pair in (*found.pairs, *found.reference)}
     for number, name in enumerate(found.classes, start=1):
-        others = ["-" if name == other else _cell(pairs[frozenset((name, other))]) for other in (*found.classes, REFERENCE)]
+        others = [
+            "-" if name == other else _cell(pairs[frozenset((name, other))])
+            for other in (*found.classes, REFERENCE)
+        ]
         table.add_row(str(number), name, *others)
     return table
 
@@ -316,7 +370,10 @@ def sentences(found: Difference) -> Iterator[str]:
     for index, item in enumerate(found.sets):
         if len(item.classes) < len(found.classes):
             sizes = f" ({item})" if str(item) else ""
-            yield f"golden set {index}{sizes} is only in {', '.join(item.classes)}: the others were judged with other inputs"
+            yield (
+                f"golden set {index}{sizes} is only in {', '.join(item.classes)}: the others were"
+                " judged with other inputs"
+            )
     worst = [(pair, row) for pair in found.pairs if (row := pair.worst)]
     if worst:
         pair, row = max(worst, key=lambda item: _severity(item[1]))
@@ -326,7 +383,10 @@ def sentences(found: Difference) -> Iterator[str]:
 def _figures(row: DiffRow) -> str:
     if row.error_ratio is None:
         return row.problem or f"all {row.num_elements} elements are equal"
-    return f"error ratio {row.error_ratio:.2f}, max abs err {row.max_abs_err:.3g}, rmse {row.rmse:.3g}, allowed {row.bound:.3g}"
+    return (
+        f"error ratio {row.error_ratio:.2f}, max abs err {row.max_abs_err:.3g}, rmse"
+        f" {row.rmse:.3g}, allowed {row.bound:.3g}"
+    )
 
 
 def problem(found: Difference) -> str:
@@ -337,7 +397,8 @@ def problem(found: Difference) -> str:
         if pair.apart and (row := pair.worst)
     ]
     return (
-        f"{found.model}:{found.version} answers differently on different device classes: {'; '.join(pairs)}. This exceeds the sum "
-        "of both bounds: compare their recipes with `coldpress inspect --device-class`, and freeze the class again "
-        "that is further from the reference"
+        f"{found.model}:{found.version} answers differently on different device classes:"
+        f" {'; '.join(pairs)}. This exceeds the sum of both bounds: compare their recipes with"
+        " `coldpress inspect --device-class`, and freeze the class again that is further from the"
+        " reference"
     )

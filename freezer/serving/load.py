@@ -1,9 +1,9 @@
 """Load a frozen model: resolve -> select -> verify -> open -> canary.
 
-Only JSON is read until an artifact is selected. Its digests are verified before it is opened, no compiler is used, and the golden
-inputs run on the machine that will serve. If an artifact fails, the next compatible one is opened, down to `portable`;
-`model.ladder` records the refusals. Payloads are opened by torch (opening.py) or without it (native_load.py); this module does not
-import it.
+Only JSON is read until an artifact is selected. Its digests are verified before it is opened, no
+compiler is used, and the golden inputs run on the machine that will serve. If an artifact fails,
+the next compatible one is opened, down to `portable`; `model.ladder` records the refusals. Payloads
+are opened by torch (opening.py) or without it (native_load.py); this module does not import it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,28 @@ from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, MANIFEST, Art
 from freezer.artifact.manifest import ENGINES, Manifest
 from freezer.artifact.payload_selection import set_within
 from freezer.artifact.signatures import Claims, Signatures, read_keys
-from freezer.errors import CudaGraphsError, IntegrityError, Refusal, StoreUnreachableError, UsageError
+from freezer.errors import (
+    CudaGraphsError,
+    IntegrityError,
+    Refusal,
+    StoreUnreachableError,
+    UsageError,
+)
 from freezer.files.scratch import scratch_folder
 from freezer.hardware.cgroups import thread_budget
 from freezer.hardware.device_classes import CudaHere
 from freezer.hardware.device_classes import device_class as class_named
 from freezer.hardware.machine import detect, this_host
 from freezer.serving.compatibility import native_payloads, refuse_by_isa
-from freezer.serving.selection import Image, LoadOptions, Selection, ServingProcess, failure, select_image, slowdown
+from freezer.serving.selection import (
+    Image,
+    LoadOptions,
+    Selection,
+    ServingProcess,
+    failure,
+    select_image,
+    slowdown,
+)
 from freezer.store.store import Store, Version
 
 if TYPE_CHECKING:
@@ -55,11 +69,15 @@ class _Keywords(TypedDict, total=False):
 
 
 @overload
-def load(reference: str | Path, *, runtime: Literal["torch"] = ..., **options: Unpack[_Keywords]) -> FrozenModel: ...
+def load(
+    reference: str | Path, *, runtime: Literal["torch"] = ..., **options: Unpack[_Keywords]
+) -> FrozenModel: ...
 
 
 @overload
-def load(reference: str | Path, *, runtime: Literal["native"], **options: Unpack[_Keywords]) -> NativeModel: ...
+def load(
+    reference: str | Path, *, runtime: Literal["native"], **options: Unpack[_Keywords]
+) -> NativeModel: ...
 
 
 def load(
@@ -83,24 +101,29 @@ def load(
         reference: `MODEL` or `MODEL:VERSION` in a store, or an artifact folder.
         store: URI of the store; `./store` by default. Ignored for a folder.
         device_class: load only this class; `auto` loads the most specific class that serves.
-        threads: threads that calls may use; by default torch's count in this process, limited by its CPU affinity and the quotas of
-            its control groups. Payloads for exactly this count are opened, else those for the largest count below it.
-        strict: raise if the first artifact does not serve, instead of trying the next, or if only an older version has a better
-            class for this machine. The error also has the refusals of the others by their manifests.
-        limit_isa: allow oneDNN to be limited to the instruction set of a lesser class, for the whole process. Only works before
-            torch's first oneDNN operation in the process.
-        canary: run the smallest golden inputs of each payload and compare; set False only if another check replaces it. `verify`
-            runs all.
-        device: device to run on: `cpu`, `cuda:1`. Artifacts for other devices are refused. Default: the device that the artifact is
-            made for; for a CUDA class the current GPU if it is of the class, else the first that is.
-        cuda_graphs: on a GPU, capture each call of a payload for one size, and replay it from then on; calls of one size run one
-            after the other. Not for models that change state or draw random numbers.
-        trusted_keys: PEM files of public keys, one of which must have signed the artifact (`coldpress sign`). Empty: no signature
-            is required. A signature names model, version and class, and is valid for these only.
-        min_version: refuse an older version, which a store may offer as its latest. Ignored for a folder. To refuse `portable` if a
-            better artifact is missing, name `device_class`.
-        runtime: `native` opens Inductor payloads for CPUs without importing torch, for a faster start; arrays are numpy's then.
-            Other artifacts are refused.
+        threads: threads that calls may use; by default torch's count in this process, limited by
+            its CPU affinity and the quotas of its control groups. Payloads for exactly this count
+            are opened, else those for the largest count below it.
+        strict: raise if the first artifact does not serve, instead of trying the next, or if only
+            an older version has a better class for this machine. The error also has the refusals of
+            the others by their manifests.
+        limit_isa: allow oneDNN to be limited to the instruction set of a lesser class, for the
+            whole process. Only works before torch's first oneDNN operation in the process.
+        canary: run the smallest golden inputs of each payload and compare; set False only if
+            another check replaces it. `verify` runs all.
+        device: device to run on: `cpu`, `cuda:1`. Artifacts for other devices are refused. Default:
+            the device that the artifact is made for; for a CUDA class the current GPU if it is of
+            the class, else the first that is.
+        cuda_graphs: on a GPU, capture each call of a payload for one size, and replay it from then
+            on; calls of one size run one after the other. Not for models that change state or draw
+            random numbers.
+        trusted_keys: PEM files of public keys, one of which must have signed the artifact
+            (`coldpress sign`). Empty: no signature is required. A signature names model, version
+            and class, and is valid for these only.
+        min_version: refuse an older version, which a store may offer as its latest. Ignored for a
+            folder. To refuse `portable` if a better artifact is missing, name `device_class`.
+        runtime: `native` opens Inductor payloads for CPUs without importing torch, for a faster
+            start; arrays are numpy's then. Other artifacts are refused.
 
     Raises:
         CudaGraphsError: calls of the selected artifact cannot be captured.
@@ -113,10 +136,12 @@ def load(
         raise UsageError(f"got runtime={runtime!r}, expected 'torch' or 'native'")
     if runtime == "native" and (cuda_graphs or device not in (None, "cpu")):
         raise UsageError(
-            "runtime='native' runs on the CPU, without CUDA graphs; omit `device` and `cuda_graphs`, or use runtime='torch'"
+            "runtime='native' runs on the CPU, without CUDA graphs; omit `device` and"
+            " `cuda_graphs`, or use runtime='torch'"
         )
     if runtime == "native":
-        import freezer.runtime.array_files  # has extension modules, which cannot be imported while a library loads
+        # has extension modules, which cannot be imported while a library loads
+        import freezer.runtime.array_files
         from freezer.runtime.libtorch import preload
 
         preload()
@@ -167,7 +192,9 @@ def _in_words(refusal: Refusal, images: Sequence[Image], selection: Selection) -
     slower = ""
     with suppress(Exception):  # the refused manifest may be what cannot be read
         refused = next(image for image in images if image.device_class == refusal.rung).manifest()
-        slower = f"; {slowdown(refused, selection.chosen.manifest(), selection.process.num_threads)}"
+        slower = (
+            f"; {slowdown(refused, selection.chosen.manifest(), selection.process.num_threads)}"
+        )
     serves = selection.chosen.device_class
     if selection.chosen.is_fallback:
         serves = f"{serves} ({selection.chosen.manifest().recipe.name}, which needs torch alone)"
@@ -187,7 +214,9 @@ def open_selection(selection: Selection) -> FrozenModel | NativeModel:
         os.environ.update(class_named(manifest.device_class).limits)
     golden = (GOLDEN_INPUTS, GOLDEN_OUTPUTS) if options.canary else ()
     native = options.runtime == "native"
-    payloads = set_within(native_payloads(manifest) if native else manifest.payloads, process.num_threads)
+    payloads = set_within(
+        native_payloads(manifest) if native else manifest.payloads, process.num_threads
+    )
     artifact = image.fetch([*(item.path for item in payloads), *golden])
     if native:
         from freezer.serving.native_load import open_native
@@ -213,7 +242,9 @@ def resolve_reference(reference: str | Path, store: str | None) -> tuple[Store, 
     return opened, opened.version(str(reference))
 
 
-def images_of(reference: str | Path, published: tuple[Store, Version] | None, stack: ExitStack) -> tuple[Image, ...]:
+def images_of(
+    reference: str | Path, published: tuple[Store, Version] | None, stack: ExitStack
+) -> tuple[Image, ...]:
     """List the artifacts that a reference names; manifests in a store are not read yet.
 
     Args:
@@ -238,7 +269,9 @@ def images_of(reference: str | Path, published: tuple[Store, Version] | None, st
 
 
 def _only_older(store: Store, version: Version) -> dict[str, int]:
-    """Device classes that only older versions than this one have, with the number of the newest of these."""
+    """Device classes that only older versions than this one have, with the number of the newest of
+    these.
+    """
     found: dict[str, int] = {}
     for number in reversed(store.versions(version.model)):
         if number < version.number:
@@ -285,7 +318,11 @@ def process_here(images: Sequence[Image], options: LoadOptions) -> ServingProces
     if options.runtime == "native":
         from freezer.runtime.libtorch import libtorch, torch_version
 
-        num_threads, version, cuda = options.threads or libtorch().num_threads, torch_version(), CudaHere()
+        num_threads, version, cuda = (
+            options.threads or libtorch().num_threads,
+            torch_version(),
+            CudaHere(),
+        )
     else:
         num_threads, version, cuda = _torch_process(images, options)
     return ServingProcess(
@@ -304,7 +341,9 @@ def _engines() -> dict[str, str]:
 
 
 def _version_of(package: str) -> str:
-    """The version of an installed package; other distributions, such as onnxruntime-gpu, may contain it."""
+    """The version of an installed package; other distributions, such as onnxruntime-gpu, may
+    contain it.
+    """
     from importlib import metadata
 
     with suppress(metadata.PackageNotFoundError):
@@ -319,6 +358,9 @@ def _torch_process(images: Sequence[Image], options: LoadOptions) -> tuple[int, 
     from freezer.runtime.devices import cuda_here
     from freezer.runtime.threads import own_count
 
-    needs_cuda = any(image.device_class.startswith("cuda-") and image.device_class in detect().classes for image in images)
+    needs_cuda = any(
+        image.device_class.startswith("cuda-") and image.device_class in detect().classes
+        for image in images
+    )
     device = None if options.device is None else torch.device(options.device)
     return own_count(), torch.__version__, cuda_here(device) if needs_cuda else CudaHere()

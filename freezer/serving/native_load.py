@@ -21,25 +21,40 @@ from freezer.serving.golden_check import Comparison, check_figures, golden_figur
 from freezer.serving.notices import log_speed
 from freezer.serving.selection import LoadOptions
 
-ARRAYS = Comparison(comparable=is_rounded, exact_problem=array_problem, distances=array_distances, doubles=wide)
+ARRAYS = Comparison(
+    comparable=is_rounded, exact_problem=array_problem, distances=array_distances, doubles=wide
+)
 """How to compare numpy arrays."""
 
 
-def open_native(artifact: Artifact, num_threads: int, options: LoadOptions, *, ladder: Sequence[Refusal] = ()) -> NativeModel:
-    """Verify the needed files of an artifact folder, open its Inductor payloads, and run the canary; see `open_artifact`.
+def open_native(
+    artifact: Artifact, num_threads: int, options: LoadOptions, *, ladder: Sequence[Refusal] = ()
+) -> NativeModel:
+    """Verify the needed files of an artifact folder, open its Inductor payloads, and run the
+    canary; see `open_artifact`.
 
     Raises:
         IntegrityError, CanaryError: the bytes or the outputs differ from the published ones.
     """
     manifest = artifact.manifest
     payloads = set_within(native_payloads(manifest), num_threads)
-    golden = [artifact.file(path).path for path in (GOLDEN_INPUTS, GOLDEN_OUTPUTS)] if options.canary else []
+    golden = (
+        [artifact.file(path).path for path in (GOLDEN_INPUTS, GOLDEN_OUTPUTS)]
+        if options.canary
+        else []
+    )
     with ExitStack() as stack:
-        held = artifact.held([*(item.path for item in payloads), *golden], stack, private=bool(options.trusted_keys))
-        model = NativeModel(manifest, [_opened(held, payload, num_threads) for payload in payloads], ladder)
+        held = artifact.held(
+            [*(item.path for item in payloads), *golden], stack, private=bool(options.trusted_keys)
+        )
+        model = NativeModel(
+            manifest, [_opened(held, payload, num_threads) for payload in payloads], ladder
+        )
         if options.canary:
             run_native_canary(held, model)
-    log_speed(manifest, payloads, num_threads, serving=max(counts_of(payloads), default=num_threads))
+    log_speed(
+        manifest, payloads, num_threads, serving=max(counts_of(payloads), default=num_threads)
+    )
     return model
 
 
@@ -55,16 +70,23 @@ def _opened(artifact: Artifact, payload: Payload, num_threads: int) -> OpenPaylo
 
 
 def run_native_canary(artifact: Artifact, model: NativeModel) -> None:
-    """Run the smallest golden set of each payload, and all sets if one of these differs; see `run_canary`.
+    """Run the smallest golden set of each payload, and all sets if one of these differs; see
+    `run_canary`.
 
     Raises:
         CanaryError: an output differs from the golden one.
     """
     manifest = artifact.manifest
-    inputs: list[dict[str, Any]] = golden_inputs(manifest, artifact.folder / GOLDEN_INPUTS, load_arrays)
-    golden: Sequence[Mapping[str, Any]] = golden_outputs(manifest, artifact.folder / GOLDEN_OUTPUTS, load_arrays)
+    inputs: list[dict[str, Any]] = golden_inputs(
+        manifest, artifact.folder / GOLDEN_INPUTS, load_arrays
+    )
+    golden: Sequence[Mapping[str, Any]] = golden_outputs(
+        manifest, artifact.folder / GOLDEN_OUTPUTS, load_arrays
+    )
     for indices in (smallest_sets(manifest, inputs, model.payload_for), range(len(inputs))):
-        figures = golden_figures(manifest, golden, {index: model.leaves(**inputs[index]) for index in indices}, ARRAYS)
+        figures = golden_figures(
+            manifest, golden, {index: model.leaves(**inputs[index]) for index in indices}, ARRAYS
+        )
         if not any(figure.problem for figure in figures):
             return
     check_figures(manifest, figures)

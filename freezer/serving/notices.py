@@ -14,8 +14,11 @@ from freezer.hardware.device_classes import PORTABLE
 logger = logging.getLogger("coldpress")
 
 
-def log_speed(manifest: Manifest, payloads: Sequence[Payload], num_threads: int, serving: int) -> None:
-    """Log sizes that are slower than eager, runtime settings that this process lacks, and threads that are not used.
+def log_speed(
+    manifest: Manifest, payloads: Sequence[Payload], num_threads: int, serving: int
+) -> None:
+    """Log sizes that are slower than eager, runtime settings that this process lacks, and threads
+    that are not used.
 
     Args:
         manifest: of the artifact.
@@ -24,9 +27,18 @@ def log_speed(manifest: Manifest, payloads: Sequence[Payload], num_threads: int,
         serving: that calls do use.
     """
     served = {payload.path for payload in payloads}
-    slower = slower_than_eager(item for item in manifest.latency.points if item.payload in served) if manifest.latency else ""
+    slower = (
+        slower_than_eager(item for item in manifest.latency.points if item.payload in served)
+        if manifest.latency
+        else ""
+    )
     if slower and manifest.device_class != PORTABLE:
-        logger.warning("%s for %s was measured slower than eager with %s", manifest.model, manifest.device_class, slower)
+        logger.warning(
+            "%s for %s was measured slower than eager with %s",
+            manifest.model,
+            manifest.device_class,
+            slower,
+        )
     lacks = lacking(manifest)
     if lacks.values or lacks.missing:
         logger.info(
@@ -35,7 +47,8 @@ def log_speed(manifest: Manifest, payloads: Sequence[Payload], num_threads: int,
         )
     if counts_of(payloads) and serving != num_threads:
         logger.info(
-            "%s for %s: calls run with %d of %d threads, as no payload is made for %d; for more speed freeze it with `threads: %s`",
+            "%s for %s: calls run with %d of %d threads, as no payload is made for %d; for more"
+            " speed freeze it with `threads: %s`",
             *(manifest.model, manifest.device_class, serving, num_threads, num_threads),
             sorted({*counts_of(manifest.payloads), num_threads}),
         )

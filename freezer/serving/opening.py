@@ -1,4 +1,6 @@
-"""Open an artifact folder with torch: verify -> open -> canary; native_load.py does so without torch."""
+"""Open an artifact folder with torch: verify -> open -> canary; native_load.py does so without
+torch.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,17 @@ from freezer.serving.notices import log_speed
 from freezer.serving.selection import LoadOptions
 
 
-def open_artifact(artifact: Artifact, num_threads: int, options: LoadOptions, *, ladder: Sequence[Refusal] = ()) -> FrozenModel:
+def open_artifact(
+    artifact: Artifact, num_threads: int, options: LoadOptions, *, ladder: Sequence[Refusal] = ()
+) -> FrozenModel:
     """Verify the needed files of an artifact folder, open its payloads, and run the canary.
 
     Args:
         artifact: serves this machine.
-        num_threads: that calls may use; payloads for this count are opened, else those for the largest count below it.
-        options: `threads`, `canary`, `device` and `cuda_graphs` apply; with `trusted_keys` private copies are opened.
+        num_threads: that calls may use; payloads for this count are opened, else those for the
+            largest count below it.
+        options: `threads`, `canary`, `device` and `cuda_graphs` apply; with `trusted_keys` private
+            copies are opened.
         ladder: of the model.
 
     Raises:
@@ -45,7 +51,11 @@ def open_artifact(artifact: Artifact, num_threads: int, options: LoadOptions, *,
     payloads = set_within(manifest.payloads, num_threads)
     if options.cuda_graphs:
         check_graphs(manifest, payloads, device)
-    golden = [artifact.file(path).path for path in (GOLDEN_INPUTS, GOLDEN_OUTPUTS)] if options.canary else []
+    golden = (
+        [artifact.file(path).path for path in (GOLDEN_INPUTS, GOLDEN_OUTPUTS)]
+        if options.canary
+        else []
+    )
     counts = counts_of(payloads)
     serving = max(counts, default=num_threads if options.threads is not None else own_count())
 
@@ -68,7 +78,9 @@ def open_artifact(artifact: Artifact, num_threads: int, options: LoadOptions, *,
         )
 
     with ExitStack() as stack:
-        held = artifact.held([*(item.path for item in payloads), *golden], stack, private=bool(options.trusted_keys))
+        held = artifact.held(
+            [*(item.path for item in payloads), *golden], stack, private=bool(options.trusted_keys)
+        )
         model = opened(held)
         if options.canary:
             run_canary(held, model, smallest=True)
@@ -78,7 +90,12 @@ def open_artifact(artifact: Artifact, num_threads: int, options: LoadOptions, *,
     return model
 
 
-def _opened(artifact: Artifact, payload: Payload, options: LoadOptions, device: torch.device) -> OpenPayload:
+def _opened(
+    artifact: Artifact, payload: Payload, options: LoadOptions, device: torch.device
+) -> OpenPayload:
     one_at_a_time = options.cuda_graphs and is_exact(payload)  # as a graph's replays are
     loader, path = LOADERS[payload.kind], artifact.folder / payload.path
-    return OpenPayload(payload=payload, run=loader(path, artifact.manifest.recipe.settings, device, one_at_a_time=one_at_a_time))
+    return OpenPayload(
+        payload=payload,
+        run=loader(path, artifact.manifest.recipe.settings, device, one_at_a_time=one_at_a_time),
+    )

@@ -1,4 +1,7 @@
-"""Select the artifact that serves a process, and record why others do not. Pure: decides from data, imports no torch."""
+"""Select the artifact that serves a process, and record why others do not.
+
+Pure: decides from data, imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,15 @@ from typing import TYPE_CHECKING, Literal
 from freezer.artifact.folder import Artifact
 from freezer.artifact.manifest import Manifest
 from freezer.artifact.signatures import Claims, Signatures, problem_of
-from freezer.errors import CanaryError, ColdpressError, IncompatibleError, IntegrityError, Refusal, StoreUnreachableError, last_line
+from freezer.errors import (
+    CanaryError,
+    ColdpressError,
+    IncompatibleError,
+    IntegrityError,
+    Refusal,
+    StoreUnreachableError,
+    last_line,
+)
 from freezer.hardware.device_classes import CudaHere
 from freezer.hardware.device_classes import device_class as class_named
 from freezer.hardware.machine import Host, Machine, describe_host
@@ -40,7 +51,8 @@ class LoadOptions:
     Attributes:
         runtime: what calls the payloads.
         device: `cpu` or `cuda:N`; None for the device that the artifact is made for.
-        trusted_keys: public keys, one of which must have signed the artifact; empty to require no signature.
+        trusted_keys: public keys, one of which must have signed the artifact; empty to require no
+            signature.
     """
 
     device_class: str = "auto"
@@ -127,7 +139,10 @@ class Image:
         if problem is None:
             return None
         of = f" of {self.asked}" if self.asked is not None else ""
-        expected = f"one{of} by {'the trusted key' if len(keys) == 1 else f'any of {len(keys)} trusted keys'}"
+        expected = (
+            f"one{of} by"
+            f" {'the trusted key' if len(keys) == 1 else f'any of {len(keys)} trusted keys'}"
+        )
         return Refusal(rung=self.device_class, reason="unsigned", got=problem, expected=expected)
 
 
@@ -138,7 +153,8 @@ class Selection:
     Attributes:
         chosen: None where no artifact serves, or `strict` allows no further one.
         refused: artifacts before it, or all, with the reasons.
-        aside: published classes for other GPUs. They are not of this machine, so `strict` ignores them.
+        aside: published classes for other GPUs. They are not of this machine, so `strict` ignores
+            them.
         rest: artifacts after it, most specific first.
     """
 
@@ -161,26 +177,36 @@ class Selection:
 
     def error(self, reference: object) -> IncompatibleError:
         """The error of a selection without a chosen artifact."""
-        reasons = "; ".join(str(item) for item in self.ladder) or "nothing is published for this machine's classes"
+        reasons = (
+            "; ".join(str(item) for item in self.ladder)
+            or "nothing is published for this machine's classes"
+        )
         classes = ", ".join(self.process.machine().classes)
         text = f"no artifact serves this machine ({classes})"
         if self.options.strict and self.refused:
-            text = f"the best artifact for this machine ({classes}) is refused, and strict=True takes no other"
+            text = (
+                f"the best artifact for this machine ({classes}) is refused, and strict=True takes"
+                " no other"
+            )
         return IncompatibleError(f"{reference}: {text}: {reasons}", self.ladder)
 
 
 def select_image(
-    images: Sequence[Image], process: ServingProcess, options: LoadOptions, older: Mapping[str, int] | None = None
+    images: Sequence[Image],
+    process: ServingProcess,
+    options: LoadOptions,
+    older: Mapping[str, int] | None = None,
 ) -> Selection:
     """Select the most specific artifact that serves a process.
 
-    Manifests are read in order, only until one serves; with `strict` also those after a refused one, for their reasons.
+    Manifests are read in order, only until one serves; with `strict` also those after a refused
+    one, for their reasons.
 
     Args:
         images: of one version.
         process, options: to serve in, and how.
-        older: classes that only older versions have, with the number of the newest of these; a better one than any of `images` is
-            a refusal.
+        older: classes that only older versions have, with the number of the newest of these; a
+            better one than any of `images` is a refusal.
 
     Raises:
         UsageError: `options.device_class` is unknown.
@@ -197,22 +223,45 @@ def select_image(
     else:
         aside = unserved_gpus(by_class, machine)
         known = {item.rung for item in aside}
-        refused = [] if names else [refuse_by_class(name, by_class, machine) for name in by_class if name not in known]
-        better = takewhile(lambda name: name not in by_class, rungs({**by_class, **(older or {})}, machine))
+        refused = (
+            []
+            if names
+            else [
+                refuse_by_class(name, by_class, machine) for name in by_class if name not in known
+            ]
+        )
+        better = takewhile(
+            lambda name: name not in by_class, rungs({**by_class, **(older or {})}, machine)
+        )
         refused += [refuse_by_version(name, (older or {})[name]) for name in better]
     runnable = tuple(by_class[name] for name in names)
     return _first(
-        Selection(process=process, options=options, chosen=None, refused=tuple(refused), aside=tuple(aside), rest=runnable)
+        Selection(
+            process=process,
+            options=options,
+            chosen=None,
+            refused=tuple(refused),
+            aside=tuple(aside),
+            rest=runnable,
+        )
     )
 
 
 def slowdown(refused: Manifest, serving: Manifest, num_threads: int) -> str:
-    """How much slower an artifact is expected to be than a refused one, by the speedups over eager in their manifests."""
-    found = [item.latency.speedup_with(num_threads) if item.latency else None for item in (refused, serving)]
+    """How much slower an artifact is expected to be than a refused one, by the speedups over eager
+    in their manifests.
+    """
+    found = [
+        item.latency.speedup_with(num_threads) if item.latency else None
+        for item in (refused, serving)
+    ]
     if not found[0] or not found[1]:
         return "how much slower is unknown, as not both were timed"
     times = f"calls are expected to take {found[0] / found[1]:.1f} times as long"
-    return f"{times} ({found[1]:.2f} instead of {found[0]:.2f} times as fast as eager, by the manifests)"
+    return (
+        f"{times} ({found[1]:.2f} instead of {found[0]:.2f} times as fast as eager, by the"
+        " manifests)"
+    )
 
 
 def _first(selection: Selection) -> Selection:
@@ -229,12 +278,19 @@ def _first(selection: Selection) -> Selection:
 
 
 def _refusal(image: Image, process: ServingProcess, options: LoadOptions) -> Refusal | None:
-    """Why an artifact does not serve a process; None where it does, if need be under the limits that `limit_isa` allows."""
+    """Why an artifact does not serve a process; None where it does, if need be under the limits
+    that `limit_isa` allows.
+    """
     limits = class_named(image.device_class).limits if options.limit_isa else {}
     try:
         if image.asked is not None and image.asked.version < options.min_version:
-            got, expected = f"version {image.asked.version}", f"version {options.min_version} or later"
-            return Refusal(rung=image.device_class, reason="rolled_back", got=got, expected=expected)
+            got, expected = (
+                f"version {image.asked.version}",
+                f"version {options.min_version} or later",
+            )
+            return Refusal(
+                rung=image.device_class, reason="rolled_back", got=got, expected=expected
+            )
         if options.trusted_keys and (unsigned := image.unsigned(options.trusted_keys)):
             return unsigned
         manifest = image.manifest()
@@ -248,7 +304,10 @@ def _refusal(image: Image, process: ServingProcess, options: LoadOptions) -> Ref
             or refuse_by_torch(manifest, process.torch_version, canary=options.canary)
             or refuse_by_engine(manifest, process.engines)
             or refuse_by_threads(manifest, process.num_threads)
-            or (refuse_by_isa(manifest, process.machine()) and refuse_by_isa(manifest, process.machine(limits)))
+            or (
+                refuse_by_isa(manifest, process.machine())
+                and refuse_by_isa(manifest, process.machine(limits))
+            )
         )
     except StoreUnreachableError:
         raise

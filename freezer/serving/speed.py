@@ -1,8 +1,10 @@
-"""Compare the speed of an artifact here with the portable artifact's, and the ratio with both manifests.
+"""Compare the speed of an artifact here with the portable artifact's, and the ratio with both
+manifests.
 
-An artifact can be correct and many times too slow: its packed weights fit one instruction set and one thread count; elsewhere
-oneDNN converts them in every call or runs reference kernels. The judge timed both artifacts against eager. The ratio of these
-speedups is the expectation here, where no eager model is available.
+An artifact can be correct and many times too slow: its packed weights fit one instruction set and
+one thread count; elsewhere oneDNN converts them in every call or runs reference kernels. The judge
+timed both artifacts against eager. The ratio of these speedups is the expectation here, where no
+eager model is available.
 """
 
 from __future__ import annotations
@@ -41,11 +43,18 @@ _LEAST_SHARE = 0.5
 
 _POLICY = SamplingPolicy(percentiles=("p50",))
 
-HOW = "use --store URI for its store, or --portable DIR for its folder (`coldpress pull --device-class portable`)"
+HOW = (
+    "use --store URI for its store, or --portable DIR for its folder (`coldpress pull"
+    " --device-class portable`)"
+)
 
 
 def check_speed(
-    artifact: Artifact, portable: Artifact, num_threads: int, policy: SamplingPolicy = _POLICY, device: torch.device = CPU
+    artifact: Artifact,
+    portable: Artifact,
+    num_threads: int,
+    policy: SamplingPolicy = _POLICY,
+    device: torch.device = CPU,
 ) -> SpeedCheck:
     """Time an artifact against the portable one, in this process, as it would serve.
 
@@ -57,25 +66,31 @@ def check_speed(
         device: that both run on. On a GPU the portable program stands for eager.
 
     Raises:
-        SpeedError: the ratio is below half of the expected one (the message lists differences here), or the machine is too busy.
+        SpeedError: the ratio is below half of the expected one (the message lists differences
+            here), or the machine is too busy.
         UsageError: the manifests have no speedup to compare with.
     """
     manifest, name = artifact.manifest, artifact.manifest.device_class
     point = dict(_judged(manifest).point)
     options = LoadOptions(canary=False, device=str(device))
-    models = {item.manifest.device_class: open_artifact(item, num_threads, options) for item in (portable, artifact)}
+    models = {
+        item.manifest.device_class: open_artifact(item, num_threads, options)
+        for item in (portable, artifact)
+    }
     num_threads = models[name].payload_for(point).num_threads or num_threads
     expected = expected_ratio(manifest, portable.manifest, num_threads)
     inputs = [on_device(item, device) for item in _inputs(artifact, point)]
     reset = manifest.recipe.reset
     with threads(num_threads), meter_of(device, policy) as meter:
         calls = {entrant: _calls(model, inputs) for entrant, model in models.items()}
-        resets = {entrant: model.preserved[reset] for entrant, model in models.items()} if reset else {}
+        resets = (
+            {entrant: model.preserved[reset] for entrant, model in models.items()} if reset else {}
+        )
         sampling = sample(calls, policy, resets, meter)
     if not sampling.stable:
         raise SpeedError(
-            f"{manifest.model} for {name}: {sampling.problem}, expected at least {policy.min_rounds} rounds; stop other "
-            "processes on these CPUs, and try again"
+            f"{manifest.model} for {name}: {sampling.problem}, expected at least"
+            f" {policy.min_rounds} rounds; stop other processes on these CPUs, and try again"
         )
     ratio = speedup(sampling, name, eager=PORTABLE, num_candidates=1, policy=policy)
     found = SpeedCheck(
@@ -86,14 +101,17 @@ def check_speed(
         high=ratio.high,
         num_threads=num_threads,
         point=point,
-        median_ms={entrant: statistics.median(sampling.pooled(entrant)) for entrant in sampling.samples_ms},
+        median_ms={
+            entrant: statistics.median(sampling.pooled(entrant)) for entrant in sampling.samples_ms
+        },
         num_rounds=sampling.num_undisturbed,
         num_dropped=sampling.num_dropped,
     )
     if found.measured < _LEAST_SHARE * expected:
         raise SpeedError(
-            f"{manifest.model} for {name}: {found}; by the manifests it is {expected:.2f} times. Its results are correct, at less "
-            f"than half of its speed. Differences here: {'; '.join(differences(manifest, found)) or 'none found'}",
+            f"{manifest.model} for {name}: {found}; by the manifests it is {expected:.2f} times."
+            " Its results are correct, at less than half of its speed. Differences here:"
+            f" {'; '.join(differences(manifest, found)) or 'none found'}",
             check=found,
         )
     return found
@@ -106,14 +124,26 @@ def differences(manifest: Manifest, timed: SpeedCheck) -> Iterator[str]:
     for name in sorted({*there, *here["environment"]}):
         if (own := here["environment"].get(name, "unset")) != (other := there.get(name, "unset")):
             yield f"{name}: {own} here, {other} where it was judged"
-    found = {_judged(manifest).num_threads, *(cell.num_threads for cell in _judged(manifest).points)}
+    found = {
+        _judged(manifest).num_threads,
+        *(cell.num_threads for cell in _judged(manifest).points),
+    }
     counts = sorted(count for count in found if count is not None)
     if counts and timed.num_threads not in counts:
-        yield f"threads: {timed.num_threads} here, {' or '.join(str(count) for count in counts)} where it was judged"
+        yield (
+            f"threads: {timed.num_threads} here, {' or '.join(str(count) for count in counts)}"
+            " where it was judged"
+        )
     if (num_cpus := available_cpus()) < timed.num_threads:
-        yield f"threads: {timed.num_threads} share {num_cpus} CPUs, by this process's affinity or its control group's quota"
+        yield (
+            f"threads: {timed.num_threads} share {num_cpus} CPUs, by this process's affinity or its"
+            " control group's quota"
+        )
     if timed.num_dropped:
-        yield f"load: others disturbed {timed.num_dropped} of {timed.num_rounds + timed.num_dropped} rounds"
+        yield (
+            f"load: others disturbed {timed.num_dropped} of {timed.num_rounds + timed.num_dropped}"
+            " rounds"
+        )
     for topic, own, other in (
         ("torch", torch.__version__, manifest.toolchain.get("torch")),
         ("CPU", here["cpu"], judged.get("cpu")),
@@ -123,7 +153,8 @@ def differences(manifest: Manifest, timed: SpeedCheck) -> Iterator[str]:
 
 
 def expected_ratio(manifest: Manifest, portable: Manifest, num_threads: int) -> float:
-    """Speed of a class's artifact relative to the portable artifact by their manifests, for a thread count that was judged.
+    """Speed of a class's artifact relative to the portable artifact by their manifests, for a
+    thread count that was judged.
 
     On a GPU the portable program was never judged, and counts as fast as eager.
 
@@ -131,7 +162,11 @@ def expected_ratio(manifest: Manifest, portable: Manifest, num_threads: int) -> 
         UsageError: a manifest has no speedup over eager.
     """
     own = _speedup_over_eager(manifest, num_threads)
-    return own if device_class(manifest.device_class).kind == "cuda" else own / _speedup_over_eager(portable, num_threads)
+    return (
+        own
+        if device_class(manifest.device_class).kind == "cuda"
+        else own / _speedup_over_eager(portable, num_threads)
+    )
 
 
 def _speedup_over_eager(manifest: Manifest, num_threads: int) -> float:
@@ -150,8 +185,8 @@ def _judged(manifest: Manifest) -> LatencyRecord:
 
 def _no_speedup(manifest: Manifest) -> UsageError:
     return UsageError(
-        f"{manifest.model} for {manifest.device_class}: the manifest has no speedup over eager to compare with; judge it again on "
-        "an undisturbed machine"
+        f"{manifest.model} for {manifest.device_class}: the manifest has no speedup over eager to"
+        " compare with; judge it again on an undisturbed machine"
     )
 
 
@@ -164,12 +199,19 @@ def read_portable(folder: Path) -> Artifact:
     """
     found = Artifact.read(folder)
     if found.manifest.device_class != PORTABLE:
-        raise UsageError(f"--portable {folder} is made for {found.manifest.device_class}, expected {PORTABLE}: {HOW}")
+        raise UsageError(
+            f"--portable {folder} is made for {found.manifest.device_class}, expected {PORTABLE}:"
+            f" {HOW}"
+        )
     return found
 
 
 def fetch_portable(
-    reference: str | Path, manifest: Manifest, published: tuple[Store, Version] | None, store: str | None, stack: ExitStack
+    reference: str | Path,
+    manifest: Manifest,
+    published: tuple[Store, Version] | None,
+    store: str | None,
+    stack: ExitStack,
 ) -> Artifact:
     """Fetch the portable artifact of the same version from the store.
 
@@ -192,7 +234,10 @@ def fetch_portable(
         opened, version = published
     if PORTABLE not in version.images:
         classes = ", ".join(sorted(version.images))
-        raise UsageError(f"{version.model} has no {PORTABLE} artifact to compare with; published are {classes}; {HOW}")
+        raise UsageError(
+            f"{version.model} has no {PORTABLE} artifact to compare with; published are {classes};"
+            f" {HOW}"
+        )
     return opened.materialize(version, PORTABLE, Path(stack.enter_context(scratch_folder())))
 
 
@@ -203,13 +248,24 @@ def check_same_weights(reference: str | Path, manifest: Manifest, portable: Arti
         UsageError: it was not.
     """
     if portable.manifest.provenance.get("weights") != manifest.provenance.get("weights"):
-        raise UsageError(f"{portable.manifest.model}: the portable artifact was made of other weights than {reference}; {HOW}")
+        raise UsageError(
+            f"{portable.manifest.model}: the portable artifact was made of other weights than"
+            f" {reference}; {HOW}"
+        )
 
 
 def _inputs(artifact: Artifact, point: Mapping[str, int]) -> list[InputSet]:
-    """Distinct inputs at the judged point: golden inputs, cut or repeated to size, then generated ones."""
-    manifest, golden = artifact.manifest, golden_inputs(artifact.manifest, artifact.folder / GOLDEN_INPUTS)
-    sets = [InputSet(point=dict(item.point), tensors=tensors) for item, tensors in zip(manifest.golden, golden, strict=True)]
+    """Distinct inputs at the judged point: golden inputs, cut or repeated to size, then generated
+    ones.
+    """
+    manifest, golden = (
+        artifact.manifest,
+        golden_inputs(artifact.manifest, artifact.folder / GOLDEN_INPUTS),
+    )
+    sets = [
+        InputSet(point=dict(item.point), tensors=tensors)
+        for item, tensors in zip(manifest.golden, golden, strict=True)
+    ]
     return distinct_at(manifest.inputs, sets, point)
 
 

@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from freezer.artifact.signatures import read_keys
-from freezer.errors import ColdpressError, IncompatibleError, IntegrityError, Refusal, SpeedCheck, UsageError
+from freezer.errors import (
+    ColdpressError,
+    IncompatibleError,
+    IntegrityError,
+    Refusal,
+    SpeedCheck,
+    UsageError,
+)
 from freezer.hardware.device_classes import PORTABLE
 from freezer.hardware.machine import describe_host
 from freezer.runtime.devices import with_index
@@ -30,7 +37,8 @@ class Verification:
         num_files: files whose digests were compared.
         figures: of the canary, one for each golden set and output.
         ladder: artifacts that were refused before this one.
-        speed: compared with the portable artifact; None if not requested, or if the portable artifact itself serves.
+        speed: compared with the portable artifact; None if not requested, or if the portable
+            artifact itself serves.
     """
 
     device_class: str
@@ -52,21 +60,27 @@ def verify(
     trusted_keys: Sequence[str | Path] = (),
     min_version: int = 0,
 ) -> Verification:
-    """Verify the artifact that `load` would serve here: its signature, every digest, and the canary.
+    """Verify the artifact that `load` would serve here: its signature, every digest, and the
+    canary.
 
-    Unlike `load`, it raises on damaged bytes and on a failing canary instead of trying the next artifact.
+    Unlike `load`, it raises on damaged bytes and on a failing canary instead of trying the next
+    artifact.
 
     Args:
         reference, store, device_class, threads, device, trusted_keys, min_version: see `load`.
-        speed: also compare its speed with the portable artifact. Raises if the best artifact is refused.
+        speed: also compare its speed with the portable artifact. Raises if the best artifact is
+            refused.
         portable: folder of the portable artifact; by default it is read from the store.
 
     Raises:
-        IncompatibleError: no artifact serves this machine, thread count and torch; the one that does fails to open or to answer;
-            with `speed`, the best one does not serve.
-        NotPublishedError, StoreUnreachableError: the reference cannot be resolved, or `portable` is not an artifact folder.
-        IntegrityError, CanaryError: the bytes or the outputs differ from the published ones, or no trusted key signed them.
-        UsageError: no temporary folder is usable, or no portable artifact was made of the same weights.
+        IncompatibleError: no artifact serves this machine, thread count and torch; the one that
+            does fails to open or to answer; with `speed`, the best one does not serve.
+        NotPublishedError, StoreUnreachableError: the reference cannot be resolved, or `portable` is
+            not an artifact folder.
+        IntegrityError, CanaryError: the bytes or the outputs differ from the published ones, or no
+            trusted key signed them.
+        UsageError: no temporary folder is usable, or no portable artifact was made of the same
+            weights.
         SpeedError: it is less than half as fast as its manifest promises.
     """
     if portable is not None and not speed:
@@ -92,7 +106,10 @@ def verify(
             raise selection.error(reference)
         keys = read_keys(trusted_keys)
         if keys and (unsigned := image.unsigned(keys)):
-            raise IntegrityError(f"{reference}: {unsigned}; sign it with `coldpress sign`, or do not serve it", code="CP-UNSIGNED")
+            raise IntegrityError(
+                f"{reference}: {unsigned}; sign it with `coldpress sign`, or do not serve it",
+                code="CP-UNSIGNED",
+            )
         if speed:
             _check_best(reference, images, selection)
         base = None
@@ -101,20 +118,30 @@ def verify(
             check_same_weights(reference, image.manifest(), base)
         fetched = image.fetch(None)
         try:
-            artifact = fetched.held([item.path for item in fetched.manifest.contents], stack, private=bool(keys))
+            artifact = fetched.held(
+                [item.path for item in fetched.manifest.contents], stack, private=bool(keys)
+            )
             model = open_artifact(artifact, process.num_threads, options)
             figures = tuple(run_canary(artifact, model))
         except ColdpressError:
             raise
-        except Exception as error:  # a payload may raise anything; load refuses it for the same reason
+        except (
+            Exception
+        ) as error:  # a payload may raise anything; load refuses it for the same reason
             refusal = failure(image.device_class, error)
-            raise IncompatibleError(f"{reference}: {refusal}", (*selection.ladder, refusal)) from error
+            raise IncompatibleError(
+                f"{reference}: {refusal}", (*selection.ladder, refusal)
+            ) from error
         return Verification(
             device_class=image.device_class,
             num_files=len(artifact.manifest.contents),
             figures=figures,
             ladder=selection.refused,
-            speed=None if base is None else check_speed(artifact, base, process.num_threads, device=model.device),
+            speed=(
+                None
+                if base is None
+                else check_speed(artifact, base, process.num_threads, device=model.device)
+            ),
         )
 
 
@@ -122,7 +149,8 @@ def _check_best(reference: str | Path, images: Sequence[Image], selection: Selec
     """Refuse to time an artifact if this machine's hardware should serve a better one.
 
     Raises:
-        IncompatibleError: a better artifact is refused, or the environment limits this process to the portable class.
+        IncompatibleError: a better artifact is refused, or the environment limits this process to
+            the portable class.
     """
     assert selection.chosen is not None
     serves, process = selection.chosen.device_class, selection.process
@@ -132,8 +160,14 @@ def _check_best(reference: str | Path, images: Sequence[Image], selection: Selec
         published, machine = [image.device_class for image in images], process.machine()
         unlimited = rungs(published, describe_host(process.host, {}))
         lost = [name for name in unlimited if name not in rungs(published, machine)]
-        reasons = [f"{name}: {machine.why_not.get(name, 'the environment limits this process')}" for name in lost]
+        reasons = [
+            f"{name}: {machine.why_not.get(name, 'the environment limits this process')}"
+            for name in lost
+        ]
         remedy = ": unset the limit"
     if reasons:
-        text = f"{reference}: {'; '.join(reasons)}; {serves} would serve instead, so nothing was timed{remedy}"
+        text = (
+            f"{reference}: {'; '.join(reasons)}; {serves} would serve instead, so nothing was"
+            f" timed{remedy}"
+        )
         raise IncompatibleError(text, selection.refused)

@@ -1,4 +1,5 @@
-"""Input contract of a model: tensors and constants, with shapes over named, bounded dims. Imports no torch.
+"""Input contract of a model: tensors and constants, with shapes over named, bounded dims. Imports
+no torch.
 
 A shape is a tuple of ints and dim names: `("batch", 3, 224, 224)`. A `Dim` bounds every dim name.
 """
@@ -45,11 +46,13 @@ class Dim:
         if not self.name.isidentifier():
             raise SpecError(f"dim {self.name!r}: the name must be an identifier")
         if not 1 <= self.min <= self.max:
-            raise SpecError(f"dim {self.name!r}: got min {self.min}, max {self.max}; expected 1 <= min <= max")
+            raise SpecError(
+                f"dim {self.name!r}: got min {self.min}, max {self.max}; expected 1 <= min <= max"
+            )
         if self.multiple_of < 1 or self.min % self.multiple_of or self.max % self.multiple_of:
             raise SpecError(
-                f"dim {self.name!r}: got min {self.min}, max {self.max}, multiple_of {self.multiple_of}; "
-                "expected min and max to be multiples of it"
+                f"dim {self.name!r}: got min {self.min}, max {self.max}, multiple_of"
+                f" {self.multiple_of}; expected min and max to be multiples of it"
             )
 
     @property
@@ -84,17 +87,31 @@ class InputSpec:
                 raise SpecError(f"input {item.name!r} is given twice")
             names.add(item.name)
         bound = [dim.name for dim in self.dims]
-        used = {size: tensor for tensor in self.tensors for size in tensor.shape if isinstance(size, str)}
+        used = {
+            size: tensor
+            for tensor in self.tensors
+            for size in tensor.shape
+            if isinstance(size, str)
+        }
         unbound: list[str] = []
         for name, tensor in used.items():
             if name not in bound:
                 close = get_close_matches(name, bound, n=1)
-                fix = f"did you mean {close[0]!r}, as in dims?" if close else f"add `{name}: {{min: 1, max: 8}}` to dims"
+                fix = (
+                    f"did you mean {close[0]!r}, as in dims?"
+                    if close
+                    else f"add `{name}: {{min: 1, max: 8}}` to dims"
+                )
                 unbound.append(f"input {tensor.name!r}: dim {name!r} is unbound; {fix}")
         if unbound:
             raise SpecError("; ".join(unbound))
         if unused := [name for name in bound if name not in used]:
-            raise SpecError("; ".join(f"dim {name!r} is used by no input; remove it or name it in a shape" for name in unused))
+            raise SpecError(
+                "; ".join(
+                    f"dim {name!r} is used by no input; remove it or name it in a shape"
+                    for name in unused
+                )
+            )
 
     @property
     def items(self) -> Iterator[InputItem]:
@@ -117,7 +134,8 @@ class InputSpec:
         return {dim.name: dim.min for dim in self.dims}
 
     def named_points(self, given: Sequence[Mapping[str, int]]) -> tuple[dict[str, int], ...]:
-        """Complete declared points: missing dims take their minimum; no points at all give the first point.
+        """Complete declared points: missing dims take their minimum; no points at all give the
+        first point.
 
         Raises:
             SpecError: a point has an unknown dim or a size out of bounds, or is given twice.
@@ -126,34 +144,53 @@ class InputSpec:
         for named in given:
             for name in named:
                 if name not in least:
-                    raise SpecError(f"point {dict(named)}: {name!r} is not a declared dim; {expected_names(name, least)}")
+                    raise SpecError(
+                        f"point {dict(named)}: {name!r} is not a declared dim;"
+                        f" {expected_names(name, least)}"
+                    )
             point = {**least, **named}
             for dim in self.dims:
                 size = point[dim.name]
                 if type(size) is not int or size not in dim.sizes:
                     raise SpecError(f"point {dict(named)}: got {dim.name} {size!r}, expected {dim}")
             if point in found:
-                raise SpecError(f"point {dict(named)}: the sizes {point} are given twice; remove one")
+                raise SpecError(
+                    f"point {dict(named)}: the sizes {point} are given twice; remove one"
+                )
             found.append(point)
         return tuple(found) or (least,)
 
     def further_sizes(self, named: Sequence[Mapping[str, int]]) -> tuple[dict[str, int], ...]:
-        """The middle and the largest size of every dim, without those among the points that are named."""
-        sizes = ({dim.name: _middle(dim) for dim in self.dims}, {dim.name: dim.max for dim in self.dims})
-        return tuple(point for index, point in enumerate(sizes) if point not in (*sizes[:index], *map(dict, named)))
+        """The middle and the largest size of every dim, without those among the points that are
+        named.
+        """
+        sizes = (
+            {dim.name: _middle(dim) for dim in self.dims},
+            {dim.name: dim.max for dim in self.dims},
+        )
+        return tuple(
+            point
+            for index, point in enumerate(sizes)
+            if point not in (*sizes[:index], *map(dict, named))
+        )
 
     def points(self) -> Iterator[dict[str, int]]:
         """The corner points of all dims, then the middle, without duplicates.
 
-        With more than MAX_CORNERS corners: all dims at their minimum, all at their maximum, the middle, and each end of every dim
-        with the others in the middle. Every two dims then differ at some point, and the number of points is linear in that of dims.
+        With more than MAX_CORNERS corners: all dims at their minimum, all at their maximum, the
+        middle, and each end of every dim with the others in the middle. Every two dims then differ
+        at some point, and the number of points is linear in that of dims.
         """
         seen: set[tuple[int, ...]] = set()
         ends = [(dim.min, dim.max) for dim in self.dims]
         middle = tuple(map(_middle, self.dims))
         corners: Iterable[tuple[int, ...]] = product(*(dict.fromkeys(sizes) for sizes in ends))
         if 2 ** sum(low < high for low, high in ends) > MAX_CORNERS:
-            beside = [(*middle[:axis], end, *middle[axis + 1 :]) for axis, sizes in enumerate(ends) for end in sizes]
+            beside = [
+                (*middle[:axis], end, *middle[axis + 1 :])
+                for axis, sizes in enumerate(ends)
+                for end in sizes
+            ]
             corners = (*zip(*ends, strict=True), middle, *beside)
         for sizes in (*corners, middle):
             if sizes not in seen:
@@ -162,13 +199,19 @@ class InputSpec:
 
     def at(self, point: Point) -> InputSpec:
         """The inputs with every dim fixed to its size at a point."""
-        fixed = tuple(with_tensors(item, lambda tensor: replaced(tensor, shape=tensor.at(point))) for item in self.inputs)
+        fixed = tuple(
+            with_tensors(item, lambda tensor: replaced(tensor, shape=tensor.at(point)))
+            for item in self.inputs
+        )
         return InputSpec(inputs=fixed, style=self.style)
 
     def with_ranges(self, ranges: Mapping[str, tuple[float, float]]) -> InputSpec:
         """The inputs with new ranges of some tensors, by path."""
         changed = tuple(
-            with_tensors(item, lambda tensor: replaced(tensor, range=ranges.get(tensor.name, tensor.range))) for item in self.inputs
+            with_tensors(
+                item, lambda tensor: replaced(tensor, range=ranges.get(tensor.name, tensor.range))
+            )
+            for item in self.inputs
         )
         return replaced(self, inputs=changed)
 

@@ -1,7 +1,9 @@
-"""What input and output contracts consist of: tensors, constants, and structures of them. Imports no torch.
+"""What input and output contracts consist of: tensors, constants, and structures of them. Imports
+no torch.
 
-An item of an input contract is a tensor, a constant, or a tuple, list or dict of items. Items are named by their path: `x`,
-`state.0`, `opts.scale`. Tensors and constants are leaves; flat payloads and files of samples contain the leaves only, in order.
+An item of an input contract is a tensor, a constant, or a tuple, list or dict of items. Items are
+named by their path: `x`, `state.0`, `opts.scale`. Tensors and constants are leaves; flat payloads
+and files of samples contain the leaves only, in order.
 """
 
 from __future__ import annotations
@@ -53,16 +55,27 @@ class TensorSpec:
     name: str
     dtype: str
     shape: tuple[int | str, ...]
-    range: tuple[float, float] | None = field(default=None, metadata=written_if(lambda tensor: tensor.range is not None))
+    range: tuple[float, float] | None = field(
+        default=None, metadata=written_if(lambda tensor: tensor.range is not None)
+    )
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
-            raise SpecError(f"input {self.name!r}: dtype {self.dtype!r} is unknown; {expected_names(self.dtype, DTYPES)}")
+            raise SpecError(
+                f"input {self.name!r}: dtype {self.dtype!r} is unknown;"
+                f" {expected_names(self.dtype, DTYPES)}"
+            )
         for size in self.shape:
             if isinstance(size, int) and size < 0:
-                raise SpecError(f"input {self.name!r}: got size {size}; expected a size of 0 or more, or the name of a dim")
+                raise SpecError(
+                    f"input {self.name!r}: got size {size}; expected a size of 0 or more, or the"
+                    " name of a dim"
+                )
         if self.range is not None and not self.range[0] <= self.range[1]:
-            raise SpecError(f"input {self.name!r}: got range {list(self.range)}; expected [low, high] with low <= high")
+            raise SpecError(
+                f"input {self.name!r}: got range {list(self.range)}; expected [low, high] with low"
+                " <= high"
+            )
 
     def at(self, point: Point) -> tuple[int, ...]:
         """The concrete shape at a point."""
@@ -79,7 +92,8 @@ class ConstantSpec:
     def __post_init__(self) -> None:
         if isinstance(self.value, float) and not math.isfinite(self.value):
             raise SpecError(
-                f"input {self.name!r}: got the constant {self.value}, which JSON cannot represent; make it part of the model"
+                f"input {self.name!r}: got the constant {self.value}, which JSON cannot represent;"
+                " make it part of the model"
             )
 
 
@@ -97,12 +111,21 @@ class NestedSpec:
     name: str
     kind: Literal["tuple", "list", "dict"]
     items: tuple[InputItem, ...]
-    keys: tuple[str, ...] = field(default=(), metadata=written_if(lambda nested: nested.kind == "dict"))
+    keys: tuple[str, ...] = field(
+        default=(), metadata=written_if(lambda nested: nested.kind == "dict")
+    )
 
     def __post_init__(self) -> None:
-        keys = self.keys if self.kind == "dict" else tuple(str(index) for index in range(len(self.items)))
+        keys = (
+            self.keys
+            if self.kind == "dict"
+            else tuple(str(index) for index in range(len(self.items)))
+        )
         if tuple(item.name for item in self.items) != tuple(f"{self.name}.{key}" for key in keys):
-            raise SpecError(f"input {self.name!r}: its parts are {[item.name for item in self.items]}, expected their paths")
+            raise SpecError(
+                f"input {self.name!r}: its parts are {[item.name for item in self.items]}, expected"
+                " their paths"
+            )
 
 
 def check_range(tensor: TensorSpec) -> None:
@@ -114,13 +137,17 @@ def check_range(tensor: TensorSpec) -> None:
     if tensor.range is None:
         return
     if tensor.dtype in COMPLEX:
-        raise SpecError(f"input {tensor.name!r}: {tensor.dtype} has no ranges; remove the range, or give samples")
+        raise SpecError(
+            f"input {tensor.name!r}: {tensor.dtype} has no ranges; remove the range, or give"
+            " samples"
+        )
     low, high = _BOUNDS[tensor.dtype]
     whole = tensor.dtype not in INTEGRAL or all(float(bound).is_integer() for bound in tensor.range)
     if not whole or tensor.range[0] < low or tensor.range[1] > high:
         kind = "whole numbers" if tensor.dtype in INTEGRAL else "numbers"
         raise SpecError(
-            f"input {tensor.name!r}: got range {list(tensor.range)}, expected {kind} from {low} to {high} ({tensor.dtype})"
+            f"input {tensor.name!r}: got range {list(tensor.range)}, expected {kind} from {low} to"
+            f" {high} ({tensor.dtype})"
         )
 
 
@@ -157,26 +184,36 @@ def put_together(item: InputItem, leaves: Mapping[str, Any]) -> Any:
 
 
 def take_apart(item: InputItem, value: Any) -> Iterator[tuple[str, Any]]:
-    """Split the argument for an item into leaves by path. Missing keys of dicts are skipped, and leaves are not checked.
+    """Split the argument for an item into leaves by path. Missing keys of dicts are skipped, and
+    leaves are not checked.
 
     Raises:
-        ContractError: a part is not the expected tuple, list or dict, or has another length or unknown keys.
+        ContractError: a part is not the expected tuple, list or dict, or has another length or
+            unknown keys.
     """
     if not isinstance(item, NestedSpec):
         yield item.name, value
     elif item.kind == "dict":
         if not isinstance(value, Mapping):
-            raise ContractError(f"input {item.name!r}: got {_kind(value)}, expected a dict with {_listed(item.keys)}")
+            raise ContractError(
+                f"input {item.name!r}: got {_kind(value)}, expected a dict with"
+                f" {_listed(item.keys)}"
+            )
         for key in value:
             if key not in item.keys:
-                raise ContractError(f"input {item.name!r}: the key {key!r} is unknown; expected {_listed(item.keys)}")
+                raise ContractError(
+                    f"input {item.name!r}: the key {key!r} is unknown; expected"
+                    f" {_listed(item.keys)}"
+                )
         for key, part in zip(item.keys, item.items, strict=True):
             if key in value:
                 yield from take_apart(part, value[key])
     else:
         if not isinstance(value, tuple | list) or len(value) != len(item.items):
             got = f"{len(value)} items" if isinstance(value, tuple | list) else _kind(value)
-            raise ContractError(f"input {item.name!r}: got {got}, expected a {item.kind} of {len(item.items)}")
+            raise ContractError(
+                f"input {item.name!r}: got {got}, expected a {item.kind} of {len(item.items)}"
+            )
         for part, given in zip(item.items, value, strict=True):
             yield from take_apart(part, given)
 
@@ -191,7 +228,9 @@ def _listed(keys: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutputSpec:
-    """One output tensor, named by its path in the result: `logits`, `0`, `hidden.1`; `output` for a single tensor."""
+    """One output tensor, named by its path in the result: `logits`, `0`, `hidden.1`; `output` for a
+    single tensor.
+    """
 
     name: str
     dtype: str
@@ -203,8 +242,9 @@ class OutputStructure:
     """How to rebuild the result from the flat output tensors.
 
     Attributes:
-        kind: `tensor` (a leaf), `constant` (another leaf), `tuple`, `list`, `dict`, `namedtuple`, or `named` (a
-            dataclass or ModelOutput, whose attributes, keys and order are kept, but not its type).
+        kind: `tensor` (a leaf), `constant` (another leaf), `tuple`, `list`, `dict`, `namedtuple`,
+            or `named` (a dataclass or ModelOutput, whose attributes, keys and order are kept, but
+            not its type).
         keys: of a dict or a named structure.
         items: the parts, in order.
         value: of a constant.
@@ -212,7 +252,13 @@ class OutputStructure:
     """
 
     kind: Literal["tensor", "constant", "tuple", "list", "dict", "named", "namedtuple"]
-    keys: tuple[str, ...] = field(default=(), metadata=written_if(lambda self: self.kind in _WITH_KEYS))
-    items: tuple[OutputStructure, ...] = field(default=(), metadata=written_if(lambda self: self.kind not in _LEAVES))
-    value: PlainValue = field(default=None, metadata=written_if(lambda self: self.kind == "constant"))
+    keys: tuple[str, ...] = field(
+        default=(), metadata=written_if(lambda self: self.kind in _WITH_KEYS)
+    )
+    items: tuple[OutputStructure, ...] = field(
+        default=(), metadata=written_if(lambda self: self.kind not in _LEAVES)
+    )
+    value: PlainValue = field(
+        default=None, metadata=written_if(lambda self: self.kind == "constant")
+    )
     type_name: str = field(default="", metadata=written_if(lambda self: self.type_name != ""))

@@ -21,16 +21,23 @@ Points = list[dict[str, int]]
 
 
 def interior_points(spec: InputSpec, count: int) -> Points:
-    """At most `count` points between the bounds that are not of `spec.points()`: in turn of odd sizes and of any."""
+    """At most `count` points between the bounds that are not of `spec.points()`: in turn of odd
+    sizes and of any.
+    """
     chosen = random.Random(0)
     inner = {dim.name: dim.sizes[1:-1] or dim.sizes for dim in spec.dims}
     odd = {name: [size for size in sizes if size % 2] or sizes for name, sizes in inner.items()}
-    drawn = ({name: chosen.choice(sizes) for name, sizes in (inner if index % 2 else odd).items()} for index in range(8 * count))
+    drawn = (
+        {name: chosen.choice(sizes) for name, sizes in (inner if index % 2 else odd).items()}
+        for index in range(8 * count)
+    )
     return distinct(drawn, list(spec.points()))[:count]
 
 
 def points_beside(texts: Iterable[str], spec: InputSpec) -> Points:
-    """For each number in texts such as `20 <= seq`: each dim at it and at the next sizes on both sides, the others at random."""
+    """For each number in texts such as `20 <= seq`: each dim at it and at the next sizes on both
+    sides, the others at random.
+    """
     numbers = dict.fromkeys(int(number) for text in texts for number in _NUMBER.findall(text))
     chosen = random.Random(1)
     found = (
@@ -44,10 +51,14 @@ def points_beside(texts: Iterable[str], spec: InputSpec) -> Points:
 
 
 def all_sizes(spec: InputSpec) -> Points:
-    """Points with every size of each dim and random sizes of the others, and with all dims at equal sizes, in a random order."""
+    """Points with every size of each dim and random sizes of the others, and with all dims at equal
+    sizes, in a random order.
+    """
     chosen, names = random.Random(2), [dim.name for dim in spec.dims]
     most = max(len(dim.sizes) for dim in spec.dims)
-    columns = [chosen.sample(([*dim.sizes] * -(-most // len(dim.sizes)))[:most], most) for dim in spec.dims]
+    columns = [
+        chosen.sample(([*dim.sizes] * -(-most // len(dim.sizes)))[:most], most) for dim in spec.dims
+    ]
     equal = set(spec.dims[0].sizes).intersection(*(dim.sizes for dim in spec.dims))
     every = chain(zip(*columns, strict=True), ((size,) * len(names) for size in equal))
     points = distinct(dict(zip(names, sizes, strict=True)) for sizes in every)
@@ -58,8 +69,13 @@ def combinations(spec: InputSpec) -> Points:
     """All points in a random order; MAX_COMBINATIONS random ones if there are more."""
     chosen, names = random.Random(3), [dim.name for dim in spec.dims]
     if math.prod(len(dim.sizes) for dim in spec.dims) > MAX_COMBINATIONS:
-        return distinct({dim.name: chosen.choice(dim.sizes) for dim in spec.dims} for _ in range(MAX_COMBINATIONS))
-    points = [dict(zip(names, sizes, strict=True)) for sizes in product(*(dim.sizes for dim in spec.dims))]
+        return distinct(
+            {dim.name: chosen.choice(dim.sizes) for dim in spec.dims}
+            for _ in range(MAX_COMBINATIONS)
+        )
+    points = [
+        dict(zip(names, sizes, strict=True)) for sizes in product(*(dim.sizes for dim in spec.dims))
+    ]
     return chosen.sample(points, len(points))
 
 

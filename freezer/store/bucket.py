@@ -1,10 +1,13 @@
-"""The files of a store in a bucket (s3://, gs://). Imports pyarrow when a bucket is opened, and no torch.
+"""The files of a store in a bucket (s3://, gs://). Imports pyarrow when a bucket is opened, and no
+torch.
 
-Objects appear whole: small ones in one request, large ones with their last part. A killed writer leaves nothing. An exception may
-leave a truncated object under a digest; its size is wrong, so it is written again.
+Objects appear whole: small ones in one request, large ones with their last part. A killed writer
+leaves nothing. An exception may leave a truncated object under a digest; its size is wrong, so it
+is written again.
 
-S3 has no locks and pyarrow no conditional write, so locks are advisory: write a lock object, wait until any other process that saw
-none would have written too, and own the lock if the object is unchanged. Callers read back what they wrote under a lock.
+S3 has no locks and pyarrow no conditional write, so locks are advisory: write a lock object, wait
+until any other process that saw none would have written too, and own the lock if the object is
+unchanged. Callers read back what they wrote under a lock.
 """
 
 from __future__ import annotations
@@ -37,10 +40,14 @@ GONE = ("NO_SUCH_KEY", "RESOURCE_NOT_FOUND")
 """Error texts of S3 servers for a missing object."""
 
 OVERFLOW = "Failed to flush response stream"
-"""Error text of the AWS SDK for an answer longer than the object was: the object is missing now, or has another size."""
+"""Error text of the AWS SDK for an answer longer than the object was: the object is missing now, or
+has another size.
+"""
 
 SETTLE_S = 0.5
-"""Time between writing a lock and reading it back; longer than another process needs to read and write it."""
+"""Time between writing a lock and reading it back; longer than another process needs to read and
+write it.
+"""
 
 POLL_S = 0.5
 EXPIRY_S = 30.0
@@ -74,9 +81,13 @@ class RemoteFiles:
             with self._reaching():
                 found = self._fs.get_file_info(name)
         except OSError as error:
-            raise StoreUnreachableError(f"store {bucket.uri!r} cannot be reached: {error}") from error
+            raise StoreUnreachableError(
+                f"store {bucket.uri!r} cannot be reached: {error}"
+            ) from error
         if found.type.name == "NotFound":
-            raise StoreUnreachableError(f"store {bucket.uri!r}: bucket {name!r} does not exist; make it, or fix --store")
+            raise StoreUnreachableError(
+                f"store {bucket.uri!r}: bucket {name!r} does not exist; make it, or fix --store"
+            )
 
     def where(self, path: str = "") -> str:
         """A URI for messages; of the store itself the one that opened it."""
@@ -85,11 +96,13 @@ class RemoteFiles:
     def read(self, path: str) -> bytes:
         """Read an object as one writer left it.
 
-        pyarrow asks for the size and then for that many bytes, which truncates an object that is replaced in between.
+        pyarrow asks for the size and then for that many bytes, which truncates an object that is
+        replaced in between.
 
         Raises:
             FileNotFoundError: the object does not exist.
-            RemoteError: it cannot be read, or its size never matches the one that the server reports.
+            RemoteError: it cannot be read, or its size never matches the one that the server
+                reports.
         """
         for _ in range(_NUM_READS):
             try:
@@ -99,13 +112,16 @@ class RemoteFiles:
                 if OVERFLOW in str(error):
                     continue
                 raise
-            if any(name in path for name in WRITTEN_ONCE) or (size := self._size(path)) == len(content):
+            if any(name in path for name in WRITTEN_ONCE) or (size := self._size(path)) == len(
+                content
+            ):
                 return content
             if size is None:
                 raise FileNotFoundError(self.where(path))
         raise RemoteError(
-            f"{self.where(path)}: {_NUM_READS} reads differ from the size that the server reports; other processes replace the "
-            "object all the time, or the server decompresses it: upload it without Content-Encoding"
+            f"{self.where(path)}: {_NUM_READS} reads differ from the size that the server reports;"
+            " other processes replace the object all the time, or the server decompresses it:"
+            " upload it without Content-Encoding"
         )
 
     def write(self, path: str, data: bytes) -> None:
@@ -115,7 +131,11 @@ class RemoteFiles:
 
     def put(self, path: str, source: Path) -> None:
         """Upload a local file."""
-        with self._reaching(), source.open("rb") as file, self._fs.open_output_stream(self._at(path)) as stream:
+        with (
+            self._reaching(),
+            source.open("rb") as file,
+            self._fs.open_output_stream(self._at(path)) as stream,
+        ):
             shutil.copyfileobj(file, stream, _CHUNK_BYTES)
 
     def holds(self, path: str, *, digest: str, size_bytes: int) -> bool:
@@ -123,7 +143,8 @@ class RemoteFiles:
         return self._size(path) == size_bytes
 
     def local(self, path: str, *, digest: str, size_bytes: int) -> Path:
-        """A verified, read-only copy in this user's cache. Several processes may ask for it at once.
+        """A verified, read-only copy in this user's cache. Several processes may ask for it at
+        once.
 
         Raises:
             IntegrityError: the fetched bytes have another digest.
@@ -142,7 +163,9 @@ class RemoteFiles:
             raise
         except OSError as error:
             remedy = "set XDG_CACHE_HOME to a writable folder"
-            raise StoreUnreachableError(f"the cache {copy.parent} cannot be written: {error}; {remedy}", code="CP-CACHE") from error
+            raise StoreUnreachableError(
+                f"the cache {copy.parent} cannot be written: {error}; {remedy}", code="CP-CACHE"
+            ) from error
         return copy
 
     def cached(self, digest: str) -> Path:
@@ -151,7 +174,11 @@ class RemoteFiles:
 
     def fetch(self, path: str, dest: Path) -> None:
         """Download an object."""
-        with self._reaching(), self._fs.open_input_stream(self._at(path)) as stream, dest.open("wb") as file:
+        with (
+            self._reaching(),
+            self._fs.open_input_stream(self._at(path)) as stream,
+            dest.open("wb") as file,
+        ):
             shutil.copyfileobj(stream, file, _CHUNK_BYTES)
 
     def chunks(self, path: str) -> Iterator[bytes]:
@@ -168,7 +195,10 @@ class RemoteFiles:
         return float(info.mtime_ns) / 1e9
 
     def folders_with(self, name: str) -> list[str]:
-        """Top-level folders that contain an object of this name, sorted. Lists all objects: Google lists no folders."""
+        """Top-level folders that contain an object of this name, sorted.
+
+        Lists all objects: Google lists no folders.
+        """
         paths = (path.split("/") for path in self._listed("", recursive=True))
         return sorted(parts[0] for parts in paths if len(parts) == 2 and parts[1] == name)
 
@@ -182,7 +212,9 @@ class RemoteFiles:
 
         base = self._at(folder).rstrip("/")
         with self._reaching():
-            found = self._fs.get_file_info(FileSelector(base, allow_not_found=True, recursive=recursive))
+            found = self._fs.get_file_info(
+                FileSelector(base, allow_not_found=True, recursive=recursive)
+            )
         return [info.path.removeprefix(f"{base}/") for info in found if info.is_file]
 
     def remove(self, path: str) -> None:
@@ -210,7 +242,14 @@ class RemoteFiles:
                     self.remove(path)
 
     def _lock(self, path: str, name: str) -> bytes:
-        own = json.dumps({"token": uuid.uuid4().hex, "host": platform.node(), "pid": os.getpid(), "time": time.time()}).encode()
+        own = json.dumps(
+            {
+                "token": uuid.uuid4().hex,
+                "host": platform.node(),
+                "pid": os.getpid(),
+                "time": time.time(),
+            }
+        ).encode()
         until = time.monotonic() + PATIENCE_S
         seen, since = self._peek(path), time.monotonic()
         while True:
@@ -220,7 +259,10 @@ class RemoteFiles:
                 if self._peek(path) == own:
                     return own
             if time.monotonic() > until:
-                raise RemoteError(f"{name!r} is locked by others for over {PATIENCE_S:.0f} s: {self.where(path)} contains {seen!r}")
+                raise RemoteError(
+                    f"{name!r} is locked by others for over {PATIENCE_S:.0f} s: {self.where(path)}"
+                    f" contains {seen!r}"
+                )
             time.sleep(POLL_S)
             found = self._peek(path)
             if found != seen:
@@ -257,6 +299,12 @@ class RemoteFiles:
         except (OSError, ArrowException) as error:
             if any(word in str(error) for word in GONE):  # between two requests that pyarrow makes
                 raise FileNotFoundError(str(error)) from error
-            if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError | TimeoutError):
+            if (
+                isinstance(error, OSError)
+                and error.errno is not None
+                and not isinstance(error, ConnectionError | TimeoutError)
+            ):
                 raise
-            raise RemoteError(f"{first_line(error)}; {remedy(self._bucket.where.partition(':')[0])}") from error
+            raise RemoteError(
+                f"{first_line(error)}; {remedy(self._bucket.where.partition(':')[0])}"
+            ) from error

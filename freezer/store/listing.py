@@ -1,4 +1,7 @@
-"""What a store has published: sizes, dates, digests and signatures, read from its indexes. Imports no torch, reads no payload."""
+"""What a store has published: sizes, dates, digests and signatures, read from its indexes.
+
+Imports no torch, reads no payload.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ from freezer.store.store import NUMBER, Store, signature_tag
 LATEST = "latest"
 
 NUM_READERS = 32
-"""Models that are read at once, since a bucket takes some milliseconds for each of a model's 5 or more requests."""
+"""Models that are read at once, since a bucket takes some milliseconds for each of a model's 5 or
+more requests.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,10 +40,11 @@ class ListedVersion:
     """A published version.
 
     Attributes:
-        tags: the number, `latest` or both. Where `latest` has kept the artifact of a class from an earlier version, it is listed on
-            its own, with the number of the newest version.
+        tags: the number, `latest` or both. Where `latest` has kept the artifact of a class from an
+            earlier version, it is listed on its own, with the number of the newest version.
         digest: of its index.
-        published: when it was written to the store, in seconds since the epoch by the store's clock.
+        published: when it was written to the store, in seconds since the epoch by the store's
+            clock.
         artifacts: by device class, sorted.
     """
 
@@ -97,12 +103,21 @@ def _listed_version(store: Store, model: str, tag: str) -> ListedVersion:
     def artifact(name: str, image: Descriptor) -> ListedArtifact:
         content = layout.image(image)
         size_bytes = sum(item.size_bytes for item in (content.config, *content.layers))
-        return ListedArtifact(device_class=name, digest=image.digest, size_bytes=size_bytes, signed=signature_tag(image) in tags)
+        return ListedArtifact(
+            device_class=name,
+            digest=image.digest,
+            size_bytes=size_bytes,
+            signed=signature_tag(image) in tags,
+        )
 
     return ListedVersion(
         model=model,
         version=version.number,
-        tags=tuple(name for name in (str(version.number), LATEST) if name in tags and tags[name].digest == descriptor.digest),
+        tags=tuple(
+            name
+            for name in (str(version.number), LATEST)
+            if name in tags and tags[name].digest == descriptor.digest
+        ),
         digest=descriptor.digest,
         published=layout.modified(descriptor),
         artifacts=tuple(artifact(name, image) for name, image in sorted(version.images.items())),

@@ -10,7 +10,8 @@ from freezer.files.buckets import SCHEMES, path_in_bucket
 
 
 def one_spelling(uri: str) -> str:
-    """Normalize a store's URI without opening it: `/s`, `/s/` and `file:///s` are one store, and so are `s3://b/p` and `s3://b/p/`.
+    """Normalize a store's URI without opening it: `/s`, `/s/` and `file:///s` are one store, and so
+    are `s3://b/p` and `s3://b/p/`.
 
     Of a bucket's options only the endpoint identifies the store.
 
@@ -21,7 +22,9 @@ def one_spelling(uri: str) -> str:
     if parts.scheme not in SCHEMES:
         return str(local_folder(uri))
     endpoint = dict(parse_qsl(parts.query)).get("endpoint_override")
-    return f"{parts.scheme}://{path_in_bucket(uri)}" + (f"?endpoint_override={endpoint}" if endpoint else "")
+    return f"{parts.scheme}://{path_in_bucket(uri)}" + (
+        f"?endpoint_override={endpoint}" if endpoint else ""
+    )
 
 
 def local_folder(uri: str) -> Path:
@@ -33,7 +36,11 @@ def local_folder(uri: str) -> Path:
     parts = urlparse(uri)
     if parts.scheme not in ("", "file"):
         hint = "; copy it to a registry with skopeo or oras" if parts.scheme == "oci" else ""
-        raise UsageError(f"store {uri!r}: unknown scheme {parts.scheme!r}; name a local folder, s3:// or gs://{hint}")
+        raise UsageError(
+            f"store {uri!r}: unknown scheme {parts.scheme!r}; name a local folder, s3:// or gs://{hint}"
+        )
     if parts.scheme and parts.netloc not in ("", "localhost"):
-        raise UsageError(f"store {uri!r} names the host {parts.netloc!r}; a local folder is file:PATH or file:///PATH")
+        raise UsageError(
+            f"store {uri!r} names the host {parts.netloc!r}; a local folder is file:PATH or file:///PATH"
+        )
     return Path(unquote(parts.path) if parts.scheme else uri).absolute()

@@ -1,7 +1,9 @@
-"""The OCI image layout of one model: blobs by digest, and index.json that maps tags to versions. Imports no torch.
+"""The OCI image layout of one model: blobs by digest, and index.json that maps tags to versions.
+Imports no torch.
 
-Artifacts and signatures are written as OCI images, versions as OCI indexes. The files are in a local folder (`LocalFiles`) or in a
-bucket (`RemoteFiles` of bucket.py, with the same methods). Their paths are relative to the store and use `/`.
+Artifacts and signatures are written as OCI images, versions as OCI indexes. The files are in a
+local folder (`LocalFiles`) or in a bucket (`RemoteFiles` of bucket.py, with the same methods).
+Their paths are relative to the store and use `/`.
 """
 
 from __future__ import annotations
@@ -20,7 +22,15 @@ from freezer.artifact.manifest import FileRef
 from freezer.artifact.signatures import ANNOTATION, MEDIA_SIGNATURE, Signed
 from freezer.codec import encode, read_record, stored_as, written_if
 from freezer.errors import IntegrityError, StoreUnreachableError
-from freezer.files.atomic import CHUNK_BYTES, copy_whole, link_whole, make_folder, remove, retried, write_whole
+from freezer.files.atomic import (
+    CHUNK_BYTES,
+    copy_whole,
+    link_whole,
+    make_folder,
+    remove,
+    retried,
+    write_whole,
+)
 from freezer.files.digest import check_digest, digest_bytes, verify_file
 
 if TYPE_CHECKING:
@@ -47,9 +57,16 @@ class Descriptor:
     media_type: str = field(default="", metadata=stored_as("mediaType"))
     digest: str
     size_bytes: int = field(metadata=stored_as("size"))
-    artifact_type: str = field(default="", metadata=stored_as("artifactType") | written_if(lambda self: self.artifact_type != ""))
-    annotations: Mapping[str, str] = field(default_factory=dict, metadata=written_if(lambda self: bool(self.annotations)))
-    platform: Mapping[str, str] = field(default_factory=dict, metadata=written_if(lambda self: bool(self.platform)))
+    artifact_type: str = field(
+        default="",
+        metadata=stored_as("artifactType") | written_if(lambda self: self.artifact_type != ""),
+    )
+    annotations: Mapping[str, str] = field(
+        default_factory=dict, metadata=written_if(lambda self: bool(self.annotations))
+    )
+    platform: Mapping[str, str] = field(
+        default_factory=dict, metadata=written_if(lambda self: bool(self.platform))
+    )
 
     def __post_init__(self) -> None:
         check_digest(self.digest)
@@ -60,7 +77,9 @@ class OciIndex:
     """An OCI index: of a model its tags, of a version its images."""
 
     manifests: tuple[Descriptor, ...]
-    annotations: Mapping[str, str] = field(default_factory=dict, metadata=written_if(lambda self: bool(self.annotations)))
+    annotations: Mapping[str, str] = field(
+        default_factory=dict, metadata=written_if(lambda self: bool(self.annotations))
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,12 +93,13 @@ class OciImage:
 class LocalFiles:
     """A store in a local folder. Locks are exclusive wherever the file system shares them.
 
-    Written files appear whole or not at all, and are durable when the call returns. Methods raise OSError: for a missing file
-    FileNotFoundError.
+    Written files appear whole or not at all, and are durable when the call returns. Methods raise
+    OSError: for a missing file FileNotFoundError.
 
     Args:
         root: of the store.
-        work: folder for locks and work files; files in it are linked into the store instead of copied.
+        work: folder for locks and work files; files in it are linked into the store instead of
+            copied.
 
     Attributes:
         exact: whether locks are exclusive; otherwise they are advisory.
@@ -103,12 +123,16 @@ class LocalFiles:
         write_whole(self._root / path, data, mode=0o644)
 
     def put(self, path: str, source: Path) -> None:
-        """Write or replace a file: link one of the work folder, copy any other, which its owner may change later."""
+        """Write or replace a file: link one of the work folder, copy any other, which its owner may
+        change later.
+        """
         keep = link_whole if self._work in source.parents else copy_whole
         keep(source, self._root / path, mode=0o444)
 
     def holds(self, path: str, *, digest: str, size_bytes: int) -> bool:
-        """Whether a file exists and, as far as can be checked without downloading it, has this content."""
+        """Whether a file exists and, as far as can be checked without downloading it, has this
+        content.
+        """
         try:
             verify_file(self._root / path, digest=digest, size_bytes=size_bytes)
         except IntegrityError:
@@ -156,8 +180,8 @@ class OvertakenError(StoreUnreachableError):
 class Layout:
     """The layout of one model in a store's files.
 
-    Reading methods raise StoreUnreachableError when the store cannot be read, and IntegrityError for missing or damaged blobs.
-    Writing methods raise OSError.
+    Reading methods raise StoreUnreachableError when the store cannot be read, and IntegrityError
+    for missing or damaged blobs. Writing methods raise OSError.
     """
 
     def __init__(self, files: LocalFiles | RemoteFiles, model: str) -> None:
@@ -182,7 +206,10 @@ class Layout:
         with self._reading(path):
             data = self._files.read(path)
         if digest_bytes(data) != descriptor.digest:
-            raise IntegrityError(f"{self._files.where(path)} does not have the digest it is named by; it was changed or damaged")
+            raise IntegrityError(
+                f"{self._files.where(path)} does not have the digest it is named by; it was changed"
+                " or damaged"
+            )
         return data
 
     def modified(self, descriptor: Descriptor) -> float:
@@ -193,11 +220,15 @@ class Layout:
 
     def index(self, descriptor: Descriptor) -> OciIndex:
         """The verified OCI index of a version."""
-        return read_record(OciIndex, self.blob(descriptor), origin=self._files.where(self._path(descriptor.digest)))
+        return read_record(
+            OciIndex, self.blob(descriptor), origin=self._files.where(self._path(descriptor.digest))
+        )
 
     def image(self, descriptor: Descriptor) -> OciImage:
         """A verified OCI image manifest: an artifact's, or of signatures."""
-        return read_record(OciImage, self.blob(descriptor), origin=self._files.where(self._path(descriptor.digest)))
+        return read_record(
+            OciImage, self.blob(descriptor), origin=self._files.where(self._path(descriptor.digest))
+        )
 
     def local(self, *, digest: str, size_bytes: int) -> Path:
         """A read-only local file of a blob; the caller verifies its digest."""
@@ -235,11 +266,14 @@ class Layout:
         for item in artifact.manifest.contents:
             path = self._path(item.digest)
             if not self._files.holds(path, digest=item.digest, size_bytes=item.size_bytes):
-                verify_file(artifact.folder / item.path, digest=item.digest, size_bytes=item.size_bytes)
+                verify_file(
+                    artifact.folder / item.path, digest=item.digest, size_bytes=item.size_bytes
+                )
                 self._files.put(path, artifact.folder / item.path)
 
     def write_image(self, artifact: Artifact, *, version: int) -> Descriptor:
-        """Write an artifact as an image, first published in `version`, and return the descriptor of its image manifest.
+        """Write an artifact as an image, first published in `version`, and return the descriptor of
+        its image manifest.
 
         Raises:
             IntegrityError: a file differs from the artifact's manifest.
@@ -267,11 +301,19 @@ class Layout:
             self._write_json(image, MEDIA_IMAGE),
             artifact_type=ARTIFACT_TYPE,
             annotations={DEVICE_CLASS: manifest.device_class},
-            platform={"architecture": "amd64", "os": "linux"} if manifest.device_class.startswith("cpu-x86-64") else {},
+            platform=(
+                {"architecture": "amd64", "os": "linux"}
+                if manifest.device_class.startswith("cpu-x86-64")
+                else {}
+            ),
         )
 
-    def write_index(self, images: Mapping[str, Descriptor], *, version: int, source_key: str) -> Descriptor:
-        """Write the index of a version, whose image descriptors are given by device class, and return its descriptor."""
+    def write_index(
+        self, images: Mapping[str, Descriptor], *, version: int, source_key: str
+    ) -> Descriptor:
+        """Write the index of a version, whose image descriptors are given by device class, and
+        return its descriptor.
+        """
         index = {
             "schemaVersion": 2,
             "mediaType": MEDIA_INDEX,
@@ -288,11 +330,19 @@ class Layout:
     def write_signatures(self, signed: Sequence[Signed]) -> Descriptor:
         """Write signatures as an image in cosign's form, and return its descriptor."""
         layers = tuple(
-            replace(self._write_blob(one.payload, MEDIA_SIGNATURE), annotations={ANNOTATION: b64encode(one.signature).decode()})
+            replace(
+                self._write_blob(one.payload, MEDIA_SIGNATURE),
+                annotations={ANNOTATION: b64encode(one.signature).decode()},
+            )
             for one in signed
         )
         diffs = [layer.digest for layer in layers]
-        config = {"architecture": "", "os": "", "config": {}, "rootfs": {"type": "layers", "diff_ids": diffs}}
+        config = {
+            "architecture": "",
+            "os": "",
+            "config": {},
+            "rootfs": {"type": "layers", "diff_ids": diffs},
+        }
         image = {
             "schemaVersion": 2,
             "mediaType": MEDIA_IMAGE,
@@ -317,10 +367,17 @@ class Layout:
         self._files.write(self._index, _json_bytes(layout))
         if not self._files.exact:
             found = self.tags()
-            lost = [tag for tag in tags if tag != "latest" and (tag not in found or found[tag].digest != tags[tag].digest)]
+            lost = [
+                tag
+                for tag in tags
+                if tag != "latest" and (tag not in found or found[tag].digest != tags[tag].digest)
+            ]
             if lost:
                 where = self._files.where(self._index)
-                raise OvertakenError(f"{where} was overwritten by another writer and lacks {', '.join(lost)}; try again")
+                raise OvertakenError(
+                    f"{where} was overwritten by another writer and lacks {', '.join(lost)}; try"
+                    " again"
+                )
 
     def _write_blob(self, data: bytes, media_type: str) -> Descriptor:
         """Store bytes as a blob, and return its descriptor."""

@@ -1,12 +1,14 @@
-"""A store of artifacts: one OCI image layout per model, in a local folder or a bucket. Imports no torch.
+"""A store of artifacts: one OCI image layout per model, in a local folder or a bucket. Imports no
+torch.
 
     STORE/<model>/oci-layout
     STORE/<model>/index.json             tags: one per version, and latest
     STORE/<model>/blobs/sha256/<digest>
 
-A version is an image index with one image manifest per device class, which the annotation `dev.coldpress.device-class` names.
-`latest` is the newest version, unless rolled back; for a class without a verdict on the newest source, it keeps the image it had.
-Blobs are written first, index.json last and atomically, so readers never see half a version.
+A version is an image index with one image manifest per device class, which the annotation
+`dev.coldpress.device-class` names. `latest` is the newest version, unless rolled back; for a class
+without a verdict on the newest source, it keeps the image it had. Blobs are written first,
+index.json last and atomically, so readers never see half a version.
 """
 
 from __future__ import annotations
@@ -24,7 +26,15 @@ from urllib.parse import urlparse
 
 from freezer.artifact.folder import MANIFEST, Artifact
 from freezer.artifact.manifest import FileRef, Manifest, Payload
-from freezer.artifact.signatures import ANNOTATION, SIGNATURE, Claims, Signatures, Signed, is_by, signed_with
+from freezer.artifact.signatures import (
+    ANNOTATION,
+    SIGNATURE,
+    Claims,
+    Signatures,
+    Signed,
+    is_by,
+    signed_with,
+)
 from freezer.codec import decode
 from freezer.errors import IntegrityError, NotPublishedError, StoreUnreachableError, UsageError
 from freezer.files.atomic import make_folder, move, write_whole
@@ -84,11 +94,13 @@ class Version:
 class Store:
     """A store.
 
-    Methods raise StoreUnreachableError when the store cannot be read or written, NotPublishedError when it lacks the model, version
-    or device class, and IntegrityError when a blob is missing or damaged.
+    Methods raise StoreUnreachableError when the store cannot be read or written, NotPublishedError
+    when it lacks the model, version or device class, and IntegrityError when a blob is missing or
+    damaged.
 
     Args:
-        root: the store's folder; of a store in a bucket a local working folder, which may be missing.
+        root: the store's folder; of a store in a bucket a local working folder, which may be
+            missing.
         remote: the bucket.
 
     Attributes:
@@ -123,9 +135,13 @@ class Store:
             if create:
                 make_folder(root / WORK)
         except OSError as error:
-            raise StoreUnreachableError(f"store {uri!r} cannot be made: {error}; name a writable folder") from error
+            raise StoreUnreachableError(
+                f"store {uri!r} cannot be made: {error}; name a writable folder"
+            ) from error
         if not root.is_dir():
-            raise StoreUnreachableError(f"store {uri!r} is not there; expected the folder that models were published to")
+            raise StoreUnreachableError(
+                f"store {uri!r} is not there; expected the folder that models were published to"
+            )
         return cls(root)
 
     def models(self) -> list[str]:
@@ -143,11 +159,15 @@ class Store:
         tags = layout.tags()
         if not tags:
             known = ", ".join(self.models()) or "none"
-            raise NotPublishedError(f"model {model!r} is not in store {self.uri}; published are: {known}")
+            raise NotPublishedError(
+                f"model {model!r} is not in store {self.uri}; published are: {known}"
+            )
         descriptor = tags.get(tag or "latest")
         if descriptor is None:
             known = ", ".join(sorted(name for name in tags if not name.endswith(SIGNED)))
-            raise NotPublishedError(f"model {model!r} has no version {tag!r} in store {self.uri}; it has: {known}")
+            raise NotPublishedError(
+                f"model {model!r} has no version {tag!r} in store {self.uri}; it has: {known}"
+            )
         index = layout.index(descriptor)
         number, source_key = index.annotations.get(VERSION, ""), index.annotations.get(SOURCE_KEY)
         if (
@@ -156,9 +176,15 @@ class Store:
             or any(DEVICE_CLASS not in image.annotations for image in index.manifests)
         ):
             where = f"{self.uri}: the index of {reference}"
-            raise IntegrityError(f"{where} lacks {VERSION}, {SOURCE_KEY} or a {DEVICE_CLASS}; the store was changed or damaged")
+            raise IntegrityError(
+                f"{where} lacks {VERSION}, {SOURCE_KEY} or a {DEVICE_CLASS}; the store was changed"
+                " or damaged"
+            )
         if NUMBER.fullmatch(tag) and number != tag:
-            raise IntegrityError(f"{self.uri}: version {tag} of {model} is the index of version {number}; the store was changed")
+            raise IntegrityError(
+                f"{self.uri}: version {tag} of {model} is the index of version {number}; the store"
+                " was changed"
+            )
         images = {image.annotations[DEVICE_CLASS]: image for image in index.manifests}
         return Version(model=model, number=int(number), source_key=source_key, images=images)
 
@@ -172,13 +198,17 @@ class Store:
         return self.layout(version.model).blob(self._image(version, device_class).config)
 
     def file(self, version: Version, item: FileRef | Payload) -> Path:
-        """A verified local copy of one file of an artifact, read-only; a store in a folder gives its own."""
+        """A verified local copy of one file of an artifact, read-only; a store in a folder gives
+        its own.
+        """
         path = self.layout(version.model).local(digest=item.digest, size_bytes=item.size_bytes)
         verify_file(path, digest=item.digest, size_bytes=item.size_bytes)
         return path
 
     def drop_copies(self, digests: Iterable[str]) -> None:
-        """Remove blobs of a store in a bucket from this user's cache; they are fetched again when they are needed."""
+        """Remove blobs of a store in a bucket from this user's cache; they are fetched again when
+        they are needed.
+        """
         if self.remote is not None:
             for digest in digests:
                 self.remote.cached(digest).unlink(missing_ok=True)
@@ -195,10 +225,16 @@ class Store:
             IntegrityError: a blob is damaged; `dest` is unchanged.
             UsageError: `dest` contains something else, or cannot be written.
         """
-        layout, manifest_bytes = self.layout(version.model), self.manifest_bytes(version, device_class)
+        layout, manifest_bytes = (
+            self.layout(version.model),
+            self.manifest_bytes(version, device_class),
+        )
         with _writing_to(dest):
             if dest.exists() and any(dest.iterdir()):
-                if not (dest / MANIFEST).exists() or (dest / MANIFEST).read_bytes() != manifest_bytes:
+                if (
+                    not (dest / MANIFEST).exists()
+                    or (dest / MANIFEST).read_bytes() != manifest_bytes
+                ):
                     raise UsageError(f"{dest} is not empty; name a new folder with --dest")
                 self._complete(version, device_class, dest)
                 return Artifact.read(dest)
@@ -219,7 +255,14 @@ class Store:
         if found is not None:
             write_whole(folder / SIGNATURE, found.to_bytes(), mode=0o644)
 
-    def materialize(self, version: Version, device_class: str, scratch: Path, *, paths: Collection[str] | None = None) -> Artifact:
+    def materialize(
+        self,
+        version: Version,
+        device_class: str,
+        scratch: Path,
+        *,
+        paths: Collection[str] | None = None,
+    ) -> Artifact:
         """Make a read-only artifact folder of links to the store's blobs.
 
         Args:
@@ -246,8 +289,17 @@ class Store:
             return None
         signed = []
         for layer in layout.image(found).layers:
-            made = {"payload": b64encode(layout.blob(layer)).decode(), "signature": layer.annotations.get(ANNOTATION)}
-            signed.append(decode(Signed, made, origin=f"{self.uri}: the signature of {version.model}:{version.number}"))
+            made = {
+                "payload": b64encode(layout.blob(layer)).decode(),
+                "signature": layer.annotations.get(ANNOTATION),
+            }
+            signed.append(
+                decode(
+                    Signed,
+                    made,
+                    origin=f"{self.uri}: the signature of {version.model}:{version.number}",
+                )
+            )
         return Signatures(image=layout.blob(image), signed=tuple(signed))
 
     def sign(self, version: Version, device_class: str, key: Path) -> bool:
@@ -276,7 +328,9 @@ class Store:
             signed = before.signed if before is not None else ()
             if any(one.payload == new.payload and is_by(one, key) for one in signed):
                 return False
-            layout.write_tags({**layout.tags(), signature_tag(image): layout.write_signatures((*signed, new))})
+            layout.write_tags(
+                {**layout.tags(), signature_tag(image): layout.write_signatures((*signed, new))}
+            )
             return True
 
         return self._written(version.model, write)
@@ -297,12 +351,13 @@ class Store:
             source_key: identifies the source of all its artifacts.
             artifacts: new ones by device class; their folders are unchanged.
             carried: image descriptors of the previous version to keep, by device class.
-            decided: the classes for which `artifacts` and `carried` are the answer, also where they have none. Other classes keep
-                what serves them: of the newest version if its source is the same; else only `latest` contains it.
+            decided: the classes for which `artifacts` and `carried` are the answer, also where they
+                have none. Other classes keep what serves them: of the newest version if its source
+                is the same; else only `latest` contains it.
 
         Returns:
-            The new version, or the newest one if nothing differs; missing or damaged blobs of that are written again, and a
-            rollback stays.
+            The new version, or the newest one if nothing differs; missing or damaged blobs of that
+            are written again, and a rollback stays.
 
         Raises:
             StoreUnreachableError: the store cannot be written; readers see no half version.
@@ -310,7 +365,9 @@ class Store:
         if not NAME.fullmatch(model):
             raise UsageError(f"model {model!r}: a name must match {NAME.pattern}")
         layout = self.layout(model)
-        if not self._files.exact:  # upload large blobs before the lock, which must be held only briefly
+        if (
+            not self._files.exact
+        ):  # upload large blobs before the lock, which must be held only briefly
             with self._writing():
                 for artifact in artifacts.values():
                     layout.write_files(artifact)
@@ -321,7 +378,9 @@ class Store:
             newest = self.version(f"{model}:{numbers[-1]}") if numbers else None
             same_source = newest if newest is not None and newest.source_key == source_key else None
             earlier = same_source.images if same_source else {}
-            images = {name: image for name, image in earlier.items() if name not in decided} | dict(carried)
+            images = {name: image for name, image in earlier.items() if name not in decided} | dict(
+                carried
+            )
             number = (numbers[-1] if numbers else 0) + 1
             for name, artifact in artifacts.items():
                 if same_source and name in earlier and self._contains(same_source, name, artifact):
@@ -336,17 +395,29 @@ class Store:
                 number, descriptor = same_source.number, tags[str(same_source.number)]
             else:
                 descriptor = layout.write_index(images, version=number, source_key=source_key)
-            served = {name: image for name, image in (before.images if before else {}).items() if name not in decided} | images
-            latest = descriptor if served == images else layout.write_index(served, version=number, source_key=source_key)
+            served = {
+                name: image
+                for name, image in (before.images if before else {}).items()
+                if name not in decided
+            } | images
+            latest = (
+                descriptor
+                if served == images
+                else layout.write_index(served, version=number, source_key=source_key)
+            )
             changed = {str(number): descriptor, "latest": latest}
-            if any(name not in tags or tags[name].digest != item.digest for name, item in changed.items()):
+            if any(
+                name not in tags or tags[name].digest != item.digest
+                for name, item in changed.items()
+            ):
                 layout.write_tags({**tags, **changed})
             return Version(model=model, number=number, source_key=source_key, images=images)
 
         return self._written(model, write)
 
     def roll_back(self, model: str, number: int) -> Version:
-        """Make `latest` an earlier version, and return that. Later ones stay; the next one that is added becomes `latest`.
+        """Make `latest` an earlier version, and return that. Later ones stay; the next one that is
+        added becomes `latest`.
 
         Raises:
             NotPublishedError: the store has no such version.
@@ -364,7 +435,9 @@ class Store:
         return self._written(model, write)
 
     def _written(self, model: str, write: Callable[[], _T]) -> _T:
-        """Run a write under the model's lock; again where the lock is advisory and another writer interfered."""
+        """Run a write under the model's lock; again where the lock is advisory and another writer
+        interfered.
+        """
         for _ in range(TRIES - 1):
             with suppress(OvertakenError), self._writing(), self._files.locked(model):
                 return write()
@@ -379,20 +452,29 @@ class Store:
             raise StoreUnreachableError(f"store {self.uri} cannot be written: {error}") from error
 
     def _contains(self, version: Version, device_class: str, artifact: Artifact) -> bool:
-        found = [replace(known, version=None).to_bytes() for known in (self.manifest(version, device_class), artifact.manifest)]
+        found = [
+            replace(known, version=None).to_bytes()
+            for known in (self.manifest(version, device_class), artifact.manifest)
+        ]
         return found[0] == found[1]
 
     def _image(self, version: Version, device_class: str) -> OciImage:
         descriptor = version.images.get(device_class)
         if descriptor is None:
             known = ", ".join(sorted(version.images))
-            raise NotPublishedError(f"{version.model}:{version.number} has no artifact for {device_class}; it has: {known}")
+            raise NotPublishedError(
+                f"{version.model}:{version.number} has no artifact for {device_class}; it has:"
+                f" {known}"
+            )
         return self.layout(version.model).image(descriptor)
 
     def layout(self, model: str) -> Layout:
         """The OCI image layout of a model, which may not be published."""
         if not NAME.fullmatch(model):
-            raise NotPublishedError(f"{model!r} is not a model's name; expected {NAME.pattern}, optionally with :VERSION")
+            raise NotPublishedError(
+                f"{model!r} is not a model's name; expected {NAME.pattern}, optionally with"
+                " :VERSION"
+            )
         return Layout(self._files, model)
 
 
@@ -402,7 +484,8 @@ def _writing_to(dest: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(
-            f"--dest {dest} cannot be written: {error.strerror or error}; free space, or name another folder"
+            f"--dest {dest} cannot be written: {error.strerror or error}; free space, or name"
+            " another folder"
         ) from error
 
 

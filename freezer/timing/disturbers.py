@@ -1,7 +1,9 @@
-"""CPU time of the other processes on this machine, from /proc: names those that disturb a measurement. Imports no torch.
+"""CPU time of the other processes on this machine, from /proc: names those that disturb a
+measurement. Imports no torch.
 
-Two readings are compared. Processes that ended in between and those of other containers are not visible. A process gets the time of
-its ended children at once, for all their life, so that is not counted.
+Two readings are compared. Processes that ended in between and those of other containers are not
+visible. A process gets the time of its ended children at once, for all their life, so that is not
+counted.
 """
 
 from __future__ import annotations
@@ -36,12 +38,22 @@ def cpu_times(proc: Path = Path("/proc")) -> dict[int, Usage]:
         start, _, rest = text.rpartition(")")  # a name may contain spaces and parentheses
         pid, _, name = start.partition(" (")
         if int(pid) != os.getpid():
-            found[int(pid)] = Usage(name, sum(map(int, rest.split()[11:13])) / tick)  # utime and stime; proc(5)
+            found[int(pid)] = Usage(
+                name, sum(map(int, rest.split()[11:13])) / tick
+            )  # utime and stime; proc(5)
     return found
 
 
 def most_active(before: Mapping[int, Usage], now: Mapping[int, Usage], elapsed_s: float) -> str:
-    """The processes that used the CPU most between two readings: `cc1plus (pid 12) 98% of a CPU, ...`; empty if none did."""
-    shares = {pid: (used_s - (before[pid].used_s if pid in before else 0.0)) / elapsed_s for pid, (_, used_s) in now.items()}
-    first = sorted((pid for pid, share in shares.items() if share >= _LEAST_SHARE), key=lambda pid: -shares[pid])[:MAX_NAMED]
+    """The processes that used the CPU most between two readings: `cc1plus (pid 12) 98% of a CPU,
+    ...`; empty if none did.
+    """
+    shares = {
+        pid: (used_s - (before[pid].used_s if pid in before else 0.0)) / elapsed_s
+        for pid, (_, used_s) in now.items()
+    }
+    first = sorted(
+        (pid for pid, share in shares.items() if share >= _LEAST_SHARE),
+        key=lambda pid: -shares[pid],
+    )[:MAX_NAMED]
     return ", ".join(f"{now[pid].name} (pid {pid}) {shares[pid]:.0%} of a CPU" for pid in first)

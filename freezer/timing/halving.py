@@ -1,8 +1,10 @@
-"""Successive halving: stop timing an entrant that is clearly slower than a rival, and give its time to the others.
+"""Successive halving: stop timing an entrant that is clearly slower than a rival, and give its time
+to the others.
 
-A rival's block and the entrant's own run in the same rounds. A one-sided t-test of the logarithms of their ratios, block median by
-block median, is made at 5, 10, 20, 40, ... undisturbed rounds. All tests of a judge together stop an entrant that is as fast as its
-rivals with a probability of at most FALSE_STOPS: half of it is spent at the first look, a quarter at the second, and so on, each
+A rival's block and the entrant's own run in the same rounds. A one-sided t-test of the logarithms
+of their ratios, block median by block median, is made at 5, 10, 20, 40, ... undisturbed rounds. All
+tests of a judge together stop an entrant that is as fast as its rivals with a probability of at
+most FALSE_STOPS: half of it is spent at the first look, a quarter at the second, and so on, each
 divided by the number of pairs (Bonferroni), so that it does not matter which rival looks fastest.
 """
 
@@ -22,7 +24,10 @@ FIRST_LOOK = 5
 """Undisturbed rounds before the first test. Each further one follows after twice as many."""
 
 Rivals = Mapping[str, Collection[str]]
-"""The entrants that may be stopped, each with those of which one suffices to beat it. Others are timed to the end."""
+"""The entrants that may be stopped, each with those of which one suffices to beat it.
+
+Others are timed to the end.
+"""
 
 
 class Halving:
@@ -41,20 +46,33 @@ class Halving:
         """The entrants to stop now.
 
         Args:
-            rounds: latencies of each undisturbed round by entrant. Those in the last round are in all of them.
+            rounds: latencies of each undisturbed round by entrant. Those in the last round are in
+                all of them.
         """
         if not self._num_pairs or len(rounds) < self._next_look:
             return set()
         while self._next_look <= len(rounds):
             self._next_look *= 2
             self._level /= 2
-        logs = {name: [math.log(max(statistics.median(blocks[name]), 1e-9)) for blocks in rounds] for name in rounds[-1]}
+        logs = {
+            name: [math.log(max(statistics.median(blocks[name]), 1e-9)) for blocks in rounds]
+            for name in rounds[-1]
+        }
         found: set[str] = set()
         for name, others in self._rivals.items():
             for other in others if name in logs else ():
-                if other in logs and slower_p(logs[name], logs[other]) < self._level / self._num_pairs:
+                if (
+                    other in logs
+                    and slower_p(logs[name], logs[other]) < self._level / self._num_pairs
+                ):
                     ratio = math.exp(statistics.fmean(logs[name]) - statistics.fmean(logs[other]))
-                    logger.info("stopped timing %s after %d rounds: %.2f times as slow as %s", name, len(rounds), ratio, other)
+                    logger.info(
+                        "stopped timing %s after %d rounds: %.2f times as slow as %s",
+                        name,
+                        len(rounds),
+                        ratio,
+                        other,
+                    )
                     found.add(name)
                     break
         return found
@@ -66,11 +84,17 @@ def slower_p(own: Sequence[float], other: Sequence[float]) -> float:
     mean, spread = statistics.fmean(differences), statistics.stdev(differences)
     if mean <= 0:
         return 1.0
-    return 0.0 if spread == 0 else _upper_tail(mean / spread * math.sqrt(len(differences)), len(differences) - 1)
+    return (
+        0.0
+        if spread == 0
+        else _upper_tail(mean / spread * math.sqrt(len(differences)), len(differences) - 1)
+    )
 
 
 def _upper_tail(t: float, freedom: int) -> float:
-    """P(T > t) of Student's t with a whole number of degrees of freedom, t > 0 (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    """P(T > t) of Student's t with a whole number of degrees of freedom, t > 0 (Abramowitz and
+    Stegun, 26.7.3 and 26.7.4).
+    """
     angle = math.atan(t / math.sqrt(freedom))
     cosine, odd = math.cos(angle), freedom % 2
     term = total = cosine if odd else 1.0

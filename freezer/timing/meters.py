@@ -1,10 +1,11 @@
 """Meters time calls, and detect whether other processes disturbed the CPU or GPU meanwhile.
 
-On a GPU, device events around a call measure it, including its launches. The meter waits for the device after every call, so that
-calls do not overlap.
+On a GPU, device events around a call measure it, including its launches. The meter waits for the
+device after every call, so that calls do not overlap.
 
-CPU time can replace the clock only for calls on a single thread: it leaves out what other processes and the hypervisor took. With
-more threads it counts OpenMP's spinning at barriers, of which a disturbed call has up to 400 times as much as computation.
+CPU time can replace the clock only for calls on a single thread: it leaves out what other processes
+and the hypervisor took. With more threads it counts OpenMP's spinning at barriers, of which a
+disturbed call has up to 400 times as much as computation.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ ONE_THREAD = 0.05
 
 
 class _Times(NamedTuple):
-    """Seconds by the clock, of the CPUs of this process while busy, of them stolen by the hypervisor, used by this process, and
-    used by this thread.
+    """Seconds by the clock, of the CPUs of this process while busy, of them stolen by the
+    hypervisor, used by this process, and used by this thread.
     """
 
     elapsed: float
@@ -63,12 +64,16 @@ class CpuMeter:
         self._before = _cpu_times()
 
     def count_as_own(self, cpu_s: float) -> None:
-        """Count CPU time of processes that make calls for this one as its own; not as a disturbance."""
+        """Count CPU time of processes that make calls for this one as its own; not as a
+        disturbance.
+        """
         self._before = self._before._replace(own=self._before.own - cpu_s)
         self._first = self._first._replace(own=self._first.own - cpu_s)
 
     def disturbed(self, num_rounds: int = 1) -> bool:
-        """Whether other processes used the hardware in these rounds more than the policy allows; two clock ticks are ignored."""
+        """Whether other processes used the hardware in these rounds more than the policy allows;
+        two clock ticks are ignored.
+        """
         passed = _cpu_times().since(self._before)
         self._calls_s += passed.thread
         self._other_threads_s += passed.own - passed.thread
@@ -77,24 +82,37 @@ class CpuMeter:
         return by_others or passed.stolen - 0.01 > self._policy.steal_limit * available
 
     def single_threaded(self) -> bool:
-        """Whether the calls of all rounds used one thread, so that its CPU time is their latency without disturbance."""
+        """Whether the calls of all rounds used one thread, so that its CPU time is their latency
+        without disturbance.
+        """
         return torch.get_num_threads() == 1 and self._other_threads_s <= ONE_THREAD * self._calls_s
 
     def disturbance(self) -> str:
         """What used the CPUs since this meter was made, beside this process."""
         passed, num_cpus = _cpu_times().since(self._first), len(os.sched_getaffinity(0))
-        others, stolen = (100 * used_s / (passed.elapsed * num_cpus) for used_s in (passed.busy - passed.own, passed.stolen))
-        named = most_active(self._processes, cpu_times(), passed.elapsed) or "none that is visible here"
+        others, stolen = (
+            100 * used_s / (passed.elapsed * num_cpus)
+            for used_s in (passed.busy - passed.own, passed.stolen)
+        )
+        named = (
+            most_active(self._processes, cpu_times(), passed.elapsed) or "none that is visible here"
+        )
         cpus = "1 CPU" if num_cpus == 1 else f"{num_cpus} CPUs"
-        return f"other processes used {others:.0f}% of {cpus}, the hypervisor {stolen:.0f}%; most active: {named}"
+        return (
+            f"other processes used {others:.0f}% of {cpus}, the hypervisor {stolen:.0f}%; most"
+            f" active: {named}"
+        )
 
     def facts(self) -> dict[str, Any] | None:
-        """State of the hardware over all rounds, for the manifest; None for a CPU, which the judge records."""
+        """State of the hardware over all rounds, for the manifest; None for a CPU, which the judge
+        records.
+        """
         return None
 
 
 class GpuMeter(CpuMeter):
-    """Times calls by events of a GPU; other processes on it, or on the CPUs that launch its kernels, disturb.
+    """Times calls by events of a GPU; other processes on it, or on the CPUs that launch its
+    kernels, disturb.
 
     Args:
         policy: of the sampling.
@@ -102,7 +120,12 @@ class GpuMeter(CpuMeter):
         read: reads the state of the GPU; None without NVML.
     """
 
-    def __init__(self, policy: SamplingPolicy, new_event: Callable[[], Any], read: Callable[[], Reading] | None) -> None:
+    def __init__(
+        self,
+        policy: SamplingPolicy,
+        new_event: Callable[[], Any],
+        read: Callable[[], Reading] | None,
+    ) -> None:
         super().__init__(policy)
         self._start, self._end, self._read = new_event(), new_event(), read
         self._readings: list[Reading] = []
@@ -122,7 +145,9 @@ class GpuMeter(CpuMeter):
         self._note()
 
     def disturbed(self, num_rounds: int = 1) -> bool:
-        """Whether another process was on the GPU at the start or end of the rounds, or used the CPUs."""
+        """Whether another process was on the GPU at the start or end of the rounds, or used the
+        CPUs.
+        """
         self._note()
         shared = any(reading.others for reading in self._readings[-2:])
         self._num_shared += num_rounds * shared
@@ -133,12 +158,16 @@ class GpuMeter(CpuMeter):
         return False
 
     def facts(self) -> dict[str, Any]:
-        """Ranges of clocks and temperatures, throttling reasons, and the number of shared rounds."""
+        """Ranges of clocks and temperatures, throttling reasons, and the number of shared
+        rounds.
+        """
         if self._read is None:
             return {"timed_by": "device events", "watched": False}
         ranges: dict[str, list[int] | None] = {}
         for name in ("sm_clock_mhz", "memory_clock_mhz", "temperature_c"):
-            known = [value for reading in self._readings if (value := getattr(reading, name)) is not None]
+            known = [
+                value for reading in self._readings if (value := getattr(reading, name)) is not None
+            ]
             ranges[name] = [min(known), max(known)] if known else None
         throttled = dict.fromkeys(text for reading in self._readings for text in reading.throttled)
         return {
@@ -182,4 +211,6 @@ def _cpu_times() -> _Times:
                 user, nice, system, _idle, _iowait, irq, softirq, stolen = map(int, fields[:8])
                 busy += user + nice + system + irq + softirq
                 steal += stolen
-    return _Times(time.monotonic(), busy / tick, steal / tick, time.process_time(), time.thread_time())
+    return _Times(
+        time.monotonic(), busy / tick, steal / tick, time.process_time(), time.thread_time()
+    )

@@ -1,15 +1,18 @@
 """Sample latency: all entrants run interleaved in one process, in a new random order every round.
 
-Warm up until stable. Sample in rounds of one block per entrant. Drop and count disturbed rounds. Stop when the means of the last 3
-windows are within 10% of their mean and every percentile has enough samples, or at the time limit. Pool the raw samples. A
-percentile with too few samples is None (MLPerf LoadGen's early stopping at 99% confidence).
+Warm up until stable. Sample in rounds of one block per entrant. Drop and count disturbed rounds.
+Stop when the means of the last 3 windows are within 10% of their mean and every percentile has
+enough samples, or at the time limit. Pool the raw samples. A percentile with too few samples is
+None (MLPerf LoadGen's early stopping at 99% confidence).
 
 Entrants that are clearly slower than a rival are not timed to the end (halving.py).
 
-With too few undisturbed rounds, the CPU time of all rounds decides if the calls used one thread and its means are as close.
+With too few undisturbed rounds, the CPU time of all rounds decides if the calls used one thread and
+its means are as close.
 
-A block has a duration, not a number of calls: a number found while the machine was busier or quieter would make rounds last a
-millisecond or many seconds. Rounds too short for the kernel's clock ticks are checked for disturbance together, every TELLING_S.
+A block has a duration, not a number of calls: a number found while the machine was busier or
+quieter would make rounds last a millisecond or many seconds. Rounds too short for the kernel's
+clock ticks are checked for disturbance together, every TELLING_S.
 """
 
 from __future__ import annotations
@@ -40,13 +43,17 @@ MOST_CALLS = 1000
 """Maximum calls of a block."""
 
 TELLING_S = 0.1
-"""Least duration of rounds that are checked for disturbance: CPU times have ticks of 10 ms, of which two are ignored."""
+"""Least duration of rounds that are checked for disturbance: CPU times have ticks of 10 ms, of
+which two are ignored.
+"""
 
 OVERTIME = 2
 """Multiple of the time limit after which a disturbed machine is given up."""
 
 SLOW_OVERTIME = 20
-"""The same for rounds so long that fewer than twice the minimum were tried, or that have too few calls."""
+"""The same for rounds so long that fewer than twice the minimum were tried, or that have too few
+calls.
+"""
 
 MIN_SAMPLES: Mapping[str, int] = {"p50": 11, "p90": 64, "p95": 130, "p99": 662, "p99.9": 6636}
 
@@ -56,7 +63,8 @@ class Sampling:
     """Raw samples of all entrants.
 
     Attributes:
-        samples_ms: latency of each call in milliseconds, by entrant and kept round. A stopped entrant has the first rounds only.
+        samples_ms: latency of each call in milliseconds, by entrant and kept round. A stopped
+            entrant has the first rounds only.
         num_dropped: disturbed rounds.
         settled: whether sampling stopped because the means were stable, not at the time limit.
         stable: whether there were enough rounds to measure speed.
@@ -85,11 +93,20 @@ class Sampling:
     @property
     def problem(self) -> str:
         """Reason why the samples are too few for a result."""
-        why = f"only {self.num_undisturbed} undisturbed rounds ({self.num_dropped} dropped); too few to measure speed"
-        return f"{why}; {self.disturbance}" if self.disturbance else f"{why} of a model as slow as this"
+        why = (
+            f"only {self.num_undisturbed} undisturbed rounds ({self.num_dropped} dropped); too few"
+            " to measure speed"
+        )
+        return (
+            f"{why}; {self.disturbance}"
+            if self.disturbance
+            else f"{why} of a model as slow as this"
+        )
 
     def stopped(self, name: str) -> bool:
-        """Whether an entrant was not timed to the end, as it was clearly slower than a rival (halving.py)."""
+        """Whether an entrant was not timed to the end, as it was clearly slower than a rival
+        (halving.py).
+        """
         return len(self.samples_ms[name]) < self._num_rounds
 
     def mean_ms(self, name: str) -> float:
@@ -106,7 +123,9 @@ class Sampling:
         return {key: _percentile(pooled, key) for key in policy.percentiles}
 
     def deciles(self, name: str) -> tuple[float, ...]:
-        """The minimum, the nine deciles and the maximum of an entrant's samples, in milliseconds; none with under two samples."""
+        """The minimum, the nine deciles and the maximum of an entrant's samples, in milliseconds;
+        none with under two samples.
+        """
         pooled = self.pooled(name)
         if len(pooled) < 2:
             return ()
@@ -116,7 +135,9 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speedup:
-    """Ratio of a figure of all blocks, eager's over the candidate's, and its confidence interval; see `speedup`."""
+    """Ratio of a figure of all blocks, eager's over the candidate's, and its confidence interval;
+    see `speedup`.
+    """
 
     value: float
     low: float
@@ -150,21 +171,33 @@ def sample(
     Args:
         entrants: calls by name, with distinct inputs that rotate, so that caches do not help.
         policy: durations and counts.
-        resets: resets of an entrant's state by name, untimed, before its warm-up and each block. A growing state would slow down
-            later calls, most of all for the fastest entrant, which makes the most calls.
+        resets: resets of an entrant's state by name, untimed, before its warm-up and each block. A
+            growing state would slow down later calls, most of all for the fastest entrant, which
+            makes the most calls.
         meter: times calls and detects disturbance; a CpuMeter by default.
         rivals: see halving.py; by default all entrants are timed to the end.
     """
     resets, meter = resets or {}, meter or CpuMeter(policy)
-    halving = Halving({name: set(others) & set(entrants) for name, others in (rivals or {}).items() if name in entrants})
+    halving = Halving(
+        {
+            name: set(others) & set(entrants)
+            for name, others in (rivals or {}).items()
+            if name in entrants
+        }
+    )
     for name, calls in entrants.items():
         _warm_up(calls, policy, resets.get(name), meter)
-    shuffle, rotating = random.Random(policy.seed), {name: itertools.cycle(calls) for name, calls in entrants.items()}
+    shuffle, rotating = (
+        random.Random(policy.seed),
+        {name: itertools.cycle(calls) for name, calls in entrants.items()},
+    )
     order = list(entrants)
     tried: list[dict[str, _Block]] = []
     rounds: list[dict[str, list[float]]] = []  # undisturbed
     settled, started = False, time.monotonic()
-    while not tried or (not settled and _goes_on(time.monotonic() - started, rounds, len(tried), policy)):
+    while not tried or (
+        not settled and _goes_on(time.monotonic() - started, rounds, len(tried), policy)
+    ):
         together: list[dict[str, _Block]] = []
         began = time.monotonic()
         meter.begin()
@@ -181,7 +214,11 @@ def sample(
             rounds += _times("wall", together)
             beaten = halving.beaten(rounds)
             order = [name for name in order if name not in beaten]
-        settled = len(rounds) >= max(4, 2 * policy.min_rounds) and _has_samples(rounds, policy) and _steady(rounds)
+        settled = (
+            len(rounds) >= max(4, 2 * policy.min_rounds)
+            and _has_samples(rounds, policy)
+            and _steady(rounds)
+        )
     return _sampling(tried, rounds, policy, meter, settled=settled)
 
 
@@ -193,11 +230,18 @@ def _sampling(
     *,
     settled: bool,
 ) -> Sampling:
-    """Return the undisturbed rounds; if they are too few, all rounds by CPU time if that is valid, or if noise is accepted."""
+    """Return the undisturbed rounds; if they are too few, all rounds by CPU time if that is valid,
+    or if noise is accepted.
+    """
     num_dropped, stable = len(tried) - len(rounds), _enough(rounds, policy)
     by_wall = _times("wall", tried)
     clock: Clock = "wall"
-    if not stable and _enough(by_wall, policy) and meter.single_threaded() and _steady(by_cpu := _times("cpu", tried)):
+    if (
+        not stable
+        and _enough(by_wall, policy)
+        and meter.single_threaded()
+        and _steady(by_cpu := _times("cpu", tried))
+    ):
         clock, stable, rounds = "cpu", True, by_cpu
     elif not stable and policy.accept_noise and _enough(by_wall, policy):
         clock, stable, rounds = "disturbed", True, by_wall
@@ -205,7 +249,9 @@ def _sampling(
     if disturbance and (not stable or clock != "wall"):
         logger.warning("%d of %d rounds were disturbed; %s", num_dropped, len(tried), disturbance)
     return Sampling(
-        samples_ms={name: [blocks[name] for blocks in rounds if name in blocks] for name in tried[0]},
+        samples_ms={
+            name: [blocks[name] for blocks in rounds if name in blocks] for name in tried[0]
+        },
         num_dropped=num_dropped,
         settled=settled,
         stable=stable,
@@ -215,30 +261,48 @@ def _sampling(
     )
 
 
-def _goes_on(passed_s: float, kept: Sequence[Mapping[str, Sequence[float]]], num_tried: int, policy: SamplingPolicy) -> bool:
-    """Whether to sample further: until the time limit, and beyond it for enough undisturbed rounds and calls."""
+def _goes_on(
+    passed_s: float,
+    kept: Sequence[Mapping[str, Sequence[float]]],
+    num_tried: int,
+    policy: SamplingPolicy,
+) -> bool:
+    """Whether to sample further: until the time limit, and beyond it for enough undisturbed rounds
+    and calls.
+    """
     if len(kept) >= policy.min_rounds:
         return passed_s <= policy.time_limit_s * (1 if _enough(kept, policy) else SLOW_OVERTIME)
-    return passed_s <= policy.time_limit_s * (OVERTIME if num_tried >= 2 * policy.min_rounds else SLOW_OVERTIME)
+    return passed_s <= policy.time_limit_s * (
+        OVERTIME if num_tried >= 2 * policy.min_rounds else SLOW_OVERTIME
+    )
 
 
 def speedup(
-    sampling: Sampling, candidate: str, *, eager: str, num_candidates: int, policy: SamplingPolicy, timing: Timing = "p50"
+    sampling: Sampling,
+    candidate: str,
+    *,
+    eager: str,
+    num_candidates: int,
+    policy: SamplingPolicy,
+    timing: Timing = "p50",
 ) -> Speedup:
     """Speedup over eager, with a 95% confidence interval by paired bootstrap over rounds.
 
-    Every round with both counts once. In the pooled samples a fast round counts more, as its blocks have more calls: their ratio
-    may be outside the interval if the machine changes its speed.
+    Every round with both counts once. In the pooled samples a fast round counts more, as its blocks
+    have more calls: their ratio may be outside the interval if the machine changes its speed.
 
     Args:
         sampling: of both.
         candidate, eager: names of entrants.
-        num_candidates: competing candidates; the interval is widened to hold for all of them at once (Bonferroni).
+        num_candidates: competing candidates; the interval is widened to hold for all of them at
+            once (Bonferroni).
         policy: number of resamples, and seed.
-        timing: the figure to compare: the median of the blocks' medians, the 95th percentile of all calls, or, for throughput,
-            the mean of the blocks' means.
+        timing: the figure to compare: the median of the blocks' medians, the 95th percentile of all
+            calls, or, for throughput, the mean of the blocks' means.
     """
-    pairs = list(zip(sampling.samples_ms[candidate], sampling.samples_ms[eager], strict=False))  # one may have been stopped
+    pairs = list(
+        zip(sampling.samples_ms[candidate], sampling.samples_ms[eager], strict=False)
+    )  # one may have been stopped
     theirs, eagers = zip(*pairs, strict=True)
     generator = torch.Generator().manual_seed(policy.seed)
     picks = torch.randint(0, len(theirs), (policy.num_bootstrap, len(theirs)), generator=generator)
@@ -262,7 +326,9 @@ def _figures(blocks: Sequence[Sequence[float]], picks: Tensor, timing: Timing) -
 def _p95(blocks: Sequence[Sequence[float]], picks: Tensor) -> Tensor:
     """The 95th percentile of the calls of each row's blocks, where all blocks weigh the same."""
     sizes = torch.tensor([len(block) for block in blocks])
-    calls, order = torch.tensor([ms for block in blocks for ms in block], dtype=torch.float64).sort()
+    calls, order = torch.tensor(
+        [ms for block in blocks for ms in block], dtype=torch.float64
+    ).sort()
     block_of = torch.arange(len(blocks)).repeat_interleave(sizes)[order]
     found = []
     for row in picks:
@@ -272,7 +338,10 @@ def _p95(blocks: Sequence[Sequence[float]], picks: Tensor) -> Tensor:
 
 
 def _warm_up(
-    calls: Sequence[Callable[[], Any]], policy: SamplingPolicy, reset: Callable[[], object] | None, meter: CpuMeter
+    calls: Sequence[Callable[[], Any]],
+    policy: SamplingPolicy,
+    reset: Callable[[], object] | None,
+    meter: CpuMeter,
 ) -> None:
     """Call until two halves of the last calls agree within 10%."""
     taken: list[float] = []
@@ -300,14 +369,19 @@ def _block(calls: Iterator[Callable[[], Any]], block_ms: float, meter: CpuMeter)
 
 def _times(clock: Clock, rounds: Sequence[Mapping[str, _Block]]) -> list[dict[str, list[float]]]:
     """The times of rounds by one clock."""
-    return [{name: block.cpu if clock == "cpu" else block.wall for name, block in blocks.items()} for blocks in rounds]
+    return [
+        {name: block.cpu if clock == "cpu" else block.wall for name, block in blocks.items()}
+        for blocks in rounds
+    ]
 
 
 def _enough(rounds: Sequence[Mapping[str, Sequence[float]]], policy: SamplingPolicy) -> bool:
     """Whether the rounds are enough for a result."""
     if len(rounds) < policy.min_rounds:
         return False
-    return policy.min_samples == 0 or all(sum(len(blocks[name]) for blocks in rounds) >= policy.min_samples for name in rounds[-1])
+    return policy.min_samples == 0 or all(
+        sum(len(blocks[name]) for blocks in rounds) >= policy.min_samples for name in rounds[-1]
+    )
 
 
 def _has_samples(rounds: Sequence[Mapping[str, Sequence[float]]], policy: SamplingPolicy) -> bool:
@@ -317,7 +391,9 @@ def _has_samples(rounds: Sequence[Mapping[str, Sequence[float]]], policy: Sampli
 
 
 def _steady(rounds: Sequence[Mapping[str, Sequence[float]]]) -> bool:
-    """Whether the means of the last 3 windows are within 10% of their mean, for every entrant that was not stopped."""
+    """Whether the means of the last 3 windows are within 10% of their mean, for every entrant that
+    was not stopped.
+    """
     window = max(1, len(rounds) // 4)
     for name in rounds[-1]:
         last = [rounds[len(rounds) - (i + 1) * window : len(rounds) - i * window] for i in range(3)]

@@ -1,6 +1,8 @@
-"""Bodies of requests and answers: JSON, or a .safetensors file. Arrays are numpy's for the native runtime, else tensors.
+"""Bodies of requests and answers: JSON, or a .safetensors file. Arrays are numpy's for the native
+runtime, else tensors.
 
-JSON has no dtypes: its numbers take those of the contract, if no value changes but by rounding of floats.
+JSON has no dtypes: its numbers take those of the contract, if no value changes but by rounding of
+floats.
 """
 
 from __future__ import annotations
@@ -22,19 +24,28 @@ _KINDS: Mapping[str, str] = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 
 
 def read_json(body: bytes, inputs: InputSpec, *, native: bool) -> dict[str, Any]:
-    """The inputs in a JSON object: nested lists by input name, or in the structure of the source model's input.
+    """The inputs in a JSON object: nested lists by input name, or in the structure of the source
+    model's input.
 
     Raises:
-        ContractError: the body is not such an object, or a value does not fit the dtype; the model checks names and shapes.
+        ContractError: the body is not such an object, or a value does not fit the dtype; the model
+            checks names and shapes.
     """
     try:
         given = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise ContractError(f"the body is not JSON: {error}; expected an object of inputs by name") from None
+        raise ContractError(
+            f"the body is not JSON: {error}; expected an object of inputs by name"
+        ) from None
     if not isinstance(given, dict):
         names = ", ".join(item.name for item in inputs.inputs)
-        raise ContractError(f"the body is a JSON {type(given).__name__}; expected an object with {names}")
-    items, tensors = {item.name: item for item in inputs.items}, {item.name: item for item in inputs.tensors}
+        raise ContractError(
+            f"the body is a JSON {type(given).__name__}; expected an object with {names}"
+        )
+    items, tensors = (
+        {item.name: item for item in inputs.items},
+        {item.name: item for item in inputs.tensors},
+    )
     found: dict[str, Any] = {}
     for name, value in given.items():
         for path, leaf in take_apart(items[name], value) if name in items else [(name, value)]:
@@ -50,12 +61,15 @@ def _array(item: TensorSpec, value: Any, *, native: bool) -> Any:
         if given.size == 0 or given.dtype.kind in _KINDS.get(dtype.kind, ""):
             with np.errstate(over="raise"):
                 array = given.astype(dtype)
-    except (ValueError, FloatingPointError):  # lists of different lengths; a number beyond the dtype
+    except (
+        ValueError,
+        FloatingPointError,
+    ):  # lists of different lengths; a number beyond the dtype
         pass
     if array is None or (dtype.kind in "iu" and not np.array_equal(array, given)):
         raise ContractError(
-            f"input {item.name!r}: got values that are not all {item.dtype}, or lists of different lengths; "
-            f"expected nested lists of {item.dtype} {list(item.shape)}"
+            f"input {item.name!r}: got values that are not all {item.dtype}, or lists of different"
+            f" lengths; expected nested lists of {item.dtype} {list(item.shape)}"
         )
     if native:
         return array
@@ -79,7 +93,9 @@ def read_safetensors(body: bytes, *, native: bool) -> dict[str, Any]:
 
         return dict(load(body))
     except SafetensorError as error:
-        raise ContractError(f"the body is not a .safetensors file: {error}; write one with safetensors.torch.save") from None
+        raise ContractError(
+            f"the body is not a .safetensors file: {error}; write one with safetensors.torch.save"
+        ) from None
 
 
 def write_json(outputs: Mapping[str, Any]) -> bytes:
@@ -96,4 +112,11 @@ def write_safetensors(outputs: Mapping[str, Any], *, native: bool) -> bytes:
     import torch
     from safetensors.torch import save
 
-    return bytes(save({name: leaf.clone(memory_format=torch.contiguous_format) for name, leaf in outputs.items()}))
+    return bytes(
+        save(
+            {
+                name: leaf.clone(memory_format=torch.contiguous_format)
+                for name, leaf in outputs.items()
+            }
+        )
+    )

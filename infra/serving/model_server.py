@@ -1,7 +1,9 @@
-"""A frozen model that answers requests one at a time, and follows its store. Used by service.py and serve_app.py.
+"""A frozen model that answers requests one at a time, and follows its store. Used by service.py and
+serve_app.py.
 
-A new artifact is loaded beside the one that serves, verified by its canary, and swapped in by one assignment; a request that runs
-finishes with the old one. If a load fails, what serves stays, and a later check of the store tries again.
+A new artifact is loaded beside the one that serves, verified by its canary, and swapped in by one
+assignment; a request that runs finishes with the old one. If a load fails, what serves stays, and a
+later check of the store tries again.
 """
 
 from __future__ import annotations
@@ -23,7 +25,14 @@ from starlette.requests import ClientDisconnect
 import freezer
 from freezer.artifact.signatures import read_keys
 from freezer.codec import encode
-from freezer.errors import ColdpressError, ContractError, IncompatibleError, Refusal, UsageError, first_line
+from freezer.errors import (
+    ColdpressError,
+    ContractError,
+    IncompatibleError,
+    Refusal,
+    UsageError,
+    first_line,
+)
 from freezer.hardware.device_classes import device_class as class_named
 from freezer.hardware.machine import detect
 from freezer.store.store import Store, Version
@@ -32,10 +41,13 @@ from infra.serving.bodies import read_json, read_safetensors, write_json, write_
 JSON, BINARY = "application/json", "application/octet-stream"
 
 READ_S = 60.0
-"""Time limit for the body of a request, which has its place in the queue while the client sends it."""
+"""Time limit for the body of a request, which has its place in the queue while the client sends it.
+"""
 
 CANARY_AGAIN_S = 300.0
-"""Time between two loads of an artifact that failed its canary, while another serves: they take the CPUs of the requests."""
+"""Time between two loads of an artifact that failed its canary, while another serves: they take the
+CPUs of the requests.
+"""
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -49,9 +61,11 @@ class ServingOptions:
     Attributes:
         model: `MODEL`, or `MODEL:VERSION` to stay with that version.
         store: its URI.
-        device_class: load only this class; with `auto` a lesser class serves where the best is refused.
+        device_class: load only this class; with `auto` a lesser class serves where the best is
+            refused.
         keys: files of trusted public keys.
-        queue: requests that may wait while one runs, those included whose body arrives; further ones are refused.
+        queue: requests that may wait while one runs, those included whose body arrives; further
+            ones are refused.
         reload_s: seconds between two checks of the store.
     """
 
@@ -91,12 +105,26 @@ class ServingMetrics:
     def __init__(self, queue_length: Callable[[], float]) -> None:
         self.registry = CollectorRegistry()
         prefix, own = "coldpress_serving", self.registry
-        text = "Time from the end of a request's body to its answer, of requests that were answered with outputs"
+        text = (
+            "Time from the end of a request's body to its answer, of requests that were answered"
+            " with outputs"
+        )
         self.seconds = Histogram(f"{prefix}_request_seconds", text, buckets=BUCKETS_S, registry=own)
-        self.requests = Counter(f"{prefix}_requests", "Requests by outcome", ["outcome"], registry=own)
-        Gauge(f"{prefix}_queue_length", "Requests that wait for the model", registry=own).set_function(queue_length)
-        self.reloads = Counter(f"{prefix}_reloads", "Attempts to load an artifact, the first included", ["outcome"], registry=own)
-        self.canary_failures = Counter(f"{prefix}_canary_failures", "Artifacts refused by their canary", registry=own)
+        self.requests = Counter(
+            f"{prefix}_requests", "Requests by outcome", ["outcome"], registry=own
+        )
+        Gauge(
+            f"{prefix}_queue_length", "Requests that wait for the model", registry=own
+        ).set_function(queue_length)
+        self.reloads = Counter(
+            f"{prefix}_reloads",
+            "Attempts to load an artifact, the first included",
+            ["outcome"],
+            registry=own,
+        )
+        self.canary_failures = Counter(
+            f"{prefix}_canary_failures", "Artifacts refused by their canary", registry=own
+        )
         self.artifact = Info(f"{prefix}_artifact", "The artifact that serves", registry=own)
         for outcome in ("ok", "invalid", "overloaded", "error"):
             self.requests.labels(outcome)
@@ -122,7 +150,9 @@ class ModelServer:
             class_named(options.device_class)
         read_keys(options.keys)
         self._options, self._store = options, Store.open(options.store)
-        self._classes = detect().classes if options.device_class == "auto" else (options.device_class,)
+        self._classes = (
+            detect().classes if options.device_class == "auto" else (options.device_class,)
+        )
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="coldpress-serving")
         self._num_requests = 0
         self._refused: Mapping[str, str] = {}
@@ -138,7 +168,10 @@ class ModelServer:
             await asyncio.sleep(self._options.reload_s)
 
     def refresh(self) -> None:
-        """Load what the store offers, unless it serves already. Errors are logged and counted; what serves stays."""
+        """Load what the store offers, unless it serves already.
+
+        Errors are logged and counted; what serves stays.
+        """
         try:
             self._refresh()
         except Exception as error:  # a payload may raise anything
@@ -150,7 +183,9 @@ class ModelServer:
 
     def _refresh(self) -> None:
         version, before = self._store.version(self._options.model), self.loaded
-        offered = {name: version.images[name].digest for name in self._classes if name in version.images}
+        offered = {
+            name: version.images[name].digest for name in self._classes if name in version.images
+        }
         if before is not None and offered == before.offered:
             if before.labels["version"] != str(version.number):  # only other classes changed
                 self._serve(replace(before, labels=_labels(version, before.labels["device_class"])))
@@ -165,16 +200,24 @@ class ModelServer:
             raise
         self._count_canary(model.ladder)
         self.metrics.reloads.labels("ok").inc()
-        self._serve(Loaded(model=model, offered=offered, labels=_labels(version, model.manifest.device_class)))
+        self._serve(
+            Loaded(
+                model=model, offered=offered, labels=_labels(version, model.manifest.device_class)
+            )
+        )
         if before is not None:
             used = {item.digest for item in model.manifest.contents}
-            self._store.drop_copies(item.digest for item in before.model.manifest.contents if item.digest not in used)
+            self._store.drop_copies(
+                item.digest for item in before.model.manifest.contents if item.digest not in used
+            )
 
     def _load(self) -> Any:
         options = self._options
         load: Callable[..., Any] = freezer.load  # its overloads take one runtime each
         model = load(
-            options.model,  # not the version's number: only `latest` has what still serves a class of an earlier source
+            # not the version's number: only `latest` has what still serves a class of an earlier
+            # source
+            options.model,
             store=options.store,
             device_class=options.device_class,
             threads=options.threads,
@@ -184,14 +227,17 @@ class ModelServer:
         )
         if model.manifest.stateful:
             raise UsageError(
-                "it keeps state between calls, which requests of all clients would share; load it in the client instead"
+                "it keeps state between calls, which requests of all clients would share; load it"
+                " in the client instead"
             )
         return model
 
     def _serve(self, loaded: Loaded) -> None:
         self.loaded = loaded
         self.metrics.artifact.info(dict(loaded.labels))
-        logger.info("%s serves", ", ".join(f"{name} {value}" for name, value in loaded.labels.items()))
+        logger.info(
+            "%s serves", ", ".join(f"{name} {value}" for name, value in loaded.labels.items())
+        )
 
     def _count_canary(self, ladder: Sequence[Refusal]) -> int:
         count = sum(item.reason == "canary" for item in ladder)
@@ -204,20 +250,32 @@ class ModelServer:
             return refusal(503, self.problem)
         model = self.loaded.model
         return JSONResponse(
-            {**self.loaded.labels, "inputs": encode(model.inputs), "outputs": [encode(item) for item in model.outputs]}
+            {
+                **self.loaded.labels,
+                "inputs": encode(model.inputs),
+                "outputs": [encode(item) for item in model.outputs],
+            }
         )
 
     async def answer(self, read_body: Callable[[], Awaitable[bytes]], media_type: str) -> Response:
-        """Answer a request in its own form: `application/octet-stream` for a .safetensors file, all else is JSON.
+        """Answer a request in its own form: `application/octet-stream` for a .safetensors file, all
+        else is JSON.
 
         Returns:
-            200 with the outputs by name; 422 if the inputs violate the contract; 408 if the body does not arrive; 503 if the queue
-            is full or nothing is loaded; 500 if the model fails.
+            200 with the outputs by name; 422 if the inputs violate the contract; 408 if the body
+            does not arrive; 503 if the queue is full or nothing is loaded; 500 if the model fails.
         """
         count = self.metrics.requests.labels
         if self.loaded is None or self._num_requests > self._options.queue:
             count("overloaded").inc()
-            return refusal(503, self.problem if self.loaded is None else f"{self._options.queue} requests are waiting")
+            return refusal(
+                503,
+                (
+                    self.problem
+                    if self.loaded is None
+                    else f"{self._options.queue} requests are waiting"
+                ),
+            )
         binary = media_type.startswith(BINARY)
         self._num_requests += 1
         try:
@@ -228,7 +286,9 @@ class ModelServer:
                 count("invalid").inc()
                 return refusal(408, f"the body did not arrive within {READ_S:g} s")
             started = time.perf_counter()
-            content = await asyncio.get_running_loop().run_in_executor(self._worker, self._call, self.loaded.model, body, binary)
+            content = await asyncio.get_running_loop().run_in_executor(
+                self._worker, self._call, self.loaded.model, body, binary
+            )
         except ContractError as error:
             count("invalid").inc()
             return refusal(422, error.coded)
@@ -243,9 +303,15 @@ class ModelServer:
         return Response(content, media_type=BINARY if binary else JSON)
 
     def _call(self, model: Any, body: bytes, binary: bool) -> bytes:
-        """Read the inputs, call the model and write the outputs; torch releases the interpreter's lock while it computes."""
+        """Read the inputs, call the model and write the outputs; torch releases the interpreter's
+        lock while it computes.
+        """
         native = self._options.runtime == "native"
-        inputs = read_safetensors(body, native=native) if binary else read_json(body, model.inputs, native=native)
+        inputs = (
+            read_safetensors(body, native=native)
+            if binary
+            else read_json(body, model.inputs, native=native)
+        )
         leaves = model.leaves(**inputs) if native else _tensors(model, inputs)
         outputs = {item.name: leaf for item, leaf in zip(model.outputs, leaves, strict=True)}
         return write_safetensors(outputs, native=native) if binary else write_json(outputs)
@@ -262,7 +328,9 @@ def _labels(version: Version, device_class: str) -> dict[str, str]:
 
 def refusal(status: int, detail: str) -> Response:
     """A response without outputs; with 503 the client may try again in a second."""
-    return JSONResponse({"detail": detail}, status, headers={"retry-after": "1"} if status == 503 else None)
+    return JSONResponse(
+        {"detail": detail}, status, headers={"retry-after": "1"} if status == 503 else None
+    )
 
 
 def _tensors(model: Any, inputs: Mapping[str, Any]) -> list[Any]:
@@ -271,5 +339,8 @@ def _tensors(model: Any, inputs: Mapping[str, Any]) -> list[Any]:
 
     from freezer.runtime.pytree import leaves_of
 
-    given = {name: value.to(model.device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
+    given = {
+        name: value.to(model.device) if isinstance(value, Tensor) else value
+        for name, value in inputs.items()
+    }
     return [leaf.cpu() for leaf in leaves_of(model(**given))]

@@ -1,10 +1,12 @@
-"""An application of Ray Serve: one model, a deployment for each device class, and a router before them.
+"""An application of Ray Serve: one model, a deployment for each device class, and a router before
+them.
 
     serve run infra/serving/serve.yaml
 
-A replica runs on a node that has the label of its class (`python -m jobs.worker_labels` prints them), pulls that class's artifact
-from the store, and starts only if the canary passes. The router gives each request to a class, in proportion to the replicas. POST
-is answered as by service.py; GET returns the contract of the artifact that the router happens to choose.
+A replica runs on a node that has the label of its class (`python -m jobs.worker_labels` prints
+them), pulls that class's artifact from the store, and starts only if the canary passes. The router
+gives each request to a class, in proportion to the replicas. POST is answered as by service.py; GET
+returns the contract of the artifact that the router happens to choose.
 """
 
 import asyncio
@@ -30,7 +32,8 @@ class Arguments(BaseModel):
     """Arguments of the application, in `args` of serve.yaml.
 
     Attributes:
-        model, store, min_version, keys, queue, reload_s: see ServingOptions; `queue` is for each class.
+        model, store, min_version, keys, queue, reload_s: see ServingOptions; `queue` is for each
+            class.
         replicas: number of replicas by device class.
         threads: CPUs of a replica, which its calls use.
     """
@@ -92,7 +95,9 @@ class Router:
             if request.method == "GET":
                 found: Response = await chosen.contract.remote()
             else:
-                found = await chosen.answer.remote(await request.body(), request.headers.get("content-type", ""))
+                found = await chosen.answer.remote(
+                    await request.body(), request.headers.get("content-type", "")
+                )
         except BackPressureError:
             return refusal(503, "too many requests are waiting")
         return found
@@ -117,12 +122,15 @@ def build(arguments: Arguments) -> serve.Application:
         ).bind(ServingOptions(**shared, device_class=name))
         for name, count in arguments.replicas.items()
     ]
-    router = serve.deployment(Router, name="router", max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0})
+    router = serve.deployment(
+        Router, name="router", max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0}
+    )
     return router.bind(list(arguments.replicas.values()), *deployments)
 
 
 def placement(name: str, listed: Collection[str]) -> dict[str, Any]:
-    """Ray's options that place a class on nodes that have it, and none of the better classes that are listed.
+    """Ray's options that place a class on nodes that have it, and none of the better classes that
+    are listed.
 
     Raises:
         UsageError: the class is unknown.

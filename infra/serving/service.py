@@ -1,6 +1,6 @@
 """`python -m infra.serving.service MODEL --store URI`: serve one frozen model over HTTP.
 
-    POST /predict    inputs by name, outputs by name: JSON, or .safetensors files as application/octet-stream
+    POST /predict  inputs by name, outputs by name: JSON, or .safetensors files as application/octet-stream
     GET /contract    names, dtypes and shapes of inputs and outputs
     GET /ready       200 after the canary has passed, 503 before
     GET /live        200
@@ -41,10 +41,14 @@ from freezer.errors import ColdpressError, StoreUnreachableError
 from infra.serving.model_server import ModelServer, ServingOptions, refusal
 
 KEEP_ALIVE_S = 75
-"""How long idle connections stay open: longer than load balancers keep them (60 s), which would otherwise meet closed ones."""
+"""How long idle connections stay open: longer than load balancers keep them (60 s), which would
+otherwise meet closed ones.
+"""
 
 DRAIN_S = 1.0
-"""How long clients that keep a connection may still use it after SIGTERM; each answer asks them to close it."""
+"""How long clients that keep a connection may still use it after SIGTERM; each answer asks them to
+close it.
+"""
 
 
 def make_app(server: ModelServer) -> FastAPI:
@@ -68,7 +72,11 @@ def make_app(server: ModelServer) -> FastAPI:
 
     @app.get("/ready")
     async def ready() -> Response:
-        return refusal(503, server.problem) if server.loaded is None else JSONResponse(dict(server.loaded.labels))
+        return (
+            refusal(503, server.problem)
+            if server.loaded is None
+            else JSONResponse(dict(server.loaded.labels))
+        )
 
     @app.get("/live")
     async def live() -> Response:
@@ -82,13 +90,18 @@ def make_app(server: ModelServer) -> FastAPI:
 
 
 class DrainingServer(uvicorn.Server):
-    """uvicorn's server, without its race at the end: it closes connections on which a client may just be sending a request."""
+    """uvicorn's server, without its race at the end: it closes connections on which a client may
+    just be sending a request.
+    """
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
         """Refuse new connections at once, and close the others after DRAIN_S."""
         for listening in self.servers:
             listening.close()
-        self.server_state.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]
+        self.server_state.default_headers = [
+            *self.server_state.default_headers,
+            (b"connection", b"close"),
+        ]
         if self.server_state.connections:
             await asyncio.sleep(DRAIN_S)
         await super().shutdown(sockets)
@@ -97,7 +110,13 @@ class DrainingServer(uvicorn.Server):
 def http_server(server: ModelServer, *, host: str, port: int) -> uvicorn.Server:
     """The HTTP server of a service; `run` returns after SIGTERM."""
     config = uvicorn.Config(
-        make_app(server), host=host, port=port, ws="none", access_log=False, log_config=None, timeout_keep_alive=KEEP_ALIVE_S
+        make_app(server),
+        host=host,
+        port=port,
+        ws="none",
+        access_log=False,
+        log_config=None,
+        timeout_keep_alive=KEEP_ALIVE_S,
     )
     return DrainingServer(config)
 
@@ -107,11 +126,15 @@ def main(
     store: StoreOption = "./store",
     device_class: ClassOption = "auto",
     threads: ThreadsOption = None,
-    runtime: Annotated[Literal["torch", "native"], typer.Option(help="native: without importing torch.")] = "torch",
+    runtime: Annotated[
+        Literal["torch", "native"], typer.Option(help="native: without importing torch.")
+    ] = "torch",
     min_version: MinVersionOption = 0,
     key: KeysOption = None,
     queue: Annotated[int, typer.Option(min=0, help="Requests that may wait while one runs.")] = 32,
-    reload_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two checks for a new version.")] = 30.0,
+    reload_s: Annotated[
+        float, typer.Option(min=0.1, help="Seconds between two checks for a new version.")
+    ] = 30.0,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(envvar="PORT", help="Port to listen on.")] = 8000,
 ) -> None:
@@ -132,8 +155,12 @@ def main(
         server = ModelServer(options)
     except ColdpressError as error:
         say_error(error)
-        raise typer.Exit(UNREACHABLE if isinstance(error, StoreUnreachableError) else USAGE) from None
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # which uvicorn sends again after its shutdown
+        raise typer.Exit(
+            UNREACHABLE if isinstance(error, StoreUnreachableError) else USAGE
+        ) from None
+    signal.signal(
+        signal.SIGTERM, lambda *_: os._exit(0)
+    )  # which uvicorn sends again after its shutdown
     with suppress(KeyboardInterrupt):
         http_server(server, host=host, port=port).run()
 

@@ -24,12 +24,17 @@ class Catalog:
 
 
 class BadEntriesError(CatalogError):
-    """Entries of the catalog are bad, and nothing was started. `problems` holds all errors of each."""
+    """Entries of the catalog are bad, and nothing was started.
+
+    `problems` holds all errors of each.
+    """
 
     def __init__(self, problems: Sequence[CatalogError]) -> None:
         num_bad = len({problem.entry for problem in problems})
         count = "1 bad entry" if num_bad == 1 else f"{num_bad} bad entries"
-        super().__init__(f"{count}; fix them, or run the others with --keep-going", code="CP-CATALOG-ENTRIES")
+        super().__init__(
+            f"{count}; fix them, or run the others with --keep-going", code="CP-CATALOG-ENTRIES"
+        )
         self.problems = tuple(problems)
 
 
@@ -57,7 +62,9 @@ def read_catalog(path: Path, *, only: Sequence[str] = ()) -> Catalog:
     return _read_records(read_file(path), folder=path.parent.resolve(), origin=str(path), only=only)
 
 
-def read_registry(catalog: str, tracking_uri: str, *, filter_string: str | None, trust: bool, only: Sequence[str]) -> Catalog:
+def read_registry(
+    catalog: str, tracking_uri: str, *, filter_string: str | None, trust: bool, only: Sequence[str]
+) -> Catalog:
     """Read a registry: one entry for each registered model, its newest version or that of an alias.
 
     Args:
@@ -76,28 +83,44 @@ def read_registry(catalog: str, tracking_uri: str, *, filter_string: str | None,
     alias = catalog.removeprefix(REGISTRY).strip("/")
     if alias and not alias.startswith("@"):
         raise CatalogError(
-            f"got {catalog!r}, expected mlflow: for the newest version of every model, mlflow:@ALIAS, or a catalog file",
+            f"got {catalog!r}, expected mlflow: for the newest version of every model,"
+            " mlflow:@ALIAS, or a catalog file",
             code="CP-CATALOG-KIND",
         )
-    models = {slug(model.name): model for model in list_registry(tracking_uri, filter_string, alias[1:] or None)}
+    models = {
+        slug(model.name): model
+        for model in list_registry(tracking_uri, filter_string, alias[1:] or None)
+    }
     if not models:
-        which = (f" with the alias {alias[1:]!r}" if alias else "") + (f" that match {filter_string!r}" if filter_string else "")
+        which = (f" with the alias {alias[1:]!r}" if alias else "") + (
+            f" that match {filter_string!r}" if filter_string else ""
+        )
         raise CatalogError(
-            f"the registry has no models{which} to freeze; check --tracking-uri, the alias and --filter", code="CP-CATALOG-EMPTY"
+            f"the registry has no models{which} to freeze; check --tracking-uri, the alias and"
+            " --filter",
+            code="CP-CATALOG-EMPTY",
         )
     records = [
-        Record(place=model.model_uri, value={"name": name, "source": f"{REGISTRY}{model.model_uri}", "trust": trust})
+        Record(
+            place=model.model_uri,
+            value={"name": name, "source": f"{REGISTRY}{model.model_uri}", "trust": trust},
+        )
         for name, model in models.items()
     ]
     read = _read_records(records, folder=Path.cwd(), origin=catalog, only=only)
     entries = [
-        replace(of_version(entry, models[entry.name]), registered_name=f"{models[entry.name].name}-frozen")
+        replace(
+            of_version(entry, models[entry.name]),
+            registered_name=f"{models[entry.name].name}-frozen",
+        )
         for entry in read.entries
     ]
     return Catalog(entries=tuple(entries), problems=read.problems)
 
 
-def _read_records(records: Iterable[Record], *, folder: Path, origin: str, only: Sequence[str]) -> Catalog:
+def _read_records(
+    records: Iterable[Record], *, folder: Path, origin: str, only: Sequence[str]
+) -> Catalog:
     """Turn records into entries; see `read_catalog`.
 
     Args:
@@ -119,7 +142,13 @@ def _read_records(records: Iterable[Record], *, folder: Path, origin: str, only:
             continue
         if label in seen:
             problems.append(
-                _problem(record, label, "name", f"the name is already used at {seen[label]}; names must be unique", "CP-ENTRY-NAME")
+                _problem(
+                    record,
+                    label,
+                    "name",
+                    f"the name is already used at {seen[label]}; names must be unique",
+                    "CP-ENTRY-NAME",
+                )
             )
             continue
         seen[label] = record.place
@@ -129,7 +158,9 @@ def _read_records(records: Iterable[Record], *, folder: Path, origin: str, only:
             problems += error.problems
     if not entries and not problems:
         globs = " or ".join(map(repr, only))
-        raise CatalogError(f"{origin} has no entry that matches {globs}", field="--only", code="CP-CATALOG-EMPTY")
+        raise CatalogError(
+            f"{origin} has no entry that matches {globs}", field="--only", code="CP-CATALOG-EMPTY"
+        )
     return Catalog(entries=tuple(entries), problems=tuple(problems))
 
 
@@ -146,7 +177,13 @@ def _read_entry(record: Record, label: str, folder: Path) -> Entry:
     """
     if not isinstance(record.value, dict):
         got = "nothing" if record.value is None else f"a {type(record.value).__name__}"
-        raise BadEntriesError([_problem(record, label, None, f"got {got}, expected a mapping of fields", "CP-ENTRY-FORM")])
+        raise BadEntriesError(
+            [
+                _problem(
+                    record, label, None, f"got {got}, expected a mapping of fields", "CP-ENTRY-FORM"
+                )
+            ]
+        )
     folders = Folders(base=folder, search_path=tuple(dict.fromkeys((str(folder), str(Path.cwd())))))
     try:
         parsed = EntryModel.model_validate(record.value, context=folders)
@@ -154,11 +191,22 @@ def _read_entry(record: Record, label: str, folder: Path) -> Entry:
         found = [problem for details in error.errors() for problem in coded_problems(details)]
         raise BadEntriesError([_problem(record, label, *problem) for problem in found]) from None
     except OSError as error:
-        raise BadEntriesError([_problem(record, label, None, f"{type(error).__name__}: {error}", "CP-FETCH")]) from error
+        raise BadEntriesError(
+            [_problem(record, label, None, f"{type(error).__name__}: {error}", "CP-FETCH")]
+        ) from error
     fields = {name: value for name, value in parsed if name not in (*SOURCE_SETTINGS, "dims")}
     registered_name = f"{parsed.name}-frozen" if fields["source"].kind == "mlflow" else None
-    return Entry(spec=fields.pop("inputs"), search_path=folders.search_path, registered_name=registered_name, **fields)
+    return Entry(
+        spec=fields.pop("inputs"),
+        search_path=folders.search_path,
+        registered_name=registered_name,
+        **fields,
+    )
 
 
-def _problem(record: Record, label: str, field: str | None, message: str, code: str) -> CatalogError:
-    return CatalogError(message, entry=label, field=field, place=record.place_of(field or ""), code=code)
+def _problem(
+    record: Record, label: str, field: str | None, message: str, code: str
+) -> CatalogError:
+    return CatalogError(
+        message, entry=label, field=field, place=record.place_of(field or ""), code=code
+    )

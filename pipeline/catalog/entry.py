@@ -1,4 +1,7 @@
-"""Entry: one model of a catalog, checked as far as possible without loading it. Imports no torch."""
+"""Entry: one model of a catalog, checked as far as possible without loading it.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ if TYPE_CHECKING:
     from pipeline.tracking.source_models import RegistryModel
 
 SOURCE_RUN = "coldpress.source_run"
-"""Tag: the run that logged a registry version. A recreated registry counts its versions from 1 again."""
+"""Tag: the run that logged a registry version.
+
+A recreated registry counts its versions from 1 again.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,11 +43,13 @@ class Entry:
         registered_name: of the model in MLflow; None means `name`.
         tags: set on every run and version in MLflow.
         fill_up: whether to add generated input sets to the samples, which are one example.
-        preserve: attributes and methods, also of submodules, that stay readable, settable and callable.
+        preserve: attributes and methods, also of submodules, that stay readable, settable and
+            callable.
         reset: method that clears the state of a stateful model.
-        threads: counts to build and judge for, the deciding one first; empty means `counts_within` the CPUs of the
-            workers.
-        points: sizes by dim name, the deciding one first; empty means the smallest size of every dim.
+        threads: counts to build and judge for, the deciding one first; empty means `counts_within`
+            the CPUs of the workers.
+        points: sizes by dim name, the deciding one first; empty means the smallest size of every
+            dim.
     """
 
     name: str

@@ -31,7 +31,9 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """One unchecked entry and its place; its YAML nodes, the entry's before that of the defaults, locate its fields."""
+    """One unchecked entry and its place; its YAML nodes, the entry's before that of the defaults,
+    locate its fields.
+    """
 
     place: str
     value: Any
@@ -39,7 +41,9 @@ class Record:
     nodes: tuple[yaml.Node, ...] = ()
 
     def place_of(self, field: str) -> str:
-        """Return the place of a field in dotted form, or of the innermost part of it that has a line of its own."""
+        """Return the place of a field in dotted form, or of the innermost part of it that has a
+        line of its own.
+        """
         name, *parts = field.split(".")
         pairs = next((pair for node in self.nodes if (pair := _pair(node, name))), None)
         if self.file is None or pairs is None:
@@ -60,18 +64,29 @@ def read_file(path: Path) -> list[Record]:
     """
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
-        raise CatalogError(f"{path}: got the suffix {path.suffix!r}, expected {', '.join(_READERS)}", code="CP-CATALOG-KIND")
+        raise CatalogError(
+            f"{path}: got the suffix {path.suffix!r}, expected {', '.join(_READERS)}",
+            code="CP-CATALOG-KIND",
+        )
     if not path.is_file():
         problem = "is a folder" if path.is_dir() else "does not exist"
-        raise CatalogError(f"{path} cannot be read: it {problem}; name a catalog file", code="CP-CATALOG-UNREADABLE")
+        raise CatalogError(
+            f"{path} cannot be read: it {problem}; name a catalog file",
+            code="CP-CATALOG-UNREADABLE",
+        )
     try:
         records = reader(path)
     except OSError as error:
         raise CatalogError(
-            f"{path} cannot be read: {error.strerror or error}; name a catalog file", code="CP-CATALOG-UNREADABLE"
+            f"{path} cannot be read: {error.strerror or error}; name a catalog file",
+            code="CP-CATALOG-UNREADABLE",
         ) from error
     if not records:
-        raise CatalogError(f"{path} lists no models; expected at least one entry", field="models", code="CP-CATALOG-EMPTY")
+        raise CatalogError(
+            f"{path} lists no models; expected at least one entry",
+            field="models",
+            code="CP-CATALOG-EMPTY",
+        )
     return records
 
 
@@ -88,21 +103,35 @@ def parquet_schema() -> pa.Schema:
 def _read_yaml(path: Path) -> list[Record]:
     if path.stat().st_size > YAML_BYTES:
         raise CatalogError(
-            f"{path}: got {path.stat().st_size / 1e6:.0f} MB of YAML, expected at most {YAML_BYTES / 1e6:.0f} MB; write it as "
-            "JSON Lines (.jsonl) or Parquet (.parquet), or split it",
+            f"{path}: got {path.stat().st_size / 1e6:.0f} MB of YAML, expected at most"
+            f" {YAML_BYTES / 1e6:.0f} MB; write it as JSON Lines (.jsonl) or Parquet (.parquet), or"
+            " split it",
             code="CP-CATALOG-SIZE",
         )
     try:
         root = _compose(_decoded(path.read_bytes(), str(path)), path)
-        document = None if root is None else yaml.constructor.SafeConstructor().construct_document(root)
+        document = (
+            None if root is None else yaml.constructor.SafeConstructor().construct_document(root)
+        )
     except (yaml.YAMLError, ValueError, TypeError) as error:
-        raise CatalogError(f"{path} is not YAML: {_one_line(error)}", code="CP-CATALOG-SYNTAX") from error
+        raise CatalogError(
+            f"{path} is not YAML: {_one_line(error)}", code="CP-CATALOG-SYNTAX"
+        ) from error
     if document is None:
-        raise CatalogError(f"{path} is empty; expected `models:` with at least one entry", field="models", code="CP-CATALOG-EMPTY")
+        raise CatalogError(
+            f"{path} is empty; expected `models:` with at least one entry",
+            field="models",
+            code="CP-CATALOG-EMPTY",
+        )
     if not isinstance(document, dict):
-        raise CatalogError(f"{path}: got a {type(document).__name__}, expected a mapping with `models:`", code="CP-CATALOG-FORM")
+        raise CatalogError(
+            f"{path}: got a {type(document).__name__}, expected a mapping with `models:`",
+            code="CP-CATALOG-FORM",
+        )
     for key in set(document) - {"defaults", "models"}:
-        message = f"{path}: the field is unknown; {expected_names(str(key), ('defaults', 'models'))}"
+        message = (
+            f"{path}: the field is unknown; {expected_names(str(key), ('defaults', 'models'))}"
+        )
         raise CatalogError(message, field=str(key), code="CP-CATALOG-FORM")
     defaults, models = document.get("defaults") or {}, document.get("models") or []
     for name, value, expected, kind in (
@@ -111,11 +140,18 @@ def _read_yaml(path: Path) -> list[Record]:
     ):
         if not isinstance(value, kind):
             got = type(value).__name__
-            raise CatalogError(f"{path}: got a {got}, expected {expected}", field=name, code="CP-CATALOG-FORM")
+            raise CatalogError(
+                f"{path}: got a {got}, expected {expected}", field=name, code="CP-CATALOG-FORM"
+            )
     top: dict[str, yaml.Node] = {key.value: value for key, value in root.value}
     shared = [top["defaults"]] if defaults else []
     return [
-        Record(place=_place(node, path), value=_merged(defaults, value), file=path, nodes=(node, *shared))
+        Record(
+            place=_place(node, path),
+            value=_merged(defaults, value),
+            file=path,
+            nodes=(node, *shared),
+        )
         for node, value in zip(top["models"].value if models else (), models, strict=True)
     ]
 
@@ -133,14 +169,18 @@ def _merged(defaults: Mapping[str, Any], value: Any) -> Any:
 def _compose(text: str, path: Path) -> Any:
     """Parse a YAML text to nodes.
 
-    Nesting is checked first, since the parser crashes the process on deep nesting. It is checked again with aliases followed: one
-    that contains itself has no end.
+    Nesting is checked first, since the parser crashes the process on deep nesting. It is checked
+    again with aliases followed: one that contains itself has no end.
     """
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
+            event, yaml.CollectionEndEvent
+        )
         if depth > MAX_DEPTH:
-            message = f"{path}: values are nested more than {MAX_DEPTH} deep; a catalog needs about 10"
+            message = (
+                f"{path}: values are nested more than {MAX_DEPTH} deep; a catalog needs about 10"
+            )
             raise CatalogError(message, code="CP-CATALOG-EXPLODES")
     root = yaml.compose(text, Loader=_Loader)
     waiting, deepest = [(root, 1)], dict[int, int]()
@@ -150,13 +190,18 @@ def _compose(text: str, path: Path) -> Any:
             continue
         if depth > MAX_DEPTH:
             message = (
-                f"{_place(node, path)}: an alias contains itself, or nests values more than {MAX_DEPTH} deep; write the values out"
+                f"{_place(node, path)}: an alias contains itself, or nests values more than"
+                f" {MAX_DEPTH} deep; write the values out"
             )
             raise CatalogError(message, code="CP-CATALOG-EXPLODES")
         if id(node) not in deepest and isinstance(node, yaml.MappingNode):
             _check_keys(node, path)
         deepest[id(node)] = depth
-        waiting += [(child, depth + 1) for pair in node.value for child in (pair if isinstance(pair, tuple) else [pair])]
+        waiting += [
+            (child, depth + 1)
+            for pair in node.value
+            for child in (pair if isinstance(pair, tuple) else [pair])
+        ]
     return root
 
 
@@ -167,7 +212,10 @@ def _check_keys(node: yaml.MappingNode, path: Path) -> None:
         if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
             continue
         if key.value in seen:
-            message = f"{_place(key, path)}: {key.value!r} is given twice, first in line {seen[key.value]}; remove one"
+            message = (
+                f"{_place(key, path)}: {key.value!r} is given twice, first in line"
+                f" {seen[key.value]}; remove one"
+            )
             raise CatalogError(message, field=key.value, code="CP-CATALOG-SYNTAX")
         seen[key.value] = key.start_mark.line + 1
 
@@ -200,7 +248,9 @@ def _parsed_json(text: str, place: str, field: str | None = None) -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
-            raise ValueError(f"{Counter(name for name, _ in pairs).most_common(1)[0][0]!r} is given twice")
+            raise ValueError(
+                f"{Counter(name for name, _ in pairs).most_common(1)[0][0]!r} is given twice"
+            )
         return found
 
     try:
@@ -220,25 +270,39 @@ def _read_parquet(path: Path) -> list[Record]:
     try:
         table = pq.read_table(path)
     except pa.ArrowException as error:
-        raise CatalogError(f"{path} is not Parquet: {_one_line(error)}", code="CP-CATALOG-SYNTAX") from error
+        raise CatalogError(
+            f"{path} is not Parquet: {_one_line(error)}", code="CP-CATALOG-SYNTAX"
+        ) from error
     for name in table.column_names:
         if name not in schema.names:
             raise CatalogError(
-                f"{path}: the column is unknown; expected {', '.join(schema.names)}", field=name, code="CP-CATALOG-FORM"
+                f"{path}: the column is unknown; expected {', '.join(schema.names)}",
+                field=name,
+                code="CP-CATALOG-FORM",
             )
         wanted = schema.field(name).type
         try:
-            table = table.set_column(table.column_names.index(name), name, table.column(name).cast(wanted))
+            table = table.set_column(
+                table.column_names.index(name), name, table.column(name).cast(wanted)
+            )
         except pa.ArrowException:
             raise CatalogError(
-                f"{path}: got a column of {table.column(name).type}, expected {wanted}", field=name, code="CP-CATALOG-FORM"
+                f"{path}: got a column of {table.column(name).type}, expected {wanted}",
+                field=name,
+                code="CP-CATALOG-FORM",
             ) from None
-    return [_parquet_record(row, f"{path.name}, row {number}") for number, row in enumerate(table.to_pylist(), start=1)]
+    return [
+        _parquet_record(row, f"{path.name}, row {number}")
+        for number, row in enumerate(table.to_pylist(), start=1)
+    ]
 
 
 def _parquet_record(row: Mapping[str, Any], place: str) -> Record:
     fields = {name: value for name, value in row.items() if value is not None}
-    value = {name: _parsed_json(given, place, name) if name in JSON_FIELDS else given for name, given in fields.items()}
+    value = {
+        name: _parsed_json(given, place, name) if name in JSON_FIELDS else given
+        for name, given in fields.items()
+    }
     return Record(place=place, value=value)
 
 
@@ -247,7 +311,8 @@ def _decoded(content: bytes, place: str) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise CatalogError(
-            f"{place} is not UTF-8 text: {error.reason} at byte {error.start}; save it as UTF-8", code="CP-CATALOG-ENCODING"
+            f"{place} is not UTF-8 text: {error.reason} at byte {error.start}; save it as UTF-8",
+            code="CP-CATALOG-ENCODING",
         ) from error
 
 

@@ -1,4 +1,7 @@
-"""The fields of a catalog entry, checked by pydantic as far as possible without loading the model. Imports no torch."""
+"""The fields of a catalog entry, checked by pydantic as far as possible without loading the model.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,9 @@ SOURCE_SETTINGS = ("args", "weights", "seed", "method", "sha256", "trust")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Folders:
-    """Context of a validation: the base of relative paths, and where Python modules are searched."""
+    """Context of a validation: the base of relative paths, and where Python modules are
+    searched.
+    """
 
     base: Path
     search_path: tuple[str, ...]
@@ -56,7 +61,9 @@ def _as_field_error(code: str) -> Iterator[None]:
     try:
         yield
     except ColdpressError as error:
-        raise PydanticCustomError(error.code if error.code == "CP-TRUST" else code, str(error)) from None
+        raise PydanticCustomError(
+            error.code if error.code == "CP-TRUST" else code, str(error)
+        ) from None
 
 
 @contextmanager
@@ -72,17 +79,24 @@ def _check_name(name: str) -> str:
     if not NAME.fullmatch(name):
         suggested = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
         expected = "expected lower-case letters and digits, joined by single '.', '_' or '-'"
-        raise PydanticCustomError("CP-ENTRY-NAME", f"got {name!r}, {expected}" + (f"; write {suggested!r}" if suggested else ""))
+        raise PydanticCustomError(
+            "CP-ENTRY-NAME",
+            f"got {name!r}, {expected}" + (f"; write {suggested!r}" if suggested else ""),
+        )
     return name
 
 
 def _read_source(text: str, info: ValidationInfo) -> Source:
     folders = _folders(info)
-    settings = {name: info.data[name] for name in SOURCE_SETTINGS if name in info.data} | {"search_path": folders.search_path}
+    settings = {name: info.data[name] for name in SOURCE_SETTINGS if name in info.data} | {
+        "search_path": folders.search_path
+    }
     if text.startswith(REGISTRY):
         location = text.removeprefix(REGISTRY)
         if not re.fullmatch(r"models:/[^/@]+(@[\w-]+|/\d+|/latest)?", location):
-            message = f"got {text!r}, expected mlflow:models:/NAME@ALIAS or mlflow:models:/NAME/VERSION"
+            message = (
+                f"got {text!r}, expected mlflow:models:/NAME@ALIAS or mlflow:models:/NAME/VERSION"
+            )
             raise PydanticCustomError("CP-ENTRY-SOURCE", message)
         return Source(kind="mlflow", location=location, **settings)
     with _as_field_error("CP-ENTRY-SOURCE"):
@@ -99,7 +113,9 @@ def _read_spec(given: Any, info: ValidationInfo) -> InputSpec | None:
             raise PydanticCustomError("CP-ENTRY-DIMS", "dims need `inputs:` whose shapes name them")
         return None
     if not isinstance(given, dict | list):
-        raise PydanticCustomError("CP-ENTRY-INPUTS", f"got {given!r:.80}, expected a mapping: {{...}}, or a list: [...]")
+        raise PydanticCustomError(
+            "CP-ENTRY-INPUTS", f"got {given!r:.80}, expected a mapping: {{...}}, or a list: [...]"
+        )
     problems: list[tuple[str, str, str]] = []
     for name, bound in dims.items():
         with _collected(problems, f"dims.{name}", "CP-ENTRY-DIMS"):
@@ -120,7 +136,12 @@ def _read_spec(given: Any, info: ValidationInfo) -> InputSpec | None:
 def _find_samples(given: str | None, info: ValidationInfo) -> Path | str | None:
     spec, source = info.data.get("inputs"), info.data.get("source")
     if given is None:
-        if "inputs" in info.data and spec is None and source is not None and source.kind not in KNOWS_ITS_INPUTS:
+        if (
+            "inputs" in info.data
+            and spec is None
+            and source is not None
+            and source.kind not in KNOWS_ITS_INPUTS
+        ):
             message = "got neither `inputs:` nor `samples:`; write `inputs: {x: {shape: [1, 8]}}`"
             raise PydanticCustomError("CP-ENTRY-INPUTS", message)
         return None
@@ -132,7 +153,9 @@ def _find_samples(given: str | None, info: ValidationInfo) -> Path | str | None:
         return given
     path: Path = (_folders(info).base / given).resolve()
     if not path.is_file():
-        raise PydanticCustomError("CP-ENTRY-SAMPLES", f"{path} does not exist; paths are relative to the catalog")
+        raise PydanticCustomError(
+            "CP-ENTRY-SAMPLES", f"{path} does not exist; paths are relative to the catalog"
+        )
     with _as_field_error("CP-ENTRY-SAMPLES"):
         sets = read_header(path)
         if spec is not None:
@@ -156,16 +179,24 @@ def _joined(found: tuple[list[Path], ...]) -> tuple[Path, ...]:
 def _read_task_metric(given: str, info: ValidationInfo) -> str:
     kind, _, location = given.partition(":")
     if kind != "python" or location.count(":") != 1:
-        raise PydanticCustomError("CP-ENTRY-SOURCE", f"got {given!r}, expected python:MODULE:FUNCTION")
+        raise PydanticCustomError(
+            "CP-ENTRY-SOURCE", f"got {given!r}, expected python:MODULE:FUNCTION"
+        )
     _check_function(location, None, _folders(info))
     return location
 
 
 def _read_limits(given: dict[str, Any]) -> Limits:
-    problems = [(f"limits.{name}", why, "CP-ENTRY-LIMITS") for name, value in given.items() if (why := limit_problem(name, value))]
+    problems = [
+        (f"limits.{name}", why, "CP-ENTRY-LIMITS")
+        for name, value in given.items()
+        if (why := limit_problem(name, value))
+    ]
     if problems:
         raise PydanticCustomError("CP-ENTRY-LIMITS", "several problems", {"problems": problems})
-    found: dict[str, Any] = {name: float(value) for name, value in given.items() if value is not None}
+    found: dict[str, Any] = {
+        name: float(value) for name, value in given.items() if value is not None
+    }
     return Limits(**found)
 
 
@@ -178,7 +209,9 @@ def _check_device_class(name: str) -> str:
 
 def _check_priced_class(name: str) -> str:
     if name in ("auto", PORTABLE):
-        raise PydanticCustomError("CP-ENTRY-CLASS", f"got {name!r}, expected the class of a machine with a price")
+        raise PydanticCustomError(
+            "CP-ENTRY-CLASS", f"got {name!r}, expected the class of a machine with a price"
+        )
     return _check_device_class(name)
 
 
@@ -201,20 +234,29 @@ def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
 
 def _check_reset(name: str) -> str:
     if not name.isidentifier():
-        raise PydanticCustomError("CP-ENTRY-PRESERVE", f"got {name!r}, expected the name of a method that takes nothing")
+        raise PydanticCustomError(
+            "CP-ENTRY-PRESERVE", f"got {name!r}, expected the name of a method that takes nothing"
+        )
     return name
 
 
 def _check_threads(given: tuple[int, ...] | None) -> tuple[int, ...]:
     if given and len(set(given)) < len(given):
-        raise PydanticCustomError("CP-ENTRY-THREADS", f"got {list(given)}, expected each count once; the first decides")
+        raise PydanticCustomError(
+            "CP-ENTRY-THREADS", f"got {list(given)}, expected each count once; the first decides"
+        )
     return given or ()
 
 
-def _check_points(given: tuple[Mapping[str, int], ...] | None, info: ValidationInfo) -> tuple[Mapping[str, int], ...]:
+def _check_points(
+    given: tuple[Mapping[str, int], ...] | None, info: ValidationInfo
+) -> tuple[Mapping[str, int], ...]:
     """Check the points. Those of dims that the source declares are checked when it is loaded."""
     spec, source = info.data.get("inputs"), info.data.get("source")
-    if given and (spec is not None or ("inputs" in info.data and source is not None and source.kind not in KNOWS_ITS_INPUTS)):
+    if given and (
+        spec is not None
+        or ("inputs" in info.data and source is not None and source.kind not in KNOWS_ITS_INPUTS)
+    ):
         with _as_field_error("CP-ENTRY-POINTS"):
             (spec or InputSpec(inputs=())).named_points(given)
     return given or ()
@@ -240,7 +282,8 @@ class _Strict(BaseModel):
 
 
 class EntryModel(_Strict):
-    """The fields of an entry, as a catalog gives them; validation replaces them by the values of Entry.
+    """The fields of an entry, as a catalog gives them; validation replaces them by the values of
+    Entry.
 
     A check reads the fields above its own.
     """
@@ -256,17 +299,22 @@ class EntryModel(_Strict):
     dims: dict[str, Any] = {}
     inputs: Annotated[Any, AfterValidator(_read_spec)] = None
     samples: Annotated[str | None, AfterValidator(_find_samples)] = None
-    files: Annotated[_List[Annotated[str, AfterValidator(_find_files)]], AfterValidator(_joined)] = ()
+    files: Annotated[
+        _List[Annotated[str, AfterValidator(_find_files)]], AfterValidator(_joined)
+    ] = ()
     task_metric: Annotated[str, AfterValidator(_read_task_metric)] | None = None
     limits: Annotated[dict[str, Any], AfterValidator(_read_limits)] = {}
     objective: Objective = "p50"
     price_per_hour: dict[
-        Annotated[str, AfterValidator(_check_priced_class)], Annotated[float, Field(gt=0, allow_inf_nan=False)]
+        Annotated[str, AfterValidator(_check_priced_class)],
+        Annotated[float, Field(gt=0, allow_inf_nan=False)],
     ] = {}
     device_classes: _NonEmpty[Annotated[str, AfterValidator(_check_device_class)]] = ("auto",)
     recipes: _NonEmpty[Annotated[str, AfterValidator(_check_recipe)]] = ("auto",)
     tags: dict[str, str] = {}
-    preserve: Annotated[_List[Annotated[str, AfterValidator(_check_preserved)]], AfterValidator(_unique)] = ()
+    preserve: Annotated[
+        _List[Annotated[str, AfterValidator(_check_preserved)]], AfterValidator(_unique)
+    ] = ()
     reset: Annotated[str, AfterValidator(_check_reset)] | None = None
     threads: Annotated[_NonEmpty[_Count] | None, AfterValidator(_check_threads)] = None
     points: Annotated[_NonEmpty[dict[str, _Count]] | None, AfterValidator(_check_points)] = None
@@ -293,7 +341,9 @@ _FIELDS = {"CP-ENTRY-DIMS": "dims", "CP-ENTRY-INPUTS": "inputs"}
 
 
 def coded_problems(problem: ErrorDetails) -> list[tuple[str, str, str]]:
-    """Return the field in dotted form, the message and the code of each problem in an error of EntryModel."""
+    """Return the field in dotted form, the message and the code of each problem in an error of
+    EntryModel.
+    """
     location, kind = [str(part) for part in problem["loc"] if part != "[key]"], problem["type"]
     if several := problem.get("ctx", {}).get("problems"):
         return list(several)
@@ -310,10 +360,16 @@ def _in_words(problem: ErrorDetails) -> str:
     if kind == "extra_forbidden":
         close = get_close_matches(str(problem["loc"][-1]), EntryModel.model_fields, n=1)
         return "the field is unknown; " + (
-            f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(EntryModel.model_fields)}"
+            f"did you mean {close[0]!r}?"
+            if close
+            else f"expected one of {', '.join(EntryModel.model_fields)}"
         )
     bounds = [f"{words} {context[name]:g}" for name, words in _BOUNDS.items() if name in context]
-    expected = f"a number {' and '.join(bounds)}" if bounds else str(context.get("expected", problem["msg"]))
+    expected = (
+        f"a number {' and '.join(bounds)}"
+        if bounds
+        else str(context.get("expected", problem["msg"]))
+    )
     return f"got {str(problem['input'])[:80]!r}, expected {_EXPECTED.get(kind, expected)}"
 
 
@@ -332,7 +388,9 @@ def _check_function(location: str, args: Mapping[str, Any] | None, folders: Fold
     file = module_file(module, folders.search_path)
     if file is None:
         looked = ", ".join(folders.search_path)
-        message: str | None = f"module {module!r} is not found; looked in {looked} and on PYTHONPATH"
+        message: str | None = (
+            f"module {module!r} is not found; looked in {looked} and on PYTHONPATH"
+        )
     else:
         message = _problem_of(file, function, args) if file.suffix == ".py" else None
     if message is not None:
@@ -350,7 +408,11 @@ def _problem_of(file: Path, name: str, args: Mapping[str, Any] | None) -> str | 
     if name not in functions:
         if not _may_bind(tree, name):
             close = get_close_matches(name, functions, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(list(functions)[:12]) or 'none'}"
+            hint = (
+                f"did you mean {close[0]!r}?"
+                if close
+                else f"it has {', '.join(list(functions)[:12]) or 'none'}"
+            )
             return f"{file} has no function {name!r}; {hint}"
     elif args is not None and not functions[name].decorator_list:
         refused = _refused_arguments(functions[name].args, args)
@@ -359,9 +421,15 @@ def _problem_of(file: Path, name: str, args: Mapping[str, Any] | None) -> str | 
 
 
 def _may_bind(tree: ast.Module, name: str) -> bool:
-    """Whether a module may have an attribute that is not a plain function: a class, an import, a variable or a computed one."""
+    """Whether a module may have an attribute that is not a plain function: a class, an import, a
+    variable or a computed one.
+    """
     nodes = list(ast.walk(tree))
-    bound = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    bound = {
+        node.name
+        for node in nodes
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    }
     bound |= {node.asname or node.name for node in nodes if isinstance(node, ast.alias)}
     bound |= {node.id for node in nodes if isinstance(node, ast.Name)}
     return not bound.isdisjoint((name, "*", "__getattr__"))
@@ -374,6 +442,10 @@ def _refused_arguments(takes: ast.arguments, args: Mapping[str, Any]) -> str | N
         return f"takes no argument {unknown[0]!r}; it takes {', '.join(names) or 'none'}"
     positional = [item.arg for item in (*takes.posonlyargs, *takes.args)]
     required = positional[: len(positional) - len(takes.defaults)]
-    required += [item.arg for item, default in zip(takes.kwonlyargs, takes.kw_defaults, strict=True) if default is None]
+    required += [
+        item.arg
+        for item, default in zip(takes.kwonlyargs, takes.kw_defaults, strict=True)
+        if default is None
+    ]
     missing = [name for name in required if name not in args]
     return f"needs the argument {missing[0]!r}; add it to `args:`" if missing else None

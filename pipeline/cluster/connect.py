@@ -35,7 +35,9 @@ LEAVE_S = 10.0
 RAYLET_S = 15.0
 """Time for a raylet of this machine to appear; Ray itself waits for a minute."""
 
-LOOKED_FOR = re.compile("No node info found|Can't find a `node_ip_address.json` file|This node has an IP address of")
+LOOKED_FOR = re.compile(
+    "No node info found|Can't find a `node_ip_address.json` file|This node has an IP address of"
+)
 """Messages of several Ray releases when this machine has no raylet of the cluster."""
 
 
@@ -44,11 +46,13 @@ def connect(address: str | None) -> Iterator[Cluster]:
     """Connect to the cluster at `address`, or start a local Ray that ends with the block.
 
     Args:
-        address: `HOST:PORT`, `auto`, or None for a local Ray; inside a Ray job, None means the job's cluster.
+        address: `HOST:PORT`, `auto`, or None for a local Ray; inside a Ray job, None means the
+            job's cluster.
 
     Raises:
         UsageError: the address is that of a dashboard.
-        InfrastructureError: the cluster cannot be reached, rejects the token, or this machine has not joined it.
+        InfrastructureError: the cluster cannot be reached, rejects the token, or this machine has
+            not joined it.
     """
     check_address(address)
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default of 15 distorts timings
@@ -61,7 +65,12 @@ def connect(address: str | None) -> Iterator[Cluster]:
             _check_raylet(joined)
             if place is not None and "://" not in joined:
                 check_token(joined)
-            ray.init(address=joined, log_to_driver=False, logging_level=logging.ERROR, runtime_env=_own_code())
+            ray.init(
+                address=joined,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                runtime_env=_own_code(),
+            )
         else:
             _init_local()
     except AuthenticationError as error:
@@ -71,12 +80,15 @@ def connect(address: str | None) -> Iterator[Cluster]:
     except Exception as error:  # Ray raises a plain one if a node does not start in time
         if not joined:
             raise InfrastructureError(
-                f"no local Ray starts: {first_line(error)}; if this machine is busy, try again later", code="CP-RAY"
+                f"no local Ray starts: {first_line(error)}; if this machine is busy, try again"
+                " later",
+                code="CP-RAY",
             ) from error
         if LOOKED_FOR.search(f"{error} {error.__cause__}"):
             raise _no_raylet(joined) from error
         raise InfrastructureError(
-            f"Ray at {joined} cannot be reached: {first_line(error)}; start it with `ray start --head`, or correct --address",
+            f"Ray at {joined} cannot be reached: {first_line(error)}; start it with `ray start"
+            " --head`, or correct --address",
             code="CP-RAY",
         ) from error
     head = Head(joined if joined and "://" in joined else ray.get_runtime_context().gcs_address)
@@ -99,7 +111,8 @@ def joined_address(address: str | None) -> str | None:
 
 
 def check_address(address: str | None) -> None:
-    """Reject the address of a dashboard, in `address` or RAY_ADDRESS: Ray's job commands take it, but a driver cannot.
+    """Reject the address of a dashboard, in `address` or RAY_ADDRESS: Ray's job commands take it,
+    but a driver cannot.
 
     Raises:
         UsageError: the address is that of a dashboard.
@@ -109,19 +122,24 @@ def check_address(address: str | None) -> None:
         return
     what, other = ("--address", "leave it out") if address else ("RAY_ADDRESS", "unset it")
     raise UsageError(
-        f"{what} {found!r} is that of a dashboard, which accepts jobs: `python -m jobs.submit CATALOG --address {found}`. To run "
-        f"the campaign from here, {other} for a local Ray, or set --address HOST:6379 to the head of a cluster"
+        f"{what} {found!r} is that of a dashboard, which accepts jobs: `python -m jobs.submit"
+        f" CATALOG --address {found}`. To run the campaign from here, {other} for a local Ray, or"
+        " set --address HOST:6379 to the head of a cluster"
     )
 
 
 def _own_code() -> dict[str, Any] | None:
-    """Return a runtime environment with this Coldpress; a submitted job's working directory contains it already."""
+    """Return a runtime environment with this Coldpress; a submitted job's working directory
+    contains it already.
+    """
     if in_job():
         return None
     import freezer
     import pipeline
 
-    return {"py_modules": [str(Path(str(package.__file__)).parent) for package in (freezer, pipeline)]}
+    return {
+        "py_modules": [str(Path(str(package.__file__)).parent) for package in (freezer, pipeline)]
+    }
 
 
 def _check_raylet(address: str) -> None:
@@ -132,7 +150,9 @@ def _check_raylet(address: str) -> None:
     """
     if "://" in address or host_and_port(address) is None:
         return
-    with contextlib.suppress(ImportError, AttributeError):  # Ray before 2.60, whose own error arrives after a minute
+    with contextlib.suppress(
+        ImportError, AttributeError
+    ):  # Ray before 2.60, whose own error arrives after a minute
         from ray._private.services import find_node_ids
 
         deadline = time.monotonic() + RAYLET_S
@@ -144,10 +164,15 @@ def _check_raylet(address: str) -> None:
 
 def _no_raylet(address: str) -> InfrastructureError:
     place = host_and_port(address)
-    host, head = (f"[{place[0]}]" if ":" in place[0] else place[0], address) if place else ("HEAD", "HEAD:6379")
+    host, head = (
+        (f"[{place[0]}]" if ":" in place[0] else place[0], address)
+        if place
+        else ("HEAD", "HEAD:6379")
+    )
     return InfrastructureError(
-        f"no node of the Ray cluster at {address} runs on this machine, and a driver needs one; join the cluster with `ray start "
-        f"--address={head} --num-cpus=0`, or submit the campaign with `python -m jobs.submit CATALOG --address http://{host}:8265`",
+        f"no node of the Ray cluster at {address} runs on this machine, and a driver needs one;"
+        f" join the cluster with `ray start --address={head} --num-cpus=0`, or submit the campaign"
+        f" with `python -m jobs.submit CATALOG --address http://{host}:8265`",
         code="CP-RAY",
     )
 

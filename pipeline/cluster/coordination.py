@@ -1,11 +1,12 @@
 """Turns: campaigns on one cluster agree on the nodes they judge on.
 
-A judge asks Ray for all cores of a node, but Ray keeps no cores free for it: while small tasks arrive, it would wait forever. So a
-campaign claims a node on a board that all campaigns of the cluster read, and the others start no builds there.
+A judge asks Ray for all cores of a node, but Ray keeps no cores free for it: while small tasks
+arrive, it would wait forever. So a campaign claims a node on a board that all campaigns of the
+cluster read, and the others start no builds there.
 
-The board is the key-value table of the cluster's head, through Ray's internal API. A named detached actor is worse: it occupies a
-worker process on some node, dies with that node, and stays on the cluster forever. A driver that stops writing is ignored after a
-while by each reader's own clock.
+The board is the key-value table of the cluster's head, through Ray's internal API. A named detached
+actor is worse: it occupies a worker process on some node, dies with that node, and stays on the
+cluster forever. A driver that stops writing is ignored after a while by each reader's own clock.
 """
 
 from __future__ import annotations
@@ -31,10 +32,15 @@ HEARTBEAT_S = 5.0
 """Interval of writing a heartbeat."""
 
 SILENCE_S = 30.0
-"""Time without a change after which a driver is considered dead. It writes nothing while it publishes a model."""
+"""Time without a change after which a driver is considered dead.
+
+It writes nothing while it publishes a model.
+"""
 
 REST_S = 3 * READ_S
-"""Time that a campaign leaves a node to the others after a turn: long enough to read the board and start builds."""
+"""Time that a campaign leaves a node to the others after a turn: long enough to read the board and
+start builds.
+"""
 
 
 class Board(Protocol):
@@ -113,11 +119,16 @@ class Turns:
             return
         self._num_heartbeats += 1
         self._next_heartbeat = self._clock() + HEARTBEAT_S
-        self._board.write(self._key, json.dumps({"heartbeat": self._num_heartbeats, "claims": sorted(self._claims)}))
+        self._board.write(
+            self._key,
+            json.dumps({"heartbeat": self._num_heartbeats, "claims": sorted(self._claims)}),
+        )
 
 
 class ClusterBoard:
-    """The board in the key-value table of a cluster's head; empty while the head does not answer."""
+    """The board in the key-value table of a cluster's head; empty while the head does not
+    answer.
+    """
 
     def __init__(self, head: Head) -> None:
         self._head = head
@@ -132,7 +143,11 @@ class ClusterBoard:
         with reported_by(self._head) as answers:
             for key in internal_kv._internal_kv_list(BOARD, namespace=NAMESPACE) if answers else ():
                 name = key.decode().removeprefix(BOARD)
-                value = None if name == besides else internal_kv._internal_kv_get(key, namespace=NAMESPACE)
+                value = (
+                    None
+                    if name == besides
+                    else internal_kv._internal_kv_get(key, namespace=NAMESPACE)
+                )
                 if value is not None:
                     rows[name] = value.decode()
         return rows
@@ -141,7 +156,9 @@ class ClusterBoard:
         """Set a row."""
         with reported_by(self._head) as answers:
             if answers:
-                internal_kv._internal_kv_put(f"{BOARD}{key}", value, overwrite=True, namespace=NAMESPACE)
+                internal_kv._internal_kv_put(
+                    f"{BOARD}{key}", value, overwrite=True, namespace=NAMESPACE
+                )
 
     def erase(self, key: str) -> None:
         """Remove a row if it exists."""

@@ -1,8 +1,9 @@
 """Monitor of a cluster's head: whether it answers. Imports no ray.
 
-Ray kills a driver whose head has been silent for a minute, without a message; a call that waits for the head never returns. So a
-thread checks the head, the driver calls Ray only while the head answers, and ends the campaign properly if it stays silent. If the
-driver is blocked in a call of Ray, the thread ends it.
+Ray kills a driver whose head has been silent for a minute, without a message; a call that waits for
+the head never returns. So a thread checks the head, the driver calls Ray only while the head
+answers, and ends the campaign properly if it stays silent. If the driver is blocked in a call of
+Ray, the thread ends it.
 """
 
 from __future__ import annotations
@@ -20,10 +21,14 @@ from freezer.errors import InfrastructureError
 from pipeline.exit_codes import INFRASTRUCTURE
 
 SILENCE_S = 30.0
-"""Time that a head may be silent, enough to restart one that stores its state in an external Redis."""
+"""Time that a head may be silent, enough to restart one that stores its state in an external Redis.
+"""
 
 ORDER_S = 20.0
-"""Time for the driver to end after that, before the thread ends it. Ray kills it after a minute of silence."""
+"""Time for the driver to end after that, before the thread ends it.
+
+Ray kills it after a minute of silence.
+"""
 
 LOOK_S = 1.0
 """Interval of checks."""
@@ -117,7 +122,8 @@ class Head:
 
     def _lost(self) -> InfrastructureError:
         return InfrastructureError(
-            f"the head of the Ray cluster at {self.address} has not answered for {self._silent_s():.0f} s; finished work is "
-            "kept: start the cluster, then run the same command again",
+            f"the head of the Ray cluster at {self.address} has not answered for"
+            f" {self._silent_s():.0f} s; finished work is kept: start the cluster, then run the"
+            " same command again",
             code="CP-RAY",
         )

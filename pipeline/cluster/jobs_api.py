@@ -42,7 +42,10 @@ ANSWER_S = 60.0
 """Time limit of a response; the dashboard itself waits 10 s for an agent."""
 
 POLL_S = 2.0
-"""Interval between two requests for the log of a job. Each returns the whole log: 100 bytes or so for each line."""
+"""Interval between two requests for the log of a job.
+
+Each returns the whole log: 100 bytes or so for each line.
+"""
 
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 
@@ -88,7 +91,8 @@ class Job:
 
 
 def job_prefix(campaign: str, store: str) -> str:
-    """Return the prefix of a campaign's job ids: its name, and a digest that is the same for every spelling of the store.
+    """Return the prefix of a campaign's job ids: its name, and a digest that is the same for every
+    spelling of the store.
 
     Raises:
         UsageError: the store's URI is invalid.
@@ -111,11 +115,17 @@ class Jobs:
 
     def __init__(self, address: str, *, ca: str | None = None) -> None:
         if not re.match(r"https?://[^/]+", address):
-            raise UsageError(f"--address {address!r}: expected the head's dashboard, like http://HEAD:8265")
+            raise UsageError(
+                f"--address {address!r}: expected the head's dashboard, like http://HEAD:8265"
+            )
         if ca is not None and not Path(ca).exists():
             raise UsageError(f"--ca {ca!r} does not exist; expected a file with certificates")
         self.address = address
-        for name in ("dashboard.modules.dashboard_sdk", "dashboard.modules.job.sdk", "_private.runtime_env.packaging"):
+        for name in (
+            "dashboard.modules.dashboard_sdk",
+            "dashboard.modules.job.sdk",
+            "_private.runtime_env.packaging",
+        ):
             logging.getLogger(f"ray.{name}").setLevel(logging.ERROR)
         for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):  # Ray would prefer them
             os.environ.pop(name, None)
@@ -129,8 +139,15 @@ class Jobs:
             InfrastructureError: the cluster does not answer.
         """
         with self._errors():
-            found = [_job(details) for details in self._client.list_jobs() if (details.submission_id or "").startswith(prefix)]
-        return sorted((job for job in found if job.id[len(prefix) :].isdigit()), key=lambda job: int(job.id[len(prefix) :]))
+            found = [
+                _job(details)
+                for details in self._client.list_jobs()
+                if (details.submission_id or "").startswith(prefix)
+            ]
+        return sorted(
+            (job for job in found if job.id[len(prefix) :].isdigit()),
+            key=lambda job: int(job.id[len(prefix) :]),
+        )
 
     def info(self, job_id: str) -> Job:
         """Return one job.
@@ -141,8 +158,11 @@ class Jobs:
         with self._errors():
             return _job(self._client.get_job_info(job_id))
 
-    def submit(self, prefix: str, entrypoint: str, *, working_dir: Path, environ: Mapping[str, str]) -> tuple[Job, bool]:
-        """Submit a job, or find the campaign's running one; return it, and whether it was submitted.
+    def submit(
+        self, prefix: str, entrypoint: str, *, working_dir: Path, environ: Mapping[str, str]
+    ) -> tuple[Job, bool]:
+        """Submit a job, or find the campaign's running one; return it, and whether it was
+        submitted.
 
         Args:
             prefix: prefix of `job_prefix`.
@@ -160,7 +180,9 @@ class Jobs:
         environ = {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S), **environ}
         runtime_env = {"working_dir": str(working_dir), "env_vars": environ}
         with self._errors():
-            self._client.submit_job(entrypoint=entrypoint, submission_id=job_id, runtime_env=runtime_env)
+            self._client.submit_job(
+                entrypoint=entrypoint, submission_id=job_id, runtime_env=runtime_env
+            )
         return self.info(job_id), True
 
     def stop(self, job_id: str) -> None:
@@ -194,7 +216,8 @@ class Jobs:
                 failures += 1
                 if failures > RETRIES or error.code == tokens.CODE:
                     raise InfrastructureError(
-                        f"{error}; job {job_id} may still be running: submit it again to follow it, or see `python -m jobs.status`",
+                        f"{error}; job {job_id} may still be running: submit it again to follow it,"
+                        " or see `python -m jobs.status`",
                         code=error.code,
                     ) from error
                 time.sleep(min(2.0**failures, 10.0))
@@ -215,26 +238,40 @@ class Jobs:
             raise tokens.token_rejected(self.address, error) from error
         except requests.exceptions.SSLError as error:
             raise InfrastructureError(
-                f"the certificate of {self.address} cannot be verified; name its authority with --ca FILE", code="CP-RAY"
+                f"the certificate of {self.address} cannot be verified; name its authority with"
+                " --ca FILE",
+                code="CP-RAY",
             ) from error
         except (ConnectionError, requests.RequestException) as error:
             raise InfrastructureError(
-                f"Ray's dashboard at {self.address} does not answer ({type(error).__name__}); check --address, and that the head "
-                "was started with its dashboard (ray[default]) and, to accept jobs from other machines, with "
-                "--dashboard-host=0.0.0.0 or its own address: by default only the head itself reaches the dashboard",
+                f"Ray's dashboard at {self.address} does not answer ({type(error).__name__}); check"
+                " --address, and that the head was started with its dashboard (ray[default]) and,"
+                " to accept jobs from other machines, with --dashboard-host=0.0.0.0 or its own"
+                " address: by default only the head itself reaches the dashboard",
                 code="CP-RAY",
             ) from error
         except (RuntimeError, ValueError) as error:
-            raise InfrastructureError(f"Ray at {self.address} rejects the request: {_message(error)}", code="CP-RAY") from error
+            raise InfrastructureError(
+                f"Ray at {self.address} rejects the request: {_message(error)}", code="CP-RAY"
+            ) from error
 
 
 class _Client(JobSubmissionClient):  # type: ignore[misc]  # ray has no types
-    """Ray's client with time limits: it waits forever for a dashboard that accepts a connection and does not answer."""
+    """Ray's client with time limits: it waits forever for a dashboard that accepts a connection and
+    does not answer.
+    """
 
     def _do_request(
-        self, method: str, endpoint: str, *, data: bytes | None = None, json_data: dict[str, Any] | None = None
+        self,
+        method: str,
+        endpoint: str,
+        *,
+        data: bytes | None = None,
+        json_data: dict[str, Any] | None = None,
     ) -> requests.Response:
-        body = None if data is None else io.BytesIO(data)  # sent in pieces, so the limit applies to each
+        body = (
+            None if data is None else io.BytesIO(data)
+        )  # sent in pieces, so the limit applies to each
         response: requests.Response = super()._do_request(
             method, endpoint, data=body, json_data=json_data, timeout=(CONNECT_S, ANSWER_S)
         )

@@ -13,28 +13,44 @@ from freezer.hardware.device_classes import PORTABLE
 from pipeline.cluster.connect import connect, joined_address
 from pipeline.cluster.ray_cluster import classes_of
 
-JOIN = "env $(python -m jobs.worker_labels --environment) ray start --address=HEAD:6379 $(python -m jobs.worker_labels)"
+JOIN = (
+    "env $(python -m jobs.worker_labels --environment) ray start --address=HEAD:6379 $(python -m"
+    " jobs.worker_labels)"
+)
 
 
 def check_ray(request: CheckRequest) -> Iterator[Finding]:
-    """The installed Ray, and the cluster at the requested address: connect to it as a campaign would."""
+    """The installed Ray, and the cluster at the requested address: connect to it as a campaign
+    would.
+    """
     address, version = joined_address(request.address), f"Ray {ray.__version__}"
     if address is None:
-        yield Finding(check="Ray", text=f"{version}; a campaign starts it on this machine (--address checks a cluster)")
+        yield Finding(
+            check="Ray",
+            text=f"{version}; a campaign starts it on this machine (--address checks a cluster)",
+        )
         return
     try:
         with connect(address) as cluster:
             nodes = cluster.nodes()
     except UsageError as error:
-        remedy = "coldpress doctor --address HEAD:6379   # without it, a campaign starts Ray on this machine"
+        remedy = (
+            "coldpress doctor --address HEAD:6379   # without it, a campaign starts Ray on this"
+            " machine"
+        )
         yield Finding(check="Ray", level="error", text=error.coded, remedy=remedy)
         return
     except ColdpressError as error:
-        remedy = f"ray status --address {shlex.quote(address)}   # if nothing answers: ray start --head --port 6379"
+        remedy = (
+            f"ray status --address {shlex.quote(address)}   # if nothing answers: ray start --head"
+            " --port 6379"
+        )
         yield Finding(check="Ray", level="error", text=f"{version}: {error.coded}", remedy=remedy)
         return
     served = classes_of(nodes)
-    text = f"{version}, cluster {address}: {len(nodes)} node{'' if len(nodes) == 1 else 's'} with CPUs"
+    text = (
+        f"{version}, cluster {address}: {len(nodes)} node{'' if len(nodes) == 1 else 's'} with CPUs"
+    )
     if set(served) <= {PORTABLE}:
         text = f"{text}, none of which has the label of a device class"
         yield Finding(check="Ray", level="warning", text=text, remedy=f"{JOIN}   # on each worker")

@@ -1,7 +1,8 @@
-"""A Ray cluster: its nodes, their device classes, and tasks on them. The driver retries tasks; Ray's retries are off.
+"""A Ray cluster: its nodes, their device classes, and tasks on them. The driver retries tasks;
+Ray's retries are off.
 
-A node has one label for each class that it serves: `coldpress.dev/cpu-x86-64-v3=true`. A task's worker gets its class's
-instruction-set limits as environment variables before torch is imported.
+A node has one label for each class that it serves: `coldpress.dev/cpu-x86-64-v3=true`. A task's
+worker gets its class's instruction-set limits as environment variables before torch is imported.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ class Done:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ask:
-    """Resources of one waiting task, as requested from an autoscaler; no memory if any node has enough."""
+    """Resources of one waiting task, as requested from an autoscaler; no memory if any node has
+    enough.
+    """
 
     device_class: str
     num_cpus: int = 1
@@ -88,7 +91,8 @@ class Cluster:
     Attributes:
         joined: whether the cluster existed before and may be shared; False for a local Ray.
         home: id of the driver's node.
-        head: monitor of the head. Ray is not called while the head is silent: it would wait, and then kill this process.
+        head: monitor of the head. Ray is not called while the head is silent: it would wait, and
+            then kill this process.
     """
 
     def __init__(self, *, joined: bool, head: Head) -> None:
@@ -98,19 +102,26 @@ class Cluster:
         self._asked: dict[Ask, list[Handle]] = {}
 
     def nodes(self) -> list[Node]:
-        """Return the live nodes with CPUs that are not being drained; while the head is silent, the last known ones.
+        """Return the live nodes with CPUs that are not being drained; while the head is silent, the
+        last known ones.
 
         Raises:
             InfrastructureError: the head stays silent.
         """
         if self.head.answers():
-            alive = [_node(node) for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+            alive = [
+                _node(node)
+                for node in ray.nodes()
+                if node["Alive"] and node["Resources"].get("CPU", 0) >= 1
+            ]
             draining = self._draining()
             self._nodes = [node for node in alive if node.node_id not in draining]
         return list(self._nodes)
 
     def _draining(self) -> Collection[str]:
-        """Return the ids of nodes that end soon: `ray drain-node` or the autoscaler gives them no new tasks."""
+        """Return the ids of nodes that end soon: `ray drain-node` or the autoscaler gives them no
+        new tasks.
+        """
         with reported_by(self.head), contextlib.suppress(ImportError, AttributeError):
             from ray._private import state  # internal, as in _free
 
@@ -123,40 +134,60 @@ class Cluster:
         if free is None:
             return "its resources in use are unknown"
         given = {"CPU": node.num_cpus, "GPU": node.num_gpus}
-        taken = [f"{total - free.get(name, 0):g} of its {total} {name}s" for name, total in given.items() if total]
-        return f"in use are {' and '.join(taken)}" + (f"; actors there: {', '.join(sorted(actors))}" if actors else "")
+        taken = [
+            f"{total - free.get(name, 0):g} of its {total} {name}s"
+            for name, total in given.items()
+            if total
+        ]
+        return f"in use are {' and '.join(taken)}" + (
+            f"; actors there: {', '.join(sorted(actors))}" if actors else ""
+        )
 
     def held(self, node: Node) -> str | None:
-        """Describe what delays a task that needs all cores of a node; None if it has started, or if that is unknown."""
+        """Describe what delays a task that needs all cores of a node; None if it has started, or if
+        that is unknown.
+        """
         free = self._free(node)[0] if self.joined else None
         return self.in_use(node) if free and free.get("CPU", 0) > 0 else None
 
     def _free(self, node: Node) -> tuple[Mapping[str, float] | None, list[str]]:
         """Return a node's free resources, None if unknown, and the classes of its actors."""
         # Internal tables, which may move in another release; the public API needs the dashboard.
-        with reported_by(self.head) as answers, contextlib.suppress(ImportError, AttributeError, KeyError):
+        with (
+            reported_by(self.head) as answers,
+            contextlib.suppress(ImportError, AttributeError, KeyError),
+        ):
             if answers:
                 from ray._private import state
 
                 alive = state.actors(actor_state_name="ALIVE").values()
-                actors = [one["ActorClassName"].rpartition(".")[2] for one in alive if one["Address"]["NodeID"] == node.node_id]
+                actors = [
+                    one["ActorClassName"].rpartition(".")[2]
+                    for one in alive
+                    if one["Address"]["NodeID"] == node.node_id
+                ]
                 return state.available_resources_per_node().get(node.node_id), actors
         return None, []
 
     def ask(self, wanted: Mapping[Ask, int]) -> None:
         """Ask an autoscaler for nodes, with tasks that do nothing and wait for a node.
 
-        Ray's `request_resources` takes label selectors too, but is worse here: a cluster has a single request, which every campaign
-        would overwrite, and which outlives its driver and keeps the nodes running. Tasks end with their driver.
+        Ray's `request_resources` takes label selectors too, but is worse here: a cluster has a
+        single request, which every campaign would overwrite, and which outlives its driver and
+        keeps the nodes running. Tasks end with their driver.
 
         Args:
-            wanted: count of each, instead of the previous ones. All tasks of an unwanted kind are cancelled; single ones are not,
-                since Ray requests nodes as long as any task of a kind waits.
+            wanted: count of each, instead of the previous ones. All tasks of an unwanted kind are
+                cancelled; single ones are not, since Ray requests nodes as long as any task of a
+                kind waits.
         """
         waiting = [handle for handles in self._asked.values() for handle in handles]
         ended = {done.handle for done in self.wait(waiting, timeout_s=0)} if waiting else set()
         for ask in {*wanted, *self._asked}:
-            count, pending = wanted.get(ask, 0), [handle for handle in self._asked.pop(ask, []) if handle not in ended]
+            count, pending = (
+                wanted.get(ask, 0),
+                [handle for handle in self._asked.pop(ask, []) if handle not in ended],
+            )
             if not count:
                 self.cancel(pending, grace_s=1)
                 continue
@@ -165,7 +196,11 @@ class Cluster:
                 name, memory_bytes = f"ask {ask.device_class}", ask.memory_bytes
                 pending.append(
                     self.start(
-                        _nothing, name=name, device_class_=ask.device_class, num_cpus=ask.num_cpus, memory_bytes=memory_bytes
+                        _nothing,
+                        name=name,
+                        device_class_=ask.device_class,
+                        num_cpus=ask.num_cpus,
+                        memory_bytes=memory_bytes,
                     )
                 )
 
@@ -200,18 +235,28 @@ class Cluster:
             options["label_selector"] = {f"{LABEL}{device_class_}": "true"}
         return self._submit(function, args, name=name, device_class_=device_class_, options=options)
 
-    def glance(self, function: Callable[..., Any], *args: Any, name: str, device_class_: str, node: Node) -> Handle:
+    def glance(
+        self, function: Callable[..., Any], *args: Any, name: str, device_class_: str, node: Node
+    ) -> Handle:
         """Start a short task that reserves no core, so that it also runs beside a judge."""
         options = {"num_cpus": 0, "scheduling_strategy": _bound_to(node)}
         return self._submit(function, args, name=name, device_class_=device_class_, options=options)
 
     def _submit(
-        self, function: Callable[..., Any], args: tuple[Any, ...], *, name: str, device_class_: str, options: Mapping[str, Any]
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        *,
+        name: str,
+        device_class_: str,
+        options: Mapping[str, Any],
     ) -> Handle:
         while not self.head.answers():
             time.sleep(LOOK_S)
         environ = {**device_class(device_class_).limits, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        remote = _remote(function).options(max_retries=0, name=name, runtime_env={"env_vars": environ}, **options)
+        remote = _remote(function).options(
+            max_retries=0, name=name, runtime_env={"env_vars": environ}, **options
+        )
         return Handle(remote.remote(*args))
 
     def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
@@ -226,19 +271,34 @@ class Cluster:
         try:
             return Done(handle=handle, value=ray.get(handle.ref))
         except ray.exceptions.RayTaskError as error:
-            return Done(handle=handle, failure=f"{type(error.cause).__name__}: {error.cause}", kind=kind_of_ray(error, error.cause))
+            return Done(
+                handle=handle,
+                failure=f"{type(error.cause).__name__}: {error.cause}",
+                kind=kind_of_ray(error, error.cause),
+            )
         except ray.exceptions.TaskUnschedulableError as error:  # each task is bound to a node
-            return Done(handle=handle, failure="the node has left", kind=kind_of_ray(error), lost=True)
+            return Done(
+                handle=handle, failure="the node has left", kind=kind_of_ray(error), lost=True
+            )
         except ray.exceptions.RayError as error:
-            return Done(handle=handle, failure=f"{type(error).__name__}: {first_line(error)}", kind=kind_of_ray(error), lost=True)
+            return Done(
+                handle=handle,
+                failure=f"{type(error).__name__}: {first_line(error)}",
+                kind=kind_of_ray(error),
+                lost=True,
+            )
 
     def cancel(self, handles: Sequence[Handle], *, grace_s: float = 5.0) -> None:
-        """Interrupt tasks, which ends their child processes; kill those that run longer than `grace_s`."""
+        """Interrupt tasks, which ends their child processes; kill those that run longer than
+        `grace_s`.
+        """
         if not handles or self.head.is_silent:
             return
         for handle in handles:
             ray.cancel(handle.ref, force=False)
-        _, alive = ray.wait([handle.ref for handle in handles], num_returns=len(handles), timeout=grace_s)
+        _, alive = ray.wait(
+            [handle.ref for handle in handles], num_returns=len(handles), timeout=grace_s
+        )
         for ref in alive:
             with contextlib.suppress(ValueError, ray.exceptions.RayError):
                 ray.cancel(ref, force=True)
@@ -252,7 +312,11 @@ def _remote(function: Callable[..., Any]) -> Any:
 
 def _node(found: Mapping[str, Any]) -> Node:
     labels, resources = found.get("Labels", {}), found["Resources"]
-    classes = [name for name in DEVICE_CLASSES if labels.get(f"{LABEL}{name}") == "true" and name != PORTABLE]
+    classes = [
+        name
+        for name in DEVICE_CLASSES
+        if labels.get(f"{LABEL}{name}") == "true" and name != PORTABLE
+    ]
     return Node(
         node_id=found["NodeID"],
         num_cpus=int(resources["CPU"]),
@@ -264,7 +328,9 @@ def _node(found: Mapping[str, Any]) -> Node:
 
 
 def _bound_to(node: Node) -> NodeAffinitySchedulingStrategy:
-    """Bind a task to a node by its id: on a dead node it fails, while a task bound by a label would wait."""
+    """Bind a task to a node by its id: on a dead node it fails, while a task bound by a label would
+    wait.
+    """
     return NodeAffinitySchedulingStrategy(node.node_id, soft=False)
 
 

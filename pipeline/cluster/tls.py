@@ -1,7 +1,8 @@
 """TLS of Ray: check that this process and a cluster's head agree on it. Imports no ray.
 
-With RAY_USE_TLS=1, Ray's gRPC channels use TLS with certificates of both sides. On a mismatch, Ray waits for a minute or more, or
-aborts the process without an exception; a handshake beforehand finds the error within a second.
+With RAY_USE_TLS=1, Ray's gRPC channels use TLS with certificates of both sides. On a mismatch, Ray
+waits for a minute or more, or aborts the process without an exception; a handshake beforehand finds
+the error within a second.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ FILES = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
 CODE = "CP-RAY-TLS"
 
 LOOPBACK = ("127.0.0.1", "localhost")
-"""Hosts that Ray replaces by the machine's own address, which it expects in the head's certificate."""
+"""Hosts that Ray replaces by the machine's own address, which it expects in the head's certificate.
+"""
 
 
-def check_tls(host: str, port: int, *, limit_s: float, environ: Mapping[str, str] = os.environ) -> None:
+def check_tls(
+    host: str, port: int, *, limit_s: float, environ: Mapping[str, str] = os.environ
+) -> None:
     """Check that a gRPC server uses TLS if and only if this process does.
 
     Args:
@@ -31,7 +35,8 @@ def check_tls(host: str, port: int, *, limit_s: float, environ: Mapping[str, str
         environ: environment with Ray's variables.
 
     Raises:
-        InfrastructureError: only one side uses TLS, the variables are incomplete, or a certificate is rejected.
+        InfrastructureError: only one side uses TLS, the variables are incomplete, or a certificate
+            is rejected.
         OSError: nothing listens at the address.
     """
     uses_tls = environ.get(USE, "0").lower() in ("1", "true")
@@ -43,29 +48,41 @@ def check_tls(host: str, port: int, *, limit_s: float, environ: Mapping[str, str
         try:
             with context.wrap_socket(line, server_hostname=host) as secure:
                 if uses_tls:
-                    _await_settings(secure)  # in TLS 1.3 a server rejects a client's certificate after the handshake
+                    _await_settings(
+                        secure
+                    )  # in TLS 1.3 a server rejects a client's certificate after the handshake
         except (ssl.SSLError, ConnectionError, TimeoutError) as error:
             problem = error
     reason = problem.reason or "" if isinstance(problem, ssl.SSLError) else ""
     if uses_tls and problem is not None:
         remedy = (
-            f"if the head was started without TLS, unset {USE} here; if not, {FILES[0]} here and on the head must be certificates "
-            f"of the authority in {FILES[2]}, the head's for this address"
+            f"if the head was started without TLS, unset {USE} here; if not, {FILES[0]} here and on"
+            f" the head must be certificates of the authority in {FILES[2]}, the head's for this"
+            " address"
         )
     elif not uses_tls and (problem is None or "ALERT" in reason):
-        remedy = f"it uses TLS: set {USE}=1 here too, and {', '.join(FILES)} to files of the cluster's authority"
+        remedy = (
+            f"it uses TLS: set {USE}=1 here too, and {', '.join(FILES)} to files of the cluster's"
+            " authority"
+        )
     else:
         return
     why = f" ({_words(problem)})" if problem is not None else ""
-    raise InfrastructureError(f"Ray at {host}:{port} and this process do not agree on TLS{why}; {remedy}", code=CODE)
+    raise InfrastructureError(
+        f"Ray at {host}:{port} and this process do not agree on TLS{why}; {remedy}", code=CODE
+    )
 
 
 def _context(environ: Mapping[str, str]) -> ssl.SSLContext:
     """Return the context that Ray would use."""
     for name in FILES:
         if not environ.get(name) or not Path(environ[name]).is_file():
-            got = f"is {environ[name]!r}, which is not a file" if environ.get(name) else "is not set"
-            raise InfrastructureError(f"{USE} is set, but {name} {got}; Ray needs {', '.join(FILES)}", code=CODE)
+            got = (
+                f"is {environ[name]!r}, which is not a file" if environ.get(name) else "is not set"
+            )
+            raise InfrastructureError(
+                f"{USE} is set, but {name} {got}; Ray needs {', '.join(FILES)}", code=CODE
+            )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.set_alpn_protocols(["h2"])
     certificate, key, authority = (environ[name] for name in FILES)
@@ -74,13 +91,17 @@ def _context(environ: Mapping[str, str]) -> ssl.SSLContext:
         context.load_cert_chain(certificate, key)
     except ssl.SSLError as error:
         raise InfrastructureError(
-            f"{', '.join(FILES)} are not a certificate, its key and an authority in PEM ({_words(error)})", code=CODE
+            f"{', '.join(FILES)} are not a certificate, its key and an authority in PEM"
+            f" ({_words(error)})",
+            code=CODE,
         ) from error
     return context
 
 
 def _await_settings(secure: ssl.SSLSocket) -> None:
-    """Wait for the settings that a gRPC server sends after it has accepted the client's certificate."""
+    """Wait for the settings that a gRPC server sends after it has accepted the client's
+    certificate.
+    """
     try:
         if not secure.recv(1):
             raise ConnectionResetError
@@ -89,4 +110,8 @@ def _await_settings(secure: ssl.SSLSocket) -> None:
 
 
 def _words(error: Exception) -> str:
-    return str(getattr(error, "verify_message", None) or getattr(error, "reason", None) or error).replace("_", " ").lower()
+    return (
+        str(getattr(error, "verify_message", None) or getattr(error, "reason", None) or error)
+        .replace("_", " ")
+        .lower()
+    )

@@ -1,7 +1,9 @@
-"""What a submitted job gets: a working directory with the project's packages and the catalog's folder, and absolute locations.
+"""What a submitted job gets: a working directory with the project's packages and the catalog's
+folder, and absolute locations.
 
-Files keep their paths relative to the current directory, so `python:examples.models:ranker` and `samples: data/x.safetensors` mean
-the same on the cluster. The folder of a catalog outside of the current directory becomes `catalog/`.
+Files keep their paths relative to the current directory, so `python:examples.models:ranker` and
+`samples: data/x.safetensors` mean the same on the cluster. The folder of a catalog outside of the
+current directory becomes `catalog/`.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class Upload:
     Attributes:
         files: local files by their names in it.
         catalog: path of the catalog within it.
-        left_out: reasons by the names of files and folders that are not uploaded, apart from hidden files and caches.
+        left_out: reasons by the names of files and folders that are not uploaded, apart from hidden
+            files and caches.
     """
 
     files: Mapping[str, Path]
@@ -59,17 +62,22 @@ class Upload:
         return sum(path.stat().st_size for path in self.files.values())
 
 
-def gather(catalog: str | None, include: Sequence[str], here: Path, *, named: Iterable[Path] = ()) -> Upload:
+def gather(
+    catalog: str | None, include: Sequence[str], here: Path, *, named: Iterable[Path] = ()
+) -> Upload:
     """Return the files of a working directory.
 
     Args:
-        catalog: path of the catalog, None for a registry. An absolute path that does not exist here is assumed on the cluster.
-        include: further files and folders below `here`. They are sent also where an ignore file matches them.
+        catalog: path of the catalog, None for a registry. An absolute path that does not exist here
+            is assumed on the cluster.
+        include: further files and folders below `here`. They are sent also where an ignore file
+            matches them.
         here: current directory.
         named: files and folders that entries of the catalog name, sent like `include`.
 
     Raises:
-        UsageError: a relative path does not exist, or the files are too large; the message names the largest.
+        UsageError: a relative path does not exist, or the files are too large; the message names
+            the largest.
     """
     import freezer
 
@@ -88,7 +96,8 @@ def gather(catalog: str | None, include: Sequence[str], here: Path, *, named: It
         places = {path.parent: folder, **places}
     elif catalog is not None and not Path(catalog).is_absolute():
         raise UsageError(
-            f"catalog {catalog!r} does not exist; expected a file on this machine, or an absolute path on the cluster's head"
+            f"catalog {catalog!r} does not exist; expected a file on this machine, or an absolute"
+            " path on the cluster's head"
         )
     for name in include:
         path = (here / name).resolve()
@@ -121,12 +130,17 @@ class _Ignored:
     """
 
     def __init__(self, folder: Path, here: Path) -> None:
-        repository = next((parent for parent in (folder, *folder.parents) if (parent / ".git").exists()), None)
+        repository = next(
+            (parent for parent in (folder, *folder.parents) if (parent / ".git").exists()), None
+        )
         self._top = repository or (here if folder.is_relative_to(here) else folder)
         self._read: dict[Path, list[tuple[str, GitIgnoreSpec]]] = {}
 
     def by(self, path: Path) -> str | None:
-        """Return the name of the file whose pattern ignores a path; None if it is not ignored. The nearest pattern decides."""
+        """Return the name of the file whose pattern ignores a path; None if it is not ignored.
+
+        The nearest pattern decides.
+        """
         for parent in path.parents:
             for name, spec in self._specs(parent):
                 relative = path.relative_to(parent).as_posix()
@@ -141,12 +155,19 @@ class _Ignored:
         if folder not in self._read:
             found = [(name, folder / name) for name in IGNORE_FILES if (folder / name).is_file()]
             self._read[folder] = [
-                (name, GitIgnoreSpec.from_lines(path.read_text(errors="replace").splitlines())) for name, path in found
+                (name, GitIgnoreSpec.from_lines(path.read_text(errors="replace").splitlines()))
+                for name, path in found
             ]
         return self._read[folder]
 
 
-def _add(path: Path, name: str, files: dict[str, Path], left_out: dict[str, str], ignored: _Ignored | None = None) -> None:
+def _add(
+    path: Path,
+    name: str,
+    files: dict[str, Path],
+    left_out: dict[str, str],
+    ignored: _Ignored | None = None,
+) -> None:
     """Add a file, or the files of a folder, to those uploaded or to those left out."""
     if path.is_file():
         secret = _secret(path)
@@ -175,7 +196,9 @@ def _kind_of_folder(folder: Path) -> str | None:
         return "an environment"
     if (folder / ".coldpress").is_dir() or (folder / "oci-layout").is_file():
         return "a store"
-    return "an artifact" if (folder / MANIFEST).is_file() and (folder / "payloads").is_dir() else None
+    return (
+        "an artifact" if (folder / MANIFEST).is_file() and (folder / "payloads").is_dir() else None
+    )
 
 
 def _secret(path: Path) -> str | None:
@@ -186,9 +209,16 @@ def _secret(path: Path) -> str | None:
     except OSError:  # reported when it is staged
         start = b""
     names = {path.name.lower(), path.resolve().name.lower()}
-    if any(_matches(name, KEYS) for name in names) or (start.startswith(b"-----BEGIN") and b"PRIVATE KEY" in start):
+    if any(_matches(name, KEYS) for name in names) or (
+        start.startswith(b"-----BEGIN") and b"PRIVATE KEY" in start
+    ):
         return "a key"
-    return "a database" if any(_matches(name, DATABASES) for name in names) or start.startswith(b"SQLite format 3\0") else None
+    return (
+        "a database"
+        if any(_matches(name, DATABASES) for name in names)
+        or start.startswith(b"SQLite format 3\0")
+        else None
+    )
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
@@ -202,9 +232,10 @@ def _check_size(files: Mapping[str, Path]) -> None:
         largest = sorted(sizes, key=lambda name: -sizes[name])[:_NUM_NAMED]
         named = ", ".join(f"{name} ({sizes[name] / 1e6:.0f} MB)" for name in largest)
         raise UsageError(
-            f"the files to upload have {total / 1e6:.0f} MB, expected at most {MAX_BYTES / 1e6:.0f}; the largest are {named}. "
-            "Put them where the cluster can read them, and name them in the catalog by absolute path or URL; list the "
-            "others in .coldpressignore"
+            f"the files to upload have {total / 1e6:.0f} MB, expected at most"
+            f" {MAX_BYTES / 1e6:.0f}; the largest are {named}. Put them where the cluster can read"
+            " them, and name them in the catalog by absolute path or URL; list the others in"
+            " .coldpressignore"
         )
 
 
@@ -225,10 +256,14 @@ def check_absolute(locations: Mapping[str, str]) -> None:
     for option, location in locations.items():
         if is_relative(location):
             database = option == "--tracking-uri"
-            expected = "a server, or sqlite:////PATH/mlflow.db" if database else "an absolute path that all nodes reach"
+            expected = (
+                "a server, or sqlite:////PATH/mlflow.db"
+                if database
+                else "an absolute path that all nodes reach"
+            )
             raise UsageError(
-                f"{option} {location!r} is relative, but a job runs in a temporary folder of the cluster, deleted with it; "
-                f"expected {expected}"
+                f"{option} {location!r} is relative, but a job runs in a temporary folder of the"
+                f" cluster, deleted with it; expected {expected}"
             )
 
 

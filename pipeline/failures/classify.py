@@ -32,7 +32,9 @@ GPU_MEMORY = "CP-MEMORY-GPU"
 
 @dataclass(frozen=True, slots=True)
 class _Symptom:
-    """Signs of one cause: errno, class names, or text that torch, compilers and the kernel print."""
+    """Signs of one cause: errno, class names, or text that torch, compilers and the kernel
+    print.
+    """
 
     kind: str
     code: str
@@ -55,7 +57,8 @@ _SYMPTOMS = (
         "memory",
         GPU_MEMORY,
         (),
-        r"CUDA out of memory|CUDA error: out of memory|CU(?:BLAS|DNN|SPARSE|SOLVER)_STATUS_ALLOC_FAILED",
+        r"CUDA out of memory|CUDA error: out of"
+        r" memory|CU(?:BLAS|DNN|SPARSE|SOLVER)_STATUS_ALLOC_FAILED",
         ("OutOfMemoryError",),
     ),
     _Symptom(
@@ -66,9 +69,17 @@ _SYMPTOMS = (
         r"out of memory allocating|virtual memory exhausted|Killed signal terminated program",
         ("MemoryError",),
     ),
-    _Symptom("infrastructure", CODES["infrastructure"], (errno.EAGAIN, errno.ENFILE), r"can't start new thread|can't fork"),
+    _Symptom(
+        "infrastructure",
+        CODES["infrastructure"],
+        (errno.EAGAIN, errno.ENFILE),
+        r"can't start new thread|can't fork",
+    ),
 )
-"""Causes outside the model, the most specific first. The last one: no process, thread or open file is left on the machine."""
+"""Causes outside the model, the most specific first.
+
+The last one: no process, thread or open file is left on the machine.
+"""
 
 
 def classify(error: BaseException) -> Failure:
@@ -82,7 +93,9 @@ def classify(error: BaseException) -> Failure:
         return Failure(kind=error.kind, code=code, message=message)
     if isinstance(error, InfrastructureError | StoreError):
         return Failure(kind="infrastructure", code=code, message=message)
-    return Failure(kind="spec" if isinstance(error, UsageError) else "error", code=code, message=message)
+    return Failure(
+        kind="spec" if isinstance(error, UsageError) else "error", code=code, message=message
+    )
 
 
 def _message(error: BaseException) -> str:

@@ -1,8 +1,10 @@
-"""The retry policy: what happens after each kind of failure. These tables decide it, and nothing else.
+"""The retry policy: what happens after each kind of failure. These tables decide it, and nothing
+else.
 
-A failure comes from a child (`crash`, `timeout`, ...), from the model (the kind of a FreezeError: `capture`, `build`, ...), from a
-judge that finds a candidate damaged (`damage`) or the machine busy (`unstable`), or from the cluster (Ray's exceptions, by name).
-docs/operate.md shows the same table; a test compares the two.
+A failure comes from a child (`crash`, `timeout`, ...), from the model (the kind of a FreezeError:
+`capture`, `build`, ...), from a judge that finds a candidate damaged (`damage`) or the machine busy
+(`unstable`), or from the cluster (Ray's exceptions, by name). docs/operate.md shows the same table;
+a test compares the two.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ MOST_ATTEMPTS = 5
 """Limit for one build or judge in one campaign, over all kinds of failure."""
 
 MOST_STARTS = 3
-"""Limit of campaign starts that retry a recipe which circumstances prevented, when others were judged without it."""
+"""Limit of campaign starts that retry a recipe which circumstances prevented, when others were
+judged without it.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,8 +38,9 @@ class Decision:
         more_memory: reserve more memory for the retry.
         later: retry after the other waiting tasks.
         rebuild: build damaged or missing candidates again before the retry.
-        kept: what the next campaign does. `never`: it retries. `key`: it takes the failure over until the key changes.
-            `memory`: or until more memory may be used. `quarantine`: or until a person lifts it.
+        kept: what the next campaign does. `never`: it retries. `key`: it takes the failure over
+            until the key changes. `memory`: or until more memory may be used. `quarantine`: or
+            until a person lifts it.
     """
 
     attempts: int = 1
@@ -69,7 +74,8 @@ POLICY: Mapping[str, Decision] = {
     "damage": Decision(attempts=2, rebuild=True),
     "infrastructure": Decision(attempts=3, elsewhere=True, later=True),
     "unstable": Decision(attempts=3, elsewhere=True, later=True),
-    # The cluster. The final outcome is `failed: infrastructure`; of `node-memory`, `failed: memory`.
+    # The cluster. The final outcome is `failed: infrastructure`; of `node-memory`, `failed:
+    # memory`.
     "node": Decision(attempts=3, elsewhere=True),
     "worker": Decision(attempts=3, elsewhere=True),
     "node-memory": Decision(attempts=2, more_memory=True),
@@ -100,13 +106,19 @@ RAY: Mapping[str, str] = {
     "TaskUnschedulableError": "node",  # tasks are bound to their nodes
     "RayTaskError": "task",
 }
-"""Kinds of failure by the names of Ray's exceptions. A subclass has the kind of its base; any other is `infrastructure`."""
+"""Kinds of failure by the names of Ray's exceptions.
+
+A subclass has the kind of its base; any other is `infrastructure`.
+"""
 
 LIFT = "--lift-quarantine"
 
 
 def decide(kind: str, code: str | None = None) -> Decision:
-    """Return what happens after a failure. One of an unknown kind is final, and the next campaign retries it."""
+    """Return what happens after a failure.
+
+    One of an unknown kind is final, and the next campaign retries it.
+    """
     return BY_CODE.get(code or "") or POLICY.get(kind, Decision())
 
 
@@ -124,7 +136,10 @@ def kind_of_ray(error: BaseException, cause: BaseException | None = None) -> str
     """
     if cause is not None and (kind := classify(cause).kind) in ("disk", "memory"):
         return "node-memory" if kind == "memory" else kind
-    return next((RAY[base.__name__] for base in type(error).__mro__ if base.__name__ in RAY), "infrastructure")
+    return next(
+        (RAY[base.__name__] for base in type(error).__mro__ if base.__name__ in RAY),
+        "infrastructure",
+    )
 
 
 def attempts_left(before: Sequence[str], kind: str, code: str | None = None) -> int:
@@ -134,10 +149,14 @@ def attempts_left(before: Sequence[str], kind: str, code: str | None = None) -> 
         before: kinds of all its failures in this campaign, including the last one.
         kind, code: of the last one.
     """
-    return max(0, min(decide(kind, code).attempts - before.count(kind), MOST_ATTEMPTS - len(before)))
+    return max(
+        0, min(decide(kind, code).attempts - before.count(kind), MOST_ATTEMPTS - len(before))
+    )
 
 
-def is_kept(failure: Failure | None, *, memory_bytes: int | None = None, lifted: bool = False) -> bool:
+def is_kept(
+    failure: Failure | None, *, memory_bytes: int | None = None, lifted: bool = False
+) -> bool:
     """Whether a campaign takes over a result of an earlier one with the same key.
 
     Args:
@@ -153,12 +172,18 @@ def is_kept(failure: Failure | None, *, memory_bytes: int | None = None, lifted:
         case "quarantine":
             return not lifted
         case "memory":
-            return failure.tried_bytes is not None and memory_bytes is not None and memory_bytes <= failure.tried_bytes
+            return (
+                failure.tried_bytes is not None
+                and memory_bytes is not None
+                and memory_bytes <= failure.tried_bytes
+            )
         case _:
             return True
 
 
-def is_missed(failure: Failure, *, num_starts: int, memory_bytes: int | None = None, lifted: bool = False) -> bool:
+def is_missed(
+    failure: Failure, *, num_starts: int, memory_bytes: int | None = None, lifted: bool = False
+) -> bool:
     """Whether a campaign builds a recipe again whose earlier failure left an outcome without it.
 
     As `is_kept`, but circumstances (`kept="never"`) get at most MOST_STARTS campaign starts.
@@ -173,10 +198,15 @@ def is_missed(failure: Failure, *, num_starts: int, memory_bytes: int | None = N
 
 
 def final_sentence(kind: str, code: str | None, num_attempts: int) -> str:
-    """Return what to add to the message of a final failure: the number of attempts, and what the next campaign does."""
+    """Return what to add to the message of a final failure: the number of attempts, and what the
+    next campaign does.
+    """
     words = [f"tried {num_attempts} times"] if num_attempts > 1 else []
     if decide(kind, code).kept == "quarantine":
-        words.append(f"quarantined: tried again when the model, its recipe or the toolchain changes, or with {LIFT}")
+        words.append(
+            "quarantined: tried again when the model, its recipe or the toolchain changes, or with"
+            f" {LIFT}"
+        )
     if kind == "unstable":
         words.append("repeat it on quieter nodes, or with --accept-noise")
     if decide(kind, code).rebuild:

@@ -1,4 +1,7 @@
-"""This machine's copy of a ledger in a bucket. Parts never change, so a copy is complete or absent."""
+"""This machine's copy of a ledger in a bucket.
+
+Parts never change, so a copy is complete or absent.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ LEDGER = f"{WORK}/ledger"
 
 
 def mirrored(store: Store, remote: RemoteFiles) -> Path:
-    """Fetch new parts, remove those that are gone from the bucket, and return the folder of the copy.
+    """Fetch new parts, remove those that are gone from the bucket, and return the folder of the
+    copy.
 
     Raises:
         StoreUnreachableError: the bucket cannot be read, or the folder cannot be written.
@@ -24,14 +28,18 @@ def mirrored(store: Store, remote: RemoteFiles) -> Path:
     folder = store.root / LEDGER
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        here = set(_parts(path.name for path in folder.iterdir()))  # first: another process of this machine may fetch a new part
+        here = set(
+            _parts(path.name for path in folder.iterdir())
+        )  # first: another process of this machine may fetch a new part
         there = set(_parts(remote.names(LEDGER)))
         for name in sorted(there - here):
             _fetch(remote, name, folder)
         for name in here - there:
             (folder / name).unlink(missing_ok=True)
     except OSError as error:
-        raise StoreUnreachableError(f"the ledger {remote.where(LEDGER)} cannot be read: {error}") from error
+        raise StoreUnreachableError(
+            f"the ledger {remote.where(LEDGER)} cannot be read: {error}"
+        ) from error
     return folder
 
 
@@ -60,15 +68,22 @@ def _writing(remote: RemoteFiles) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreUnreachableError(f"the ledger {remote.where(LEDGER)} cannot be written: {error}") from error
+        raise StoreUnreachableError(
+            f"the ledger {remote.where(LEDGER)} cannot be written: {error}"
+        ) from error
 
 
 def _parts(names: Iterable[str]) -> list[str]:
-    return [name for name in names if name.endswith((SUFFIX, OLD_SUFFIX)) and not name.startswith(".")]
+    return [
+        name for name in names if name.endswith((SUFFIX, OLD_SUFFIX)) and not name.startswith(".")
+    ]
 
 
 def _fetch(remote: RemoteFiles, name: str, folder: Path) -> None:
-    """Fetch one part. If its writer has merged it meanwhile, its rows are in a part that the next call finds."""
+    """Fetch one part.
+
+    If its writer has merged it meanwhile, its rows are in a part that the next call finds.
+    """
     partial = folder / f".{name}.{os.getpid()}"
     try:
         remote.fetch(f"{LEDGER}/{name}", partial)

@@ -1,7 +1,7 @@
 """The history of a store: its campaigns and their outcomes, read from the ledger without a lock.
 
-A campaign shows the outcomes that its record names. A killed campaign shows its own final outcomes, and cached outcomes of models
-whose outcomes are all final.
+A campaign shows the outcomes that its record names. A killed campaign shows its own final outcomes,
+and cached outcomes of models whose outcomes are all final.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class History:
         self._parts: set[str] = set()
         self._keys: dict[str, set[str]] = {}  # judge_keys by model
         self._records: dict[str, LedgerRow] = {}
-        self._outcomes: dict[tuple[str, str], dict[str, LedgerRow]] = {}  # by judge_key and model, then by campaign
+        self._outcomes: dict[
+            tuple[str, str], dict[str, LedgerRow]
+        ] = {}  # by judge_key and model, then by campaign
         self._read()
 
     def campaigns(self) -> list[str]:
@@ -52,7 +54,9 @@ class History:
         row = self._records.get(campaign)
         if row is None:
             known = ", ".join(self.campaigns()) or "none"
-            raise UsageError(f"the ledger {self.folder} has no campaign {campaign!r}; it has: {known}")
+            raise UsageError(
+                f"the ledger {self.folder} has no campaign {campaign!r}; it has: {known}"
+            )
         return CampaignRecord.from_json(row.data)
 
     def refresh(self, campaign: str) -> None:
@@ -72,7 +76,8 @@ class History:
         ]
 
     def outcomes(self, campaign: str) -> list[Outcome]:
-        """Return the outcomes of a campaign, in the order of the catalog; those of bad entries come last.
+        """Return the outcomes of a campaign, in the order of the catalog; those of bad entries come
+        last.
 
         Raises:
             UsageError: the ledger does not have the campaign.
@@ -87,8 +92,13 @@ class History:
             model: its name.
             device_class: only of this class.
         """
-        rows = [row for key in self._keys.get(model, ()) for row in self._outcomes[key, model].values()]
-        wanted = sorted((row for row in rows if device_class in (None, row.device_class)), key=lambda row: row.time)
+        rows = [
+            row for key in self._keys.get(model, ()) for row in self._outcomes[key, model].values()
+        ]
+        wanted = sorted(
+            (row for row in rows if device_class in (None, row.device_class)),
+            key=lambda row: row.time,
+        )
         return [Reached(outcome=_outcome(row, cached=False), time=row.time) for row in wanted]
 
     def models(self) -> list[str]:
@@ -96,7 +106,9 @@ class History:
         return sorted(self._keys)
 
     def others(self, campaign: str, record: CampaignRecord) -> list[Reached]:
-        """Return outcomes that only earlier starts of a campaign reached: the newest of each model and class not in its record."""
+        """Return outcomes that only earlier starts of a campaign reached: the newest of each model
+        and class not in its record.
+        """
         named = {(member.model, member.device_class) for member in record.members}
         newest: dict[tuple[str, str], LedgerRow] = {}
         for rows in self._outcomes.values():
@@ -105,15 +117,23 @@ class History:
                 known = newest.get((row.model, row.device_class))
                 if known is None or known.time < row.time:
                     newest[row.model, row.device_class] = row
-        return [Reached(outcome=_outcome(row, cached=False), time=row.time) for row in newest.values()]
+        return [
+            Reached(outcome=_outcome(row, cached=False), time=row.time) for row in newest.values()
+        ]
 
     def _row(self, campaign: str, member: Member, until: float) -> LedgerRow | None:
-        """Return the campaign's own row of a member; for a cached member, the newest row at that time."""
+        """Return the campaign's own row of a member; for a cached member, the newest row at that
+        time.
+        """
         rows = self._outcomes.get((member.judge_key, member.model), {})
         if not member.cached:
             return rows.get(campaign)
         before = [row for row in rows.values() if row.time <= until]
-        return max(before, key=lambda row: row.time) if before else min(rows.values(), key=lambda row: row.time, default=None)
+        return (
+            max(before, key=lambda row: row.time)
+            if before
+            else min(rows.values(), key=lambda row: row.time, default=None)
+        )
 
     def _read(self) -> None:
         paths = part_paths(self.folder)

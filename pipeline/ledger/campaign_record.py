@@ -1,4 +1,6 @@
-"""The record of a campaign in the ledger: enough to show the campaign again if MLflow has lost it."""
+"""The record of a campaign in the ledger: enough to show the campaign again if MLflow has
+lost it.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +41,13 @@ class CampaignRecord:
         exit_code: regardless of MLflow, which a replay can update later; None until the end.
         interrupted: stopped by a person.
         members: its outcomes, in the order of the catalog; until the end, the planned ones.
-        unreached: planned outcomes that were not reached at the end. Earlier releases did not store them.
+        unreached: planned outcomes that were not reached at the end. Earlier releases did not store
+            them.
         problems: outcomes of bad entries, which have no key; shown last.
-        facts: by device class, the thread count and toolchain that the keys contain. Earlier releases did not store them.
-        driver: versions of the driver's packages, and the commit of the catalog's checkout. Earlier releases did not store them.
+        facts: by device class, the thread count and toolchain that the keys contain. Earlier
+            releases did not store them.
+        driver: versions of the driver's packages, and the commit of the catalog's checkout. Earlier
+            releases did not store them.
     """
 
     catalog: str
@@ -65,7 +70,11 @@ class CampaignRecord:
                 if version:
                     tools.setdefault(name, set()).add(str(version))
         classes = {"device_classes": ", ".join(sorted(self.facts))} if self.facts else {}
-        return {**classes, **{name: ", ".join(sorted(found)) for name, found in tools.items()}, **self.driver}
+        return {
+            **classes,
+            **{name: ", ".join(sorted(found)) for name, found in tools.items()},
+            **self.driver,
+        }
 
     @property
     def num_planned(self) -> int:
@@ -74,22 +83,29 @@ class CampaignRecord:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it has ended, so that the next start with this name is another pass over the catalog."""
-        return self.finished is not None and not self.interrupted and self.exit_code != INFRASTRUCTURE
+        """Whether it has ended, so that the next start with this name is another pass over the
+        catalog.
+        """
+        return (
+            self.finished is not None and not self.interrupted and self.exit_code != INFRASTRUCTURE
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the ledger's form. Members are lists: a fleet has tens of thousands."""
         return encode(self) | {
             "problems": [outcome.to_json() for outcome in self.problems],
             "facts": {
-                name: {"num_threads": facts.num_threads, "toolchain": dict(facts.toolchain)} for name, facts in self.facts.items()
+                name: {"num_threads": facts.num_threads, "toolchain": dict(facts.toolchain)}
+                for name, facts in self.facts.items()
             },
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CampaignRecord:
         """Return the record that `to_json` wrote."""
-        plain = decode(cls, {**data, "members": [], "unreached": [], "problems": []}, origin="campaign row")
+        plain = decode(
+            cls, {**data, "members": [], "unreached": [], "problems": []}, origin="campaign row"
+        )
         return replace(
             plain,
             members=_members_from(data["members"]),
@@ -105,7 +121,10 @@ def _members_from(rows: Sequence[Sequence[Any]]) -> tuple[Member, ...]:
 
 def members_of(outcomes: Sequence[Outcome]) -> tuple[Member, ...]:
     """Return the members for some outcomes."""
-    return tuple(Member(judge_key=o.judge_key, model=o.model, device_class=o.device_class, cached=o.cached) for o in outcomes)
+    return tuple(
+        Member(judge_key=o.judge_key, model=o.model, device_class=o.device_class, cached=o.cached)
+        for o in outcomes
+    )
 
 
 class Continued:
@@ -128,16 +147,30 @@ class Continued:
         record = CampaignRecord.from_json(row.data) if row is not None else None
         self._ledger = ledger
         since = ledger.unended_since
-        # A driver that died after it wrote its end was updating MLflow; one that started later died in another pass or a replay.
-        died_tracking = record is not None and record.finished is not None and since is not None and since < record.finished
-        before = record if record is not None and (not record.is_complete or died_tracking) else None
+        # A driver that died after it wrote its end was updating MLflow; one that started later died
+        # in another pass or a replay.
+        died_tracking = (
+            record is not None
+            and record.finished is not None
+            and since is not None
+            and since < record.finished
+        )
+        before = (
+            record if record is not None and (not record.is_complete or died_tracking) else None
+        )
         self.started = started if before is None else before.started
         self.own_since = math.inf if before is None else before.started
         self.facts: Mapping[str, ClassFacts] = {} if before is None else before.facts
 
     def reached(self, outcome: Outcome) -> Outcome:
-        """Return an outcome as this campaign's own if it reached the same one itself; another campaign may have too."""
-        row = self._ledger.own("outcome", outcome.judge_key, outcome.model) if outcome.cached else None
+        """Return an outcome as this campaign's own if it reached the same one itself; another
+        campaign may have too.
+        """
+        row = (
+            self._ledger.own("outcome", outcome.judge_key, outcome.model)
+            if outcome.cached
+            else None
+        )
         if row is None or row.time < self.own_since:
             return outcome
         own = _content(Outcome.from_json(row.data["outcome"])) == _content(outcome)
@@ -146,4 +179,6 @@ class Continued:
 
 def _content(outcome: Outcome) -> str:
     """Return an outcome without its catalog fields, as a text: NaN figures are equal only there."""
-    return json.dumps({**outcome.to_json(), "cached": None, "tags": None, "registered_name": None}, sort_keys=True)
+    return json.dumps(
+        {**outcome.to_json(), "cached": None, "tags": None, "registered_name": None}, sort_keys=True
+    )

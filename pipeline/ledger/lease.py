@@ -1,14 +1,15 @@
 """The lease of a campaign. It keeps a second driver out, and stops one that has lost it.
 
-    STORE/.coldpress/ledger/lock-<campaign>          flock: exact on one machine, and on file systems that share locks
-    STORE/.coldpress/ledger/lease-<campaign>.json    the holder, rewritten every HEARTBEAT_S; removed when the driver ends
+    STORE/.coldpress/ledger/lock-<campaign>  flock: exact on one machine, and on file systems that share locks
+    STORE/.coldpress/ledger/lease-<campaign>.json  the holder, rewritten every HEARTBEAT_S; removed when the driver ends
 
-In a bucket the lease is an object, without a lock: it is written, and read again after SETTLE_S. By then any other driver that saw
-no lease has written its own.
+In a bucket the lease is an object, without a lock: it is written, and read again after SETTLE_S. By
+then any other driver that saw no lease has written its own.
 
-A lease is free if its process is seen dead (same boot, same process namespace), or if its content has not changed for `expiry_s` of
-the observer's monotonic clock: clocks of two machines are never compared. A new holder writes its own token. A driver looks for its
-token before each write (`Lease.check`), so one that slept, or whose disk hung, writes nothing more.
+A lease is free if its process is seen dead (same boot, same process namespace), or if its content
+has not changed for `expiry_s` of the observer's monotonic clock: clocks of two machines are never
+compared. A new holder writes its own token. A driver looks for its token before each write
+(`Lease.check`), so one that slept, or whose disk hung, writes nothing more.
 """
 
 from __future__ import annotations
@@ -63,14 +64,14 @@ class Holder:
     Attributes:
         token: unique to this holding.
         host, user, pid: for people.
-        boot, namespace, pid_started: with `pid`, they identify one process. The namespace is included because containers have
-            their own pids.
+        boot, namespace, pid_started: with `pid`, they identify one process. The namespace is
+            included because containers have their own pids.
         started: seconds since the epoch by the holder's clock, for people.
         beat: increased by every heartbeat.
         beat_time: time of the last heartbeat by the holder's clock, for people.
         heartbeat_s, expiry_s: settings of the holder.
-        after: `unended_since` of the dead driver that it took over from; None if the last driver ended normally. Earlier
-            releases did not store it.
+        after: `unended_since` of the dead driver that it took over from; None if the last driver
+            ended normally. Earlier releases did not store it.
     """
 
     token: str
@@ -89,7 +90,9 @@ class Holder:
 
     @property
     def unended_since(self) -> float:
-        """Start of the first of the drivers that died in a row up to this one, in seconds since the epoch."""
+        """Start of the first of the drivers that died in a row up to this one, in seconds since the
+        epoch.
+        """
         return self.started if self.after is None else self.after
 
     @property
@@ -99,7 +102,9 @@ class Holder:
         return f"process {self.pid} of {self.user} on {self.host} since {since}"
 
     def is_here(self) -> bool:
-        """Whether the holder runs in this boot and process namespace, so that its process can be checked."""
+        """Whether the holder runs in this boot and process namespace, so that its process can be
+        checked.
+        """
         return bool(self.boot) and (self.boot, self.namespace) == (boot_id(), process_namespace())
 
     def is_dead(self) -> bool:
@@ -114,7 +119,10 @@ def check_campaign(name: str) -> None:
         UsageError: it cannot be part of a file name.
     """
     if not _CAMPAIGN.fullmatch(name):
-        raise UsageError(f"campaign {name!r}: expected up to 100 letters, digits, spaces or . _ - + ', a letter or digit first")
+        raise UsageError(
+            f"campaign {name!r}: expected up to 100 letters, digits, spaces or . _ - + ', a letter"
+            " or digit first"
+        )
 
 
 class LeaseObject:
@@ -162,8 +170,11 @@ def read_holder(path: Path | LeaseObject) -> Holder | None:
         return None
 
 
-def living_holder(path: Path | LeaseObject, notify: Callable[[str], None] = lambda _: None) -> Holder | None:
-    """Return the holder of a lease if it lives: if its process cannot be checked, wait for a heartbeat.
+def living_holder(
+    path: Path | LeaseObject, notify: Callable[[str], None] = lambda _: None
+) -> Holder | None:
+    """Return the holder of a lease if it lives: if its process cannot be checked, wait for a
+    heartbeat.
 
     Args:
         path: of the lease.
@@ -189,15 +200,21 @@ def living_holder(path: Path | LeaseObject, notify: Callable[[str], None] = lamb
 
 @contextlib.contextmanager
 def campaign_lock(
-    folder: Path, campaign: str, notify: Callable[[str], None] = lambda _: None, *, remote: RemoteFiles | None = None
+    folder: Path,
+    campaign: str,
+    notify: Callable[[str], None] = lambda _: None,
+    *,
+    remote: RemoteFiles | None = None,
 ) -> Iterator[Lease]:
-    """Hold the right to write for a campaign. One process at a time has it; it is free again when that process dies.
+    """Hold the right to write for a campaign. One process at a time has it; it is free again when
+    that process dies.
 
     Args:
         folder: of the ledger.
         campaign: name.
         notify: takes messages about the wait for a driver of another machine.
-        remote: the bucket that contains the ledger. The lease is then advisory, and `folder` is this machine's.
+        remote: the bucket that contains the ledger. The lease is then advisory, and `folder` is
+            this machine's.
 
     Raises:
         InfrastructureError: another process has it.
@@ -228,7 +245,9 @@ def campaign_lock(
                 if (holder := read_holder(path)) is None or holder.token != lease.token:
                     raise _running(campaign, folder, holder)
         except OSError as error:
-            raise StoreUnreachableError(f"the lease {path} cannot be read or written: {error}") from error
+            raise StoreUnreachableError(
+                f"the lease {path} cannot be read or written: {error}"
+            ) from error
         with lease:
             yield lease
 
@@ -238,18 +257,22 @@ def _running(campaign: str, folder: Path, holder: Holder | None) -> Infrastructu
     remedy = "wait for it, or name another with --campaign"
     if holder is not None:
         remedy += (
-            f"; to take over, end that process: its lease is free at once on its machine, elsewhere after {holder.expiry_s:.0f} s"
+            "; to take over, end that process: its lease is free at once on its machine, elsewhere"
+            f" after {holder.expiry_s:.0f} s"
         )
     return InfrastructureError(
-        f"campaign {campaign!r} is being run by another driver on {folder}{who}; {remedy}", code="CP-CAMPAIGN-RUNNING"
+        f"campaign {campaign!r} is being run by another driver on {folder}{who}; {remedy}",
+        code="CP-CAMPAIGN-RUNNING",
     )
 
 
 class Lease:
-    """This process's hold on a campaign, kept alive by a thread while it is entered as a context manager.
+    """This process's hold on a campaign, kept alive by a thread while it is entered as a context
+    manager.
 
     Attributes:
-        after: start of the last driver if it died; of several that died in a row, the first. None if it ended normally.
+        after: start of the last driver if it died; of several that died in a row, the first. None
+            if it ended normally.
     """
 
     def __init__(self, path: Path | LeaseObject, campaign: str, *, after: float | None) -> None:
@@ -291,7 +314,8 @@ class Lease:
         return self._holder.token
 
     def check(self) -> None:
-        """Check that this process still holds the lease. Call it before each write for the campaign.
+        """Check that this process still holds the lease. Call it before each write for the
+        campaign.
 
         Raises:
             LeaseLostError: another driver has taken over.
@@ -300,13 +324,16 @@ class Lease:
         try:
             found = read_holder(self._path)
         except OSError as error:
-            raise StoreUnreachableError(f"the lease {self._path} cannot be read: {error}") from error
+            raise StoreUnreachableError(
+                f"the lease {self._path} cannot be read: {error}"
+            ) from error
         if found is None or found.token != self._holder.token:
             taker = f"by {found.who}" if found else "and given back"
             raise LeaseLostError(
-                f"the lease of campaign {self._campaign!r} was taken over {taker}: this driver slept, or lost the store, for "
-                f"more than {EXPIRY_S:.0f} s; it writes nothing more, and what it had finished is kept. Leave the campaign to the "
-                "other driver, or run the same command again when that has ended"
+                f"the lease of campaign {self._campaign!r} was taken over {taker}: this driver"
+                f" slept, or lost the store, for more than {EXPIRY_S:.0f} s; it writes nothing"
+                " more, and what it had finished is kept. Leave the campaign to the other driver,"
+                " or run the same command again when that has ended"
             )
 
     def write(self) -> None:
@@ -322,12 +349,17 @@ class Lease:
             write_whole(self._path, content, synced=False)
 
     def _keep_alive(self) -> None:
-        """Write heartbeats until the end, or until another driver holds the lease. A full disk does not stop them."""
+        """Write heartbeats until the end, or until another driver holds the lease.
+
+        A full disk does not stop them.
+        """
         while not self._ended.wait(HEARTBEAT_S):
             with contextlib.suppress(OSError):
                 if not self._is_ours():
                     return
-                self._holder = replace(self._holder, beat=self._holder.beat + 1, beat_time=time.time())
+                self._holder = replace(
+                    self._holder, beat=self._holder.beat + 1, beat_time=time.time()
+                )
                 self.write()
 
     def _is_ours(self) -> bool:

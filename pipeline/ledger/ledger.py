@@ -1,14 +1,17 @@
-"""The ledger: the durable table of outcomes, in the store. It is the source of truth; MLflow is a projection of it.
+"""The ledger: the durable table of outcomes, in the store. It is the source of truth; MLflow is a
+projection of it.
 
-    STORE/.coldpress/ledger/<campaign>@....arrow    parts: some rows each, written aside, synced, then renamed (segments.py)
+    STORE/.coldpress/ledger/<campaign>@....arrow  parts: some rows each, written aside, synced, then renamed (segments.py)
     STORE/.coldpress/ledger/lock-<campaign>         held by the only driver of a campaign, and
     STORE/.coldpress/ledger/lease-<campaign>.json   which driver that is (lease.py)
 
-For a store in a bucket these are objects there, and each machine has a copy of the parts (bucket_mirror.py).
+For a store in a bucket these are objects there, and each machine has a copy of the parts
+(bucket_mirror.py).
 
-A row is final once its part has its name. While a campaign runs, MERGE_AT parts of about one size are merged into one: a folder
-contains some dozens of parts for any number of rows, and a row is written two or three times. Each campaign keeps its newest row of
-each key, so every campaign can be shown again.
+A row is final once its part has its name. While a campaign runs, MERGE_AT parts of about one size
+are merged into one: a folder contains some dozens of parts for any number of rows, and a row is
+written two or three times. Each campaign keeps its newest row of each key, so every campaign can be
+shown again.
 """
 
 from __future__ import annotations
@@ -26,7 +29,16 @@ from freezer.files.atomic import remove
 from freezer.store.store import WORK, Store
 from pipeline.ledger.bucket_mirror import drop_part, mirrored, send_part
 from pipeline.ledger.lease import Lease, LeaseLostError, campaign_lock, check_campaign
-from pipeline.ledger.segments import LedgerRow, Part, RowKind, encode, part_name, read_folder, remove_partial, write_part
+from pipeline.ledger.segments import (
+    LedgerRow,
+    Part,
+    RowKind,
+    encode,
+    part_name,
+    read_folder,
+    remove_partial,
+    write_part,
+)
 
 _Key = TypeVar("_Key")
 _Timed = TypeVar("_Timed", bound="LedgerRow | _Entry")
@@ -66,7 +78,9 @@ class _Entry(NamedTuple):
 
     def row(self) -> LedgerRow:
         text = self.part.text(self.place)
-        return LedgerRow(self.kind, self.key, self.model, self.device_class, self.campaign, self.time, text)  # type: ignore[arg-type]
+        return LedgerRow(
+            self.kind, self.key, self.model, self.device_class, self.campaign, self.time, text
+        )  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,27 +95,36 @@ class Draft:
 
 
 class Ledger:
-    """The ledger of a store, with this driver as the only writer of its campaign. Use it as a context manager.
+    """The ledger of a store, with this driver as the only writer of its campaign. Use it as a
+    context manager.
 
     Args:
         store: that contains it.
         campaign: to write for.
         notify: takes messages about the wait for another driver.
-        read_only: take no lease. It can then be read while the campaign's driver runs, and not be written.
+        read_only: take no lease. It can then be read while the campaign's driver runs, and not be
+            written.
 
     Raises:
         UsageError: the campaign's name is not allowed.
     """
 
     def __init__(
-        self, store: Store, campaign: str, notify: Callable[[str], None] = lambda _: None, *, read_only: bool = False
+        self,
+        store: Store,
+        campaign: str,
+        notify: Callable[[str], None] = lambda _: None,
+        *,
+        read_only: bool = False,
     ) -> None:
         check_campaign(campaign)
         self._store, self._remote = store, store.remote
         self.folder = ledger_folder(store)
         self.campaign = campaign
         self._notify, self._read_only = notify, read_only
-        self._of_keys: dict[tuple[str, str], dict[str, _Entry]] = {}  # by kind and key, then by model
+        self._of_keys: dict[
+            tuple[str, str], dict[str, _Entry]
+        ] = {}  # by kind and key, then by model
         self._nearest: dict[tuple[str, str, str], _Entry] = {}  # by kind, model and device class
         self._own: dict[tuple[str, str, str], _Entry] = {}  # by kind, key and model
         self._own_parts: list[Part] = []
@@ -123,7 +146,9 @@ class Ledger:
             self.refresh()
             return self
         with ExitStack() as held:
-            self._lease = held.enter_context(campaign_lock(self.folder, self.campaign, self._notify, remote=self._remote))
+            self._lease = held.enter_context(
+                campaign_lock(self.folder, self.campaign, self._notify, remote=self._remote)
+            )
             remove_partial(self.folder, self.campaign)
             self.refresh()
             self._held = held.pop_all()
@@ -135,7 +160,9 @@ class Ledger:
         # Rows are safe in many parts too: if they cannot be merged now, the next start does it.
         with self._held, suppress(LeaseLostError, StoreUnreachableError):
             parts = sorted(self._own_parts, key=lambda part: part.num_rows)
-            if parts and parts[-1].num_rows > max(LEFT_ALONE, MERGE_AT * sum(part.num_rows for part in parts[:-1])):
+            if parts and parts[-1].num_rows > max(
+                LEFT_ALONE, MERGE_AT * sum(part.num_rows for part in parts[:-1])
+            ):
                 parts.pop()
             if len(parts) > 1:
                 self._merge(parts)
@@ -173,7 +200,9 @@ class Ledger:
             self._take_in(part)
 
     def find(self, kind: RowKind, key: str, *, model: str | None = None) -> LedgerRow | None:
-        """Return the newest row of a key, optionally of one model: entries that differ only in name share a key."""
+        """Return the newest row of a key, optionally of one model: entries that differ only in name
+        share a key.
+        """
         entries = self._of_keys.get((kind, key), {})
         if model is None:
             return max(entries.values(), key=lambda entry: entry.time).row() if entries else None
@@ -181,7 +210,12 @@ class Ledger:
 
     def rows(self, kind: RowKind) -> Iterator[LedgerRow]:
         """Yield the newest row of each key and model, the oldest first."""
-        entries = [entry for (of_kind, _), by_model in self._of_keys.items() if of_kind == kind for entry in by_model.values()]
+        entries = [
+            entry
+            for (of_kind, _), by_model in self._of_keys.items()
+            if of_kind == kind
+            for entry in by_model.values()
+        ]
         return (entry.row() for entry in sorted(entries, key=lambda entry: entry.time))
 
     def own(self, kind: RowKind, key: str, model: str) -> LedgerRow | None:
@@ -194,14 +228,18 @@ class Ledger:
         entry = self._nearest.get((kind, model, device_class))
         return None if entry is None else entry.row()
 
-    def append(self, kind: RowKind, key: str, *, model: str, device_class: str, data: Mapping[str, Any]) -> None:
+    def append(
+        self, kind: RowKind, key: str, *, model: str, device_class: str, data: Mapping[str, Any]
+    ) -> None:
         """Add a row, which is on the disk when this returns.
 
         Raises:
             LeaseLostError: another driver has taken the campaign over.
             StoreUnreachableError: it cannot be written (a full disk); nothing was added.
         """
-        self.append_all([Draft(kind=kind, key=key, model=model, device_class=device_class, data=data)])
+        self.append_all(
+            [Draft(kind=kind, key=key, model=model, device_class=device_class, data=data)]
+        )
 
     def append_all(self, drafts: Sequence[Draft]) -> None:
         """Add rows atomically. They are on the disk when this returns.
@@ -215,16 +253,28 @@ class Ledger:
         self.check()
         rows = [self._row(draft) for draft in drafts]
         self._add_own(self._written(encode(rows)))
-        with suppress(LeaseLostError, StoreUnreachableError):  # the rows are written; the next append reports the problem
+        with suppress(
+            LeaseLostError, StoreUnreachableError
+        ):  # the rows are written; the next append reports the problem
             self._merge_steps()
 
     def _row(self, draft: Draft) -> LedgerRow:
-        """Return the row, with a later time than every row that it replaces, even if the clock went back."""
+        """Return the row, with a later time than every row that it replaces, even if the clock went
+        back.
+        """
         known = self._of_keys.get((draft.kind, draft.key), {}).get(draft.model)
         before = max(self._latest, known.time if known else 0.0)
         self._latest = max(time.time(), before + LEAST_STEP_S)
         text = json.dumps(draft.data)
-        return LedgerRow(draft.kind, draft.key, draft.model, draft.device_class, self.campaign, self._latest, text)
+        return LedgerRow(
+            draft.kind,
+            draft.key,
+            draft.model,
+            draft.device_class,
+            self.campaign,
+            self._latest,
+            text,
+        )
 
     def _name(self) -> str:
         self._num_written += 1
@@ -257,9 +307,17 @@ class Ledger:
             level += 1
 
     def _merge(self, parts: Sequence[Part]) -> None:
-        """Merge parts into one, without replaced rows. Readers see the old parts, the new one, or both."""
+        """Merge parts into one, without replaced rows.
+
+        Readers see the old parts, the new one, or both.
+        """
         self.check()
-        rows = (row for part in parts for index, row in enumerate(part.rows()) if self._is_newest(row, part, index))
+        rows = (
+            row
+            for part in parts
+            for index, row in enumerate(part.rows())
+            if self._is_newest(row, part, index)
+        )
         merged = self._written(encode(rows))
         self._own_parts = [part for part in self._own_parts if part not in parts]
         self._add_own(merged)

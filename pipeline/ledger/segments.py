@@ -1,10 +1,10 @@
 """Parts: the files of a ledger. Each contains some rows, and never changes once it has its name.
 
-    <campaign>@<time>-<token>-<n>.<crc>.arrow    Arrow IPC file, zstd; rows in batches of BATCH_ROWS; crc is the CRC-32 of its bytes
+    <campaign>@<time>-<token>-<n>.<crc>.arrow  Arrow IPC file, zstd; rows in batches of BATCH_ROWS; crc is the CRC-32 of its bytes
     <campaign>@<time>-<pid>-<n>.parquet          earlier releases, one or more rows; still read
 
-A part is kept in memory as its compressed bytes, and a batch is decoded when the data of a row is needed. So a large ledger takes
-little memory, and others may compact its files meanwhile.
+A part is kept in memory as its compressed bytes, and a batch is decoded when the data of a row is
+needed. So a large ledger takes little memory, and others may compact its files meanwhile.
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ class Part:
         index, within = divmod(row, BATCH_ROWS)
         if self._batch[0] == index:
             return self._batch[1][within]
-        texts: list[str] = pa.ipc.open_file(self._content).get_batch(index).column(_DATA).to_pylist()
+        texts: list[str] = (
+            pa.ipc.open_file(self._content).get_batch(index).column(_DATA).to_pylist()
+        )
         if self.num_rows > BATCH_ROWS:  # neighbours are usually needed next
             self._batch = (index, texts)
         return texts[within]
@@ -109,7 +111,9 @@ class Part:
                 yield LedgerRow(*values)
 
     def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
-        options = pa.ipc.IpcReadOptions(included_fields=[_SCHEMA.get_field_index(name) for name in names])
+        options = pa.ipc.IpcReadOptions(
+            included_fields=[_SCHEMA.get_field_index(name) for name in names]
+        )
         reader = pa.ipc.open_file(self._content, options=options)
         for index in range(reader.num_record_batches):
             yield reader.get_batch(index)
@@ -118,12 +122,17 @@ class Part:
 def encode(rows: Iterable[LedgerRow]) -> bytes:
     """Return the bytes of a part, with rows in batches of BATCH_ROWS."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, _SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+    with pa.ipc.new_file(
+        sink, _SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd")
+    ) as writer:
         waiting = iter(rows)
         while batch := list(islice(waiting, BATCH_ROWS)):
             columns = zip(*(_values(row) for row in batch), strict=True)
             writer.write_batch(
-                pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, _SCHEMA, strict=True)], schema=_SCHEMA)
+                pa.record_batch(
+                    [pa.array(c, f.type) for c, f in zip(columns, _SCHEMA, strict=True)],
+                    schema=_SCHEMA,
+                )
             )
     content: bytes = sink.getvalue().to_pybytes()
     return content
@@ -160,11 +169,16 @@ def write_part(folder: Path, name: str, content: bytes) -> Part:
 def part_paths(folder: Path, campaign: str | None = None) -> list[Path]:
     """Return the files of a ledger's parts, of all campaigns or of one, sorted."""
     mine = "*" if campaign is None else f"{glob.escape(campaign)}@*"
-    return sorted(path for suffix in (SUFFIX, OLD_SUFFIX) for path in folder.glob(f"{mine}{suffix}"))
+    return sorted(
+        path for suffix in (SUFFIX, OLD_SUFFIX) for path in folder.glob(f"{mine}{suffix}")
+    )
 
 
 def remove_partial(folder: Path, campaign: str) -> None:
-    """Remove the partial files of killed drivers of a campaign. Only its current driver may call this."""
+    """Remove the partial files of killed drivers of a campaign.
+
+    Only its current driver may call this.
+    """
     for path in folder.glob(f".{glob.escape(campaign)}@*.partial"):
         remove(path)
     for path in folder.glob(f".lease-{glob.escape(campaign)}.json.*"):
@@ -172,7 +186,8 @@ def remove_partial(folder: Path, campaign: str) -> None:
 
 
 def read_folder(folder: Path, known: Collection[Path] = ()) -> Iterator[Part]:
-    """Yield the parts of a ledger that are not known yet. Rows that others compact meanwhile are found in their new parts.
+    """Yield the parts of a ledger that are not known yet. Rows that others compact meanwhile are
+    found in their new parts.
 
     Raises:
         StoreUnreachableError: a part is damaged.
@@ -216,4 +231,6 @@ def _read(path: Path) -> Part | None:
     except FileNotFoundError:
         return None
     except (OSError, pa.ArrowException) as error:
-        raise StoreUnreachableError(f"{path} cannot be read: {error}; move it away to continue without its rows") from error
+        raise StoreUnreachableError(
+            f"{path} cannot be read: {error}; move it away to continue without its rows"
+        ) from error

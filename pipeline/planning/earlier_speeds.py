@@ -1,7 +1,8 @@
-"""What earlier judgements say about the recipes of an architecture, for a device class and thread count.
+"""What earlier judgements say about the recipes of an architecture, for a device class and thread
+count.
 
-It is derived from the outcomes in the ledger. A recipe that was clearly slower than the winner is not built again for another model
-of the same architecture, unless its name was requested.
+It is derived from the outcomes in the ledger. A recipe that was clearly slower than the winner is
+not built again for another model of the same architecture, unless its name was requested.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from pipeline.planning.plan import Item
 from pipeline.records.outcome import CandidateReport, Outcome
 
 REACH = 0.9
-"""A recipe may win if the upper bound of its speedup is at least this share of the winner's speedup."""
+"""A recipe may win if the upper bound of its speedup is at least this share of the winner's
+speedup.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +27,8 @@ class EarlierSpeed:
     """The newest figures of a recipe for an architecture.
 
     Attributes:
-        share: speedup as a share of the fastest one in the same judgement; `most` is its upper bound.
+        share: speedup as a share of the fastest one in the same judgement; `most` is its upper
+            bound.
         speedup: over eager.
         model, fastest: the model and the recipe that was the fastest there.
     """
@@ -37,7 +41,10 @@ class EarlierSpeed:
     fastest: str
 
     def __str__(self) -> str:
-        return f"{self.speedup:.2f} times as fast as eager for {self.model}, of the same architecture; {self.fastest} was faster"
+        return (
+            f"{self.speedup:.2f} times as fast as eager for {self.model}, of the same architecture;"
+            f" {self.fastest} was faster"
+        )
 
 
 class EarlierSpeeds:
@@ -61,7 +68,11 @@ class EarlierSpeeds:
         own = [found for found in known.values() if needs_torch_alone(found.recipe)]
         kept = {found.recipe for found in known.values() if found.most >= REACH}
         kept |= {max(own, key=lambda found: found.share).recipe} if own else set()
-        return {recipe: str(known[recipe]) for recipe in item.optional if recipe in known and recipe not in kept}
+        return {
+            recipe: str(known[recipe])
+            for recipe in item.optional
+            if recipe in known and recipe not in kept
+        }
 
     def add(self, outcome: Outcome) -> None:
         """Take in a new outcome."""
@@ -99,10 +110,20 @@ def _take_in(outcome: Outcome, known: dict[tuple[str, str, int], dict[str, Earli
 
 
 def _measured(outcome: Outcome) -> Iterator[tuple[CandidateReport, float, float]]:
-    """The candidates of an undisturbed judgement by medians that passed the drift gate, with speedup and its upper bound."""
+    """The candidates of an undisturbed judgement by medians that passed the drift gate, with
+    speedup and its upper bound.
+    """
     by_median = timing_of(outcome.objective) == "p50"
-    if outcome.verdict not in ("published", "kept-eager", "kept-previous") or outcome.clock == "disturbed" or not by_median:
+    if (
+        outcome.verdict not in ("published", "kept-eager", "kept-previous")
+        or outcome.clock == "disturbed"
+        or not by_median
+    ):
         return
     for report in outcome.candidates:
-        if report.problem is None and report.figures.speedup is not None and report.figures.speedup_ci is not None:
+        if (
+            report.problem is None
+            and report.figures.speedup is not None
+            and report.figures.speedup_ci is not None
+        ):
             yield report, report.figures.speedup, report.figures.speedup_ci[1]

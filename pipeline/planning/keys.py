@@ -1,4 +1,5 @@
-"""Keys: digests of everything that a result depends on. Work under a finished key is never repeated, in any campaign.
+"""Keys: digests of everything that a result depends on. Work under a finished key is never
+repeated, in any campaign.
 
 The parts of a key are recorded, so that `--explain` can name those that differ.
 """
@@ -48,7 +49,8 @@ def make_key(parts: Mapping[str, Any]) -> Key:
 
 
 class FileDigests:
-    """Digests of files, cached by path, size and modification time in a JSON file beside the staging folders.
+    """Digests of files, cached by path, size and modification time in a JSON file beside the
+    staging folders.
 
     Attributes:
         known: the cache, in which others may keep digests under names of their own.
@@ -72,7 +74,9 @@ class FileDigests:
     def save(self) -> None:
         """Write the cache atomically. Failure is ignored: the digests are then computed again."""
         with contextlib.suppress(OSError):
-            partial = own_path(self._cache.parent, self._cache.name)  # cleaned up if the driver is killed
+            partial = own_path(
+                self._cache.parent, self._cache.name
+            )  # cleaned up if the driver is killed
             make_folder(partial.parent)
             write_whole(partial, json.dumps(self.known).encode(), synced=False)
             move(partial, self._cache)
@@ -81,8 +85,8 @@ class FileDigests:
 def source_key(entry: Entry, digests: FileDigests) -> Key:
     """Return the key of a source, without loading the model.
 
-    It depends on the version of a registry model, the bytes of a file, or the module, arguments and listed files of a python
-    source.
+    It depends on the version of a registry model, the bytes of a file, or the module, arguments and
+    listed files of a python source.
 
     Raises:
         OSError: a file, or a folder of a transformers source, is missing or unreadable.
@@ -99,12 +103,16 @@ def source_key(entry: Entry, digests: FileDigests) -> Key:
         parts |= {"version": source.location, "run": entry.tags.get(SOURCE_RUN)}
     elif source.kind in FILE_KINDS:
         pinned = f"sha256:{source.sha256}" if source.sha256 else None
-        parts["file"] = pinned if is_url(source.location) and pinned else digests.of(Path(source.location))
+        parts["file"] = (
+            pinned if is_url(source.location) and pinned else digests.of(Path(source.location))
+        )
     else:
         folder = Path(source.location)
         parts |= {"weights": source.weights, "transformers": metadata.version("transformers")}
         if folder.is_dir():
-            parts["folder"] = {str(path.relative_to(folder)): digests.of(path) for path in _files_in(folder)}
+            parts["folder"] = {
+                str(path.relative_to(folder)): digests.of(path) for path in _files_in(folder)
+            }
         else:
             parts["name"] = source.location
     return make_key(parts)
@@ -113,7 +121,11 @@ def source_key(entry: Entry, digests: FileDigests) -> Key:
 def pinned(source: Source, key: Key) -> Source:
     """Return a source that fails to load if its file has changed since its key was made."""
     digest = key.parts.get("file")
-    return source if digest is None or source.sha256 is not None else replace(source, sha256=digest.removeprefix("sha256:"))
+    return (
+        source
+        if digest is None or source.sha256 is not None
+        else replace(source, sha256=digest.removeprefix("sha256:"))
+    )
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -126,7 +138,9 @@ def _files_in(folder: Path) -> list[Path]:
     def refuse(error: OSError) -> None:
         raise error
 
-    found = (Path(root, name) for root, _, names in os.walk(folder, onerror=refuse) for name in names)
+    found = (
+        Path(root, name) for root, _, names in os.walk(folder, onerror=refuse) for name in names
+    )
     return sorted(path for path in found if path.is_file())
 
 
@@ -148,7 +162,10 @@ class BuildTarget:
 
 
 def build_key(entry: Entry, source: Key, recipe: Recipe, target: BuildTarget) -> Key:
-    """Return the key of one build. The further thread counts and default points are not part of it."""
+    """Return the key of one build.
+
+    The further thread counts and default points are not part of it.
+    """
     kept: dict[str, Any] = {"preserve": list(entry.preserve)} if entry.preserve else {}
     kept |= {"reset": entry.reset} if entry.reset else {}
     kept |= _points(entry) if recipe.by_shape else {}
@@ -167,14 +184,19 @@ def build_key(entry: Entry, source: Key, recipe: Recipe, target: BuildTarget) ->
     )
 
 
-def judge_key(entry: Entry, source: Key, builds: Sequence[Key], target: BuildTarget, policy: SamplingPolicy) -> Key:
+def judge_key(
+    entry: Entry, source: Key, builds: Sequence[Key], target: BuildTarget, policy: SamplingPolicy
+) -> Key:
     """Return the key of one judge.
 
-    Default points, the default objective and an unset `memory_mb_max` are not part of it. Source and class are part of it only if
-    there are no builds. `sizes` are the further sizes at which the winner is timed; earlier releases did not time any.
+    Default points, the default objective and an unset `memory_mb_max` are not part of it. Source
+    and class are part of it only if there are no builds. `sizes` are the further sizes at which the
+    winner is timed; earlier releases did not time any.
     """
     limits = {name: getattr(entry.limits, name) for name in JUDGED_LIMITS}
-    limits |= {} if entry.limits.memory_mb_max is None else {"memory_mb_max": entry.limits.memory_mb_max}
+    limits |= (
+        {} if entry.limits.memory_mb_max is None else {"memory_mb_max": entry.limits.memory_mb_max}
+    )
     alone = {} if builds else {"source": source.digest, "device_class": target.device_class}
     return make_key(
         {
@@ -184,8 +206,12 @@ def judge_key(entry: Entry, source: Key, builds: Sequence[Key], target: BuildTar
             "builds": sorted(build.digest for build in builds),
             "limits": limits | _build_s(entry),
             **({} if entry.objective == "p50" else {"objective": entry.objective}),
-            "policy": encode(replace(policy, accept_noise=False)),  # what it publishes is judged again without it
-            "num_threads": [target.num_threads, *target.further_threads] if target.further_threads else target.num_threads,
+            "policy": encode(
+                replace(policy, accept_noise=False)
+            ),  # what it publishes is judged again without it
+            "num_threads": [target.num_threads, *target.further_threads]
+            if target.further_threads
+            else target.num_threads,
             "inputs": {"version": INPUTS_VERSION, "samples": target.samples},
             "task_metric": entry.task_metric,
         }
@@ -193,15 +219,22 @@ def judge_key(entry: Entry, source: Key, builds: Sequence[Key], target: BuildTar
 
 
 def _points(entry: Entry) -> dict[str, Any]:
-    """The points of an entry, unless they are the default. Dims that the source itself declares are not known yet."""
+    """The points of an entry, unless they are the default.
+
+    Dims that the source itself declares are not known yet.
+    """
     if entry.spec is None:
         return {"points": [dict(point) for point in entry.points]} if entry.points else {}
     named = entry.spec.named_points(entry.points)
-    return {} if named == (entry.spec.first_point(),) else {"points": [dict(point) for point in named]}
+    return (
+        {} if named == (entry.spec.first_point(),) else {"points": [dict(point) for point in named]}
+    )
 
 
 def _build_s(entry: Entry) -> dict[str, Any]:
-    """The limit on the time of all builds, if there is one: with another one, other recipes may be skipped."""
+    """The limit on the time of all builds, if there is one: with another one, other recipes may be
+    skipped.
+    """
     return {} if entry.limits.build_s is None else {"build_s": entry.limits.build_s}
 
 

@@ -1,7 +1,7 @@
 """Estimate the memory that a build or judge requests from its node, without loading the model.
 
-Ray uses the request for placement only; worker/sandbox.py limits the child. The estimate only has to keep a node from running ten
-large models at once.
+Ray uses the request for placement only; worker/sandbox.py limits the child. The estimate only has
+to keep a node from running ten large models at once.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from freezer.freezing.models.sources import FILE_KINDS
 from pipeline.catalog.entry import Entry
 
 BASE_BYTES = 1_000_000_000
-"""Memory of a child with torch and its compiler, and the estimate of a model without weight files."""
+"""Memory of a child with torch and its compiler, and the estimate of a model without weight files.
+"""
 
 PER_WEIGHT = 4
-"""Copies of the weights: the measured peak of a build is up to 3.4 above its baseline; a judge holds the model twice, and once in
-float64."""
+"""Copies of the weights: the measured peak of a build is up to 3.4 above its baseline; a judge
+holds the model twice, and once in float64."""
 
 STEP_BYTES = 1_000_000_000
-"""Demands are rounded up to a power of two of this, since Ray keeps one queue for each distinct demand."""
+"""Demands are rounded up to a power of two of this, since Ray keeps one queue for each distinct
+demand.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +33,8 @@ class Demand:
     Attributes:
         asked: requested from Ray, if a node has as much.
         least: required; a node that has less is not used.
-        firm: `asked` corrects a failure for lack of memory: if no node has as much, only the largest is used.
+        firm: `asked` corrects a failure for lack of memory: if no node has as much, only the
+            largest is used.
     """
 
     asked: int

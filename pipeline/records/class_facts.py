@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 LABEL = "coldpress.dev/"
-"""Prefix of the labels of a Ray node, followed by a device class that it serves; the value is `true`."""
+"""Prefix of the labels of a Ray node, followed by a device class that it serves; the value is
+`true`.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

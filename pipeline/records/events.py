@@ -23,8 +23,8 @@ class Event:
     """The start or end of a step.
 
     Attributes:
-        kind: `note` is about the campaign; `build` and `judge` start, `built` and `judged` end, `retried` ends without a result;
-            `outcome` is final: published and in the ledger.
+        kind: `note` is about the campaign; `build` and `judge` start, `built` and `judged` end,
+            `retried` ends without a result; `outcome` is final: published and in the ledger.
         what: `model device_class`.
         recipes: of builds: those that start together, or the one that ended.
         text: details for people.

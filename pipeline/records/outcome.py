@@ -1,4 +1,7 @@
-"""Outcomes of models, and the results that they consist of. The ledger stores them; MLflow and `--json` show them."""
+"""Outcomes of models, and the results that they consist of.
+
+The ledger stores them; MLflow and `--json` show them.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,27 @@ DRIFT = "CP-DRIFT"
 """Code of a rejected outcome."""
 
 SKIPPED = "skipped"
-"""Kind of failure of a recipe that was not built, since it cannot be expected to win or the time for builds was used up."""
+"""Kind of failure of a recipe that was not built, since it cannot be expected to win or the time
+for builds was used up.
+"""
 
 SOURCE_MODEL, SOURCE_VERSION = "coldpress.source_model", "coldpress.source_version"
-"""Tags of an entry and its outcomes: name and version of the registry model that an artifact is made from."""
+"""Tags of an entry and its outcomes: name and version of the registry model that an artifact is
+made from.
+"""
 
 _REPORTED = (
-    *("model", "device_class", "verdict", "cached", "recipe", "reason", "num_threads", "speedup", "speedup_ci"),
+    *(
+        "model",
+        "device_class",
+        "verdict",
+        "cached",
+        "recipe",
+        "reason",
+        "num_threads",
+        "speedup",
+        "speedup_ci",
+    ),
     *("drift", "latency_ms", "artifact", "version", "build_s", "judge_s"),
 )
 """Keys of the record in `--json`, in order."""
@@ -33,7 +50,8 @@ class Failure:
     """Why something failed.
 
     Attributes:
-        kind: type of the failed outcome: `source`, `capture`, `timeout`, `memory`, `crash`, ... (docs/contract.md).
+        kind: type of the failed outcome: `source`, `capture`, `timeout`, `memory`, `crash`, ...
+            (docs/contract.md).
         code: error code in docs/errors.md. Rows of earlier releases may lack it.
         message: one sentence for people.
         log_tail: the last lines that the child printed.
@@ -62,7 +80,8 @@ class FinishedBuild:
         wall_s: duration in seconds.
         peak_bytes: largest resident memory of the child and its compilers.
         starts: number of campaign starts in which it failed; earlier releases did not store it.
-        architecture: of the model (freezer/freezing/candidates/architecture.py); empty if it could not be loaded.
+        architecture: of the model (freezer/freezing/candidates/architecture.py); empty if it could
+            not be loaded.
     """
 
     recipe: str
@@ -79,7 +98,9 @@ class FinishedBuild:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> FinishedBuild:
         """Return the record that `to_json` wrote."""
-        return decode(cls, {**data, "failure": data if data["failure"] else None}, origin="build row")
+        return decode(
+            cls, {**data, "failure": data if data["failure"] else None}, origin="build row"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +125,10 @@ UNMEASURED = Figures()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutputDrift:
-    """Drift of one output in one input set: the worst of all payloads and thread counts. Figures as in DriftRow."""
+    """Drift of one output in one input set: the worst of all payloads and thread counts.
+
+    Figures as in DriftRow.
+    """
 
     output: str
     kind: str
@@ -122,7 +146,8 @@ class CandidateReport:
     Attributes:
         recipe, build_key: which build this is.
         problem: why it was not built or does not pass; None if it passes.
-        failure: kind of a failed build (`capture`, `build`, `timeout`, ...), or `skipped`; None if there is a candidate.
+        failure: kind of a failed build (`capture`, `build`, `timeout`, ...), or `skipped`; None if
+            there is a candidate.
         capture, lowering: how the graph was captured and turned into payloads.
         tried: attempts for each payload, in order: capture, lowering, and the result in a sentence.
         build_s: wall time of the build, in seconds.
@@ -134,9 +159,10 @@ class CandidateReport:
         strides_equal: whether outputs had eager's strides; None if that was not compared.
         reports: by payload path, the JSON form of FreezingReport, with short lists.
         migration: of a model converted from TorchScript, the JSON form of Migration.
-        points: figures of each payload wherever it was timed, the deciding place first; the JSON form of
-            freezer.freezing.validation.timed_cells.PointFigures.
-        outputs: drift of each output and input set, the worst first. Earlier releases did not store it.
+        points: figures of each payload wherever it was timed, the deciding place first; the JSON
+            form of freezer.freezing.validation.timed_cells.PointFigures.
+        outputs: drift of each output and input set, the worst first. Earlier releases did not store
+            it.
     """
 
     recipe: str
@@ -156,16 +182,23 @@ class CandidateReport:
     reports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     migration: Mapping[str, Any] | None = None
     points: tuple[Mapping[str, Any], ...] = ()
-    outputs: tuple[OutputDrift, ...] = field(default=(), metadata=written_if(lambda self: bool(self.outputs)))
+    outputs: tuple[OutputDrift, ...] = field(
+        default=(), metadata=written_if(lambda self: bool(self.outputs))
+    )
 
     @property
     def freezing(self) -> FreezingRecord:
         """What its freezing recorded, as in a manifest."""
         return FreezingRecord(
             warnings=self.warnings,
-            reports={path: decode(FreezingReport, found, origin="report") for path, found in self.reports.items()},
+            reports={
+                path: decode(FreezingReport, found, origin="report")
+                for path, found in self.reports.items()
+            },
             strides_equal=self.strides_equal,
-            migration=None if self.migration is None else decode(Migration, self.migration, origin="migration"),
+            migration=None
+            if self.migration is None
+            else decode(Migration, self.migration, origin="migration"),
         )
 
 
@@ -182,7 +215,8 @@ class Outcome:
         num_threads: the deciding thread count.
         figures: of `recipe`.
         clock: that they were measured by.
-        environment: the gain of runtime settings for the published artifact; None if none was tried.
+        environment: the gain of runtime settings for the published artifact; None if none was
+            tried.
         artifact: digest of the published image manifest.
         version: version of the model that contains the artifact.
         task_metric: `eager` and the recipe's.
@@ -194,9 +228,10 @@ class Outcome:
         registered_name: MLflow's registered model for its artifacts; None means `model`.
         tags: of the entry, free; shown in MLflow.
         architecture: of the model, as in FinishedBuild.
-        previous: the artifact that served when this was judged, compared with the new one; None without one.
-        deciles_ms: of eager and each timed recipe, the minimum, the nine deciles and the maximum of its latencies where `figures`
-            were measured. Earlier releases did not store them.
+        previous: the artifact that served when this was judged, compared with the new one; None
+            without one.
+        deciles_ms: of eager and each timed recipe, the minimum, the nine deciles and the maximum of
+            its latencies where `figures` were measured. Earlier releases did not store them.
     """
 
     model: str
@@ -212,7 +247,9 @@ class Outcome:
     failure: Failure | None = None
     figures: Figures = UNMEASURED
     clock: Clock = field(default="wall", metadata=written_if(lambda self: self.clock != "wall"))
-    environment: EnvironmentRecord | None = field(default=None, metadata=written_if(lambda self: self.environment is not None))
+    environment: EnvironmentRecord | None = field(
+        default=None, metadata=written_if(lambda self: self.environment is not None)
+    )
     artifact: str | None = None
     version: int | None = None
     build_s: float = 0.0
@@ -223,10 +260,18 @@ class Outcome:
     registered_name: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     architecture: str = field(default="", metadata=written_if(lambda self: self.architecture))
-    objective: Objective = field(default="p50", metadata=written_if(lambda self: self.objective != "p50"))
-    pareto: tuple[Tradeoff, ...] = field(default=(), metadata=written_if(lambda self: bool(self.pareto)))
-    previous: PreviousRecord | None = field(default=None, metadata=written_if(lambda self: self.previous is not None))
-    deciles_ms: Mapping[str, tuple[float, ...]] = field(default_factory=dict, metadata=written_if(lambda one: bool(one.deciles_ms)))
+    objective: Objective = field(
+        default="p50", metadata=written_if(lambda self: self.objective != "p50")
+    )
+    pareto: tuple[Tradeoff, ...] = field(
+        default=(), metadata=written_if(lambda self: bool(self.pareto))
+    )
+    previous: PreviousRecord | None = field(
+        default=None, metadata=written_if(lambda self: self.previous is not None)
+    )
+    deciles_ms: Mapping[str, tuple[float, ...]] = field(
+        default_factory=dict, metadata=written_if(lambda one: bool(one.deciles_ms))
+    )
 
     @property
     def failed(self) -> bool:
@@ -258,7 +303,14 @@ class Outcome:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings of the capture of `recipe`."""
-        return next((candidate.warnings for candidate in self.candidates if candidate.recipe == self.recipe), ())
+        return next(
+            (
+                candidate.warnings
+                for candidate in self.candidates
+                if candidate.recipe == self.recipe
+            ),
+            (),
+        )
 
     @property
     def registered_as(self) -> str:
@@ -283,8 +335,17 @@ class Outcome:
         data, drift, latency = self.to_json(), self.figures.drift, self.figures.latency_ms
         return {name: data[name] for name in _REPORTED} | {
             "reason": self.coded_reason,
-            "drift": {name: drift.get(name) for name in ("error_ratio", "max_abs_err", "sqnr_db", "margin")} if drift else None,
-            "latency_ms": {name: latency.get(name) for name in ("eager_p50", "p50", "p90", "p95", "p99")} if latency else None,
+            "drift": {
+                name: drift.get(name)
+                for name in ("error_ratio", "max_abs_err", "sqnr_db", "margin")
+            }
+            if drift
+            else None,
+            "latency_ms": {
+                name: latency.get(name) for name in ("eager_p50", "p50", "p90", "p95", "p99")
+            }
+            if latency
+            else None,
             "objective": self.objective,
             "pareto": [encode(one) for one in self.pareto],
             "warnings": list(self.warnings),
@@ -294,7 +355,9 @@ class Outcome:
 
 
 def flat_json(record: Any) -> dict[str, Any]:
-    """Return the JSON form of an Outcome or JudgeResult, with failure and figures flat; `reason` is the failure's message."""
+    """Return the JSON form of an Outcome or JudgeResult, with failure and figures flat; `reason` is
+    the failure's message.
+    """
     data = encode(record) | failure_to_json(record.failure)
     del data["message"]
     for item in (data, *data["candidates"]):
@@ -303,7 +366,9 @@ def flat_json(record: Any) -> dict[str, Any]:
 
 
 def nested_json(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `flat_json` wrote in the form that the codec reads: unknown keys are ignored, so each part gets the whole."""
+    """Return what `flat_json` wrote in the form that the codec reads: unknown keys are ignored, so
+    each part gets the whole.
+    """
     failure = {**data, "message": data["reason"]} if data["failure"] else None
     candidates = [{**item, "figures": item} for item in data["candidates"]]
     return {**data, "failure": failure, "figures": data, "candidates": candidates}

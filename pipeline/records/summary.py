@@ -1,4 +1,7 @@
-"""Summary of a campaign's outcomes: counts, largest gains, and what was not published. Pages and descriptions show it."""
+"""Summary of a campaign's outcomes: counts, largest gains, and what was not published.
+
+Pages and descriptions show it.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,8 @@ class Summary:
 
     Attributes:
         counts: number of outcomes by verdict, the most frequent first.
-        gains: the published outcomes with the largest speedups, one for each model, without `portable`.
+        gains: the published outcomes with the largest speedups, one for each model, without
+            `portable`.
         unpublished: failed ones first.
     """
 
@@ -53,13 +57,28 @@ def summarize(outcomes: Sequence[Outcome]) -> Summary:
     alike: dict[tuple[str, str, str, str, bool], list[str]] = {}
     for one in outcomes:
         if one.verdict != "published":
-            kind = (one.model, one.verdict, one.code or one.failure_kind or "", one.reason or "", one.failed)
+            kind = (
+                one.model,
+                one.verdict,
+                one.code or one.failure_kind or "",
+                one.reason or "",
+                one.failed,
+            )
             alike.setdefault(kind, []).append(one.device_class)
     return Summary(
         counts=dict(Counter(one.verdict for one in outcomes).most_common()),
         gains=tuple(best.values())[:NUM_GAINS],
         unpublished=tuple(
-            Unpublished(model=model, device_classes=tuple(classes), verdict=verdict, code=code, reason=reason, failed=failed)
-            for (model, verdict, code, reason, failed), classes in sorted(alike.items(), key=lambda item: not item[0][4])
+            Unpublished(
+                model=model,
+                device_classes=tuple(classes),
+                verdict=verdict,
+                code=code,
+                reason=reason,
+                failed=failed,
+            )
+            for (model, verdict, code, reason, failed), classes in sorted(
+                alike.items(), key=lambda item: not item[0][4]
+            )
         ),
     )

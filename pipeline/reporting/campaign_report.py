@@ -33,13 +33,38 @@ from pipeline.tracking.connection import without_password
 from pipeline.workspace.workspace import log_place
 
 UNEXPLAINED = ("crash", "timeout", "memory", "output", "error")
-"""Failures that are printed with the end of their log, since the reason alone does not explain them."""
+"""Failures that are printed with the end of their log, since the reason alone does not explain
+them.
+"""
 
 _MODEL, _UNCHANGED, _COST = "model", " ", "cost per 1M"
 _LEFT = (_MODEL, "device class", "verdict", _UNCHANGED, "recipe")
-_COLUMNS = (*_LEFT, "speedup (95% CI)", "p50 ms", "eager ms", _COST, "error ratio", "version", "build s", "judge s")
-_DROPPED_FIRST = ("build s", "judge s", "eager ms", "p50 ms", "version", "error ratio", _MODEL, _UNCHANGED, "recipe", _COST)
-"""Columns to drop on a narrow terminal, in order; without the column, the model has a line of its own above its classes."""
+_COLUMNS = (
+    *_LEFT,
+    "speedup (95% CI)",
+    "p50 ms",
+    "eager ms",
+    _COST,
+    "error ratio",
+    "version",
+    "build s",
+    "judge s",
+)
+_DROPPED_FIRST = (
+    "build s",
+    "judge s",
+    "eager ms",
+    "p50 ms",
+    "version",
+    "error ratio",
+    _MODEL,
+    _UNCHANGED,
+    "recipe",
+    _COST,
+)
+"""Columns to drop on a narrow terminal, in order; without the column, the model has a line of its
+own above its classes.
+"""
 
 MAX_PARETO_CHARS = 80
 """Width of the line of a Pareto front, unless the names of model and class leave no room."""
@@ -80,7 +105,9 @@ class CampaignReport:
         """130, else 3, else 1, else 0; see docs/contract.md."""
         if self.interrupted:
             return INTERRUPTED
-        if self.infrastructure or any(outcome.failure_kind == "infrastructure" for outcome in self.outcomes):
+        if self.infrastructure or any(
+            outcome.failure_kind == "infrastructure" for outcome in self.outcomes
+        ):
             return INFRASTRUCTURE
         return FAILED if any(outcome.failed for outcome in self.outcomes) else OK
 
@@ -103,22 +130,28 @@ class CampaignReport:
         """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, (json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n").encode())
+            write_whole(
+                path, (json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n").encode()
+            )
         except OSError as error:
             raise InfrastructureError(
-                f"--json {path} cannot be written: {error}; nothing else is lost, run the same command to write it from the ledger"
+                f"--json {path} cannot be written: {error}; nothing else is lost, run the same"
+                " command to write it from the ledger"
             ) from error
 
 
 def print_report(report: CampaignReport, console: Console, store: str = "./store") -> None:
-    """Print the table of verdicts, failures first, and below it reasons, logs, warnings, settings and Pareto fronts.
+    """Print the table of verdicts, failures first, and below it reasons, logs, warnings, settings
+    and Pareto fronts.
 
     Args:
         report: to print.
         console: to print on.
         store: URI of the store, which has the logs.
     """
-    report = replace(report, outcomes=tuple(sorted(report.outcomes, key=lambda outcome: not outcome.failed)))
+    report = replace(
+        report, outcomes=tuple(sorted(report.outcomes, key=lambda outcome: not outcome.failed))
+    )
     console.print(Text(f"campaign {report.campaign}", style="italic"))
     for line in _table(report, console.width):
         console.print(line, soft_wrap=True)
@@ -131,12 +164,22 @@ def print_report(report: CampaignReport, console: Console, store: str = "./store
             console.print(Text(f"    log: {log}"), soft_wrap=True)
     for (model, warning), alike in _warnings(report.outcomes).items():
         classes = ", ".join(outcome.device_class for outcome in alike)
-        console.print(Text.assemble((f"{model} {classes}: ", "bold"), (f"warning: {warning}", "yellow")), soft_wrap=True)
+        console.print(
+            Text.assemble((f"{model} {classes}: ", "bold"), (f"warning: {warning}", "yellow")),
+            soft_wrap=True,
+        )
     for outcome in report.outcomes:
         if outcome.verdict == "published" and outcome.environment and outcome.environment.text:
-            how = f"{outcome.environment.text}; `coldpress env {outcome.model}` prints what to export"
-            console.print(Text.assemble((f"{outcome.model} {outcome.device_class}: ", "bold"), how), soft_wrap=True)
-        if len(outcome.pareto) > 1 and (outcome.objective != "p50" or outcome.model in report.limited):
+            how = (
+                f"{outcome.environment.text}; `coldpress env {outcome.model}` prints what to export"
+            )
+            console.print(
+                Text.assemble((f"{outcome.model} {outcome.device_class}: ", "bold"), how),
+                soft_wrap=True,
+            )
+        if len(outcome.pareto) > 1 and (
+            outcome.objective != "p50" or outcome.model in report.limited
+        ):
             console.print(_pareto_line(outcome), soft_wrap=True)
     for failure in report.infrastructure:
         console.print(Text(failure, style="red"), soft_wrap=True)
@@ -144,10 +187,15 @@ def print_report(report: CampaignReport, console: Console, store: str = "./store
 
 
 def _pareto_line(outcome: Outcome) -> Text:
-    """Return the Pareto front in a line: figures of the outcome's recipe, then as many other candidates as fit into 80 columns."""
+    """Return the Pareto front in a line: figures of the outcome's recipe, then as many other
+    candidates as fit into 80 columns.
+    """
     front = sorted(outcome.pareto, key=lambda item: item.recipe != outcome.recipe)
     figures = [_front_figures(item, outcome.objective) for item in front]
-    texts = [text if item.recipe == outcome.recipe else f"{item.recipe} {text}" for item, text in zip(front, figures, strict=True)]
+    texts = [
+        text if item.recipe == outcome.recipe else f"{item.recipe} {text}"
+        for item, text in zip(front, figures, strict=True)
+    ]
     start = f"{outcome.model} {outcome.device_class}: "
     for num_shown in range(len(texts), -1, -1):
         rest = [f"{len(texts) - num_shown} more"] if num_shown < len(texts) else []
@@ -160,8 +208,17 @@ def _pareto_line(outcome: Outcome) -> Text:
 def _front_figures(item: Tradeoff, objective: Objective) -> str:
     timings = {"p95": ("ms", item.p95_ms), "throughput": ("items/s", item.items_per_s)}
     timing = timings.get(objective, ("ms", item.p50_ms))
-    figures = (timing, ("MB", item.size_mb), ("ms to load", item.load_ms), ("MB of memory", item.memory_mb))
-    return ", ".join(f"{value:.{3 if value < 1000 else 6}g} {unit}" for unit, value in figures if value is not None)
+    figures = (
+        timing,
+        ("MB", item.size_mb),
+        ("ms to load", item.load_ms),
+        ("MB of memory", item.memory_mb),
+    )
+    return ", ".join(
+        f"{value:.{3 if value < 1000 else 6}g} {unit}"
+        for unit, value in figures
+        if value is not None
+    )
 
 
 def _reasons(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
@@ -174,9 +231,18 @@ def _reasons(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Outcome]
 
 
 def _is_slow_somewhere(outcome: Outcome) -> bool:
-    """Whether a payload of the published recipe was slower than eager at a thread count and size."""
-    points = (item for report in outcome.candidates if report.recipe == outcome.recipe for item in report.points)
-    return outcome.device_class != PORTABLE and any(item.get("verdict") == "slower" for item in points)
+    """Whether a payload of the published recipe was slower than eager at a thread count and
+    size.
+    """
+    points = (
+        item
+        for report in outcome.candidates
+        if report.recipe == outcome.recipe
+        for item in report.points
+    )
+    return outcome.device_class != PORTABLE and any(
+        item.get("verdict") == "slower" for item in points
+    )
 
 
 def _warnings(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
@@ -189,20 +255,36 @@ def _warnings(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[Outcome
 
 
 def _logs(outcome: Outcome, store: str) -> list[str]:
-    """Return where the logs of the tasks are that failed: of builds, or else of the judge. In a folder, only logs that exist."""
+    """Return where the logs of the tasks are that failed: of builds, or else of the judge.
+
+    In a folder, only logs that exist.
+    """
     if outcome.failure is None:
         return []
-    keys = [report.build_key for report in outcome.candidates if report.failure] or [outcome.judge_key]
+    keys = [report.build_key for report in outcome.candidates if report.failure] or [
+        outcome.judge_key
+    ]
     uri = one_spelling(store)
     places = [log_place(uri, key) for key in keys if key]
-    return places if urlparse(uri).scheme in SCHEMES else [place for place in places if Path(place).is_file()]
+    return (
+        places
+        if urlparse(uri).scheme in SCHEMES
+        else [place for place in places if Path(place).is_file()]
+    )
 
 
 def _table(report: CampaignReport, width: int) -> list[Text]:
     """Return the lines of the table of outcomes, with the columns that fit the width."""
     costs = _cost_cells(report.costs)
-    rows = [{**_cells(outcome), _COST: costs.get((outcome.model, outcome.device_class), "")} for outcome in report.outcomes]
-    used = [name for name in _COLUMNS if name not in (_COST, _UNCHANGED) or any(cells[name] for cells in rows)]
+    rows = [
+        {**_cells(outcome), _COST: costs.get((outcome.model, outcome.device_class), "")}
+        for outcome in report.outcomes
+    ]
+    used = [
+        name
+        for name in _COLUMNS
+        if name not in (_COST, _UNCHANGED) or any(cells[name] for cells in rows)
+    ]
     widths = {name: max([len(name), *(len(cells[name]) for cells in rows)]) for name in used}
     for dropped in _DROPPED_FIRST:
         indent = 1 if _MODEL in widths else 3
@@ -226,14 +308,19 @@ def _line(cells: Mapping[str, Text | str], widths: Mapping[str, int]) -> Text:
     for index, (name, width) in enumerate(widths.items()):
         padding = " " * (width - len(cells[name]))
         line.append_text(
-            Text.assemble("  " if index else " ", *((cells[name], padding) if name in _LEFT else (padding, cells[name])))
+            Text.assemble(
+                "  " if index else " ",
+                *((cells[name], padding) if name in _LEFT else (padding, cells[name])),
+            )
         )
     line.rstrip()
     return line
 
 
 def _cells(outcome: Outcome) -> dict[str, Text | str]:
-    verdict = outcome.verdict if outcome.failure is None else f"{outcome.verdict}: {outcome.failure.kind}"
+    verdict = (
+        outcome.verdict if outcome.failure is None else f"{outcome.verdict}: {outcome.failure.kind}"
+    )
     figures = outcome.figures
     latency, drift = figures.latency_ms or {}, figures.drift or {}
     p50, eager = latency.get("p50"), latency.get("eager_p50")
@@ -256,11 +343,21 @@ def _cells(outcome: Outcome) -> dict[str, Text | str]:
 
 
 def _cost_cells(costs: Sequence[ClassCost]) -> dict[tuple[str, str], str]:
-    """Return the costs by model and class; of several classes of a model, the cheapest that meets the limits is marked."""
+    """Return the costs by model and class; of several classes of a model, the cheapest that meets
+    the limits is marked.
+    """
     several = {model for model, count in Counter(cost.model for cost in costs).items() if count > 1}
     return {
-        (cost.model, cost.device_class): f"{cost.cost_per_million:.3g}"
-        + (" cheapest" if cost.cheapest and cost.model in several else "" if cost.meets_limits else " not within limits")
+        (cost.model, cost.device_class): (
+            f"{cost.cost_per_million:.3g}"
+            + (
+                " cheapest"
+                if cost.cheapest and cost.model in several
+                else ""
+                if cost.meets_limits
+                else " not within limits"
+            )
+        )
         for cost in costs
     }
 
@@ -280,24 +377,39 @@ def _summary(report: CampaignReport) -> str:
     return f"{words}{note} in {report.finished - report.started:.0f} s{stopped}"
 
 
-def print_next_steps(report: CampaignReport, console: Console, *, store: str, tracking_uri: str) -> None:
-    """Print commands to try next, as they run in this environment: browse, report, and for a published model pull and load."""
+def print_next_steps(
+    report: CampaignReport, console: Console, *, store: str, tracking_uri: str
+) -> None:
+    """Print commands to try next, as they run in this environment: browse, report, and for a
+    published model pull and load.
+    """
     if not report.outcomes:
         return
     location = () if store == "./store" else ("--store", store)
     activate = Path(sys.prefix) / "bin" / "activate"
-    remote, address = urlparse(tracking_uri).scheme in ("http", "https"), without_password(tracking_uri)
+    remote, address = (
+        urlparse(tracking_uri).scheme in ("http", "https"),
+        without_password(tracking_uri),
+    )
     commands = {
-        "activate": [".", str(activate)] if activate.is_file() and shutil.which("coldpress") is None else [],
+        "activate": (
+            [".", str(activate)] if activate.is_file() and shutil.which("coldpress") is None else []
+        ),
         "browse": [address] if remote else ["mlflow", "ui", "--backend-store-uri", address],
         "report": ["coldpress", "report", report.campaign, *location],
     }
-    model = next((outcome.model for outcome in report.outcomes if outcome.version is not None), None)
+    model = next(
+        (outcome.model for outcome in report.outcomes if outcome.version is not None), None
+    )
     if model is not None:
-        argument = json.dumps(model) + ("" if store == "./store" else f", store={json.dumps(store)}")
+        argument = json.dumps(model) + (
+            "" if store == "./store" else f", store={json.dumps(store)}"
+        )
         commands["pull"] = ["coldpress", "pull", model, *location, "--dest", f"pulled/{model}"]
         commands["load"] = ["python", "-c", f"import freezer; print(freezer.load({argument}))"]
     console.print("\n[bold]Try next[/bold]", highlight=False)
     for name, words in commands.items():
         if words:
-            console.print(f"  {name:<8} {shlex.join(words)}", highlight=False, markup=False, soft_wrap=True)
+            console.print(
+                f"  {name:<8} {shlex.join(words)}", highlight=False, markup=False, soft_wrap=True
+            )

@@ -51,8 +51,10 @@ class Status:
         built, builds_failed: its own builds since its start.
         verdicts: number of outcomes by verdict.
         failures: the failed and rejected ones.
-        items: `model class` by verdict; `in progress` has a build of this campaign, `waiting` has none.
-        started, last_sign, finished: seconds since the epoch; `last_sign` is the newest row or heartbeat.
+        items: `model class` by verdict; `in progress` has a build of this campaign, `waiting` has
+            none.
+        started, last_sign, finished: seconds since the epoch; `last_sign` is the newest row or
+            heartbeat.
         exit_code: None until it ended.
         driver: the current or last driver; None without a lease.
     """
@@ -77,16 +79,22 @@ class Status:
     def to_json(self) -> dict[str, Any]:
         """Return the status for programs, with times in ISO 8601, UTC."""
         times = {"started": self.started, "last_sign": self.last_sign, "finished": self.finished}
-        return {**asdict(self), **{name: None if time is None else iso(time) for name, time in times.items()}}
+        return {
+            **asdict(self),
+            **{name: None if time is None else iso(time) for name, time in times.items()},
+        }
 
 
-def campaign_status(store: Store, campaign: str, note: Callable[[str], None] = lambda _: None) -> Status:
+def campaign_status(
+    store: Store, campaign: str, note: Callable[[str], None] = lambda _: None
+) -> Status:
     """Return the status of a campaign, without locking or writing.
 
     Args:
         store: that it publishes to.
         campaign: its name.
-        note: receives a line if this function waits for a sign of life from a driver on another machine.
+        note: receives a line if this function waits for a sign of life from a driver on another
+            machine.
 
     Raises:
         UsageError: the store has no such campaign; the message lists those that it has.
@@ -96,8 +104,11 @@ def campaign_status(store: Store, campaign: str, note: Callable[[str], None] = l
     return _status(History(store), campaign, *driver)
 
 
-def status_if_known(uri: str, campaign: str, note: Callable[[str], None] = lambda _: None) -> Status | None:
-    """Return the status of a campaign; None if the folder of the store or the campaign does not exist yet.
+def status_if_known(
+    uri: str, campaign: str, note: Callable[[str], None] = lambda _: None
+) -> Status | None:
+    """Return the status of a campaign; None if the folder of the store or the campaign does not
+    exist yet.
 
     Args:
         uri: of the store that it publishes to.
@@ -129,7 +140,9 @@ def _status(history: History, campaign: str, holder: Holder | None, alive: bool)
             last_sign = max(last_sign, row.time)
     return Status(
         campaign=campaign,
-        state=_state(alive, record.finished, interrupted=record.interrupted, exit_code=record.exit_code),
+        state=_state(
+            alive, record.finished, interrupted=record.interrupted, exit_code=record.exit_code
+        ),
         catalog=record.catalog,
         planned=record.num_planned,
         reached=len(outcomes),
@@ -138,7 +151,12 @@ def _status(history: History, campaign: str, holder: Holder | None, alive: bool)
         builds_failed=sum(failure is not None for failure in builds.values()),
         verdicts=dict(Counter(outcome.verdict for outcome in outcomes)),
         failures=tuple(
-            FailedOutcome(model=o.model, device_class=o.device_class, verdict=o.verdict, reason=o.coded_reason or "")
+            FailedOutcome(
+                model=o.model,
+                device_class=o.device_class,
+                verdict=o.verdict,
+                reason=o.coded_reason or "",
+            )
             for o in outcomes
             if o.failed
         ),
@@ -151,7 +169,9 @@ def _status(history: History, campaign: str, holder: Holder | None, alive: bool)
     )
 
 
-def _items(outcomes: Sequence[Outcome], record: CampaignRecord, begun: Collection[tuple[str, str]]) -> dict[str, list[str]]:
+def _items(
+    outcomes: Sequence[Outcome], record: CampaignRecord, begun: Collection[tuple[str, str]]
+) -> dict[str, list[str]]:
     """Return the items by state, in the order of the catalog."""
     found: dict[str, list[str]] = {}
     for outcome in outcomes:
@@ -160,7 +180,9 @@ def _items(outcomes: Sequence[Outcome], record: CampaignRecord, begun: Collectio
     for member in (*record.members, *record.unreached):
         item = (member.model, member.device_class)
         if item not in final:
-            found.setdefault("in progress" if item in begun else "waiting", []).append(" ".join(item))
+            found.setdefault("in progress" if item in begun else "waiting", []).append(
+                " ".join(item)
+            )
     return found
 
 
@@ -179,9 +201,14 @@ def campaigns_in_words(store: Store, note: Callable[[str], None] = lambda _: Non
     lines = []
     for name, lives in alive.items():
         record = history.record(name)
-        state = _state(lives, record.finished, interrupted=record.interrupted, exit_code=record.exit_code)
+        state = _state(
+            lives, record.finished, interrupted=record.interrupted, exit_code=record.exit_code
+        )
         reached = len(history.members(name, record)) + len(record.problems)
-        lines.append(f"{name}: {state}, {reached} of {record.num_planned} outcomes, started {iso(record.started)}")
+        lines.append(
+            f"{name}: {state}, {reached} of {record.num_planned} outcomes, started"
+            f" {iso(record.started)}"
+        )
     return lines or ["the store has no campaigns yet; `python -m jobs.optimize` runs one"]
 
 
@@ -200,7 +227,9 @@ def _driver(store: Store, campaign: str, note: Callable[[str], None]) -> tuple[H
     return living or holder, living is not None
 
 
-def _state(alive: bool, finished: float | None, *, interrupted: bool, exit_code: int | None) -> State:
+def _state(
+    alive: bool, finished: float | None, *, interrupted: bool, exit_code: int | None
+) -> State:
     if alive:
         return "running"
     if finished is None:
@@ -215,22 +244,57 @@ def in_words(status: Status, store: str) -> list[str]:
     took = (status.finished or time.time()) - status.started
     lines = [
         f"campaign {status.campaign} of {status.catalog}: {status.state}"
-        + (f", exit code {status.exit_code}" if status.exit_code is not None and status.state != "running" else ""),
-        f"started {iso(status.started)}, {took:.0f} s ago"
-        if status.finished is None
-        else f"started {iso(status.started)}, ended {iso(status.finished)}",
-        f"{status.reached} of {status.planned} outcomes: {_counted(status.verdicts)}; {status.unchanged} unchanged",
+        + (
+            f", exit code {status.exit_code}"
+            if status.exit_code is not None and status.state != "running"
+            else ""
+        ),
+        (
+            f"started {iso(status.started)}, {took:.0f} s ago"
+            if status.finished is None
+            else f"started {iso(status.started)}, ended {iso(status.finished)}"
+        ),
+        (
+            f"{status.reached} of {status.planned} outcomes: {_counted(status.verdicts)};"
+            f" {status.unchanged} unchanged"
+        ),
         f"{status.built} built, {status.builds_failed} builds failed",
-        f"last sign of life {iso(status.last_sign)}" + (f", {status.driver}" if status.driver else ""),
+        f"last sign of life {iso(status.last_sign)}"
+        + (f", {status.driver}" if status.driver else ""),
     ]
-    lines += [f"{name}: {_listed(items)}" for name, items in status.items.items() if name not in ("failed", "rejected", "unstable")]
-    lines += [f"  {item.model} {item.device_class}: {item.verdict}: {item.reason}" for item in status.failures]
+    lines += [
+        f"{name}: {_listed(items)}"
+        for name, items in status.items.items()
+        if name not in ("failed", "rejected", "unstable")
+    ]
+    lines += [
+        f"  {item.model} {item.device_class}: {item.verdict}: {item.reason}"
+        for item in status.failures
+    ]
     if status.state == "running":
         return lines
     if status.state != "finished":
-        again = shlex.join(["python", "-m", "jobs.optimize", status.catalog, "--campaign", status.campaign, "--store", store])
-        why = {"dead": "its driver is dead", "interrupted": "it was interrupted", "broken off": "it broke off"}[status.state]
-        lines.append(f"{why}: `{again}` (or jobs.submit), with its original options, continues; finished work is not repeated")
+        again = shlex.join(
+            [
+                "python",
+                "-m",
+                "jobs.optimize",
+                status.catalog,
+                "--campaign",
+                status.campaign,
+                "--store",
+                store,
+            ]
+        )
+        why = {
+            "dead": "its driver is dead",
+            "interrupted": "it was interrupted",
+            "broken off": "it broke off",
+        }[status.state]
+        lines.append(
+            f"{why}: `{again}` (or jobs.submit), with its original options, continues; finished"
+            " work is not repeated"
+        )
     return lines
 
 
@@ -239,7 +303,11 @@ MAX_LISTED = 20
 
 
 def _listed(items: Sequence[str]) -> str:
-    more = f", and {len(items) - MAX_LISTED} more (--json lists all)" if len(items) > MAX_LISTED else ""
+    more = (
+        f", and {len(items) - MAX_LISTED} more (--json lists all)"
+        if len(items) > MAX_LISTED
+        else ""
+    )
     return ", ".join(items[:MAX_LISTED]) + more
 
 

@@ -1,4 +1,6 @@
-"""Comparison of two campaigns over the same models: faster, slower, drifted, newly failing, fixed."""
+"""Comparison of two campaigns over the same models: faster, slower, drifted, newly failing,
+fixed.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,17 @@ from typing import Literal, get_args
 from freezer.freezing.recipes.recipes import EAGER
 from pipeline.records.outcome import Outcome
 
-ChangeKind = Literal["newly failing", "slower", "drifted", "faster", "fixed", "new", "removed", "unchanged"]
+ChangeKind = Literal[
+    "newly failing", "slower", "drifted", "faster", "fixed", "new", "removed", "unchanged"
+]
 
 REGRESSIONS: tuple[ChangeKind, ...] = ("newly failing", "slower", "drifted")
 """Changes for which `jobs.compare` ends with exit code 1."""
 
 NOISE = 0.05
-"""Relative change of speed that two judgements of one artifact may show; larger ones count if their intervals are disjoint too."""
+"""Relative change of speed that two judgements of one artifact may show; larger ones count if their
+intervals are disjoint too.
+"""
 
 MORE_DRIFT = 2.0
 """Growth of the error ratio, or of eager's own 1 if that is larger, that counts as drift."""
@@ -23,7 +29,9 @@ MORE_DRIFT = 2.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedSpeed:
-    """Speed of what serves after an outcome, as a multiple of eager's, with its 95% confidence interval."""
+    """Speed of what serves after an outcome, as a multiple of eager's, with its 95% confidence
+    interval.
+    """
 
     recipe: str
     value: float
@@ -56,8 +64,9 @@ class OutcomeChange:
 def served_speed(outcome: Outcome) -> ServedSpeed | None:
     """Return the speed of what serves after an outcome; None if it was not timed.
 
-    After `kept-eager` that is the captured model, about as fast as eager. After `kept-previous` it is the speedup of the best
-    candidate divided by its speedup over the artifact that stays, both measured in the same rounds.
+    After `kept-eager` that is the captured model, about as fast as eager. After `kept-previous` it
+    is the speedup of the best candidate divided by its speedup over the artifact that stays, both
+    measured in the same rounds.
     """
     figures, previous = outcome.figures, outcome.previous
     if outcome.verdict == "kept-eager":
@@ -66,10 +75,15 @@ def served_speed(outcome: Outcome) -> ServedSpeed | None:
         return None
     if outcome.verdict == "published":
         return ServedSpeed(
-            recipe=outcome.recipe or "", value=figures.speedup, low=figures.speedup_ci[0], high=figures.speedup_ci[1]
+            recipe=outcome.recipe or "",
+            value=figures.speedup,
+            low=figures.speedup_ci[0],
+            high=figures.speedup_ci[1],
         )
     if outcome.verdict == "kept-previous" and previous is not None and previous.speedup:
-        value, low, high = (one / previous.speedup for one in (figures.speedup, *figures.speedup_ci))
+        value, low, high = (
+            one / previous.speedup for one in (figures.speedup, *figures.speedup_ci)
+        )
         return ServedSpeed(recipe=previous.recipe, value=value, low=low, high=high)
     return None
 
@@ -81,7 +95,9 @@ def compare(before: Sequence[Outcome], after: Sequence[Outcome]) -> list[Outcome
         before: outcomes of the earlier campaign.
         after: outcomes of the later campaign.
     """
-    earlier, later = ({(one.model, one.device_class): one for one in outcomes} for outcomes in (before, after))
+    earlier, later = (
+        {(one.model, one.device_class): one for one in outcomes} for outcomes in (before, after)
+    )
     found = [_change(earlier.get(key), later.get(key)) for key in dict.fromkeys((*later, *earlier))]
     order = get_args(ChangeKind)
     return sorted(found, key=lambda change: order.index(change.kind))
@@ -98,8 +114,16 @@ def _kind(before: Outcome | None, after: Outcome | None) -> tuple[ChangeKind, st
     if before is None or after is None:
         return ("new" if before is None else "removed"), ""
     if after.failed != before.failed:
-        return ("newly failing", f"{after.verdict}: {after.coded_reason}") if after.failed else ("fixed", f"was {before.verdict}")
-    if after.failed or after.judge_key == before.judge_key or (after.artifact is not None and after.artifact == before.artifact):
+        return (
+            ("newly failing", f"{after.verdict}: {after.coded_reason}")
+            if after.failed
+            else ("fixed", f"was {before.verdict}")
+        )
+    if (
+        after.failed
+        or after.judge_key == before.judge_key
+        or (after.artifact is not None and after.artifact == before.artifact)
+    ):
         return "unchanged", ""
     old, new, drift = served_speed(before), served_speed(after), _more_drift(before, after)
     was = f"{new}, was {old}"

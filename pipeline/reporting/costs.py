@@ -1,6 +1,8 @@
-"""Costs: what a million inferences cost on each device class that has a price, and the cheapest class.
+"""Costs: what a million inferences cost on each device class that has a price, and the cheapest
+class.
 
-One call follows another on a machine that does nothing else, so a call costs its median time at the machine's price. Prices are
+One call follows another on a machine that does nothing else, so a call costs its median time at the
+machine's price. Prices are
 not part of any key: with other prices a campaign reports other costs, and repeats nothing.
 """
 
@@ -37,13 +39,19 @@ def class_costs(items: Iterable[Item], outcomes: Sequence[Outcome]) -> tuple[Cla
     found = [
         cost
         for outcome in outcomes
-        if (item := known.get((outcome.model, outcome.device_class))) and (cost := _cost(item, outcome)) is not None
+        if (item := known.get((outcome.model, outcome.device_class)))
+        and (cost := _cost(item, outcome)) is not None
     ]
     least: dict[str, float] = {}
     for cost in found:
         if cost.meets_limits:
-            least[cost.model] = min(cost.cost_per_million, least.get(cost.model, cost.cost_per_million))
-    return tuple(replace(cost, cheapest=cost.meets_limits and cost.cost_per_million == least[cost.model]) for cost in found)
+            least[cost.model] = min(
+                cost.cost_per_million, least.get(cost.model, cost.cost_per_million)
+            )
+    return tuple(
+        replace(cost, cheapest=cost.meets_limits and cost.cost_per_million == least[cost.model])
+        for cost in found
+    )
 
 
 def _cost(item: Item, outcome: Outcome) -> ClassCost | None:
@@ -51,18 +59,25 @@ def _cost(item: Item, outcome: Outcome) -> ClassCost | None:
     price, served_ms = item.entry.price_per_hour.get(outcome.device_class), _served_ms(outcome)
     if price is None or served_ms is None:
         return None
-    points = next((report.points for report in outcome.candidates if report.recipe == outcome.recipe), ())
+    points = next(
+        (report.points for report in outcome.candidates if report.recipe == outcome.recipe), ()
+    )
     calls_per_hour = 3.6e6 / served_ms
     return ClassCost(
         model=outcome.model,
         device_class=outcome.device_class,
-        cost_per_million=price / calls_per_hour * 1e6 / num_items(points[0]["point"] if points else {}),
+        cost_per_million=price
+        / calls_per_hour
+        * 1e6
+        / num_items(points[0]["point"] if points else {}),
         meets_limits=outcome.verdict != "kept-eager" or _eager_meets_limits(item, served_ms),
     )
 
 
 def _served_ms(outcome: Outcome) -> float | None:
-    """Median latency of what serves; with `kept-eager` that of eager, which the captured program equals about."""
+    """Median latency of what serves; with `kept-eager` that of eager, which the captured program
+    equals about.
+    """
     latency_ms, previous = outcome.figures.latency_ms or {}, outcome.previous
     served = {
         "published": latency_ms.get("p50"),
@@ -73,8 +88,12 @@ def _served_ms(outcome: Outcome) -> float | None:
 
 
 def _eager_meets_limits(item: Item, eager_ms: float) -> bool:
-    """Whether eager keeps the limits besides `speedup_min`; not if one is about what is not measured of it."""
+    """Whether eager keeps the limits besides `speedup_min`; not if one is about what is not
+    measured of it.
+    """
     limits = item.entry.limits
     if limits.size_mb_max is not None or limits.memory_mb_max is not None:
         return False
-    return limits.latency_ms_max is None or (item.entry.objective != "p95" and eager_ms <= limits.latency_ms_max)
+    return limits.latency_ms_max is None or (
+        item.entry.objective != "p95" and eager_ms <= limits.latency_ms_max
+    )

@@ -73,11 +73,18 @@ class LineDisplay:
 
     Args:
         console: to print on.
-        verbose: whether to print a line for each recipe and step, instead of one for the builds and one for the judge of an item.
+        verbose: whether to print a line for each recipe and step, instead of one for the builds and
+            one for the judge of an item.
         clock: seconds from any start.
     """
 
-    def __init__(self, console: Console, *, verbose: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        console: Console,
+        *,
+        verbose: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._console, self._verbose, self._clock, self._started = console, verbose, clock, clock()
         self._progress = CampaignProgress(clock)
         self._begun: set[str] = set()
@@ -92,7 +99,9 @@ class LineDisplay:
         """Print the number of outcomes to reach and of builds to do."""
         self._progress.plan(num_items, work)
         self._begun.clear()
-        self._print(f"{num_items} outcomes to reach, {sum(len(one.recipes) for one in work)} builds to do")
+        self._print(
+            f"{num_items} outcomes to reach, {sum(len(one.recipes) for one in work)} builds to do"
+        )
 
     def observe(self, look: Callable[[], LiveFigures]) -> None:
         """Ignore the figures."""
@@ -109,17 +118,26 @@ class LineDisplay:
                 self._print(line)
         elif event.kind == "judge" or (event.kind == "build" and event.what not in self._begun):
             self._begun.add(event.what)
-            self._print(f"{event.kind} {event.what} {counted_recipes(self._progress.recipes_of(event.what), event)}".rstrip())
+            self._print(
+                f"{event.kind} {event.what}"
+                f" {counted_recipes(self._progress.recipes_of(event.what), event)}".rstrip()
+            )
 
     def _so_far(self) -> str:
         """Return how far the campaign is, while there is work left."""
         left = self._progress.time_left()
         done = f"{self._progress.num_done} of {self._progress.total} done"
-        return f" ({done}, about {duration(left)} left)" if left and self._progress.num_done < self._progress.total else ""
+        return (
+            f" ({done}, about {duration(left)} left)"
+            if left and self._progress.num_done < self._progress.total
+            else ""
+        )
 
     def _print(self, text: str) -> None:
         seconds = self._clock() - self._started
-        self._console.print(f"{seconds:7.1f}s {text}", highlight=False, markup=False, soft_wrap=True)
+        self._console.print(
+            f"{seconds:7.1f}s {text}", highlight=False, markup=False, soft_wrap=True
+        )
 
 
 class LiveDisplay:
@@ -131,11 +149,19 @@ class LiveDisplay:
         clock: seconds from any start.
     """
 
-    def __init__(self, console: Console, *, verbose: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        console: Console,
+        *,
+        verbose: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._clock, self._verbose, self._started = clock, verbose, clock()
         self._progress = CampaignProgress(clock)
         self._note = ""
-        self._live = Live(get_renderable=self._draw, console=console, refresh_per_second=4, transient=True)
+        self._live = Live(
+            get_renderable=self._draw, console=console, refresh_per_second=4, transient=True
+        )
 
     def __enter__(self) -> LiveDisplay:
         self._live.__enter__()
@@ -160,11 +186,14 @@ class LiveDisplay:
         if event.outcome is not None:
             style = STYLES.get(event.outcome.verdict, "")
             self._live.console.print(
-                Text.assemble((f"{event.what}  ", "bold"), (verdict_text(event.outcome), style)), soft_wrap=True
+                Text.assemble((f"{event.what}  ", "bold"), (verdict_text(event.outcome), style)),
+                soft_wrap=True,
             )
         elif self._verbose:
             for line in [event.text] if event.kind == "note" else step_lines(event):
-                self._live.console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
+                self._live.console.print(
+                    line, style="dim", highlight=False, markup=False, soft_wrap=True
+                )
 
     def _draw(self) -> Group:
         note = [Text(self._note, style="dim")] if self._note else []
@@ -174,14 +203,24 @@ class LiveDisplay:
 
     def _verdicts(self) -> Text:
         progress = self._progress
-        counts = [(f"  {count} {verdict}", STYLES.get(verdict, "")) for verdict, count in list(progress.verdicts.items())]
+        counts = [
+            (f"  {count} {verdict}", STYLES.get(verdict, ""))
+            for verdict, count in list(progress.verdicts.items())
+        ]
         return Text.assemble((f"{progress.num_done} of {progress.total} done", "bold"), *counts)
 
     def _states(self) -> Text:
         progress, left = self._progress, self._progress.time_left()
-        kinds = Counter(running.kind for running in list(progress.running.values()))  # this is another thread
-        states = f"{kinds['build']} building  {kinds['judge']} judging  {progress.num_waiting} waiting"
-        return Text(f"{states}  {duration(self._clock() - self._started)}" + (f", about {duration(left)} left" if left else ""))
+        kinds = Counter(
+            running.kind for running in list(progress.running.values())
+        )  # this is another thread
+        states = (
+            f"{kinds['build']} building  {kinds['judge']} judging  {progress.num_waiting} waiting"
+        )
+        return Text(
+            f"{states}  {duration(self._clock() - self._started)}"
+            + (f", about {duration(left)} left" if left else "")
+        )
 
     def _rows(self) -> Table:
         """Return a row for each running item that the terminal has room for, the oldest first."""
@@ -190,7 +229,10 @@ class LiveDisplay:
         num_shown = max(1, self._live.console.height - MARGIN_LINES)
         for what, item in running[:num_shown]:
             table.add_row(
-                Text(item.kind, style="dim"), what, _recipes(item), Text(duration(self._clock() - item.since), style="dim")
+                Text(item.kind, style="dim"),
+                what,
+                _recipes(item),
+                Text(duration(self._clock() - item.since), style="dim"),
             )
         if len(running) > num_shown:
             table.add_row("", f"and {len(running) - num_shown} more")
@@ -198,17 +240,23 @@ class LiveDisplay:
 
 
 def step_lines(event: Event) -> list[str]:
-    """Return a line for each recipe of a step, or one for a judge: `built resnet cpu-x86-64-v4 inductor-frozen in 12.1 s`.
+    """Return a line for each recipe of a step, or one for a judge: `built resnet cpu-x86-64-v4
+    inductor-frozen in 12.1 s`.
 
     What is retried has no line: a note says why.
     """
     if event.kind == "retried":
         return []
-    return [" ".join(word for word in (event.kind, event.what, recipe, event.text) if word) for recipe in event.recipes or ("",)]
+    return [
+        " ".join(word for word in (event.kind, event.what, recipe, event.text) if word)
+        for recipe in event.recipes or ("",)
+    ]
 
 
 def counted_recipes(planned: Sequence[str], event: Event) -> str:
-    """Return the recipes of an item whose first build starts: the name of one, or how many; nothing for a judge."""
+    """Return the recipes of an item whose first build starts: the name of one, or how many; nothing
+    for a judge.
+    """
     recipes = planned or event.recipes
     if event.kind == "judge":
         return ""
@@ -223,4 +271,10 @@ def duration(seconds: float) -> str:
 
 
 def _recipes(item: Running) -> str:
-    return item.recipes[0] if len(item.recipes) == 1 else f"{len(item.recipes)} recipes" if item.recipes else ""
+    return (
+        item.recipes[0]
+        if len(item.recipes) == 1
+        else f"{len(item.recipes)} recipes"
+        if item.recipes
+        else ""
+    )

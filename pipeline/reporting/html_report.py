@@ -1,4 +1,6 @@
-"""The HTML report of a campaign: one file that needs no network. page/ has its template, style and script."""
+"""The HTML report of a campaign: one file that needs no network. page/ has its template, style and
+script.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def html_report(data: CampaignData) -> bytes:
         _compressed([details(data, name, by_model[name]) for name in names[first : first + CHUNK]])
         for first in range(0, len(names), CHUNK)
     ]
-    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(PAGE), autoescape=True, undefined=jinja2.StrictUndefined)
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(PAGE), autoescape=True, undefined=jinja2.StrictUndefined
+    )
     page = environment.get_template("report.html").render(
         campaign=data.campaign,
         facts=_facts(shown),
@@ -65,8 +69,14 @@ def html_report(data: CampaignData) -> bytes:
         most=MAX_UNPUBLISHED,
         load=_load(summary.gains[0].model, data.store) if summary.gains else "",
         against=data.against,
-        changes=Counter(change.kind for change in data.changes.values() if change.kind != "removed"),
-        removed=[f"{change.model} {change.device_class}" for change in data.changes.values() if change.kind == "removed"],
+        changes=Counter(
+            change.kind for change in data.changes.values() if change.kind != "removed"
+        ),
+        removed=[
+            f"{change.model} {change.device_class}"
+            for change in data.changes.values()
+            if change.kind == "removed"
+        ],
         made=f"Made by Coldpress {version('coldpress')} at {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.",
         css=Markup((PAGE / "report.css").read_text()),
         js=Markup((PAGE / "report.js").read_text()),
@@ -108,7 +118,9 @@ def _load(model: str, store: str) -> str:
 
 
 def _compressed(found: Any) -> str:
-    return base64.b64encode(gzip.compress(json.dumps(found, allow_nan=False).encode(), mtime=0)).decode()
+    return base64.b64encode(
+        gzip.compress(json.dumps(found, allow_nan=False).encode(), mtime=0)
+    ).decode()
 
 
 def _script(found: Any) -> Markup:

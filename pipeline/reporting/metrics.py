@@ -1,6 +1,8 @@
-"""Prometheus metrics of a running campaign, served over HTTP by its driver. docs/operate.md#metrics lists them.
+"""Prometheus metrics of a running campaign, served over HTTP by its driver. docs/operate.md#metrics
+lists them.
 
-Steps and outcomes are counted as their events come. States, nodes and MLflow's backlog are read when Prometheus asks.
+Steps and outcomes are counted as their events come. States, nodes and MLflow's backlog are read
+when Prometheus asks.
 """
 
 from __future__ import annotations
@@ -10,7 +12,13 @@ from collections import Counter as Counted
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, start_http_server
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    disable_created_metrics,
+    start_http_server,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from freezer.errors import UsageError
@@ -44,8 +52,9 @@ def metered(display: Display, campaign: str, address: str | None) -> Iterator[Di
         server, thread = start_http_server(port, addr=host, registry=metrics.registry)
     except OSError as error:
         raise UsageError(
-            f"metrics cannot be served at --metrics {address!r} ({error.strerror}); give another HOST:PORT, or end the process "
-            f"that listens there: `ss -ltnp 'sport = :{port}'` names it"
+            f"metrics cannot be served at --metrics {address!r} ({error.strerror}); give another"
+            f" HOST:PORT, or end the process that listens there: `ss -ltnp 'sport = :{port}'`"
+            " names it"
         ) from error
     try:
         yield metrics
@@ -58,12 +67,16 @@ def metered(display: Display, campaign: str, address: str | None) -> Iterator[Di
 def _parsed(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise UsageError(f"--metrics {address!r} is not HOST:PORT; for Prometheus on this machine, write --metrics 127.0.0.1:9105")
+        raise UsageError(
+            f"--metrics {address!r} is not HOST:PORT; for Prometheus on this machine, write"
+            " --metrics 127.0.0.1:9105"
+        )
     return host.strip("[]"), int(port)
 
 
 class CampaignMetrics:
-    """A display that passes everything on to another, and counts it. Every metric has the label `campaign`.
+    """A display that passes everything on to another, and counts it. Every metric has the label
+    `campaign`.
 
     Args:
         display: shows the campaign.
@@ -80,13 +93,19 @@ class CampaignMetrics:
         disable_created_metrics()  # they would double the number of series
         self.registry = CollectorRegistry()
         self._outcomes = self._counter("coldpress_outcomes", "Final outcomes.", "verdict", "cached")
-        self._failures = self._counter("coldpress_failures", "Failed and rejected outcomes.", "code", "device_class")
-        self._unstable = self._counter("coldpress_unstable_judges", "Judges that other processes disturbed.")
+        self._failures = self._counter(
+            "coldpress_failures", "Failed and rejected outcomes.", "code", "device_class"
+        )
+        self._unstable = self._counter(
+            "coldpress_unstable_judges", "Judges that other processes disturbed."
+        )
         self._seconds = {
             "built": self._histogram("coldpress_build_seconds", "Durations of builds."),
             "judged": self._histogram("coldpress_judge_seconds", "Durations of judges."),
         }
-        self._unstable.labels(campaign)  # here and in `plan`: Prometheus sees an increase from 0, but not a first value
+        self._unstable.labels(
+            campaign
+        )  # here and in `plan`: Prometheus sees an increase from 0, but not a first value
         for verdict in STYLES:
             self._outcomes.labels(campaign, verdict, "false")
         self.registry.register(self)
@@ -115,7 +134,9 @@ class CampaignMetrics:
         """Count an event."""
         self._progress.add(event)
         if event.kind in self._seconds and event.seconds:  # 0: it could not be started
-            self._seconds[event.kind].labels(self._campaign, event.what.rpartition(" ")[2]).observe(event.seconds)
+            self._seconds[event.kind].labels(self._campaign, event.what.rpartition(" ")[2]).observe(
+                event.seconds
+            )
         if event.unstable:
             self._unstable.labels(self._campaign).inc()
         if event.outcome is not None:
@@ -137,26 +158,40 @@ class CampaignMetrics:
         states["decided"] = max(0, progress.total - sum(states.values()))
         in_flight = {"build": num_builds, "judge": steps["judge"]}
         yield self._gauges("coldpress_items", "Items of the campaign.", "state", states)
-        yield self._gauges("coldpress_steps_in_flight", "Builds of recipes and judges that run.", "step", in_flight)
-        yield self._gauges("coldpress_nodes", "Nodes that the campaign uses.", "device_class", figures.nodes)
-        backlog = GaugeMetricFamily("coldpress_mlflow_backlog", "Final outcomes that MLflow lacks.", labels=["campaign"])
+        yield self._gauges(
+            "coldpress_steps_in_flight", "Builds of recipes and judges that run.", "step", in_flight
+        )
+        yield self._gauges(
+            "coldpress_nodes", "Nodes that the campaign uses.", "device_class", figures.nodes
+        )
+        backlog = GaugeMetricFamily(
+            "coldpress_mlflow_backlog", "Final outcomes that MLflow lacks.", labels=["campaign"]
+        )
         backlog.add_metric([self._campaign], figures.num_unlogged)
-        logged = CounterMetricFamily("coldpress_mlflow_logged", "Final outcomes that MLflow shows.", labels=["campaign"])
+        logged = CounterMetricFamily(
+            "coldpress_mlflow_logged", "Final outcomes that MLflow shows.", labels=["campaign"]
+        )
         logged.add_metric([self._campaign], figures.num_logged)
         yield from (backlog, logged)
 
     def _count(self, outcome: Outcome) -> None:
         self._outcomes.labels(self._campaign, outcome.verdict, str(outcome.cached).lower()).inc()
         if outcome.verdict in ("failed", "rejected"):
-            self._failures.labels(self._campaign, outcome.code or outcome.failure_kind or "", outcome.device_class).inc()
+            self._failures.labels(
+                self._campaign, outcome.code or outcome.failure_kind or "", outcome.device_class
+            ).inc()
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, ("campaign", *labels), registry=self.registry)
 
     def _histogram(self, name: str, text: str) -> Histogram:
-        return Histogram(name, text, ("campaign", "device_class"), registry=self.registry, buckets=BUCKETS_S)
+        return Histogram(
+            name, text, ("campaign", "device_class"), registry=self.registry, buckets=BUCKETS_S
+        )
 
-    def _gauges(self, name: str, text: str, label: str, values: Mapping[str, int]) -> GaugeMetricFamily:
+    def _gauges(
+        self, name: str, text: str, label: str, values: Mapping[str, int]
+    ) -> GaugeMetricFamily:
         family = GaugeMetricFamily(name, text, labels=("campaign", label))
         for value, number in values.items():
             family.add_metric([self._campaign, value], number)

@@ -1,4 +1,6 @@
-"""History of a model: its outcomes over versions of the model, torch and Coldpress, each compared with the one before."""
+"""History of a model: its outcomes over versions of the model, torch and Coldpress, each compared
+with the one before.
+"""
 
 from __future__ import annotations
 
@@ -72,5 +74,14 @@ def _figures(item: Reached, before: Outcome | None) -> PastOutcome:
 
 
 def size_mb(outcome: Outcome) -> float | None:
-    """Return the size of the payloads of an outcome's recipe, in 1e6 bytes; None without a recipe that was built."""
-    return next((one.size_bytes / 1e6 for one in outcome.candidates if one.recipe == outcome.recipe and one.size_bytes), None)
+    """Return the size of the payloads of an outcome's recipe, in 1e6 bytes; None without a recipe
+    that was built.
+    """
+    return next(
+        (
+            one.size_bytes / 1e6
+            for one in outcome.candidates
+            if one.recipe == outcome.recipe and one.size_bytes
+        ),
+        None,
+    )

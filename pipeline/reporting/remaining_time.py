@@ -1,8 +1,10 @@
-"""Progress of a running campaign, from its events: the items by state, and an estimate of the time left.
+"""Progress of a running campaign, from its events: the items by state, and an estimate of the time
+left.
 
-A build of a recipe is expected to take as long as the last one of the same model and class, else as the mean of that recipe so far.
-Judges grow with the builds of their item, and by how much is learned from those that ended. Workers, waiting and overhead are
-contained in two measured rates: seconds of builds, and of judges, for each second in which some ran.
+A build of a recipe is expected to take as long as the last one of the same model and class, else as
+the mean of that recipe so far. Judges grow with the builds of their item, and by how much is
+learned from those that ended. Workers, waiting and overhead are contained in two measured rates:
+seconds of builds, and of judges, for each second in which some ran.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class ItemWork:
         what: `model device_class`.
         recipes: to build; empty if they are built.
         built_s: what its builds took that earlier starts finished.
-        build_s: by recipe, how long the last build of the same model and class took; empty if unknown.
+        build_s: by recipe, how long the last build of the same model and class took; empty if
+            unknown.
         judge_s: the same of its judge.
     """
 
@@ -55,7 +58,9 @@ class ItemWork:
 
 @dataclass(kw_only=True)
 class _Item:
-    """What happened to an item: seconds of its ended builds by recipe, and whether no more of its work is left."""
+    """What happened to an item: seconds of its ended builds by recipe, and whether no more of its
+    work is left.
+    """
 
     work: ItemWork
     built: dict[str, float] = field(default_factory=dict)
@@ -94,7 +99,9 @@ class _Ratio:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Running:
-    """An item that is built or judged: `build` or `judge`, the recipes under way, and when it began."""
+    """An item that is built or judged: `build` or `judge`, the recipes under way, and when it
+    began.
+    """
 
     kind: _Kind
     recipes: tuple[str, ...]
@@ -168,22 +175,32 @@ class CampaignProgress:
             self._began = self._now
         kind: _Kind = "judge" if event.kind == "judge" else "build"
         known = self.running.get(event.what, Running(kind=kind, recipes=(), since=self._now))
-        self.running[event.what] = replace(known, kind=kind, recipes=(*known.recipes, *event.recipes))
+        self.running[event.what] = replace(
+            known, kind=kind, recipes=(*known.recipes, *event.recipes)
+        )
         if item is not None:
             item.judging = event.kind == "judge"
 
     def time_left(self) -> float | None:
-        """Return the seconds left, or None before anything ended. Between two ends it counts down."""
+        """Return the seconds left, or None before anything ended.
+
+        Between two ends it counts down.
+        """
         now = self._clock()
         if self._ended is None:
             return None
-        if self._estimate is None or (self._estimate[0] < self._ended and now - self._estimate[0] >= RENEW_S):
+        if self._estimate is None or (
+            self._estimate[0] < self._ended and now - self._estimate[0] >= RENEW_S
+        ):
             self._estimate = self._now, self._left()
         at, left = self._estimate
         return max(0.0, left - (now - at))
 
     def _left(self) -> float:
-        """Return the seconds left at the last event. Work under way counts as not begun, here and in the rates."""
+        """Return the seconds left at the last event.
+
+        Work under way counts as not begun, here and in the rates.
+        """
         build, judge = self._rates["build"], self._rates["judge"]
         builds = sum(self._build_s(item) for item in self._items.values())
         judges = sum(self._judge_s(item) for item in self._items.values())
@@ -219,7 +236,9 @@ class CampaignProgress:
                 item.built[recipe] = event.seconds
 
     def _end_judge(self, event: Event, item: _Item | None) -> None:
-        self._rates["judge"].work_s += self._stop(event)  # an earlier start may have judged it, in event.seconds
+        self._rates["judge"].work_s += self._stop(
+            event
+        )  # an earlier start may have judged it, in event.seconds
         self._ended = self._now
         if item is not None:
             item.done = True
@@ -238,7 +257,9 @@ class CampaignProgress:
         """Return the seconds of the builds left of an item."""
         if item.judging or item.done:  # what was not built by now is skipped
             return 0.0
-        return sum(self._expected(item, recipe) for recipe in item.work.recipes if recipe not in item.built)
+        return sum(
+            self._expected(item, recipe) for recipe in item.work.recipes if recipe not in item.built
+        )
 
     def _judge_s(self, item: _Item) -> float:
         """Return the seconds of the judge of an item."""
@@ -252,5 +273,8 @@ class CampaignProgress:
     def _prior(self, item: _Item) -> float:
         """Return the seconds of a judge by its item's builds alone."""
         recipes = {*item.built, *(() if item.judging else item.work.recipes)}
-        builds = (item.built[recipe] if recipe in item.built else self._expected(item, recipe) for recipe in recipes)
+        builds = (
+            item.built[recipe] if recipe in item.built else self._expected(item, recipe)
+            for recipe in recipes
+        )
         return JUDGE_BASE_S + JUDGE_SHARE * sum((item.work.built_s, *builds))

@@ -1,4 +1,7 @@
-"""Data of the HTML report: a row for each outcome, and for each model what its details show. Plain JSON, made of the ledger."""
+"""Data of the HTML report: a row for each outcome, and for each model what its details show.
+
+Plain JSON, made of the ledger.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,8 @@ class CampaignData:
         record: the campaign in the ledger.
         outcomes: in the order of the catalog.
         changes: since the campaign `against`, by model and class; empty without one.
-        history: every outcome that the ledger has of a model, by its name; None leaves histories out.
+        history: every outcome that the ledger has of a model, by its name; None leaves histories
+            out.
         store: URI of the store, as commands name it.
     """
 
@@ -46,7 +50,9 @@ class CampaignData:
     history: History | None = None
 
 
-def campaign_data(history: History, campaign: str, *, store: str, against: str | None = None) -> CampaignData:
+def campaign_data(
+    history: History, campaign: str, *, store: str, against: str | None = None
+) -> CampaignData:
     """Read a campaign from the ledger.
 
     Args:
@@ -90,7 +96,10 @@ def overview(data: CampaignData) -> dict[str, Any]:
         "classes": sorted(classes, key=_specific_first),
         "toolchain": next(iter(toolchains.values()), {}),
         "hosts": list(hosts),
-        "rows": [_row(outcome, data.changes.get((outcome.model, outcome.device_class))) for outcome in data.outcomes],
+        "rows": [
+            _row(outcome, data.changes.get((outcome.model, outcome.device_class)))
+            for outcome in data.outcomes
+        ],
     }
 
 
@@ -103,10 +112,18 @@ def details(data: CampaignData, model: str, outcomes: Sequence[Outcome]) -> dict
         outcomes: of the model, one for each device class.
     """
     past = data.history.of_model(model) if data.history else []
-    published = [outcome.device_class for outcome in outcomes if outcome.verdict in ("published", "kept-previous")]
+    published = [
+        outcome.device_class
+        for outcome in outcomes
+        if outcome.verdict in ("published", "kept-previous")
+    ]
     return {
         "classes": {one.device_class: _detail(one) for one in outcomes},
-        "serves": {one.device_class: _rung(one.device_class, published) for one in outcomes if one.device_class in DEVICE_CLASSES},
+        "serves": {
+            one.device_class: _rung(one.device_class, published)
+            for one in outcomes
+            if one.device_class in DEVICE_CLASSES
+        },
         "history": {name: _past(own) for name, own in past_outcomes(past).items()},
     }
 
@@ -148,17 +165,34 @@ ROW = (
         "p50_ms",
         "eager_ms",
     ),
-    *("version", "cached", "code", "reason", "change", "change_why", "build_s", "judge_s", "failed"),
+    *(
+        "version",
+        "cached",
+        "code",
+        "reason",
+        "change",
+        "change_why",
+        "build_s",
+        "judge_s",
+        "failed",
+    ),
 )
 """Columns of the rows, in order."""
 
 
 def _row(outcome: Outcome, change: OutcomeChange | None) -> list[Any]:
     figures = outcome.figures
-    latency, drift, ci = figures.latency_ms or {}, figures.drift or {}, figures.speedup_ci or (None, None)
+    latency, drift, ci = (
+        figures.latency_ms or {},
+        figures.drift or {},
+        figures.speedup_ci or (None, None),
+    )
     return [
         *(outcome.model, outcome.device_class, outcome.verdict, outcome.recipe),
-        *map(_finite, (figures.speedup, *ci, drift.get("margin"), drift.get("error_ratio"), size_mb(outcome))),
+        *map(
+            _finite,
+            (figures.speedup, *ci, drift.get("margin"), drift.get("error_ratio"), size_mb(outcome)),
+        ),
         *map(_finite, (latency.get("p50"), latency.get("eager_p50"))),
         *(outcome.version, outcome.cached, outcome.code or outcome.failure_kind, outcome.reason),
         *(change.kind if change else None, change.why if change else ""),
@@ -194,7 +228,9 @@ def _candidate(report: CandidateReport) -> dict[str, Any]:
         "recipe": report.recipe,
         "problem": report.problem,
         "failure": report.failure,
-        "how": f"{report.capture} → {report.lowering}" if report.capture and report.lowering else "",
+        "how": f"{report.capture} → {report.lowering}"
+        if report.capture and report.lowering
+        else "",
         "speedup": _finite(figures.speedup),
         "ci": list(figures.speedup_ci) if figures.speedup_ci else None,
         "latency_ms": {name: _finite(value) for name, value in (figures.latency_ms or {}).items()},
@@ -203,7 +239,10 @@ def _candidate(report: CandidateReport) -> dict[str, Any]:
         "num_payloads": report.num_payloads,
         "build_s": report.build_s,
         "points": [_point(item) for item in report.points],
-        "outputs": [{name: _finite(value) for name, value in encode(item).items()} for item in report.outputs],
+        "outputs": [
+            {name: _finite(value) for name, value in encode(item).items()}
+            for item in report.outputs
+        ],
         "freezing": [list(row) for row in describe_freezing(report.freezing, report.tried)],
     }
 
@@ -219,9 +258,15 @@ def _point(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rung(machine: str, published: Iterable[str]) -> str | None:
-    """The published class that serves on machines of a class: its own, else the closest that they run; None if none does."""
+    """The published class that serves on machines of a class: its own, else the closest that they
+    run; None if none does.
+    """
     runnable = [name for name in published if name in DEVICE_CLASSES and can_run(name, machine)]
-    return max(runnable, key=lambda name: sum(can_run(other, name) for other in DEVICE_CLASSES), default=None)
+    return max(
+        runnable,
+        key=lambda name: sum(can_run(other, name) for other in DEVICE_CLASSES),
+        default=None,
+    )
 
 
 def _specific_first(name: str) -> tuple[bool, int]:

@@ -2,8 +2,9 @@
 
     builds -> judge -> outcome
 
-`advance` maps a state and an event to the next state and the actions to perform. A failed judge gets another attempt, after new
-builds if a candidate was damaged. The retry table is pipeline/failures/policy.py.
+`advance` maps a state and an event to the next state and the actions to perform. A failed judge
+gets another attempt, after new builds if a candidate was damaged. The retry table is
+pipeline/failures/policy.py.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ class DemandKnown:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuildEnded:
-    """A build ended. `failed` is set if the retry table applies; a build that never started has a failed result alone.
+    """A build ended. `failed` is set if the retry table applies; a build that never started has a
+    failed result alone.
 
     `hopeless` as in Start.
     """
@@ -136,7 +138,9 @@ class JudgeEnded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutcomeKnown:
-    """The outcome is known without a judge: from an earlier campaign, or one that runs at the same time."""
+    """The outcome is known without a judge: from an earlier campaign, or one that runs at the same
+    time.
+    """
 
     outcome: Outcome
 
@@ -149,7 +153,9 @@ ItemEvent = Start | DemandKnown | BuildEnded | JudgeEnded | OutcomeKnown
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueTask:
-    """Queue a build, or the judge if `recipe` is None; `first` puts it before the other tasks of its class."""
+    """Queue a build, or the judge if `recipe` is None; `first` puts it before the other tasks of
+    its class.
+    """
 
     recipe: str | None
     first: bool = False
@@ -188,7 +194,9 @@ def advance(state: ItemState, event: ItemEvent) -> Step:
             state = replace(state, results=finished, waiting=waiting)
             return _take_turns(state, (), hopeless, one_first=one_first)
         case DemandKnown(demand=demand):
-            return (replace(state, estimate=demand) if demand.asked > state.estimate.asked else state), ()
+            return (
+                replace(state, estimate=demand) if demand.asked > state.estimate.asked else state
+            ), ()
         case BuildEnded():
             return _after_build(state, event)
         case JudgeEnded():
@@ -201,7 +209,11 @@ def _after_build(state: ItemState, event: BuildEnded) -> Step:
     result, failed = event.result, event.failed
     if result.failure is not None and result.failure.kind == SKIPPED:
         note = ShowNote(text=f"{state.item.label(result.recipe)}: {result.failure.message}")
-        return _take_turns(replace(state, results={**state.results, result.recipe: result}), (note,), event.hopeless)
+        return _take_turns(
+            replace(state, results={**state.results, result.recipe: result}),
+            (note,),
+            event.hopeless,
+        )
     if failed is not None:
         retried = _retry(state, result.recipe, failed)
         if retried is not None:
@@ -212,8 +224,16 @@ def _after_build(state: ItemState, event: BuildEnded) -> Step:
     return _take_turns(state, (RecordBuild(result=result),), event.hopeless)
 
 
-def _take_turns(state: ItemState, actions: tuple[ItemAction, ...], hopeless: Mapping[str, str], *, one_first: bool = False) -> Step:
-    """Skip waiting builds that are hopeless or out of time, and queue those whose turn it is: all, or the first one."""
+def _take_turns(
+    state: ItemState,
+    actions: tuple[ItemAction, ...],
+    hopeless: Mapping[str, str],
+    *,
+    one_first: bool = False,
+) -> Step:
+    """Skip waiting builds that are hopeless or out of time, and queue those whose turn it is: all,
+    or the first one.
+    """
     item = state.item
     skipped = {recipe: why for recipe, why in hopeless.items() if recipe in state.waiting}
     under_way = len(item.builds) - len(state.results) - len(state.waiting)
@@ -223,18 +243,24 @@ def _take_turns(state: ItemState, actions: tuple[ItemAction, ...], hopeless: Map
     turn = left[:1] if one_first else left
     results = {
         recipe: BuildResult(
-            key=item.builds[recipe].digest, recipe=recipe, failure=Failure(kind=SKIPPED, message=f"{SKIPPED}: {why}")
+            key=item.builds[recipe].digest,
+            recipe=recipe,
+            failure=Failure(kind=SKIPPED, message=f"{SKIPPED}: {why}"),
         )
         for recipe, why in skipped.items()
     }
     state = replace(state, results={**state.results, **results}, waiting=left[len(turn) :])
-    notes = tuple(ShowNote(text=f"{item.label(recipe)}: {SKIPPED}: {why}") for recipe, why in skipped.items())
+    notes = tuple(
+        ShowNote(text=f"{item.label(recipe)}: {SKIPPED}: {why}") for recipe, why in skipped.items()
+    )
     return _check_built(state, (*actions, *notes, *(QueueTask(recipe=recipe) for recipe in turn)))
 
 
 def _over_build_s(state: ItemState) -> str | None:
     """Why no further recipe is built: limits.build_s; None if one may be."""
-    return state.item.entry.limits.over_build_s(sum(result.wall_s for result in state.results.values()))
+    return state.item.entry.limits.over_build_s(
+        sum(result.wall_s for result in state.results.values())
+    )
 
 
 def _check_built(state: ItemState, actions: tuple[ItemAction, ...]) -> Step:
@@ -242,13 +268,21 @@ def _check_built(state: ItemState, actions: tuple[ItemAction, ...]) -> Step:
     item, results = state.item, state.results
     if len(results) < len(item.builds):
         return state, actions
-    spared = tuple(recipe for recipe, result in results.items() if result.failure and result.failure.kind == SKIPPED)
+    spared = tuple(
+        recipe
+        for recipe, result in results.items()
+        if result.failure and result.failure.kind == SKIPPED
+    )
     if (
-        spared and not _over_build_s(state) and all(result.failure is not None for result in results.values())
+        spared
+        and not _over_build_s(state)
+        and all(result.failure is not None for result in results.values())
     ):  # a hopeless one is better than none
         kept = {recipe: result for recipe, result in results.items() if recipe not in spared}
         return _take_turns(replace(state, results=kept, waiting=spared), actions, {})
-    if item.before is not None and all(results[recipe].failure is not None for recipe in item.missed):
+    if item.before is not None and all(
+        results[recipe].failure is not None for recipe in item.missed
+    ):
         return _decided(state, item.before, actions)
     if any(result.failure is None for result in results.values()):
         return state, (*actions, QueueTask(recipe=None))
@@ -263,10 +297,15 @@ def _after_judge(state: ItemState, event: JudgeEnded) -> Step:
         if again is not None:
             return again
         final = _final(failed, state.attempts_of(None))
-        result = replace(result, reason=final.message, failure=final if result.verdict == "failed" else None)
+        result = replace(
+            result, reason=final.message, failure=final if result.verdict == "failed" else None
+        )
     outcome = outcome_of(item, result, state.results)
     if item.before is not None and outcome.verdict in ("failed", "unstable"):
-        text = f"{item.label()}: re-validation failed ({outcome.coded_reason}); keeping the previous result"
+        text = (
+            f"{item.label()}: re-validation failed ({outcome.coded_reason}); keeping the previous"
+            " result"
+        )
         return _decided(state, item.before, (ShowNote(text=text),))
     return _decided(state, outcome)
 
@@ -284,7 +323,11 @@ def _rebuild(state: ItemState, failed: TaskFailure, gone: tuple[str, ...]) -> St
         state,
         num_damages=num_damages,
         results={recipe: result for recipe, result in state.results.items() if recipe not in gone},
-        attempts={recipe: attempts for recipe, attempts in state.attempts.items() if recipe is not None and recipe not in gone},
+        attempts={
+            recipe: attempts
+            for recipe, attempts in state.attempts.items()
+            if recipe is not None and recipe not in gone
+        },
     )
     text = f"{state.item.label()}: {failed.failure.message}; building {', '.join(gone)} again"
     return state, (ShowNote(text=text), *(QueueTask(recipe=recipe) for recipe in gone))
@@ -302,7 +345,9 @@ def _retry(state: ItemState, recipe: str | None, failed: TaskFailure) -> Step | 
     if decision.elsewhere and failed.node_id is not None:
         avoid, how = avoid | {failed.node_id}, ", on another node if there is one"
     if decision.more_memory:
-        used_bytes = max(failed.peak_bytes, failed.failure.tried_bytes or 0)  # 0 if Ray killed the worker
+        used_bytes = max(
+            failed.peak_bytes, failed.failure.tried_bytes or 0
+        )  # 0 if Ray killed the worker
         memory_bytes = 2 * max(state.demand_of(recipe).asked, used_bytes)
         how = f", with {memory_bytes / 1e9:.1f} GB kept free"
     attempts = Attempts(failures=failures, avoid=avoid, memory_bytes=memory_bytes)
@@ -318,4 +363,8 @@ def _retry(state: ItemState, recipe: str | None, failed: TaskFailure) -> Step | 
 def _final(failed: TaskFailure, before: Attempts) -> Failure:
     """The failure that is not retried; its message contains the number of attempts."""
     more = final_sentence(failed.kind, failed.failure.code, len(before.failures) + 1)
-    return replace(failed.failure, message=f"{failed.failure.message}; {more}") if more else failed.failure
+    return (
+        replace(failed.failure, message=f"{failed.failure.message}; {more}")
+        if more
+        else failed.failure
+    )

@@ -1,7 +1,8 @@
-"""Check a node before it is used: whether it sees the store and the files of the catalog, and its toolchain for each class.
+"""Check a node before it is used: whether it sees the store and the files of the catalog, and its
+toolchain for each class.
 
-The first two need a task that takes no core. A toolchain needs a core, or a GPU for a GPU class, so this task may wait for the
-judge of another campaign.
+The first two need a task that takes no core. A toolchain needs a core, or a GPU for a GPU class, so
+this task may wait for the judge of another campaign.
 """
 
 from __future__ import annotations
@@ -27,10 +28,14 @@ SOON_S = 20.0
 """Delay before the nodes that have not answered are reported."""
 
 LATE_S = 120.0
-"""How long the start waits after the last answer for a node that others use; it joins when it answers."""
+"""How long the start waits after the last answer for a node that others use; it joins when it
+answers.
+"""
 
 ONLY_NODE_S = 1200.0
-"""How long the start waits after the last answer for the only node of a class: longer than the default timeout of a judge."""
+"""How long the start waits after the last answer for the only node of a class: longer than the
+default timeout of a judge.
+"""
 
 LOOK, CPU = "look", "cpu"
 """Names of the tasks of a check; the probe of a GPU has the name of its class."""
@@ -38,7 +43,9 @@ LOOK, CPU = "look", "cpu"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sight:
-    """What a node sees: why it cannot use the store, or None, and whether it has the files of the catalog."""
+    """What a node sees: why it cannot use the store, or None, and whether it has the files of the
+    catalog.
+    """
 
     problem: str | None = None
     sees_files: bool = True
@@ -75,12 +82,16 @@ class NodeCheck:
         return next((failure for failure in ended if failure is not None), self.sight.problem)
 
     def probed(self, name: str) -> Done | None:
-        """Return the end of the probe for a class; None if it has not ended, or Ray has no GPU there."""
+        """Return the end of the probe for a class; None if it has not ended, or Ray has no GPU
+        there.
+        """
         return self.found.get(_probe_of(name))
 
     def may_know(self, name: str) -> bool:
         """Whether the facts of a class are known, or its probe has not ended."""
-        return _probe_of(name) in self.tasks.keys() - self.found.keys() or self.facts(name) is not None
+        return (
+            _probe_of(name) in self.tasks.keys() - self.found.keys() or self.facts(name) is not None
+        )
 
     def facts(self, name: str) -> ClassFacts | None:
         """Return the facts of the node for a class, if it serves the class and they are known."""
@@ -100,9 +111,23 @@ class NodeChecks:
         under_way: checks by node id.
     """
 
-    def __init__(self, cluster: Cluster, note: Callable[[str], None], *, store: Path, files: Path, bucket_uri: str | None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        note: Callable[[str], None],
+        *,
+        store: Path,
+        files: Path,
+        bucket_uri: str | None,
+    ) -> None:
         self.under_way: dict[str, NodeCheck] = {}
-        self._cluster, self._note, self._store, self._files, self._bucket_uri = cluster, note, store, files, bucket_uri
+        self._cluster, self._note, self._store, self._files, self._bucket_uri = (
+            cluster,
+            note,
+            store,
+            files,
+            bucket_uri,
+        )
         self._mark = own_path(store, f"seen-{uuid.uuid4().hex}")
 
     @contextlib.contextmanager
@@ -122,7 +147,9 @@ class NodeChecks:
         on_cpu = next((name for name in node.classes if not takes_gpu(name)), PORTABLE)
         if self._cluster.joined:
             args = (self._bucket_uri, self._mark, self._files, _identity(self._files))
-            tasks[LOOK] = self._cluster.glance(look, *args, name=LOOK, device_class_=on_cpu, node=node)
+            tasks[LOOK] = self._cluster.glance(
+                look, *args, name=LOOK, device_class_=on_cpu, node=node
+            )
         for name in (on_cpu, *(name for name in node.classes if takes_gpu(name) and node.num_gpus)):
             tasks[_probe_of(name)] = self._cluster.start(
                 probe, name, node.num_cpus, name=f"probe {name}", device_class_=name, node=node
@@ -157,7 +184,8 @@ class NodeChecks:
             wait_s: minimal time to wait for the only node of a class, after the last answer.
 
         Raises:
-            InfrastructureError: the only node of a class is in use by others, or does not answer whether it sees the store.
+            InfrastructureError: the only node of a class is in use by others, or does not answer
+                whether it sees the store.
         """
         started = answered = time.monotonic()
         reported = False
@@ -166,21 +194,32 @@ class NodeChecks:
                 answered = time.monotonic()
             now = time.monotonic()
             complete = [check for check in self.under_way.values() if check.complete]
-            known = {name for check in complete for name in check.node.classes if check.facts(name) is not None}
-            needed = [(name, check) for check in late for name in check.node.classes if check.may_know(name) and name not in known]
+            known = {
+                name
+                for check in complete
+                for name in check.node.classes
+                if check.facts(name) is not None
+            }
+            needed = [
+                (name, check)
+                for check in late
+                for name in check.node.classes
+                if check.may_know(name) and name not in known
+            ]
             blind = next(((name, check) for name, check in needed if check.only_looks), None)
             if blind and now >= answered + max(LATE_S, wait_s):
                 name, check = blind
                 raise InfrastructureError(
-                    f"no node for {name} answered for {now - answered:.0f} s: {self._held(check)}. Mend the mount or the "
-                    "access there, or leave the class out (--device-class)",
+                    f"no node for {name} answered for {now - answered:.0f} s: {self._held(check)}."
+                    " Mend the mount or the access there, or leave the class out (--device-class)",
                     code="CP-STORE-UNSHARED",
                 )
             if needed and now >= answered + max(ONLY_NODE_S, wait_s):
                 name, check = needed[-1]
                 raise InfrastructureError(
-                    f"no node for {name} had a free core or GPU for {now - started:.0f} s: {self._held(check)}. Free it, start "
-                    f"another node for {name}, or leave the class out (--device-class)",
+                    f"no node for {name} had a free core or GPU for {now - started:.0f} s:"
+                    f" {self._held(check)}. Free it, start another node for {name}, or leave the"
+                    " class out (--device-class)",
                     code="CP-NO-NODE",
                 )
             if not needed and now >= answered + LATE_S:
@@ -198,10 +237,14 @@ class NodeChecks:
             if check.only_looks
             else self._cluster.in_use(check.node)
         )
-        return f"node {check.node.node_id[:12]}, which serves {', '.join(check.node.classes)}: {why}"
+        return (
+            f"node {check.node.node_id[:12]}, which serves {', '.join(check.node.classes)}: {why}"
+        )
 
 
-def look(bucket_uri: str | None, mark: Path, files: Path, identity: tuple[int, int] | None) -> Sight:
+def look(
+    bucket_uri: str | None, mark: Path, files: Path, identity: tuple[int, int] | None
+) -> Sight:
     """On a node: look for the store and the files of the catalog.
 
     Args:
@@ -216,7 +259,9 @@ def look(bucket_uri: str | None, mark: Path, files: Path, identity: tuple[int, i
     try:
         workplace(bucket_uri)
     except Exception as error:
-        return Sight(problem=f"opening the store {bucket_uri} there fails: {type(error).__name__}: {error}")
+        return Sight(
+            problem=f"opening the store {bucket_uri} there fails: {type(error).__name__}: {error}"
+        )
     return Sight(sees_files=False)
 
 

@@ -16,7 +16,10 @@ from pipeline.worker.requests import BuildResult, JudgeResult
 def outcome_of(item: Item, result: JudgeResult, builds: Mapping[str, BuildResult]) -> Outcome:
     """Return the outcome of a judged item."""
     judged = {report.recipe for report in result.candidates}
-    candidates = (*result.candidates, *(_report(found) for recipe, found in builds.items() if recipe not in judged))
+    candidates = (
+        *result.candidates,
+        *(_report(found) for recipe, found in builds.items() if recipe not in judged),
+    )
     return Outcome(
         **_identity(item),
         verdict=result.verdict,
@@ -31,21 +34,34 @@ def outcome_of(item: Item, result: JudgeResult, builds: Mapping[str, BuildResult
         candidates=candidates,
         pareto=result.pareto,
         host=result.host or {},
-        architecture=next((found.architecture for found in builds.values() if found.architecture), ""),
+        architecture=next(
+            (found.architecture for found in builds.values() if found.architecture), ""
+        ),
         previous=result.previous,
         deciles_ms=result.deciles_ms,
     )
 
 
 def failed_outcome(item: Item, builds: Mapping[str, BuildResult]) -> Outcome:
-    """Return the outcome of an item without a candidate: failed, or kept-eager if only eager was requested."""
+    """Return the outcome of an item without a candidate: failed, or kept-eager if only eager was
+    requested.
+    """
     if not builds:
         reason = "no recipe other than eager was requested that fits this class"
         return Outcome(**_identity(item), verdict="kept-eager", reason=reason)
-    failures = {recipe: found.failure for recipe, found in builds.items() if found.failure and found.failure.kind != SKIPPED}
+    failures = {
+        recipe: found.failure
+        for recipe, found in builds.items()
+        if found.failure and found.failure.kind != SKIPPED
+    }
     messages = list(dict.fromkeys(failure.message for failure in failures.values()))
-    reason = messages[0] if len(messages) == 1 else "; ".join(f"{name}: {found.message}" for name, found in failures.items())
-    # The failure that is retried soonest decides what the next campaign does: the ledger records the others by themselves.
+    reason = (
+        messages[0]
+        if len(messages) == 1
+        else "; ".join(f"{name}: {found.message}" for name, found in failures.items())
+    )
+    # The failure that is retried soonest decides what the next campaign does: the ledger records
+    # the others by themselves.
     first = min(failures.values(), key=retry_rank)
     return Outcome(
         **_identity(item),
@@ -57,14 +73,21 @@ def failed_outcome(item: Item, builds: Mapping[str, BuildResult]) -> Outcome:
     )
 
 
-def skipped_outcomes(problems: Iterable[CatalogError], unplaced: Iterable[Unplaced]) -> list[Outcome]:
-    """Return the outcomes of bad entries, and of classes without a node, that --keep-going skips."""
+def skipped_outcomes(
+    problems: Iterable[CatalogError], unplaced: Iterable[Unplaced]
+) -> list[Outcome]:
+    """Return the outcomes of bad entries, and of classes without a node, that --keep-going
+    skips.
+    """
     by_entry: dict[str, list[CatalogError]] = {}
     for problem in problems:
         by_entry.setdefault(problem.entry or "?", []).append(problem)
     return [
         *(_skipped(entry, "auto", "source", found) for entry, found in by_entry.items()),
-        *(_skipped(item.model, item.device_class, "infrastructure", [item.problem]) for item in unplaced),
+        *(
+            _skipped(item.model, item.device_class, "infrastructure", [item.problem])
+            for item in unplaced
+        ),
     ]
 
 
@@ -99,5 +122,13 @@ def _identity(item: Item) -> dict[str, Any]:
 
 def _report(result: BuildResult) -> CandidateReport:
     """Report a build that was not judged, since it or the judge failed."""
-    problem, kind = (result.failure.message or None, result.failure.kind) if result.failure else (None, None)
-    return CandidateReport(recipe=result.recipe, build_key=result.key, problem=problem, failure=kind, build_s=result.wall_s)
+    problem, kind = (
+        (result.failure.message or None, result.failure.kind) if result.failure else (None, None)
+    )
+    return CandidateReport(
+        recipe=result.recipe,
+        build_key=result.key,
+        problem=problem,
+        failure=kind,
+        build_s=result.wall_s,
+    )

@@ -1,11 +1,15 @@
-"""Queues of tasks, the slots of nodes, and which task a node gets next. Plain bookkeeping, without Ray.
+"""Queues of tasks, the slots of nodes, and which task a node gets next. Plain bookkeeping, without
+Ray.
 
-A node either builds or judges. A building node gets enough builds that no core waits for the driver, and no more, so a fast node
-takes more of them than a slow one. Its turn to judge comes when enough items wait for a judge, or when it has nothing to build.
+A node either builds or judges. A building node gets enough builds that no core waits for the
+driver, and no more, so a fast node takes more of them than a slow one. Its turn to judge comes when
+enough items wait for a judge, or when it has nothing to build.
 
-A node takes the class that is furthest behind in the catalog, in steps of `WINDOW` items, so models are published throughout a
-campaign. Within a step, classes that few nodes serve come first, and a node stays with its class if it can: a worker serves one
-class, and another one needs a new Python process that imports Ray and torch.
+A node takes the class that is furthest behind in the catalog, in steps of `WINDOW` items, so models
+are published throughout a
+campaign. Within a step, classes that few nodes serve come first, and a node stays with its class if
+it can: a worker serves one class, and another one needs a new Python process that imports Ray and
+torch.
 """
 
 from __future__ import annotations
@@ -46,7 +50,8 @@ class Progress:
 
 @dataclass(kw_only=True, eq=False)
 class Task:
-    """A queued or running build, or a judge if `recipe` is None; `node` is where it was started last.
+    """A queued or running build, or a judge if `recipe` is None; `node` is where it was started
+    last.
 
     Builds of one item are started in groups, which share the loaded model and its captures.
     """
@@ -96,7 +101,8 @@ class Slot:
     """The tasks that the driver gave to a node.
 
     Attributes:
-        builds: groups of builds in flight, running or waiting for a core; `gpu_builds` of them take a GPU.
+        builds: groups of builds in flight, running or waiting for a core; `gpu_builds` of them take
+            a GPU.
         judge: whether one is in flight.
         turn: whether it is the node's turn to judge; it then gets no builds.
         num_judged: judges of this turn, including the one in flight.
@@ -116,7 +122,10 @@ class Slot:
     rests_until: float = 0.0
 
     def has_room(self, num_waiting: int, num_cpus: int) -> bool:
-        """Whether the node may get a build. When few wait, it gets one per core, so that the last builds do not queue."""
+        """Whether the node may get a build.
+
+        When few wait, it gets one per core, so that the last builds do not queue.
+        """
         depth = QUEUE_PER_CPU if num_waiting > num_cpus else 1
         return not self.turn and not self.judge and self.builds < depth * self.node.num_cpus
 
@@ -149,7 +158,9 @@ def takes_gpu(name: str) -> bool:
     return device_class(name).kind == "cuda"
 
 
-def begins_turn(slot: Slot, slots: Collection[Slot], *, ready: int, waiting: int, now: float) -> bool:
+def begins_turn(
+    slot: Slot, slots: Collection[Slot], *, ready: int, waiting: int, now: float
+) -> bool:
     """Whether a building node should judge now.
 
     Args:
@@ -160,19 +171,26 @@ def begins_turn(slot: Slot, slots: Collection[Slot], *, ready: int, waiting: int
     """
     if slot.turn or not ready or now < slot.rests_until:
         return False
-    taken = JUDGE_BATCH * sum(other.turn and bool(set(other.node.classes) & set(slot.node.classes)) for other in slots)
+    taken = JUDGE_BATCH * sum(
+        other.turn and bool(set(other.node.classes) & set(slot.node.classes)) for other in slots
+    )
     return not waiting or ready - taken >= JUDGE_BATCH
 
 
 def ends_turn(slot: Slot, *, ready: int, waiting: int, others: bool) -> bool:
-    """Whether a judging node should build again, or be left to other campaigns; never while a judge runs.
+    """Whether a judging node should build again, or be left to other campaigns; never while a judge
+    runs.
 
     Args:
         slot: of the node.
         ready, waiting: as in `begins_turn`.
         others: whether other campaigns run on the cluster.
     """
-    return slot.turn and not slot.judge and (not ready or (slot.num_judged >= JUDGE_BATCH and (waiting > 0 or others)))
+    return (
+        slot.turn
+        and not slot.judge
+        and (not ready or (slot.num_judged >= JUDGE_BATCH and (waiting > 0 or others)))
+    )
 
 
 class Queue:
@@ -215,8 +233,18 @@ class Queue:
             nodes: all nodes in use.
         """
         serving = {name: sum(name in node.classes for node in nodes) for name in slot.node.classes}
-        lines = [(name, line) for name in slot.node.classes if (line := self._lines.get(name)) and slot.takes(name)]
-        lines.sort(key=lambda item: (item[1][0].progress.index // WINDOW, serving[item[0]], item[0] != slot.last_class))
+        lines = [
+            (name, line)
+            for name in slot.node.classes
+            if (line := self._lines.get(name)) and slot.takes(name)
+        ]
+        lines.sort(
+            key=lambda item: (
+                item[1][0].progress.index // WINDOW,
+                serving[item[0]],
+                item[0] != slot.last_class,
+            )
+        )
         for _, line in lines:
             for place, task in enumerate(islice(line, LOOK_AHEAD)):
                 if fits(task, slot.node, nodes):
@@ -225,13 +253,16 @@ class Queue:
         return None
 
     def take_alike(self, task: Task, most: int) -> list[Task]:
-        """Remove and return builds of the same item as a build that was just taken, with the same failed attempts."""
+        """Remove and return builds of the same item as a build that was just taken, with the same
+        failed attempts.
+        """
         state = task.progress.state
         line = self._lines[task.device_class]
         alike = [
             other
             for other in islice(line, 2 * LOOK_AHEAD)
-            if other.progress is task.progress and state.attempts_of(other.recipe) == state.attempts_of(task.recipe)
+            if other.progress is task.progress
+            and state.attempts_of(other.recipe) == state.attempts_of(task.recipe)
         ][:most]
         for other in alike:
             line.remove(other)
@@ -252,11 +283,16 @@ def fits(task: Task, node: Node, nodes: Collection[Node]) -> bool:
 
 
 def _suits(task: Task, node: Node, nodes: Collection[Node]) -> bool:
-    """Whether a task can run on a node. After a failure for lack of memory, a larger node is preferred to one with too little."""
+    """Whether a task can run on a node.
+
+    After a failure for lack of memory, a larger node is preferred to one with too little.
+    """
     if not _can(task, node):
         return False
     too_small = task.demand.firm and _memory(node) < task.demand.asked
-    return not (too_small and any(_can(task, other) and _memory(other) > _memory(node) for other in nodes))
+    return not (
+        too_small and any(_can(task, other) and _memory(other) > _memory(node) for other in nodes)
+    )
 
 
 def _can(task: Task, node: Node) -> bool:
@@ -280,11 +316,14 @@ def ask_bytes(demand: Demand, node: Node) -> int | None:
 
 
 def missing(task: Task, nodes: Collection[Node]) -> str | None:
-    """Return why no node that serves a task has enough memory for it; None if one has, or if none serves its class."""
+    """Return why no node that serves a task has enough memory for it; None if one has, or if none
+    serves its class.
+    """
     largest = max((_memory(node) for node in nodes if serves(task, node)), default=math.inf)
     if largest >= task.demand.least:
         return None
     return (
-        f"needs {task.demand.least / 1e9:.1f} GB of memory, but the largest node that serves {task.device_class} has "
-        f"{largest / 1e9:.1f} GB; start a larger one, or lower limits.memory_gb if it is set"
+        f"needs {task.demand.least / 1e9:.1f} GB of memory, but the largest node that serves"
+        f" {task.device_class} has {largest / 1e9:.1f} GB; start a larger one, or lower"
+        " limits.memory_gb if it is set"
     )

@@ -1,7 +1,7 @@
 """Bring the sources of entries to the workers.
 
-resolve   before planning: find registry versions, fetch URLs without a digest, and check that all files of the keys are readable
-ready     before building: fetch the rest, turn a registry model into a file with its inputs, and ship files and code through the
+resolve  before planning: find registry versions, fetch URLs without a digest, and check that all files of the keys are readable
+ready  before building: fetch the rest, turn a registry model into a file with its inputs, and ship files and code through the
           store if nodes do not share this machine's disk (transfer.py)
 
 STORE/.coldpress/sources/<sha256>/<name>              fetched files
@@ -44,7 +44,14 @@ class Materials:
         place: of a store in a bucket, which files and code are shipped through.
     """
 
-    def __init__(self, store: Path, tracking_uri: str, digests: FileDigests, *, place: Workplace | None = None) -> None:
+    def __init__(
+        self,
+        store: Path,
+        tracking_uri: str,
+        digests: FileDigests,
+        *,
+        place: Workplace | None = None,
+    ) -> None:
         self._store, self._shipped = store, store / WORK / "sources"
         self._place = place if place is not None and place.remote is not None else None
         self._folder = self._shipped if self._place is None else store / WORK / "fetched"
@@ -72,7 +79,9 @@ class Materials:
             except InfrastructureError:
                 raise
             except ColdpressError as error:
-                problems.append(CatalogError(str(error), entry=entry.name, field=field, code=error.code))
+                problems.append(
+                    CatalogError(str(error), entry=entry.name, field=field, code=error.code)
+                )
         return found, problems
 
     def ship_from_now_on(self) -> None:
@@ -83,14 +92,17 @@ class Materials:
 
     def is_ready(self, entry: Entry) -> bool:
         """Whether an entry needs no fetching, downloading or shipping."""
-        remote = entry.source.kind == "mlflow" or (entry.source.kind in FILE_KINDS and is_url(entry.source.location))
+        remote = entry.source.kind == "mlflow" or (
+            entry.source.kind in FILE_KINDS and is_url(entry.source.location)
+        )
         return entry.name in self._ready or not (self._shipping or remote)
 
     def ready(self, entry: Entry) -> Entry:
         """Return the entry as a worker can load it, prepared once for each name.
 
         Raises:
-            ColdpressError: a file cannot be fetched, differs from its pinned digest, or is not trusted.
+            ColdpressError: a file cannot be fetched, differs from its pinned digest, or is not
+                trusted.
         """
         if entry.name not in self._ready:
             with _error_of(f"source {entry.source}"):
@@ -120,7 +132,8 @@ class Materials:
         pinned_here = source.sha256 is not None and not is_url(source.location)
         if pinned_here and self._digests.of(Path(source.location)) != f"sha256:{source.sha256}":
             raise SourceError(
-                f"the digest of {source.location} is not `sha256: {source.sha256}`; the file changed, or the digest is outdated",
+                f"the digest of {source.location} is not `sha256: {source.sha256}`; the file"
+                " changed, or the digest is outdated",
                 code="CP-FETCH-DIGEST",
             )
         if source.kind == "mlflow" and SOURCE_VERSION not in entry.tags:
@@ -135,7 +148,9 @@ class Materials:
 
     def _with_samples(self, entry: Entry) -> Entry:
         """Return the entry with a local samples file, if it has samples."""
-        samples = self._fetch_unpinned(entry.samples) if isinstance(entry.samples, str) else entry.samples
+        samples = (
+            self._fetch_unpinned(entry.samples) if isinstance(entry.samples, str) else entry.samples
+        )
         if samples is not None:
             self._digests.of(samples)
         return replace(entry, samples=samples)
@@ -150,16 +165,24 @@ class Materials:
         return local
 
     def _of_registry(self, entry: Entry) -> Entry:
-        """Return the entry with the downloaded version as source, and with its inputs if the entry declares none."""
+        """Return the entry with the downloaded version as source, and with its inputs if the entry
+        declares none.
+        """
         from pipeline.tracking.connection import MODELS
         from pipeline.tracking.mlmodel import describe
         from pipeline.tracking.source_models import RegistryModel, download, slug
 
         source = entry.source
         name, _, version = source.location.removeprefix(MODELS).rpartition("/")
-        folder = self._folder / "mlflow" / "-".join((slug(name), version, entry.tags.get(SOURCE_RUN, "")[:8])).rstrip("-")
+        folder = (
+            self._folder
+            / "mlflow"
+            / "-".join((slug(name), version, entry.tags.get(SOURCE_RUN, "")[:8])).rstrip("-")
+        )
         if not folder.is_dir():
-            model = RegistryModel(name=name, version=version, run_id=None, tags={}, model_uri=source.location)
+            model = RegistryModel(
+                name=name, version=version, run_id=None, tags={}, model_uri=source.location
+            )
             with staging_folder(str(self._store)) as staging:
                 made = download(self._tracking_uri, model, staging)
                 made.chmod(0o755)
@@ -168,8 +191,9 @@ class Materials:
         described = describe(folder, inputs=silent)
         if described.needs_trust and not source.trust:
             raise SourceError(
-                f"{source} is a pickled module, which runs code when loaded; add `trust: true` (--trust for a registry), or "
-                'log it with mlflow.pytorch.log_model(..., serialization_format="pt2")',
+                f"{source} is a pickled module, which runs code when loaded; add `trust: true`"
+                " (--trust for a registry), or log it with mlflow.pytorch.log_model(...,"
+                ' serialization_format="pt2")',
                 code="CP-TRUST",
             )
         loaded = Source(
@@ -184,11 +208,15 @@ class Materials:
         return self._with_inputs(loadable, described, folder) if silent else loadable
 
     def _with_inputs(self, entry: Entry, described: Described, folder: Path) -> Entry:
-        spec = declared_spec(described.inputs, described.dims) if described.inputs is not None else None
+        spec = (
+            declared_spec(described.inputs, described.dims)
+            if described.inputs is not None
+            else None
+        )
         if spec is None and described.kind != "export":
             raise SourceError(
-                f"{entry.source} has neither a signature nor an input example; declare `inputs:` in an entry, or log it with "
-                "input_example=",
+                f"{entry.source} has neither a signature nor an input example; declare `inputs:` in"
+                " an entry, or log it with input_example=",
                 code="CP-REGISTRY-INPUTS",
             )
         samples = None

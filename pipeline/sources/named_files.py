@@ -1,4 +1,7 @@
-"""Files and folders that the entries of a catalog name by relative paths. Entries are not checked, and no module is run."""
+"""Files and folders that the entries of a catalog name by relative paths.
+
+Entries are not checked, and no module is run.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ from pipeline.sources.transfer import module_closure
 
 
 def named_files(catalog: Path) -> set[Path]:
-    """Return the existing sources, samples and listed files of all entries, and the modules of their functions with all imports.
+    """Return the existing sources, samples and listed files of all entries, and the modules of
+    their functions with all imports.
 
     Absolute paths and URLs are left out: they mean the same on every machine.
 
@@ -31,9 +35,14 @@ def named_files(catalog: Path) -> set[Path]:
             continue
         for name in _names(record.value):
             if not Path(name).is_absolute() and not is_url(name):
-                found |= {Path(os.path.normpath(path)) for path in glob.glob(str(folder / name), recursive=True)}
+                found |= {
+                    Path(os.path.normpath(path))
+                    for path in glob.glob(str(folder / name), recursive=True)
+                }
         for module in _modules(record.value):
-            with contextlib.suppress(OSError, SyntaxError, ValueError):  # the campaign reports it as a failure of the entry
+            with contextlib.suppress(
+                OSError, SyntaxError, ValueError
+            ):  # the campaign reports it as a failure of the entry
                 found |= module_closure(module, search_path)
     return found
 

@@ -1,7 +1,8 @@
-"""Ship files and code of an entry through the store, for workers that do not see this machine's disk.
+"""Ship files and code of an entry through the store, for workers that do not see this machine's
+disk.
 
-Files are stored in a tree under their common digest, each at its absolute path, so a module finds its neighbours and the files
-beside `__file__`.
+Files are stored in a tree under their common digest, each at its absolute path, so a module finds
+its neighbours and the files beside `__file__`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from pipeline.workspace.staging import move_whole, staging_folder
 from pipeline.workspace.workspace import Workplace
 
 SHIPPED = Path("/coldpress-sources")
-"""Placeholder for the folder of shipped files, in entries sent between machines that share no folder."""
+"""Placeholder for the folder of shipped files, in entries sent between machines that share no
+folder.
+"""
 
 INSTALLED = {"site-packages", "dist-packages"}
 
@@ -32,28 +35,42 @@ def ship(entry: Entry, folder: Path) -> Entry:
     """Return the entry with every path in `folder`. Files that are already there are not copied."""
     source = entry.source
     if source.kind in FILE_KINDS:
-        source = replace(source, location=str(_ship_file(Path(source.location), folder)), origin=str(source))
+        source = replace(
+            source, location=str(_ship_file(Path(source.location), folder)), origin=str(source)
+        )
     elif source.kind == "transformers" and Path(source.location).is_dir():
         root = Path(source.location)
         tree = _ship_tree([path for path in root.rglob("*") if path.is_file()], folder)
         source = replace(source, location=str(_within(tree, root)), origin=str(source))
-    samples = _ship_file(entry.samples, folder) if isinstance(entry.samples, Path) else entry.samples
+    samples = (
+        _ship_file(entry.samples, folder) if isinstance(entry.samples, Path) else entry.samples
+    )
     search_path = tuple(dict.fromkeys((*source.search_path, *entry.search_path)))
     named = [entry.task_metric] if entry.task_metric else []
     if source.kind == "python":
         named.append(source.location)
-    files = {*entry.files, *(file for name in named for file in module_closure(name.partition(":")[0], search_path))}
+    files = {
+        *entry.files,
+        *(file for name in named for file in module_closure(name.partition(":")[0], search_path)),
+    }
     if source.kind == "pickle":  # a pickle may name classes of any module in its code
         own = [root for root in source.search_path if root not in entry.search_path]
         files |= {file for root in own for file in Path(root).rglob("*.py")}
     if files:
         tree = _ship_tree(sorted(files), folder)
         search_path = tuple(str(_within(tree, Path(root))) for root in search_path)
-    return replace(entry, source=replace(source, search_path=search_path), samples=samples, search_path=search_path, files=())
+    return replace(
+        entry,
+        source=replace(source, search_path=search_path),
+        samples=samples,
+        search_path=search_path,
+        files=(),
+    )
 
 
 def sent(entry: Entry, folder: Path, place: Workplace) -> Entry:
-    """Upload the files of a shipped entry to the bucket, and return the entry with paths below SHIPPED.
+    """Upload the files of a shipped entry to the bucket, and return the entry with paths below
+    SHIPPED.
 
     Args:
         entry: returned by `ship`.
@@ -80,7 +97,10 @@ def arrived(entry: Entry, place: Workplace) -> Entry:
     units = _units(entry, SHIPPED)
     for unit in units:
         if not place.bring("sources", unit, place.folder("sources", unit)):
-            raise SourceError(f"source {entry.source}: {unit} is not in the store; run the campaign again", code="CP-FETCH")
+            raise SourceError(
+                f"source {entry.source}: {unit} is not in the store; run the campaign again",
+                code="CP-FETCH",
+            )
     return _moved(entry, SHIPPED, place.root / WORK / "sources") if units else entry
 
 
@@ -88,20 +108,31 @@ def _units(entry: Entry, folder: Path) -> list[str]:
     """Return the names in a folder that contain the paths of an entry."""
     named = (entry.source.location, entry.samples, *entry.source.search_path, *entry.search_path)
     paths = [Path(path) for path in named if path is not None]
-    return list(dict.fromkeys(path.relative_to(folder).parts[0] for path in paths if path.is_relative_to(folder)))
+    return list(
+        dict.fromkeys(
+            path.relative_to(folder).parts[0] for path in paths if path.is_relative_to(folder)
+        )
+    )
 
 
 def _moved(entry: Entry, old: Path, new: Path) -> Entry:
     def of(path: str) -> str:
         return str(new / Path(path).relative_to(old)) if Path(path).is_relative_to(old) else path
 
-    source = replace(entry.source, location=of(entry.source.location), search_path=tuple(map(of, entry.source.search_path)))
+    source = replace(
+        entry.source,
+        location=of(entry.source.location),
+        search_path=tuple(map(of, entry.source.search_path)),
+    )
     samples = Path(of(str(entry.samples))) if isinstance(entry.samples, Path) else entry.samples
-    return replace(entry, source=source, samples=samples, search_path=tuple(map(of, entry.search_path)))
+    return replace(
+        entry, source=source, samples=samples, search_path=tuple(map(of, entry.search_path))
+    )
 
 
 def module_closure(name: str, search_path: Sequence[str]) -> set[Path]:
-    """Return the files of a module and of all modules under `search_path` that it imports, without running them.
+    """Return the files of a module and of all modules under `search_path` that it imports, without
+    running them.
 
     Imports through importlib are not found; an entry lists such files under `files:`.
     """
@@ -112,7 +143,11 @@ def module_closure(name: str, search_path: Sequence[str]) -> set[Path]:
         if current in found:
             continue
         file = module_file(current, search_path)
-        if file is None or not any(file.is_relative_to(root) for root in search_path) or _is_installed(file):
+        if (
+            file is None
+            or not any(file.is_relative_to(root) for root in search_path)
+            or _is_installed(file)
+        ):
             continue
         found[current] = file
         parents = current.split(".")
@@ -124,9 +159,13 @@ def module_closure(name: str, search_path: Sequence[str]) -> set[Path]:
 
 
 def _is_installed(file: Path) -> bool:
-    """Whether a module belongs to an installed package; an environment may be inside the project."""
+    """Whether a module belongs to an installed package; an environment may be inside the
+    project.
+    """
     paths = sysconfig.get_paths()
-    return bool(INSTALLED & set(file.parts)) or any(file.is_relative_to(paths[name]) for name in ("stdlib", "platstdlib"))
+    return bool(INSTALLED & set(file.parts)) or any(
+        file.is_relative_to(paths[name]) for name in ("stdlib", "platstdlib")
+    )
 
 
 def _imports(file: Path, package: str) -> Iterator[str]:
@@ -142,7 +181,9 @@ def _imports(file: Path, package: str) -> Iterator[str]:
                 base = ".".join((*above, base) if base else above)
             if base:
                 yield base
-            yield from (f"{base}.{alias.name}" for alias in node.names if base and alias.name != "*")
+            yield from (
+                f"{base}.{alias.name}" for alias in node.names if base and alias.name != "*"
+            )
 
 
 def _ship_file(path: Path, folder: Path) -> Path:

@@ -1,4 +1,6 @@
-"""Connection to MLflow: the tracking URI, a client that fails fast, and a single error class for all failures."""
+"""Connection to MLflow: the tracking URI, a client that fails fast, and a single error class for
+all failures.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from freezer.errors import ColdpressError, InfrastructureError, MissingDependencyError, UsageError, first_line
+from freezer.errors import (
+    ColdpressError,
+    InfrastructureError,
+    MissingDependencyError,
+    UsageError,
+    first_line,
+)
 from freezer.files.atomic import move
 from pipeline.workspace.staging import temporary_place
 
@@ -39,8 +47,13 @@ PROBE_S = 5
 """Time limit of the first response."""
 
 REFUSED = {
-    "UNAUTHENTICATED": "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to those of a user of the server",
-    "PERMISSION_DENIED": "let the server's administrator give this user the permission, or add this host name to --allowed-hosts",
+    "UNAUTHENTICATED": (
+        "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to those of a user of the server"
+    ),
+    "PERMISSION_DENIED": (
+        "let the server's administrator give this user the permission, or add this host name to"
+        " --allowed-hosts"
+    ),
 }
 """Remedies by MLflow's error code: HTTP 401 and 403."""
 
@@ -53,7 +66,10 @@ MODELS = "models:/"
 SQLITE = "sqlite:///"
 
 _PARTIAL = ".partial"
-_MAKE = "import sys; from mlflow import MlflowClient; MlflowClient(sys.argv[1], sys.argv[1]).search_experiments(max_results=1)"
+_MAKE = (
+    "import sys; from mlflow import MlflowClient; MlflowClient(sys.argv[1],"
+    " sys.argv[1]).search_experiments(max_results=1)"
+)
 """Program that lets MLflow create the database of a URI."""
 
 
@@ -69,10 +85,12 @@ def preload() -> None:
 
 
 def connect(tracking_uri: str) -> MlflowClient:
-    """Return a client of a tracking server or database; create the sqlite database if it does not exist.
+    """Return a client of a tracking server or database; create the sqlite database if it does not
+    exist.
 
     Args:
-        tracking_uri: URI from `resolve`: `sqlite:///FILE`, `http://HOST:PORT`, or another that MLflow supports.
+        tracking_uri: URI from `resolve`: `sqlite:///FILE`, `http://HOST:PORT`, or another that
+            MLflow supports.
 
     Raises:
         InfrastructureError: nothing answers there.
@@ -81,7 +99,9 @@ def connect(tracking_uri: str) -> MlflowClient:
     try:
         preload()
     except ModuleNotFoundError as error:
-        raise MissingDependencyError(f"tracking needs mlflow ({error}); in the checkout: pip install --group pipeline") from error
+        raise MissingDependencyError(
+            f"tracking needs mlflow ({error}); in the checkout: pip install --group pipeline"
+        ) from error
     from mlflow import MlflowClient
 
     with reaching(tracking_uri), _initialized_once(tracking_uri):
@@ -122,26 +142,40 @@ def database_file(tracking_uri: str) -> Path | None:
 
 @contextmanager
 def reaching(tracking_uri: str) -> Iterator[None]:
-    """Convert every exception to InfrastructureError; SQLAlchemy, requests, boto and MLflow share no base class."""
+    """Convert every exception to InfrastructureError; SQLAlchemy, requests, boto and MLflow share
+    no base class.
+    """
     try:
         yield
     except ColdpressError:
         raise
     except Exception as error:
-        remedy = "start the server (`mlflow server`), fix the database or its disk, or set another --tracking-uri"
+        remedy = (
+            "start the server (`mlflow server`), fix the database or its disk, or set another"
+            " --tracking-uri"
+        )
         remedy = REFUSED.get(getattr(error, "error_code", ""), remedy)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            remedy = f"make room where MLflow keeps its artifacts, and in the temporary folder {temporary_place()}"
-        message = f"MLflow at {tracking_uri} failed: {type(error).__name__}: {first_line(error)}; {remedy}"
+            remedy = (
+                "make room where MLflow keeps its artifacts, and in the temporary folder"
+                f" {temporary_place()}"
+            )
+        message = (
+            f"MLflow at {tracking_uri} failed: {type(error).__name__}: {first_line(error)};"
+            f" {remedy}"
+        )
         raise InfrastructureError(without_password(message), code="CP-TRACKING") from error
 
 
 @contextmanager
 def one_transaction(client: MlflowClient) -> Iterator[None]:
-    """Make a client's calls to a sqlite database in one transaction; calls to a server are made as usual.
+    """Make a client's calls to a sqlite database in one transaction; calls to a server are made as
+    usual.
 
-    MLflow opens up to five sessions for a call, and reads what it wrote after each, which takes a third of its CPU time. No API
-    shares a session, so the attribute by which its stores open one is replaced. Write first: later reads are then up to date.
+    MLflow opens up to five sessions for a call, and reads what it wrote after each, which takes a
+    third of its CPU time. No API
+    shares a session, so the attribute by which its stores open one is replaced. Write first: later
+    reads are then up to date.
     """
     if database_file(client.tracking_uri) is None:
         yield
@@ -167,14 +201,21 @@ def one_transaction(client: MlflowClient) -> Iterator[None]:
 
 
 def upload(client: MlflowClient, artifact_uri: str, folder: Path) -> None:
-    """Upload all files of a folder to a run's or logged model's `artifact_uri`. The client's own methods fetch that first."""
+    """Upload all files of a folder to a run's or logged model's `artifact_uri`.
+
+    The client's own methods fetch that first.
+    """
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-    get_artifact_repository(artifact_uri, tracking_uri=client.tracking_uri).log_artifacts(str(folder))
+    get_artifact_repository(artifact_uri, tracking_uri=client.tracking_uri).log_artifacts(
+        str(folder)
+    )
 
 
 def quoted(text: str) -> str:
-    """Return a text for `=` in an MLflow filter; one with both kinds of quotes cannot be written."""
+    """Return a text for `=` in an MLflow filter; one with both kinds of quotes cannot be
+    written.
+    """
     quote = '"' if "'" in text else "'"
     return f"{quote}{text}{quote}"
 
@@ -191,18 +232,28 @@ def _probe(tracking_uri: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         database = sqlite3.connect(path, timeout=PROBE_S)
         with closing(database):
-            database.execute("BEGIN IMMEDIATE")  # takes the write lock, to detect a read-only or locked file
+            database.execute(
+                "BEGIN IMMEDIATE"
+            )  # takes the write lock, to detect a read-only or locked file
             database.rollback()
     elif tracking_uri.startswith(("http:", "https:")):
         from mlflow.utils.credentials import get_default_host_creds
         from mlflow.utils.rest_utils import http_request
 
         # Any response is enough: the first real call reports the error of an unhealthy server.
-        http_request(get_default_host_creds(tracking_uri), "/health", "GET", max_retries=0, timeout=PROBE_S, raise_on_status=False)
+        http_request(
+            get_default_host_creds(tracking_uri),
+            "/health",
+            "GET",
+            max_retries=0,
+            timeout=PROBE_S,
+            raise_on_status=False,
+        )
 
 
 def _make_database(path: Path) -> None:
-    """Create a sqlite database under a temporary name and rename it; MLflow cannot use one whose creation was killed.
+    """Create a sqlite database under a temporary name and rename it; MLflow cannot use one whose
+    creation was killed.
 
     Raises:
         OSError, RuntimeError: it cannot be created.
@@ -212,9 +263,16 @@ def _make_database(path: Path) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}{_PARTIAL}")
     try:
         # In another process, so that this one does not have the file open when it is renamed.
-        done = subprocess.run([sys.executable, "-c", _MAKE, f"{SQLITE}{partial}"], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", _MAKE, f"{SQLITE}{partial}"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if done.returncode:
-            raise RuntimeError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
+            raise RuntimeError(
+                (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            )
         move(partial, path)
     finally:
         partial.unlink(missing_ok=True)
@@ -228,7 +286,8 @@ def _initialized_once(tracking_uri: str) -> Iterator[None]:
         yield
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Lock the folder: closing a second handle of the file would release sqlite's own locks in this process.
+    # Lock the folder: closing a second handle of the file would release sqlite's own locks in this
+    # process.
     handle = os.open(path.parent, os.O_RDONLY)
     try:
         with suppress(OSError):  # a file system without locks

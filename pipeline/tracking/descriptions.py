@@ -1,4 +1,6 @@
-"""Descriptions of campaigns, candidates, registered models and versions: Markdown for MLflow's pages. Pure functions; no mlflow."""
+"""Descriptions of campaigns, candidates, registered models and versions: Markdown for MLflow's
+pages. Pure functions; no mlflow.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ MAX_REASON_CHARS = 240
 
 
 def campaign_description(outcomes: Sequence[Outcome], parameters: Mapping[str, str]) -> str:
-    """Describe a campaign: counts, largest gains, how to load them, what was not published and why, all outcomes.
+    """Describe a campaign: counts, largest gains, how to load them, what was not published and why,
+    all outcomes.
 
     Args:
         outcomes: in the order of the catalog.
@@ -36,7 +39,11 @@ def campaign_description(outcomes: Sequence[Outcome], parameters: Mapping[str, s
         *_gains(summary),
         *_unpublished(summary),
         *_all_outcomes(outcomes),
-        "Made with " + ", ".join(f"{name} {_code(text)}" for name, text in parameters.items()) if parameters else "",
+        (
+            "Made with " + ", ".join(f"{name} {_code(text)}" for name, text in parameters.items())
+            if parameters
+            else ""
+        ),
     ]
     return _bounded(parts)
 
@@ -47,10 +54,20 @@ def _head(outcomes: Sequence[Outcome], summary: Summary) -> str:
     lines = [f"**{len(outcomes)} outcomes: {counts or 'none'}**"]
     for one in summary.gains[:1]:
         load = _code(f"mlflow.pyfunc.load_model({json.dumps(_uri(one), ensure_ascii=False)})")
-        lines.append(f"Largest gain: {_model_link(one)} for {one.device_class}, **{one.figures.speedup:.2f}×**. Load it: {load}")
-    named = list(dict.fromkeys(f"{_code(one.model)} ({one.code or one.verdict})" for one in summary.unpublished))
+        lines.append(
+            f"Largest gain: {_model_link(one)} for {one.device_class},"
+            f" **{one.figures.speedup:.2f}×**. Load it: {load}"
+        )
+    named = list(
+        dict.fromkeys(
+            f"{_code(one.model)} ({one.code or one.verdict})" for one in summary.unpublished
+        )
+    )
     if named:
-        lines.append(f"Not published: {', '.join(named[:_NUM_NAMED])}{', …' if len(named) > _NUM_NAMED else ''}")
+        lines.append(
+            "Not published:"
+            f" {', '.join(named[:_NUM_NAMED])}{', …' if len(named) > _NUM_NAMED else ''}"
+        )
     return "  \n".join(lines)  # two spaces end a line within a paragraph
 
 
@@ -58,7 +75,14 @@ def _gains(summary: Summary) -> list[str]:
     if not summary.gains:
         return []
     rows = [
-        (_model_link(one), one.device_class, f"**{one.figures.speedup:.2f}×**", _latency(one), one.recipe or "", _code(_uri(one)))
+        (
+            _model_link(one),
+            one.device_class,
+            f"**{one.figures.speedup:.2f}×**",
+            _latency(one),
+            one.recipe or "",
+            _code(_uri(one)),
+        )
         for one in summary.gains
     ]
     head = ("model", "device class", "speedup", "median, ms", "recipe", "load")
@@ -73,12 +97,21 @@ def _unpublished(summary: Summary) -> list[str]:
     if not rows:
         return []
     head = ("model", "device classes", "verdict", "code", "reason")
-    return ["### Not published", _table(head, rows), _more(len(summary.unpublished), MAX_UNPUBLISHED)]
+    return [
+        "### Not published",
+        _table(head, rows),
+        _more(len(summary.unpublished), MAX_UNPUBLISHED),
+    ]
 
 
 def _all_outcomes(outcomes: Sequence[Outcome]) -> list[str]:
     rows = [
-        (_code(one.model), one.device_class, *_figures_row(one), _code(_uri(one)) if one.artifact else "")
+        (
+            _code(one.model),
+            one.device_class,
+            *_figures_row(one),
+            _code(_uri(one)) if one.artifact else "",
+        )
         for one in outcomes[:MAX_OUTCOMES]
     ]
     head = ("model", "device class", *_FIGURES_HEAD, "load")
@@ -86,22 +119,36 @@ def _all_outcomes(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def candidate_description(outcome: Outcome, candidate: CandidateReport | None) -> str:
-    """Describe a candidate's run: the outcome's verdict and reason, the candidate's figures and problem, how to load it.
+    """Describe a candidate's run: the outcome's verdict and reason, the candidate's figures and
+    problem, how to load it.
 
     Args:
         outcome: of the model and class.
         candidate: None if the outcome has no candidates.
     """
-    winner = candidate is not None and outcome.verdict == "published" and candidate.recipe == outcome.recipe
+    winner = (
+        candidate is not None
+        and outcome.verdict == "published"
+        and candidate.recipe == outcome.recipe
+    )
     reason = f": {_cell(outcome.coded_reason)}" if outcome.coded_reason else ""
     parts = [f"{_code(outcome.model)} for {outcome.device_class}: **{outcome.verdict}**{reason}"]
     if candidate is not None:
         state = (
-            "Published." if winner else f"Does not pass: {_cell(candidate.problem)}" if candidate.problem else "Passes the gate."
+            "Published."
+            if winner
+            else (
+                f"Does not pass: {_cell(candidate.problem)}"
+                if candidate.problem
+                else "Passes the gate."
+            )
         )
         parts += [f"{_code(candidate.recipe)}: {state}", _candidate_figures(outcome, candidate)]
     if winner:
-        parts += [f"Registered as {_model_link(outcome)}, alias {_code(outcome.device_class)}.", _load_snippet(outcome)]
+        parts += [
+            f"Registered as {_model_link(outcome)}, alias {_code(outcome.device_class)}.",
+            _load_snippet(outcome),
+        ]
     return _bounded(parts)
 
 
@@ -110,10 +157,19 @@ def _candidate_figures(outcome: Outcome, candidate: CandidateReport) -> str:
     own, eager = figures.latency_ms or {}, outcome.figures.latency_ms or {}
     drift = figures.drift or {}
     low, high = figures.speedup_ci or (None, None)
-    interval = f" (95% interval {low:.2f} to {high:.2f})" if low is not None and high is not None else ""
+    interval = (
+        f" (95% interval {low:.2f} to {high:.2f})" if low is not None and high is not None else ""
+    )
     rows = [
         ("speedup over eager", f"{_number(figures.speedup)}{interval}" if figures.speedup else ""),
-        ("median, ms", f"{_number(own.get('p50'))} (eager {_number(eager.get('eager_p50'))})" if own.get("p50") else ""),
+        (
+            "median, ms",
+            (
+                f"{_number(own.get('p50'))} (eager {_number(eager.get('eager_p50'))})"
+                if own.get("p50")
+                else ""
+            ),
+        ),
         ("error ratio (1 is eager's own error)", _number(drift.get("error_ratio"))),
         ("largest absolute error", _number(drift.get("max_abs_err"))),
         ("size, MB", _number(candidate.size_bytes / 1e6) if candidate.num_payloads else ""),
@@ -131,7 +187,10 @@ def model_description(outcomes: Sequence[Outcome]) -> str:
     first = next((one for one in outcomes if one.verdict == "published"), outcomes[0])
     rows = [(_code(one.device_class), *_figures_row(one)) for one in outcomes]
     parts = [
-        f"Frozen by Coldpress from {_code(first.source)}. Each alias is a device class, and points to the artifact that serves it.",
+        (
+            f"Frozen by Coldpress from {_code(first.source)}. Each alias is a device class, and"
+            " points to the artifact that serves it."
+        ),
         _table(("alias", *_FIGURES_HEAD), rows),
         _load_snippet(first),
     ]
@@ -150,7 +209,9 @@ def version_description(outcome: Outcome, serving: str, store: str) -> str:
     measured = [f"{figures.speedup:.2f} times as fast as eager"] if figures.speedup else []
     measured += [f"error ratio {ratio:.3g}"] if ratio is not None else []
     parts = [
-        ", ".join([f"{outcome.model} for {serving}", *measured]),  # in plain text, for MLflow's list of versions
+        ", ".join(
+            [f"{outcome.model} for {serving}", *measured]
+        ),  # in plain text, for MLflow's list of versions
         f"Frozen from {_code(outcome.source)}: {_code(str(outcome.artifact))}",
         _table(_FIGURES_HEAD, [_figures_row(outcome)]),
         _load_snippet(outcome),
@@ -182,7 +243,14 @@ def _uri(outcome: Outcome) -> str:
 
 def _load_snippet(outcome: Outcome) -> str:
     uri = json.dumps(_uri(outcome), ensure_ascii=False)
-    lines = ("```python", "import mlflow", "", f"model = mlflow.pyfunc.load_model({uri})", "outputs = model.predict(inputs)", "```")
+    lines = (
+        "```python",
+        "import mlflow",
+        "",
+        f"model = mlflow.pyfunc.load_model({uri})",
+        "outputs = model.predict(inputs)",
+        "```",
+    )
     return "\n".join(lines)
 
 
@@ -222,4 +290,6 @@ def _line(text: str) -> str:
 def _bounded(parts: Iterable[str]) -> str:
     """Join paragraphs; of a longer text keep whole lines up to MAX_CHARS."""
     text = "\n\n".join(part for part in parts if part)
-    return text if len(text) <= MAX_CHARS else f"{text[: text.rindex(chr(10), 0, MAX_CHARS - 2)]}\n\n…"
+    return (
+        text if len(text) <= MAX_CHARS else f"{text[: text.rindex(chr(10), 0, MAX_CHARS - 2)]}\n\n…"
+    )

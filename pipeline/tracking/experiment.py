@@ -1,6 +1,8 @@
-"""The experiment of all campaigns in MLflow, and its page: a description, and saved views of the runs' table.
+"""The experiment of all campaigns in MLflow, and its page: a description, and saved views of the
+runs' table.
 
-MLflow's pages read both from tags of the experiment. Without a view the table shows name and date of a run, but no figure.
+MLflow's pages read both from tags of the experiment. Without a view the table shows name and date
+of a run, but no figure.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ PAGE_FORM = "coldpress.page"
 
 _SAVED_VIEW = "mlflow.sharedViewState."
 _KIND, _MODEL_TRAINING = "mlflow.experimentKind", "custom_model_development"
-"""Tag of the views that open. Pages with a switch between GenAI and model training, as MLflow 3.17's, read the browser's choice."""
+"""Tag of the views that open.
+
+Pages with a switch between GenAI and model training, as MLflow 3.17's, read the browser's choice.
+"""
 
 _PRIMARY_METRIC = "mlflow.experiment.primaryMetric.name"
 
@@ -42,7 +47,8 @@ class _View:
     Attributes:
         about: what it shows, for the experiment's description.
         filter: as of `MlflowClient.search_runs`.
-        order_by: column, largest values first. Of runs in another order than by time, children are not below their parents.
+        order_by: column, largest values first. Of runs in another order than by time, children are
+            not below their parents.
         columns: shown next to the run's name; `attributes.Description` or `metrics.speedup/value`.
     """
 
@@ -65,7 +71,12 @@ VIEWS = (
         filter="tags.`coldpress.kind` = 'campaign'",
         order_by="attributes.start_time",
         columns=(
-            *("metrics.speedup/largest", "metrics.speedup/median", "metrics.outcomes/published", "metrics.outcomes/kept-eager"),
+            *(
+                "metrics.speedup/largest",
+                "metrics.speedup/median",
+                "metrics.outcomes/published",
+                "metrics.outcomes/kept-eager",
+            ),
             *(
                 "metrics.outcomes/kept-previous",
                 "metrics.outcomes/rejected",
@@ -80,17 +91,30 @@ VIEWS = (
         filter="tags.`coldpress.winner` = 'true'",
         order_by="metrics.speedup/value",
         columns=(
-            *("metrics.speedup/value", "metrics.latency_ms/eager_p50", "metrics.latency_ms/p50", "metrics.drift/error_ratio"),
+            *(
+                "metrics.speedup/value",
+                "metrics.latency_ms/eager_p50",
+                "metrics.latency_ms/p50",
+                "metrics.drift/error_ratio",
+            ),
             *("metrics.size_mb/payloads", "tags.coldpress.campaign", "attributes.Models"),
         ),
     ),
     _View(
         name="Not published",
-        about="candidates of models that kept eager or the previous artifact, were rejected, failed or were unstable, and why",
+        about=(
+            "candidates of models that kept eager or the previous artifact, were rejected, failed"
+            " or were unstable, and why"
+        ),
         filter="tags.`coldpress.kind` = 'candidate' AND tags.`coldpress.verdict` != 'published'",
         order_by="tags.coldpress.verdict",
         columns=(
-            *("tags.coldpress.verdict", "tags.coldpress.code", "tags.coldpress.reason", "tags.coldpress.campaign"),
+            *(
+                "tags.coldpress.verdict",
+                "tags.coldpress.code",
+                "tags.coldpress.reason",
+                "tags.coldpress.campaign",
+            ),
             *("metrics.speedup/value", "metrics.drift/error_ratio"),
         ),
     ),
@@ -100,7 +124,8 @@ _WIDTH = 170
 
 
 def open_experiment(client: MlflowClient, tracking_uri: str) -> str:
-    """Find or create the experiment, set the tags of its page unless they are set, and return its id.
+    """Find or create the experiment, set the tags of its page unless they are set, and return its
+    id.
 
     Raises:
         InfrastructureError: the experiment was deleted.
@@ -121,10 +146,12 @@ def open_experiment(client: MlflowClient, tracking_uri: str) -> str:
         found = client.get_experiment_by_name(EXPERIMENT)
     if found is None or found.lifecycle_stage != "active":
         raise InfrastructureError(
-            f"MLflow's experiment {EXPERIMENT!r} at {tracking_uri} was deleted; restore it with `mlflow experiments restore -x ID` "
-            "or remove it permanently with `mlflow gc`"
+            f"MLflow's experiment {EXPERIMENT!r} at {tracking_uri} was deleted; restore it with"
+            " `mlflow experiments restore -x ID` or remove it permanently with `mlflow gc`"
         )
-    for name, text in experiment_tags(found.experiment_id, found.tags, int(time.time() * 1000)).items():
+    for name, text in experiment_tags(
+        found.experiment_id, found.tags, int(time.time() * 1000)
+    ).items():
         client.set_experiment_tag(found.experiment_id, name, text)
     return str(found.experiment_id)
 
@@ -141,20 +168,31 @@ def experiment_tags(experiment_id: str, existing: Mapping[str, str], now_ms: int
         return {}
     views = {f"{_SAVED_VIEW}{view.key}": _saved(view, now_ms) for view in VIEWS}
     page = {**views, _KIND: _MODEL_TRAINING, _PRIMARY_METRIC: "speedup/value", PAGE_FORM: FORM}
-    return page if NOTE in existing and PAGE_FORM not in existing else {**page, NOTE: _description(experiment_id)}
+    return (
+        page
+        if NOTE in existing and PAGE_FORM not in existing
+        else {**page, NOTE: _description(experiment_id)}
+    )
 
 
 def _description(experiment_id: str) -> str:
     runs = f"#/experiments/{experiment_id}/runs?workflowType=machine_learning"
     links = {view: f"[{view.name}]({runs}&viewStateShareKey={view.key})" for view in VIEWS}
     lines = [
-        f"Models frozen by Coldpress: {' · '.join(links.values())}",  # MLflow's pages show the first line at once
+        # MLflow's pages show the first line at once
+        f"Models frozen by Coldpress: {' · '.join(links.values())}",
         "",
-        "A campaign is a run; its children are the candidates: a recipe on a model for a device class.",
+        (
+            "A campaign is a run; its children are the candidates: a recipe on a model for a device"
+            " class."
+        ),
         "",
         *(f"- {link}: {view.about}" for view, link in links.items()),
         "",
-        "If this page shows traces and evaluations, switch from *GenAI* to *Model training*, or follow one of the links.",
+        (
+            "If this page shows traces and evaluations, switch from *GenAI* to *Model training*, or"
+            " follow one of the links."
+        ),
     ]
     return "\n".join(lines)
 
@@ -164,13 +202,17 @@ def _saved(view: _View, now_ms: int) -> str:
     columns = [_quoted(column) for column in view.columns]
     state = {
         "searchFilter": view.filter,
-        "orderByKey": view.order_by if view.order_by.startswith("attributes.") else _quoted(view.order_by),
+        "orderByKey": (
+            view.order_by if view.order_by.startswith("attributes.") else _quoted(view.order_by)
+        ),
         "orderByAsc": False,
         "selectedColumns": columns,
         "columnOrder": columns,
         "columnWidths": {_quoted(column): _WIDTHS.get(column, _WIDTH) for column in view.columns},
     }
-    return json.dumps({"name": view.name, "createdAt": now_ms, "updatedAt": now_ms, "state": json.dumps(state)})
+    return json.dumps(
+        {"name": view.name, "createdAt": now_ms, "updatedAt": now_ms, "state": json.dumps(state)}
+    )
 
 
 def _quoted(column: str) -> str:

@@ -83,16 +83,25 @@ def _replay_one(
         tracker = Tracker(tracking_uri, campaign, store, mode=mode)
         tracker.start(record.catalog, record.started, parameters=record.parameters, resume=False)
         for of_model in models.values():
-            tracker.log([item.outcome for item in of_model], reached=max(item.time for item in of_model))
+            tracker.log(
+                [item.outcome for item in of_model], reached=max(item.time for item in of_model)
+            )
         killed = record.finished is None
         tracker.finish(
             [*(item.outcome for item in members), *record.problems],
             INTERRUPTED if record.exit_code is None else record.exit_code,
             interrupted=record.interrupted or killed,
-            finished=max([record.started, *(item.time for item in members)]) if killed else record.finished,
+            finished=(
+                max([record.started, *(item.time for item in members)])
+                if killed
+                else record.finished
+            ),
             page=page(store, campaign) if page else b"",
         )
-    say(f"campaign {campaign}: {tracker.num_logged} outcomes logged, {tracker.num_unchanged} already there")
+    say(
+        f"campaign {campaign}: {tracker.num_logged} outcomes logged, {tracker.num_unchanged}"
+        " already there"
+    )
     for line in (*tracker.notes, *tracker.failures):
         say(line)
     return tracker

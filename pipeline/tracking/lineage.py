@@ -1,6 +1,7 @@
 """Lineage of a registry's models: tags on the source version with what campaigns made of it.
 
-The sources' own tag names do not include `coldpress.artifact`, which marks frozen versions. No key depends on them.
+The sources' own tag names do not include `coldpress.artifact`, which marks frozen versions. No key
+depends on them.
 """
 
 from __future__ import annotations
@@ -20,11 +21,15 @@ STATUS = "coldpress.status"
 """Tag of a source with the verdict for each device class."""
 
 JUDGED = "coldpress.judged"
-"""Tag of a source with the time of its outcomes, in UTC; older outcomes never replace newer ones."""
+"""Tag of a source with the time of its outcomes, in UTC; older outcomes never replace newer ones.
+"""
 
 
-def tag_source(client: MlflowClient, campaign: str, outcomes: Sequence[Outcome], reached: float) -> None:
-    """Tag the registry version that outcomes were made from; do nothing for other sources. Repeating it changes nothing.
+def tag_source(
+    client: MlflowClient, campaign: str, outcomes: Sequence[Outcome], reached: float
+) -> None:
+    """Tag the registry version that outcomes were made from; do nothing for other sources.
+    Repeating it changes nothing.
 
     Args:
         client: of the registry.
@@ -36,7 +41,9 @@ def tag_source(client: MlflowClient, campaign: str, outcomes: Sequence[Outcome],
         InfrastructureError: MLflow cannot be reached or rejects a request.
     """
     tags = outcomes[0].tags
-    if not {SOURCE_MODEL, SOURCE_VERSION} <= tags.keys() or all(outcome.cached for outcome in outcomes):
+    if not {SOURCE_MODEL, SOURCE_VERSION} <= tags.keys() or all(
+        outcome.cached for outcome in outcomes
+    ):
         return
     from mlflow.exceptions import MlflowException
 
@@ -58,7 +65,12 @@ def tag_source(client: MlflowClient, campaign: str, outcomes: Sequence[Outcome],
 
 
 def _results(outcomes: Sequence[Outcome]) -> dict[str, str]:
-    """Return the tags with verdicts, and with the registered model and alias of each device class."""
+    """Return the tags with verdicts, and with the registered model and alias of each device
+    class.
+    """
     status = "; ".join(f"{outcome.device_class}: {outcome.verdict}" for outcome in outcomes)
     made = [outcome for outcome in outcomes if outcome.artifact]
-    return {STATUS: status} | {f"{ARTIFACT}.{one.device_class}": f"{MODELS}{one.registered_as}@{one.device_class}" for one in made}
+    return {STATUS: status} | {
+        f"{ARTIFACT}.{one.device_class}": f"{MODELS}{one.registered_as}@{one.device_class}"
+        for one in made
+    }

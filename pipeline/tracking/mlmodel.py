@@ -1,4 +1,7 @@
-"""Read the MLmodel of a downloaded model: the file to load, its code, its inputs. Nothing is unpickled or executed."""
+"""Read the MLmodel of a downloaded model: the file to load, its code, its inputs.
+
+Nothing is unpickled or executed.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,18 @@ TORCHSCRIPT_ENTRY = "*/code/*"
 """An entry in the zip of every TorchScript file, but not of a pickled module."""
 
 NAMELESS = "input_0"
-"""Name of a single unnamed input, as `declared_spec` names the first of a list. Several inputs always have names."""
+"""Name of a single unnamed input, as `declared_spec` names the first of a list.
+
+Several inputs always have names.
+"""
 
 BATCH = "batch"
 LEAST_BATCH_MAX = 8
 
 EXAMPLE_DTYPES: Mapping[str, str] = {"float64": "float32"}
-"""Examples are stored as JSON, without dtypes; without a signature, fractions get torch's default dtype."""
+"""Examples are stored as JSON, without dtypes; without a signature, fractions get torch's default
+dtype.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,8 +52,8 @@ class Described:
         path: the file to load.
         code: folders for the search path that were logged with the model.
         needs_trust: whether loading executes code of the model.
-        inputs: the catalog's field `inputs`: by name, or a list if the signature has no names; None without signature and example,
-            and for an exported program.
+        inputs: the catalog's field `inputs`: by name, or a list if the signature has no names; None
+            without signature and example, and for an exported program.
         dims: the catalog's field `dims`.
         samples: the input example by input name (`input_0` if unnamed), or None.
     """
@@ -62,23 +70,25 @@ class Described:
 def describe(folder: Path, *, inputs: bool = True) -> Described:
     """Describe a downloaded version.
 
-    A -1 in the signature becomes a dim named `batch` in axis 0, from 1 to 8 or to the example's size if that is larger; in other
-    axes it is fixed to the example's size. The range of an integer input is that of the example's values.
+    A -1 in the signature becomes a dim named `batch` in axis 0, from 1 to 8 or to the example's
+    size if that is larger; in other axes it is fixed to the example's size. The range of an integer
+    input is that of the example's values.
 
     Args:
         folder: folder of `download`.
         inputs: whether to derive the inputs; False if the entry declares its own.
 
     Raises:
-        SourceError: it is not a torch model, a file is missing, or its inputs are ambiguous (code CP-REGISTRY-INPUTS).
+        SourceError: it is not a torch model, a file is missing, or its inputs are ambiguous (code
+            CP-REGISTRY-INPUTS).
     """
     model = _read(folder)
     flavor = model.flavors.get(FLAVOR)
     if flavor is None:
         found = ", ".join(sorted(model.flavors)) or "none"
         raise SourceError(
-            f"the model has the MLflow flavors {found}; expected {FLAVOR}: log it with mlflow.pytorch.log_model, or name its "
-            "source by python:MODULE:FUNCTION",
+            f"the model has the MLflow flavors {found}; expected {FLAVOR}: log it with"
+            " mlflow.pytorch.log_model, or name its source by python:MODULE:FUNCTION",
             code="CP-REGISTRY-FLAVOR",
         )
     kind, path = _file(_inside(folder, str(flavor.get("model_data", "data"))))
@@ -101,13 +111,18 @@ def _read(folder: Path) -> Model:
     try:
         return Model.load(str(folder / MLMODEL))
     except Exception as error:
-        raise SourceError(f"{folder / MLMODEL} cannot be read: {type(error).__name__}: {error}", code="CP-REGISTRY") from error
+        raise SourceError(
+            f"{folder / MLMODEL} cannot be read: {type(error).__name__}: {error}",
+            code="CP-REGISTRY",
+        ) from error
 
 
 def _inside(folder: Path, name: str) -> Path:
     path = (folder / name).resolve()
     if not path.is_relative_to(folder.resolve()):
-        raise SourceError(f"{MLMODEL} names {name!r}, which is outside of the model's folder", code="CP-REGISTRY")
+        raise SourceError(
+            f"{MLMODEL} names {name!r}, which is outside of the model's folder", code="CP-REGISTRY"
+        )
     return path
 
 
@@ -118,7 +133,8 @@ def _file(data: Path) -> tuple[Literal["export", "torchscript", "pickle"], Path]
     path = data / SERIALIZED
     if not path.is_file():
         raise SourceError(
-            f"{data} has neither {EXPORTED} nor {SERIALIZED}, which mlflow.pytorch writes; log the model again",
+            f"{data} has neither {EXPORTED} nor {SERIALIZED}, which mlflow.pytorch writes; log the"
+            " model again",
             code="CP-REGISTRY",
         )
     try:
@@ -133,18 +149,23 @@ class _Example:
     """Signature and input example of a model.
 
     Attributes:
-        samples: the example's arrays by name; None without an example, or if it does not consist of arrays.
+        samples: the example's arrays by name; None without an example, or if it does not consist of
+            arrays.
     """
 
     def __init__(self, model: Model, folder: Path) -> None:
         schema = model.signature.inputs if model.signature is not None else None
-        self._specs: Sequence[TensorSpec] = schema.inputs if schema is not None and schema.is_tensor_spec() else ()
+        self._specs: Sequence[TensorSpec] = (
+            schema.inputs if schema is not None and schema.is_tensor_spec() else ()
+        )
         self._rows = False
         self._problem: str | None = None
         self.samples: dict[str, np.ndarray[Any, Any]] | None = None
         try:
             self.samples = self._arrays(model.load_input_example(str(folder)))
-        except Exception as error:  # a missing or damaged file, or one that does not match the signature
+        except (
+            Exception
+        ) as error:  # a missing or damaged file, or one that does not match the signature
             self._problem = f"the input example cannot be read: {type(error).__name__}: {error}"
 
     def fields(self) -> tuple[dict[str, Any] | list[Any] | None, dict[str, Any]]:
@@ -157,10 +178,15 @@ class _Example:
             raise _unclear(self._problem)
         dims = _Dims()
         if self._specs:
-            declared = {name: self._from_spec(spec, name, dims) for name, spec in self._named().items()}
+            declared = {
+                name: self._from_spec(spec, name, dims) for name, spec in self._named().items()
+            }
             keyword = all(spec.name for spec in self._specs)
         elif self.samples is not None:
-            declared = {name: _from_array(name, array, dims if self._rows else None) for name, array in self.samples.items()}
+            declared = {
+                name: _from_array(name, array, dims if self._rows else None)
+                for name, array in self.samples.items()
+            }
             keyword = list(self.samples) != [NAMELESS]
         else:
             return None, {}
@@ -172,10 +198,15 @@ class _Example:
     def _from_spec(self, spec: TensorSpec, name: str, dims: _Dims) -> dict[str, Any]:
         dtype, given = spec.type.name, list(spec.shape)
         if dtype not in DTYPES:
-            raise _unclear(f"the signature's input {name!r} has dtype {dtype}, which torch does not support")
+            raise _unclear(
+                f"the signature's input {name!r} has dtype {dtype}, which torch does not support"
+            )
         array = (self.samples or {}).get(name)
         if array is not None and array.ndim != len(given):
-            raise _unclear(f"the signature's input {name!r} has shape {given}, but the input example has {list(array.shape)}")
+            raise _unclear(
+                f"the signature's input {name!r} has shape {given}, but the input example has"
+                f" {list(array.shape)}"
+            )
         shape: list[int | str] = []
         for axis, size in enumerate(given):
             if size != -1:
@@ -186,7 +217,8 @@ class _Example:
                 shape.append(int(array.shape[axis]))
             else:
                 raise _unclear(
-                    f"the signature's input {name!r} has shape {given}, and no input example gives the size of axis {axis}"
+                    f"the signature's input {name!r} has shape {given}, and no input example gives"
+                    f" the size of axis {axis}"
                 )
         return {"shape": shape, "dtype": dtype, **_range(array, dtype, name)}
 
@@ -198,12 +230,19 @@ class _Example:
             example = example.to_numpy(dtype=np.float32)  # the same as mlflow.pytorch
         if isinstance(example, np.ndarray):
             example = {next(iter(self._named()), NAMELESS): example}
-        if not isinstance(example, Mapping) or not all(isinstance(array, np.ndarray) for array in example.values()):
+        if not isinstance(example, Mapping) or not all(
+            isinstance(array, np.ndarray) for array in example.values()
+        ):
             return None
         specs = self._named()
         arrays = {
             str(name): np.ascontiguousarray(
-                array, dtype=specs[name].type if name in specs else EXAMPLE_DTYPES.get(array.dtype.name, array.dtype)
+                array,
+                dtype=(
+                    specs[name].type
+                    if name in specs
+                    else EXAMPLE_DTYPES.get(array.dtype.name, array.dtype)
+                ),
             )
             for name, array in example.items()
         }
@@ -235,8 +274,13 @@ def _range(array: np.ndarray[Any, Any] | None, dtype: str, name: str) -> dict[st
     if array is None or not array.size or dtype not in INTEGRAL or dtype == "bool":
         return {}
     low, high = int(array.min()), int(array.max())
-    return {} if "mask" in name.lower() and low >= 0 and high <= 1 else {"range": [low, high]}  # masks are generated
+    return (
+        {} if "mask" in name.lower() and low >= 0 and high <= 1 else {"range": [low, high]}
+    )  # masks are generated
 
 
 def _unclear(message: str) -> SourceError:
-    return SourceError(f"{message}; write `inputs:` (and `dims:`) in the catalog's entry", code="CP-REGISTRY-INPUTS")
+    return SourceError(
+        f"{message}; write `inputs:` (and `dims:`) in the catalog's entry",
+        code="CP-REGISTRY-INPUTS",
+    )

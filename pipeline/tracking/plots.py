@@ -1,4 +1,5 @@
-"""Figures of a campaign: speedups with their confidence intervals, and drift. Pure functions of outcomes.
+"""Figures of a campaign: speedups with their confidence intervals, and drift. Pure functions of
+outcomes.
 
 Drawn without pyplot, whose global state would be shared with the rest of the driver.
 """
@@ -35,10 +36,18 @@ WIDTH_IN, ROW_IN, MARGIN_IN, DPI = 10.0, 0.26, 1.5, 110
 
 
 def speedups(outcomes: Sequence[Outcome]) -> Figure:
-    """Draw a bar for each timed outcome from 1.0 to its speedup, with its interval, fastest on top, colored by verdict."""
-    rows = sorted((item for item in outcomes if item.figures.speedup), key=lambda item: item.figures.speedup or 0.0, reverse=True)
+    """Draw a bar for each timed outcome from 1.0 to its speedup, with its interval, fastest on top,
+    colored by verdict.
+    """
+    rows = sorted(
+        (item for item in outcomes if item.figures.speedup),
+        key=lambda item: item.figures.speedup or 0.0,
+        reverse=True,
+    )
     shown = _both_ends(rows)
-    figure, axes = _figure(f"Speedup over eager, with 95% confidence intervals{_how_many(shown, rows)}", _labels(shown))
+    figure, axes = _figure(
+        f"Speedup over eager, with 95% confidence intervals{_how_many(shown, rows)}", _labels(shown)
+    )
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}×")
     axes.set_xlabel("times faster than eager")
@@ -65,12 +74,19 @@ def speedups(outcomes: Sequence[Outcome]) -> Figure:
 
 
 def drift(outcomes: Sequence[Outcome]) -> Figure:
-    """Draw a point for each compared candidate at its error ratio, one row for each outcome, worst on top, with the gate.
+    """Draw a point for each compared candidate at its error ratio, one row for each outcome, worst
+    on top, with the gate.
 
     Candidates that fail are hollow; an arrow marks a ratio outside of the axis (0, infinite, NaN).
     """
-    compared = [(outcome, [c for c in outcome.candidates if _ratio(c) is not None]) for outcome in outcomes]
-    rows = sorted((row for row in compared if row[1]), key=lambda row: max(_ratio(c) or 0.0 for c in row[1]), reverse=True)
+    compared = [
+        (outcome, [c for c in outcome.candidates if _ratio(c) is not None]) for outcome in outcomes
+    ]
+    rows = sorted(
+        (row for row in compared if row[1]),
+        key=lambda row: max(_ratio(c) or 0.0 for c in row[1]),
+        reverse=True,
+    )
     shown = _both_ends(rows)
     title = f"Drift: error ratio against the float64 reference{_how_many(shown, rows)}"
     figure, axes = _figure(title, _labels([outcome for outcome, _ in shown]))
@@ -112,7 +128,9 @@ def _figure(title: str, labels: Sequence[str]) -> tuple[Figure, Axes]:
     from matplotlib.figure import Figure
 
     num_rows = max(len(labels), 2)
-    figure = Figure(figsize=(WIDTH_IN, MARGIN_IN + ROW_IN * num_rows), dpi=DPI, layout="constrained")
+    figure = Figure(
+        figsize=(WIDTH_IN, MARGIN_IN + ROW_IN * num_rows), dpi=DPI, layout="constrained"
+    )
     figure.suptitle(title, fontsize=11)
     axes = figure.add_subplot()
     axes.grid(axis="x", alpha=0.4)

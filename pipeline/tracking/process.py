@@ -1,9 +1,12 @@
-"""The tracker in a process of its own, so that MLflow costs the driver neither CPU time nor waiting.
+"""The tracker in a process of its own, so that MLflow costs the driver neither CPU time nor
+waiting.
 
-    driver: start, log, finish  ->  a queue  ->  a thread, one call at a time  ->  the process: Tracker
+    driver: start, log, finish  ->  a queue  ->  a thread, one call at a time  ->  the process:
+        Tracker
 
-Logged outcomes are in the ledger already, so a crash of the process loses nothing. It is started with subprocess: multiprocessing
-would import the driver's main module, and with it Ray, and cannot tie the process to the life of its driver.
+Logged outcomes are in the ledger already, so a crash of the process loses nothing. It is started
+with subprocess: multiprocessing would import the driver's main module, and with it Ray, and cannot
+tie the process to the life of its driver.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ LOT = 256
 """Outcomes sent at once at the end: pickling thousands takes more memory than the outcomes."""
 
 AHEAD = 16
-"""Queued calls, one for each model, before the driver waits; an interrupt waits for them to be logged."""
+"""Queued calls, one for each model, before the driver waits; an interrupt waits for them to be
+logged.
+"""
 
 HOLD = "hold"
 """The call that sends outcomes for `finish`."""
@@ -49,8 +54,8 @@ END_S = 10.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Status:
-    """Answer of the process to a call: all failures and the number of logged outcomes so far, whether MLflow is complete, and the
-    error of this call.
+    """Answer of the process to a call: all failures and the number of logged outcomes so far,
+    whether MLflow is complete, and the error of this call.
     """
 
     failures: tuple[str, ...] = ()
@@ -88,14 +93,22 @@ class TrackerProcess:
     def __enter__(self) -> Self:
         """Start the process, which imports MLflow meanwhile."""
         environment = dict(os.environ)
-        with contextlib.suppress(OSError):  # a full disk; what the process writes there later reports it
+        with contextlib.suppress(
+            OSError
+        ):  # a full disk; what the process writes there later reports it
             # A folder of its own, which is removed even if the process or the driver is killed.
             environment["TMPDIR"] = str(self._temporary.enter_context(temporary_folder()))
         ours, theirs = socket.socketpair()
         with theirs:
-            code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve({theirs.fileno()}, {os.getpid()})"
+            code = (
+                f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve;"
+                f" serve({theirs.fileno()}, {os.getpid()})"
+            )
             self._process = subprocess.Popen(
-                [sys.executable, "-c", code], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment
+                [sys.executable, "-c", code],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=environment,
             )
         self._pipe: Connection[Any, Any] = Connection(ours.detach())
         self._pipe.send(self._arguments)
@@ -124,7 +137,10 @@ class TrackerProcess:
 
     @property
     def num_unlogged(self) -> int:
-        """Number of outcomes of `log` that MLflow does not show yet, or lacks after a failure. Thread-safe."""
+        """Number of outcomes of `log` that MLflow does not show yet, or lacks after a failure.
+
+        Thread-safe.
+        """
         return self._num_given - self.num_logged
 
     def start(
@@ -137,7 +153,9 @@ class TrackerProcess:
         models: Sequence[str] | None = None,
     ) -> None:
         """Queue `Tracker.start`."""
-        self._call("start", catalog, started, parameters=parameters, expected=expected, models=models)
+        self._call(
+            "start", catalog, started, parameters=parameters, expected=expected, models=models
+        )
 
     def log(self, outcomes: Sequence[Outcome]) -> None:
         """Queue `Tracker.log` for outcomes reached now; wait if AHEAD calls are queued.
@@ -151,7 +169,15 @@ class TrackerProcess:
         else:
             self._call("log", tuple(outcomes), reached=time.time())
 
-    def finish(self, outcomes: Sequence[Outcome], exit_code: int, *, interrupted: bool, finished: float, page: bytes = b"") -> None:
+    def finish(
+        self,
+        outcomes: Sequence[Outcome],
+        exit_code: int,
+        *,
+        interrupted: bool,
+        finished: float,
+        page: bytes = b"",
+    ) -> None:
         """Wait until everything is logged and `Tracker.finish` is done.
 
         Raises:
@@ -190,17 +216,23 @@ class TrackerProcess:
                 self._status = self._pipe.recv()
         except Exception as error:  # any error leaves MLflow incomplete, and has to be reported
             if not self._stops:
-                self._status = replace(self._status, failures=(*self.failures, self._failure(error)))
+                self._status = replace(
+                    self._status, failures=(*self.failures, self._failure(error))
+                )
 
     def _failure(self, error: Exception) -> str:
         how = f"failed ({type(error).__name__}: {error})"
         if isinstance(error, EOFError | OSError):
             code = self._process.wait(END_S)
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            how = (
+                f"was killed by {signal.Signals(-code).name}"
+                if code < 0
+                else f"ended with exit code {code}"
+            )
         again = replay_command(*self._arguments)
         return (
-            f"the process that writes to MLflow {how}; the store and the ledger are complete, and `{again}` brings MLflow up to "
-            "date"
+            f"the process that writes to MLflow {how}; the store and the ledger are complete, and"
+            f" `{again}` brings MLflow up to date"
         )
 
 

@@ -1,7 +1,9 @@
-"""Projection of a campaign to MLflow: a parent run for the campaign, a run for every candidate, a summary.
+"""Projection of a campaign to MLflow: a parent run for the campaign, a run for every candidate, a
+summary.
 
-Every step can be repeated by this driver, by the next one after a crash, or by a replay: a run with the outcome's digest is left
-alone, a run with another digest is replaced. The ledger's lock ensures that one process writes for a campaign at a time.
+Every step can be repeated by this driver, by the next one after a crash, or by a replay: a run with
+the outcome's digest is left alone, a run with another digest is replaced. The ledger's lock ensures
+that one process writes for a campaign at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +22,14 @@ from pipeline.tracking import plots
 from pipeline.tracking.connection import connect, one_transaction, quoted, reaching, resolve, upload
 from pipeline.tracking.descriptions import campaign_description
 from pipeline.tracking.experiment import NOTE, open_experiment
-from pipeline.tracking.run_records import OUTCOME, RunRecord, campaign_metrics, recipes_parameter, run_records, summary_table
+from pipeline.tracking.run_records import (
+    OUTCOME,
+    RunRecord,
+    campaign_metrics,
+    recipes_parameter,
+    run_records,
+    summary_table,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -35,10 +44,15 @@ SHOWN = "coldpress.summary"
 """Tag with the digest of the summary's contents."""
 
 COMPLETE = "coldpress.outcomes"
-"""Tag with the digest of the outcomes that are completely logged and registered; empty while outcomes are being logged."""
+"""Tag with the digest of the outcomes that are completely logged and registered; empty while
+outcomes are being logged.
+"""
 
 FORM = 2
-"""Version of what is logged. Increase it to invalidate every existing COMPLETE and SHOWN tag; existing runs of candidates stay."""
+"""Version of what is logged.
+
+Increase it to invalidate every existing COMPLETE and SHOWN tag; existing runs of candidates stay.
+"""
 
 MAX_OUTPUTS = 50
 """Logged models that a campaign's run lists as its outputs; MLflow's page reads each of them."""
@@ -52,7 +66,8 @@ class LoggedRun:
 
     Attributes:
         digest: digest of the record it was created for.
-        started_ms: timestamp of all its metrics; logging a metric again with the same timestamp changes nothing.
+        started_ms: timestamp of all its metrics; logging a metric again with the same timestamp
+            changes nothing.
         artifact_uri: where its files are stored.
         complete: whether everything was logged.
     """
@@ -78,7 +93,8 @@ class LoggedRun:
 class Projection:
     """A campaign in MLflow: `open`, `start`, `log_outcome` for each outcome, `finish`.
 
-    Every method raises InfrastructureError when MLflow cannot be reached or rejects a request; what was logged before stays.
+    Every method raises InfrastructureError when MLflow cannot be reached or rejects a request; what
+    was logged before stays.
 
     Attributes:
         client: client of the tracking server and registry.
@@ -87,10 +103,13 @@ class Projection:
         campaign: name.
         num_written: runs created, completed, replaced or deleted by this object.
         is_complete: whether an earlier driver recorded that every outcome is logged and registered.
-        is_resumed: whether an earlier driver has logged something, and may have died during an upload.
+        is_resumed: whether an earlier driver has logged something, and may have died during an
+            upload.
     """
 
-    def __init__(self, *, client: MlflowClient, experiment_id: str, tracking_uri: str, campaign: str) -> None:
+    def __init__(
+        self, *, client: MlflowClient, experiment_id: str, tracking_uri: str, campaign: str
+    ) -> None:
         self.client = client
         self.experiment_id = experiment_id
         self.tracking_uri = tracking_uri
@@ -131,8 +150,8 @@ class Projection:
             started: seconds since the epoch.
             parameters: versions and other settings of the campaign.
             resume: whether to set a parent run that has ended to running.
-            expected: `outcomes_digest` of a campaign that has no work left. If the parent run's COMPLETE tag matches it, the runs
-                of candidates are not searched.
+            expected: `outcomes_digest` of a campaign that has no work left. If the parent run's
+                COMPLETE tag matches it, the runs of candidates are not searched.
             models: whose outcomes will be logged; None for all.
 
         Returns:
@@ -141,14 +160,25 @@ class Projection:
         self._parameters = {"catalog": catalog, **(parameters or {})}
         with reaching(self.tracking_uri):
             parents = self._find("campaign")
-            self.is_complete = expected is not None and [run.data.tags.get(COMPLETE) for run in parents] == [expected]
+            self.is_complete = expected is not None and [
+                run.data.tags.get(COMPLETE) for run in parents
+            ] == [expected]
             candidates = [] if self.is_complete else self._candidates(models)
-            run = self._only_parent(parents, {item.data.tags.get(PARENT, "") for item in candidates})
+            run = self._only_parent(
+                parents, {item.data.tags.get(PARENT, "") for item in candidates}
+            )
             self.is_resumed = run is not None
             if run is None:
-                tags = {"coldpress.campaign": self.campaign, "coldpress.kind": "campaign", "coldpress.catalog": catalog}
+                tags = {
+                    "coldpress.campaign": self.campaign,
+                    "coldpress.kind": "campaign",
+                    "coldpress.catalog": catalog,
+                }
                 run = self.client.create_run(
-                    self.experiment_id, start_time=int(started * 1000), tags=tags, run_name=f"campaign {self.campaign}"
+                    self.experiment_id,
+                    start_time=int(started * 1000),
+                    tags=tags,
+                    run_name=f"campaign {self.campaign}",
                 )
                 self._log_batch(run.info.run_id, {}, self._parameters, {}, 0)
             else:
@@ -221,16 +251,24 @@ class Projection:
                     self.client.set_tag(self._parent, COMPLETE, tags[COMPLETE])
                 return
             table = summary_table(outcomes)
-            files: dict[str, Callable[[Path], object]] = {SUMMARY: lambda path: path.write_text(table)}
+            files: dict[str, Callable[[Path], object]] = {
+                SUMMARY: lambda path: path.write_text(table)
+            }
             if not self.is_complete:  # otherwise the figures exist and are the same
-                files |= {"speedups.png": plots.speedups(outcomes).savefig, "drift.png": plots.drift(outcomes).savefig}
+                files |= {
+                    "speedups.png": plots.speedups(outcomes).savefig,
+                    "drift.png": plots.drift(outcomes).savefig,
+                }
             if page:
                 files[REPORT] = lambda path: path.write_bytes(page)
             self._upload(run.info.artifact_uri, files)
             changed = _changed_metrics(run.data.metrics, campaign_metrics(outcomes))
-            # A parameter cannot be changed: it has the value of the campaign's first pass, the description that of the last one.
+            # A parameter cannot be changed: it has the value of the campaign's first pass, the
+            # description that of the last one.
             parameters = {**self._parameters, **recipes_parameter(outcomes)}
-            missing = {name: text for name, text in parameters.items() if name not in run.data.params}
+            missing = {
+                name: text for name, text in parameters.items() if name not in run.data.params
+            }
             self._log_batch(self._parent, changed, missing, tags, ended_ms)
             self._log_lineage(run, outcomes)
             status = "KILLED" if interrupted else "FINISHED" if exit_code in (0, 1) else "FAILED"
@@ -238,17 +276,26 @@ class Projection:
         self.num_written += 1
 
     def _log_lineage(self, run: Run, outcomes: Sequence[Outcome]) -> None:
-        """Log the catalog as the campaign's input, and the models that it registered as its outputs."""
+        """Log the catalog as the campaign's input, and the models that it registered as its
+        outputs.
+        """
         from mlflow.entities import DatasetInput, InputTag, LoggedModelOutput
 
         context = [InputTag("mlflow.data.context", "catalog")]
-        self.client.log_inputs(self._parent, [DatasetInput(catalog_dataset(self._parameters["catalog"], outcomes), context)])
+        self.client.log_inputs(
+            self._parent,
+            [DatasetInput(catalog_dataset(self._parameters["catalog"], outcomes), context)],
+        )
         if self.is_complete:
             return
         listed = {output.model_id for output in run.outputs.model_outputs} if run.outputs else set()
         wanted = f"tags.`coldpress.campaign` = {quoted(self.campaign)}"
-        found = self.client.search_logged_models([self.experiment_id], wanted, max_results=MAX_OUTPUTS)
-        added = [LoggedModelOutput(model.model_id, 0) for model in found if model.model_id not in listed]
+        found = self.client.search_logged_models(
+            [self.experiment_id], wanted, max_results=MAX_OUTPUTS
+        )
+        added = [
+            LoggedModelOutput(model.model_id, 0) for model in found if model.model_id not in listed
+        ]
         if added:
             self.client.log_outputs(self._parent, added)
 
@@ -263,13 +310,25 @@ class Projection:
             if known is None:
                 started_ms = int((ended - record.duration_s) * 1000)
                 tags = {**record.tags, PARENT: self._parent}
-                run = self.client.create_run(self.experiment_id, start_time=started_ms, tags=tags, run_name=record.name)
+                run = self.client.create_run(
+                    self.experiment_id, start_time=started_ms, tags=tags, run_name=record.name
+                )
                 known = LoggedRun.of(run)
-            self._log_batch(known.run_id, record.metrics, record.params, {}, known.started_ms, series=record.series)
+            self._log_batch(
+                known.run_id,
+                record.metrics,
+                record.params,
+                {},
+                known.started_ms,
+                series=record.series,
+            )
             if not record.texts:
                 self._end(known, record)
         if record.texts:
-            writers = {name: lambda path, text=text: path.write_text(text) for name, text in record.texts.items()}
+            writers = {
+                name: lambda path, text=text: path.write_text(text)
+                for name, text in record.texts.items()
+            }
             self._upload(known.artifact_uri, writers)
             self._end(known, record)
         return replace(known, complete=True)
@@ -304,7 +363,11 @@ class Projection:
         steps = {**{name: {0: value} for name, value in metrics.items()}, **(series or {})}
         self.client.log_batch(
             run_id,
-            metrics=[Metric(name, value, timestamp_ms, step) for name, values in steps.items() for step, value in values.items()],
+            metrics=[
+                Metric(name, value, timestamp_ms, step)
+                for name, values in steps.items()
+                for step, value in values.items()
+            ],
             params=[Param(name, value) for name, value in params.items()],
             tags=[RunTag(name, value) for name, value in tags.items()],
         )
@@ -313,16 +376,27 @@ class Projection:
         """Return the runs of candidates, of some models or all."""
         if models is None:
             return self._find("candidate")
-        return [run for model in models for run in self._find("candidate", f" AND tags.`coldpress.model` = '{model}'")]
+        return [
+            run
+            for model in models
+            for run in self._find("candidate", f" AND tags.`coldpress.model` = '{model}'")
+        ]
 
     def _find(self, kind: str, more: str = "") -> list[Run]:
         """Return the campaign's runs of one kind, oldest first; `more` is a further condition."""
-        wanted = f"tags.`coldpress.campaign` = {quoted(self.campaign)} AND tags.`coldpress.kind` = '{kind}'{more}"
+        wanted = (
+            f"tags.`coldpress.campaign` = {quoted(self.campaign)} AND tags.`coldpress.kind` ="
+            f" '{kind}'{more}"
+        )
         found: list[Run] = []
         token: str | None = None
         while True:
             page = self.client.search_runs(
-                [self.experiment_id], wanted, max_results=PAGE_SIZE, order_by=["attributes.start_time ASC"], page_token=token
+                [self.experiment_id],
+                wanted,
+                max_results=PAGE_SIZE,
+                order_by=["attributes.start_time ASC"],
+                page_token=token,
             )
             found += page
             token = page.token
@@ -330,7 +404,9 @@ class Projection:
                 return found
 
     def _only_parent(self, parents: Sequence[Run], named: set[str]) -> Run | None:
-        """Return the parent run that candidates name; delete duplicates that a server left when it died during a request."""
+        """Return the parent run that candidates name; delete duplicates that a server left when it
+        died during a request.
+        """
         found = sorted(parents, key=lambda run: run.info.run_id not in named)
         for other in found[1:]:
             self.client.delete_run(other.info.run_id)
@@ -345,13 +421,17 @@ class Projection:
         )
         known = runs.setdefault(recipe, logged)
         if known is not logged:
-            kept, other = (logged, known) if logged.complete and not known.complete else (known, logged)
+            kept, other = (
+                (logged, known) if logged.complete and not known.complete else (known, logged)
+            )
             runs[recipe] = kept
             self._delete(other)
 
 
 def outcomes_digest(outcomes: Iterable[Outcome]) -> str:
-    """Digest what is logged and registered for outcomes, ignoring `cached` and the outcomes of bad entries."""
+    """Digest what is logged and registered for outcomes, ignoring `cached` and the outcomes of bad
+    entries.
+    """
     digest = hashlib.sha256(str(FORM).encode())
     for outcome in sorted(outcomes, key=lambda outcome: (outcome.model, outcome.device_class)):
         if outcome.judge_key:
@@ -375,10 +455,14 @@ def catalog_dataset(catalog: str, outcomes: Sequence[Outcome]) -> Dataset:
     models = {outcome.model: outcome.source_key for outcome in outcomes}
     digest = hashlib.sha256(json.dumps(sorted(models.items())).encode()).hexdigest()[:8]
     profile = json.dumps({"num_models": len(models), "num_outcomes": len(outcomes)})
-    return Dataset(Path(catalog).name, digest, "local", json.dumps({"uri": catalog}), profile=profile)
+    return Dataset(
+        Path(catalog).name, digest, "local", json.dumps({"uri": catalog}), profile=profile
+    )
 
 
 def _changed_metrics(shown: Mapping[str, float], metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics that differ from those shown; the count of a verdict that no outcome has any more becomes 0."""
+    """Return the metrics that differ from those shown; the count of a verdict that no outcome has
+    any more becomes 0.
+    """
     wanted = {**{name: 0.0 for name in shown if name.startswith("outcomes/")}, **metrics}
     return {name: value for name, value in wanted.items() if shown.get(name) != value}

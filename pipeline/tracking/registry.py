@@ -1,12 +1,14 @@
-"""Model registry: published artifacts as versions of a registered model, with one alias for each device class.
+"""Model registry: published artifacts as versions of a registered model, with one alias for each
+device class.
 
-    create_logged_model -> log_model_artifacts -> finalize READY -> create_model_version -> set the alias
+    create_logged_model -> log_model_artifacts -> finalize READY -> create_model_version -> set the
+    alias
 
-Deployments see only the last step. Every step can be repeated after a crash: an artifact gets one version, and a broken upload is
-deleted. A registered version holds:
+Deployments see only the last step. Every step can be repeated after a crash: an artifact gets one
+version, and a broken upload is deleted. A registered version holds:
 
-    MLmodel            python_function, loader_module freezer.pyfunc, data: artifact, and the signature
-    code/freezer.zip   requirements.txt, python_env.yaml, conda.yaml: the environment of `mlflow models serve`
+    MLmodel         python_function, loader_module freezer.pyfunc, data: artifact, and the signature
+    code/freezer.zip  requirements.txt, python_env.yaml, conda.yaml: the environment of `mlflow models serve`
     freezing.md        what freezing did, for people
     artifact/          the whole artifact folder; by reference only manifest.json and store.json
 """
@@ -53,7 +55,9 @@ VERSION = "coldpress.version"
 STORE = "coldpress.store"
 
 CAMPAIGN = "coldpress.campaign"
-"""Tag of a logged model with the campaign that uploads it, and of a source with the campaign that judged it last."""
+"""Tag of a logged model with the campaign that uploads it, and of a source with the campaign that
+judged it last.
+"""
 
 MODEL_VERSIONS = "mlflow.modelVersions"
 """Tag of a logged model with its versions, for MLflow's pages."""
@@ -85,7 +89,8 @@ class _Model:
 
 
 class Registry:
-    """Registered models, as one campaign writes the outcomes of one model. What was read once is not read again.
+    """Registered models, as one campaign writes the outcomes of one model. What was read once is
+    not read again.
 
     Sets the tracking URI of the process: MLflow's registry looks logged models up there.
 
@@ -94,8 +99,8 @@ class Registry:
         outcomes: of the model.
         mode: whether to upload artifacts or references.
         store_uri: store that contains the artifacts.
-        rolled_back: whether the store serves an older artifact than an outcome's, which is for the named class; called before an
-            alias moves.
+        rolled_back: whether the store serves an older artifact than an outcome's, which is for the
+            named class; called before an alias moves.
     """
 
     def __init__(
@@ -115,16 +120,25 @@ class Registry:
         self._outcomes, self._models = outcomes, dict[str, _Model]()
         mlflow.set_tracking_uri(self._client.tracking_uri)
 
-    def register(self, outcome: Outcome, serving: str, lay_out: Callable[[Path], Artifact], *, run_id: str | None) -> bool:
+    def register(
+        self,
+        outcome: Outcome,
+        serving: str,
+        lay_out: Callable[[Path], Artifact],
+        *,
+        run_id: str | None,
+    ) -> bool:
         """Register the artifact that serves an outcome's class, and set the class's alias to it.
 
-        The alias never moves to an older version of the same store, in any order of logging, nor to one that was rolled back. If
-        several campaigns register an artifact at the same time, the first version stays.
+        The alias never moves to an older version of the same store, in any order of logging, nor to
+        one that was rolled back. If several campaigns register an artifact at the same time, the
+        first version stays.
 
         Args:
             outcome: outcome with an artifact and a version.
             serving: device class of the artifact: the outcome's, or `portable` if eager is kept.
-            lay_out: creates the artifact in an empty folder; called only if the artifact is not registered.
+            lay_out: creates the artifact in an empty folder; called only if the artifact is not
+                registered.
             run_id: run that made the artifact.
 
         Returns:
@@ -138,10 +152,17 @@ class Registry:
             with reaching(self._client.tracking_uri):
                 return self._registered(outcome, serving, lay_out, run_id)
         except InfrastructureError:
-            self._models.clear()  # the transaction was undone, and another campaign may have written
+            # the transaction was undone, and another campaign may have written
+            self._models.clear()
             raise
 
-    def _registered(self, outcome: Outcome, serving: str, lay_out: Callable[[Path], Artifact], run_id: str | None) -> bool:
+    def _registered(
+        self,
+        outcome: Outcome,
+        serving: str,
+        lay_out: Callable[[Path], Artifact],
+        run_id: str | None,
+    ) -> bool:
         model = self._model(outcome.registered_as)
         number = model.aliases.get(outcome.device_class)
         if number is not None and _is_current(self._version(model, number), outcome):
@@ -184,10 +205,22 @@ class Registry:
     def _find(self, model: _Model, outcome: Outcome) -> ModelVersion | None:
         """Return the first version of an outcome's artifact."""
         if len(model.versions) < model.newest:
-            named = "" if "'" in model.name and '"' in model.name else f"name = {quoted(model.name)} AND "
-            found = self._client.search_model_versions(f"{named}tags.`{ARTIFACT}` = '{outcome.artifact}'")
-            model.versions |= {str(version.version): version for version in found if version.name == model.name}
-        alike = [version for version in model.versions.values() if version.tags.get(ARTIFACT) == outcome.artifact]
+            named = (
+                ""
+                if "'" in model.name and '"' in model.name
+                else f"name = {quoted(model.name)} AND "
+            )
+            found = self._client.search_model_versions(
+                f"{named}tags.`{ARTIFACT}` = '{outcome.artifact}'"
+            )
+            model.versions |= {
+                str(version.version): version for version in found if version.name == model.name
+            }
+        alike = [
+            version
+            for version in model.versions.values()
+            if version.tags.get(ARTIFACT) == outcome.artifact
+        ]
         return min(alike, key=lambda version: int(version.version), default=None)
 
     def _point(self, model: _Model, version: ModelVersion, outcome: Outcome, serving: str) -> bool:
@@ -217,18 +250,28 @@ class Registry:
         return True
 
     def _find_upload(self, outcome: Outcome) -> str | None:
-        """Return the id of a finished upload that lacks a version; delete broken uploads of this campaign."""
+        """Return the id of a finished upload that lacks a version; delete broken uploads of this
+        campaign.
+        """
         complete: str | None = None
         if self._projection.is_resumed:
             wanted = f"tags.`{ARTIFACT}` = '{outcome.artifact}'"
-            for model in self._client.search_logged_models([self._projection.experiment_id], wanted):
+            for model in self._client.search_logged_models(
+                [self._projection.experiment_id], wanted
+            ):
                 if str(model.status) == "READY":
                     complete = str(model.model_id)
                 elif model.tags.get(CAMPAIGN) == self._projection.campaign:
                     self._client.delete_logged_model(model.model_id)
         return complete
 
-    def _upload(self, outcome: Outcome, serving: str, lay_out: Callable[[Path], Artifact], run_id: str | None) -> str:
+    def _upload(
+        self,
+        outcome: Outcome,
+        serving: str,
+        lay_out: Callable[[Path], Artifact],
+        run_id: str | None,
+    ) -> str:
         with tempfile.TemporaryDirectory(prefix="coldpress-") as scratch:
             folder = Path(scratch)
             (folder / DATA).mkdir()
@@ -264,7 +307,9 @@ class Registry:
         data = folder / "reference" / DATA
         data.mkdir(parents=True)
         assert outcome.version is not None, "only published artifacts are registered"
-        place = StorePointer(store=self._store, model=outcome.model, version=outcome.version, device_class=serving)
+        place = StorePointer(
+            store=self._store, model=outcome.model, version=outcome.version, device_class=serving
+        )
         (data / STORE_POINTER).write_text(json.dumps(encode(place)))
         return data.parent
 
@@ -273,14 +318,20 @@ class Registry:
 
         description = model_description(self._outcomes)
         try:
-            self._client.create_registered_model(model.name, tags={"coldpress.kind": "frozen"}, description=description)
+            self._client.create_registered_model(
+                model.name, tags={"coldpress.kind": "frozen"}, description=description
+            )
             model.description = description
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
 
-    def _create_version(self, model: _Model, outcome: Outcome, serving: str, model_id: str, run_id: str | None) -> ModelVersion:
-        """Create a version; if another campaign has created one of the same artifact, delete the new one and return the other."""
+    def _create_version(
+        self, model: _Model, outcome: Outcome, serving: str, model_id: str, run_id: str | None
+    ) -> ModelVersion:
+        """Create a version; if another campaign has created one of the same artifact, delete the
+        new one and return the other.
+        """
         created = self._client.create_model_version(
             model.name,
             source=f"{MODELS}{model_id}",  # MLflow leaves the version's `model_id` empty
@@ -300,7 +351,9 @@ class Registry:
         return first
 
     def _link(self, model_id: str, version: ModelVersion, run_id: str | None) -> None:
-        """Link a logged model to its version, as `mlflow.register_model` does, and to the run that made it."""
+        """Link a logged model to its version, as `mlflow.register_model` does, and to the run that
+        made it.
+        """
         from mlflow.entities import LoggedModelOutput
 
         versions = [{"name": version.name, "version": version.version}]
@@ -320,12 +373,22 @@ class Registry:
 
 def _figures(outcome: Outcome) -> dict[str, str]:
     """Return tags of a version that MLflow's list of versions shows."""
-    speedup = {} if outcome.figures.speedup is None else {"coldpress.speedup": f"{outcome.figures.speedup:.2f}"}
-    return {"coldpress.verdict": outcome.verdict, "coldpress.recipe": outcome.recipe or "none", **speedup}
+    speedup = (
+        {}
+        if outcome.figures.speedup is None
+        else {"coldpress.speedup": f"{outcome.figures.speedup:.2f}"}
+    )
+    return {
+        "coldpress.verdict": outcome.verdict,
+        "coldpress.recipe": outcome.recipe or "none",
+        **speedup,
+    }
 
 
 def _is_current(version: ModelVersion, outcome: Outcome) -> bool:
-    return version.tags.get(ARTIFACT) == outcome.artifact and int(version.tags.get(VERSION, 0)) >= (outcome.version or 0)
+    return version.tags.get(ARTIFACT) == outcome.artifact and int(version.tags.get(VERSION, 0)) >= (
+        outcome.version or 0
+    )
 
 
 def _write_model_files(folder: Path, manifest: Manifest, model_id: str, run_id: str | None) -> None:
@@ -337,7 +400,12 @@ def _write_model_files(folder: Path, manifest: Manifest, model_id: str, run_id: 
     if page is not None:
         (folder / FREEZING).write_text(page)
     size_bytes = sum(item.size_bytes for item in manifest.contents)
-    model = Model(run_id=run_id, model_id=model_id, signature=_signature(manifest), model_size_bytes=size_bytes)
+    model = Model(
+        run_id=run_id,
+        model_id=model_id,
+        signature=_signature(manifest),
+        model_size_bytes=size_bytes,
+    )
     # The same as mlflow.pyfunc.add_to_model; importing that module takes a second.
     model.add_flavor(
         "python_function",
@@ -349,20 +417,28 @@ def _write_model_files(folder: Path, manifest: Manifest, model_id: str, run_id: 
         config=dict(LOAD_SETTINGS),
     )
     # Model.save writes the same with PyYAML's Python code, which takes ten times as long.
-    (folder / "MLmodel").write_text(yaml.dump(model.to_dict(), Dumper=yaml.CSafeDumper, default_flow_style=False))
+    (folder / "MLmodel").write_text(
+        yaml.dump(model.to_dict(), Dumper=yaml.CSafeDumper, default_flow_style=False)
+    )
 
 
 def _signature(manifest: Manifest) -> ModelSignature | None:
-    """Return the signature: tensors by path, -1 for named dims; None if numpy lacks a dtype (bfloat16)."""
+    """Return the signature: tensors by path, -1 for named dims; None if numpy lacks a dtype
+    (bfloat16).
+    """
     import numpy as np
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
 
-    inputs = [(i.dtype, tuple(-1 if isinstance(size, str) else size for size in i.shape), i.name) for i in manifest.inputs.tensors]
+    inputs = [
+        (i.dtype, tuple(-1 if isinstance(size, str) else size for size in i.shape), i.name)
+        for i in manifest.inputs.tensors
+    ]
     outputs = [(o.dtype, (-1,) * o.rank, o.name) for o in manifest.outputs]
     if not inputs or any(dtype == "bfloat16" for dtype, _, _ in (*inputs, *outputs)):
         return None
     given, returned = (
-        Schema([TensorSpec(np.dtype(dtype), shape, name) for dtype, shape, name in specs]) for specs in (inputs, outputs)
+        Schema([TensorSpec(np.dtype(dtype), shape, name) for dtype, shape, name in specs])
+        for specs in (inputs, outputs)
     )
     return ModelSignature(inputs=given, outputs=returned)

@@ -34,7 +34,9 @@ MODELS_PAGE = 1000
 
 VERSIONS_PAGE = 10_000
 SEARCH_CHARS = 4000
-"""Encoded characters of the names in one search of versions; they are part of a URL, which servers limit to 8 KB."""
+"""Encoded characters of the names in one search of versions; they are part of a URL, which servers
+limit to 8 KB.
+"""
 
 _NUM_NAMED = 20
 """Models or versions listed in an error message."""
@@ -75,11 +77,12 @@ def resolve_model(tracking_uri: str, uri: str) -> RegistryModel:
 
     Args:
         tracking_uri: URI of MLflow.
-        uri: `models:/NAME@ALIAS`, `models:/NAME/VERSION`, or `models:/NAME` and `models:/NAME/latest` for the newest version that
-            is not a frozen artifact.
+        uri: `models:/NAME@ALIAS`, `models:/NAME/VERSION`, or `models:/NAME` and
+            `models:/NAME/latest` for the newest version that is not a frozen artifact.
 
     Raises:
-        SourceError: the model, alias or version does not exist, is not ready, or is a frozen artifact.
+        SourceError: the model, alias or version does not exist, is not ready, or is a frozen
+            artifact.
         InfrastructureError: MLflow cannot be reached.
     """
     name, alias, number = _parse(uri)
@@ -90,15 +93,22 @@ def resolve_model(tracking_uri: str, uri: str) -> RegistryModel:
         if alias is not None:
             number = registered.aliases.get(alias)
             if number is None:
-                aliases = ", ".join(f"{known} (version {of})" for known, of in sorted(registered.aliases.items()))
-                raise _registry_error(f"model {name!r} has no alias {alias!r}; it has {aliases or 'none'}")
+                aliases = ", ".join(
+                    f"{known} (version {of})" for known, of in sorted(registered.aliases.items())
+                )
+                raise _registry_error(
+                    f"model {name!r} has no alias {alias!r}; it has {aliases or 'none'}"
+                )
         return _newest(client, name) if number is None else _numbered(client, name, str(number))
 
 
-def list_registry(tracking_uri: str, filter_string: str | None, alias: str | None) -> Iterator[RegistryModel]:
+def list_registry(
+    tracking_uri: str, filter_string: str | None, alias: str | None
+) -> Iterator[RegistryModel]:
     """Yield one version of each registered model that matches, ordered by name.
 
-    Models without such a version are omitted: models with only frozen versions, models without the alias, prompts.
+    Models without such a version are omitted: models with only frozen versions, models without the
+    alias, prompts.
 
     Args:
         tracking_uri: URI of MLflow.
@@ -146,9 +156,11 @@ def download(tracking_uri: str, model: RegistryModel, dest: Path) -> Path:
 
 
 def slug(name: str) -> str:
-    """Return a registry's name as an entry's name; a valid name stays. Two names never share a slug.
+    """Return a registry's name as an entry's name; a valid name stays. Two names never share a
+    slug.
 
-    A changed name gets the first digits of its SHA-256: `Credit Risk (v2)` becomes `credit-risk-v2-` and 8 digits.
+    A changed name gets the first digits of its SHA-256: `Credit Risk (v2)` becomes
+    `credit-risk-v2-` and 8 digits.
     """
     if NAME.fullmatch(name) and len(name) <= SLUG_CHARS:
         return name
@@ -166,15 +178,24 @@ def _parse(uri: str) -> tuple[str, str | None, str | None]:
     alias: str | None = None
     if not slash and "@" in rest:
         name, _, alias = rest.rpartition("@")
-    if not uri.startswith(MODELS) or not name or alias == "" or (slash and not number) or "/" in number:
+    if (
+        not uri.startswith(MODELS)
+        or not name
+        or alias == ""
+        or (slash and not number)
+        or "/" in number
+    ):
         raise _registry_error(
-            f"{uri!r} is not a registered model; expected models:/NAME@ALIAS, models:/NAME/VERSION or models:/NAME"
+            f"{uri!r} is not a registered model; expected models:/NAME@ALIAS, models:/NAME/VERSION"
+            " or models:/NAME"
         )
     return name, alias, number if number not in ("", "latest") else None
 
 
 def _registered_model(client: MlflowClient, name: str) -> RegisteredModel:
-    """Return MLflow's record of a model, with its aliases; the error lists existing models, the most similar first."""
+    """Return MLflow's record of a model, with its aliases; the error lists existing models, the
+    most similar first.
+    """
     from mlflow.exceptions import MlflowException
 
     try:
@@ -182,9 +203,15 @@ def _registered_model(client: MlflowClient, name: str) -> RegisteredModel:
     except MlflowException as error:
         if error.error_code not in MISSING:
             raise
-    names = [model.name for model in client.search_registered_models(max_results=MODELS_PAGE, order_by=["name ASC"])]
+    names = [
+        model.name
+        for model in client.search_registered_models(max_results=MODELS_PAGE, order_by=["name ASC"])
+    ]
     near = difflib.get_close_matches(name, names, n=3)
-    raise _registry_error(f"MLflow has no registered model {name!r}; it has {_some([*near, *(n for n in names if n not in near)])}")
+    raise _registry_error(
+        f"MLflow has no registered model {name!r}; it has"
+        f" {_some([*near, *(n for n in names if n not in near)])}"
+    )
 
 
 def _numbered(client: MlflowClient, name: str, number: str) -> RegistryModel:
@@ -197,15 +224,20 @@ def _numbered(client: MlflowClient, name: str, number: str) -> RegistryModel:
         if error.error_code not in MISSING:
             raise
         existing = _some(str(version.version) for version in _versions(client, [name]))
-        raise _registry_error(f"model {name!r} has no version {number!r}; it has {existing}") from None
+        raise _registry_error(
+            f"model {name!r} has no version {number!r}; it has {existing}"
+        ) from None
     uri = f"{MODELS}{name}/{number}"
     if ARTIFACT in version.tags:
         raise _registry_error(
-            f"{uri} is a frozen artifact (tag {ARTIFACT}), which cannot be a source; name the model it was made from, or "
-            f"{MODELS}{name} for the newest version that is not frozen"
+            f"{uri} is a frozen artifact (tag {ARTIFACT}), which cannot be a source; name the model"
+            f" it was made from, or {MODELS}{name} for the newest version that is not frozen"
         )
     if not _usable(version):
-        raise _registry_error(f"{uri} is {version.status} ({version.status_message or 'no reason given'}); log it again")
+        raise _registry_error(
+            f"{uri} is {version.status} ({version.status_message or 'no reason given'}); log it"
+            " again"
+        )
     return RegistryModel.of(version)
 
 
@@ -217,44 +249,60 @@ def _newest(client: MlflowClient, name: str) -> RegistryModel:
             return RegistryModel.of(version)
     if any(ARTIFACT in version.tags for version in versions):
         raise _registry_error(
-            f"all versions of model {name!r} are frozen artifacts (tag {ARTIFACT}) or not ready; name the model they were made from"
+            f"all versions of model {name!r} are frozen artifacts (tag {ARTIFACT}) or not ready;"
+            " name the model they were made from"
         )
-    raise _registry_error(f"model {name!r} has no version that is ready; log one with mlflow.pytorch.log_model")
+    raise _registry_error(
+        f"model {name!r} has no version that is ready; log one with mlflow.pytorch.log_model"
+    )
 
 
 def _search_models(client: MlflowClient, filter_string: str | None, token: str | None) -> PagedList:
     from mlflow.exceptions import MlflowException
 
     try:
-        return client.search_registered_models(filter_string, max_results=MODELS_PAGE, order_by=["name ASC"], page_token=token)
+        return client.search_registered_models(
+            filter_string, max_results=MODELS_PAGE, order_by=["name ASC"], page_token=token
+        )
     except MlflowException as error:
         if error.error_code != "INVALID_PARAMETER_VALUE":
             raise
         raise CatalogError(
-            f"MLflow rejects the filter {filter_string!r}: {error.message}; expected a filter of registered models, like "
-            "\"name LIKE 'credit-%' AND tags.team = 'risk'\"",
+            f"MLflow rejects the filter {filter_string!r}: {error.message}; expected a filter of"
+            " registered models, like \"name LIKE 'credit-%' AND tags.team = 'risk'\"",
             code="CP-REGISTRY-FILTER",
         ) from None
 
 
-def _choose(client: MlflowClient, page: Sequence[RegisteredModel], alias: str | None) -> dict[str, RegistryModel]:
+def _choose(
+    client: MlflowClient, page: Sequence[RegisteredModel], alias: str | None
+) -> dict[str, RegistryModel]:
     """Return the version to use of each model, by name.
 
-    MLflow returns a model with its newest version, which usually is the one; other versions are searched together.
+    MLflow returns a model with its newest version, which usually is the one; other versions are
+    searched together.
     """
     chosen: dict[str, RegistryModel] = {}
     wanted: dict[str, str | None] = {}
     for registered in page:
         if alias is not None and alias not in registered.aliases:
             continue
-        number = None if alias is None else str(registered.aliases[alias])  # an int from a database, a text from a server
-        newest = max(registered.latest_versions or (), key=lambda version: int(version.version), default=None)
+        number = (
+            None if alias is None else str(registered.aliases[alias])
+        )  # an int from a database, a text from a server
+        newest = max(
+            registered.latest_versions or (), key=lambda version: int(version.version), default=None
+        )
         if newest is not None and number in (None, str(newest.version)) and _usable(newest):
             chosen[registered.name] = RegistryModel.of(newest)
         else:
             wanted[registered.name] = number
     for version in _versions(client, list(wanted)):
-        if version.name not in chosen and _usable(version) and wanted[version.name] in (None, str(version.version)):
+        if (
+            version.name not in chosen
+            and _usable(version)
+            and wanted[version.name] in (None, str(version.version))
+        ):
             chosen[version.name] = RegistryModel.of(version)
     return chosen
 
@@ -277,7 +325,9 @@ def _versions(client: MlflowClient, names: Sequence[str]) -> Iterator[ModelVersi
 def _search_versions(client: MlflowClient, wanted: str) -> Iterator[ModelVersion]:
     token: str | None = None
     while True:
-        page = client.search_model_versions(wanted, max_results=VERSIONS_PAGE, order_by=["version_number DESC"], page_token=token)
+        page = client.search_model_versions(
+            wanted, max_results=VERSIONS_PAGE, order_by=["version_number DESC"], page_token=token
+        )
         yield from page
         token = page.token
         if not token:
@@ -321,12 +371,23 @@ def _download(client: MlflowClient, model: RegistryModel, dest: Path) -> Path:
         location = client.get_logged_model(location.removeprefix(MODELS)).artifact_location
     try:
         folder = download_artifacts(
-            artifact_uri=location, dst_path=str(dest), tracking_uri=client.tracking_uri, registry_uri=client.tracking_uri
+            artifact_uri=location,
+            dst_path=str(dest),
+            tracking_uri=client.tracking_uri,
+            registry_uri=client.tracking_uri,
         )
-    except Exception as error:  # every storage has its own errors; a listing separates missing files from a missing storage
-        if MLMODEL in {item.path for item in list_artifacts(artifact_uri=location, tracking_uri=client.tracking_uri)}:
+    # every storage has its own errors; a listing separates missing files from a missing storage
+    except Exception as error:
+        if MLMODEL in {
+            item.path
+            for item in list_artifacts(artifact_uri=location, tracking_uri=client.tracking_uri)
+        }:
             raise
-        raise _registry_error(f"the files of {model.model_uri} are gone from {location}; log the model again") from error
+        raise _registry_error(
+            f"the files of {model.model_uri} are gone from {location}; log the model again"
+        ) from error
     if not (Path(folder) / MLMODEL).is_file():
-        raise _registry_error(f"{model.model_uri} has no {MLMODEL} file in {location}; log the model again")
+        raise _registry_error(
+            f"{model.model_uri} has no {MLMODEL} file in {location}; log the model again"
+        )
     return Path(folder)

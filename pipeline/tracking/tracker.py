@@ -1,4 +1,5 @@
-"""Tracker: writes a campaign's final outcomes to MLflow, and stops writing when MLflow cannot be reached.
+"""Tracker: writes a campaign's final outcomes to MLflow, and stops writing when MLflow cannot be
+reached.
 
 The ledger is written first; `jobs.replay` brings MLflow up to date from it, with this same class.
 """
@@ -39,10 +40,13 @@ class Tracker:
         failures: errors, one sentence each. A damaged artifact concerns its own outcome alone.
         broke_off: whether MLflow could not be reached; nothing more is tried then.
         notes: outcomes that are shown without their artifact, because the store lacks it.
-        num_logged, num_unchanged: outcomes that were written, and outcomes that MLflow showed already.
+        num_logged, num_unchanged: outcomes that were written, and outcomes that MLflow showed
+            already.
     """
 
-    def __init__(self, tracking_uri: str, campaign: str, store: Store, *, mode: ArtifactMode) -> None:
+    def __init__(
+        self, tracking_uri: str, campaign: str, store: Store, *, mode: ArtifactMode
+    ) -> None:
         self._uri, self._campaign, self._store, self._mode = tracking_uri, campaign, store, mode
         self._projection: Projection | None = None
         self.failures: list[str] = []
@@ -60,13 +64,24 @@ class Tracker:
         expected: str | None = None,
         models: Sequence[str] | None = None,
     ) -> None:
-        """Connect to MLflow and open the campaign's parent run; arguments as of `Projection.start`."""
+        """Connect to MLflow and open the campaign's parent run; arguments as of
+        `Projection.start`.
+        """
 
         def opened() -> Projection:
-            from pipeline.tracking.projection import Projection  # mlflow takes two seconds to import
+            from pipeline.tracking.projection import (
+                Projection,
+            )  # mlflow takes two seconds to import
 
             projection = Projection.open(self._uri, self._campaign)
-            projection.start(catalog, started, parameters=parameters, resume=resume, expected=expected, models=models)
+            projection.start(
+                catalog,
+                started,
+                parameters=parameters,
+                resume=resume,
+                expected=expected,
+                models=models,
+            )
             return projection
 
         self._projection = self._tried(opened)
@@ -77,7 +92,8 @@ class Tracker:
         return self._projection is not None and self._projection.is_complete
 
     def log(self, outcomes: Sequence[Outcome], *, reached: float | None = None) -> None:
-        """Log the final outcomes of one model, and register its artifacts. Repeating it changes nothing.
+        """Log the final outcomes of one model, and register its artifacts. Repeating it changes
+        nothing.
 
         Args:
             outcomes: outcomes of one model.
@@ -87,14 +103,29 @@ class Tracker:
         projection = self._projection
         if projection is None or self.is_complete:
             return
-        registry = Registry(projection, outcomes, mode=self._mode, store_uri=self._store.uri, rolled_back=self._rolled_back)
+        registry = Registry(
+            projection,
+            outcomes,
+            mode=self._mode,
+            store_uri=self._store.uri,
+            rolled_back=self._rolled_back,
+        )
         for outcome in sorted(outcomes, key=lambda outcome: outcome.verdict == "kept-eager"):
             if self.broke_off:
                 return
-            changed = self._tried(lambda outcome=outcome: self._log(projection, registry, outcome, reached))  # type: ignore[misc]
+            changed = self._tried(
+                lambda outcome=outcome: self._log(projection, registry, outcome, reached)
+            )  # type: ignore[misc]
             self.num_logged += changed is True
             self.num_unchanged += changed is False
-        self._tried(lambda: tag_source(projection.client, self._campaign, outcomes, time.time() if reached is None else reached))
+        self._tried(
+            lambda: tag_source(
+                projection.client,
+                self._campaign,
+                outcomes,
+                time.time() if reached is None else reached,
+            )
+        )
 
     def finish(
         self,
@@ -105,15 +136,26 @@ class Tracker:
         finished: float | None = None,
         page: bytes = b"",
     ) -> None:
-        """Write the summary, the figures and the report, and end the parent run; arguments as of `Projection.finish`."""
+        """Write the summary, the figures and the report, and end the parent run; arguments as of
+        `Projection.finish`.
+        """
         projection = self._projection
         if projection is not None:
             complete = not self.failures and not self.notes and not interrupted
             self._tried(
-                lambda: projection.finish(outcomes, exit_code, interrupted, finished=finished, complete=complete, page=page)
+                lambda: projection.finish(
+                    outcomes,
+                    exit_code,
+                    interrupted,
+                    finished=finished,
+                    complete=complete,
+                    page=page,
+                )
             )
 
-    def _log(self, projection: Projection, registry: Registry, outcome: Outcome, reached: float | None) -> bool:
+    def _log(
+        self, projection: Projection, registry: Registry, outcome: Outcome, reached: float | None
+    ) -> bool:
         """Log and register one outcome; return whether anything was changed."""
         before = projection.num_written
         published = self._published(outcome)
@@ -123,28 +165,40 @@ class Tracker:
             return changed
         version, serving = published
         registered = registry.register(
-            outcome, serving, lambda folder: self._store.materialize(version, serving, folder), run_id=run_id
+            outcome,
+            serving,
+            lambda folder: self._store.materialize(version, serving, folder),
+            run_id=run_id,
         )
         return registered or changed
 
     def _published(self, outcome: Outcome) -> tuple[Version, str] | None:
-        """Return the version that contains an outcome's artifact, and the artifact's device class."""
+        """Return the version that contains an outcome's artifact, and the artifact's device
+        class.
+        """
         if outcome.artifact is None or outcome.version is None:
             return None
         try:
             version = self._store.version(f"{outcome.model}:{outcome.version}")
         except NotPublishedError as error:
-            self.notes.append(f"{outcome.model} for {outcome.device_class} is shown without its artifact: {error}")
+            self.notes.append(
+                f"{outcome.model} for {outcome.device_class} is shown without its artifact: {error}"
+            )
             return None
-        serving = [name for name, image in version.images.items() if image.digest == outcome.artifact]
+        serving = [
+            name for name, image in version.images.items() if image.digest == outcome.artifact
+        ]
         if not serving:
             raise IntegrityError(
-                f"{outcome.model}:{outcome.version} does not contain {outcome.artifact}, which the ledger recorded for it"
+                f"{outcome.model}:{outcome.version} does not contain {outcome.artifact}, which the"
+                " ledger recorded for it"
             )
         return version, serving[0]
 
     def _rolled_back(self, outcome: Outcome, serving: str) -> bool:
-        """Whether the store serves an older artifact; a later version may still carry one that was rolled back to."""
+        """Whether the store serves an older artifact; a later version may still carry one that was
+        rolled back to.
+        """
         latest = self._store.version(outcome.model)
         served = latest.images.get(serving)
         if served is not None and served.digest == outcome.artifact:
@@ -154,7 +208,9 @@ class Tracker:
         if served is None:
             return False
         version = self._store.version(f"{outcome.model}:{outcome.version}")
-        serves_from, made_in = (self._store.manifest(found, serving).version or 0 for found in (latest, version))
+        serves_from, made_in = (
+            self._store.manifest(found, serving).version or 0 for found in (latest, version)
+        )
         return serves_from < made_in
 
     def _tried(self, call: Callable[[], T]) -> T | None:
@@ -165,12 +221,17 @@ class Tracker:
         except InfrastructureError as error:
             self._projection, self.broke_off = None, True
             again = replay_command(self._uri, self._campaign, self._store.uri, self._mode)
-            self.failures.append(f"MLflow: {error}; the store and the ledger are complete, and `{again}` brings MLflow up to date")
+            self.failures.append(
+                f"MLflow: {error}; the store and the ledger are complete, and `{again}` brings"
+                " MLflow up to date"
+            )
         return None
 
 
 def _repeated_if_raced(call: Callable[[], T]) -> T:
-    """Repeat a call if another driver inserted the same alias or tag at the same moment: MLflow reads a row, then inserts it."""
+    """Repeat a call if another driver inserted the same alias or tag at the same moment: MLflow
+    reads a row, then inserts it.
+    """
     try:
         return call()
     except InfrastructureError as error:
@@ -180,7 +241,9 @@ def _repeated_if_raced(call: Callable[[], T]) -> T:
 
 
 def replay_command(tracking_uri: str, campaign: str, store: str, mode: ArtifactMode) -> str:
-    """Return the shell command that brings MLflow up to date with a campaign, without the password of the URI."""
+    """Return the shell command that brings MLflow up to date with a campaign, without the password
+    of the URI.
+    """
     uri = without_password(tracking_uri)
     words = ["python", "-m", "jobs.replay", campaign, "--store", store, "--tracking-uri", uri]
     return shlex.join([*words, *(("--mlflow-artifacts", mode) if mode != "copy" else ())])

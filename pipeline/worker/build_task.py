@@ -1,4 +1,5 @@
-"""The task that builds candidates of one model for one class -> STORE/.coldpress/candidates/<build_key>/
+"""The task that builds candidates of one model for one class ->
+STORE/.coldpress/candidates/<build_key>/
 
 A candidate is moved to its name atomically, so a repeated task finds it whole or not at all.
 """
@@ -26,13 +27,16 @@ from pipeline.workspace.staging import staging_folder
 from pipeline.workspace.workspace import WALL_TIME, Workplace, log_path, note_digests, workplace
 
 ARCHITECTURE = "architecture"
-"""File of a build's staging with the digest of the model's architecture, which a failed build has too."""
+"""File of a build's staging with the digest of the model's architecture, which a failed build has
+too.
+"""
 
 
 def build(request: BuildRequest) -> tuple[BuildResult, ...]:
     """Build the candidates that the store does not contain yet.
 
-    One child loads the model and builds one after the other. When it dies, or the model is large, a new one builds the rest.
+    One child loads the model and builds one after the other. When it dies, or the model is large, a
+    new one builds the rest.
     """
     place, spent_s = workplace(request.store), request.spent_s
     done = {
@@ -42,16 +46,20 @@ def build(request: BuildRequest) -> tuple[BuildResult, ...]:
     }
     entry = request.entry if len(done) == len(request.builds) else arrived(request.entry, place)
     while left := {recipe: key for recipe, key in request.builds.items() if recipe not in done}:
-        found = _build_in_one_child(replace(request, builds=left, entry=entry, spent_s=spent_s), place)
+        found = _build_in_one_child(
+            replace(request, builds=left, entry=entry, spent_s=spent_s), place
+        )
         done |= {result.recipe: result for result in found}
         spent_s += sum(result.wall_s for result in found)
     return tuple(done[recipe] for recipe in request.builds)
 
 
 def _build_in_one_child(request: BuildRequest, place: Workplace) -> list[BuildResult]:
-    """Return what a child built, and whose failure ended it: the first recipe's, or every recipe's if the model did not load.
+    """Return what a child built, and whose failure ended it: the first recipe's, or every recipe's
+    if the model did not load.
 
-    Another recipe may suffer from those before it. It has no result, and is built again in a new child, unless its time was up.
+    Another recipe may suffer from those before it. It has no result, and is built again in a new
+    child, unless its time was up.
     """
     with staging_folder(str(place.root)) as staging:
         end = in_child(_build_child, request, staging)
@@ -83,7 +91,9 @@ def _build_in_one_child(request: BuildRequest, place: Workplace) -> list[BuildRe
         return results
 
 
-def _keep_part_of_log(place: Workplace, key: str, staging: Path, start: int, end: int | None) -> str:
+def _keep_part_of_log(
+    place: Workplace, key: str, staging: Path, start: int, end: int | None
+) -> str:
     """Store a part of a child's output as the log of a build, and return its last lines."""
     part = staging / "part.log"
     with contextlib.suppress(OSError):
@@ -94,7 +104,10 @@ def _keep_part_of_log(place: Workplace, key: str, staging: Path, start: int, end
 
 
 def _build_child(request: BuildRequest, staging: Path) -> Iterator[tuple[BuildResult, int]]:
-    """Build and store one candidate after the other. Yield each result, and the number of bytes printed until then."""
+    """Build and store one candidate after the other.
+
+    Yield each result, and the number of bytes printed until then.
+    """
     from freezer.freezing.candidates.architecture import architecture_digest
     from freezer.freezing.candidates.build import build as build_candidate
     from freezer.freezing.capture.capture import Attempt
@@ -113,11 +126,17 @@ def _build_child(request: BuildRequest, staging: Path) -> Iterator[tuple[BuildRe
     attempts = None if large else dict[str, Attempt]()
     for name, key in request.builds.items():
         if spent_s and (why := request.entry.limits.over_build_s(spent_s)):
-            yield BuildResult(key=key, recipe=name, failure=Failure(kind=SKIPPED, message=f"{SKIPPED}: {why}")), _printed_bytes()
+            yield (
+                BuildResult(
+                    key=key, recipe=name, failure=Failure(kind=SKIPPED, message=f"{SKIPPED}: {why}")
+                ),
+                _printed_bytes(),
+            )
             continue
         recipe, folder, failure = RECIPES[name], staging / name, None
         folder.mkdir()
-        # Inductor needs the memory of a large model, which this process does not use afterwards. Recipes with other ways keep it.
+        # Inductor needs the memory of a large model, which this process does not use afterwards.
+        # Recipes with other ways keep it.
         discard = large and all(lowering == "inductor" for _, lowering in recipe.ways)
         try:
             build_candidate(subject, recipe, target, folder, discard=discard, attempts=attempts)
@@ -133,7 +152,12 @@ def _build_child(request: BuildRequest, staging: Path) -> Iterator[tuple[BuildRe
             if place.remote is None:  # a bucket's marker has its own digests
                 note_digests(folder)
             place.keep(folder, "candidates", key)
-        yield BuildResult(key=key, recipe=name, failure=failure, wall_s=wall_s, architecture=architecture), _printed_bytes()
+        yield (
+            BuildResult(
+                key=key, recipe=name, failure=failure, wall_s=wall_s, architecture=architecture
+            ),
+            _printed_bytes(),
+        )
         if large:
             return
         started, spent_s = time.monotonic(), spent_s + wall_s

@@ -1,4 +1,7 @@
-"""The child process that runs an item's code. It leaves nothing behind, and writes its result to a file of the supervisor."""
+"""The child process that runs an item's code.
+
+It leaves nothing behind, and writes its result to a file of the supervisor.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,11 @@ TEMPORARY = {
     "TORCH_EXTENSIONS_DIR": "extensions",
     "PYTORCH_KERNEL_CACHE_PATH": "kernels",
 }
-"""Folders for temporary files and caches, by environment variable, relative to the child's own folder.
+"""Folders for temporary files and caches, by environment variable, relative to the child's own
+folder.
 
-In a shared folder, a lock that a killed child leaves would block the next child forever (torch.utils.cpp_extension has one).
-"""
+In a shared folder, a lock that a killed child leaves would block the next child forever
+(torch.utils.cpp_extension has one). """
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,9 @@ class End:
     wall_s: float = 0.0
 
 
-def run_child(payload: bytes, supervisor: int, scratch: Path, output: int, result: int, data_bytes: int | None) -> NoReturn:
+def run_child(
+    payload: bytes, supervisor: int, scratch: Path, output: int, result: int, data_bytes: int | None
+) -> NoReturn:
     """In the child: run the function, send each part that it yields and its End, and exit.
 
     Args:
@@ -105,8 +111,9 @@ def _redirect(output: int) -> None:
 def _bound(data_bytes: int | None) -> None:
     """Write no core file, be the OOM killer's first choice, and limit private memory.
 
-    RLIMIT_DATA counts private writable mappings: malloc and stacks of threads. RLIMIT_AS would also count torch's libraries and
-    mapped weights. The supervisor watches resident memory; this limit stops what would be resident before it looks again.
+    RLIMIT_DATA counts private writable mappings: malloc and stacks of threads. RLIMIT_AS would also
+    count torch's libraries and mapped weights. The supervisor watches resident memory; this limit
+    stops what would be resident before it looks again.
     """
     oom_score(1000)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -141,7 +148,9 @@ def received(data: bytes) -> tuple[tuple[Any, ...], End | None]:
     parts, file = list[Any](), io.BytesIO(data)
     with contextlib.suppress(EOFError, pickle.UnpicklingError):  # it died while it wrote
         while True:
-            message = pickle.load(file)  # the child runs the item's code, which is trusted on this machine anyway
+            message = pickle.load(
+                file
+            )  # the child runs the item's code, which is trusted on this machine anyway
             if isinstance(message, End):
                 return tuple(parts), message
             parts.append(message.value)

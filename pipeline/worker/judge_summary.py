@@ -22,14 +22,20 @@ MAX_LISTED_IN_LEDGER = 10
 """Length of each list of a freezing report in the ledger; the manifest has longer ones."""
 
 MAX_OUTPUTS = 24
-"""Outputs and input sets of a candidate whose drift the ledger stores; `evidence/drift.parquet` of an artifact has all."""
+"""Outputs and input sets of a candidate whose drift the ledger stores; `evidence/drift.parquet` of
+an artifact has all.
+"""
 
 
 def summary(request: JudgeRequest, judgement: Judgement, host: Mapping[str, Any]) -> JudgeResult:
     """Return a judgement as the ledger stores it, without `has_artifact`."""
     best = judgement.best
     eager = judgement.eager_latency_ms
-    latency_ms = {"eager_p50": eager["p50"], **best.latency_ms} if eager and best and best.latency_ms else None
+    latency_ms = (
+        {"eager_p50": eager["p50"], **best.latency_ms}
+        if eager and best and best.latency_ms
+        else None
+    )
     metric = None
     if judgement.task_metric is not None:
         metric = {"eager": judgement.task_metric}
@@ -44,7 +50,10 @@ def summary(request: JudgeRequest, judgement: Judgement, host: Mapping[str, Any]
         clock=judgement.sampling.clock if judgement.sampling else "wall",
         task_metric=metric,
         pareto=judgement.pareto,
-        candidates=tuple(_report(trial, request.builds[trial.candidate.recipe], judgement.migration) for trial in judgement.trials),
+        candidates=tuple(
+            _report(trial, request.builds[trial.candidate.recipe], judgement.migration)
+            for trial in judgement.trials
+        ),
         host=host,
         previous=judgement.previous,
         deciles_ms=_deciles_ms(judgement),
@@ -57,7 +66,11 @@ def _deciles_ms(judgement: Judgement) -> dict[str, tuple[float, ...]]:
     if sampling is None:
         return {}
     names = (EAGER, *(trial.candidate.recipe for trial in judgement.trials))
-    return {name: deciles for name in names if name in sampling.samples_ms and (deciles := sampling.deciles(name))}
+    return {
+        name: deciles
+        for name in names
+        if name in sampling.samples_ms and (deciles := sampling.deciles(name))
+    }
 
 
 def _report(trial: Trial, key: str, migration: Migration | None) -> CandidateReport:
@@ -78,7 +91,10 @@ def _report(trial: Trial, key: str, migration: Migration | None) -> CandidateRep
         points=tuple(encode(figures) for figures in trial.points),
         warnings=candidate.warnings,
         strides_equal=trial.strides_equal,
-        reports={path: encode(report) for path, report in candidate.shortened_reports(MAX_LISTED_IN_LEDGER).items()},
+        reports={
+            path: encode(report)
+            for path, report in candidate.shortened_reports(MAX_LISTED_IN_LEDGER).items()
+        },
         migration=encode(migration) if migration and converted else None,
         outputs=_outputs(trial.drift.rows) if trial.drift else (),
     )
@@ -105,7 +121,11 @@ def _outputs(rows: Sequence[DriftRow]) -> tuple[OutputDrift, ...]:
 
 def _severity(row: DriftRow) -> tuple[bool, float, float]:
     """Order of rows of drift: failed, then by error ratio, then by error."""
-    ratio = math.inf if row.error_ratio is not None and math.isnan(row.error_ratio) else row.error_ratio or 0.0
+    ratio = (
+        math.inf
+        if row.error_ratio is not None and math.isnan(row.error_ratio)
+        else row.error_ratio or 0.0
+    )
     return row.problem is not None, ratio, row.max_abs_err or 0.0
 
 

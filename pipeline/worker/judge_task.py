@@ -1,4 +1,5 @@
-"""The task that judges all candidates of one model and class -> STORE/.coldpress/judged/<judge_key>-<model>/
+"""The task that judges all candidates of one model and class ->
+STORE/.coldpress/judged/<judge_key>-<model>/
 
 A result is moved to its name atomically, so a repeated task finds it whole or not at all.
 """
@@ -33,18 +34,30 @@ from pipeline.workspace.workspace import (
 )
 
 NICENESS = (-10, 0)
-"""Nice values to try, in order: before all other processes if that is allowed, else no worse than they are."""
+"""Nice values to try, in order: before all other processes if that is allowed, else no worse than
+they are.
+"""
 
 FURTHER = "further"
-"""Folder of a judge's staging with payloads for further thread counts, for slow sizes, and of the fallback. It exists once the
-verdict is known; if the process dies from then on, the model is judged again without them."""
+"""Folder of a judge's staging with payloads for further thread counts, for slow sizes, and of the
+fallback. It exists once the verdict is known; if the process dies from then on, the model is judged
+again without them."""
 
 
 def judge(request: JudgeRequest) -> JudgeResult:
-    """Judge the candidates, unless the store contains an undisturbed judge's result for the same ones."""
-    place, name = workplace(request.store), judged_name(request.key, request.entry.name, request.failures)
+    """Judge the candidates, unless the store contains an undisturbed judge's result for the same
+    ones.
+    """
+    place, name = (
+        workplace(request.store),
+        judged_name(request.key, request.entry.name, request.failures),
+    )
     done = _judged(place, name)
-    if done is not None and done.verdict == "kept-previous" and request.entry.limits.allow_regression:
+    if (
+        done is not None
+        and done.verdict == "kept-previous"
+        and request.entry.limits.allow_regression
+    ):
         place.drop("judged", name)
         done = None
     if done is not None:
@@ -55,14 +68,20 @@ def judge(request: JudgeRequest) -> JudgeResult:
         folders = {recipe: work / "candidates" / key for recipe, key in request.builds.items()}
         damage = _bring_candidates(place, request, folders)
         if damage is not None:
-            return JudgeResult.of_failure(request.key, Failure(kind="disk", code=IntegrityError.code, message=damage))
-        end = _judged_by_child(replace(request, entry=arrived(request.entry, place)), staging, list(folders.values()))
+            return JudgeResult.of_failure(
+                request.key, Failure(kind="disk", code=IntegrityError.code, message=damage)
+            )
+        end = _judged_by_child(
+            replace(request, entry=arrived(request.entry, place)), staging, list(folders.values())
+        )
         place.keep_log(staging / LOG, log_path(str(place.root), request.key))
         if end.failure is None:
             result: JudgeResult = replace(end.value, judge_s=end.wall_s, peak_bytes=end.peak_bytes)
             is_final = result.verdict != "unstable"
         else:
-            result = JudgeResult.of_failure(request.key, end.failure, judge_s=end.wall_s, peak_bytes=end.peak_bytes)
+            result = JudgeResult.of_failure(
+                request.key, end.failure, judge_s=end.wall_s, peak_bytes=end.peak_bytes
+            )
             is_final = decide(end.failure.kind, end.failure.code).kept == "key"
         if not is_final:
             return result
@@ -72,17 +91,29 @@ def judge(request: JudgeRequest) -> JudgeResult:
             make_folder(staging / "judged")
         write_whole(staging / "judged" / "result.json", json.dumps(flat_json(result)).encode())
         place.keep(staging / "judged", "judged", name)
-        return _judged(place, name) or result  # another campaign may have been faster: its artifact is published
+        return (
+            _judged(place, name) or result
+        )  # another campaign may have been faster: its artifact is published
 
 
 def _judged_by_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) -> End:
-    """Judge in a child; again without the previous artifact or what follows the verdict if the child dies of them."""
+    """Judge in a child; again without the previous artifact or what follows the verdict if the
+    child dies of them.
+    """
     digest, problem = bring_previous(request, staging)
     request = replace(request, previous=digest)
     lost = [f"not compared with the artifact that serves now: {problem}"] if problem else []
     end = in_child(_judge_child, request, staging, folders)
-    died = end.failure is not None and end.failure.kind in ("crash", "memory")  # after a timeout, the previous artifact serves on
-    if end.failure is not None and died and (staging / OPENED).exists() and not (staging / FURTHER).exists():
+    died = end.failure is not None and end.failure.kind in (
+        "crash",
+        "memory",
+    )  # after a timeout, the previous artifact serves on
+    if (
+        end.failure is not None
+        and died
+        and (staging / OPENED).exists()
+        and not (staging / FURTHER).exists()
+    ):
         lost.append(f"not compared with the artifact that serves now: {end.failure.message}")
         request = replace(request, previous=None)
         end = in_child(_judge_child, request, staging, folders)
@@ -102,7 +133,9 @@ def _judged(place: Workplace, name: str) -> JudgeResult | None:
     return None if done is None else JudgeResult.from_json(json.loads(done))
 
 
-def _bring_candidates(place: Workplace, request: JudgeRequest, folders: Mapping[str, Path]) -> str | None:
+def _bring_candidates(
+    place: Workplace, request: JudgeRequest, folders: Mapping[str, Path]
+) -> str | None:
     """Fetch the candidates of a judge to this machine.
 
     Returns:
@@ -111,7 +144,11 @@ def _bring_candidates(place: Workplace, request: JudgeRequest, folders: Mapping[
     for recipe, folder in folders.items():
         key = request.builds[recipe]
         try:
-            damage = damage_of(folder) if place.bring("candidates", key, folder) else f"the candidate of {recipe} is missing"
+            damage = (
+                damage_of(folder)
+                if place.bring("candidates", key, folder)
+                else f"the candidate of {recipe} is missing"
+            )
         except IntegrityError as error:
             damage = str(error)
         if damage is not None:
@@ -132,7 +169,10 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) 
     from freezer.runtime.devices import host_fingerprint
 
     come_first()
-    entry, target = request.entry, target_here(request.device_class, (request.num_threads, *request.further_threads))
+    entry, target = (
+        request.entry,
+        target_here(request.device_class, (request.num_threads, *request.further_threads)),
+    )
     subject = load_subject(entry, target)
     candidates = [Candidate.read(folder) for folder in folders]
     metric = find_function(entry.task_metric, entry.search_path) if entry.task_metric else None
@@ -149,10 +189,21 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) 
     if judgement.winner is not None and not (staging / FURTHER).exists():
         (staging / FURTHER).mkdir()
         judgement = with_other_payloads(subject, judgement, target, staging / FURTHER)
-    provenance = {"source": str(entry.source), "campaign": request.campaign, "weights": weights_digest(subject.model)}
+    provenance = {
+        "source": str(entry.source),
+        "campaign": request.campaign,
+        "weights": weights_digest(subject.model),
+    }
     folder, has_artifact = staging / "judged" / "artifact", judgement.winner is not None
     if has_artifact:
-        assemble(subject, judgement, target, dest=folder, provenance=provenance, failures=request.failures)
+        assemble(
+            subject,
+            judgement,
+            target,
+            dest=folder,
+            provenance=provenance,
+            failures=request.failures,
+        )
     elif judgement.verdict == "kept-eager" and target.device_class.kind == "cuda":
         artifact, served = keep_eager(
             subject,
@@ -163,8 +214,13 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) 
             provenance=provenance,
             failures=request.failures,
         )
-        judgement, has_artifact = replace(judgement, reason=f"{judgement.reason}; {served}"), artifact is not None
-    return replace(summary(request, judgement, host_fingerprint(target.device)), has_artifact=has_artifact)
+        judgement, has_artifact = (
+            replace(judgement, reason=f"{judgement.reason}; {served}"),
+            artifact is not None,
+        )
+    return replace(
+        summary(request, judgement, host_fingerprint(target.device)), has_artifact=has_artifact
+    )
 
 
 def come_first() -> int:

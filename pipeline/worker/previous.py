@@ -1,4 +1,6 @@
-"""The artifact that serves a model's class now, brought to the judge of the one that may replace it."""
+"""The artifact that serves a model's class now, brought to the judge of the one that may replace
+it.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ FOLDER = "previous"
 """Folder of a judge's staging with the artifact."""
 
 OPENED = "previous-opened"
-"""File of a judge's staging that exists once the artifact is opened: if the process dies from then on, the model is judged again
-without it."""
+"""File of a judge's staging that exists once the artifact is opened: if the process dies from then
+on, the model is judged again without it."""
 
 
 def bring_previous(request: JudgeRequest, staging: Path) -> tuple[str | None, str]:
@@ -55,7 +57,8 @@ def bring_previous(request: JudgeRequest, staging: Path) -> tuple[str | None, st
 
 
 def open_previous(digest: str, staging: Path, target: Target) -> Incumbent:
-    """Open the artifact that `bring_previous` brought, as a deployment does, to learn whether it serves here.
+    """Open the artifact that `bring_previous` brought, as a deployment does, to learn whether it
+    serves here.
 
     Args:
         digest: of its image manifest.
@@ -70,7 +73,15 @@ def open_previous(digest: str, staging: Path, target: Target) -> Incumbent:
     made_for = target.device_class
     device = str(target.device) if made_for.kind == "cuda" else None
     try:
-        load(artifact.folder, device_class=made_for.name, threads=target.num_threads, device=device, strict=True)
+        load(
+            artifact.folder,
+            device_class=made_for.name,
+            threads=target.num_threads,
+            device=device,
+            strict=True,
+        )
     except IncompatibleError as error:
         problem = "; ".join(map(str, error.ladder))
-    return Incumbent(folder=artifact.folder, manifest=artifact.manifest, digest=digest, problem=problem)
+    return Incumbent(
+        folder=artifact.folder, manifest=artifact.manifest, digest=digest, problem=problem
+    )

@@ -41,7 +41,8 @@ class BuildResult:
 
     Attributes:
         cached: the store contained it already.
-        wall_s: duration in seconds; that of the first build in a child contains the start and loading the model.
+        wall_s: duration in seconds; that of the first build in a child contains the start and
+            loading the model.
         peak_bytes: of the child and its compilers.
         architecture: as in FinishedBuild.
     """
@@ -106,13 +107,26 @@ class JudgeResult:
     host: Mapping[str, Any] | None = None
     judge_s: float = 0.0
     peak_bytes: int = 0
-    previous: PreviousRecord | None = field(default=None, metadata=written_if(lambda self: self.previous is not None))
-    deciles_ms: Mapping[str, tuple[float, ...]] = field(default_factory=dict, metadata=written_if(lambda one: bool(one.deciles_ms)))
+    previous: PreviousRecord | None = field(
+        default=None, metadata=written_if(lambda self: self.previous is not None)
+    )
+    deciles_ms: Mapping[str, tuple[float, ...]] = field(
+        default_factory=dict, metadata=written_if(lambda one: bool(one.deciles_ms))
+    )
 
     @classmethod
-    def of_failure(cls, key: str, failure: Failure, *, judge_s: float = 0.0, peak_bytes: int = 0) -> JudgeResult:
+    def of_failure(
+        cls, key: str, failure: Failure, *, judge_s: float = 0.0, peak_bytes: int = 0
+    ) -> JudgeResult:
         """Return the result of a judge that failed."""
-        return cls(key=key, verdict="failed", reason=failure.message, failure=failure, judge_s=judge_s, peak_bytes=peak_bytes)
+        return cls(
+            key=key,
+            verdict="failed",
+            reason=failure.message,
+            failure=failure,
+            judge_s=judge_s,
+            peak_bytes=peak_bytes,
+        )
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JudgeResult:

@@ -1,11 +1,14 @@
-"""Run a function in a child process with limits, so that a crash, a hang or an exception is one typed result.
+"""Run a function in a child process with limits, so that a crash, a hang or an exception is one
+typed result.
 
-The child is forked by a forkserver that has imported torch, which takes half a second instead of several. The forkserver inherits
-the environment of this process, so the instruction-set limits of a device class hold in every child. A supervisor process between
-the two (supervisor.py) watches the limits and ends everything that the child started.
+The child is forked by a forkserver that has imported torch, which takes half a second instead of
+several. The forkserver inherits the environment of this process, so the instruction-set limits of a
+device class hold in every child. A supervisor process between the two (supervisor.py) watches the
+limits and ends everything that the child started.
 
-multiprocessing's own forkserver is not used: its socket has a name in a temporary folder, which remains when a worker is killed, it
-runs the main module again, and it waits forever for a forkserver that hangs.
+multiprocessing's own forkserver is not used: its socket has a name in a temporary folder, which
+remains when a worker is killed, it runs the main module again, and it waits forever for a
+forkserver that hangs.
 """
 
 from __future__ import annotations
@@ -34,7 +37,14 @@ from pipeline.failures.classify import CODES, GPU_MEMORY, NODE_MEMORY
 from pipeline.records.outcome import Failure
 from pipeline.worker.child import End, received
 from pipeline.worker.supervisor import LOG_LIMIT_BYTES, MAX_PROCESSES, Bounds, SupervisorReport
-from pipeline.workspace.processes import KILL_WAIT_S, adopting, children, descendants, kill, process_started
+from pipeline.workspace.processes import (
+    KILL_WAIT_S,
+    adopting,
+    children,
+    descendants,
+    kill,
+    process_started,
+)
 
 PRELOAD = [
     "torch",
@@ -44,8 +54,9 @@ PRELOAD = [
     "freezer.freezing.packaging.assemble",
 ]
 START_LIMIT_S = 300.0
-"""Limit for the start of a child. The first one of a worker waits until its forkserver has imported torch: seconds, or a minute
-from a cold disk. That time does not count against the limits of the item."""
+"""Limit for the start of a child. The first one of a worker waits until its forkserver has imported
+torch: seconds, or a minute from a cold disk. That time does not count against the limits of the
+item."""
 GRACE_S = 60.0
 """Time beyond the limits of an item after which a silent supervisor counts as dead."""
 LOG_TAIL_LINES = 20
@@ -57,19 +68,28 @@ VMSTAT = Path("/proc/vmstat")
 
 STOPPED = {
     "timeout": "did not end within {timeout_s:g} s; raise limits.timeout_s",
-    "output": f"printed more than {LOG_LIMIT_BYTES / 1e6:.0f} MB; print less while the model loads and runs",
-    "processes": f"had more than {MAX_PROCESSES} processes at a time; start fewer while the model loads and runs",
+    "output": (
+        f"printed more than {LOG_LIMIT_BYTES / 1e6:.0f} MB; print less while the model loads and"
+        " runs"
+    ),
+    "processes": (
+        f"had more than {MAX_PROCESSES} processes at a time; start fewer while the model loads and"
+        " runs"
+    ),
 }
 """Message by the limit that a child passed; for memory see `_over_memory`."""
 
 _starting = threading.Lock()
 
 
-def run_isolated(function: Callable[..., Any], args: tuple[Any, ...], *, folder: Path, log: Path, bounds: Bounds) -> End:
+def run_isolated(
+    function: Callable[..., Any], args: tuple[Any, ...], *, folder: Path, log: Path, bounds: Bounds
+) -> End:
     """Run a function in a child process. Nothing that the child starts survives this call.
 
     Args:
-        function: importable by name, not from the main module; its result must pickle. A generator function yields parts.
+        function: importable by name, not from the main module; its result must pickle. A generator
+            function yields parts.
         args: arguments that pickle.
         folder: for the child's temporary files.
         log: file for the child's output.
@@ -112,9 +132,14 @@ class _Forkserver:
         self.requests, theirs = socket.socketpair()
         with theirs:
             # Ray extends the path of its workers alone.
-            code = f"import sys; sys.path[:] = {sys.path}; from pipeline.worker.supervisor import forkserver; "
+            code = (
+                f"import sys; sys.path[:] = {sys.path}; from pipeline.worker.supervisor import"
+                " forkserver; "
+            )
             command = [sys.executable, "-c", f"{code}forkserver({theirs.fileno()}, {PRELOAD})"]
-            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            self.process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+            )
 
     @classmethod
     def running(cls) -> _Forkserver:
@@ -153,8 +178,8 @@ def _fork_supervisor() -> tuple[Connection, int]:
         server.process.kill()
         server.process.wait()
         raise InfrastructureError(
-            f"a child process did not start within {START_LIMIT_S:g} s, or its forkserver died, most likely importing torch; check "
-            "this node's disk and memory"
+            f"a child process did not start within {START_LIMIT_S:g} s, or its forkserver died,"
+            " most likely importing torch; check this node's disk and memory"
         )
     return supervisor, pid
 
@@ -181,7 +206,11 @@ def _kill_adopted(before: set[int]) -> None:
     """Kill and reap what this process adopted from a dead supervisor or forkserver."""
     deadline = time.monotonic() + KILL_WAIT_S
     while time.monotonic() < deadline:
-        found = [pid for pid in children(os.getpid()) if pid not in before and _is_of_another_session(pid)]
+        found = [
+            pid
+            for pid in children(os.getpid())
+            if pid not in before and _is_of_another_session(pid)
+        ]
         if not found:
             return
         kill(found)
@@ -198,42 +227,78 @@ def _is_of_another_session(pid: int) -> bool:
         return False
 
 
-def _ended(report: SupervisorReport | None, end: End | None, bounds: Bounds, *, starved: bool) -> End:
-    """Return the End of a child, from what it sent and its supervisor's report; `starved` if the OOM killer ran meanwhile."""
+def _ended(
+    report: SupervisorReport | None, end: End | None, bounds: Bounds, *, starved: bool
+) -> End:
+    """Return the End of a child, from what it sent and its supervisor's report; `starved` if the
+    OOM killer ran meanwhile.
+    """
     if report is None:
         how = "its supervisor was killed, by the kernel or by the model's own code"
         return End(failure=_starved(how, 0) if starved else _stopped("crash", how))
     if report.error is not None:
         return End(failure=report.error)
     if report.stopped == "memory":
-        return End(failure=_over_memory(f"used more than {bounds.memory_bytes / 1e9:.1f} GB", bounds))
+        return End(
+            failure=_over_memory(f"used more than {bounds.memory_bytes / 1e9:.1f} GB", bounds)
+        )
     if report.stopped is not None:
-        return End(failure=_stopped(report.stopped, STOPPED[report.stopped].format(timeout_s=bounds.timeout_s)))
+        return End(
+            failure=_stopped(
+                report.stopped, STOPPED[report.stopped].format(timeout_s=bounds.timeout_s)
+            )
+        )
     if end is not None:
         if end.failure is not None and end.failure.kind == "memory":
             return End(failure=_without_memory(end.failure, bounds))
         if end.failure is not None and starved:
-            return End(failure=_starved(f"the kernel killed one of its processes: {end.failure.message}", report.peak_bytes))
+            return End(
+                failure=_starved(
+                    f"the kernel killed one of its processes: {end.failure.message}",
+                    report.peak_bytes,
+                )
+            )
         return end
     code = os.waitstatus_to_exitcode(report.status) if report.status is not None else None
     if code == -signal.SIGKILL and starved:
         return End(failure=_starved("the kernel killed it", report.peak_bytes))
-    how = f"died of {signal.Signals(-code).name}" if code is not None and code < 0 else f"exited with code {code}"
-    return End(failure=_stopped("crash", f"the process {how} without a result; the end of its log may say why"))
+    how = (
+        f"died of {signal.Signals(-code).name}"
+        if code is not None and code < 0
+        else f"exited with code {code}"
+    )
+    return End(
+        failure=_stopped(
+            "crash", f"the process {how} without a result; the end of its log may say why"
+        )
+    )
 
 
 def _without_memory(failure: Failure, bounds: Bounds) -> Failure:
-    """Return the failure of a child whose request for memory was refused: beyond the machine's, or its limit plus spare."""
+    """Return the failure of a child whose request for memory was refused: beyond the machine's, or
+    its limit plus spare.
+    """
     if failure.code == GPU_MEMORY:
         return replace(
-            failure, message=f"{failure.message}; end other processes on that GPU, or use a larger GPU or a smaller batch"
+            failure,
+            message=(
+                f"{failure.message}; end other processes on that GPU, or use a larger GPU or a"
+                " smaller batch"
+            ),
         )
-    limit = f"requested more memory than its limit of {bounds.memory_bytes / 1e9:.1f} GB plus spare ({failure.message})"
+    limit = (
+        f"requested more memory than its limit of {bounds.memory_bytes / 1e9:.1f} GB plus spare"
+        f" ({failure.message})"
+    )
     return _over_memory(limit, bounds)
 
 
 def _over_memory(what: str, bounds: Bounds) -> Failure:
-    remedy = "; raise limits.memory_gb" if bounds.asked else ", the share of this machine for one item; use a larger worker"
+    remedy = (
+        "; raise limits.memory_gb"
+        if bounds.asked
+        else ", the share of this machine for one item; use a larger worker"
+    )
     code = CODES["memory"] if bounds.asked else NODE_MEMORY
     return Failure(kind="memory", code=code, message=what + remedy, tried_bytes=bounds.memory_bytes)
 
@@ -250,7 +315,9 @@ def _stopped(kind: str, message: str) -> Failure:
 
 
 def _oom_kills() -> int:
-    """Return how many processes the OOM killer has killed since the boot; 0 if the kernel does not count them."""
+    """Return how many processes the OOM killer has killed since the boot; 0 if the kernel does not
+    count them.
+    """
     with contextlib.suppress(OSError):
         found = re.search(r"^oom_kill (\d+)$", VMSTAT.read_text(), re.MULTILINE)
         return int(found[1]) if found else 0

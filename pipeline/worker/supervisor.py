@@ -1,10 +1,11 @@
-"""The supervisor of one item: a process between a worker and the child. It watches limits, and ends with both.
+"""The supervisor of one item: a process between a worker and the child. It watches limits, and ends
+with both.
 
     worker -> forkserver -> supervisor -> child -> compilers, and anything else the model starts
 
-The supervisor holds the child's output and result in files without a name in memory (memfd), and adopts every orphan of the
-child. It ends all processes when the child has ended, has passed a limit, or when the worker is gone (also by kill -9). It runs
-none of the item's code.
+The supervisor holds the child's output and result in files without a name in memory (memfd), and
+adopts every orphan of the child. It ends all processes when the child has ended, has passed a
+limit, or when the worker is gone (also by kill -9). It runs none of the item's code.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ CHUNK_BYTES = 1024 * 1024
 MAX_PROCESSES = 100
 """Limit of processes of one item at a time. A build runs a handful of compilers."""
 SPARE_BYTES, SPARE_BYTES_PER_CPU = 2_000_000_000, 16_000_000
-"""Private memory that a process may map beyond its limit of resident memory: stacks of threads, arenas, untouched pages."""
+"""Private memory that a process may map beyond its limit of resident memory: stacks of threads,
+arenas, untouched pages.
+"""
 TRACE_WAIT_S = 0.3
 """Time for a child that timed out to print its traceback."""
 
@@ -63,7 +66,8 @@ class Bounds:
         num_parts: number of parts, at most.
         memory_bytes: resident memory of the child and everything it starts.
         asked: whether the entry sets that; otherwise it is a share of this machine.
-        bounds_requests: whether to limit mapped memory too. Not for CUDA, whose processes map more than the machine has.
+        bounds_requests: whether to limit mapped memory too. Not for CUDA, whose processes map more
+            than the machine has.
     """
 
     timeout_s: float
@@ -99,7 +103,9 @@ class SupervisorReport:
 
 
 def forkserver(handle: int, preload: Sequence[str]) -> NoReturn:
-    """In the forkserver: import modules, then fork a supervisor for each connection that a socket receives, until it is closed."""
+    """In the forkserver: import modules, then fork a supervisor for each connection that a socket
+    receives, until it is closed.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps supervisors
     for name in preload:
@@ -135,7 +141,10 @@ def supervise(worker: Connection) -> None:
             report = watch.run(payload, scratch)
             while retried(watch.copy_log):
                 pass
-    except (OSError, subprocess.SubprocessError) as error:  # a full disk, or no free process: not a fault of the item
+    except (
+        OSError,
+        subprocess.SubprocessError,
+    ) as error:  # a full disk, or no free process: not a fault of the item
         kill_descendants()
         kind = "disk" if classify(error).kind == "disk" else "infrastructure"
         message = f"its supervisor failed ({error}); check this node's disk and processes"
@@ -147,7 +156,8 @@ def supervise(worker: Connection) -> None:
 def _scratch(folder: Path) -> Iterator[Path]:
     """Make the child's folder for temporary files, and yield it by a handle of this process.
 
-    Staging folders have names of over 100 characters, and the path of a socket, as multiprocessing makes them, has at most 108.
+    Staging folders have names of over 100 characters, and the path of a socket, as multiprocessing
+    makes them, has at most 108.
     """
     make_folder(folder / "tmp")
     handle = os.open(folder / "tmp", os.O_PATH | os.O_DIRECTORY)
@@ -174,11 +184,16 @@ class _ChildWatch:
         self._child = os.fork()
         if self._child == 0:
             os.close(self._worker.fileno())
-            run_child(payload, supervisor, scratch, self._output, self._result, self._bounds.data_bytes)
+            run_child(
+                payload, supervisor, scratch, self._output, self._result, self._bounds.data_bytes
+            )
         started = self._since = time.monotonic()
         stopped = self._until_the_end()
         wall_s = time.monotonic() - started
-        if stopped in ("timeout", "memory"):  # not with too many processes: looking at them takes too long
+        if stopped in (
+            "timeout",
+            "memory",
+        ):  # not with too many processes: looking at them takes too long
             self._note_what_runs(stopped)
         self._take(kill_descendants())
         return SupervisorReport(
@@ -190,14 +205,20 @@ class _ChildWatch:
         )
 
     def copy_log(self) -> int:
-        """Append what the child has printed since the last call to the log; return the number of bytes, 0 at the end."""
-        content = os.pread(self._output, min(CHUNK_BYTES, LOG_LIMIT_BYTES - self._logged), self._logged)
+        """Append what the child has printed since the last call to the log; return the number of
+        bytes, 0 at the end.
+        """
+        content = os.pread(
+            self._output, min(CHUNK_BYTES, LOG_LIMIT_BYTES - self._logged), self._logged
+        )
         written = self._log.write(content)
         self._logged += written
         return written
 
     def _until_the_end(self) -> Stop | None:
-        """Wait for the child, and check its limits every POLL_S seconds; return the limit that was passed, or None."""
+        """Wait for the child, and check its limits every POLL_S seconds; return the limit that was
+        passed, or None.
+        """
         poller = select.poll()
         poller.register(self._worker.fileno(), select.POLLHUP)
         poller.register(os.pidfd_open(self._child), select.POLLIN)
@@ -205,7 +226,9 @@ class _ChildWatch:
             if self._worker.fileno() in dict(poller.poll(POLL_S * 1000)):
                 return "worker"
             self._take(reap())
-            with contextlib.suppress(OSError):  # copied again at the end, where a full disk is reported
+            with contextlib.suppress(
+                OSError
+            ):  # copied again at the end, where a full disk is reported
                 self.copy_log()
             if self._status is None and (stopped := self._passed()) is not None:
                 return stopped
@@ -236,8 +259,14 @@ class _ChildWatch:
         """Log the processes that were running, and on a timeout the child's traceback."""
         if stopped == "timeout":
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._child, signal.SIGUSR2)  # faulthandler prints the traceback, see child.py
+                os.kill(
+                    self._child, signal.SIGUSR2
+                )  # faulthandler prints the traceback, see child.py
             time.sleep(TRACE_WAIT_S)
-        commands = [command_of(pid)[:200] for pid in descendants(os.getpid()) if pid != self._child][:3]
+        commands = [
+            command_of(pid)[:200] for pid in descendants(os.getpid()) if pid != self._child
+        ][:3]
         what = "; ".join(commands) or "no process but the item's own"
-        os.write(self._output, f"\ncoldpress: stopped ({stopped}); still running: {what}\n".encode())
+        os.write(
+            self._output, f"\ncoldpress: stopped ({stopped}); still running: {what}\n".encode()
+        )

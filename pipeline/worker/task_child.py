@@ -1,4 +1,7 @@
-"""Run the heavy half of a task in a child, with the limits of its entry. Imports no torch; the child does."""
+"""Run the heavy half of a task in a child, with the limits of its entry.
+
+Imports no torch; the child does.
+"""
 
 from __future__ import annotations
 
@@ -30,19 +33,34 @@ def in_child(child: Any, request: BuildRequest | JudgeRequest, staging: Path, *a
     """Run a child in a staging folder, where its output is appended to LOG."""
     num_parts = len(request.builds) if isinstance(request, BuildRequest) else 1
     bounds = replace(bounds_of(request.entry.limits, request.device_class), num_parts=num_parts)
-    return run_isolated(child, (request, staging, *args), folder=staging, log=staging / LOG, bounds=bounds)
+    return run_isolated(
+        child, (request, staging, *args), folder=staging, log=staging / LOG, bounds=bounds
+    )
 
 
 def bounds_of(limits: Limits, name: str) -> Bounds:
-    """Return the limits of a child: those of the entry, and by default a share of the machine's memory."""
+    """Return the limits of a child: those of the entry, and by default a share of the machine's
+    memory.
+    """
     asked = limits.memory_gb is not None
-    memory_bytes = int(limits.memory_gb * 1e9) if limits.memory_gb is not None else int(machine_bytes() * _MEMORY_SHARE)
+    memory_bytes = (
+        int(limits.memory_gb * 1e9)
+        if limits.memory_gb is not None
+        else int(machine_bytes() * _MEMORY_SHARE)
+    )
     is_cuda = device_class(name).kind == "cuda"
-    return Bounds(timeout_s=limits.timeout_s, memory_bytes=memory_bytes, asked=asked, bounds_requests=not is_cuda)
+    return Bounds(
+        timeout_s=limits.timeout_s,
+        memory_bytes=memory_bytes,
+        asked=asked,
+        bounds_requests=not is_cuda,
+    )
 
 
 def load_subject(entry: Entry, target: Target | None = None) -> Subject:
-    """Return the subject of an entry, on the device of the target if given; see `freezer.freezing.freeze.load_subject`."""
+    """Return the subject of an entry, on the device of the target if given; see
+    `freezer.freezing.freeze.load_subject`.
+    """
     from freezer.freezing.freeze import load_subject as load
     from freezer.freezing.models.subject import SubjectOptions
     from freezer.runtime.devices import CPU
@@ -54,4 +72,10 @@ def load_subject(entry: Entry, target: Target | None = None) -> Subject:
         fill_up=entry.fill_up,
         device=target.device if target else CPU,
     )
-    return load(entry.source, entry.name, entry.spec, Path(entry.samples) if entry.samples else None, options)
+    return load(
+        entry.source,
+        entry.name,
+        entry.spec,
+        Path(entry.samples) if entry.samples else None,
+        options,
+    )

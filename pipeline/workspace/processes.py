@@ -1,10 +1,12 @@
-"""Process trees on Linux: find, measure and end everything that a process has started. Imports no torch.
+"""Process trees on Linux: find, measure and end everything that a process has started. Imports no
+torch.
 
-A subreaper becomes the parent of every orphan below it. So processes that its children start stay among its descendants, even after
-`setsid` and a double fork, and it can kill and reap each of them.
+A subreaper becomes the parent of every orphan below it. So processes that its children start stay
+among its descendants, even after `setsid` and a double fork, and it can kill and reap each of them.
 
-Children are read from /proc/PID/task/*/children. psutil looks at every process of the machine instead: 13 ms against 0.04 ms with
-148 processes, ten times a second next to a judge that measures latency.
+Children are read from /proc/PID/task/*/children. psutil looks at every process of the machine
+instead: 13 ms against 0.04 ms with 148 processes, ten times a second next to a judge that measures
+latency.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ import psutil
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 KILL_WAIT_S = 30.0
-"""Time to wait for killed processes. One that the kernel does not release (a dead network disk) is left behind."""
+"""Time to wait for killed processes.
+
+One that the kernel does not release (a dead network disk) is left behind.
+"""
 
 
 def set_subreaper(on: bool) -> None:
@@ -41,7 +46,9 @@ def adopting() -> Iterator[None]:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when the thread that forked it ends; exit if it has ended already."""
+    """Have the kernel kill this process when the thread that forked it ends; exit if it has ended
+    already.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
@@ -58,7 +65,10 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return all processes below one, parents first. A process that is being forked may be missing."""
+    """Return all processes below one, parents first.
+
+    A process that is being forked may be missing.
+    """
     found = children(pid)
     for child in found:
         found += children(child)
@@ -68,7 +78,8 @@ def descendants(pid: int) -> list[int]:
 def tree_bytes(child: int, pids: Sequence[int]) -> int:
     """Return the resident memory of processes, in bytes.
 
-    A fork of `child` that has not started its own program shares the memory of `child`: it is not counted.
+    A fork of `child` that has not started its own program shares the memory of `child`: it is not
+    counted.
     """
     sizes = {}
     for pid in pids:
@@ -97,10 +108,11 @@ def reap() -> dict[int, int]:
 
 
 def kill_descendants() -> dict[int, int]:
-    """Kill and reap everything below this process, a subreaper; return the wait statuses of its children by pid.
+    """Kill and reap everything below this process, a subreaper; return the wait statuses of its
+    children by pid.
 
-    This process adopts the children of killed processes, and killed processes fork no more: each round finds fewer, until no
-    child is left.
+    This process adopts the children of killed processes, and killed processes fork no more: each
+    round finds fewer, until no child is left.
     """
     ended: dict[int, int] = {}
     deadline, wait_s = time.monotonic() + KILL_WAIT_S, 0.002
@@ -122,7 +134,10 @@ def kill(pids: Collection[int]) -> None:
 
 
 def oom_score(value: int) -> None:
-    """Set how soon the OOM killer takes this process: 1000 is first. Lowering it may not be allowed."""
+    """Set how soon the OOM killer takes this process: 1000 is first.
+
+    Lowering it may not be allowed.
+    """
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(value))
 
@@ -142,9 +157,11 @@ def process_namespace() -> str:
 
 
 def process_started(pid: int) -> int | None:
-    """Return the start of a process of this namespace, in clock ticks since the boot; None if it has ended or is a zombie.
+    """Return the start of a process of this namespace, in clock ticks since the boot; None if it
+    has ended or is a zombie.
 
-    Leases store this number, so it comes from /proc and not from psutil, which converts it to seconds.
+    Leases store this number, so it comes from /proc and not from psutil, which converts it to
+    seconds.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()

@@ -1,6 +1,7 @@
 """Staging folders for work in progress, in the store and in the machine's temporary folder.
 
-They are removed afterwards with everything in them. The next process removes the folders of killed ones.
+They are removed afterwards with everything in them. The next process removes the folders of killed
+ones.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ TEMPORARY = "coldpress-mlflow-"
 
 @contextlib.contextmanager
 def staging_folder(store: str) -> Iterator[Path]:
-    """Yield a new folder in the store and remove it afterwards. Remove those of killed workers of this machine first."""
+    """Yield a new folder in the store and remove it afterwards.
+
+    Remove those of killed workers of this machine first.
+    """
     root = Path(store) / WORK / "staging"
     make_folder(root)
     remove_abandoned(store)
@@ -45,7 +49,8 @@ def staging_folder(store: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """Yield a new temporary folder and remove it afterwards. Remove those of killed processes of this user first.
+    """Yield a new temporary folder and remove it afterwards. Remove those of killed processes of
+    this user first.
 
     Raises:
         OSError: the disk is full.
@@ -53,7 +58,10 @@ def temporary_folder() -> Iterator[Path]:
     base = Path(tempfile.gettempdir())
     for old in base.glob(f"{TEMPORARY}*~*"):
         with contextlib.suppress(OSError):
-            if old.lstat().st_uid == os.getuid() and _owner_lives(old.name.removeprefix(TEMPORARY)) is False:
+            if (
+                old.lstat().st_uid == os.getuid()
+                and _owner_lives(old.name.removeprefix(TEMPORARY)) is False
+            ):
                 remove_tree(old)
     folder = base / f"{TEMPORARY}{_owner_prefix()}{os.getpid()}~{os.urandom(4).hex()}"
     retried(lambda: folder.mkdir(mode=0o700, exist_ok=True))
@@ -64,7 +72,9 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def temporary_place() -> str:
-    """Return the folder of this process's temporary files, for messages; not its own folder there, which is removed soon."""
+    """Return the folder of this process's temporary files, for messages; not its own folder there,
+    which is removed soon.
+    """
     if tempfile.tempdir is None:
         return "of this machine"
     folder = Path(tempfile.tempdir)
@@ -72,12 +82,16 @@ def temporary_place() -> str:
 
 
 def own_path(work: Path, name: str) -> Path:
-    """Return a path among the staging folders that belongs to this process, and is removed after it was killed."""
+    """Return a path among the staging folders that belongs to this process, and is removed after it
+    was killed.
+    """
     return work / "staging" / f"{_owner_prefix()}{os.getpid()}~{name}"
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder, even with unreadable folders in it, or nested deeper than Python's recursion limit."""
+    """Remove a folder, even with unreadable folders in it, or nested deeper than Python's recursion
+    limit.
+    """
     for wait_s in (0.0, *WAITS_S):
         time.sleep(wait_s)
         with contextlib.suppress(RecursionError):
@@ -85,24 +99,32 @@ def remove_tree(folder: Path) -> None:
         if not folder.exists():
             return
         for command in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
-            subprocess.run([*command, "--", str(folder)], check=False, capture_output=True, timeout=REMOVE_LIMIT_S)
+            subprocess.run(
+                [*command, "--", str(folder)],
+                check=False,
+                capture_output=True,
+                timeout=REMOVE_LIMIT_S,
+            )
 
 
 def remove_abandoned(store: str) -> None:
     """Remove the staging folders of killed workers and drivers.
 
-    Only owners of this boot of this machine or container can be checked. Folders of others, such as former pods, are removed at the
-    age of ABANDONED_S.
+    Only owners of this boot of this machine or container can be checked. Folders of others, such as
+    former pods, are removed at the age of ABANDONED_S.
     """
     for folder in (Path(store) / WORK / "staging").glob("*~*"):
         with contextlib.suppress(OSError):  # another process may remove it meanwhile
             alive = _owner_lives(folder.name)
-            if alive is False or (alive is None and folder.lstat().st_mtime < time.time() - ABANDONED_S):
+            if alive is False or (
+                alive is None and folder.lstat().st_mtime < time.time() - ABANDONED_S
+            ):
                 remove_tree(folder)
 
 
 def _owner_lives(name: str) -> bool | None:
-    """Whether the owner of a staging folder lives; None if it is not of this boot of this machine or container.
+    """Whether the owner of a staging folder lives; None if it is not of this boot of this machine
+    or container.
 
     A file that is being written has a dot before its name.
     """

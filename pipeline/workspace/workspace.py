@@ -1,14 +1,16 @@
 """Where the work of a store is, and how it travels between machines that share no folder.
 
-The work of a store in a folder is in the store itself. For a store in a bucket, each machine works in its own folder, and the
-bucket carries what others need:
+The work of a store in a folder is in the store itself. For a store in a bucket, each machine works
+in its own folder, and the bucket carries what others need:
 
-    STORE/.coldpress/<kind>/<key>/...      files of a folder: candidates (build -> judge), judged (judge -> driver), sources
-    STORE/.coldpress/<kind>/<key>.json     marker, written last: all files with digest and size. No marker, no folder
+    STORE/.coldpress/<kind>/<key>/...  files of a folder: candidates (build -> judge), judged (judge -> driver), sources
+    STORE/.coldpress/<kind>/<key>.json  marker, written last: all files with digest and size. No marker, no folder
     STORE/.coldpress/logs/<key>.log        the whole log of a build or judge
 
-Files that are fetched are compared with the digests of the marker before the folder gets its name. A candidate in a folder has its
-own digests, written by its build and checked by its judge: a bit that flips in between would become a final rejection of the model.
+Files that are fetched are compared with the digests of the marker before the folder gets its name.
+A candidate in a folder has its
+own digests, written by its build and checked by its judge: a bit that flips in between would become
+a final rejection of the model.
 """
 
 from __future__ import annotations
@@ -78,7 +80,9 @@ class Workplace:
         if kind not in self._listed:
             with self._reaching():
                 names = self.remote.names(f"{WORK}/{kind}")
-            self._listed[kind] = {name.removesuffix(".json") for name in names if name.endswith(".json")}
+            self._listed[kind] = {
+                name.removesuffix(".json") for name in names if name.endswith(".json")
+            }
         return key in self._listed[kind]
 
     def read(self, kind: _Kind, key: str, name: str) -> bytes | None:
@@ -116,15 +120,23 @@ class Workplace:
             return
         if self.has(kind, key):
             return
-        files = {str(path.relative_to(made)): path for path in sorted(made.rglob("*")) if path.is_file()}
-        record = {name: {"digest": digest_file(path), "size_bytes": path.stat().st_size} for name, path in files.items()}
+        files = {
+            str(path.relative_to(made)): path for path in sorted(made.rglob("*")) if path.is_file()
+        }
+        record = {
+            name: {"digest": digest_file(path), "size_bytes": path.stat().st_size}
+            for name, path in files.items()
+        }
         with self._reaching():
             for name, path in files.items():
                 self.remote.put(f"{WORK}/{kind}/{key}/{name}", path)
-            self.remote.write(f"{WORK}/{kind}/{key}.json", json.dumps({"files": record}, indent=1).encode())
+            self.remote.write(
+                f"{WORK}/{kind}/{key}.json", json.dumps({"files": record}, indent=1).encode()
+            )
 
     def bring(self, kind: _Kind, key: str, dest: Path) -> bool:
-        """Fetch a folder of work to `dest`, unless it is there. Return False if there is no such folder.
+        """Fetch a folder of work to `dest`, unless it is there. Return False if there is no such
+        folder.
 
         Raises:
             IntegrityError: a file differs from its marker.
@@ -143,7 +155,9 @@ class Workplace:
                 check_inside(name, origin=self.remote.where(f"{WORK}/{kind}/{key}.json"))
                 make_folder((partial / name).parent)
                 self._fetch(f"{WORK}/{kind}/{key}/{name}", partial / name)
-                verify_file(partial / name, digest=str(item["digest"]), size_bytes=item["size_bytes"])
+                verify_file(
+                    partial / name, digest=str(item["digest"]), size_bytes=item["size_bytes"]
+                )
             partial.chmod(0o755)
             move_whole(partial, dest)
         finally:
@@ -155,7 +169,8 @@ class Workplace:
 
         Args:
             kind, key: its name.
-            listed: in a bucket, remove it only if it was listed by `is_listed`, or was fetched here.
+            listed: in a bucket, remove it only if it was listed by `is_listed`, or was fetched
+                here.
         """
         here = self.folder(kind, key)
         known = here.is_dir()
@@ -202,7 +217,10 @@ class Workplace:
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
-            raise IntegrityError(f"{self.remote.where(path)} is damaged ({error}); delete it, and it is written again") from None
+            raise IntegrityError(
+                f"{self.remote.where(path)} is damaged ({error}); delete it, and it is written"
+                " again"
+            ) from None
         return files
 
     def _fetch(self, path: str, dest: Path) -> None:
@@ -211,7 +229,9 @@ class Workplace:
             with self._reaching():
                 self.remote.fetch(path, dest)
         except FileNotFoundError:
-            raise IntegrityError(f"{self.remote.where(path)} is missing, but its marker names it") from None
+            raise IntegrityError(
+                f"{self.remote.where(path)} is missing, but its marker names it"
+            ) from None
 
     @contextlib.contextmanager
     def _reaching(self) -> Iterator[None]:
@@ -222,7 +242,9 @@ class Workplace:
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise StoreUnreachableError(f"store {self.remote.where()} cannot be reached: {error}") from error
+            raise StoreUnreachableError(
+                f"store {self.remote.where()} cannot be reached: {error}"
+            ) from error
 
 
 @functools.cache
@@ -246,7 +268,9 @@ def workplace(store: str) -> Workplace:
 
 
 def build_wall_s(store: str, key: str) -> float:
-    """Return the duration of a build whose driver died before it wrote a ledger row, in seconds; 0 if unknown."""
+    """Return the duration of a build whose driver died before it wrote a ledger row, in seconds; 0
+    if unknown.
+    """
     try:
         return float(workplace(store).read("candidates", key, WALL_TIME) or 0.0)
     except (OSError, ValueError):
@@ -286,7 +310,9 @@ def note_digests(folder: Path) -> None:
 
 
 def damage_of(folder: Path) -> str | None:
-    """Return how a candidate differs from what was built; None if it does not, or if an earlier release wrote no digests."""
+    """Return how a candidate differs from what was built; None if it does not, or if an earlier
+    release wrote no digests.
+    """
     if not folder.is_dir():
         return f"{folder} is missing"
     try:

@@ -1,4 +1,6 @@
-"""benchmarks/peers.py on a tiny model: a contest of real processes, its page, and how a run continues."""
+"""benchmarks/peers.py on a tiny model: a contest of real processes, its page, and how a run
+continues.
+"""
 
 import json
 import subprocess
@@ -28,8 +30,24 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(work: Path) -> str:
-    command = [sys.executable, "-m", "benchmarks.peers", str(work / "catalog.yaml"), "--peers", "torchscript,coldpress"]
-    command += ["--store", str(work / "store"), "--rounds", "2", "--work", str(work), "--out", str(work / "page.md")]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.peers",
+        str(work / "catalog.yaml"),
+        "--peers",
+        "torchscript,coldpress",
+    ]
+    command += [
+        "--store",
+        str(work / "store"),
+        "--rounds",
+        "2",
+        "--work",
+        str(work),
+        "--out",
+        str(work / "page.md"),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stderr

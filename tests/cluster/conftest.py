@@ -27,12 +27,14 @@ def skip_without_v4() -> None:
 
 
 def write_slow_catalog(folder: Path, names: str, *, seconds: float) -> None:
-    """Write a catalog of small models for v3 and v4, one for each letter, that take some seconds to load."""
+    """Write a catalog of small models for v3 and v4, one for each letter, that take some seconds to
+    load.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(MODELS, folder)
     entries = [
-        f'{{name: {name}, source: "python:campaign_models:slow_to_build", args: {{width: {8 + i}, seconds: {seconds}}}, '
-        f"inputs: [{{shape: [1, {8 + i}]}}]}}"
+        f'{{name: {name}, source: "python:campaign_models:slow_to_build", args: {{width: {8 + i},'
+        f" seconds: {seconds}}}, inputs: [{{shape: [1, {8 + i}]}}]}}"
         for i, name in enumerate(names)
     ]
     defaults = f"{{recipes: [torchscript-frozen], device_classes: [{V3}, {V4}]}}"
@@ -40,9 +42,18 @@ def write_slow_catalog(folder: Path, names: str, *, seconds: float) -> None:
 
 
 def watched(folder: Path, *options: str) -> list[str]:
-    """The command of a watched campaign on a folder's catalog; its store and its name are the folder's name."""
+    """The command of a watched campaign on a folder's catalog; its store and its name are the
+    folder's name.
+    """
     script = ROOT / "tests" / "cluster" / "watched.py"
-    words = (script, folder / "catalog.yaml", folder / folder.name, f"sqlite:///{folder}/mlflow.db", folder.name, *options)
+    words = (
+        script,
+        folder / "catalog.yaml",
+        folder / folder.name,
+        f"sqlite:///{folder}/mlflow.db",
+        folder.name,
+        *options,
+    )
     return [sys.executable, "-u", *map(str, words)]
 
 

@@ -1,7 +1,7 @@
 """A node provider for Ray's autoscaler whose machines are raylets on this machine.
 
-Ray loads `LocalMachines` in the autoscaler's process, by the name in `provider.module` of the cluster's file.
-"""
+Ray loads `LocalMachines` in the autoscaler's process, by the name in `provider.module` of the
+cluster's file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from tests.raylets import DIES_WITH_US, LOOPBACK
 HEAD = "head"
 
 
-def write_settings(folder: Path, address: str, types: Mapping[str, Mapping[str, Any]], *, idle_minutes: float) -> Path:
+def write_settings(
+    folder: Path, address: str, types: Mapping[str, Mapping[str, Any]], *, idle_minutes: float
+) -> Path:
     """Write a file for `ray start --autoscaling-config`.
 
     Args:
@@ -33,7 +35,14 @@ def write_settings(folder: Path, address: str, types: Mapping[str, Mapping[str, 
     """
     path = folder / "autoscaler.json"
     head = {"resources": {}, "node_config": {}, "max_workers": 0}
-    stages = ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray")
+    stages = (
+        "initialization",
+        "setup",
+        "head_setup",
+        "worker_setup",
+        "head_start_ray",
+        "worker_start_ray",
+    )
     settings = {
         "cluster_name": "local",
         "max_workers": sum(given["max_workers"] for given in types.values()),
@@ -51,7 +60,8 @@ def write_settings(folder: Path, address: str, types: Mapping[str, Mapping[str, 
         **{f"{stage}_commands": [] for stage in stages},
         "cluster_synced_files": [],
         "head_node_type": HEAD,
-        "available_node_types": {HEAD: head} | {name: {"node_config": {}, **given} for name, given in types.items()},
+        "available_node_types": {HEAD: head}
+        | {name: {"node_config": {}, **given} for name, given in types.items()},
     }
     path.write_text(json.dumps(settings))
     return path
@@ -68,7 +78,9 @@ class LocalMachines(NodeProvider):  # type: ignore[misc]
     def __init__(self, provider_config: dict[str, Any], cluster_name: str) -> None:
         super().__init__(provider_config, cluster_name)
         self._lock = threading.Lock()
-        self._tags: dict[str, dict[str, str]] = {HEAD: {TAG_RAY_NODE_KIND: NODE_KIND_HEAD, TAG_RAY_USER_NODE_TYPE: HEAD}}
+        self._tags: dict[str, dict[str, str]] = {
+            HEAD: {TAG_RAY_NODE_KIND: NODE_KIND_HEAD, TAG_RAY_USER_NODE_TYPE: HEAD}
+        }
         self._started: dict[str, subprocess.Popen[bytes]] = {}
 
     def create_node_with_resources_and_labels(
@@ -81,7 +93,13 @@ class LocalMachines(NodeProvider):  # type: ignore[misc]
     ) -> None:
         """Start some machines of one type."""
         command = [
-            *(*DIES_WITH_US, str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats"),
+            *(
+                *DIES_WITH_US,
+                str(Path(sys.executable).with_name("ray")),
+                "start",
+                "--block",
+                "--disable-usage-stats",
+            ),
             *(f"--address={self.provider_config['address']}", f"--node-ip-address={LOOPBACK}"),
             *("--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"),
             *(f"--num-cpus={resources['CPU']:g}", "--object-store-memory=100000000"),
@@ -92,7 +110,9 @@ class LocalMachines(NodeProvider):  # type: ignore[misc]
                 name = f"machine-{len(self._started)}"
                 environ = {**os.environ, **identity(name, tags[TAG_RAY_USER_NODE_TYPE])}
                 with (Path(self.provider_config["folder"]) / f"{name}.log").open("wb") as log:
-                    self._started[name] = subprocess.Popen(command, env=environ, stdout=log, stderr=subprocess.STDOUT)
+                    self._started[name] = subprocess.Popen(
+                        command, env=environ, stdout=log, stderr=subprocess.STDOUT
+                    )
                 self._tags[name] = dict(tags)
 
     def terminate_node(self, node_id: str) -> None:
@@ -103,7 +123,9 @@ class LocalMachines(NodeProvider):  # type: ignore[misc]
 
     def non_terminated_nodes(self, tag_filters: Mapping[str, str]) -> list[str]:
         """The machines that exist, with the head."""
-        return [name for name, tags in dict(self._tags).items() if tag_filters.items() <= tags.items()]
+        return [
+            name for name, tags in dict(self._tags).items() if tag_filters.items() <= tags.items()
+        ]
 
     def is_running(self, node_id: str) -> bool:
         """Whether a machine exists."""

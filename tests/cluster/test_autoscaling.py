@@ -33,27 +33,46 @@ def running(names: set[str]) -> set[str]:
     return found & names
 
 
-def test_machines_are_started_for_a_campaign_and_ended(private_cluster: RayCluster, tmp_path: Path) -> None:
+def test_machines_are_started_for_a_campaign_and_ended(
+    private_cluster: RayCluster, tmp_path: Path
+) -> None:
     models = tmp_path / "models"
     write_slow_catalog(models, "abcd", seconds=2.0)
-    types = {"v4": {"resources": {"CPU": 1}, "labels": {f"coldpress.dev/{V4}": "true"}, "max_workers": 2}}
+    types = {
+        "v4": {"resources": {"CPU": 1}, "labels": {f"coldpress.dev/{V4}": "true"}, "max_workers": 2}
+    }
     file = write_settings(tmp_path, private_cluster.address, types, idle_minutes=0.25)
     private_cluster.start(
         num_cpus=1,
         classes=[V3],
-        environ={**identity(HEAD, HEAD), "RAY_enable_autoscaler_v2": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"},
+        environ={
+            **identity(HEAD, HEAD),
+            "RAY_enable_autoscaler_v2": "1",
+            "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+        },
         options=[f"--autoscaling-config={file}"],
     )
-    command = [sys.executable, "-m", "jobs.optimize", str(models / "catalog.yaml"), "--device-class", V4]
+    command = [
+        sys.executable,
+        "-m",
+        "jobs.optimize",
+        str(models / "catalog.yaml"),
+        "--device-class",
+        V4,
+    ]
     command += ["--store", str(models / "store"), "--tracking-uri", f"sqlite:///{models}/mlflow.db"]
     command += ["--address", private_cluster.address, "--json", str(models / "out.json")]
     refused = private_cluster.run(command)
     assert refused.returncode == 3, refused.stdout
-    assert machines(tmp_path) == set(), "a campaign does not wait for nodes unless --wait-for-nodes is given"
+    assert machines(tmp_path) == set(), (
+        "a campaign does not wait for nodes unless --wait-for-nodes is given"
+    )
     done = private_cluster.run([*command, "--wait-for-nodes", "--wait-limit", "200"], timeout_s=500)
     assert done.returncode == 0, done.stdout
     outcomes = json.loads((models / "out.json").read_text())["outcomes"]
-    found = {(item["model"], item["device_class"]) for item in outcomes if item["verdict"] != "failed"}
+    found = {
+        (item["model"], item["device_class"]) for item in outcomes if item["verdict"] != "failed"
+    }
     assert found == {(name, at) for name in "abcd" for at in (V4, "portable")}
     assert {item["num_threads"] for item in outcomes} == {1}
     assert machines(tmp_path) == {"machine-0", "machine-1"}, done.stdout

@@ -22,20 +22,29 @@ from tests.raylets import ROOT, RayCluster
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.slow,
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to hide the catalog from the nodes by a mount"),
+    pytest.mark.skipif(
+        os.geteuid() != 0, reason="needs root, to hide the catalog from the nodes by a mount"
+    ),
 ]
 
 HIDE = 'mount -t tmpfs none "$0" && exec "$@"'
 
 
 def test_nodes_that_share_only_a_bucket(
-    private_cluster: RayCluster, bucket: str, s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    private_cluster: RayCluster,
+    bucket: str,
+    s3_address: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = tmp_path / "catalog"
     catalog = write_catalog(folder, SHIPPED.format())
     with torchscript_deprecations_silenced():
         torch.jit.save(torch.jit.script(torch.nn.Linear(16, 16)), str(folder / "linear.pt"))
-    save_file({"0/input": torch.ones(2, 16), "1/input": torch.zeros(8, 16)}, folder / "samples.safetensors")
+    save_file(
+        {"0/input": torch.ones(2, 16), "1/input": torch.zeros(8, 16)},
+        folder / "samples.safetensors",
+    )
     hidden = ("unshare", "--mount", "sh", "-c", HIDE, str(folder))
     caches = {name: {"XDG_CACHE_HOME": str(tmp_path / f"cache of {name}")} for name in (V3, V4)}
     private_cluster.start(num_cpus=2, classes=[V4], before=hidden, environ=caches[V4])
@@ -43,7 +52,16 @@ def test_nodes_that_share_only_a_bucket(
     cut_off = private_cluster.start(num_cpus=1, classes=[V3], environ=unreachable)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache of the driver"))
     script = ROOT / "tests" / "pipeline" / "drive.py"
-    words = (script, catalog, bucket, f"sqlite:///{tmp_path}/mlflow.db", "far", tmp_path / "out.json", V3, V4)
+    words = (
+        script,
+        catalog,
+        bucket,
+        f"sqlite:///{tmp_path}/mlflow.db",
+        "far",
+        tmp_path / "out.json",
+        V3,
+        V4,
+    )
     command = [sys.executable, "-u", *map(str, words)]
     refused = private_cluster.run(command)
     assert "StoreUnreachableError" in refused.stdout, "the message of the node"
@@ -51,14 +69,21 @@ def test_nodes_that_share_only_a_bucket(
     private_cluster.start(num_cpus=1, classes=[V3], before=hidden, environ=caches[V3])
     done = private_cluster.run(command, timeout_s=400)
     assert done.returncode == 0, done.stdout
-    found = {(item["model"], item["device_class"]): item for item in json.loads((tmp_path / "out.json").read_text())["outcomes"]}
+    found = {
+        (item["model"], item["device_class"]): item
+        for item in json.loads((tmp_path / "out.json").read_text())["outcomes"]
+    }
     assert len(found) == 6
     assert {item["verdict"] for item in found.values()} <= {"published", "kept-eager", "unstable"}
     for name in ("good", "file"):
         assert found[name, "portable"]["verdict"] == "published"
         assert Store.open(bucket).version(name).number == 1
     assert freezer.load("file", store=bucket)(torch.ones(4, 16)).shape == (4, 16)
-    work = [name.split("/")[1] for name in objects(s3_address, bucket.removeprefix("s3://")) if name.startswith(".coldpress/")]
+    work = [
+        name.split("/")[1]
+        for name in objects(s3_address, bucket.removeprefix("s3://"))
+        if name.startswith(".coldpress/")
+    ]
     assert set(work) == {"candidates", "ledger", "logs", "sources"}
     for name in (V3, V4):
         (node,) = (tmp_path / f"cache of {name}" / "coldpress" / "work").iterdir()

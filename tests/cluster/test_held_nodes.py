@@ -1,4 +1,6 @@
-"""Nodes whose cores another actor holds when a campaign starts: reported, left out, and named if no other node serves."""
+"""Nodes whose cores another actor holds when a campaign starts: reported, left out, and named if no
+other node serves.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def held(node: Node) -> Iterator[None]:
             return True
 
     on_node = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
-    actor = ray.remote(Squatter).options(num_cpus=node.num_cpus, scheduling_strategy=on_node).remote()
+    actor = (
+        ray.remote(Squatter).options(num_cpus=node.num_cpus, scheduling_strategy=on_node).remote()
+    )
     ray.get(actor.here.remote())
     try:
         yield
@@ -47,14 +51,20 @@ def notes() -> list[str]:
 
 
 @pytest.fixture
-def fleet(joined: Cluster, tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch) -> Fleet:
+def fleet(
+    joined: Cluster, tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> Fleet:
     monkeypatch.setattr("pipeline.scheduling.node_check.SOON_S", 1.0)
     monkeypatch.setattr("pipeline.scheduling.node_check.LATE_S", 3.0)
     monkeypatch.setattr("pipeline.scheduling.fleet.REFRESH_S", 0.2)
-    return Fleet(joined, lambda event: notes.append(event.text), store=tmp_path, files=tmp_path, wait_s=None)
+    return Fleet(
+        joined, lambda event: notes.append(event.text), store=tmp_path, files=tmp_path, wait_s=None
+    )
 
 
-def test_a_held_node_is_used_once_it_is_free(joined: Cluster, fleet: Fleet, notes: list[str]) -> None:
+def test_a_held_node_is_used_once_it_is_free(
+    joined: Cluster, fleet: Fleet, notes: list[str]
+) -> None:
     small = node_of(joined, V3)
 
     def both_used() -> bool:
@@ -65,16 +75,25 @@ def test_a_held_node_is_used_once_it_is_free(joined: Cluster, fleet: Fleet, note
         with held(small):
             assembled.enter_context(fleet.assembled({V4}))
             assert [node.classes for node in fleet.nodes] == [(V4, "portable")]
-            assert any(small.node_id[:12] in note and "1 of its 1 CPUs" in note and "Squatter" in note for note in notes), notes
+            assert any(
+                small.node_id[:12] in note and "1 of its 1 CPUs" in note and "Squatter" in note
+                for note in notes
+            ), notes
             assert not both_used()
         wait_until(both_used, "the node is used")
     assert {node.classes for node in fleet.nodes} == {(V4, "portable"), ("portable",)}, notes
 
 
-def test_the_only_node_of_a_class_is_named_if_held(joined: Cluster, fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_only_node_of_a_class_is_named_if_held(
+    joined: Cluster, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pipeline.scheduling.node_check.ONLY_NODE_S", 15.0)
     small = node_of(joined, V3)
-    with held(small), pytest.raises(InfrastructureError, match="Squatter") as caught, fleet.assembled({V3, V4}):
+    with (
+        held(small),
+        pytest.raises(InfrastructureError, match="Squatter") as caught,
+        fleet.assembled({V3, V4}),
+    ):
         pass
     assert caught.value.code == "CP-NO-NODE"
     assert re.search(rf"node {small.node_id[:12]}, .*{V3}, portable", str(caught.value))

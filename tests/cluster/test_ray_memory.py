@@ -1,4 +1,6 @@
-"""A node that runs low on memory: Ray's monitor kills the worker, and the item is retried with more memory."""
+"""A node that runs low on memory: Ray's monitor kills the worker, and the item is retried with more
+memory.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ LIMIT_GB = 8
 """The limit of the item, which it does not reach."""
 
 
-def test_an_item_that_rays_memory_monitor_kills_is_retried_once(private_cluster: RayCluster, tmp_path: Path) -> None:
+def test_an_item_that_rays_memory_monitor_kills_is_retried_once(
+    private_cluster: RayCluster, tmp_path: Path
+) -> None:
     memory = psutil.virtual_memory()
     if memory.available < 2 * LIMIT_GB * 10**9:
         pytest.skip(f"needs {2 * LIMIT_GB} GB of free memory")
@@ -31,13 +35,21 @@ def test_an_item_that_rays_memory_monitor_kills_is_retried_once(private_cluster:
     flag = folder / "flag"
     flag.write_text("eat")
     (folder / "catalog.yaml").write_text(
-        f"defaults: {{device_classes: [portable], limits: {{memory_gb: {LIMIT_GB}}}}}\n"
-        'models:\n  - {name: greedy, source: "python:campaign_models:good_until", inputs: [{shape: [2, 16]}], '
-        f"args: {{flag: {flag}}}}}\n"
+        f"defaults: {{device_classes: [portable], limits: {{memory_gb: {LIMIT_GB}}}}}\nmodels:\n  -"
+        ' {name: greedy, source: "python:campaign_models:good_until", inputs: [{shape: [2,'
+        f" 16]}}], args: {{flag: {flag}}}}}\n"
     )
     threshold = (memory.total - memory.available + ABOVE_BYTES) / memory.total
-    monitor = {"RAY_memory_usage_threshold": f"{threshold:.3f}", "RAY_memory_monitor_refresh_ms": "50"}
-    private_cluster.start(num_cpus=1, classes=["portable"], environ=monitor, options=[f"--memory={2 * LIMIT_GB * 10**9}"])
+    monitor = {
+        "RAY_memory_usage_threshold": f"{threshold:.3f}",
+        "RAY_memory_monitor_refresh_ms": "50",
+    }
+    private_cluster.start(
+        num_cpus=1,
+        classes=["portable"],
+        environ=monitor,
+        options=[f"--memory={2 * LIMIT_GB * 10**9}"],
+    )
 
     def run() -> tuple[str, dict[str, Any]]:
         output = private_cluster.run(watched(folder)).stdout
@@ -47,7 +59,11 @@ def test_an_item_that_rays_memory_monitor_kills_is_retried_once(private_cluster:
     assert f"attempt 2 of 2, with {2 * LIMIT_GB}.0 GB" in output, output
     assert outcome["verdict"] == "failed", output
     assert outcome["reason"].startswith("CP-MEMORY-NODE: OutOfMemoryError: "), outcome
-    assert not [one.pid for one in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(one.info["cmdline"] or ())]
+    assert not [
+        one.pid
+        for one in psutil.process_iter(["cmdline"])
+        if str(tmp_path) in " ".join(one.info["cmdline"] or ())
+    ]
     flag.unlink()
     output, outcome = run()
     assert outcome["verdict"] == "published", output

@@ -1,4 +1,6 @@
-"""Campaigns on two unlike nodes: tasks are placed by class, judges run alone, and nodes come and go."""
+"""Campaigns on two unlike nodes: tasks are placed by class, judges run alone, and nodes come and
+go.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ for node in sorted(ray.nodes(), key=lambda node: "node:__internal_head__" not in
 
 def beside_judges(found: list[Interval]) -> list[tuple[Interval, Interval]]:
     """Each judge with every task that ran on its node at the same time."""
-    return [(a, b) for a in found for b in found if a.kind == "judge" and a is not b and a.overlaps(b)]
+    return [
+        (a, b) for a in found for b in found if a.kind == "judge" and a is not b and a.overlaps(b)
+    ]
 
 
 @pytest.mark.slow
@@ -39,9 +43,14 @@ def test_two_campaigns_place_by_class_and_judge_alone(cluster: RayCluster, tmp_p
     for driver in [Driver(cluster.popen(command)) for command in commands]:
         assert driver.end() == 0, driver.output
     found = intervals(first / "first", second / "second")
-    assert sorted(task.kind for task in found if task.kind != "probe") == ["build"] * 5 + ["judge"] * 5
+    assert (
+        sorted(task.kind for task in found if task.kind != "probe") == ["build"] * 5 + ["judge"] * 5
+    )
     assert beside_judges(found) == []
-    nodes = {device_class: {task.node_id for task in found if task.what.endswith(device_class)} for device_class in (V3, V4)}
+    nodes = {
+        device_class: {task.node_id for task in found if task.what.endswith(device_class)}
+        for device_class in (V3, V4)
+    }
     assert len(nodes[V3]) == len(nodes[V4]) == 1
     assert nodes[V3] != nodes[V4]
     threads = {name: outcome["num_threads"] for (_, name), outcome in outcomes(first).items()}
@@ -60,11 +69,20 @@ def test_nodes_come_and_go_during_a_campaign(private_cluster: RayCluster, tmp_pa
     dying.kill()
     private_cluster.start(num_cpus=1, classes=[V4])
     assert driver.end() == 3, driver.output
-    assert re.search(rf"node \w+ (left|does not answer \(.*\)); it served {V3}, portable", driver.output), driver.output
+    assert re.search(
+        rf"node \w+ (left|does not answer \(.*\)); it served {V3}, portable", driver.output
+    ), driver.output
     found = outcomes(folder)
     assert {item["verdict"] for (_, name), item in found.items() if name == V3} == {"failed"}
-    assert all(re.match("CP-(NO-NODE|INFRASTRUCTURE)", item["reason"]) for (_, name), item in found.items() if name == V3)
-    assert {item["verdict"] for (_, name), item in found.items() if name != V3} <= {"published", "kept-eager"}
+    assert all(
+        re.match("CP-(NO-NODE|INFRASTRUCTURE)", item["reason"])
+        for (_, name), item in found.items()
+        if name == V3
+    )
+    assert {item["verdict"] for (_, name), item in found.items() if name != V3} <= {
+        "published",
+        "kept-eager",
+    }
     ran = intervals(folder / folder.name)
     assert len({task.node_id for task in ran if task.what.endswith(V4)}) == 2
     assert beside_judges(ran) == []
@@ -72,14 +90,18 @@ def test_nodes_come_and_go_during_a_campaign(private_cluster: RayCluster, tmp_pa
 
 @pytest.mark.slow
 def test_a_drained_node_finishes_its_task(private_cluster: RayCluster, tmp_path: Path) -> None:
-    """Nothing is repeated: the build that ran there is used, and later ones run on the other node."""
+    """Nothing is repeated: the build that ran there is used, and later ones run on the
+    other node.
+    """
     folder = tmp_path / "drained"
     write_slow_catalog(folder, "abcd", seconds=4.0)
     private_cluster.start(num_cpus=1, classes=[V3])
     private_cluster.start(num_cpus=1, classes=[V3])
     driver = Driver(private_cluster.popen(watched(folder, f"device_classes={V3}")))
     driver.wait_for("build b")
-    first, second = private_cluster.run([sys.executable, "-c", NODES, private_cluster.address]).stdout.split()
+    first, second = private_cluster.run(
+        [sys.executable, "-c", NODES, private_cluster.address]
+    ).stdout.split()
     reason = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "maintenance"]
     drained = private_cluster.run(
         [
@@ -102,8 +124,12 @@ def test_a_drained_node_finishes_its_task(private_cluster: RayCluster, tmp_path:
 
 
 @pytest.mark.slow
-def test_keys_stay_when_the_smallest_node_is_gone(private_cluster: RayCluster, tmp_path: Path) -> None:
-    """An interrupted campaign continues with the thread count that it started with, and repeats no build."""
+def test_keys_stay_when_the_smallest_node_is_gone(
+    private_cluster: RayCluster, tmp_path: Path
+) -> None:
+    """An interrupted campaign continues with the thread count that it started with, and repeats no
+    build.
+    """
     folder = tmp_path / "continued"
     write_slow_catalog(folder, "ab", seconds=0.0)
     private_cluster.start(num_cpus=2, classes=[V3])

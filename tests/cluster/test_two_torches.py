@@ -1,4 +1,6 @@
-"""A fleet with two versions of torch: half of it is upgraded, then the rest, and then rolled back."""
+"""A fleet with two versions of torch: half of it is upgraded, then the rest, and then
+rolled back.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,17 @@ from tests.pipeline.test_whole_campaigns import write_catalog
 from tests.raylets import ROOT, RayCluster
 
 NEWER = os.environ.get("COLDPRESS_NEWER_TORCH", "")
-REASON = "set COLDPRESS_NEWER_TORCH to a folder with a newer torch: python -m pip install --target FOLDER torch==2.14.1"
+REASON = (
+    "set COLDPRESS_NEWER_TORCH to a folder with a newer torch: python -m pip install --target"
+    " FOLDER torch==2.14.1"
+)
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.skipif(not NEWER, reason=REASON)]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.slow,
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(not NEWER, reason=REASON),
+]
 
 WITH_NEWER = {"PYTHONPATH": f"{NEWER}{os.pathsep}{ROOT}"}
 WITH_OWN = {"PYTHONPATH": str(ROOT)}
@@ -46,10 +56,19 @@ except freezer.errors.IncompatibleError as error:
 """
 
 
-def served(reference: str, store: Path, device_class: str, environment: Mapping[str, str]) -> dict[str, Any]:
+def served(
+    reference: str, store: Path, device_class: str, environment: Mapping[str, str]
+) -> dict[str, Any]:
     """What a deployment does with an artifact."""
     command = [sys.executable, "-W", "ignore", "-c", SERVE, reference, str(store), device_class]
-    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -59,7 +78,10 @@ def made_with(store: Path, reference: str = "a") -> dict[str, tuple[int, int]]:
     """The torch that made the artifact of each class."""
     opened = Store.open(str(store))
     version = opened.version(reference)
-    return {name: version_tuple(opened.manifest(version, name).toolchain["torch"]) for name in version.images}
+    return {
+        name: version_tuple(opened.manifest(version, name).toolchain["torch"])
+        for name in version.images
+    }
 
 
 def campaign(cluster: RayCluster, folder: Path) -> Driver:
@@ -84,7 +106,9 @@ def test_torch_is_upgraded_on_half_then_on_all(private_cluster: RayCluster, tmp_
     assert newer > own
     assert found == {V4: own, PORTABLE: own}
     assert f"is not used for {PORTABLE}: its toolchain differs: torch" in half.output
-    by_own, by_newer = (served("a", store, V4, environment) for environment in (WITH_OWN, WITH_NEWER))
+    by_own, by_newer = (
+        served("a", store, V4, environment) for environment in (WITH_OWN, WITH_NEWER)
+    )
     assert version_tuple(by_newer["torch"]) == newer
     assert by_newer["answer"] == pytest.approx(by_own["answer"], abs=1e-6)
     assert served("a", store, V3, WITH_OWN)["refused"] == ["torch_too_old"]
@@ -95,9 +119,13 @@ def test_torch_is_upgraded_on_half_then_on_all(private_cluster: RayCluster, tmp_
     assert {built.split()[1] for built in everywhere.built} == {V4, PORTABLE}, "v3 is unchanged"
     assert {name: made_with(store)[name] for name in (V3, PORTABLE)} == {V3: newer, PORTABLE: newer}
     assert served("a", store, PORTABLE, WITH_OWN)["refused"] == ["torch_too_old"]
-    assert served("a:1", store, V4, WITH_OWN) == by_own, "a deployment that was not upgraded names its version"
+    assert served("a:1", store, V4, WITH_OWN) == by_own, (
+        "a deployment that was not upgraded names its version"
+    )
 
     v4.kill()
     private_cluster.start(num_cpus=1, classes=[V4])
-    assert not campaign(private_cluster, folder).built, "what the older torch made is not made again"
+    assert not campaign(private_cluster, folder).built, (
+        "what the older torch made is not made again"
+    )
     assert Store.open(str(store)).versions("a") == [1, 2]

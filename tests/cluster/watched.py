@@ -1,8 +1,9 @@
-"""A quick campaign that records its tasks: `python watched.py CATALOG STORE TRACKING_URI CAMPAIGN [OPTION=VALUE ...]`.
+"""A quick campaign that records its tasks: `python watched.py CATALOG STORE TRACKING_URI CAMPAIGN
+[OPTION=VALUE ...]`.
 
-Every probe, build and judge leaves a file in STORE-intervals. The report is STORE.json. OPTION is `wait_s` or `device_classes` of
-pipeline.config.Config, or `gone_s`, which replaces `pipeline.scheduling.fleet.GONE_S`.
-"""
+Every probe, build and judge leaves a file in STORE-intervals. The report is STORE.json. OPTION is
+`wait_s` or `device_classes` of pipeline.config.Config, or `gone_s`, which replaces
+`pipeline.scheduling.fleet.GONE_S`."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ from pipeline.config import Config
 from pipeline.reporting.display import LineDisplay
 from pipeline.run import run
 
-POLICY = SamplingPolicy(time_limit_s=0.5, warmup_s=0.2, min_rounds=2, busy_limit=2.0, steal_limit=2.0)
+POLICY = SamplingPolicy(
+    time_limit_s=0.5, warmup_s=0.2, min_rounds=2, busy_limit=2.0, steal_limit=2.0
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +51,10 @@ class Interval:
 
 
 def watcher(kind: str, task: Callable[..., Any], store: str) -> Callable[..., Any]:
-    """A task that records its interval. Ray pickles it by value, because it belongs to `__main__`."""
+    """A task that records its interval.
+
+    Ray pickles it by value, because it belongs to `__main__`.
+    """
 
     def watched(*request: Any) -> Any:
         import ray
@@ -71,7 +77,11 @@ def watcher(kind: str, task: Callable[..., Any], store: str) -> Callable[..., An
 
 def intervals(*stores: Path) -> list[Interval]:
     """The intervals of all tasks of some campaigns."""
-    return [Interval(**json.loads(path.read_text())) for store in stores for path in Path(f"{store}-intervals").glob("*.json")]
+    return [
+        Interval(**json.loads(path.read_text()))
+        for store in stores
+        for path in Path(f"{store}-intervals").glob("*.json")
+    ]
 
 
 def main(catalog: str, store: str, tracking_uri: str, campaign: str, *options: str) -> int:
@@ -88,7 +98,9 @@ def main(catalog: str, store: str, tracking_uri: str, campaign: str, *options: s
         campaign=campaign,
         policy=POLICY,
         wait_s=float(given["wait_s"]) if "wait_s" in given else None,
-        device_classes=tuple(given["device_classes"].split(",")) if "device_classes" in given else (),
+        device_classes=tuple(given["device_classes"].split(","))
+        if "device_classes" in given
+        else (),
     )
     console = Console(width=200)
     with exiting(console):

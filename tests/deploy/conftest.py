@@ -1,4 +1,6 @@
-"""A store for the tests of deployments, with a model that is large enough for its speed to be measured."""
+"""A store for the tests of deployments, with a model that is large enough for its speed to be
+measured.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,17 @@ from freezer.store.store import Store
 
 LEVEL = best_level(detect().classes)
 THREADS = 1
-"""For the shared artifacts: on a busy machine several threads wait for each other, and the times say nothing."""
+"""For the shared artifacts: on a busy machine several threads wait for each other, and the times
+say nothing.
+"""
 
 
-def frozen_pair(model: torch.nn.Module, folder: Path, *, name: str, num_threads: int) -> dict[str, Artifact]:
-    """An image model frozen by Inductor for this machine's level, and portable; timed for long enough on a busy machine."""
+def frozen_pair(
+    model: torch.nn.Module, folder: Path, *, name: str, num_threads: int
+) -> dict[str, Artifact]:
+    """An image model frozen by Inductor for this machine's level, and portable; timed for long
+    enough on a busy machine.
+    """
     artifacts = {}
     for device_class, recipe in ((str(LEVEL), "inductor-frozen"), (PORTABLE, "auto")):
         options = freezer.FreezeOptions(
@@ -30,7 +38,9 @@ def frozen_pair(model: torch.nn.Module, folder: Path, *, name: str, num_threads:
             device_class=device_class,
             num_threads=num_threads,
             limits=freezer.Limits(speedup_min=0.01),
-            policy=SamplingPolicy(time_limit_s=3.0, warmup_s=0.5, min_rounds=1, busy_limit=2.0, steal_limit=2.0),
+            policy=SamplingPolicy(
+                time_limit_s=3.0, warmup_s=0.5, min_rounds=1, busy_limit=2.0, steal_limit=2.0
+            ),
         )
         inputs = {"pixel_values": torch.randn(1, 3, 224, 224)}
         found = freezer.freeze(model, inputs, out=folder / device_class, options=options)
@@ -44,7 +54,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with ResNet-18."""
     folder = tmp_path_factory.mktemp("resnet")
     torch.manual_seed(0)
-    config = ResNetConfig(embedding_size=64, hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2], layer_type="basic")
-    artifacts = frozen_pair(ResNetModel(config).eval(), folder, name="resnet18", num_threads=THREADS)
-    Store.open(str(folder / "store"), create=True).publish("resnet18", source_key="test", artifacts=artifacts, carried={})
+    config = ResNetConfig(
+        embedding_size=64, hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2], layer_type="basic"
+    )
+    artifacts = frozen_pair(
+        ResNetModel(config).eval(), folder, name="resnet18", num_threads=THREADS
+    )
+    Store.open(str(folder / "store"), create=True).publish(
+        "resnet18", source_key="test", artifacts=artifacts, carried={}
+    )
     return folder / "store"

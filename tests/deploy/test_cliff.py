@@ -1,4 +1,6 @@
-"""`coldpress verify --speed` on convnets whose packed weights are for another instruction set or thread count."""
+"""`coldpress verify --speed` on convnets whose packed weights are for another instruction set or
+thread count.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ from freezer.store.store import Store
 from tests.deploy.conftest import LEVEL, THREADS, frozen_pair
 from tests.steps import copy_of, python
 
-pytestmark = [pytest.mark.skipif(LEVEL is None, reason="needs a CPU of x86-64-v3 or better"), pytest.mark.slow]
+pytestmark = [
+    pytest.mark.skipif(LEVEL is None, reason="needs a CPU of x86-64-v3 or better"),
+    pytest.mark.slow,
+]
 
 LOWER = {"cpu-x86-64-v4": "AVX2", "cpu-x86-64-v3": "SSE41"}.get(str(LEVEL), "SSE41")
 """A limit for oneDNN below the class of the weights."""
@@ -49,12 +54,23 @@ except SpeedError as error:
     print(error)
 """
 )
-"""oneDNN keeps the limit that it read before its first operation, although the environment no longer has it."""
+"""oneDNN keeps the limit that it read before its first operation, although the environment no
+longer has it.
+"""
 
 
-def coldpress(*arguments: object, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def coldpress(
+    *arguments: object, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", COMMAND, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env={**os.environ, **(env or {})})
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, **(env or {})},
+    )
 
 
 def test_an_artifact_of_this_machine_is_as_fast_as_recorded(store: Path) -> None:
@@ -63,27 +79,41 @@ def test_an_artifact_of_this_machine_is_as_fast_as_recorded(store: Path) -> None
         if done.returncode == 0:
             break
     assert done.returncode == 0, done.stderr
-    found = re.search(r"speed: ([\d.]+) times as fast as portable here \(([\d.]+) to ([\d.]+); ", done.stdout)
+    found = re.search(
+        r"speed: ([\d.]+) times as fast as portable here \(([\d.]+) to ([\d.]+); ", done.stdout
+    )
     assert found, done.stdout
     measured, low, high = map(float, found.groups())
     assert low <= measured <= high
 
 
 def test_weights_for_another_instruction_set_are_detected(store: Path) -> None:
-    ratio, message = python(LATCHED, store, THREADS, env={**os.environ, "ONEDNN_MAX_CPU_ISA": LOWER}).split("\n", 1)
+    ratio, message = python(
+        LATCHED, store, THREADS, env={**os.environ, "ONEDNN_MAX_CPU_ISA": LOWER}
+    ).split("\n", 1)
     assert float(ratio) < 0.25, "the cliff is about 12 times"
     assert "Its results are correct" in message
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
 def test_weights_for_another_thread_count_are_detected(tmp_path: Path) -> None:
-    """The manifest claims one thread, so that nothing is refused; the payload is for two. A MobileNet has the largest cliff."""
+    """The manifest claims one thread, so that nothing is refused; the payload is for two.
+
+    A MobileNet has the largest cliff.
+    """
     torch.manual_seed(0)
-    artifacts = frozen_pair(MobileNetV2Model(MobileNetV2Config(image_size=224)).eval(), tmp_path, name="mobilenet", num_threads=2)
+    artifacts = frozen_pair(
+        MobileNetV2Model(MobileNetV2Config(image_size=224)).eval(),
+        tmp_path,
+        name="mobilenet",
+        num_threads=2,
+    )
     artifact = artifacts[str(LEVEL)]
     payloads = tuple(replace(item, num_threads=1) for item in artifact.manifest.payloads)
     forced = copy_of(artifact, tmp_path / "forced", payloads=payloads)
-    done = coldpress("verify", forced.folder, "--speed", "--portable", artifacts[PORTABLE].folder, "--threads", 1)
+    done = coldpress(
+        "verify", forced.folder, "--speed", "--portable", artifacts[PORTABLE].folder, "--threads", 1
+    )
     assert done.returncode == 1, done.stdout
     assert done.stderr.startswith("CP-SPEED: mobilenet for ")
     assert "threads: 1 here, 2 where it was judged" in done.stderr
@@ -93,7 +123,16 @@ def test_a_limit_that_excludes_the_class_is_reported_untimed(store: Path, tmp_pa
     opened = Store.open(str(store))
     pulled = opened.pull(opened.version("resnet18"), str(LEVEL), tmp_path / "pulled")
     for reference in ("resnet18", pulled.folder):
-        done = coldpress("verify", reference, "--store", store, "--speed", "--threads", THREADS, env={"ONEDNN_MAX_CPU_ISA": LOWER})
+        done = coldpress(
+            "verify",
+            reference,
+            "--store",
+            store,
+            "--speed",
+            "--threads",
+            THREADS,
+            env={"ONEDNN_MAX_CPU_ISA": LOWER},
+        )
         assert done.returncode == 1, done.stdout
         assert f"ONEDNN_MAX_CPU_ISA={LOWER}" in done.stderr
         assert "speed:" not in done.stdout

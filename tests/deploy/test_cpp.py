@@ -1,4 +1,6 @@
-"""Deployment without Python: the C++ program of examples/cpp, built against the libtorch in torch's wheel."""
+"""Deployment without Python: the C++ program of examples/cpp, built against the libtorch in torch's
+wheel.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ import torch
 from torch import Tensor, nn
 
 import freezer
-from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
+from freezer.artifact.folder import (
+    GOLDEN_INPUTS,
+    GOLDEN_OUTPUTS,
+    MEDIA_SAFETENSORS,
+    Artifact,
+    file_ref,
+)
 from freezer.artifact.manifest import FORMAT_VERSION, GoldenSet
 from freezer.artifact.sections import Needs
 from freezer.files.digest import digest_file
@@ -38,7 +46,8 @@ from tests.steps import BATCH, HERE, QUICK_OPTIONS, copy_of, flip_a_byte, random
 
 SOURCE = Path(__file__).parents[2] / "examples" / "cpp"
 LINE = re.compile(r" *(\d+)  +([\d.]+|inf)? +([\d.e+-]+)  ([^:]+)(?:: (.+))?")
-"""The line of one output of a golden set: error ratio, largest absolute error, name, and problem."""
+"""The line of one output of a golden set: error ratio, largest absolute error, name, and problem.
+"""
 
 LIMITS = {name for device_class in DEVICE_CLASSES.values() for name in device_class.limits}
 
@@ -49,9 +58,15 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("cmake") is None:
         pytest.skip("cmake is missing: apt-get install cmake")
     if torch.version.cuda and shutil.which("nvcc") is None:
-        pytest.skip("CMake finds the libtorch of a CUDA build of torch only with the CUDA toolkit; install torch's CPU build")
+        pytest.skip(
+            "CMake finds the libtorch of a CUDA build of torch only with the CUDA toolkit; install"
+            " torch's CPU build"
+        )
     folder = tmp_path_factory.mktemp("cpp") / "build"
-    options = [f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}", "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON"]
+    options = [
+        f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}",
+        "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON",
+    ]
     configured = finished("cmake", "-S", SOURCE, "-B", folder, *options)
     for package, debian in {"nlohmann_json": "nlohmann-json3-dev", "OpenSSL": "libssl-dev"}.items():
         if configured.returncode and package in configured.stderr:
@@ -67,8 +82,17 @@ def program(build: Path) -> Path:
     return build / "coldpress-verify"
 
 
-def finished(*command: object, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(part) for part in command], env=env, capture_output=True, text=True, timeout=300, check=False)
+def finished(
+    *command: object, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(part) for part in command],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
 
 
 def run(program: Path, *args: object, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -91,15 +115,25 @@ def frozen(
 
 
 def check_same_as_python(program: Path, artifact: Artifact, *, num_wrong: int = 0) -> list[str]:
-    """Compare the figures and problems of the program with those of the library's canary; return the names of the outputs."""
-    figures = canary_figures(artifact, open_artifact(artifact, torch.get_num_threads(), LoadOptions(canary=False)))
+    """Compare the figures and problems of the program with those of the library's canary; return
+    the names of the outputs.
+    """
+    figures = canary_figures(
+        artifact, open_artifact(artifact, torch.get_num_threads(), LoadOptions(canary=False))
+    )
     assert sum(figure.problem is not None for figure in figures) == num_wrong
     done = run(program, artifact.folder)
     assert done.returncode == (1 if num_wrong else 0), done.stdout + done.stderr
     found = [match for line in done.stdout.splitlines() if (match := LINE.fullmatch(line))]
     for line, figure in zip(found, figures, strict=True):
-        assert (int(line[1]), line[4], line[5]) == (figure.set_index, figure.output, figure.problem), line
-        assert (line[2] and float(line[2])) == (figure.error_ratio and pytest.approx(figure.error_ratio, rel=1e-6, abs=0.006)), line
+        assert (int(line[1]), line[4], line[5]) == (
+            figure.set_index,
+            figure.output,
+            figure.problem,
+        ), line
+        assert (line[2] and float(line[2])) == (
+            figure.error_ratio and pytest.approx(figure.error_ratio, rel=1e-6, abs=0.006)
+        ), line
         assert float(line[3]) == pytest.approx(figure.max_abs_err, rel=0.006), line
     return [line[4] for line in found]
 
@@ -120,7 +154,12 @@ def with_outputs(artifact: Artifact, folder: Path, change: Callable[[Tensor], Te
     path.unlink()
     save_tensors(outputs, path)
     changed = file_ref(folder, GOLDEN_OUTPUTS, MEDIA_SAFETENSORS)
-    return rewritten(copied, files=tuple(changed if item.path == GOLDEN_OUTPUTS else item for item in copied.manifest.files))
+    return rewritten(
+        copied,
+        files=tuple(
+            changed if item.path == GOLDEN_OUTPUTS else item for item in copied.manifest.files
+        ),
+    )
 
 
 def scaled(relative: float) -> Callable[[Tensor], Tensor]:
@@ -152,7 +191,9 @@ class Many(nn.Module):
 
 
 class Sizes(nn.Module):
-    """Returns outputs that the gate pools, treats as small, treats as large, and splits for fill values."""
+    """Returns outputs that the gate pools, treats as small, treats as large, and splits for fill
+    values.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +202,12 @@ class Sizes(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         y = self.linear(x)
         masked = torch.tanh(y.repeat(1, 40))
-        return y, torch.tanh(y.repeat(1, 20)), torch.tanh(y.repeat(1, 400)), masked.masked_fill(masked > 0.5, -1e9)
+        return (
+            y,
+            torch.tanh(y.repeat(1, 20)),
+            torch.tanh(y.repeat(1, 400)),
+            masked.masked_fill(masked > 0.5, -1e9),
+        )
 
 
 class Scripted(nn.Module):
@@ -172,7 +218,14 @@ class Scripted(nn.Module):
         self.linear = nn.Linear(4, 3)
 
     def forward(
-        self, x: Tensor, factor: float, bias: float | None, times: int, mode: str, twice: bool, mask: Tensor
+        self,
+        x: Tensor,
+        factor: float,
+        bias: float | None,
+        times: int,
+        mode: str,
+        twice: bool,
+        mask: Tensor,
     ) -> tuple[dict[str, Tensor], list[Tensor], int]:
         y = self.linear(x) * factor * times * mask
         if bias is not None:
@@ -194,7 +247,9 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 
 @pytest.fixture(scope="module")
 def sizes(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    return frozen(seeded(Sizes), {"x": random_inputs(2, 4)}, tmp_path_factory.mktemp("sizes") / "sizes")
+    return frozen(
+        seeded(Sizes), {"x": random_inputs(2, 4)}, tmp_path_factory.mktemp("sizes") / "sizes"
+    )
 
 
 def script(model: nn.Module) -> nn.Module:
@@ -213,23 +268,37 @@ def test_its_constants_are_the_librarys() -> None:
         "EagerReferenceTol": EAGER_REFERENCE_TOL,
     }
     for level in ("cpu-x86-64-v3", "cpu-x86-64-v4"):
-        assert " ".join(f"{name}={value}" for name, value in DEVICE_CLASSES[level].limits.items()) in text
+        assert (
+            " ".join(f"{name}={value}" for name, value in DEVICE_CLASSES[level].limits.items())
+            in text
+        )
 
 
 @pytest.mark.slow
-def test_frozen_artifacts_answer_as_in_python(program: Path, inductor: Frozen, scripted: Frozen, tmp_path: Path) -> None:
-    optimized = frozen(inductor.model, {"x": random_inputs(2, 3, 16, 16)}, tmp_path / "optimized", "torchscript-optimized")
+def test_frozen_artifacts_answer_as_in_python(
+    program: Path, inductor: Frozen, scripted: Frozen, tmp_path: Path
+) -> None:
+    optimized = frozen(
+        inductor.model,
+        {"x": random_inputs(2, 3, 16, 16)},
+        tmp_path / "optimized",
+        "torchscript-optimized",
+    )
     assert optimized.manifest.recipe.settings["optimize_for_inference"]
     for artifact in (inductor.artifact, scripted.artifact, optimized):
         assert check_same_as_python(program, artifact) == ["output"] * len(artifact.manifest.golden)
 
 
 @pytest.mark.slow
-def test_weights_beside_the_library_are_opened(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_beside_the_library_are_opened(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = RECIPES["inductor-frozen"]
     beside = {**recipe.settings, "weights_beside_above_mb": 0.0}
     monkeypatch.setitem(RECIPES, recipe.name, replace(recipe, settings=beside))
-    artifact = frozen(seeded(TinyConv), {"x": random_inputs(2, 3, 16, 16)}, tmp_path / "beside", recipe.name)
+    artifact = frozen(
+        seeded(TinyConv), {"x": random_inputs(2, 3, 16, 16)}, tmp_path / "beside", recipe.name
+    )
     with zipfile.ZipFile(artifact.folder / artifact.manifest.payloads[0].path) as package:
         assert any(name.endswith("coldpress-constants.json") for name in package.namelist())
     check_same_as_python(program, artifact)
@@ -238,14 +307,35 @@ def test_weights_beside_the_library_are_opened(program: Path, tmp_path: Path, mo
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "num_wrong"),
-    [(scaled(0.0), 0), (scaled(5e-4), 0), (scaled(2e-2), 7), (lambda r: ~r if r.dtype == torch.bool else r, 1)],
+    [
+        (scaled(0.0), 0),
+        (scaled(5e-4), 0),
+        (scaled(2e-2), 7),
+        (lambda r: ~r if r.dtype == torch.bool else r, 1),
+    ],
 )
 def test_every_dtype_is_compared_with_an_eager_reference(
-    program: Path, many: Artifact, tmp_path: Path, change: Callable[[Tensor], Tensor], num_wrong: int
+    program: Path,
+    many: Artifact,
+    tmp_path: Path,
+    change: Callable[[Tensor], Tensor],
+    num_wrong: int,
 ) -> None:
     assert (many.manifest.reference, many.manifest.payloads[0].convention) == ("eager", "flat")
-    outputs = check_same_as_python(program, with_outputs(many, tmp_path / "changed", change), num_wrong=num_wrong)
-    names = ["zeta", "float", "half", "bfloat16", "double", "complex", "complex_double.0", "complex_double.1", "infinite"]
+    outputs = check_same_as_python(
+        program, with_outputs(many, tmp_path / "changed", change), num_wrong=num_wrong
+    )
+    names = [
+        "zeta",
+        "float",
+        "half",
+        "bfloat16",
+        "double",
+        "complex",
+        "complex_double.0",
+        "complex_double.1",
+        "infinite",
+    ]
     assert list(dict.fromkeys(outputs)) == [*names, *(f"positive.{i}" for i in (0, 1, 3)), "alpha"]
 
 
@@ -255,24 +345,43 @@ def test_outputs_are_held_to_the_drift_gate(
     program: Path, sizes: Artifact, tmp_path: Path, relative: float, num_wrong: int
 ) -> None:
     assert sizes.manifest.reference == "float64"
-    check_same_as_python(program, with_outputs(sizes, tmp_path / "moved", scaled(relative)), num_wrong=num_wrong)
+    check_same_as_python(
+        program, with_outputs(sizes, tmp_path / "moved", scaled(relative)), num_wrong=num_wrong
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("positional", [False, True])
-def test_a_native_payload_is_called_with_its_constants(program: Path, tmp_path: Path, positional: bool) -> None:
+def test_a_native_payload_is_called_with_its_constants(
+    program: Path, tmp_path: Path, positional: bool
+) -> None:
     inputs = {"x": random_inputs(2, 4), **CONSTANTS, "mask": torch.ones(2, 3)}
-    artifact = frozen(script(seeded(Scripted)), list(inputs.values()) if positional else inputs, tmp_path / "native")
+    artifact = frozen(
+        script(seeded(Scripted)),
+        list(inputs.values()) if positional else inputs,
+        tmp_path / "native",
+    )
     assert artifact.manifest.payloads[0].convention == "native"
     assert artifact.manifest.inputs.style == ("positional" if positional else "keyword")
     assert set(check_same_as_python(program, artifact)) == {"0.logits", "0.probs", "1.0", "1.1"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("recipe", "reset"), [("torchscript-frozen", None), ("torchscript-optimized", "reset")])
-def test_a_stateful_model_starts_from_its_initial_state(program: Path, tmp_path: Path, recipe: str, reset: str | None) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "reset"), [("torchscript-frozen", None), ("torchscript-optimized", "reset")]
+)
+def test_a_stateful_model_starts_from_its_initial_state(
+    program: Path, tmp_path: Path, recipe: str, reset: str | None
+) -> None:
     dims = {"x": {0: BATCH}}
-    artifact = frozen(script(seeded(InPlace)), {"x": random_inputs(2, 4)}, tmp_path / "model", recipe, dims=dims, reset=reset)
+    artifact = frozen(
+        script(seeded(InPlace)),
+        {"x": random_inputs(2, 4)},
+        tmp_path / "model",
+        recipe,
+        dims=dims,
+        reset=reset,
+    )
     assert artifact.manifest.stateful
     num_sets = len(artifact.manifest.golden)
     assert num_sets > 1
@@ -284,7 +393,9 @@ def test_a_damaged_file_is_not_opened(program: Path, inductor: Frozen, tmp_path:
     damaged = copy_of(inductor.artifact, tmp_path / "damaged")
     path = damaged.folder / "payloads" / "all.pt2"
     flip_a_byte(path)
-    assert re.search(rf"{path} is sha256:\w{{64}}, expected sha256:\w{{64}}", refused(program, damaged))
+    assert re.search(
+        rf"{path} is sha256:\w{{64}}, expected sha256:\w{{64}}", refused(program, damaged)
+    )
     with path.open("ab") as file:
         file.write(b"more")
     assert re.search(rf"{path} is \d+ bytes long, expected \d+ bytes", refused(program, damaged))
@@ -303,7 +414,11 @@ def test_a_damaged_file_is_not_opened(program: Path, inductor: Frozen, tmp_path:
     ],
 )
 def test_other_golden_outputs_are_refused(
-    program: Path, inductor: Frozen, tmp_path: Path, change: Callable[[Tensor], Tensor], problem: str
+    program: Path,
+    inductor: Frozen,
+    tmp_path: Path,
+    change: Callable[[Tensor], Tensor],
+    problem: str,
 ) -> None:
     done = run(program, with_outputs(inductor.artifact, tmp_path / "changed", change).folder)
     assert done.returncode == 1, done.stdout + done.stderr
@@ -312,14 +427,18 @@ def test_other_golden_outputs_are_refused(
 
 
 @pytest.mark.slow
-def test_what_it_cannot_serve_is_refused(program: Path, portable: Frozen, scripted: Frozen, tmp_path: Path) -> None:
+def test_what_it_cannot_serve_is_refused(
+    program: Path, portable: Frozen, scripted: Frozen, tmp_path: Path
+) -> None:
     assert "payloads/all.pt2 is of kind 'exported'" in refused(program, portable.artifact)
     copied = copy_of(scripted.artifact, tmp_path / "copied")
     manifest = copied.manifest
     payload = manifest.payloads[0]
     step = (replace(payload, dims=(replace(BATCH, min=2, multiple_of=2),)),)
     unknown: Any = "tflite"
-    nested = NestedSpec(name="s", kind="tuple", items=(replace(manifest.inputs.inputs[0], name="s.0"),))
+    nested = NestedSpec(
+        name="s", kind="tuple", items=(replace(manifest.inputs.inputs[0], name="s.0"),)
+    )
     native = (replace(payload, convention="native"),)
     cases: list[tuple[str, dict[str, Any]]] = [
         ("format_version 99, this program reads 1", {"format_version": 99}),
@@ -330,8 +449,14 @@ def test_what_it_cannot_serve_is_refused(program: Path, portable: Frozen, script
         (GOLDEN_INPUTS, {"files": ()}),
         ("no golden set", {"golden": ()}),
         ('no payload serves the sizes {"batch":1}', {"payloads": step}),
-        ('no payload serves the sizes {"batch":3}', {"payloads": step, "golden": (GoldenSet(point={"batch": 3}, native_rmse={}),)}),
-        ("native convention", {"payloads": native, "inputs": replace(manifest.inputs, inputs=(nested,))}),
+        (
+            'no payload serves the sizes {"batch":3}',
+            {"payloads": step, "golden": (GoldenSet(point={"batch": 3}, native_rmse={}),)},
+        ),
+        (
+            "native convention",
+            {"payloads": native, "inputs": replace(manifest.inputs, inputs=(nested,))},
+        ),
     ]
     for message, changes in cases:
         assert message in refused(program, rewritten(copied, **changes))
@@ -340,12 +465,17 @@ def test_what_it_cannot_serve_is_refused(program: Path, portable: Frozen, script
 
 
 @pytest.mark.slow
-def test_another_cpu_is_refused_before_the_payload_is_opened(program: Path, inductor: Frozen, tmp_path: Path) -> None:
+def test_another_cpu_is_refused_before_the_payload_is_opened(
+    program: Path, inductor: Frozen, tmp_path: Path
+) -> None:
     assert "class_mismatch" in refused(program, inductor.artifact, ONEDNN_MAX_CPU_ISA="SSE41")
     assert "class_mismatch" in refused(program, inductor.artifact, ATEN_CPU_CAPABILITY="default")
     if HERE != "cpu-x86-64-v4":
         above = copy_of(inductor.artifact, tmp_path / "above", device_class="cpu-x86-64-v4")
-        assert "class_mismatch: the artifact is for cpu-x86-64-v4, and this CPU is x86-64-v3" in refused(program, above)
+        assert (
+            "class_mismatch: the artifact is for cpu-x86-64-v4, and this CPU is x86-64-v3"
+            in refused(program, above)
+        )
         return
     lesser = copy_of(inductor.artifact, tmp_path / "lesser", device_class="cpu-x86-64-v3")
     assert "isa_mismatch: weights packed for cpu-x86-64-v3" in refused(program, lesser)
@@ -353,12 +483,19 @@ def test_another_cpu_is_refused_before_the_payload_is_opened(program: Path, indu
     if shutil.which("qemu-x86_64"):
         done = finished("qemu-x86_64", "-cpu", "Haswell", program, inductor.artifact.folder)
         assert done.returncode == 1, done.stderr
-        assert "class_mismatch: the artifact is for cpu-x86-64-v4, and this CPU is x86-64-v3" in done.stderr
+        assert (
+            "class_mismatch: the artifact is for cpu-x86-64-v4, and this CPU is x86-64-v3"
+            in done.stderr
+        )
 
 
 @pytest.mark.slow
-def test_payloads_for_too_many_threads_are_not_opened(program: Path, several: Several, tmp_path: Path) -> None:
-    """Payloads for the program's own thread count serve, else those for the largest count below it."""
+def test_payloads_for_too_many_threads_are_not_opened(
+    program: Path, several: Several, tmp_path: Path
+) -> None:
+    """Payloads for the program's own thread count serve, else those for the largest count
+    below it.
+    """
     check_same_as_python(program, several.artifact)
     broken = copy_of(several.artifact, tmp_path / "broken")
     payloads = []
@@ -370,8 +507,13 @@ def test_payloads_for_too_many_threads_are_not_opened(program: Path, several: Se
     broken = rewritten(broken, payloads=tuple(payloads))
     assert run(program, broken.folder, OMP_NUM_THREADS="1").returncode == 0
     assert run(program, broken.folder, OMP_NUM_THREADS="2").returncode == 1
-    three = tuple(replace(payload, num_threads=3) if payload.num_threads == 2 else payload for payload in payloads)
-    assert run(program, rewritten(broken, payloads=three).folder, OMP_NUM_THREADS="2").returncode == 0
+    three = tuple(
+        replace(payload, num_threads=3) if payload.num_threads == 2 else payload
+        for payload in payloads
+    )
+    assert (
+        run(program, rewritten(broken, payloads=three).folder, OMP_NUM_THREADS="2").returncode == 0
+    )
     above = tuple(payload for payload in three if payload.num_threads == 3)
     done = run(program, rewritten(broken, payloads=above).folder, OMP_NUM_THREADS="2")
     assert done.returncode == 1
@@ -379,7 +521,9 @@ def test_payloads_for_too_many_threads_are_not_opened(program: Path, several: Se
 
 
 @pytest.mark.slow
-def test_an_installed_program_needs_only_the_c_library(build: Path, inductor: Frozen, tmp_path: Path) -> None:
+def test_an_installed_program_needs_only_the_c_library(
+    build: Path, inductor: Frozen, tmp_path: Path
+) -> None:
     app, scratch = tmp_path / "app", tmp_path / "scratch"
     scratch.mkdir()
     done = finished("cmake", "--install", build, "--prefix", app)
@@ -388,7 +532,9 @@ def test_an_installed_program_needs_only_the_c_library(build: Path, inductor: Fr
     outside = {name.split(".")[0] for name, path in loaded if not Path(path).is_relative_to(app)}
     assert outside <= {"libc", "libm", "libdl", "libpthread", "librt"}
     assert {"libtorch_cpu.so", "libgomp.so.1", "libcrypto.so.3"} <= {name for name, _ in loaded}
-    done = finished(app / "coldpress-verify", inductor.artifact.folder, env={"TMPDIR": str(scratch)})
+    done = finished(
+        app / "coldpress-verify", inductor.artifact.folder, env={"TMPDIR": str(scratch)}
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert list(scratch.iterdir()) == [], "the unpacked package was not removed"
     shutil.rmtree(app)  # libtorch is large

@@ -27,8 +27,13 @@ THREADS = torch.get_num_threads()
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="no qemu-x86_64 (Debian: apt-get install qemu-user)"),
-    pytest.mark.skipif(V4 not in detect({}).classes or HERE != V4, reason="this process cannot build for x86-64-v4"),
+    pytest.mark.skipif(
+        shutil.which("qemu-x86_64") is None,
+        reason="no qemu-x86_64 (Debian: apt-get install qemu-user)",
+    ),
+    pytest.mark.skipif(
+        V4 not in detect({}).classes or HERE != V4, reason="this process cannot build for x86-64-v4"
+    ),
 ]
 
 FREEZE = """
@@ -71,26 +76,41 @@ def on_haswell(code: str, *args: object) -> subprocess.CompletedProcess[str]:
     command = ["qemu-x86_64", "-cpu", "Haswell", sys.executable, "-c", code, *map(str, args)]
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
     full = ["sh", "-c", 'ulimit -c 0; exec "$@"', "sh", *command]
-    return subprocess.run(full, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=550, check=False)
+    return subprocess.run(
+        full, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=550, check=False
+    )
 
 
 @pytest.fixture(scope="module")
 def artifacts(inductor: Frozen, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Artifact]:
-    """The same convnet for three classes; the one for v3 is built and judged in a process with that class's limits."""
+    """The same convnet for three classes; the one for v3 is built and judged in a process with that
+    class's limits.
+    """
     folder = tmp_path_factory.mktemp("three-classes")
     limited = {**os.environ, **device_class(V3).limits, "PYTHONPATH": str(ROOT)}
     python(FREEZE, folder / "v3", V3, env=limited, timeout_s=500)
     x = random_inputs(2, 3, 16, 16)
-    plain = frozen(seeded(TinyConv), x, folder / "portable", name="conv", recipe="portable", device_class="portable")
+    plain = frozen(
+        seeded(TinyConv),
+        x,
+        folder / "portable",
+        name="conv",
+        recipe="portable",
+        device_class="portable",
+    )
     return {V4: inductor.artifact, V3: Artifact.read(folder / "v3"), "portable": plain.artifact}
 
 
-def test_the_loader_chooses_the_best_class_of_the_emulated_cpu(artifacts: dict[str, Artifact], tmp_path: Path) -> None:
+def test_the_loader_chooses_the_best_class_of_the_emulated_cpu(
+    artifacts: dict[str, Artifact], tmp_path: Path
+) -> None:
     """From a store with all three classes, and from one without v3; v4 is refused."""
     stores = []
     for name, classes in (("full", (V4, V3, "portable")), ("few", (V4, "portable"))):
         store = Store.open(str(tmp_path / name), create=True)
-        store.publish("conv", source_key="key", artifacts={at: artifacts[at] for at in classes}, carried={})
+        store.publish(
+            "conv", source_key="key", artifacts={at: artifacts[at] for at in classes}, carried={}
+        )
         stores.append(store.root)
     done = on_haswell(DEPLOY, *stores, THREADS)
     assert done.returncode == 0, done.stderr
@@ -103,11 +123,24 @@ def test_the_loader_chooses_the_best_class_of_the_emulated_cpu(artifacts: dict[s
     assert V3 in found["refused"], "the class of the machine"
 
 
-def test_a_payload_for_v4_crashes_there_and_one_for_v3_answers(artifacts: dict[str, Artifact]) -> None:
+def test_a_payload_for_v4_crashes_there_and_one_for_v3_answers(
+    artifacts: dict[str, Artifact],
+) -> None:
     """The payloads for batch 1, without the loader."""
-    v3, v4 = (artifacts[name].folder / artifacts[name].manifest.payloads[0].path for name in (V3, V4))
+    v3, v4 = (
+        artifacts[name].folder / artifacts[name].manifest.payloads[0].path for name in (V3, V4)
+    )
     fine, dead = on_haswell(OPEN_RAW, v3, THREADS), on_haswell(OPEN_RAW, v4, THREADS)
-    assert (fine.returncode, fine.stdout.splitlines()[-1:]) == (0, ["answered (1, 10)"]), fine.stderr
-    assert dead.returncode in (-signal.SIGILL, 128 + signal.SIGILL), (dead.returncode, dead.stdout, dead.stderr)
+    assert (fine.returncode, fine.stdout.splitlines()[-1:]) == (
+        0,
+        ["answered (1, 10)"],
+    ), fine.stderr
+    assert dead.returncode in (-signal.SIGILL, 128 + signal.SIGILL), (
+        dead.returncode,
+        dead.stdout,
+        dead.stderr,
+    )
     assert "answered" not in dead.stdout
-    assert python(OPEN_RAW, v4, THREADS).splitlines()[-1] == "answered (1, 10)", "the payload itself is fine"
+    assert python(OPEN_RAW, v4, THREADS).splitlines()[-1] == "answered (1, 10)", (
+        "the payload itself is fine"
+    )

@@ -1,4 +1,6 @@
-"""The wheel in an environment of its own: contents, dependencies, and a deployment without a compiler."""
+"""The wheel in an environment of its own: contents, dependencies, and a deployment without a
+compiler.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,16 @@ pytestmark = pytest.mark.skipif(LEVEL is None, reason="needs a CPU of x86-64-v3 
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of this tree."""
     dest = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(dest), str(ROOT)]
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--outdir",
+        str(dest),
+        str(ROOT),
+    ]
     subprocess.run(command, check=True, capture_output=True, text=True)
     (built,) = dest.glob("*.whl")
     return built
@@ -39,7 +50,15 @@ def deployed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bin folder of an environment with only the wheel and its dependencies."""
     folder = tmp_path_factory.mktemp("deployed")
     venv.create(folder, with_pip=True)
-    command = [str(folder / "bin" / "python"), "-m", "pip", "install", "-qq", "--no-compile", str(wheel)]
+    command = [
+        str(folder / "bin" / "python"),
+        "-m",
+        "pip",
+        "install",
+        "-qq",
+        "--no-compile",
+        str(wheel),
+    ]
     command += ["-c", str(ROOT / "constraints.txt")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -48,28 +67,48 @@ def deployed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(deployed: Path, home: Path, *command: str) -> subprocess.CompletedProcess[str]:
     """Run a command of the deployment with an empty PATH, cache and home folder."""
-    environ = {"PATH": str(home / "nothing"), "HOME": str(home), "TORCHINDUCTOR_CACHE_DIR": str(home / "cache")}
+    environ = {
+        "PATH": str(home / "nothing"),
+        "HOME": str(home),
+        "TORCHINDUCTOR_CACHE_DIR": str(home / "cache"),
+    }
     full = [str(deployed / command[0]), *command[1:]]
-    return subprocess.run(full, env=environ, cwd=home, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        full, env=environ, cwd=home, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
-def test_the_wheel_holds_only_freezer_and_needs_few_packages(wheel: Path, deployed: Path, tmp_path: Path) -> None:
+def test_the_wheel_holds_only_freezer_and_needs_few_packages(
+    wheel: Path, deployed: Path, tmp_path: Path
+) -> None:
     with zipfile.ZipFile(wheel) as archive:
         tops = {name.split("/")[0] for name in archive.namelist()}
-        (metadata,) = (archive.read(name).decode() for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        (metadata,) = (
+            archive.read(name).decode()
+            for name in archive.namelist()
+            if name.endswith(".dist-info/METADATA")
+        )
     assert {top for top in tops if not top.endswith(".dist-info")} == {"freezer"}
     extras = set(re.findall(r"^Provides-Extra: (.*)$", metadata, re.MULTILINE))
     assert extras == {"onnxruntime", "openvino", "signing", "stores"}, "none for campaigns"
-    listed = json.loads(run(deployed, tmp_path, "python", "-m", "pip", "list", "--format=json").stdout)
+    listed = json.loads(
+        run(deployed, tmp_path, "python", "-m", "pip", "list", "--format=json").stdout
+    )
     names = {item["name"].lower() for item in listed}
     assert {"torch", "safetensors", "archspec", "coldpress"} <= names
     assert names.isdisjoint({"ray", "mlflow", "pyarrow", "transformers", "pandas", "psutil"})
 
 
-def test_a_pulled_artifact_runs_without_a_compiler(deployed: Path, inductor: Frozen, tmp_path: Path) -> None:
+def test_a_pulled_artifact_runs_without_a_compiler(
+    deployed: Path, inductor: Frozen, tmp_path: Path
+) -> None:
     store, name = tmp_path / "store", inductor.artifact.manifest.device_class
-    Store.open(str(store), create=True).publish("conv", source_key="test", artifacts={name: inductor.artifact}, carried={})
-    pulled = run(deployed, tmp_path, "coldpress", "pull", "conv", "--store", str(store), "--dest", "pulled")
+    Store.open(str(store), create=True).publish(
+        "conv", source_key="test", artifacts={name: inductor.artifact}, carried={}
+    )
+    pulled = run(
+        deployed, tmp_path, "coldpress", "pull", "conv", "--store", str(store), "--dest", "pulled"
+    )
     assert pulled.returncode == 0, pulled.stderr
     threads = ("--threads", str(inductor.artifact.manifest.payloads[0].num_threads))
     verified = run(deployed, tmp_path, "coldpress", "verify", "pulled/", *threads)
@@ -88,14 +127,19 @@ def test_a_pulled_artifact_runs_without_a_compiler(deployed: Path, inductor: Fro
 
 def test_doctor_and_list_need_the_wheel_alone(deployed: Path, tmp_path: Path) -> None:
     artifact = write_plain_artifact(tmp_path / "one")
-    Store.open(str(tmp_path / "store"), create=True).publish("tiny", source_key="test", artifacts={PORTABLE: artifact}, carried={})
+    Store.open(str(tmp_path / "store"), create=True).publish(
+        "tiny", source_key="test", artifacts={PORTABLE: artifact}, carried={}
+    )
     listed = run(deployed, tmp_path, "coldpress", "list")
     assert (listed.returncode, listed.stdout.split()[7:9]) == (0, ["tiny", "1"]), listed.stderr
     checked = run(deployed, tmp_path, "coldpress", "doctor", "--store", "store", "--json")
     assert checked.returncode == 0, checked.stdout
     findings = {item["check"]: item for item in json.loads(checked.stdout)["findings"]}
     for name in ("Ray", "MLflow"):
-        assert (findings[name]["level"], findings[name]["text"]) == ("ok", "not installed; only campaigns need it")
+        assert (findings[name]["level"], findings[name]["text"]) == (
+            "ok",
+            "not installed; only campaigns need it",
+        )
     assert findings["compiler"]["level"] == findings["objdump"]["level"] == "warning"
     assert findings["store"]["level"] == "ok"
 
@@ -121,11 +165,15 @@ freezer.load(sys.argv[1], store=sys.argv[2], device_class=sys.argv[4])  # with i
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "limit_s"), [(str(LEVEL), 0.5), (PORTABLE, 4.0)])
-def test_a_payload_opens_quickly_without_a_cache(deployed: Path, store: Path, tmp_path: Path, name: str, limit_s: float) -> None:
+def test_a_payload_opens_quickly_without_a_cache(
+    deployed: Path, store: Path, tmp_path: Path, name: str, limit_s: float
+) -> None:
     (tmp_path / "open.py").write_text(OPEN)
     figures = []
     for _ in range(3):
-        done = run(deployed, tmp_path, "python", "open.py", "resnet18", str(store), str(THREADS), name)
+        done = run(
+            deployed, tmp_path, "python", "open.py", "resnet18", str(store), str(THREADS), name
+        )
         assert done.returncode == 0, done.stderr
         figures.append([float(word) for word in done.stdout.split()])
     imported, opened = (min(column) for column in zip(*figures, strict=True))

@@ -11,6 +11,8 @@ from freezer.runtime.threads import threads
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Use one thread: nothing is timed here, and on a busy machine several threads spend their time in waiting for each other."""
+    """Use one thread: nothing is timed here, and on a busy machine several threads spend their time
+    in waiting for each other.
+    """
     with threads(1):
         yield

@@ -1,4 +1,6 @@
-"""The catalog of everything that can go wrong: it is read without a problem, and each entry ends as its tags say."""
+"""The catalog of everything that can go wrong: it is read without a problem, and each entry ends as
+its tags say.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from tests.raylets import ROOT
 BROKEN = Path(examples.broken.__file__).with_name("broken.yaml")
 
 REASONS = {
-    "routes-to-experts": place_of(examples.broken.RoutesToExperts.forward, "self.experts[chosen]").split(": ", 1),
+    "routes-to-experts": place_of(
+        examples.broken.RoutesToExperts.forward, "self.experts[chosen]"
+    ).split(": ", 1),
     "turns-nan": ("NaN or Inf",),
     "trains-only": ("RuntimeError: this model can only be trained",),
     "writes-its-input": ("CP-INPUT-WRITTEN", "'x'"),
@@ -60,22 +64,45 @@ def test_every_entry_says_how_it_ends(tags: dict[str, dict[str, str]]) -> None:
 def test_every_entry_ends_as_its_tags_say(tags: dict[str, dict[str, str]], tmp_path: Path) -> None:
     classes = (PORTABLE, str(best_level(detect().classes)))
     script = ROOT / "tests" / "pipeline" / "drive.py"
-    words = [script, BROKEN, tmp_path / "store", f"sqlite:///{tmp_path}/mlflow.db", "broken", tmp_path / "out.json", *classes]
+    words = [
+        script,
+        BROKEN,
+        tmp_path / "store",
+        f"sqlite:///{tmp_path}/mlflow.db",
+        "broken",
+        tmp_path / "out.json",
+        *classes,
+    ]
     # A local Ray writes a token into its home.
-    environ = {**os.environ, "HOME": str(tmp_path), "RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(ROOT)}
+    environ = {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "RAY_AUTH_MODE": "disabled",
+        "PYTHONPATH": str(ROOT),
+    }
     command = [sys.executable, *map(str, words)]
-    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(
+        command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     rows = [row for row in read_rows(tmp_path / "store" / WORK / "ledger") if row.kind == "outcome"]
     found = [Outcome.from_json(row.data["outcome"]) for row in rows]
-    assert {(outcome.model, outcome.device_class) for outcome in found} == {(name, at) for name in tags for at in classes}
+    assert {(outcome.model, outcome.device_class) for outcome in found} == {
+        (name, at) for name in tags for at in classes
+    }
     wrong = []
     for outcome in found:
-        ending = f"failed: {outcome.failure_kind}" if outcome.verdict == "failed" else outcome.verdict
+        ending = (
+            f"failed: {outcome.failure_kind}" if outcome.verdict == "failed" else outcome.verdict
+        )
         reason = str(outcome.coded_reason)
         if ending not in _expected(tags[outcome.model], outcome.device_class):
             wrong.append(f"{outcome.model} {outcome.device_class}: got {ending}: {reason}")
-        wrong += [f"{outcome.model}: no {part!r} in {reason}" for part in REASONS.get(outcome.model, ()) if part not in reason]
+        wrong += [
+            f"{outcome.model}: no {part!r} in {reason}"
+            for part in REASONS.get(outcome.model, ())
+            if part not in reason
+        ]
     assert not wrong, "\n".join(wrong)
 
 

@@ -8,7 +8,14 @@ import pytest
 import torch
 
 import examples.models
-from examples.models import DIGITS_SAMPLES, DIGITS_TEST, DIGITS_WEIGHTS, VAD, digits, digits_accuracy
+from examples.models import (
+    DIGITS_SAMPLES,
+    DIGITS_TEST,
+    DIGITS_WEIGHTS,
+    VAD,
+    digits,
+    digits_accuracy,
+)
 from examples.prepare import SAMPLE_SIZES, prepare
 from freezer.freezing.models.calls import call_source
 from freezer.freezing.models.sources import find_function
@@ -35,7 +42,9 @@ def subjects(catalog: Catalog) -> dict[str, Subject]:
     return {entry.name: load_subject(entry) for entry in catalog.entries}
 
 
-def test_prepare_makes_only_missing_files(files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prepare_makes_only_missing_files(
+    files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert files == [DIGITS_WEIGHTS, DIGITS_SAMPLES, DIGITS_TEST, VAD]
     before = {path: path.stat().st_mtime_ns for path in files}
     assert prepare() == files
@@ -54,19 +63,28 @@ def test_the_trained_digits_are_accurate(files: list[Path]) -> None:
         assert digits_accuracy(digits()) > 0.97
 
 
-def test_digits_without_weights_name_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_digits_without_weights_name_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(examples.models, "DIGITS_WEIGHTS", tmp_path / "digits.safetensors")
-    with pytest.raises(FileNotFoundError, match=r"digits\.safetensors.*`python -m examples\.prepare`"):
+    with pytest.raises(
+        FileNotFoundError, match=r"digits\.safetensors.*`python -m examples\.prepare`"
+    ):
         digits()
 
 
-def test_every_entry_answers_as_its_comments_say(subjects: dict[str, Subject], catalog: Catalog) -> None:
+def test_every_entry_answers_as_its_comments_say(
+    subjects: dict[str, Subject], catalog: Catalog
+) -> None:
     assert catalog.problems == ()
     assert list(subjects) == ["digits", "resnet18", "bert-small", "vad"]
     for subject in subjects.values():
         for leaf in leaves_of(call_source(subject.fresh(), subject.spec, subject.sets[0].tensors)):
             assert torch.isfinite(leaf).all()
-    assert tuple(item.point["batch"] for item in subjects["digits"].sets)[: len(SAMPLE_SIZES)] == SAMPLE_SIZES
+    assert (
+        tuple(item.point["batch"] for item in subjects["digits"].sets)[: len(SAMPLE_SIZES)]
+        == SAMPLE_SIZES
+    )
     assert [output.name for output in subjects["vad"].outputs] == ["0", "1", "2"]
     assert subjects["vad"].scripted
     assert subjects["vad"].spec.constants == {"sr": 16000}

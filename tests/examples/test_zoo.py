@@ -1,4 +1,6 @@
-"""The zoo: its files can be prepared, it has every kind of source, and every model answers generated inputs."""
+"""The zoo: its files can be prepared, it has every kind of source, and every model answers
+generated inputs.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,28 @@ from pipeline.worker.task_child import load_subject
 
 ZOO = Path(examples.zoo.__file__).with_name("zoo.yaml")
 NAMES = (
-    *("resnet", "mobilenet", "efficientnet", "convnext", "unet", "vit", "swin", "bert", "gpt", "llama", "whisper-encoder"),
-    *("lstm-decoder", "recommender", "ranker", "speaker-embedder", "codec-encoder", "codec-decoder", "digits-champion"),
+    *(
+        "resnet",
+        "mobilenet",
+        "efficientnet",
+        "convnext",
+        "unet",
+        "vit",
+        "swin",
+        "bert",
+        "gpt",
+        "llama",
+        "whisper-encoder",
+    ),
+    *(
+        "lstm-decoder",
+        "recommender",
+        "ranker",
+        "speaker-embedder",
+        "codec-encoder",
+        "codec-decoder",
+        "digits-champion",
+    ),
 )
 """In the order of the catalog."""
 
@@ -38,7 +60,9 @@ SubjectOf = Callable[[str], Subject]
 
 @pytest.fixture(scope="module")
 def tracking_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """An MLflow in which the digits are registered; the files are where the catalog expects them."""
+    """An MLflow in which the digits are registered; the files are where the catalog expects
+    them.
+    """
     uri = f"sqlite:///{tmp_path_factory.mktemp('registry')}/mlflow.db"
     prepare(catalogs=("zoo",), tracking_uri=uri)
     return uri
@@ -67,17 +91,28 @@ def test_the_zoo_has_every_kind_of_source() -> None:
 def test_every_entry_answers_generated_inputs(subject_of: SubjectOf, name: str) -> None:
     subject = subject_of(name)
     assert len(subject.sets) >= 8
-    assert {tuple(item.point.items()) for item in subject.sets} >= {tuple(point.items()) for point in subject.spec.points()}
+    assert {tuple(item.point.items()) for item in subject.sets} >= {
+        tuple(point.items()) for point in subject.spec.points()
+    }
     model = subject.fresh()
-    first, last = (leaves_of(call_source(model, subject.spec, subject.sets[index].cloned())) for index in (0, -1))
+    first, last = (
+        leaves_of(call_source(model, subject.spec, subject.sets[index].cloned()))
+        for index in (0, -1)
+    )
     for leaves in (first, last):
-        assert [str(leaf.dtype) for leaf in leaves] == [f"torch.{output.dtype}" for output in subject.outputs]
+        assert [str(leaf.dtype) for leaf in leaves] == [
+            f"torch.{output.dtype}" for output in subject.outputs
+        ]
         assert all(torch.isfinite(leaf).all() for leaf in leaves)
-    assert not all(torch.equal(one, other) for one, other in zip(first, last, strict=True)), "the inputs change nothing"
+    assert not all(torch.equal(one, other) for one, other in zip(first, last, strict=True)), (
+        "the inputs change nothing"
+    )
 
 
 def test_prepare_registers_a_version_once(tracking_uri: str) -> None:
-    assert {DATA / name for name in ZOO_FILES} <= set(prepare(catalogs=("zoo",), tracking_uri=tracking_uri))
+    assert {DATA / name for name in ZOO_FILES} <= set(
+        prepare(catalogs=("zoo",), tracking_uri=tracking_uri)
+    )
     client = MlflowClient(tracking_uri, tracking_uri)
     (version,) = client.search_model_versions(f"name = '{REGISTERED}'")
     assert client.get_model_version_by_alias(REGISTERED, ALIAS).version == version.version
@@ -85,10 +120,14 @@ def test_prepare_registers_a_version_once(tracking_uri: str) -> None:
 
 def test_ranges_and_dims_follow_the_models(subject_of: SubjectOf) -> None:
     def ranges(name: str) -> dict[str, Any]:
-        return {item.name: item.range for item in subject_of(name).spec.tensors if item.dtype == "int64"}
+        return {
+            item.name: item.range for item in subject_of(name).spec.tensors if item.dtype == "int64"
+        }
 
     sizes = (1000, 5000, 200, 20000, 300, 8000)
-    assert ranges("recommender") == {f"ids.{index}": (0, size - 1) for index, size in enumerate(sizes)}
+    assert ranges("recommender") == {
+        f"ids.{index}": (0, size - 1) for index, size in enumerate(sizes)
+    }
     assert ranges("ranker") == {"features.history": (0, 4999), "features.candidates": (0, 4999)}
     assert ranges("llama")["input_ids"] == (0, 7999)
     assert ranges("codec-decoder") == {"codes": (0, 1023)}
@@ -99,7 +138,11 @@ def test_ranges_and_dims_follow_the_models(subject_of: SubjectOf) -> None:
 
 
 def test_methods_and_versions_name_the_right_model(subject_of: SubjectOf) -> None:
-    source, encoder, decoder = audio_codec(), subject_of("codec-encoder"), subject_of("codec-decoder")
+    source, encoder, decoder = (
+        audio_codec(),
+        subject_of("codec-encoder"),
+        subject_of("codec-decoder"),
+    )
     audio: Tensor = encoder.sets[0].tensors["audio"]
     images = torch.rand(5, 1, 8, 8)
     with torch.no_grad():

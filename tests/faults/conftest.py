@@ -1,4 +1,7 @@
-"""Sites for scenarios. The recorded properties go into the JUnit report, which benchmarks/faults.py turns into a table."""
+"""Sites for scenarios.
+
+The recorded properties go into the JUnit report, which benchmarks/faults.py turns into a table.
+"""
 
 from __future__ import annotations
 
@@ -50,12 +53,17 @@ def site(tmp_path: Path, database: Path, record_property: Record) -> Iterator[Si
     """A site whose cluster has no raylets yet."""
     skip_without_v4()
     shutil.copy(database, tmp_path)
-    with RayCluster(tmp_path / "cluster") as cluster, recorded(Site(folder=tmp_path, cluster=cluster), record_property) as found:
+    with (
+        RayCluster(tmp_path / "cluster") as cluster,
+        recorded(Site(folder=tmp_path, cluster=cluster), record_property) as found,
+    ):
         yield found
 
 
 @pytest.fixture
-def shared_site(tmp_path: Path, database: Path, shared_cluster: RayCluster, record_property: Record) -> Iterator[Site]:
+def shared_site(
+    tmp_path: Path, database: Path, shared_cluster: RayCluster, record_property: Record
+) -> Iterator[Site]:
     """A site on the shared cluster."""
     shutil.copy(database, tmp_path)
     with recorded(Site(folder=tmp_path, cluster=shared_cluster), record_property) as found:

@@ -1,8 +1,9 @@
-"""A site for faults: a Ray cluster of two unlike nodes, a campaign on it, and the checks at its end.
+"""A site for faults: a Ray cluster of two unlike nodes, a campaign on it, and the checks at its
+end.
 
-driver = site.campaign_at("build a")   # start the nodes and a campaign, and read its output up to these words
+driver = site.campaign_at("build a")  # start the nodes and a campaign, and read its output up to these words
 ...                                    # inject the fault
-site.check_recovery(driver)            # wait for the end of the campaign, and check the store, the ledger and MLflow
+site.check_recovery(driver)  # wait for the end of the campaign, and check the store, the ledger and MLflow
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class Driver:
             self.output += self.process.communicate(timeout=timeout_s)[0]
         except subprocess.TimeoutExpired:
             self.process.kill()
-            raise AssertionError(f"still runs after {timeout_s:g} s:\n{self.output + self.process.communicate()[0]}") from None
+            raise AssertionError(
+                f"still runs after {timeout_s:g} s:\n{self.output + self.process.communicate()[0]}"
+            ) from None
         return self.process.returncode
 
     def kill(self) -> None:
@@ -70,7 +73,11 @@ class Driver:
     def built(self) -> Counter[str]:
         """`model class recipe` of each build that was reported as done, and how often."""
         lines = (line.split() for line in self.output.splitlines())
-        return Counter(" ".join(words[2:5]) for words in lines if words[1:2] == ["built"] and "failed:" not in words)
+        return Counter(
+            " ".join(words[2:5])
+            for words in lines
+            if words[1:2] == ["built"] and "failed:" not in words
+        )
 
 
 @dataclass
@@ -109,8 +116,12 @@ class Site:
         """The MLflow database, or the server of the scenario."""
         return self.server_uri or f"sqlite:///{self.folder}/mlflow.db"
 
-    def start_nodes(self, *, head: Mapping[str, str] | None = None, node: Mapping[str, str] | None = None) -> None:
-        """Start a head for v4 and a node for v3, each with extra environment variables, unless they run already."""
+    def start_nodes(
+        self, *, head: Mapping[str, str] | None = None, node: Mapping[str, str] | None = None
+    ) -> None:
+        """Start a head for v4 and a node for v3, each with extra environment variables, unless they
+        run already.
+        """
         if not self.cluster.raylets:
             self.cluster.start(num_cpus=1, classes=[V4], environ=head)
             self.add_node(node)
@@ -119,17 +130,30 @@ class Site:
         """Start one more node for v3."""
         self.cluster.start(num_cpus=1, classes=[V3], environ=environ)
 
-    def drive(self, *options: str, campaign: str = "faults", environ: Mapping[str, str] | None = None) -> Driver:
+    def drive(
+        self, *options: str, campaign: str = "faults", environ: Mapping[str, str] | None = None
+    ) -> Driver:
         """Start a driver of a campaign."""
         catalog = self.folder / "catalog.yaml"
         if not catalog.exists():
             write_slow_catalog(self.folder, self.names, seconds=2.0)
-        words = (ROOT / "tests" / "cluster" / "watched.py", catalog, self.store, self.tracking_uri, campaign, *options)
-        self.drivers.append(Driver(self.cluster.popen([sys.executable, "-u", *map(str, words)], environ)))
+        words = (
+            ROOT / "tests" / "cluster" / "watched.py",
+            catalog,
+            self.store,
+            self.tracking_uri,
+            campaign,
+            *options,
+        )
+        self.drivers.append(
+            Driver(self.cluster.popen([sys.executable, "-u", *map(str, words)], environ))
+        )
         return self.drivers[-1]
 
     def campaign_at(self, words: str) -> Driver:
-        """Start the nodes and a driver, and read its output up to the words; the fault strikes then."""
+        """Start the nodes and a driver, and read its output up to the words; the fault strikes
+        then.
+        """
         self.start_nodes()
         driver = self.drive()
         driver.wait_for(words)
@@ -172,18 +196,28 @@ class Site:
     def verdicts(self) -> dict[tuple[str, str], str]:
         """Verdicts in the last driver's report, by model and class."""
         report = json.loads((self.folder / "store.json").read_text())
-        return {(item["model"], item["device_class"]): item["verdict"] for item in report["outcomes"]}
+        return {
+            (item["model"], item["device_class"]): item["verdict"] for item in report["outcomes"]
+        }
 
     def check_outcomes(self) -> None:
         """The report and the ledger contain each planned outcome, under one key."""
         assert set(self.verdicts) == self.expected
         assert set(self.verdicts.values()) <= GOOD, self.verdicts
-        rows = [row for row in read_rows(ledger_folder(Store.open(str(self.store)))) if row.kind == "outcome"]
+        rows = [
+            row
+            for row in read_rows(ledger_folder(Store.open(str(self.store))))
+            if row.kind == "outcome"
+        ]
         assert {(row.model, row.device_class) for row in rows} == self.expected
-        assert len({row.key for row in rows}) == len(self.expected), "something was planned with two keys"
+        assert len({row.key for row in rows}) == len(self.expected), (
+            "something was planned with two keys"
+        )
 
     def check_store(self) -> None:
-        """The newest version of each model contains every published class, verified; no unfinished file is left."""
+        """The newest version of each model contains every published class, verified; no unfinished
+        file is left.
+        """
         store = Store.open(str(self.store))
         self.num_verified = 0
         for name in self.names:
@@ -191,7 +225,11 @@ class Site:
             assert len(versions) in self.num_versions, name
             assert versions == list(range(1, len(versions) + 1)), name
             version = store.version(name)
-            published = {at for (model, at), verdict in self.verdicts.items() if (model, verdict) == (name, "published")}
+            published = {
+                at
+                for (model, at), verdict in self.verdicts.items()
+                if (model, verdict) == (name, "published")
+            }
             assert set(version.images) >= {PORTABLE, *published}
             for device_class in version.images:
                 out = self.folder / "pulled" / name / device_class
@@ -203,7 +241,9 @@ class Site:
     def check_nothing_left(self) -> None:
         """No staging folder, lease, unpublished result or stray process is left."""
         left = [
-            path for pattern in ("staging/*", "judged/*", "ledger/lease-*") for path in (self.store / ".coldpress").glob(pattern)
+            path
+            for pattern in ("staging/*", "judged/*", "ledger/lease-*")
+            for path in (self.store / ".coldpress").glob(pattern)
         ]
         assert left == []
         assert self.cluster.left() == {}
@@ -223,7 +263,15 @@ class Site:
 
 
 def failing_disk(folder: Path, failing: Path) -> dict[str, str]:
-    """Compile failing_disk.c; return the environment in which `failing` fails while the file `folder / "failing"` exists."""
+    """Compile failing_disk.c; return the environment in which `failing` fails while the file
+    `folder / "failing"` exists.
+    """
     library = folder / "failing_disk.so"
-    subprocess.run(["cc", "-O2", "-fPIC", "-shared", "-o", str(library), str(FAILING), "-ldl"], check=True)
-    return {"LD_PRELOAD": str(library), "FAILING_FOLDER": str(failing), "FAILING_WHILE": str(folder / "failing")}
+    subprocess.run(
+        ["cc", "-O2", "-fPIC", "-shared", "-o", str(library), str(FAILING), "-ldl"], check=True
+    )
+    return {
+        "LD_PRELOAD": str(library),
+        "FAILING_FOLDER": str(failing),
+        "FAILING_WHILE": str(folder / "failing"),
+    }

@@ -1,4 +1,6 @@
-"""Disks that fill up, fail or damage files, in the store and in the temporary folder; and clocks that jump."""
+"""Disks that fill up, fail or damage files, in the store and in the temporary folder; and clocks
+that jump.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def test_the_stores_disk_is_full_for_a_while(shared_site: Site) -> None:
 
 
 def test_the_temporary_folder_of_a_node_is_full(site: Site) -> None:
-    """Builds and compilers use folders of the store; workers fall back to other folders for the rest."""
+    """Builds and compilers use folders of the store; workers fall back to other folders for the
+    rest.
+    """
     with mounted(site.folder / "scratch", 16) as folder:
         site.start_nodes(node={"TMPDIR": str(folder)})
         driver = site.campaign_at("Ray has 2 node(s)")
@@ -71,12 +75,16 @@ def test_the_temporary_folder_of_a_node_is_full(site: Site) -> None:
 
 @pytest.fixture
 def failing(site: Site) -> dict[str, str]:
-    """The environment of a failing disk, see failing_disk.c; it fails while the file `failing` exists."""
+    """The environment of a failing disk, see failing_disk.c; it fails while the file `failing`
+    exists.
+    """
     return failing_disk(site.folder, site.store)
 
 
 def test_the_store_fails_one_write_in_three(site: Site, failing: dict[str, str]) -> None:
-    """A third of all changes in the store fail, in every process; the temporary files of builds do not."""
+    """A third of all changes in the store fail, in every process; the temporary files of builds do
+    not.
+    """
     site.names = "ab"
     environ = {**failing, "FAILING_EXCEPT": str(site.store / ".coldpress" / "staging")}
     site.start_nodes(head=environ, node=environ)
@@ -85,8 +93,12 @@ def test_the_store_fails_one_write_in_three(site: Site, failing: dict[str, str])
     site.check_recovery(site.drive(environ=environ))
 
 
-def test_the_store_and_the_builds_own_files_fail_one_write_in_three(site: Site, failing: dict[str, str]) -> None:
-    """A build that cannot write its files fails and names the disk; once the disk is fixed, the same command continues."""
+def test_the_store_and_the_builds_own_files_fail_one_write_in_three(
+    site: Site, failing: dict[str, str]
+) -> None:
+    """A build that cannot write its files fails and names the disk; once the disk is fixed, the
+    same command continues.
+    """
     site.start_nodes(head=failing, node=failing)
     site.strike()
     (site.folder / "failing").touch()
@@ -94,14 +106,18 @@ def test_the_store_and_the_builds_own_files_fail_one_write_in_three(site: Site, 
     assert driver.end() in (0, 1, 3), driver.output
     assert "Traceback" not in driver.output
     if driver.process.returncode:
-        assert "Input/output error" in driver.output or "torch could not write a file" in driver.output, driver.output
+        assert (
+            "Input/output error" in driver.output or "torch could not write a file" in driver.output
+        ), driver.output
     (site.folder / "failing").unlink()
     site.num_versions = (1, 2)  # the first driver may have published some classes
     site.check_recovery(driver, again=site.drive(environ=failing))
 
 
 def test_a_candidate_is_damaged_before_its_judge(shared_site: Site) -> None:
-    """A byte changes in the payload that the judge is about to open: a failure of the disk, not a verdict on the model."""
+    """A byte changes in the payload that the judge is about to open: a failure of the disk, not a
+    verdict on the model.
+    """
     site = shared_site
     driver = site.campaign_at(f"build a {V4}")
     work = site.store / ".coldpress"
@@ -135,14 +151,30 @@ def test_the_last_part_of_the_ledger_is_truncated(shared_site: Site) -> None:
 
 @pytest.mark.parametrize("jump_s", [7 * 86_400, -7 * 86_400], ids=["forward", "back"])
 def test_the_drivers_clock_jumps(shared_site: Site, jump_s: int) -> None:
-    """By a week, between two tasks; monotonic clocks are not affected, as when NTP sets the time."""
+    """By a week, between two tasks; monotonic clocks are not affected, as when NTP sets the
+    time.
+    """
     site = shared_site
-    found = subprocess.run(["sh", "-c", "ls /usr/lib/*/faketime/libfaketimeMT.so.1"], capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        ["sh", "-c", "ls /usr/lib/*/faketime/libfaketimeMT.so.1"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if found.returncode:
         pytest.skip("needs libfaketime (Debian: apt-get install faketime)")
     clock, sleeps = site.folder / "clock", site.folder / "sleeps.so"
     clock.write_text("+0\n")
-    compiler = ["g++", "-x", "c", "-shared", "-fPIC", "-o", str(sleeps), str(Path(__file__).with_name("sleeps.c"))]
+    compiler = [
+        "g++",
+        "-x",
+        "c",
+        "-shared",
+        "-fPIC",
+        "-o",
+        str(sleeps),
+        str(Path(__file__).with_name("sleeps.c")),
+    ]
     subprocess.run(compiler, check=True)
     environ = {
         "LD_PRELOAD": f"{sleeps} {found.stdout.strip()}",

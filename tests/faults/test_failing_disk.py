@@ -1,4 +1,6 @@
-"""The durable writes of freezer and pipeline, on a disk that fails one step in three: see failing_disk.c."""
+"""The durable writes of freezer and pipeline, on a disk that fails one step in three: see
+failing_disk.c.
+"""
 
 from __future__ import annotations
 
@@ -49,10 +51,18 @@ def test_only_durable_writes_survive_a_failing_disk(tmp_path: Path) -> None:
     disk.mkdir()
     (tmp_path / "failing").touch()
     environ = {**os.environ, **failing_disk(tmp_path, disk), "PYTHONPATH": str(ROOT)}
-    plain = "import pathlib, sys\nfor _ in range(100): pathlib.Path(sys.argv[1]).write_bytes(b'12345678')"
-    for script, place, error in ((plain, disk / "plain", "Input/output error"), (DURABLE, disk, "")):
+    plain = (
+        "import pathlib, sys\nfor _ in range(100):"
+        " pathlib.Path(sys.argv[1]).write_bytes(b'12345678')"
+    )
+    for script, place, error in (
+        (plain, disk / "plain", "Input/output error"),
+        (DURABLE, disk, ""),
+    ):
         command = [sys.executable, "-c", script, str(place)]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(
+            command, env=environ, capture_output=True, text=True, timeout=120, check=False
+        )
         assert error in done.stderr
         assert (done.returncode == 0) == (not error), done.stderr
     assert {path.name for path in disk.iterdir()} - {"plain"} == {"copy", "long"}

@@ -16,7 +16,9 @@ pytestmark = [
     pytest.mark.cluster,
     pytest.mark.slow,
     pytest.mark.timeout(1200),
-    pytest.mark.skipif(not Network.allowed(), reason="needs the right to make network namespaces, and iproute2"),
+    pytest.mark.skipif(
+        not Network.allowed(), reason="needs the right to make network namespaces, and iproute2"
+    ),
 ]
 
 

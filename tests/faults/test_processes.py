@@ -19,7 +19,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def running(raylet: Raylet, words: str) -> list[psutil.Process]:
-    """The processes of a node with these words in their command: Ray titles workers after their task."""
+    """The processes of a node with these words in their command: Ray titles workers after their
+    task.
+    """
     return [process for process in raylet.processes() if words in " ".join(process.cmdline())]
 
 
@@ -37,12 +39,22 @@ def forkservers(raylet: Raylet) -> list[psutil.Process]:
     [
         (f"build a {V4}", lambda head: running(head, f"build a {V4}")),
         (f"judge a {V4}", lambda head: running(head, f"judge a {V4}")),
-        (f"build a {V4}", lambda head: [child for server in forkservers(head) for child in server.children()]),
+        (
+            f"build a {V4}",
+            lambda head: [child for server in forkservers(head) for child in server.children()],
+        ),
         (f"built a {V4}", forkservers),
     ],
-    ids=["worker-during-a-build", "worker-during-a-judge", "child-of-a-build", "forkserver-of-a-worker"],
+    ids=[
+        "worker-during-a-build",
+        "worker-during-a-judge",
+        "child-of-a-build",
+        "forkserver-of-a-worker",
+    ],
 )
-def test_a_process_is_killed(shared_site: Site, words: str, victims: Callable[[Raylet], list[psutil.Process]]) -> None:
+def test_a_process_is_killed(
+    shared_site: Site, words: str, victims: Callable[[Raylet], list[psutil.Process]]
+) -> None:
     driver = shared_site.campaign_at(words)
     head = shared_site.cluster.raylets[0]
     wait_until(lambda: victims(head), "the process runs")
@@ -67,8 +79,20 @@ def hang(node: Raylet) -> None:
 
 @pytest.mark.parametrize(
     ("task", "fault"),
-    [("build", Raylet.kill), ("judge", Raylet.kill), ("build", kill_raylet_only), ("build", Raylet.stop), ("build", hang)],
-    ids=["dies-during-a-build", "dies-during-a-judge", "loses-its-raylet", "is-preempted", "hangs-and-continues"],
+    [
+        ("build", Raylet.kill),
+        ("judge", Raylet.kill),
+        ("build", kill_raylet_only),
+        ("build", Raylet.stop),
+        ("build", hang),
+    ],
+    ids=[
+        "dies-during-a-build",
+        "dies-during-a-judge",
+        "loses-its-raylet",
+        "is-preempted",
+        "hangs-and-continues",
+    ],
 )
 def test_a_node(site: Site, task: str, fault: Callable[[Raylet], None]) -> None:
     driver = site.campaign_at(f"{task} a {V3}")
@@ -86,7 +110,9 @@ def test_a_node_joins_late(site: Site) -> None:
     site.check_recovery(driver)
 
 
-@pytest.mark.parametrize("at", [f"build a {V4}", f"judge a {V4}", "published"], ids=lambda at: at.split()[0])
+@pytest.mark.parametrize(
+    "at", [f"build a {V4}", f"judge a {V4}", "published"], ids=lambda at: at.split()[0]
+)
 def test_the_driver_is_killed_at(shared_site: Site, at: str) -> None:
     shared_site.names = "ab" if at == "published" else "a"
     driver = shared_site.campaign_at(at)
@@ -120,7 +146,9 @@ def test_the_head_dies(site: Site) -> None:
 def server(shared_site: Site) -> Iterator[MlflowServer]:
     """A server on the site's database."""
     site = shared_site
-    with MlflowServer(server_options(site.tracking_uri, str(site.folder / "mlartifacts")), site.folder) as started:
+    with MlflowServer(
+        server_options(site.tracking_uri, str(site.folder / "mlartifacts")), site.folder
+    ) as started:
         site.server_uri = started.uri
         yield started
 
@@ -135,7 +163,14 @@ def test_the_mlflow_server_is_killed(shared_site: Site, server: MlflowServer) ->
     site.check_outcomes()
     site.check_store()
     server.start()
-    replay = ["jobs.replay", "faults", "--store", str(site.store), "--tracking-uri", site.tracking_uri]
+    replay = [
+        "jobs.replay",
+        "faults",
+        "--store",
+        str(site.store),
+        "--tracking-uri",
+        site.tracking_uri,
+    ]
     replayed = site.cluster.run([sys.executable, "-m", *replay])
     assert replayed.returncode == 0, replayed.stdout
     site.went_on = "replayed"

@@ -1,4 +1,6 @@
-"""Cases of docs/what-freezes.md: a model with its inputs, its outcome with a recipe, and the rows of the page."""
+"""Cases of docs/what-freezes.md: a model with its inputs, its outcome with a recipe, and the rows
+of the page.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,27 @@ PAGE = Path(__file__).parents[2] / "docs" / "what-freezes.md"
 RECIPES = ("torchscript-frozen", "inductor-frozen", "portable")
 
 # What torch.export, or a judge of its program, says of many models.
-VALUES = r"data-dependent control flow: .* at models(_\w+)?\.py:\d+: .*; use torch\.where or torch\.cond"
+VALUES = (
+    r"data-dependent control flow: .* at models(_\w+)?\.py:\d+: .*; use torch\.where or torch\.cond"
+)
 SCRIPTED = r"the model holds TorchScript \(part\), which torch\.export does not look into"
-FIXED = "no program takes all declared sizes of size: it needs size == 12; write 12 for size in the shapes"
-DIFFERS = r"the exported program differs from the model on input set \d+: output 'output' is off by up to "
-DIFFERS_LATER = "the exported program differs from the model on the second call with input set 0: output 'output' is off by up to "
+FIXED = (
+    "no program takes all declared sizes of size: it needs size == 12; write 12 for size in the"
+    " shapes"
+)
+DIFFERS = (
+    r"the exported program differs from the model on input set \d+: output 'output' is off by"
+    r" up to "
+)
+DIFFERS_LATER = (
+    "the exported program differs from the model on the second call with input set 0: output"
+    " 'output' is off by up to "
+)
 BAKED_IN = "a value that was drawn or read during the capture .* was baked in; draw with torch"
 
-UNTIMED = SamplingPolicy(time_limit_s=0.01, warmup_s=0.0, min_rounds=1, busy_limit=2.0, steal_limit=2.0)
+UNTIMED = SamplingPolicy(
+    time_limit_s=0.01, warmup_s=0.0, min_rounds=1, busy_limit=2.0, steal_limit=2.0
+)
 """For a judgement of drift alone."""
 
 
@@ -52,7 +67,9 @@ class Case:
 
     def reason(self, recipe: str, cell: str) -> str:
         """The regular expression for the message of a recipe that does not serve the model."""
-        by_export = recipe == "inductor-frozen" or (recipe == "portable" and cell == "rejected")  # otherwise its trace failed too
+        by_export = recipe == "inductor-frozen" or (
+            recipe == "portable" and cell == "rejected"
+        )  # otherwise its trace failed too
         found = (self.exported if by_export else "") or self.says
         assert found, "a model that is not served has a reason"
         return found
@@ -67,7 +84,9 @@ class Outcome:
 
 
 def outcome_of(case: Case, recipe: str, folder: Path) -> Outcome:
-    """Build and judge a model with one recipe: the capture that serves it, the code of the failure, or `rejected`."""
+    """Build and judge a model with one recipe: the capture that serves it, the code of the failure,
+    or `rejected`.
+    """
     with warnings.catch_warnings(record=True), torch.random.fork_rng(devices=[]), threads(1):
         warnings.simplefilter("always")
         torch.manual_seed(0)
@@ -80,15 +99,28 @@ def outcome_of(case: Case, recipe: str, folder: Path) -> Outcome:
             if error.code == "CP-DEVICE-CLASS":
                 pytest.skip(f"in a process without the class's limits: {error}")
             return Outcome(cell=f"`{error.code}`", message=str(error))
-    return Outcome(cell=candidate.capture if judgement.verdict == "published" else judgement.verdict, message=judgement.reason)
+    return Outcome(
+        cell=candidate.capture if judgement.verdict == "published" else judgement.verdict,
+        message=judgement.reason,
+    )
 
 
 def rows_of(heading: str, recipes: Sequence[str] = RECIPES) -> dict[str, dict[str, str]]:
-    """The rows of the page's tables under a second-level heading: for each model, the cell of every recipe and the remedy."""
+    """The rows of the page's tables under a second-level heading: for each model, the cell of every
+    recipe and the remedy.
+    """
     part = PAGE.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in part.splitlines() if line.startswith("|")]
+    cells = [
+        [cell.strip() for cell in line.strip("|").split(" | ")]
+        for line in part.splitlines()
+        if line.startswith("|")
+    ]
     heads = (*recipes, "remedy")
-    return {row[0]: dict(zip(heads, row[1:], strict=True)) for row in cells if row[0] and not row[0].startswith("---")}
+    return {
+        row[0]: dict(zip(heads, row[1:], strict=True))
+        for row in cells
+        if row[0] and not row[0].startswith("---")
+    }
 
 
 def failed(cell: str) -> bool:

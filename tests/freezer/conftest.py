@@ -11,7 +11,9 @@ import pytest
 
 @pytest.fixture
 def limited_group() -> Iterator[Path]:
-    """A control group of this machine with a quota of one CPU; the test is skipped where none may be made."""
+    """A control group of this machine with a quota of one CPU; the test is skipped where none may
+    be made.
+    """
     made = None
     try:
         if (Path("/sys/fs/cgroup/cgroup.controllers")).exists():

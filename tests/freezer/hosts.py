@@ -1,4 +1,6 @@
-"""Machines in words: processors, virtual machines with holes and GPUs, for tests of what each of them can run."""
+"""Machines in words: processors, virtual machines with holes and GPUs, for tests of what each of
+them can run.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ INTEL, AMD = "GenuineIntel", "AuthenticAMD"
 H100, A100 = Gpu("GPU-h100", 90), Gpu("GPU-a100", 80)
 
 
-def x86(name: str, vendor: str, *, also: Collection[str] = (), lacks: Collection[str] = (), gpus: tuple[Gpu, ...] = ()) -> Host:
+def x86(
+    name: str,
+    vendor: str,
+    *,
+    also: Collection[str] = (),
+    lacks: Collection[str] = (),
+    gpus: tuple[Gpu, ...] = (),
+) -> Host:
     """An x86-64 machine with the features that archspec lists for a microarchitecture."""
     features = (archspec.cpu.TARGETS[name].features | set(also)) - set(lacks)
     return Host(machine="x86_64", vendor=vendor, features=frozenset(features), gpus=gpus)
@@ -21,7 +30,11 @@ def x86(name: str, vendor: str, *, also: Collection[str] = (), lacks: Collection
 
 def arm(name: str, sve_bits: int | None = None) -> Host:
     """An Arm machine with the features that archspec lists for a microarchitecture."""
-    return Host(machine="aarch64", features=frozenset(archspec.cpu.TARGETS[name].features), sve_bits=sve_bits)
+    return Host(
+        machine="aarch64",
+        features=frozenset(archspec.cpu.TARGETS[name].features),
+        sve_bits=sve_bits,
+    )
 
 
 AVX512 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni")
@@ -40,7 +53,9 @@ ZEN4_GUEST = x86("zen4", AMD, lacks=("pku", "flush_l1d", "clwb"))
 
 CASCADE_LAKE_GUEST = x86("cascadelake", INTEL, lacks=("avx512_vnni",))
 CASCADE_LAKE_MASKED = x86("cascadelake", INTEL, lacks=AVX512)
-OF_TOMORROW = x86("sapphirerapids", INTEL, also=("avx512_fp16", "avx_vnni", "amx_fp16", "avx10_2", "apx_f"))
+OF_TOMORROW = x86(
+    "sapphirerapids", INTEL, also=("avx512_fp16", "avx_vnni", "amx_fp16", "avx10_2", "apx_f")
+)
 """A processor that archspec has not heard of."""
 
 GRAVITON2 = arm("neoverse_n1")

@@ -1,4 +1,6 @@
-"""Models that show what engines other than torch have to keep: layouts, dtypes, nested outputs, tied weights."""
+"""Models that show what engines other than torch have to keep: layouts, dtypes, nested outputs,
+tied weights.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,24 @@ class ConvMaps(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.norm, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Linear(8, 5)
+        self.conv, self.norm, self.head = (
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.Linear(8, 5),
+        )
 
     def forward(self, image: Tensor) -> dict[str, Tensor]:
         features = torch.relu(self.norm(self.conv(image)))
-        return {"logits": self.head(features.mean((2, 3))), "map": features.contiguous(memory_format=torch.channels_last)}
+        return {
+            "logits": self.head(features.mean((2, 3))),
+            "map": features.contiguous(memory_format=torch.channels_last),
+        }
 
 
 class TinyEncoder(nn.Module):
-    """Ids [batch, length] and a mask to logits by tied weights, and a tuple of ids and looked-up constants."""
+    """Ids [batch, length] and a mask to logits by tied weights, and a tuple of ids and looked-up
+    constants.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,16 +45,31 @@ class TinyEncoder(nn.Module):
 
     def forward(self, ids: Tensor, mask: Tensor, scale: float = 1.0) -> dict[str, Any]:
         hidden = self.layer(self.embed(ids) * scale, src_key_padding_mask=mask)
-        return {"logits": self.head(hidden), "more": (hidden.transpose(1, 2), [self.lengths[ids], mask.any()])}
+        return {
+            "logits": self.head(hidden),
+            "more": (hidden.transpose(1, 2), [self.lengths[ids], mask.any()]),
+        }
 
 
 class Kinds(nn.Module):
-    """Outputs of every dtype and layout that needs care: inputs themselves, no dims, no elements, half precision."""
+    """Outputs of every dtype and layout that needs care: inputs themselves, no dims, no elements,
+    half precision.
+    """
 
     def forward(self, x: Tensor, flag: Tensor) -> tuple[Tensor, ...]:
         return (
             *(x, flag, x.sum(), (x > 9).any(), x[:0], x.permute(2, 0, 1)),
-            *(x.to(dtype) for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int8, torch.uint8)),
+            *(
+                x.to(dtype)
+                for dtype in (
+                    torch.float16,
+                    torch.bfloat16,
+                    torch.float64,
+                    torch.int64,
+                    torch.int8,
+                    torch.uint8,
+                )
+            ),
         )
 
 

@@ -89,28 +89,45 @@ class Setting(nn.Module):
 
 
 EXPORT: Mapping[str, Case] = {
-    "a branch or a number of iterations that depends on values": Case(make=Branching, exported=VALUES),
+    "a branch or a number of iterations that depends on values": Case(
+        make=Branching, exported=VALUES
+    ),
     "a branch on a size": Case(
         make=BySize,
         dims={"x": {0: BATCH}},
-        exported=r"no program takes all declared sizes of batch: .*; declare `dims: \{batch: \{min: 3, max: 4\}\}`",
+        exported=(
+            r"no program takes all declared sizes of batch: .*; declare `dims: \{batch: \{min: 3,"
+            r" max: 4\}\}`"
+        ),
     ),
     "`.item()` in arithmetic": Case(make=Item),
     "NumPy inside `forward`": Case(
-        make=Unsupported, says="TorchScript's Tensor has no 'numpy' at models_export.py:.*; use torch's own operations"
+        make=Unsupported,
+        says=(
+            "TorchScript's Tensor has no 'numpy' at models_export.py:.*; use torch's own operations"
+        ),
     ),
-    "`torch.autograd.Function`": Case(make=AutogradFunction, says="calls the Python function 'Double' .*, which no file can hold"),
+    "`torch.autograd.Function`": Case(
+        make=AutogradFunction, says="calls the Python function 'Double' .*, which no file can hold"
+    ),
     "a custom operator without a fake kernel": Case(
         make=Unfaked,
         says="the graph calls coldpress_tests::unfaked, .*; write it in torch's operations",
         exported="unfaked.default has no fake kernel, .*register_fake",
     ),
-    "`torch.compile` around the model or a part, `nn.DataParallel`": Case(make=lambda: torch.compile(Wrapped(), backend="eager")),
-    "writes into a part of its input": Case(make=WritesPart, says=r"writes into its input 'x', .*`x = x\.clone\(\)`"),
+    "`torch.compile` around the model or a part, `nn.DataParallel`": Case(
+        make=lambda: torch.compile(Wrapped(), backend="eager")
+    ),
+    "writes into a part of its input": Case(
+        make=WritesPart, says=r"writes into its input 'x', .*`x = x\.clone\(\)`"
+    ),
     "keeps a tensor of its last call as an attribute": Case(make=Setting),
     "`random.random()`, the clock, a counter in a global": Case(
         make=PythonRandom,
-        says="the trace of input set 1 differs from the trace of input set 0, which has the same sizes",
+        says=(
+            "the trace of input set 1 differs from the trace of input set 0, which has the same"
+            " sizes"
+        ),
         exported=BAKED_IN,
     ),
 }

@@ -33,20 +33,28 @@ class Known(nn.Module):
         x = self.conv3(x) * self.scale + 1.0  # a multiplication and an addition
         x = self.drop(x)
         y = self.drop(x.mean((2, 3)))
-        z = torch.tanh(self.query(y)) * self.key(y) + torch.sigmoid(self.value(y))  # two activations
-        z = torch.exp(z * 2) / (torch.exp(z * 2) + 1)  # two common subexpressions: the product, and the exponential
+        z = torch.tanh(self.query(y)) * self.key(y) + torch.sigmoid(
+            self.value(y)
+        )  # two activations
+        z = torch.exp(z * 2) / (
+            torch.exp(z * 2) + 1
+        )  # two common subexpressions: the product, and the exponential
         z = z.view(-1, 4, 4).transpose(1, 2).reshape(-1, 16)  # two views
         z = self.other(torch.relu(self.tied(z)))  # an activation, and a weight twice
-        return z, self.given, x, y.sum() + (self.left @ self.right).sum(0)  # two operators on constants, 400 bytes
+        return (
+            z,
+            self.given,
+            x,
+            y.sum() + (self.left @ self.right).sum(0),
+        )  # two operators on constants, 400 bytes
 
 
 OF_PYTHON_MODULE = torch.linspace(-1, 1, 64).reshape(8, 8)
 
 
 class Scalars(nn.Module):
-    """Two convolutions with scalar products and sums, and linear layers over one vector, the first with weights from the Python
-    module.
-    """
+    """Two convolutions with scalar products and sums, and linear layers over one vector, the first
+    with weights from the Python module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,9 +89,9 @@ class Shared:
 
 
 class Foreign(nn.Module):
-    """Linear layers with tensors that no copy owns: of the Python module, the class, a closure and a shared attribute; and layers
-    with own weights, two of them in branches. [batch, 8] to [batch, 8].
-    """
+    """Linear layers with tensors that no copy owns: of the Python module, the class, a closure and
+    a shared attribute; and layers with own weights, two of them in branches. [batch, 8] to [batch,
+    8]."""
 
     OF_CLASS = torch.linspace(1, 2, 64).reshape(8, 8)
 

@@ -1,4 +1,6 @@
-"""INPUTS: a tiny model for every row of "Inputs and results" and "Dtypes" in docs/what-freezes.md."""
+"""INPUTS: a tiny model for every row of "Inputs and results" and "Dtypes" in
+docs/what-freezes.md.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,9 @@ class MixedDtypes(nn.Module):
 def dynamic_quantized() -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model: nn.Module = torch.ao.quantization.quantize_dynamic(Layers(nn.Linear(4, 4), nn.ReLU()).eval(), {nn.Linear})
+        model: nn.Module = torch.ao.quantization.quantize_dynamic(
+            Layers(nn.Linear(4, 4), nn.ReLU()).eval(), {nn.Linear}
+        )
         return model
 
 
@@ -103,7 +107,11 @@ def fx_prepared() -> nn.Module:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model: nn.Module = prepare_fx(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), get_default_qconfig_mapping("x86"), (X,))
+        model: nn.Module = prepare_fx(
+            nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(),
+            get_default_qconfig_mapping("x86"),
+            (X,),
+        )
         model(X)
         return model
 
@@ -113,7 +121,9 @@ INPUTS: Mapping[str, Case] = {
     "sparse inputs": Case(
         make=lambda: Calling(lambda x: x.to_dense() * 2),
         inputs={"x": X.relu().to_sparse()},
-        says=r"input 'x': got a torch\.sparse_coo tensor, expected a dense one; give \.to_dense\(\)",
+        says=(
+            r"input 'x': got a torch\.sparse_coo tensor, expected a dense one; give \.to_dense\(\)"
+        ),
     ),
     "example inputs in channels-last layout, or that require gradients": Case(
         make=lambda: Layers(nn.Conv2d(3, 4, 3), nn.ReLU()).eval(),
@@ -121,40 +131,66 @@ INPUTS: Mapping[str, Case] = {
     ),
     "integer, uint8 and bool inputs": Case(
         make=Choosing,
-        inputs={"ids": torch.arange(8).reshape(2, 4), "pixels": (X.abs() * 50).to(torch.uint8), "keep": X > 0, "x": X},
+        inputs={
+            "ids": torch.arange(8).reshape(2, 4),
+            "pixels": (X.abs() * 50).to(torch.uint8),
+            "keep": X > 0,
+            "x": X,
+        },
         dims={name: {0: BATCH} for name in ("ids", "pixels", "keep", "x")},
     ),
-    "optional inputs that are None, outputs that are None": Case(make=Optionals, inputs={"x": X, "bias": None}),
+    "optional inputs that are None, outputs that are None": Case(
+        make=Optionals, inputs={"x": X, "bias": None}
+    ),
     "an empty batch": Case(make=linear_then(lambda y: y), inputs={"x": torch.zeros(0, 4)}),
-    "results that nest dicts, lists, tuples, strings, numbers and None": Case(make=linear_then(structures)),
+    "results that nest dicts, lists, tuples, strings, numbers and None": Case(
+        make=linear_then(structures)
+    ),
     "views as outputs, one tensor returned twice": Case(make=linear_then(views)),
-    "an input, or a view of it, returned": Case(make=lambda: Calling(lambda x: (x, x[:, 1:], x.t(), x * 2))),
+    "an input, or a view of it, returned": Case(
+        make=lambda: Calling(lambda x: (x, x[:, 1:], x.t(), x * 2))
+    ),
     "a parameter or buffer returned": Case(make=ReturnsWeights),
     "in-place operations on intermediates and their views": Case(make=linear_then(in_place)),
     "a sparse result": Case(
-        make=linear_then(lambda y: y.relu().to_sparse()), says=r"expected a dense tensor on the CPU; return \.to_dense\(\)"
+        make=linear_then(lambda y: y.relu().to_sparse()),
+        says=r"expected a dense tensor on the CPU; return \.to_dense\(\)",
     ),
     "sparse tensors inside": Case(
-        make=linear_then(lambda y: y.relu().to_sparse().to_dense()), says="Inductor does not compile; use torchscript-frozen"
+        make=linear_then(lambda y: y.relu().to_sparse().to_dense()),
+        says="Inductor does not compile; use torchscript-frozen",
     ),
-    "results whose size depends on values (`nonzero`)": Case(make=lambda: Calling(lambda x: x[x > 0])),
+    "results whose size depends on values (`nonzero`)": Case(
+        make=lambda: Calling(lambda x: x[x > 0])
+    ),
     # Dtypes
-    "float16": Case(make=lambda: Layers(nn.Linear(64, 64), nn.ReLU()).half(), inputs={"x": WIDE.half()}),
-    "bfloat16": Case(make=lambda: Layers(nn.Linear(64, 64), nn.ReLU()).bfloat16(), inputs={"x": WIDE.bfloat16()}),
-    "float64": Case(make=lambda: Layers(nn.Linear(64, 64), nn.ReLU()).double(), inputs={"x": WIDE.double()}),
+    "float16": Case(
+        make=lambda: Layers(nn.Linear(64, 64), nn.ReLU()).half(), inputs={"x": WIDE.half()}
+    ),
+    "bfloat16": Case(
+        make=lambda: Layers(nn.Linear(64, 64), nn.ReLU()).bfloat16(), inputs={"x": WIDE.bfloat16()}
+    ),
+    "float64": Case(
+        make=lambda: Layers(nn.Linear(64, 64), nn.ReLU()).double(), inputs={"x": WIDE.double()}
+    ),
     "complex64 or complex128 weights and inputs": Case(
         make=lambda: Layers(nn.Linear(4, 4, dtype=torch.complex64)),
         inputs={"x": torch.complex(X, X.flip(0))},
         says="a defect of AOTInductor; use torchscript-frozen",
     ),
-    "complex numbers inside, a lazy conjugate as a result": Case(make=lambda: Calling(complex_inside)),
+    "complex numbers inside, a lazy conjugate as a result": Case(
+        make=lambda: Calling(complex_inside)
+    ),
     "modules of several dtypes": Case(make=MixedDtypes),
     "autocast regions": Case(make=Autocast, inputs={"x": WIDE}),
     "dynamically quantized layers": Case(make=dynamic_quantized, inputs={"x": X}, says=QUANTIZED),
     "models prepared for quantization": Case(
         make=fx_prepared,
         inputs={"input": X},
-        says="the trace would keep for all calls what Python reads of its inputs at a line of torch; use",
+        says=(
+            "the trace would keep for all calls what Python reads of its inputs at a line of"
+            " torch; use"
+        ),
         exported="the model holds observers, .*; convert it",
     ),
 }

@@ -87,8 +87,12 @@ def scaled_row(row: Tensor) -> Tensor:
 
 class Sampled(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        theta = torch.tensor([[1.0, 0.2, 0.0], [0.1, 1.0, 0.0]], dtype=x.dtype).expand(x.shape[0], 2, 3)
-        return F.grid_sample(x, F.affine_grid(theta, list(x.shape), align_corners=False), align_corners=False)
+        theta = torch.tensor([[1.0, 0.2, 0.0], [0.1, 1.0, 0.0]], dtype=x.dtype).expand(
+            x.shape[0], 2, 3
+        )
+        return F.grid_sample(
+            x, F.affine_grid(theta, list(x.shape), align_corners=False), align_corners=False
+        )
 
 
 class Force(nn.Module):
@@ -124,7 +128,9 @@ OPERATIONS: Mapping[str, Case] = {
     "`einsum`, FFT, `nn.EmbeddingBag`, `torch.vmap`, activation checkpointing": Case(
         make=Operations, inputs={"x": X, "ids": torch.arange(10).reshape(2, 5)}
     ),
-    "`nn.LSTM`, `nn.GRU`": Case(make=Recurrent, inputs={"x": SEQUENCE}, dims={"x": {0: BATCH, 1: SIZE}}, exported=FIXED),
+    "`nn.LSTM`, `nn.GRU`": Case(
+        make=Recurrent, inputs={"x": SEQUENCE}, dims={"x": {0: BATCH, 1: SIZE}}, exported=FIXED
+    ),
     "packed sequences": Case(
         make=Packed,
         inputs={"x": SEQUENCE, "lengths": torch.tensor([5, 3])},
@@ -133,7 +139,10 @@ OPERATIONS: Mapping[str, Case] = {
     "`nn.MultiheadAttention`": Case(make=Attention, inputs={"x": SEQUENCE}, dims={"x": {0: BATCH}}),
     "`nn.TransformerEncoder` with a padding mask": Case(
         make=Encoder,
-        inputs={"x": SEQUENCE, "padding_mask": torch.tensor([[False] * 5, [False] * 3 + [True] * 2])},
+        inputs={
+            "x": SEQUENCE,
+            "padding_mask": torch.tensor([[False] * 5, [False] * 3 + [True] * 2]),
+        },
         exported=DIFFERS,
     ),
     "`scaled_dot_product_attention`": Case(
@@ -141,19 +150,27 @@ OPERATIONS: Mapping[str, Case] = {
         inputs={"x": random_inputs(2, 2, 5, 8)},
         dims={"x": {0: BATCH, 2: SIZE}},
     ),
-    "`grid_sample`, `affine_grid`": Case(make=Sampled, inputs={"x": IMAGE}, dims={"x": {2: SIZE}}, exported=FIXED),
+    "`grid_sample`, `affine_grid`": Case(
+        make=Sampled, inputs={"x": IMAGE}, dims={"x": {2: SIZE}}, exported=FIXED
+    ),
     "`interpolate`": Case(
         make=lambda: Calling(lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear")),
         inputs={"x": IMAGE},
         dims={"x": {2: SIZE}},
     ),
     "a custom operator with a fake kernel": Case(
-        make=linear_then(doubled), says="the graph calls coldpress_tests::doubled, .*; write it in torch's operations"
+        make=linear_then(doubled),
+        says="the graph calls coldpress_tests::doubled, .*; write it in torch's operations",
     ),
-    "`torch.cond`": Case(make=lambda: Calling(conditional), says=r"forward calls torch\.cond .*; use torch\.export"),
+    "`torch.cond`": Case(
+        make=lambda: Calling(conditional), says=r"forward calls torch\.cond .*; use torch\.export"
+    ),
     "gradients inside `forward`": Case(
         make=Force,
-        says=r"uses a tensor that requires grad .* at models_operations\.py:.*grad\(energy, x\); register it",
+        says=(
+            r"uses a tensor that requires grad .* at models_operations\.py:.*grad\(energy, x\);"
+            r" register it"
+        ),
         exported="forward computes gradients, .*; write the gradient in torch's operations",
     ),
 }

@@ -1,7 +1,7 @@
 """Models with known effects of freezing.
 
-TorchScript reads the types of attributes from annotations, so this module must not import `annotations` from `__future__`.
-"""
+TorchScript reads the types of attributes from annotations, so this module must not import
+`annotations` from `__future__`."""
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,11 @@ class ConvNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        pairs = [part for _ in range(3) for part in (nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU())]
+        pairs = [
+            part
+            for _ in range(3)
+            for part in (nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU())
+        ]
         self.features = nn.Sequential(*pairs, nn.Dropout(), nn.Dropout(0.2))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -56,7 +56,9 @@ class Number(nn.Module):
 
 
 class RunningMean(nn.Module):
-    """Subtracts the running mean of all rows, kept in two buffers; [batch, 3, 8, 8] through a convolution to fold."""
+    """Subtracts the running mean of all rows, kept in two buffers; [batch, 3, 8, 8] through a
+    convolution to fold.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +128,10 @@ class Memory(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         hidden, state = self.hidden, self.state
         if hidden is None or state is None:
-            hidden, state = torch.zeros(x.shape[0], 6, dtype=x.dtype), torch.zeros(x.shape[0], 6, dtype=x.dtype)
+            hidden, state = (
+                torch.zeros(x.shape[0], 6, dtype=x.dtype),
+                torch.zeros(x.shape[0], 6, dtype=x.dtype),
+            )
         hidden, state = self.cell(x, (hidden, state))
         self.hidden, self.state = hidden, state
         out: Tensor = hidden
@@ -167,14 +172,21 @@ class Holder(nn.Module):
 
 
 class Versioned(nn.Module):
-    """Attributes of every kind, methods with arguments, and a convolution with a batch norm that both forward and a method call."""
+    """Attributes of every kind, methods with arguments, and a convolution with a batch norm that
+    both forward and a method call.
+    """
 
     names: list[str]
     sizes: dict[str, int]
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.norm, self.sub, self.holder = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), Part(), Holder()
+        self.conv, self.norm, self.sub, self.holder = (
+            nn.Conv2d(3, 4, 3, padding=1),
+            nn.BatchNorm2d(4),
+            Part(),
+            Holder(),
+        )
         self.version = 1
         self.title = "first"
         self.enabled = True
@@ -231,7 +243,11 @@ class Tracker(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.encoder, self.cell, self.head = nn.Sequential(nn.Linear(4, 8), nn.ReLU()), nn.GRUCell(8, 8), nn.Linear(8, 2)
+        self.encoder, self.cell, self.head = (
+            nn.Sequential(nn.Linear(4, 8), nn.ReLU()),
+            nn.GRUCell(8, 8),
+            nn.Linear(8, 2),
+        )
         self.state = None
         self.threshold = 0.5
 

@@ -1,4 +1,6 @@
-"""TORCHSCRIPT: a tiny model for every row of "Corners" about TorchScript in docs/what-freezes.md."""
+"""TORCHSCRIPT: a tiny model for every row of "Corners" about TorchScript in
+docs/what-freezes.md.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -187,7 +189,12 @@ class ScriptAttributes(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.depth, self.factor = 3, 2.0
-        self.sizes, self.table, self.pair, self.bias = [1, 2], {"scale": torch.ones(4) * 2}, (3, 0.5), None
+        self.sizes, self.table, self.pair, self.bias = (
+            [1, 2],
+            {"scale": torch.ones(4) * 2},
+            (3, 0.5),
+            None,
+        )
         self.parts = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
         self.named = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
 
@@ -247,7 +254,8 @@ class LooseParameters(nn.Module):
         return x
 
 
-# What TorchScript cannot read: each also branches on values, so that neither a trace nor an export is right
+# What TorchScript cannot read: each also branches on values, so that neither a trace nor an export
+# is right
 
 
 class Lambda(nn.Module):
@@ -256,7 +264,9 @@ class Lambda(nn.Module):
 
 
 class AsText(nn.Module):
-    """Has annotations that are text, as `from __future__ import annotations` makes all of a module."""
+    """Has annotations that are text, as `from __future__ import annotations` makes all of a
+    module.
+    """
 
     sizes: "list[int]"
 
@@ -305,24 +315,35 @@ TORCHSCRIPT: Mapping[str, Case] = {
         make=ScriptMethods, exported=VALUES
     ),
     "a traced module within one that branches on values": Case(make=HoldsTraced, exported=SCRIPTED),
-    "`torch.jit.trace_module` with several methods": Case(make=lambda: traced_methods(TwoMethods(), forward=X, encode=X)),
+    "`torch.jit.trace_module` with several methods": Case(
+        make=lambda: traced_methods(TwoMethods(), forward=X, encode=X)
+    ),
     "`@torch.jit.ignore`": Case(
-        make=Ignoring, says="which no file can hold at models_torchscript.py:.*; mark it `@torch.jit.unused`", exported=VALUES
+        make=Ignoring,
+        says="which no file can hold at models_torchscript.py:.*; mark it `@torch.jit.unused`",
+        exported=VALUES,
     ),
     "`@torch.jit.unused`, but called": Case(
         make=UnusedButCalled,
-        says=r"a method marked @torch\.jit\.unused; mark methods that serving calls with @torch\.jit\.export",
+        says=(
+            r"a method marked @torch\.jit\.unused; mark methods that serving calls with"
+            r" @torch\.jit\.export"
+        ),
         exported=VALUES,
     ),
     "`torch.jit.is_scripting()` with a different result": Case(
-        make=ScriptingOtherwise, says="the script differs from the model on input set 0", exported=VALUES
+        make=ScriptingOtherwise,
+        says="the script differs from the model on input set 0",
+        exported=VALUES,
     ),
     "list, dict, tuple, `Optional`, `Final` and `__constants__` attributes, `nn.ModuleList`, `nn.ModuleDict`": Case(
         make=ScriptAttributes, exported=VALUES
     ),
     "a scripted module that branches on values": Case(
         make=lambda: scripted(ScriptAttributes()),
-        exported=r"PyTorch's converter: RuntimeError: aten::gt\(\) Expected a value of type 'float'",
+        exported=(
+            r"PyTorch's converter: RuntimeError: aten::gt\(\) Expected a value of type 'float'"
+        ),
     ),
     "lists and dicts that `forward` changes": Case(make=ChangedContainers, exported=DIFFERS_LATER),
     "a module of a `ModuleList` chosen by a value": Case(
@@ -334,14 +355,20 @@ TORCHSCRIPT: Mapping[str, Case] = {
     # What TorchScript cannot read, and hooks
     "`from __future__ import annotations`, with annotated attributes": Case(
         make=AsText,
-        says=r"the annotation 'list\[int\]' is text, .*; remove `from __future__ import annotations`",
+        says=(
+            r"the annotation 'list\[int\]' is text, .*; remove `from __future__ import annotations`"
+        ),
         exported=VALUES,
     ),
     "untyped arguments, `**kwargs`, lambdas, f-strings, recursion, `.tolist()`, custom classes, variables of two types": Case(
-        make=Lambda, says="does not take lambdas at models_torchscript.py:.*; write it as a `def`", exported=VALUES
+        make=Lambda,
+        says="does not take lambdas at models_torchscript.py:.*; write it as a `def`",
+        exported=VALUES,
     ),
     "`try` and `except`": Case(
-        make=Try, says="does not take try blocks at models_torchscript.py:.*; rewrite it in plain Python", exported=DIFFERS
+        make=Try,
+        says="does not take try blocks at models_torchscript.py:.*; rewrite it in plain Python",
+        exported=DIFFERS,
     ),
     "forward hooks and pre-hooks": Case(make=lambda: hooked(Hooked())),
     "untyped hooks of a model that needs a script": Case(

@@ -20,7 +20,9 @@ IMAGE = random_inputs(2, 3, 8, 8)
 
 
 class StaysInTraining(nn.Module):
-    """Keeps its batch norm in training mode: the answer depends on the batch, and each call counts."""
+    """Keeps its batch norm in training mode: the answer depends on the batch, and each call
+    counts.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,7 +139,9 @@ def on_meta() -> nn.Module:
 def normed_by_hooks() -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        return Layers(nn.utils.weight_norm(nn.Linear(4, 4)), nn.utils.spectral_norm(nn.Linear(4, 4))).eval()
+        return Layers(
+            nn.utils.weight_norm(nn.Linear(4, 4)), nn.utils.spectral_norm(nn.Linear(4, 4))
+        ).eval()
 
 
 class Symmetric(nn.Module):
@@ -148,7 +152,11 @@ class Symmetric(nn.Module):
 def parametrized() -> nn.Module:
     own = nn.Linear(4, 4)
     parametrize.register_parametrization(own, "weight", Symmetric())
-    return Layers(parametrizations.weight_norm(nn.Linear(4, 4)), parametrizations.spectral_norm(nn.Linear(4, 4)), own).eval()
+    return Layers(
+        parametrizations.weight_norm(nn.Linear(4, 4)),
+        parametrizations.spectral_norm(nn.Linear(4, 4)),
+        own,
+    ).eval()
 
 
 def channels_last() -> nn.Module:
@@ -171,37 +179,66 @@ class MaxNorm(nn.Module):
 
 WEIGHTS: Mapping[str, Case] = {
     "dropout and batch norm layers": Case(
-        make=lambda: Layers(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5)).eval(), inputs={"x": IMAGE}
+        make=lambda: Layers(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5)).eval(),
+        inputs={"x": IMAGE},
     ),
-    "`F.dropout` without `training=`, `torch.rand`": Case(make=lambda: Calling(lambda x: F.dropout(x, 0.5))),
+    "`F.dropout` without `training=`, `torch.rand`": Case(
+        make=lambda: Calling(lambda x: F.dropout(x, 0.5))
+    ),
     "batch norm without running statistics": Case(
-        make=lambda: Layers(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False)).eval(), inputs={"x": IMAGE}
+        make=lambda: Layers(
+            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False)
+        ).eval(),
+        inputs={"x": IMAGE},
     ),
     "a submodule that stays in training mode": Case(
         make=StaysInTraining,
         inputs={"x": IMAGE},
-        says="a batch norm runs in training mode, .*; put it into eval mode, or give it track_running_stats=False",
-        exported=r"a call changes model\.norm\.num_batches_tracked, .*; torchscript-frozen keeps state",
+        says=(
+            "a batch norm runs in training mode, .*; put it into eval mode, or give it"
+            " track_running_stats=False"
+        ),
+        exported=(
+            r"a call changes model\.norm\.num_batches_tracked, .*; torchscript-frozen keeps state"
+        ),
     ),
     "tied weights": Case(make=Tied, inputs={"ids": torch.arange(10).reshape(2, 5)}),
     "buffers (persistent or not), tensors as plain attributes": Case(make=Buffers),
     "weights that are views of a larger storage": Case(make=Sliced),
-    "weights made in inference mode, without gradients, or expanded (stride 0)": Case(make=UnusualWeights),
-    "sparse weights (COO, CSR)": Case(make=SparseWeights, says="Inductor does not compile; use torchscript-frozen"),
-    "attributes that cannot be copied (locks, files)": Case(make=Locked, says="cannot be copied, .* cannot pickle '_thread.lock'"),
-    "weights on the meta device": Case(make=on_meta, inputs={"x": X}, says="on the meta device, without values; load the weights"),
+    "weights made in inference mode, without gradients, or expanded (stride 0)": Case(
+        make=UnusualWeights
+    ),
+    "sparse weights (COO, CSR)": Case(
+        make=SparseWeights, says="Inductor does not compile; use torchscript-frozen"
+    ),
+    "attributes that cannot be copied (locks, files)": Case(
+        make=Locked, says="cannot be copied, .* cannot pickle '_thread.lock'"
+    ),
+    "weights on the meta device": Case(
+        make=on_meta, inputs={"x": X}, says="on the meta device, without values; load the weights"
+    ),
     "lazy layers before their first call": Case(
-        make=lambda: Layers(nn.LazyLinear(4)), inputs={"x": X}, says="of lazy layers, .*; call the model once before freezing"
+        make=lambda: Layers(nn.LazyLinear(4)),
+        inputs={"x": X},
+        says="of lazy layers, .*; call the model once before freezing",
     ),
     "`nn.utils.weight_norm`, `nn.utils.spectral_norm`": Case(make=normed_by_hooks),
     "parametrizations, of torch or custom": Case(make=parametrized),
     "weights in channels-last layout": Case(make=channels_last, inputs={"x": IMAGE}),
-    "a buffer changed by a call": Case(make=Counter, says=r"a call changes model\.count, .*; torchscript-frozen keeps state"),
+    "a buffer changed by a call": Case(
+        make=Counter, says=r"a call changes model\.count, .*; torchscript-frozen keeps state"
+    ),
     "a buffer that is a view of another, changed by a call": Case(
-        make=Shown, says="the trace differs from the model on input set 0|cannot tell which tensors a call changes"
+        make=Shown,
+        says=(
+            "the trace differs from the model on input set 0|cannot tell which tensors a call"
+            " changes"
+        ),
     ),
     "an attribute replaced by every call": Case(make=ReassignedCounter, exported=DIFFERS_LATER),
     "an embedding with `max_norm`": Case(
-        make=MaxNorm, inputs={"ids": torch.arange(10).reshape(2, 5)}, says=r"a call changes model\.table\.weight"
+        make=MaxNorm,
+        inputs={"ids": torch.arange(10).reshape(2, 5)},
+        says=r"a call changes model\.table\.weight",
     ),
 }

@@ -29,7 +29,9 @@ def reference_of(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
     return np.asarray(np.where(random.random(shape) < 0.1, r * 1e4, r)).astype(dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "complex64", "complex128", "int32", "bool"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float16", "float64", "complex64", "complex128", "int32", "bool"]
+)
 def test_arrays_pass_where_tensors_do(dtype: str) -> None:
     verdicts = set()
     for seed, (shape, limits, error) in enumerate(product(SHAPES, LIMITS, ERRORS)):
@@ -50,26 +52,43 @@ def test_arrays_pass_where_tensors_do(dtype: str) -> None:
         for expected, found in zip(of_tensors, of_arrays, strict=True):
             assert found.num_elements == expected.num_elements
             for name in ("noise", "signal", "power", "inner", "max_abs_err", "max_rel_err"):
-                assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=1e-9, abs=1e-30), name
+                assert getattr(found, name) == pytest.approx(
+                    getattr(expected, name), rel=1e-9, abs=1e-30
+                ), name
         for gate_reference, dtype_of in product(("float64", "eager"), (one.dtype, r.dtype)):
             gate = GoldenGate(error_ratio_max=3.0, reference=gate_reference)  # type: ignore[arg-type]
             problems = []
             for own in (of_tensors[0], of_arrays[0]):
-                output = OutputError(rmse=own.rmse, native_rmse=1e-7 * own.rms, rms=own.rms, dtype=dtype_of, num_elements=r.size)
+                output = OutputError(
+                    rmse=own.rmse,
+                    native_rmse=1e-7 * own.rms,
+                    rms=own.rms,
+                    dtype=dtype_of,
+                    num_elements=r.size,
+                )
                 problems.append(gate_problem(output, gate, own) is None)
             assert problems[0] == problems[1]
             verdicts.add(problems[0])
         slices = [Slices(doubles, limits), Slices(wide, limits)]
         slices[0].add(one, other)
         slices[1].add(r, c)
-        judged = [item.problem(kind, 3.0, 1e-6) for item, kind in zip(slices, (one.dtype, r.dtype), strict=True)]
+        judged = [
+            item.problem(kind, 3.0, 1e-6)
+            for item, kind in zip(slices, (one.dtype, r.dtype), strict=True)
+        ]
         assert (judged[0] is None) == (judged[1] is None)
     assert verdicts == {True, False}
 
 
 def test_arrays_differ_in_the_same_words() -> None:
     nan, one = np.array([math.nan, 1.0], np.float32), np.array([1.0, 1.0], np.float32)
-    pairs: list[tuple[np.ndarray, np.ndarray]] = [(nan, one), (one, nan), (nan, nan), (one, one[:1]), (one, one.astype(np.float64))]
+    pairs: list[tuple[np.ndarray, np.ndarray]] = [
+        (nan, one),
+        (one, nan),
+        (nan, nan),
+        (one, one[:1]),
+        (one, one.astype(np.float64)),
+    ]
     for r, c in pairs:
         wanted = exact_problem(torch.from_numpy(r), torch.from_numpy(c))
         assert array_problem(r, c) == (wanted.replace("torch.", "") if wanted else None)

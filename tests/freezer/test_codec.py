@@ -69,7 +69,9 @@ def test_a_record_round_trips_through_json() -> None:
 
 
 def test_unknown_fields_are_ignored_and_missing_ones_default() -> None:
-    assert decode(Everything, {"invented": 1, "kind": "two"}, origin="here") == Everything(kind="two")
+    assert decode(Everything, {"invented": 1, "kind": "two"}, origin="here") == Everything(
+        kind="two"
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,10 @@ def test_unknown_fields_are_ignored_and_missing_ones_default() -> None:
         ({"parts": [{"text": 1}]}, r"field 'parts\.0\.text' is 1; expected str"),
         ({"ranges": {"a": {}}}, "field 'ranges.0' lacks 'low'"),
         ({"ranges": {"a": {"low": -1}}}, "low is -1"),
-        ({"nested": {"nested": {"threads": None}}}, r"field 'nested\.nested\.threads' is None; expected int"),
+        (
+            {"nested": {"nested": {"threads": None}}},
+            r"field 'nested\.nested\.threads' is None; expected int",
+        ),
     ],
 )
 def test_a_wrong_value_names_its_field(data: Any, message: str) -> None:

@@ -9,7 +9,11 @@ import pytest
 from freezer import errors
 from freezer.errors import CatalogError, ColdpressError, FreezeError, IncompatibleError, Refusal
 
-CLASSES = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, ColdpressError)]
+CLASSES = [
+    value
+    for value in vars(errors).values()
+    if isinstance(value, type) and issubclass(value, ColdpressError)
+]
 
 
 @pytest.mark.parametrize("kind", CLASSES)
@@ -32,7 +36,10 @@ def test_attributes_survive_pickling() -> None:
 
 
 def test_kinds_and_codes_differ() -> None:
-    for names in ([kind.kind for kind in CLASSES if issubclass(kind, FreezeError)], [kind.code for kind in CLASSES]):
+    for names in (
+        [kind.kind for kind in CLASSES if issubclass(kind, FreezeError)],
+        [kind.code for kind in CLASSES],
+    ):
         assert len(set(names)) == len(names)
 
 

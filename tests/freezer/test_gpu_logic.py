@@ -17,7 +17,11 @@ from freezer.artifact.manifest import Manifest, Payload
 from freezer.artifact.sections import DriftRecord, Needs
 from freezer.errors import BuildError, ContractError, CudaGraphsError, IncompatibleError, UsageError
 from freezer.freezing.lowering import exported
-from freezer.freezing.lowering.inductor.cuda_toolkit import driver_library, link_toolkit, nvidia_folders
+from freezer.freezing.lowering.inductor.cuda_toolkit import (
+    driver_library,
+    link_toolkit,
+    nvidia_folders,
+)
 from freezer.freezing.lowering.inductor.inductor import configuration, known
 from freezer.freezing.lowering.isa_check import host_class
 from freezer.freezing.models.torchscript_module import device_uses
@@ -31,7 +35,14 @@ from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.payload_choice import OpenPayload
 from freezer.runtime.payloads import open_exported
 from freezer.runtime.precision import full_on_gpu, plain_precision
-from freezer.serving.selection import Image, LoadOptions, Selection, ServingProcess, failure, select_image
+from freezer.serving.selection import (
+    Image,
+    LoadOptions,
+    Selection,
+    ServingProcess,
+    failure,
+    select_image,
+)
 from freezer.spec.inputs import InputSpec
 from freezer.spec.items import OutputSpec, OutputStructure, TensorSpec
 from freezer.store.store import Store
@@ -44,7 +55,13 @@ from tests.steps import BATCH, captured_by, manifest_of, random_inputs, subject_
 SM90 = DEVICE_CLASSES["cuda-sm90"]
 GPU = torch.device("cuda", 1)
 TARGET = Target(device_class=SM90, num_threads=4, device=GPU)
-FIXED = Payload(path="payloads/one.pt2", digest="sha256:" + 64 * "0", size_bytes=1, kind="inductor", num_threads=None)
+FIXED = Payload(
+    path="payloads/one.pt2",
+    digest="sha256:" + 64 * "0",
+    size_bytes=1,
+    kind="inductor",
+    num_threads=None,
+)
 RANGED = replace(FIXED, path="payloads/all.pt2", dims=(BATCH,))
 
 
@@ -52,7 +69,11 @@ RANGED = replace(FIXED, path="payloads/all.pt2", dims=(BATCH,))
 def test_inductor_settings_for_a_gpu(name: str) -> None:
     recipe = made_for(RECIPES[name], "cuda")
     config = configuration(recipe.settings["inductor"], TARGET, beside=False)
-    assert (config["cpp.march"], config["cpp.simdlen"], config["cuda.arch"]) == ("x86-64-v3", 256, "90")
+    assert (config["cpp.march"], config["cpp.simdlen"], config["cuda.arch"]) == (
+        "x86-64-v3",
+        256,
+        "90",
+    )
     assert config["cpp.weight_prepack"] is False
     assert config["max_autotune"] is (name == "inductor-max-autotune")
     assert "TRITON" in config["max_autotune_gemm_backends"]
@@ -66,7 +87,11 @@ def test_gpu_recipes_fix_the_precision() -> None:
         found = made_for(recipe, "cuda")
         assert found.settings["precision"] == {"tf32": False, "reduced_precision_reductions": False}
         assert not found.by_thread
-        assert all(found.settings[name] == value for name, value in recipe.settings.items() if name != "inductor")
+        assert all(
+            found.settings[name] == value
+            for name, value in recipe.settings.items()
+            if name != "inductor"
+        )
     assert KEPT_EAGER not in select(["all"], portable=False)
 
 
@@ -79,7 +104,11 @@ def test_full_on_gpu_restores_the_settings() -> None:
             assert settings_on_gpu() == inside
         assert settings_on_gpu() == inside
     assert "tf32" not in inside.values()
-    reduced = [value[0] if isinstance(value, tuple) else value for name, value in inside.items() if name.startswith("allow")]
+    reduced = [
+        value[0] if isinstance(value, tuple) else value
+        for name, value in inside.items()
+        if name.startswith("allow")
+    ]
     assert reduced == [False, False]
     assert settings_on_gpu() == before
     torch.set_float32_matmul_precision("high")
@@ -104,9 +133,14 @@ def model_on(device: torch.device) -> FrozenModel:
 
 
 def test_inputs_on_other_devices_are_refused() -> None:
-    with pytest.raises(ContractError, match=r"input 'x': got device cpu, expected cuda:1; move it with \.to\('cuda:1'\), or load"):
+    with pytest.raises(
+        ContractError,
+        match=r"input 'x': got device cpu, expected cuda:1; move it with \.to\('cuda:1'\), or load",
+    ):
         model_on(GPU)(x=torch.ones(2, 4))
-    with pytest.raises(ContractError, match=r"input 'x': got device meta, expected cpu; move it with \.cpu\(\)"):
+    with pytest.raises(
+        ContractError, match=r"input 'x': got device meta, expected cpu; move it with \.cpu\(\)"
+    ):
         model_on(torch.device("cpu"))(x=torch.ones(2, 4, device="meta"))
     assert model_on(GPU).device == GPU
 
@@ -145,10 +179,15 @@ def test_cuda_graphs_on_a_cpu_raise(scripted: Frozen) -> None:
 
 
 def test_cpu_artifacts_are_refused_for_a_gpu(published: Store) -> None:
-    with pytest.raises(IncompatibleError, match=r"device_mismatch: got an artifact for a CPU, expected device cuda:1") as caught:
+    with pytest.raises(
+        IncompatibleError,
+        match=r"device_mismatch: got an artifact for a CPU, expected device cuda:1",
+    ) as caught:
         freezer.load("mlp", store=str(published.root), device="cuda:1")
     assert {refusal.reason for refusal in caught.value.ladder} == {"device_mismatch"}
-    assert freezer.load("mlp", store=str(published.root), device="cpu").device == torch.device("cpu")
+    assert freezer.load("mlp", store=str(published.root), device="cpu").device == torch.device(
+        "cpu"
+    )
     with pytest.raises(UsageError, match="got device 'gpu', expected cpu, cuda or cuda:N"):
         freezer.load("mlp", store=str(published.root), device="gpu")
 
@@ -158,16 +197,28 @@ HOPPER = x86("haswell", INTEL, gpus=(H100,))
 
 def selected(cuda: CudaHere, host: Host = HOPPER, **options: Any) -> Selection:
     """What select finds for a described machine, of artifacts for two GPUs and `portable`."""
-    manifests = [manifest(), manifest_of(FIXED, device_class="cuda-sm80", needs=manifest().needs), manifest_of(FIXED)]
+    manifests = [
+        manifest(),
+        manifest_of(FIXED, device_class="cuda-sm80", needs=manifest().needs),
+        manifest_of(FIXED),
+    ]
 
     def unread(*_: object) -> Any:
         raise AssertionError("nothing but manifests is read")
 
     images = [
-        Image(device_class=item.device_class, manifest=partial(copy, item), manifest_bytes=unread, signatures=unread, fetch=unread)
+        Image(
+            device_class=item.device_class,
+            manifest=partial(copy, item),
+            manifest_bytes=unread,
+            signatures=unread,
+            fetch=unread,
+        )
         for item in manifests
     ]
-    process = ServingProcess(host=host, environ={}, num_threads=1, torch_version="2.13.0", cuda=cuda)
+    process = ServingProcess(
+        host=host, environ={}, num_threads=1, torch_version="2.13.0", cuda=cuda
+    )
     return select_image(images, process, LoadOptions(**options))
 
 
@@ -223,20 +274,30 @@ def test_programs_open_on_other_devices(tmp_path: Path) -> None:
 
 def test_torchs_cuda_headers_replace_a_toolkit(tmp_path: Path) -> None:
     site = tmp_path / "site" / "nvidia"
-    for part, names in {"cu13": ("include/cuda_runtime_api.h", "lib/libcudart.so.13"), "cublas": ("lib/libcublas.so.13",)}.items():
+    for part, names in {
+        "cu13": ("include/cuda_runtime_api.h", "lib/libcudart.so.13"),
+        "cublas": ("lib/libcublas.so.13",),
+    }.items():
         for name in names:
             (site / part / name).parent.mkdir(parents=True, exist_ok=True)
             (site / part / name).write_text(name)
     (tmp_path / "libcuda.so.1").write_text("driver")
     home = tmp_path / "home"
     home.mkdir()
-    link_toolkit(home, nvidia_folders(["", str(tmp_path / "none"), str(tmp_path / "site")]), driver_library((str(tmp_path),)))
+    link_toolkit(
+        home,
+        nvidia_folders(["", str(tmp_path / "none"), str(tmp_path / "site")]),
+        driver_library((str(tmp_path),)),
+    )
     assert (home / "include/cuda_runtime_api.h").read_text() == "include/cuda_runtime_api.h"
     assert sorted(item.name for item in (home / "lib64").iterdir()) == [
         *("libcublas.so", "libcublas.so.13", "libcuda.so", "libcudart.so", "libcudart.so.13")
     ]
     other = tmp_path / "other"
     other.mkdir()
-    with pytest.raises(BuildError, match=r"no cuda_runtime_api\.h to compile the host code with; install CUDA's toolkit") as caught:
+    with pytest.raises(
+        BuildError,
+        match=r"no cuda_runtime_api\.h to compile the host code with; install CUDA's toolkit",
+    ) as caught:
         link_toolkit(other, [], None)
     assert caught.value.code == "CP-CUDA-HEADERS"

@@ -1,4 +1,6 @@
-"""Imports: reading needs no torch, serving nothing of freezer.freezing, and nothing needs ray, mlflow or pydantic."""
+"""Imports: reading needs no torch, serving nothing of freezer.freezing, and nothing needs ray,
+mlflow or pydantic.
+"""
 
 from __future__ import annotations
 
@@ -26,29 +28,57 @@ def imported_by(code: str, *args: object) -> str:
 
 
 def test_import_freezer_is_light() -> None:
-    assert imported_by("import freezer; freezer.DeviceClass, freezer.Dim, freezer.IncompatibleError") == "[]"
+    assert (
+        imported_by("import freezer; freezer.DeviceClass, freezer.Dim, freezer.IncompatibleError")
+        == "[]"
+    )
 
 
 ROOT = Path(__file__).parents[2]
 
-READING = ("errors.py", "limits.py", "files", "spec", "hardware", "artifact", "store", "cli", "freezing/recipes")
+READING = (
+    "errors.py",
+    "limits.py",
+    "files",
+    "spec",
+    "hardware",
+    "artifact",
+    "store",
+    "cli",
+    "freezing/recipes",
+)
 """Modules that do not import torch."""
 
 
 def module_names(place: str) -> list[str]:
     """Modules in a file or folder of freezer."""
     path = ROOT / "freezer" / place
-    files = [path] if path.is_file() else [file for file in path.rglob("*.py") if file.name != "__main__.py"]
-    return sorted(".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in files)
+    files = (
+        [path]
+        if path.is_file()
+        else [file for file in path.rglob("*.py") if file.name != "__main__.py"]
+    )
+    return sorted(
+        ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for file in files
+    )
 
 
 def test_reading_modules_import_no_torch() -> None:
     modules = [name for place in READING for name in module_names(place)]
-    assert imported_by("import importlib\nfor name in sys.argv[1:]: importlib.import_module(name)", *modules) == "[]"
+    assert (
+        imported_by(
+            "import importlib\nfor name in sys.argv[1:]: importlib.import_module(name)", *modules
+        )
+        == "[]"
+    )
 
 
 def test_freezer_needs_no_ray_mlflow_or_pydantic(scripted: Frozen) -> None:
-    found = imported_by("import freezer, sys; freezer.load(sys.argv[1]); freezer.verify(sys.argv[1])", scripted.artifact.folder)
+    found = imported_by(
+        "import freezer, sys; freezer.load(sys.argv[1]); freezer.verify(sys.argv[1])",
+        scripted.artifact.folder,
+    )
     assert found == "['numpy', 'torch']"
 
 
@@ -84,7 +114,9 @@ print(torch.cuda.is_initialized(), [name for name in sys.modules if name.startsw
 
 
 @pytest.mark.parametrize("command", ["classes", "inspect", "pull", "run", "verify"])
-def test_commands_import_no_more_than_they_need(command: str, published: Store, tmp_path: Path) -> None:
+def test_commands_import_no_more_than_they_need(
+    command: str, published: Store, tmp_path: Path
+) -> None:
     save_file({"x": torch.ones(2, 4)}, tmp_path / "x.safetensors")
     pulled = published.pull(published.version("mlp"), "portable", tmp_path / "portable").folder
     store = ["--store", published.root]
@@ -92,10 +124,18 @@ def test_commands_import_no_more_than_they_need(command: str, published: Store, 
         "classes": [],
         "inspect": ["mlp", *store],
         "pull": ["mlp", *store, "--dest", tmp_path / "pulled"],
-        "run": [pulled, "--input", tmp_path / "x.safetensors", "--output", tmp_path / "y.safetensors"],
+        "run": [
+            pulled,
+            "--input",
+            tmp_path / "x.safetensors",
+            "--output",
+            tmp_path / "y.safetensors",
+        ],
         "verify": ["mlp", *store],
     }[command]
-    unused = ["pyarrow", "ray", "mlflow"] + ([] if command in ("run", "verify") else ["torch", "numpy"])
+    unused = ["pyarrow", "ray", "mlflow"] + (
+        [] if command in ("run", "verify") else ["torch", "numpy"]
+    )
     blocked = f"import sys; sys.modules.update(dict.fromkeys({unused!r})); "
     assert python(OWN + blocked + MAIN, command, *arguments).splitlines()[-1] == "[]"
 

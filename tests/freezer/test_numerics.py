@@ -25,7 +25,11 @@ def masked(fill: float = -1e9) -> Tensor:
 def problem(r: Tensor, c: Tensor, reference: Literal["float64", "eager"]) -> str | None:
     rmse, rms, _ = rms_errors(r, c, APART)
     error = OutputError(rmse=rmse, native_rmse=1e-8, rms=rms, dtype=r.dtype, num_elements=r.numel())
-    return gate_problem(error, GoldenGate(error_ratio_max=3.0, reference=reference), distances(r, c, limits=APART)[0])
+    return gate_problem(
+        error,
+        GoldenGate(error_ratio_max=3.0, reference=reference),
+        distances(r, c, limits=APART)[0],
+    )
 
 
 def test_fill_values_do_not_hide_other_errors() -> None:
@@ -54,7 +58,10 @@ def test_figures_of_tiny_outputs() -> None:
 def test_fill_values_may_differ_by_rounding() -> None:
     r = masked()
     assert exact_problem(r, torch.where(r < -1e8, r + 64, r), APART) is None
-    assert exact_problem(r, torch.where(r < -1e8, r * 0.9, r), APART) == "the greatest values, of 1e+09, are off by 1e+08"
+    assert (
+        exact_problem(r, torch.where(r < -1e8, r * 0.9, r), APART)
+        == "the greatest values, of 1e+09, are off by 1e+08"
+    )
 
 
 def test_bounds_with_an_eager_reference() -> None:

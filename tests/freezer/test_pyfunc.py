@@ -39,13 +39,25 @@ def tensor(name: str, dtype: str = "float32", *rest: int) -> TensorSpec:
 def model_of(forward: Callable[..., Any], *inputs: TensorSpec | ConstantSpec) -> PyfuncModel:
     """A pyfunc around a frozen model whose payload is a Python function."""
     spec = InputSpec(inputs=inputs, dims=(BATCH,))
-    example = {i.name: torch.zeros(i.at({"batch": 2}), dtype=getattr(torch, i.dtype)) for i in spec.tensors}
+    example = {
+        i.name: torch.zeros(i.at({"batch": 2}), dtype=getattr(torch, i.dtype)) for i in spec.tensors
+    }
     structure, leaves = flatten(forward(**example, **spec.constants))
     payload = Payload(
-        path="payloads/all.pt", digest="", size_bytes=0, kind="torchscript", num_threads=None, dims=(BATCH,), convention="native"
+        path="payloads/all.pt",
+        digest="",
+        size_bytes=0,
+        kind="torchscript",
+        num_threads=None,
+        dims=(BATCH,),
+        convention="native",
     )
     opened = [OpenPayload(payload=payload, run=forward)]
-    return PyfuncModel(FrozenModel(spec=spec, outputs=output_specs(structure, leaves), structure=structure, payloads=opened))
+    return PyfuncModel(
+        FrozenModel(
+            spec=spec, outputs=output_specs(structure, leaves), structure=structure, payloads=opened
+        )
+    )
 
 
 @pytest.fixture
@@ -55,7 +67,9 @@ def doubled() -> PyfuncModel:
 
 @pytest.fixture
 def columns() -> PyfuncModel:
-    return model_of(lambda age, height: {"sum": age.float() + height}, tensor("age", "int32"), tensor("height"))
+    return model_of(
+        lambda age, height: {"sum": age.float() + height}, tensor("age", "int32"), tensor("height")
+    )
 
 
 # Inputs
@@ -68,7 +82,14 @@ def read_only(array: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "wrap", [lambda x: x, lambda x: {"x": torch.from_numpy(x)}, read_only, lambda x: x.astype(">f4"), lambda x: x.T.copy().T]
+    "wrap",
+    [
+        lambda x: x,
+        lambda x: {"x": torch.from_numpy(x)},
+        read_only,
+        lambda x: x.astype(">f4"),
+        lambda x: x.T.copy().T,
+    ],
 )
 def test_arrays_and_tensors_are_accepted(doubled: PyfuncModel, wrap: Callable[[Any], Any]) -> None:
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -80,7 +101,14 @@ def test_arrays_and_tensors_are_accepted(doubled: PyfuncModel, wrap: Callable[[A
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [("float32", "float64"), ("float16", "float32"), ("int32", "int64"), ("uint8", "int64"), ("uint8", "int16"), ("bool", "bool")],
+    [
+        ("float32", "float64"),
+        ("float16", "float32"),
+        ("int32", "int64"),
+        ("uint8", "int64"),
+        ("uint8", "int16"),
+        ("bool", "bool"),
+    ],
 )
 def test_lossless_dtypes_are_converted(given: str, expected: str) -> None:
     model = model_of(lambda x: x, tensor("x", expected))
@@ -91,11 +119,21 @@ def test_lossless_dtypes_are_converted(given: str, expected: str) -> None:
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [("float64", "float32"), ("int64", "int32"), ("int32", "float32"), ("float32", "int64"), ("bool", "int64"), ("int8", "uint8")],
+    [
+        ("float64", "float32"),
+        ("int64", "int32"),
+        ("int32", "float32"),
+        ("float32", "int64"),
+        ("bool", "int64"),
+        ("int8", "uint8"),
+    ],
 )
 def test_lossy_dtypes_are_refused(given: str, expected: str) -> None:
     model = model_of(lambda x: x, tensor("x", expected))
-    with pytest.raises(ContractError, match=rf"'x': got dtype {given}, expected {expected}; convert it with \.astype"):
+    with pytest.raises(
+        ContractError,
+        match=rf"'x': got dtype {given}, expected {expected}; convert it with \.astype",
+    ):
         model.predict(np.array([0, 1], given))
 
 
@@ -126,7 +164,9 @@ def test_other_data_frames_are_refused(columns: PyfuncModel) -> None:
 
 
 def test_the_contract_is_enforced(columns: PyfuncModel, doubled: PyfuncModel) -> None:
-    with pytest.raises(ContractError, match="got one ndarray; expected inputs by name: age, height"):
+    with pytest.raises(
+        ContractError, match="got one ndarray; expected inputs by name: age, height"
+    ):
         columns.predict(np.zeros(2))
     with pytest.raises(ContractError, match="'height': got nothing"):
         columns.predict({"age": np.zeros(2, np.int32)})
@@ -191,7 +231,12 @@ def test_a_changed_store_is_refused(artifact: Artifact, tmp_path: Path) -> None:
     version = store.publish("model", source_key="k", artifacts={"portable": artifact}, carried={})
     folder = tmp_path / "registered"
     folder.mkdir()
-    pointer = {"store": str(store.root), "model": "model", "version": version.number, "device_class": "portable"}
+    pointer = {
+        "store": str(store.root),
+        "model": "model",
+        "version": version.number,
+        "device_class": "portable",
+    }
     (folder / "store.json").write_text(json.dumps(pointer))
     (folder / "manifest.json").write_bytes(artifact.manifest.to_bytes())
     assert _load_pyfunc(str(folder)).predict(np.ones((1, 4), np.float32)).shape == (1, 3)
@@ -202,7 +247,13 @@ def test_a_changed_store_is_refused(artifact: Artifact, tmp_path: Path) -> None:
 
 def test_the_thread_count_is_configurable(artifact: Artifact, tmp_path: Path) -> None:
     num_threads = torch.get_num_threads() + 1
-    copy_of(artifact, tmp_path, payloads=tuple(replace(p, num_threads=num_threads) for p in artifact.manifest.payloads))
+    copy_of(
+        artifact,
+        tmp_path,
+        payloads=tuple(replace(p, num_threads=num_threads) for p in artifact.manifest.payloads),
+    )
     with pytest.raises(IncompatibleError, match=f"threads_mismatch.*expected {num_threads}"):
         _load_pyfunc(str(tmp_path))
-    assert _load_pyfunc(str(tmp_path), {"threads": num_threads}).predict(np.ones((1, 4), np.float32)).shape == (1, 3)
+    assert _load_pyfunc(str(tmp_path), {"threads": num_threads}).predict(
+        np.ones((1, 4), np.float32)
+    ).shape == (1, 3)

@@ -11,7 +11,11 @@ class Residual(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem, self.conv, self.norm = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32)
+        self.stem, self.conv, self.norm = (
+            nn.Conv2d(3, 32, 3, padding=1),
+            nn.Conv2d(32, 32, 3, padding=1),
+            nn.BatchNorm2d(32),
+        )
         self.head = nn.Linear(32, 10)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -25,7 +29,9 @@ class Perceptron(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 32))
+        self.layers = nn.Sequential(
+            nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 32)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.layers(x)
@@ -42,7 +48,10 @@ class Attention(nn.Module):
         self.feed = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(-1, (4, 16)).transpose(1, 2) for part in self.project(self.norms[0](x)).chunk(3, dim=-1))
+        q, k, v = (
+            part.unflatten(-1, (4, 16)).transpose(1, 2)
+            for part in self.project(self.norms[0](x)).chunk(3, dim=-1)
+        )
         mixed = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         x = x + self.out(mixed)
         out: Tensor = x + self.feed(self.norms[1](x))

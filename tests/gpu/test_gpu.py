@@ -1,4 +1,7 @@
-"""The whole path on a GPU: freeze, judge, write, load, verify. Run `pytest tests/gpu -m gpu` on a machine with a GPU."""
+"""The whole path on a GPU: freeze, judge, write, load, verify.
+
+Run `pytest tests/gpu -m gpu` on a machine with a GPU.
+"""
 
 from __future__ import annotations
 
@@ -50,14 +53,23 @@ class Case:
     @property
     def artifact(self) -> Artifact:
         found = self.result
-        assert found.artifact is not None, (found.verdict, found.reason, dict(found.failures), dict(found.tracebacks))
+        assert found.artifact is not None, (
+            found.verdict,
+            found.reason,
+            dict(found.failures),
+            dict(found.tracebacks),
+        )
         return found.artifact
 
-    def check(self, loaded: freezer.FrozenModel, x: Tensor | None = None, tolerance: float = 1e-4) -> None:
+    def check(
+        self, loaded: freezer.FrozenModel, x: Tensor | None = None, tolerance: float = 1e-4
+    ) -> None:
         """Compare an answer with eager's."""
         given = self.x if x is None else x
         with torch.no_grad():
-            torch.testing.assert_close(loaded(x=given), self.model(given), rtol=tolerance, atol=tolerance)
+            torch.testing.assert_close(
+                loaded(x=given), self.model(given), rtol=tolerance, atol=tolerance
+            )
 
 
 def frozen(
@@ -72,7 +84,11 @@ def frozen(
         missing = [name for name in ("g++", "objdump") if shutil.which(name) is None]
         if missing or driver_library() is None:
             pytest.skip(f"{recipe} needs {', '.join(missing) or 'libcuda.so.1'} to build")
-    return Case(model, x, freeze(model, {"x": x}, out=out, dims=dims, options=replace(options, recipes=[recipe])))
+    return Case(
+        model,
+        x,
+        freeze(model, {"x": x}, out=out, dims=dims, options=replace(options, recipes=[recipe])),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -80,19 +96,30 @@ def mlp(gpu: torch.device, tmp_path_factory: pytest.TempPathFactory) -> Case:
     return frozen(*made("mlp", torch.float32, gpu), tmp_path_factory.mktemp("mlp") / "out")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["fp32", "fp16", "bf16"]
+)
 @pytest.mark.parametrize("recipe", RECIPES_ON_GPU)
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_recipe_freezes_every_model(
     name: str, recipe: str, dtype: torch.dtype, gpu: torch.device, gpu_class: str, tmp_path: Path
 ) -> None:
-    if recipe == "inductor-max-autotune" and (dtype != torch.float16 or name not in ("mlp", "resnet")):
+    if recipe == "inductor-max-autotune" and (
+        dtype != torch.float16 or name not in ("mlp", "resnet")
+    ):
         pytest.skip("takes minutes, so it runs on two models")
     case = frozen(*made(name, dtype, gpu), tmp_path / "out", recipe)
     manifest = case.artifact.manifest
-    assert (case.result.verdict, manifest.device_class, manifest.recipe.name) == ("published", gpu_class, recipe)
+    assert (case.result.verdict, manifest.device_class, manifest.recipe.name) == (
+        "published",
+        gpu_class,
+        recipe,
+    )
     assert manifest.reference == "float64", manifest.drift.reference_note
-    assert manifest.recipe.settings["precision"] == {"tf32": False, "reduced_precision_reductions": False}
+    assert manifest.recipe.settings["precision"] == {
+        "tf32": False,
+        "reduced_precision_reductions": False,
+    }
     assert manifest.needs.cuda is not None
     assert manifest.needs.cuda.runtime == torch.version.cuda
     assert manifest.toolchain["gpu"] == torch.cuda.get_device_name(gpu)
@@ -106,7 +133,9 @@ def test_every_recipe_freezes_every_model(
 
 def test_points_have_payloads_of_their_own(gpu: torch.device, tmp_path: Path) -> None:
     options = replace(OPTIONS, points=[{"batch": 1}, {"batch": 8}])
-    case = frozen(*made("mlp", torch.float32, gpu), tmp_path / "out", "inductor-frozen", options, DIMS)
+    case = frozen(
+        *made("mlp", torch.float32, gpu), tmp_path / "out", "inductor-frozen", options, DIMS
+    )
     loaded = freezer.load(case.artifact.folder)
     for batch in (1, 3, 8):
         case.check(loaded, case.x[:1].expand(batch, -1).contiguous())
@@ -117,7 +146,9 @@ def test_points_have_payloads_of_their_own(gpu: torch.device, tmp_path: Path) ->
     assert settings["cpp.weight_prepack"] is False
 
 
-def test_a_torchscript_file_that_names_a_gpu_is_frozen_there(gpu: torch.device, tmp_path: Path) -> None:
+def test_a_torchscript_file_that_names_a_gpu_is_frozen_there(
+    gpu: torch.device, tmp_path: Path
+) -> None:
     model, x = made("lstm", torch.float32, gpu)
     with torchscript_deprecations_silenced(), torch.no_grad():
         torch.jit.save(torch.jit.trace(model, x), str(tmp_path / "model.jit"))
@@ -152,13 +183,22 @@ def test_the_canary_runs_on_the_device(mlp: Case, tmp_path: Path) -> None:
         freezer.load(damaged.folder)
 
 
-def test_an_unsuitable_driver_or_device_is_refused(gpu_class: str, mlp: Case, tmp_path: Path) -> None:
+def test_an_unsuitable_driver_or_device_is_refused(
+    gpu_class: str, mlp: Case, tmp_path: Path
+) -> None:
     needs = mlp.artifact.manifest.needs
     assert needs.cuda is not None
-    future = copy_of(mlp.artifact, tmp_path / "future", needs=replace(needs, cuda=replace(needs.cuda, driver="9999.1")))
+    future = copy_of(
+        mlp.artifact,
+        tmp_path / "future",
+        needs=replace(needs, cuda=replace(needs.cuda, driver="9999.1")),
+    )
     with pytest.raises(IncompatibleError, match=f"{gpu_class}: driver_too_old: .*9999.1"):
         freezer.load(future.folder)
-    for device, reason in (("cpu", "device_mismatch"), (f"cuda:{torch.cuda.device_count()}", "no_cuda")):
+    for device, reason in (
+        ("cpu", "device_mismatch"),
+        (f"cuda:{torch.cuda.device_count()}", "no_cuda"),
+    ):
         with pytest.raises(IncompatibleError, match=reason):
             freezer.load(mlp.artifact.folder, device=device)
 
@@ -166,10 +206,14 @@ def test_an_unsuitable_driver_or_device_is_refused(gpu_class: str, mlp: Case, tm
 def test_a_class_of_another_gpu_cannot_be_built(gpu_class: str, mlp: Case, tmp_path: Path) -> None:
     other = "cuda-sm75" if gpu_class != "cuda-sm75" else "cuda-sm80"
     with pytest.raises(UsageError, match=f"cannot build for {other}"):
-        freeze(mlp.model, {"x": mlp.x}, out=tmp_path / "out", options=FreezeOptions(device_class=other))
+        freeze(
+            mlp.model, {"x": mlp.x}, out=tmp_path / "out", options=FreezeOptions(device_class=other)
+        )
 
 
-@pytest.mark.skipif("len(visible()) < 2 or visible()[0][1] != visible()[1][1]", reason="needs two GPUs of one class")
+@pytest.mark.skipif(
+    "len(visible()) < 2 or visible()[0][1] != visible()[1][1]", reason="needs two GPUs of one class"
+)
 @pytest.mark.parametrize("recipe", ["torchscript-frozen", "inductor-frozen"])
 def test_a_payload_runs_on_the_given_index(recipe: str, gpu: torch.device, tmp_path: Path) -> None:
     other = visible()[1][0]
@@ -177,7 +221,9 @@ def test_a_payload_runs_on_the_given_index(recipe: str, gpu: torch.device, tmp_p
     before = torch.cuda.memory_allocated(gpu)
     loaded = freezer.load(case.artifact.folder, device=str(other))
     assert loaded.device == other
-    torch.testing.assert_close(loaded(x=case.x.to(other)).cpu(), case.model(case.x).cpu(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        loaded(x=case.x.to(other)).cpu(), case.model(case.x).cpu(), rtol=1e-4, atol=1e-4
+    )
     assert torch.cuda.memory_allocated(gpu) == before
     with pytest.raises(ContractError, match=f"got device {gpu}, expected {other}"):
         loaded(x=case.x)
@@ -185,9 +231,13 @@ def test_a_payload_runs_on_the_given_index(recipe: str, gpu: torch.device, tmp_p
 
 @pytest.mark.parametrize("recipe", QUICK_RECIPES)
 @pytest.mark.parametrize("name", ["mlp", "resnet", "attention"])
-def test_cuda_graphs_answer_as_calls_do(name: str, recipe: str, gpu: torch.device, tmp_path: Path) -> None:
+def test_cuda_graphs_answer_as_calls_do(
+    name: str, recipe: str, gpu: torch.device, tmp_path: Path
+) -> None:
     case = frozen(*made(name, torch.float32, gpu), tmp_path / "out", recipe)
-    plain, graphed = (freezer.load(case.artifact.folder, cuda_graphs=graphs) for graphs in (False, True))
+    plain, graphed = (
+        freezer.load(case.artifact.folder, cuda_graphs=graphs) for graphs in (False, True)
+    )
     inputs = [case.x, case.x * 2, -case.x]
     results = [graphed(x=given) for given in inputs]
     for given, got in zip(inputs, results, strict=True):
@@ -196,7 +246,9 @@ def test_cuda_graphs_answer_as_calls_do(name: str, recipe: str, gpu: torch.devic
 
 
 def test_cuda_graphs_are_safe_in_threads_and_streams(gpu: torch.device, mlp: Case) -> None:
-    plain, graphed = (freezer.load(mlp.artifact.folder, cuda_graphs=graphs) for graphs in (False, True))
+    plain, graphed = (
+        freezer.load(mlp.artifact.folder, cuda_graphs=graphs) for graphs in (False, True)
+    )
     wrong: list[int] = []
 
     def serve(number: int) -> None:
@@ -224,7 +276,9 @@ def test_cuda_graphs_need_a_payload_of_one_size(gpu: torch.device, tmp_path: Pat
         freezer.load(case.artifact.folder, cuda_graphs=True)
 
 
-def test_the_captured_program_serves_if_nothing_is_faster(gpu: torch.device, gpu_class: str, tmp_path: Path) -> None:
+def test_the_captured_program_serves_if_nothing_is_faster(
+    gpu: torch.device, gpu_class: str, tmp_path: Path
+) -> None:
     options = replace(OPTIONS, limits=Limits(speedup_min=1000.0))
     case = frozen(*made("mlp", torch.float32, gpu), tmp_path / "out", options=options)
     manifest = case.artifact.manifest
@@ -237,7 +291,9 @@ def test_the_captured_program_serves_if_nothing_is_faster(gpu: torch.device, gpu
 
 @pytest.mark.parametrize("recipe", QUICK_RECIPES)
 @pytest.mark.parametrize("name", ["mlp", "resnet"])
-def test_no_call_computes_in_tf32(name: str, recipe: str, gpu: torch.device, tmp_path: Path) -> None:
+def test_no_call_computes_in_tf32(
+    name: str, recipe: str, gpu: torch.device, tmp_path: Path
+) -> None:
     """Even if the process allows it: TF32 keeps 10 bits, so the error would be above 1e-4."""
     case = frozen(*made(name, torch.float32, gpu), tmp_path / "out", recipe)
     loaded = freezer.load(case.artifact.folder)
@@ -247,21 +303,36 @@ def test_no_call_computes_in_tf32(name: str, recipe: str, gpu: torch.device, tmp
     try:
         before = settings_on_gpu()
         assert (before["matmul"], before["conv"]) == ("tf32", "tf32")
-        assert float((loaded(x=case.x).double() - reference).abs().max() / reference.abs().max()) < 1e-5
+        assert (
+            float((loaded(x=case.x).double() - reference).abs().max() / reference.abs().max())
+            < 1e-5
+        )
         assert settings_on_gpu() == before, "the settings of the process are restored"
     finally:
         torch.set_float32_matmul_precision("highest")
 
 
-def test_a_version_serves_gpu_and_cpu(gpu: torch.device, gpu_class: str, mlp: Case, tmp_path: Path) -> None:
+def test_a_version_serves_gpu_and_cpu(
+    gpu: torch.device, gpu_class: str, mlp: Case, tmp_path: Path
+) -> None:
     options = replace(OPTIONS, device_class="portable")
-    portable = frozen(*made("mlp", torch.float32, torch.device("cpu")), tmp_path / "portable", "portable", options)
+    portable = frozen(
+        *made("mlp", torch.float32, torch.device("cpu")), tmp_path / "portable", "portable", options
+    )
     store = Store.open(str(tmp_path / "store"), create=True)
-    store.publish("mlp", source_key="key", artifacts={gpu_class: mlp.artifact, "portable": portable.artifact}, carried={})
+    store.publish(
+        "mlp",
+        source_key="key",
+        artifacts={gpu_class: mlp.artifact, "portable": portable.artifact},
+        carried={},
+    )
     for device, device_class in ((None, gpu_class), ("cpu", "portable")):
         loaded = freezer.load("mlp", store=str(store.root), device=device)
         assert loaded.manifest is not None
-        assert (loaded.manifest.device_class, loaded.device.type) == (device_class, device or "cuda")
+        assert (loaded.manifest.device_class, loaded.device.type) == (
+            device_class,
+            device or "cuda",
+        )
     assert loaded.ladder[0].reason == "device_mismatch"
     found = verify("mlp", store=str(store.root), speed=True)
     assert found.speed is not None

@@ -1,4 +1,6 @@
-"""infra/mlflow: its files agree, and a server that runs as compose.yaml says is lost and restored from a backup."""
+"""infra/mlflow: its files agree, and a server that runs as compose.yaml says is lost and restored
+from a backup.
+"""
 
 from __future__ import annotations
 
@@ -39,18 +41,33 @@ FOLDER = ROOT / "infra" / "mlflow"
 SCRIPT = FOLDER / "backup.sh"
 COMPOSE = yaml.safe_load((FOLDER / "compose.yaml").read_text())
 SERVICE = COMPOSE["services"]["mlflow"]
-ADMIN, TRAINER, CAMPAIGN = ("admin", "password-of-admin"), ("trainer", "password-of-trainer"), ("campaign", "password-of-campaign")
+ADMIN, TRAINER, CAMPAIGN = (
+    ("admin", "password-of-admin"),
+    ("trainer", "password-of-trainer"),
+    ("campaign", "password-of-campaign"),
+)
 BUCKET = "coldpress"
 
 
 def env_example() -> dict[str, str]:
     """The variables of env.example, with those that are optional."""
     lines = (FOLDER / "env.example").read_text().splitlines()
-    return {found[1]: found[2] for line in lines if (found := re.fullmatch(r"#?([A-Z0-9_]+)=(.*)", line))}
+    return {
+        found[1]: found[2]
+        for line in lines
+        if (found := re.fullmatch(r"#?([A-Z0-9_]+)=(.*)", line))
+    }
 
 
 def test_compose_file_follows_its_schema() -> None:
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(FOLDER / "compose.yaml")]
+    command = [
+        sys.executable,
+        "-m",
+        "check_jsonschema",
+        "--builtin-schema",
+        "vendor.compose-spec",
+        str(FOLDER / "compose.yaml"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
@@ -60,16 +77,23 @@ def test_manifests_follow_their_schemas() -> None:
     for item in manifests(FOLDER / "kubernetes.yaml"):
         check_manifest(item)
         kinds.append(item["kind"])
-    assert sorted(kinds) == sorted(["ConfigMap", "Deployment", "StatefulSet", *["Service"] * 2, *["NetworkPolicy"] * 2])
+    assert sorted(kinds) == sorted(
+        ["ConfigMap", "Deployment", "StatefulSet", *["Service"] * 2, *["NetworkPolicy"] * 2]
+    )
 
 
 def test_compose_and_kubernetes_start_the_same_server() -> None:
-    found = {(item["kind"], item["metadata"]["name"]): item for item in manifests(FOLDER / "kubernetes.yaml")}
+    found = {
+        (item["kind"], item["metadata"]["name"]): item
+        for item in manifests(FOLDER / "kubernetes.yaml")
+    }
     (container,) = found["Deployment", "mlflow"]["spec"]["template"]["spec"]["containers"]
     assert container["args"] == SERVICE["command"]
     assert {item["name"]: item["value"] for item in container["env"]} == SERVICE["environment"]
     assert container["image"] == SERVICE["image"]
-    assert found["ConfigMap", "mlflow-auth"]["data"] == {"basic_auth.ini": (FOLDER / "basic_auth.ini").read_text()}
+    assert found["ConfigMap", "mlflow-auth"]["data"] == {
+        "basic_auth.ini": (FOLDER / "basic_auth.ini").read_text()
+    }
     (database,) = found["StatefulSet", "postgres"]["spec"]["template"]["spec"]["containers"]
     assert database["image"] == COMPOSE["services"]["postgres"]["image"]
 
@@ -77,15 +101,26 @@ def test_compose_and_kubernetes_start_the_same_server() -> None:
 def test_mlflow_reads_every_variable() -> None:
     """It would ignore a misspelt or renamed one, and send telemetry, say."""
     package = Path(mlflow.__file__).parent
-    sources = ["environment_variables.py", "cli/__init__.py", "utils/cli_args.py", "telemetry/utils.py"]
+    sources = [
+        "environment_variables.py",
+        "cli/__init__.py",
+        "utils/cli_args.py",
+        "telemetry/utils.py",
+    ]
     text = "".join((package / name).read_text() for name in sources)
-    names = [name for name in {**env_example(), **SERVICE["environment"]} if name.startswith(("MLFLOW_", "DO_NOT"))]
+    names = [
+        name
+        for name in {**env_example(), **SERVICE["environment"]}
+        if name.startswith(("MLFLOW_", "DO_NOT"))
+    ]
     assert len(names) > 5
     assert [name for name in names if f'"{name}"' not in text] == []
 
 
 def test_backup_script_passes_shellcheck() -> None:
-    program = shutil.which("shellcheck") or pytest.skip("shellcheck is missing (Debian: apt-get install shellcheck)")
+    program = shutil.which("shellcheck") or pytest.skip(
+        "shellcheck is missing (Debian: apt-get install shellcheck)"
+    )
     done = subprocess.run([program, str(SCRIPT)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
@@ -120,7 +155,13 @@ class Site:
     def backup(self, *arguments: str) -> str:
         """Run backup.sh, and return its output."""
         command = [str(SCRIPT), *arguments]
-        done = subprocess.run(command, env={**os.environ, **self.variables}, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command,
+            env={**os.environ, **self.variables},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -139,7 +180,10 @@ def site(s3_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         pytest.skip("rclone is missing (Debian: apt-get install rclone)")
     folder = tmp_path_factory.mktemp("site")
     mounted = dict(volume.split(":")[1::-1] for volume in SERVICE["volumes"])
-    settings = {name: str(FOLDER / mounted[value]) if value in mounted else value for name, value in SERVICE["environment"].items()}
+    settings = {
+        name: str(FOLDER / mounted[value]) if value in mounted else value
+        for name, value in SERVICE["environment"].items()
+    }
     with credentials():
         make_bucket(s3_address, BUCKET)
     with ExitStack() as held:
@@ -158,11 +202,17 @@ def site(s3_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         }
         variables = {**env_example(), **own}
         postgres.database(variables["PGDATABASE"])
-        options = [word for word in SERVICE["command"][2:] if not word.startswith(("--host", "--port"))]
-        server = held.enter_context(MlflowServer(options, folder, environment={**variables, **settings}))
+        options = [
+            word for word in SERVICE["command"][2:] if not word.startswith(("--host", "--port"))
+        ]
+        server = held.enter_context(
+            MlflowServer(options, folder, environment={**variables, **settings})
+        )
         for name, password in (TRAINER, CAMPAIGN):
             body = {"username": name, "password": password}
-            requests.post(f"{server.uri}/api/2.0/mlflow/users/create", json=body, auth=ADMIN, timeout=30).raise_for_status()
+            requests.post(
+                f"{server.uri}/api/2.0/mlflow/users/create", json=body, auth=ADMIN, timeout=30
+            ).raise_for_status()
         yield Site(server=server, postgres=postgres, s3_address=s3_address, variables=variables)
 
 
@@ -182,48 +232,104 @@ def log_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.mark.slow
 def test_server_refuses_strangers_and_other_hosts(site: Site, log_in: Any) -> None:
     """Unknown users, unknown host names, and users who delete what others made."""
-    with pytest.raises(InfrastructureError, match="MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"):
+    with pytest.raises(
+        InfrastructureError, match="MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+    ):
         connect(site.uri)
     log_in((TRAINER[0], "password-of-nobody"))
-    with pytest.raises(InfrastructureError, match="MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"):
+    with pytest.raises(
+        InfrastructureError, match="MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+    ):
         connect(site.uri)
     log_in(TRAINER)
     made = connect(site.uri).create_experiment("of the trainer")
     path = f"{site.uri}/api/2.0/mlflow/experiments"
-    renamed = requests.post(f"{path}/update", json={"experiment_id": made, "new_name": "renamed"}, auth=CAMPAIGN, timeout=30)
-    deleted = requests.post(f"{path}/delete", json={"experiment_id": made}, auth=CAMPAIGN, timeout=30)
-    other = requests.get(f"{path}/get?experiment_id={made}", auth=CAMPAIGN, headers={"Host": "evil.example"}, timeout=30)
+    renamed = requests.post(
+        f"{path}/update",
+        json={"experiment_id": made, "new_name": "renamed"},
+        auth=CAMPAIGN,
+        timeout=30,
+    )
+    deleted = requests.post(
+        f"{path}/delete", json={"experiment_id": made}, auth=CAMPAIGN, timeout=30
+    )
+    other = requests.get(
+        f"{path}/get?experiment_id={made}",
+        auth=CAMPAIGN,
+        headers={"Host": "evil.example"},
+        timeout=30,
+    )
     assert (renamed.status_code, deleted.status_code, other.status_code) == (200, 403, 403)
     assert "Invalid Host header" in other.text
 
 
 @pytest.mark.slow
 def test_server_runs_no_jobs_and_reports_nothing(site: Site) -> None:
-    """MLflow's defaults start consumers of a queue beside the server, and send usage records, also those of the pages."""
+    """MLflow's defaults start consumers of a queue beside the server, and send usage records, also
+    those of the pages.
+    """
     commands = [" ".join(process.cmdline()) for process in site.server.processes()]
     assert any("uvicorn" in command for command in commands)
-    assert [command for command in commands if "huey" in command or "mlflow.server.jobs" in command] == []
+    assert [
+        command for command in commands if "huey" in command or "mlflow.server.jobs" in command
+    ] == []
     records = {"records": [{"event_name": "any"}]}
-    sent = requests.post(f"{site.uri}/ajax-api/3.0/mlflow/ui-telemetry", json=records, auth=CAMPAIGN, timeout=30)
+    sent = requests.post(
+        f"{site.uri}/ajax-api/3.0/mlflow/ui-telemetry", json=records, auth=CAMPAIGN, timeout=30
+    )
     assert sent.json() == {"status": "disabled"}
 
 
 def register(uri: str, *, seed: int) -> None:
     """Register a version of `tiny`, with files in the server's bucket."""
     torch.manual_seed(seed)
-    model, x = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.GELU()).eval(), torch.randn(2, 16)
+    model, x = (
+        torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.GELU()).eval(),
+        torch.randn(2, 16),
+    )
     mlflow.set_tracking_uri(uri)
     mlflow.set_experiment("sources")
     with mlflow.start_run(), torch.no_grad():
         signature = infer_signature(x.numpy(), model(x).numpy())
-        mlflow.pytorch.log_model(model, name="model", signature=signature, input_example=x.numpy(), registered_model_name="tiny")
+        mlflow.pytorch.log_model(
+            model,
+            name="model",
+            signature=signature,
+            input_example=x.numpy(),
+            registered_model_name="tiny",
+        )
 
 
 def run_campaign(folder: Path, uri: str, name: str) -> list[dict[str, Any]]:
     """Freeze the registry for the portable class, on a local Ray; return the outcomes."""
-    options = ["--store", str(folder / "store"), "--tracking-uri", uri, "--campaign", name, "--json", str(folder / "out.json")]
-    command = [sys.executable, "-m", "jobs.optimize", "mlflow:", "--device-class", PORTABLE, *options]
-    done = subprocess.run(command, env=environment(folder), cwd=folder, capture_output=True, text=True, timeout=400, check=False)
+    options = [
+        "--store",
+        str(folder / "store"),
+        "--tracking-uri",
+        uri,
+        "--campaign",
+        name,
+        "--json",
+        str(folder / "out.json"),
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "jobs.optimize",
+        "mlflow:",
+        "--device-class",
+        PORTABLE,
+        *options,
+    ]
+    done = subprocess.run(
+        command,
+        env=environment(folder),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     outcomes: list[dict[str, Any]] = json.loads((folder / "out.json").read_text())["outcomes"]
     return outcomes
@@ -238,7 +344,9 @@ def campaigns(found: Mapping[str, Any]) -> set[str]:
 @pytest.mark.cluster
 @pytest.mark.timeout(1200)
 def test_lost_server_is_restored_from_its_backup(site: Site, log_in: Any, tmp_path: Path) -> None:
-    """What was logged before the backup comes back with its ids; what a campaign logged later, by a replay of the ledger."""
+    """What was logged before the backup comes back with its ids; what a campaign logged later, by a
+    replay of the ledger.
+    """
     log_in(TRAINER)
     register(site.uri, seed=0)
     log_in(CAMPAIGN)
@@ -256,7 +364,9 @@ def test_lost_server_is_restored_from_its_backup(site: Site, log_in: Any, tmp_pa
     site.server.start()
     assert shown(site.uri) == saved
 
-    replayed = CliRunner().invoke(app, ["--all", "--store", str(tmp_path / "store"), "--tracking-uri", site.uri])
+    replayed = CliRunner().invoke(
+        app, ["--all", "--store", str(tmp_path / "store"), "--tracking-uri", site.uri]
+    )
     assert replayed.exit_code == 0, replayed.output
     assert logged(site.uri) == before
     assert stored_files(site.uri, tmp_path / "after") == files

@@ -1,4 +1,6 @@
-"""infra/observability: promtool checks it, and a real Prometheus scrapes a real campaign with it."""
+"""infra/observability: promtool checks it, and a real Prometheus scrapes a real campaign
+with it.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ TARGET = {"instance", "job"}
 
 
 def promtool(*arguments: str | Path) -> str:
-    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False, cwd=FOLDER)
+    done = subprocess.run(
+        ["promtool", *arguments], capture_output=True, text=True, check=False, cwd=FOLDER
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -66,7 +70,9 @@ def promtool(*arguments: str | Path) -> str:
 @needs_prometheus
 @pytest.mark.parametrize("name", ["prometheus.yml", "prometheus-kubernetes.yml"])
 def test_scrape_configurations_and_alerts_are_valid(name: str, tmp_path: Path) -> None:
-    """Debian's Prometheus is built without the discovery of Kubernetes, which test_kuberay.py compares with the manifests."""
+    """Debian's Prometheus is built without the discovery of Kubernetes, which test_kuberay.py
+    compares with the manifests.
+    """
     configuration = yaml.safe_load((FOLDER / name).read_text())
     for scrape in configuration["scrape_configs"]:
         scrape.pop("kubernetes_sd_configs", None)
@@ -78,8 +84,13 @@ def test_scrape_configurations_and_alerts_are_valid(name: str, tmp_path: Path) -
 
 
 def test_both_configurations_have_the_same_jobs() -> None:
-    first, second = (yaml.safe_load((FOLDER / f"prometheus{name}.yml").read_text()) for name in ("", "-kubernetes"))
-    assert [one["job_name"] for one in first["scrape_configs"]] == [one["job_name"] for one in second["scrape_configs"]]
+    first, second = (
+        yaml.safe_load((FOLDER / f"prometheus{name}.yml").read_text())
+        for name in ("", "-kubernetes")
+    )
+    assert [one["job_name"] for one in first["scrape_configs"]] == [
+        one["job_name"] for one in second["scrape_configs"]
+    ]
     assert {**first, "scrape_configs": None} == {**second, "scrape_configs": None}
 
 
@@ -89,7 +100,9 @@ def test_alerts_fire_when_they_should() -> None:
 
 
 def alerts() -> list[dict[str, Any]]:
-    rules: list[dict[str, Any]] = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"][0]["rules"]
+    rules: list[dict[str, Any]] = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"][0][
+        "rules"
+    ]
     return rules
 
 
@@ -103,7 +116,9 @@ def test_alerts_link_to_sections_of_the_runbook() -> None:
     """At one placeholder, which users replace by the address of their copy."""
     sections = anchors((ROOT / "infra" / "README.md").read_text())
     page = "https://git.example/coldpress/blob/main/infra/README.md#"
-    assert {rule["annotations"]["runbook_url"] for rule in alerts()} <= {page + section for section in sections}
+    assert {rule["annotations"]["runbook_url"] for rule in alerts()} <= {
+        page + section for section in sections
+    }
 
 
 def dashboard() -> dict[str, Any]:
@@ -117,9 +132,17 @@ def panels() -> list[dict[str, Any]]:
 
 def queries(**variables: str) -> dict[str, list[str]]:
     """The queries of each panel, with Grafana's variables replaced."""
-    values = {"__rate_interval": "5m", "__range": "6h", "campaign": ".*", "instance": ".*"} | variables
+    values = {
+        "__rate_interval": "5m",
+        "__range": "6h",
+        "campaign": ".*",
+        "instance": ".*",
+    } | variables
     return {
-        panel["title"]: [re.sub(r"\$(\w+)", lambda found: values[found[1]], target["expr"]) for target in panel["targets"]]
+        panel["title"]: [
+            re.sub(r"\$(\w+)", lambda found: values[found[1]], target["expr"])
+            for target in panel["targets"]
+        ]
         for panel in panels()
     }
 
@@ -131,21 +154,33 @@ def driver_metrics() -> dict[str, set[str]]:
     for kind in ("built", "judged"):
         metrics.show(Event(kind=kind, what="m portable", seconds=1.0))
     metrics.show(Event(kind="outcome", what="m portable", outcome=FAILED))
-    return {sample.name: set(sample.labels) for family in metrics.registry.collect() for sample in family.samples}
+    return {
+        sample.name: set(sample.labels)
+        for family in metrics.registry.collect()
+        for sample in family.samples
+    }
 
 
 @needs_prometheus
 def test_queries_parse_and_name_existing_metrics(tmp_path: Path) -> None:
     every = [query for found in queries().values() for query in found]
     rules = [{"record": f"query:{index}", "expr": query} for index, query in enumerate(every)]
-    (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
-    assert f"SUCCESS: {len(every)} rules found" in promtool("check", "rules", tmp_path / "rules.yml")
+    (tmp_path / "rules.yml").write_text(
+        yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]})
+    )
+    assert f"SUCCESS: {len(every)} rules found" in promtool(
+        "check", "rules", tmp_path / "rules.yml"
+    )
     known = driver_metrics() | SERVING
     for query in (*every, *(rule["expr"] for rule in alerts())):
         named = set(re.findall(r"coldpress_\w+", query))
         assert named <= known.keys(), query
         labels = TARGET.union(*(known[name] for name in named))
-        grouped = {label for found in re.findall(r"(?:by|on) \(([\w, ]+)\)", query) for label in found.split(", ")}
+        grouped = {
+            label
+            for found in re.findall(r"(?:by|on) \(([\w, ]+)\)", query)
+            for label in found.split(", ")
+        }
         matched = set(re.findall(r'(\w+)=~?"', query))
         assert grouped | matched <= labels, query
     for variable in dashboard()["templating"]["list"][1:]:
@@ -156,13 +191,19 @@ def test_queries_parse_and_name_existing_metrics(tmp_path: Path) -> None:
 def test_serving_has_the_metrics_of_its_panels() -> None:
     metrics = ServingMetrics(lambda: 0.0)
     metrics.artifact.info(dict.fromkeys(SERVING["coldpress_serving_artifact_info"], "x"))
-    found = {sample.name: set(sample.labels) for family in metrics.registry.collect() for sample in family.samples}
+    found = {
+        sample.name: set(sample.labels)
+        for family in metrics.registry.collect()
+        for sample in family.samples
+    }
     assert SERVING.items() <= found.items()
 
 
 @pytest.mark.filterwarnings("ignore:Prefer using dashboardv2:DeprecationWarning")
 def test_dashboard_fields_are_those_of_grafana() -> None:
-    """Grafana's SDK keeps the fields that it knows, of panels, their options and their queries, too."""
+    """Grafana's SDK keeps the fields that it knows, of panels, their options and their queries,
+    too.
+    """
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
     from grafana_foundation_sdk.cog.plugins import register_default_plugins
     from grafana_foundation_sdk.models.dashboard import Dashboard
@@ -176,12 +217,16 @@ def contains(whole: object, part: object) -> bool:
     if isinstance(whole, dict) and isinstance(part, dict):
         return all(name in whole and contains(whole[name], value) for name, value in part.items())
     if isinstance(whole, list) and isinstance(part, list):
-        return len(whole) == len(part) and all(contains(*pair) for pair in zip(whole, part, strict=True))
+        return len(whole) == len(part) and all(
+            contains(*pair) for pair in zip(whole, part, strict=True)
+        )
     return whole == part
 
 
 def test_dashboard_panels_and_variables_are_sound() -> None:
-    """Ids are unique, panels stay in the grid and do not overlap, and every query is of the chosen Prometheus."""
+    """Ids are unique, panels stay in the grid and do not overlap, and every query is of the chosen
+    Prometheus.
+    """
     found = dashboard()
     ids = [panel["id"] for panel in found["panels"]]
     assert len(ids) == len(set(ids))
@@ -197,7 +242,9 @@ def test_dashboard_panels_and_variables_are_sound() -> None:
     assert (first["type"], first["query"]) == ("datasource", "prometheus")
     chosen = {"type": "prometheus", "uid": f"${{{first['name']}}}"}
     targets = [target for panel in panels() for target in panel["targets"]]
-    assert [one["datasource"] for one in (*others, *panels(), *targets)] == [chosen] * (len(others) + len(panels()) + len(targets))
+    assert [one["datasource"] for one in (*others, *panels(), *targets)] == [chosen] * (
+        len(others) + len(panels()) + len(targets)
+    )
     used = set(re.findall(r"\$(\w+)", json.dumps(targets))) - {"__rate_interval", "__range"}
     assert used == {variable["name"] for variable in others}
 
@@ -214,17 +261,33 @@ class Prometheus:
     def __init__(self, folder: Path, job: str, port: int) -> None:
         self.address, self.folder = f"{LOOPBACK}:{free_port()}", folder
         configuration = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
-        configuration["global"] = {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "1s"}
-        (scrape,) = (scrape for scrape in configuration["scrape_configs"] if scrape["job_name"] == job)
-        configuration["scrape_configs"] = [scrape | {"static_configs": [{"targets": [f"{LOOPBACK}:{port}"]}]}]
+        configuration["global"] = {
+            "scrape_interval": "500ms",
+            "scrape_timeout": "500ms",
+            "evaluation_interval": "1s",
+        }
+        (scrape,) = (
+            scrape for scrape in configuration["scrape_configs"] if scrape["job_name"] == job
+        )
+        configuration["scrape_configs"] = [
+            scrape | {"static_configs": [{"targets": [f"{LOOPBACK}:{port}"]}]}
+        ]
         folder.mkdir()
         shutil.copy(FOLDER / "alerts.yml", folder)
         (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration))
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        command = ["prometheus", "--config.file=prometheus.yml", f"--web.listen-address={self.address}", "--storage.tsdb.path=data"]
-        with (self.folder / "log").open("w") as log, subprocess.Popen(command, cwd=self.folder, stderr=log, stdout=log) as process:
+        command = [
+            "prometheus",
+            "--config.file=prometheus.yml",
+            f"--web.listen-address={self.address}",
+            "--storage.tsdb.path=data",
+        ]
+        with (
+            (self.folder / "log").open("w") as log,
+            subprocess.Popen(command, cwd=self.folder, stderr=log, stdout=log) as process,
+        ):
             try:
                 wait_until(self._is_ready, "Prometheus is ready")
                 yield
@@ -239,13 +302,19 @@ class Prometheus:
 
     def query(self, query: str, at: float | None = None) -> list[dict[str, Any]]:
         parameters: dict[str, str | float] = {"query": query} | ({} if at is None else {"time": at})
-        answer = requests.get(f"http://{self.address}/api/v1/query", params=parameters, timeout=30).json()
+        answer = requests.get(
+            f"http://{self.address}/api/v1/query", params=parameters, timeout=30
+        ).json()
         assert answer["status"] == "success", answer
         found: list[dict[str, Any]] = answer["data"]["result"]
         return found
 
     def numbers(self, query: str, label: str) -> dict[str, float]:
-        return {one["metric"][label]: float(one["value"][1]) for one in self.query(query) if float(one["value"][1])}
+        return {
+            one["metric"][label]: float(one["value"][1])
+            for one in self.query(query)
+            if float(one["value"][1])
+        }
 
     def check_panels(self, at: float, *, of_serving: bool, **variables: str) -> None:
         """Every query of every panel of campaigns, or of serving, has numbers."""
@@ -258,15 +327,28 @@ class Prometheus:
 
 
 def optimized(folder: Path, port: int) -> tuple[list[Scrape], float]:
-    """Run a campaign of a good and three bad models; return its metrics several times a second, and when they ended."""
+    """Run a campaign of a good and three bad models; return its metrics several times a second, and
+    when they ended.
+    """
     write_catalog(folder, CATALOG.format())
     paths = ["--store", str(folder / "store"), "--tracking-uri", f"sqlite:///{folder}/mlflow.db"]
-    command = [sys.executable, "-m", "jobs.optimize", str(folder / "catalog.yaml"), *paths, "--accept-noise"]
+    command = [
+        sys.executable,
+        "-m",
+        "jobs.optimize",
+        str(folder / "catalog.yaml"),
+        *paths,
+        "--accept-noise",
+    ]
     scrapes: list[Scrape] = []
     last = 0.0
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
-            [*command, "--metrics", f"{LOOPBACK}:{port}"], env=environment(folder), cwd=folder, stdout=log, stderr=log
+            [*command, "--metrics", f"{LOOPBACK}:{port}"],
+            env=environment(folder),
+            cwd=folder,
+            stdout=log,
+            stderr=log,
         )
         while process.poll() is None:
             try:
@@ -316,14 +398,22 @@ def test_prometheus_shows_what_the_ledger_has(tmp_path: Path) -> None:
 
 @needs_prometheus
 @pytest.mark.slow
-def test_prometheus_shows_what_a_service_does(store: Store, scripted: Frozen, tmp_path: Path) -> None:
+def test_prometheus_shows_what_a_service_does(
+    store: Store, scripted: Frozen, tmp_path: Path
+) -> None:
     """It answers, refuses an input and a version, and dies."""
     port = free_port()
     prometheus = Prometheus(tmp_path / "prometheus", "coldpress-serving", port)
     not_ready = alert("ColdpressServingNotReady")
-    with prometheus.running(), start_service("mlp", store.uri, port, "--device-class", HERE, "--reload-s", "1") as process:
+    with (
+        prometheus.running(),
+        start_service("mlp", store.uri, port, "--device-class", HERE, "--reload-s", "1") as process,
+    ):
         try:
-            wait_until(lambda: prometheus.query('coldpress_serving_artifact_info{digest!=""}'), "the artifact is scraped")
+            wait_until(
+                lambda: prometheus.query('coldpress_serving_artifact_info{digest!=""}'),
+                "the artifact is scraped",
+            )
             assert prometheus.query(not_ready) == []
             for body in [*[json_of(X)] * 20, b"{}"]:
                 requests.post(f"http://{LOOPBACK}:{port}/predict", data=body, timeout=60)
@@ -335,4 +425,6 @@ def test_prometheus_shows_what_a_service_does(store: Store, scripted: Frozen, tm
         finally:
             process.kill()
         wait_until(lambda: prometheus.query("up == 0"), "its end is noticed")
-        assert {one["metric"]["job"] for one in prometheus.query(not_ready)} == {"coldpress-serving"}
+        assert {one["metric"]["job"] for one in prometheus.query(not_ready)} == {
+            "coldpress-serving"
+        }

@@ -28,15 +28,25 @@ from tests.pipeline.cluster.test_tls_campaign import OWN, certificates
 from tests.raylets import DIES_WITH_US, LOOPBACK, ROOT, START_S, Raylet, free_port, wait_until
 
 FOLDER = ROOT / "infra" / "ray"
-UNCOMMON = {"cpu-cooperlake": "no common instance type has such CPUs; machines of cpu-sapphirerapids serve it"}
+UNCOMMON = {
+    "cpu-cooperlake": (
+        "no common instance type has such CPUs; machines of cpu-sapphirerapids serve it"
+    )
+}
 FLEET = [name for name in DEVICE_CLASSES if name != PORTABLE and name not in UNCOMMON]
 """The classes that have machines of their own."""
 
 
 def labels_of(name: str) -> dict[str, str]:
-    """The labels of a class's machines: all that a CPU serves; of a machine with a GPU not the CPU's, whose work stays away."""
+    """The labels of a class's machines: all that a CPU serves; of a machine with a GPU not the
+    CPU's, whose work stays away.
+    """
     cuda = DEVICE_CLASSES[name].kind == "cuda"
-    served = [name] if cuda else [other for other in DEVICE_CLASSES if other != PORTABLE and can_run(other, name)]
+    served = (
+        [name]
+        if cuda
+        else [other for other in DEVICE_CLASSES if other != PORTABLE and can_run(other, name)]
+    )
     return {f"{LABEL}{other}": "true" for other in served}
 
 
@@ -54,8 +64,18 @@ def test_the_cluster_file_passes_ray_validation(prepared: dict[str, Any]) -> Non
 
     validate_config(prepared)
     with pytest.raises(Exception, match="label"):
-        validate_config({**prepared, "available_node_types": {"head": {**prepared["available_node_types"]["head"], "label": {}}}})
-    (_, head), (_, worker) = prepared["head_start_ray_commands"], prepared["worker_start_ray_commands"]
+        validate_config(
+            {
+                **prepared,
+                "available_node_types": {
+                    "head": {**prepared["available_node_types"]["head"], "label": {}}
+                },
+            }
+        )
+    (_, head), (_, worker) = (
+        prepared["head_start_ray_commands"],
+        prepared["worker_start_ray_commands"],
+    )
     assert "RAY_enable_autoscaler_v2=1" in head
     assert "--num-cpus=0" in head
     for command in (head, worker):
@@ -65,7 +85,9 @@ def test_the_cluster_file_passes_ray_validation(prepared: dict[str, Any]) -> Non
 
 
 def test_node_types_are_the_device_classes(prepared: dict[str, Any]) -> None:
-    """What the second autoscaler reads of each type: without labels and memory it starts no machine for a campaign."""
+    """What the second autoscaler reads of each type: without labels and memory it starts no machine
+    for a campaign.
+    """
     from ray.autoscaler.v2.instance_manager.config import AutoscalingConfig
 
     types = AutoscalingConfig(prepared).get_node_type_configs()
@@ -78,47 +100,85 @@ def test_node_types_are_the_device_classes(prepared: dict[str, Any]) -> None:
 
 
 def test_node_types_match_their_instances(prepared: dict[str, Any]) -> None:
-    """The requests that start machines, and the resources that the autoscaler expects, by Amazon's descriptions."""
+    """The requests that start machines, and the resources that the autoscaler expects, by Amazon's
+    descriptions.
+    """
     request = get_session().get_service_model("ec2").operation_model("RunInstances").input_shape
     for name, found in prepared["available_node_types"].items():
         validate_parameters({**found["node_config"], "MinCount": 1, "MaxCount": 1}, request)
-        described, resources = INSTANCE_TYPES[found["node_config"]["InstanceType"]], found["resources"]
+        described, resources = (
+            INSTANCE_TYPES[found["node_config"]["InstanceType"]],
+            found["resources"],
+        )
         if name != prepared["head_node_type"]:
             assert resources["CPU"] == described["VCpuInfo"]["DefaultVCpus"], name
-            assert resources.get("GPU", 0) == sum(gpu["Count"] for gpu in described.get("GpuInfo", {}).get("Gpus", ())), name
-            assert 0.7 < resources["memory"] / (described["MemoryInfo"]["SizeInMiB"] * 2**20) < MEMORY_SHARE, name
+            assert resources.get("GPU", 0) == sum(
+                gpu["Count"] for gpu in described.get("GpuInfo", {}).get("Gpus", ())
+            ), name
+            assert (
+                0.7
+                < resources["memory"] / (described["MemoryInfo"]["SizeInMiB"] * 2**20)
+                < MEMORY_SHARE
+            ), name
 
 
-@pytest.mark.parametrize(("name", "options"), [("cpu-zen4", []), ("cuda-sm90", ["--device-class=cuda-sm90"])])
-def test_gpu_machines_get_no_labels_of_their_cpu(name: str, options: list[str], prepared: dict[str, Any], tmp_path: Path) -> None:
-    """Ray adds a type's labels to those of the start command, which runs here with programs that only note their arguments."""
+@pytest.mark.parametrize(
+    ("name", "options"), [("cpu-zen4", []), ("cuda-sm90", ["--device-class=cuda-sm90"])]
+)
+def test_gpu_machines_get_no_labels_of_their_cpu(
+    name: str, options: list[str], prepared: dict[str, Any], tmp_path: Path
+) -> None:
+    """Ray adds a type's labels to those of the start command, which runs here with programs that
+    only note their arguments.
+    """
     from ray.autoscaler._private.util import with_envs
 
     binaries = tmp_path / ".venv" / "bin"
     binaries.mkdir(parents=True)
     for program in ("python", "ray"):
-        (binaries / program).write_text(f'#!/bin/sh\necho {program} "$@" >> {tmp_path}/log\necho --of={program}\n')
+        (binaries / program).write_text(
+            f'#!/bin/sh\necho {program} "$@" >> {tmp_path}/log\necho --of={program}\n'
+        )
         (binaries / program).chmod(0o755)
-    (_, start) = with_envs(prepared["worker_start_ray_commands"], {"RAY_HEAD_IP": LOOPBACK, "RAY_NODE_TYPE_NAME": name})
-    for there, here in (("/opt/coldpress", str(tmp_path)), ("ulimit -n 65536", "true"), ("env $environment ", "")):
+    _, start = with_envs(
+        prepared["worker_start_ray_commands"], {"RAY_HEAD_IP": LOOPBACK, "RAY_NODE_TYPE_NAME": name}
+    )
+    for there, here in (
+        ("/opt/coldpress", str(tmp_path)),
+        ("ulimit -n 65536", "true"),
+        ("env $environment ", ""),
+    ):
         start = start.replace(there, here)
     subprocess.run(["bash", "-c", start], check=True)
     *labels, ray = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
     module = ["python", "-m", "jobs.worker_labels"]
     assert labels == [[*module, *options, "--environment"], [*module, *options]]
-    assert ray == ["ray", "start", f"--address={LOOPBACK}:6379", "--of=python", "--disable-usage-stats"]
+    assert ray == [
+        "ray",
+        "start",
+        f"--address={LOOPBACK}:6379",
+        "--of=python",
+        "--disable-usage-stats",
+    ]
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 @pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("*.service")))
 def test_units_are_valid(name: str) -> None:
-    done = subprocess.run(["systemd-analyze", "verify", str(FOLDER / name)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(FOLDER / name)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck")
 def test_shellcheck_accepts_the_script() -> None:
-    done = subprocess.run(["shellcheck", str(FOLDER / "certificates.sh")], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["shellcheck", str(FOLDER / "certificates.sh")], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout
 
 
@@ -135,11 +195,20 @@ def started(unit: str, environ: Mapping[str, str], log: Path) -> Iterator[None]:
     with (
         log.open("w") as file,
         subprocess.Popen(
-            [*DIES_WITH_US, *command(unit)], env=environ, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            [*DIES_WITH_US, *command(unit)],
+            env=environ,
+            cwd=ROOT,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         ) as process,
     ):
         try:
-            wait_until(lambda: process.poll() is not None or "Ray runtime started" in log.read_text(), log.name, START_S)
+            wait_until(
+                lambda: process.poll() is not None or "Ray runtime started" in log.read_text(),
+                log.name,
+                START_S,
+            )
             assert process.poll() is None, log.read_text()
             yield
         finally:
@@ -159,29 +228,71 @@ with connect(sys.argv[1]) as cluster:
 @pytest.mark.cluster
 @pytest.mark.slow
 def test_units_start_a_cluster_with_token_and_tls(tmp_path: Path) -> None:
-    """The commands of both units with the variables of ray.env, and drivers with and without its credentials."""
-    lines = (line.split("=", 1) for line in (FOLDER / "ray.env").read_text().splitlines() if "=" in line and line[0] != "#")
+    """The commands of both units with the variables of ray.env, and drivers with and without its
+    credentials.
+    """
+    lines = (
+        line.split("=", 1)
+        for line in (FOLDER / "ray.env").read_text().splitlines()
+        if "=" in line and line[0] != "#"
+    )
     port, token = free_port(), tmp_path / "token"
     token.write_text("0123456789abcdef" * 4)
-    own = {"HEAD": f"{OWN}:{port}", "RAY_AUTH_TOKEN_PATH": str(token), **certificates(tmp_path / "tls")}
+    own = {
+        "HEAD": f"{OWN}:{port}",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        **certificates(tmp_path / "tls"),
+    }
     settings = dict(lines) | own
-    assert set(settings) - set(own) == {"RAY_AUTH_MODE"}, "ray.env sets what certificates.sh makes, the token and the head"
-    temporary = tempfile.mkdtemp(prefix="cp-ray-", dir="/tmp")  # paths of sockets are limited to 108 characters
-    options = f"--node-ip-address={OWN} --dashboard-agent-listen-port=0 --min-worker-port=0 --max-worker-port=0"
-    on_head = f"--port={port} --dashboard-host={LOOPBACK} --dashboard-port={free_port()} --temp-dir={temporary}"
+    assert set(settings) - set(own) == {"RAY_AUTH_MODE"}, (
+        "ray.env sets what certificates.sh makes, the token and the head"
+    )
+    temporary = tempfile.mkdtemp(
+        prefix="cp-ray-", dir="/tmp"
+    )  # paths of sockets are limited to 108 characters
+    options = (
+        f"--node-ip-address={OWN} --dashboard-agent-listen-port=0 --min-worker-port=0"
+        " --max-worker-port=0"
+    )
+    on_head = (
+        f"--port={port} --dashboard-host={LOOPBACK} --dashboard-port={free_port()}"
+        f" --temp-dir={temporary}"
+    )
     on_head += f" --ray-client-server-port={free_port()}"
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    environ = {**inherited, "HOME": str(tmp_path), "PATH": path, "PYTHONWARNINGS": "ignore", **settings}
+    environ = {
+        **inherited,
+        "HOME": str(tmp_path),
+        "PATH": path,
+        "PYTHONWARNINGS": "ignore",
+        **settings,
+    }
 
     def connected(**without: str) -> subprocess.CompletedProcess[str]:
         words = [sys.executable, "-W", "ignore", "-c", CONNECTS, settings["HEAD"]]
-        return subprocess.run(words, env=environ | without, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run(
+            words,
+            env=environ | without,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
 
     try:
         with (
-            started("coldpress-head.service", environ | {"RAY_START_OPTIONS": f"{options} {on_head}"}, tmp_path / "head.log"),
-            started("coldpress-worker.service", environ | {"RAY_START_OPTIONS": options}, tmp_path / "worker.log"),
+            started(
+                "coldpress-head.service",
+                environ | {"RAY_START_OPTIONS": f"{options} {on_head}"},
+                tmp_path / "head.log",
+            ),
+            started(
+                "coldpress-worker.service",
+                environ | {"RAY_START_OPTIONS": options},
+                tmp_path / "worker.log",
+            ),
         ):
             done = connected()
             assert done.returncode == 0, done.stderr

@@ -46,7 +46,9 @@ class Service:
     server: ModelServer
 
     def predict(self, body: bytes, media_type: str = JSON) -> requests.Response:
-        return requests.post(f"{self.url}/predict", data=body, headers={"content-type": media_type}, timeout=60)
+        return requests.post(
+            f"{self.url}/predict", data=body, headers={"content-type": media_type}, timeout=60
+        )
 
     def get(self, path: str) -> requests.Response:
         return requests.get(f"{self.url}{path}", timeout=60)
@@ -54,7 +56,12 @@ class Service:
     def metric(self, name: str, **labels: str) -> float:
         """A value of GET /metrics."""
         families = text_string_to_metric_families(self.get("/metrics").text)
-        samples = [sample for family in families for sample in family.samples if sample.name == f"coldpress_serving_{name}"]
+        samples = [
+            sample
+            for family in families
+            for sample in family.samples
+            if sample.name == f"coldpress_serving_{name}"
+        ]
         (found,) = [sample.value for sample in samples if labels.items() <= sample.labels.items()]
         return float(found)
 
@@ -65,7 +72,11 @@ class Service:
 
 @contextmanager
 def serving(store: Store, model: str = "mlp", **options: Any) -> Iterator[Service]:
-    server = ModelServer(ServingOptions(model=model, store=store.uri, **{"device_class": HERE, "reload_s": 0.1, **options}))
+    server = ModelServer(
+        ServingOptions(
+            model=model, store=store.uri, **{"device_class": HERE, "reload_s": 0.1, **options}
+        )
+    )
     port = free_port()
     http = http_server(server, host=LOOPBACK, port=port)
     thread = threading.Thread(target=http.run)
@@ -90,7 +101,9 @@ def json_of(tensor: Tensor) -> bytes:
 
 
 def publish(store: Store, artifact: Artifact) -> None:
-    store.publish("mlp", source_key=artifact.manifest.verdict, artifacts={HERE: artifact}, carried={})
+    store.publish(
+        "mlp", source_key=artifact.manifest.verdict, artifacts={HERE: artifact}, carried={}
+    )
 
 
 def other_artifact(frozen: Frozen, folder: Path) -> Artifact:
@@ -107,9 +120,15 @@ def with_golden(frozen: Frozen, folder: Path, *, error: float) -> Artifact:
     """A copy whose file of golden outputs is another."""
     artifact = copy_of(frozen.artifact, folder, verdict="kept-eager")
     path = folder / GOLDEN_OUTPUTS
-    save_file({name: tensor + error for name, tensor in load_file(path).items()}, path, {"error": str(error)})
+    save_file(
+        {name: tensor + error for name, tensor in load_file(path).items()},
+        path,
+        {"error": str(error)},
+    )
     golden = file_ref(folder, GOLDEN_OUTPUTS, MEDIA_SAFETENSORS)
-    files = tuple(golden if item.path == GOLDEN_OUTPUTS else item for item in artifact.manifest.files)
+    files = tuple(
+        golden if item.path == GOLDEN_OUTPUTS else item for item in artifact.manifest.files
+    )
     return rewritten(artifact, files=files)
 
 
@@ -130,8 +149,12 @@ def test_native_runtime_answers_both_forms(inductor: Frozen, tmp_path: Path) -> 
     expected = freezer.load("conv", store=store.uri)(x)
     with serving(store, "conv", runtime="native") as native:
         wait_until(lambda: native.serves(1), "version 1 serves")
-        torch.testing.assert_close(torch.tensor(native.predict(json_of(x)).json()["output"]), expected)
-        torch.testing.assert_close(load(native.predict(save({"x": x}), BINARY).content)["output"], expected)
+        torch.testing.assert_close(
+            torch.tensor(native.predict(json_of(x)).json()["output"]), expected
+        )
+        torch.testing.assert_close(
+            load(native.predict(save({"x": x}), BINARY).content)["output"], expected
+        )
 
 
 @pytest.mark.parametrize(
@@ -148,7 +171,9 @@ def test_native_runtime_answers_both_forms(inductor: Frozen, tmp_path: Path) -> 
         (b"x", BINARY, "the body is not a .safetensors file"),
     ],
 )
-def test_wrong_input_gets_422_with_the_message(service: Service, body: bytes, media_type: str, message: str) -> None:
+def test_wrong_input_gets_422_with_the_message(
+    service: Service, body: bytes, media_type: str, message: str
+) -> None:
     before = service.metric("requests_total", outcome="invalid")
     answer = service.predict(body, media_type)
     assert answer.status_code == 422
@@ -161,8 +186,14 @@ def test_wrong_input_gets_422_with_the_message(service: Service, body: bytes, me
 def test_unready_until_an_artifact_has_loaded(scripted: Frozen, tmp_path: Path) -> None:
     store = Store.open(str(tmp_path / "store"), create=True)
     with serving(store) as started:
-        wait_until(lambda: started.metric("reloads_total", outcome="failed"), "it has tried to load")
-        for answer in (started.get("/ready"), started.get("/contract"), started.predict(json_of(X))):
+        wait_until(
+            lambda: started.metric("reloads_total", outcome="failed"), "it has tried to load"
+        )
+        for answer in (
+            started.get("/ready"),
+            started.get("/contract"),
+            started.predict(json_of(X)),
+        ):
             assert answer.status_code == 503
             assert "model 'mlp' is not in store" in answer.json()["detail"]
         assert started.get("/live").status_code == 200
@@ -178,7 +209,9 @@ def test_stateful_models_are_refused(scripted: Frozen, tmp_path: Path) -> None:
     store = Store.open(str(tmp_path / "store"), create=True)
     publish(store, copy_of(scripted.artifact, tmp_path / "stateful", stateful=True))
     with serving(store) as started:
-        wait_until(lambda: started.metric("reloads_total", outcome="failed"), "it has tried to load")
+        wait_until(
+            lambda: started.metric("reloads_total", outcome="failed"), "it has tried to load"
+        )
         assert "it keeps state between calls" in started.get("/ready").json()["detail"]
 
 
@@ -197,8 +230,13 @@ class Held:
         return getattr(self._model, name)
 
 
-def test_a_reload_and_a_full_queue_lose_nothing(store: Store, scripted: Frozen, tmp_path: Path) -> None:
-    """One request runs and one waits; a third is refused. Meanwhile a new version is loaded, and one with a wrong canary is not."""
+def test_a_reload_and_a_full_queue_lose_nothing(
+    store: Store, scripted: Frozen, tmp_path: Path
+) -> None:
+    """One request runs and one waits; a third is refused.
+
+    Meanwhile a new version is loaded, and one with a wrong canary is not.
+    """
     with serving(store, queue=1) as started, ThreadPoolExecutor() as clients:
         wait_until(lambda: started.serves(1), "version 1 serves")
         assert started.server.loaded is not None
@@ -221,39 +259,62 @@ def test_a_reload_and_a_full_queue_lose_nothing(store: Store, scripted: Frozen, 
         labels = {"model": "mlp", "version": "2", "device_class": HERE, "digest": info.digest}
         assert started.metric("artifact_info", **labels) == 1
         assert started.metric("reloads_total", outcome="ok") == 2
-        assert started.metric("requests_total", outcome="ok") == started.metric("request_seconds_count") == 2
+        assert (
+            started.metric("requests_total", outcome="ok")
+            == started.metric("request_seconds_count")
+            == 2
+        )
         assert started.metric("requests_total", outcome="overloaded") == 1
 
 
-def test_slow_bodies_have_a_place_in_the_queue(published: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise clients could fill the memory with bodies that wait outside of the queue, or keep places for ever."""
+def test_slow_bodies_have_a_place_in_the_queue(
+    published: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise clients could fill the memory with bodies that wait outside of the queue, or keep
+    places for ever.
+    """
     monkeypatch.setattr(model_server, "READ_S", 3.0)
     with serving(published, queue=1) as started, contextlib.ExitStack() as held:
         wait_until(lambda: started.serves(1), "version 1 serves")
-        slow = [held.enter_context(socket.create_connection((LOOPBACK, int(started.url.rpartition(":")[2])))) for _ in range(2)]
+        slow = [
+            held.enter_context(
+                socket.create_connection((LOOPBACK, int(started.url.rpartition(":")[2])))
+            )
+            for _ in range(2)
+        ]
         for client in slow:
             client.sendall(b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
         wait_until(lambda: started.metric("queue_length") == 1, "both have a place")
         assert started.predict(json_of(X)).status_code == 503
         slow.pop().close()
-        wait_until(lambda: started.predict(json_of(X)).status_code == 200, "the place of a client that has left is free")
+        wait_until(
+            lambda: started.predict(json_of(X)).status_code == 200,
+            "the place of a client that has left is free",
+        )
         assert slow[0].recv(100).startswith(b"HTTP/1.1 408")
         assert started.metric("requests_total", outcome="invalid") == 2
 
 
-def test_changes_of_other_classes_load_nothing(store: Store, portable: Frozen, tmp_path: Path) -> None:
+def test_changes_of_other_classes_load_nothing(
+    store: Store, portable: Frozen, tmp_path: Path
+) -> None:
     with serving(store) as started:
         wait_until(lambda: started.serves(1), "version 1 serves")
         assert started.server.loaded is not None
         model = started.server.loaded.model
-        version, other = store.version("mlp"), {"portable": other_artifact(portable, tmp_path / "other")}
+        version, other = (
+            store.version("mlp"),
+            {"portable": other_artifact(portable, tmp_path / "other")},
+        )
         store.publish("mlp", source_key=version.source_key, artifacts=other, carried=version.images)
         wait_until(lambda: started.serves(2), "version 2 is named")
         assert started.server.loaded.model is model
         assert started.metric("reloads_total", outcome="ok") == 1
 
 
-def test_a_class_of_an_earlier_source_serves(store: Store, portable: Frozen, tmp_path: Path) -> None:
+def test_a_class_of_an_earlier_source_serves(
+    store: Store, portable: Frozen, tmp_path: Path
+) -> None:
     """Only `latest` contains it, not the newest version itself."""
     other = {"portable": other_artifact(portable, tmp_path / "other")}
     store.publish("mlp", source_key="another", artifacts=other, carried={})
@@ -263,7 +324,9 @@ def test_a_class_of_an_earlier_source_serves(store: Store, portable: Frozen, tmp
         assert started.predict(json_of(X)).status_code == 200
 
 
-def test_a_failed_canary_is_not_repeated_at_every_look(store: Store, scripted: Frozen, tmp_path: Path) -> None:
+def test_a_failed_canary_is_not_repeated_at_every_look(
+    store: Store, scripted: Frozen, tmp_path: Path
+) -> None:
     with serving(store, reload_s=0.1) as started:
         wait_until(lambda: started.serves(1), "version 1 serves")
         publish(store, wrong_artifact(scripted, tmp_path / "wrong"))
@@ -274,20 +337,30 @@ def test_a_failed_canary_is_not_repeated_at_every_look(store: Store, scripted: F
         wait_until(lambda: started.serves(3), "version 3 serves")
 
 
-def test_keys_require_signatures_of_every_version(store: Store, scripted: Frozen, tmp_path: Path) -> None:
+def test_keys_require_signatures_of_every_version(
+    store: Store, scripted: Frozen, tmp_path: Path
+) -> None:
     private, public = make_pair(tmp_path, "own")
 
     def sign() -> None:
         store.sign(store.version("mlp"), HERE, private)
 
     with serving(store, keys=(public,)) as started:
-        wait_until(lambda: started.metric("reloads_total", outcome="failed"), "it has tried to load")
-        assert f"unsigned: got no signature, expected one of mlp:1 for {HERE}" in started.get("/ready").json()["detail"]
+        wait_until(
+            lambda: started.metric("reloads_total", outcome="failed"), "it has tried to load"
+        )
+        assert (
+            f"unsigned: got no signature, expected one of mlp:1 for {HERE}"
+            in started.get("/ready").json()["detail"]
+        )
         sign()
         wait_until(lambda: started.serves(1), "the signed version serves")
         publish(store, other_artifact(scripted, tmp_path / "other"))
         failed = started.metric("reloads_total", outcome="failed")
-        wait_until(lambda: started.metric("reloads_total", outcome="failed") > failed, "it has refused version 2")
+        wait_until(
+            lambda: started.metric("reloads_total", outcome="failed") > failed,
+            "it has refused version 2",
+        )
         assert started.serves(1)
         sign()
         wait_until(lambda: started.serves(2), "version 2 serves")
@@ -303,7 +376,9 @@ def test_a_bucket_may_fail_or_be_damaged(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What serves goes on while the bucket cannot be reached and after a damaged version, until a good one is published."""
+    """What serves goes on while the bucket cannot be reached and after a damaged version, until a
+    good one is published.
+    """
     monkeypatch.setattr("freezer.files.buckets.ATTEMPTS", 2)
     with Wire(s3_address) as wire:
         monkeypatch.setenv("AWS_ENDPOINT_URL", wire.address)
@@ -312,13 +387,18 @@ def test_a_bucket_may_fail_or_be_damaged(
         with serving(store) as started:
             wait_until(lambda: started.serves(1), "version 1 serves")
             wire.is_cut = True
-            wait_until(lambda: started.metric("reloads_total", outcome="failed"), "the bucket cannot be reached")
+            wait_until(
+                lambda: started.metric("reloads_total", outcome="failed"),
+                "the bucket cannot be reached",
+            )
             assert started.serves(1)
             assert started.predict(json_of(X)).status_code == 200
             damaged = wrong_artifact(scripted, tmp_path / "damaged")
             golden = damaged.file(GOLDEN_OUTPUTS)
             path = f"{bucket.removeprefix('s3://')}/mlp/blobs/sha256/{golden.digest.removeprefix('sha256:')}"
-            overwrite(s3_address, path, bytes(golden.size_bytes))  # which publish keeps, since its size is right
+            overwrite(
+                s3_address, path, bytes(golden.size_bytes)
+            )  # which publish keeps, since its size is right
             wire.restore()
             publish(store, damaged)
             wait_until(lambda: f"s3://{path} is sha256:" in caplog.text, "it has tried version 2")
@@ -326,8 +406,13 @@ def test_a_bucket_may_fail_or_be_damaged(
             publish(store, other_artifact(scripted, tmp_path / "other"))
             wait_until(lambda: started.serves(3), "version 3 serves")
             assert started.metric("canary_failures_total") == 0
-            used = {item.digest.removeprefix("sha256:") for item in store.manifest(store.version("mlp"), HERE).contents}
+            used = {
+                item.digest.removeprefix("sha256:")
+                for item in store.manifest(store.version("mlp"), HERE).contents
+            }
             cache, manifest = cache_folder() / "blobs" / "sha256", scripted.artifact.manifest
             earlier = {item.digest.removeprefix("sha256:") for item in manifest.contents} - used
             assert earlier, "the versions share every file"
-            assert not any((cache / name).exists() for name in earlier), "the cache grows with every version"
+            assert not any((cache / name).exists() for name in earlier), (
+                "the cache grows with every version"
+            )

@@ -1,4 +1,6 @@
-"""The HTTP service and the Ray Serve application as processes: what starts them in production, load, SIGTERM and SIGKILL."""
+"""The HTTP service and the Ray Serve application as processes: what starts them in production,
+load, SIGTERM and SIGKILL.
+"""
 
 from __future__ import annotations
 
@@ -52,13 +54,21 @@ def test_sigterm_lets_accepted_requests_finish(published: Store) -> None:
     """Starts the process as the systemd unit does, and ends it while a client is still sending."""
     port, body = free_port(), json_of(X)
     command = unit_command(
-        model="mlp", STORE=published.uri, HOST=LOOPBACK, PORT=str(port), THREADS="1", OPTIONS=f"--device-class {HERE} --queue 4"
+        model="mlp",
+        STORE=published.uri,
+        HOST=LOOPBACK,
+        PORT=str(port),
+        THREADS="1",
+        OPTIONS=f"--device-class {HERE} --queue 4",
     )
     with subprocess.Popen(command, cwd=ROOT) as process:
         try:
             wait_until(lambda: is_ready(port), "the service is ready")
             with socket.create_connection((LOOPBACK, port), timeout=60) as client:
-                client.sendall(b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body[:10])
+                client.sendall(
+                    b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+                    + body[:10]
+                )
                 assert is_ready(port), "the service has read the first part"
                 process.send_signal(signal.SIGTERM)
                 wait_until(lambda: not can_connect(port), "no further connection is accepted")
@@ -95,9 +105,15 @@ def test_kubernetes_manifests_fit_schemas_and_commands() -> None:
 
 
 def selects(pod: dict[str, Any], labels: set[str]) -> bool:
-    """Whether the node affinity of a pod allows a node with these labels, all of which are `true`."""
-    (term,) = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    return all((item["key"] in labels) == (item["operator"] == "In") for item in term["matchExpressions"])
+    """Whether the node affinity of a pod allows a node with these labels, all of which are
+    `true`.
+    """
+    (term,) = pod["spec"]["affinity"]["nodeAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]["nodeSelectorTerms"]
+    return all(
+        (item["key"] in labels) == (item["operator"] == "In") for item in term["matchExpressions"]
+    )
 
 
 def parse(words: list[str]) -> None:
@@ -111,16 +127,24 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     program = shutil.which("systemd-analyze")
     if program is None:
         pytest.skip("systemd-analyze is missing: install it (Debian: apt-get install systemd)")
-    text = (SERVING / "coldpress-serve@.service").read_text().replace("/opt/coldpress/.venv/bin/python", sys.executable)
+    text = (
+        (SERVING / "coldpress-serve@.service")
+        .read_text()
+        .replace("/opt/coldpress/.venv/bin/python", sys.executable)
+    )
     unit = tmp_path / "coldpress-serve@mlp.service"
     unit.write_text(text)
-    done = subprocess.run([program, "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [program, "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.slow
 def test_kill_9_loses_only_requests_in_flight(published: Store) -> None:
-    """Eight clients load a process that is killed, and started again as systemd would; until it is ready, it refuses them."""
+    """Eight clients load a process that is killed, and started again as systemd would; until it is
+    ready, it refuses them.
+    """
     port, ended = free_port(), threading.Event()
     processes = [start_service("mlp", published.uri, port, "--device-class", HERE)]
 
@@ -136,7 +160,15 @@ def test_kill_9_loses_only_requests_in_flight(published: Store) -> None:
     killing = threading.Timer(3, lambda: processes[-1].kill())
     killing.start()
     try:
-        load = asyncio.run(load_url(f"http://{LOOPBACK}:{port}/predict", save({"x": X}), BINARY, concurrency=8, seconds=20))
+        load = asyncio.run(
+            load_url(
+                f"http://{LOOPBACK}:{port}/predict",
+                save({"x": X}),
+                BINARY,
+                concurrency=8,
+                seconds=20,
+            )
+        )
         assert is_ready(port)
     finally:
         ended.set()
@@ -150,12 +182,18 @@ def test_kill_9_loses_only_requests_in_flight(published: Store) -> None:
 
 @pytest.mark.slow
 def test_sigterm_under_load_breaks_no_request(published: Store) -> None:
-    """Clients that keep their connections get answers on them until the end, and cannot connect again."""
+    """Clients that keep their connections get answers on them until the end, and cannot connect
+    again.
+    """
     port = free_port()
     process = start_service("mlp", published.uri, port, "--device-class", HERE)
     ending = threading.Timer(3, process.terminate)
     ending.start()
-    load = asyncio.run(load_url(f"http://{LOOPBACK}:{port}/predict", save({"x": X}), BINARY, concurrency=8, seconds=6))
+    load = asyncio.run(
+        load_url(
+            f"http://{LOOPBACK}:{port}/predict", save({"x": X}), BINARY, concurrency=8, seconds=6
+        )
+    )
     assert process.wait(30) == 0
     assert set(load.statuses) == {200}
     assert load.statuses[200] > 100
@@ -163,7 +201,9 @@ def test_sigterm_under_load_breaks_no_request(published: Store) -> None:
 
 @pytest.mark.slow
 def test_load_is_answered_or_refused(published: Store) -> None:
-    """With room in the queue all requests are answered; without, the others are refused, and none fails."""
+    """With room in the queue all requests are answered; without, the others are refused, and none
+    fails.
+    """
     body, expected = save({"x": X}), {200}
     for queue in ("64", "0"):
         with running_service("mlp", published.uri, "--device-class", HERE, "--queue", queue) as url:
@@ -179,22 +219,39 @@ def test_ray_serve_places_classes_on_their_nodes(published: Store, tmp_path: Pat
     config, port = yaml.safe_load((SERVING / "serve.yaml").read_text()), free_port()
     (application,) = config["applications"]
     assert set(application["args"]["replicas"]) < set(DEVICE_CLASSES)
-    application["args"] |= {"model": "mlp", "store": published.uri, "threads": 1, "replicas": {HERE: 1, "portable": 1}}
+    application["args"] |= {
+        "model": "mlp",
+        "store": published.uri,
+        "threads": 1,
+        "replicas": {HERE: 1, "portable": 1},
+    }
     config |= {"http_options": {"host": LOOPBACK, "port": port}, "proxy_location": "HeadOnly"}
     (tmp_path / "serve.yaml").write_text(yaml.safe_dump(config))
     with RayCluster(tmp_path / "cluster") as cluster:
         cluster.start(num_cpus=2, classes=[HERE])
         cluster.start(num_cpus=2)
-        with cluster.popen([str(Path(sys.executable).with_name("serve")), "run", str(tmp_path / "serve.yaml")]) as driver:
+        with cluster.popen(
+            [str(Path(sys.executable).with_name("serve")), "run", str(tmp_path / "serve.yaml")]
+        ) as driver:
             try:
                 url = f"http://{LOOPBACK}:{port}/resnet50"
-                wait_until(lambda: can_connect(port) and requests.get(url, timeout=60).ok, "the application answers", 180)
+                wait_until(
+                    lambda: can_connect(port) and requests.get(url, timeout=60).ok,
+                    "the application answers",
+                    180,
+                )
                 contracts = [requests.get(url, timeout=60).json() for _ in range(40)]
                 assert {item["device_class"] for item in contracts} == {HERE, "portable"}
                 expected = freezer.load("mlp", store=published.uri, device_class=HERE)(X)
                 for body, media_type in ((json_of(X), JSON), (save({"x": X}), BINARY)):
-                    answer = requests.post(url, data=body, headers={"content-type": media_type}, timeout=60)
-                    found = answer.json()["output"] if media_type == JSON else load(answer.content)["output"]
+                    answer = requests.post(
+                        url, data=body, headers={"content-type": media_type}, timeout=60
+                    )
+                    found = (
+                        answer.json()["output"]
+                        if media_type == JSON
+                        else load(answer.content)["output"]
+                    )
                     torch.testing.assert_close(torch.as_tensor(found), expected)
                 wrong = requests.post(url, data=json_of(X[:, :3]), timeout=60)
                 assert wrong.status_code == 422

@@ -7,14 +7,24 @@ import io
 import pytest
 from rich.console import Console
 
-from freezer.errors import CatalogError, FreezeError, InfrastructureError, IntegrityError, StoreUnreachableError, UsageError
+from freezer.errors import (
+    CatalogError,
+    FreezeError,
+    InfrastructureError,
+    IntegrityError,
+    StoreUnreachableError,
+    UsageError,
+)
 from jobs.exits import exiting
 
 
 def ended_of(error: BaseException) -> tuple[object, str]:
     """Return the exit code and the output."""
     said = io.StringIO()
-    with pytest.raises(SystemExit) as caught, exiting(Console(file=said), interrupted="interrupted"):
+    with (
+        pytest.raises(SystemExit) as caught,
+        exiting(Console(file=said), interrupted="interrupted"),
+    ):
         raise error
     return caught.value.code, said.getvalue()
 
@@ -30,7 +40,9 @@ def ended_of(error: BaseException) -> tuple[object, str]:
         (KeyboardInterrupt(), 130, "interrupted\n"),
     ],
 )
-def test_every_error_has_a_line_and_an_exit_code(error: BaseException, code: int, said: str) -> None:
+def test_every_error_has_a_line_and_an_exit_code(
+    error: BaseException, code: int, said: str
+) -> None:
     assert ended_of(error) == (code, said)
 
 

@@ -31,7 +31,9 @@ def job_of(head: Head, folder: Path) -> str:
     """Return the status of the job of campaign `c` from jobs.status."""
     places = ["c", "--store", str(folder / "store"), "--address", head.address, "--json"]
     command = [sys.executable, "-W", "ignore", "-m", "jobs.status", *places]
-    done = subprocess.run(command, env=head.environ, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        command, env=head.environ, capture_output=True, text=True, timeout=120, check=True
+    )
     status: str = json.loads(done.stdout)["job"]["status"]
     return status
 
@@ -40,7 +42,10 @@ def test_ctrl_c_asks_whether_to_stop_the_job(head: Head, tmp_path: Path) -> None
     write_catalog(tmp_path, HANGS)
     command = head.command(tmp_path, "catalog.yaml", "--campaign", "c")
     job = f"{job_prefix('c', str(tmp_path / 'store'))}1"
-    left = f"job {job} keeps running; python -m jobs.status c --store {tmp_path / 'store'} --address {head.address}"
+    left = (
+        f"job {job} keeps running; python -m jobs.status c --store {tmp_path / 'store'} --address"
+        f" {head.address}"
+    )
 
     with Terminal(command, cwd=tmp_path, environ=head.environ) as terminal:
         terminal.until(f"submitted {job}")

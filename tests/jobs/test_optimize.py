@@ -1,4 +1,6 @@
-"""jobs.optimize without a campaign: exit codes of errors before and after it, --explain and --check."""
+"""jobs.optimize without a campaign: exit codes of errors before and after it, --explain and
+--check.
+"""
 
 from __future__ import annotations
 
@@ -24,25 +26,34 @@ models:
 """
 
 
-def test_an_unwritable_json_file_exits_with_3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_unwritable_json_file_exits_with_3(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def finished(config: Config, display: object) -> CampaignReport:
         (tmp_path / "folder").touch()
         return CampaignReport(campaign="c", started=0.0, finished=1.0, outcomes=())
 
     monkeypatch.setattr(jobs.optimize, "run", finished)
-    done = CliRunner().invoke(jobs.optimize.app, [str(tmp_path / "c.yaml"), "--json", str(tmp_path / "folder" / "out.json")])
+    done = CliRunner().invoke(
+        jobs.optimize.app,
+        [str(tmp_path / "c.yaml"), "--json", str(tmp_path / "folder" / "out.json")],
+    )
     assert done.exit_code == 3
     assert re.fullmatch(r"CP-INFRASTRUCTURE: .*cannot be written: .*\n", done.stderr), done.stderr
 
 
 @pytest.mark.parametrize("arguments", [[], ["--accept-noise"]], ids=["default", "accepted"])
-def test_noise_is_accepted_on_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str]) -> None:
+def test_noise_is_accepted_on_request(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str]
+) -> None:
     def finished(config: Config, display: object) -> CampaignReport:
         assert config.policy.accept_noise == bool(arguments)
         return CampaignReport(campaign="c", started=0.0, finished=1.0, outcomes=())
 
     monkeypatch.setattr(jobs.optimize, "run", finished)
-    CliRunner().invoke(jobs.optimize.app, [str(tmp_path / "c.yaml"), *arguments], catch_exceptions=False)
+    CliRunner().invoke(
+        jobs.optimize.app, [str(tmp_path / "c.yaml"), *arguments], catch_exceptions=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -50,11 +61,17 @@ def test_noise_is_accepted_on_request(monkeypatch: pytest.MonkeyPatch, tmp_path:
     [
         (
             [],
-            r"RAY_ADDRESS 'http://head:8265' is that of a dashboard, .* `python -m jobs.submit .*, unset it for a local Ray",
+            (
+                r"RAY_ADDRESS 'http://head:8265' is that of a dashboard, .* `python -m jobs.submit"
+                r" .*, unset it for a local Ray"
+            ),
         ),
         (
             ["--address", "https://h:1"],
-            r"--address 'https://h:1' is that of a dashboard, .* leave it out for a local Ray, or set .*",
+            (
+                r"--address 'https://h:1' is that of a dashboard, .* leave it out for a local Ray,"
+                r" or set .*"
+            ),
         ),
     ],
 )
@@ -62,7 +79,9 @@ def test_the_address_of_a_dashboard_is_rejected(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], said: str
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "http://head:8265")
-    done = CliRunner().invoke(jobs.optimize.app, ["catalog.yaml", "--store", str(tmp_path / "store"), *arguments])
+    done = CliRunner().invoke(
+        jobs.optimize.app, ["catalog.yaml", "--store", str(tmp_path / "store"), *arguments]
+    )
     assert done.exit_code == 2
     assert re.match(f"CP-USAGE: {said}", done.stderr), done.stderr
     assert not (tmp_path / "store").exists()
@@ -94,14 +113,18 @@ def test_explain_needs_no_ray(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("without_ray")
 def test_explain_plans_named_classes_as_recorded(tmp_path: Path) -> None:
-    """This machine does not serve the class: the last campaign's workers count, and without one it is new."""
+    """This machine does not serve the class: the last campaign's workers count, and without one it
+    is new.
+    """
     arguments = [written(tmp_path, "cuda-sm75"), "--explain", "--store", str(tmp_path / "store")]
     done = CliRunner().invoke(jobs.optimize.app, arguments, catch_exceptions=False)
     assert "cuda-sm75: no campaign has used a worker of this class" in done.output
     assert "good cuda-sm75: build torchscript-frozen; judge (never done)" in done.output
     facts = {"cuda-sm75": ClassFacts(num_threads=4, toolchain={"torch": "2.13"})}
     with Ledger(Store.open(str(tmp_path / "store")), "before") as ledger:
-        record = CampaignRecord(catalog="catalog.yaml", started=1.0, finished=2.0, exit_code=0, members=(), facts=facts)
+        record = CampaignRecord(
+            catalog="catalog.yaml", started=1.0, finished=2.0, exit_code=0, members=(), facts=facts
+        )
         ledger.append("campaign", "before", model="", device_class="", data=record.to_json())
     done = CliRunner().invoke(jobs.optimize.app, arguments, catch_exceptions=False)
     assert "cuda-sm75: planned for the workers of campaign before" in done.output
@@ -123,16 +146,36 @@ def test_check_reads_the_catalog_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["c.yaml", "--watch", "5"], "CP-USAGE: --watch only applies to `mlflow:` catalogs; run the command again after"),
-        (["mlflow:", "--watch", "5", "--explain"], "CP-USAGE: --explain and --watch exclude each other"),
+        (
+            ["c.yaml", "--watch", "5"],
+            "CP-USAGE: --watch only applies to `mlflow:` catalogs; run the command again after",
+        ),
+        (
+            ["mlflow:", "--watch", "5", "--explain"],
+            "CP-USAGE: --explain and --watch exclude each other",
+        ),
         (["c.yaml", "--quiet", "--verbose"], "CP-USAGE: --quiet and --verbose exclude each other"),
-        (["c.yaml", "--explain", "--json", "out.json"], "CP-USAGE: --explain and --json exclude each other"),
-        (["c.yaml", "--check", "--json", "out.json"], "CP-USAGE: --check and --json exclude each other"),
-        (["c.yaml", "--wait-limit", "0"], "CP-USAGE: --wait-limit only applies with --wait-for-nodes"),
-        (["c.yaml", "--device-class", "auto", "--device-class", "cpu-z80"], "CP-DEVICE-CLASS: unknown device class 'cpu-z80'"),
+        (
+            ["c.yaml", "--explain", "--json", "out.json"],
+            "CP-USAGE: --explain and --json exclude each other",
+        ),
+        (
+            ["c.yaml", "--check", "--json", "out.json"],
+            "CP-USAGE: --check and --json exclude each other",
+        ),
+        (
+            ["c.yaml", "--wait-limit", "0"],
+            "CP-USAGE: --wait-limit only applies with --wait-for-nodes",
+        ),
+        (
+            ["c.yaml", "--device-class", "auto", "--device-class", "cpu-z80"],
+            "CP-DEVICE-CLASS: unknown device class 'cpu-z80'",
+        ),
     ],
 )
-def test_options_without_an_effect_are_rejected(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_options_without_an_effect_are_rejected(
+    tmp_path: Path, arguments: list[str], said: str
+) -> None:
     done = CliRunner().invoke(jobs.optimize.app, [*arguments, "--store", str(tmp_path / "store")])
     assert done.exit_code == 2
     assert done.stderr.replace("\n", " ").startswith(said)

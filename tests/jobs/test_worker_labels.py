@@ -23,7 +23,9 @@ CLASSES = [name for name in detect().classes if name != PORTABLE]
 
 def printed(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "jobs.worker_labels", *arguments]
-    return subprocess.run(command, env=dict(os.environ), cwd=ROOT, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, env=dict(os.environ), cwd=ROOT, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +38,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_token_is_sent_where_one_exists(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`ray start --head` demands the token of an earlier local Ray; `ray start --address` sends it only in this mode."""
+    """`ray start --head` demands the token of an earlier local Ray; `ray start --address` sends it
+    only in this mode.
+    """
     assert this_worker(()).environment == OF_RAY
     (home / ".ray").mkdir()
     (home / ".ray" / "auth_token").write_text(64 * "0")
@@ -59,7 +63,9 @@ def test_arguments_and_json_for_this_machine() -> None:
     assert all(word.startswith("--") for word in words)
     found = json.loads(printed("--json").stdout)
     assert found["arguments"] == words
-    assert 0 < found["memory_bytes"] <= 0.8 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert (
+        0 < found["memory_bytes"] <= 0.8 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    )
     assert found["environment"] == OF_RAY
 
 
@@ -79,7 +85,9 @@ def test_a_lesser_class_sets_its_limits() -> None:
 def test_unavailable_classes_are_rejected() -> None:
     done = printed("--device-class", "cpu-neoverse-v1")
     assert done.returncode == 2
-    assert done.stderr.startswith("CP-DEVICE-CLASS: this machine cannot serve cpu-neoverse-v1: the ")
+    assert done.stderr.startswith(
+        "CP-DEVICE-CLASS: this machine cannot serve cpu-neoverse-v1: the "
+    )
     with pytest.raises(UsageError, match="unknown device class 'cpu-x86'"):
         this_worker(["cpu-x86"])
     with pytest.raises(UsageError, match="has no device class but portable"):

@@ -1,8 +1,8 @@
-"""Campaigns whose builds and judges are done beforehand: all that comes after a judge is real, and no Ray is started.
+"""Campaigns whose builds and judges are done beforehand: all that comes after a judge is real, and
+no Ray is started.
 
-`python -m tests.pipeline.campaigns STORE TRACKING_URI CAMPAIGN NUM HERE=FOLDER portable=FOLDER` runs one with MODELS, and kills
-itself with SIGKILL when NUM outcomes were reached.
-"""
+`python -m tests.pipeline.campaigns STORE TRACKING_URI CAMPAIGN NUM HERE=FOLDER portable=FOLDER`
+runs one with MODELS, and kills itself with SIGKILL when NUM outcomes were reached."""
 
 from __future__ import annotations
 
@@ -63,8 +63,14 @@ class Judged:
 
     begun: Mapping[str, ItemState] = {}
 
-    def __init__(self, plan: Plan, made: Callable[[Item], Outcome], after: Callable[[int], None]) -> None:
-        self._items, self._made, self._after = [item for item in plan.items if item.finished is None], made, after
+    def __init__(
+        self, plan: Plan, made: Callable[[Item], Outcome], after: Callable[[int], None]
+    ) -> None:
+        self._items, self._made, self._after = (
+            [item for item in plan.items if item.finished is None],
+            made,
+            after,
+        )
 
     def outcomes(self) -> Iterator[tuple[Item, Outcome]]:
         """Yield the outcome of each item; `after` receives the number so far."""
@@ -85,7 +91,9 @@ def entry(
     (folder / "mod.py").write_text("def make(): ...\n")
     return Entry(
         name=name,
-        source=parse_source("python:mod:make", folder=folder, search_path=(str(folder),), args={"model": name}),
+        source=parse_source(
+            "python:mod:make", folder=folder, search_path=(str(folder),), args={"model": name}
+        ),
         spec=InputSpec(inputs=(TensorSpec(name="x", dtype="float32", shape=(1, 4)),)),
         samples=None,
         task_metric=None,
@@ -111,9 +119,17 @@ def plan_of(
     since: float = math.inf,
     **options: Any,
 ) -> Plan:
-    """A plan for workers of `classes`, which are alike, and which `auto` means; `options` are fields of PlanRequest."""
+    """A plan for workers of `classes`, which are alike, and which `auto` means; `options` are
+    fields of PlanRequest.
+    """
     request = PlanRequest(
-        **{"entries": entries, "facts": dict.fromkeys(classes, facts), "auto": classes, "policy": SamplingPolicy(), **options}
+        **{
+            "entries": entries,
+            "facts": dict.fromkeys(classes, facts),
+            "auto": classes,
+            "policy": SamplingPolicy(),
+            **options,
+        }
     )
     finished = FinishedWork(store, ledger, lifted=lift_quarantine, since=since)
     return make_plan(request, finished, digests or FileDigests(store.root / "digests.json"))
@@ -131,13 +147,17 @@ def judged(item: Item, verdict: str, store: Store, artifact: Artifact | None = N
         staging = folder.with_name("staging")
         shutil.copytree(artifact.folder, staging)
         folder.mkdir(parents=True)
-        write_artifact(replace(artifact.manifest, model=item.entry.name), staging, folder / "artifact")
+        write_artifact(
+            replace(artifact.manifest, model=item.entry.name), staging, folder / "artifact"
+        )
     failed = verdict == "failed"
     recipe = next(iter(item.builds), "none")
     report = CandidateReport(
         recipe=recipe,
         build_key="b",
-        figures=Figures(drift={"error_ratio": 1.25}, latency_ms={"p50": 1.0}, speedup=2.0, speedup_ci=(1.8, 2.2)),
+        figures=Figures(
+            drift={"error_ratio": 1.25}, latency_ms={"p50": 1.0}, speedup=2.0, speedup_ci=(1.8, 2.2)
+        ),
     )
     return Outcome(
         model=item.entry.name,
@@ -175,37 +195,53 @@ def run_judged(
 ) -> CampaignReport:
     """Run a campaign to its end.
 
-    Judges leave `artifacts`, by device class, and `after` is called with each outcome's count. MLflow is written by this process,
-    or with `apart`, as in any campaign, by another.
-    """
+    Judges leave `artifacts`, by device class, and `after` is called with each outcome's count.
+    MLflow is written by this process, or with `apart`, as in any campaign, by another."""
     with Ledger(store, campaign) as ledger:
         digests = FileDigests(store.root / "digests.json")
         folder = store.root.parent
-        entries = [entry(name, folder, tags=tags, registered_name=registered_name, limits=limits) for name in models]
+        entries = [
+            entry(name, folder, tags=tags, registered_name=registered_name, limits=limits)
+            for name in models
+        ]
         started = 1_700_000_000.0
         continued = Continued(ledger, started)
         plan = plan_of(entries, store, ledger, digests=digests, since=continued.own_since)
-        config = Config(catalog="catalog.yaml", store=str(store.root), tracking_uri=uri, campaign=campaign)
+        config = Config(
+            catalog="catalog.yaml", store=str(store.root), tracking_uri=uri, campaign=campaign
+        )
         display = display or LineDisplay(Console(file=io.StringIO()))
 
         def made_by_judge(item: Item) -> Outcome:
             verdict = models[item.entry.name][item.device_class]
-            return judged(item, verdict, store, artifacts[item.device_class] if verdict == "published" else None)
+            return judged(
+                item,
+                verdict,
+                store,
+                artifacts[item.device_class] if verdict == "published" else None,
+            )
 
         executor = Judged(plan, made_by_judge, after)
         with ExitStack() as held:
             tracker: Tracker | TrackerProcess
             if apart:
-                tracker = held.enter_context(TrackerProcess(uri, campaign, str(store.root), mode="copy"))
+                tracker = held.enter_context(
+                    TrackerProcess(uri, campaign, str(store.root), mode="copy")
+                )
             else:
                 tracker = Tracker(uri, campaign, store, mode="copy")
-            running = Campaign(config, plan, cast(Executor, executor), store, ledger, tracker, display, before)
+            running = Campaign(
+                config, plan, cast(Executor, executor), store, ledger, tracker, display, before
+            )
             return running.run(problems, continued, started)
 
 
 def main(store: str, uri: str, campaign: str, num: str, *folders: str) -> None:
     """Run MODELS, and die."""
-    artifacts = {name: Artifact.read(Path(folder)) for name, _, folder in (text.partition("=") for text in folders)}
+    artifacts = {
+        name: Artifact.read(Path(folder))
+        for name, _, folder in (text.partition("=") for text in folders)
+    }
 
     def die(count: int) -> None:
         if count == int(num):

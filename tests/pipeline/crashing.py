@@ -1,9 +1,11 @@
-"""Campaigns that kill their own process at an instant: before or after the n-th step that changes a disk or MLflow.
+"""Campaigns that kill their own process at an instant: before or after the n-th step that changes a
+disk or MLflow.
 
-`python -m tests.pipeline.crashing HERE=FOLDER portable=FOLDER` imports everything once, and then for each line `FOLDER NUM` on its
-standard input runs a campaign in a fork: store and database in FOLDER, killed with SIGKILL at instant NUM (0: never). It answers
-with the exit status and the number of instants. The builds and judges are real tasks, in this process, whose children are replaced.
-"""
+`python -m tests.pipeline.crashing HERE=FOLDER portable=FOLDER` imports everything once, and then
+for each line `FOLDER NUM` on its
+standard input runs a campaign in a fork: store and database in FOLDER, killed with SIGKILL at
+instant NUM (0: never). It answers with the exit status and the number of instants. The builds and
+judges are real tasks, in this process, whose children are replaced."""
 
 from __future__ import annotations
 
@@ -53,8 +55,21 @@ MODELS = {
 
 ON_DISK = ("fsync", "replace", "rename", "link", "unlink", "mkdir", "rmdir")
 IN_MLFLOW = (
-    *("create_run", "log_batch", "log_text", "log_figure", "set_terminated", "update_run", "delete_run"),
-    *("create_logged_model", "log_model_artifacts", "finalize_logged_model", "create_registered_model"),
+    *(
+        "create_run",
+        "log_batch",
+        "log_text",
+        "log_figure",
+        "set_terminated",
+        "update_run",
+        "delete_run",
+    ),
+    *(
+        "create_logged_model",
+        "log_model_artifacts",
+        "finalize_logged_model",
+        "create_registered_model",
+    ),
     *("create_model_version", "set_model_version_tag", "set_registered_model_alias"),
 )
 
@@ -111,20 +126,32 @@ def child_of(artifacts: dict[str, Artifact]) -> Callable[..., End]:
         verdict = MODELS[request.entry.name][request.device_class]
         if isinstance(request, BuildRequest):
             if verdict == "failed":
-                return End(failure=Failure(kind="capture", code="CP-CAPTURE", message="no graph"), wall_s=0.5)
+                return End(
+                    failure=Failure(kind="capture", code="CP-CAPTURE", message="no graph"),
+                    wall_s=0.5,
+                )
             for recipe, key in request.builds.items():
                 (staging / recipe).mkdir()
                 (staging / recipe / "payload").write_text(key)
                 (staging / recipe / WALL_TIME).write_text("1.5")
                 workplace(request.store).keep(staging / recipe, "candidates", key)
-            built = [BuildResult(key=key, recipe=recipe, wall_s=1.5) for recipe, key in request.builds.items()]
+            built = [
+                BuildResult(key=key, recipe=recipe, wall_s=1.5)
+                for recipe, key in request.builds.items()
+            ]
             return End(parts=tuple((result, 0) for result in built), wall_s=1.5)
         if verdict == "crashed":
-            return End(failure=Failure(kind="crash", code="CP-CRASH", message="it died"), wall_s=0.5)
+            return End(
+                failure=Failure(kind="crash", code="CP-CRASH", message="it died"), wall_s=0.5
+            )
         if verdict == "published":
             shutil.copytree(artifacts[request.device_class].folder, staging / "copy")
             (staging / "judged").mkdir()
-            write_artifact(artifacts[request.device_class].manifest, staging / "copy", staging / "judged" / "artifact")
+            write_artifact(
+                artifacts[request.device_class].manifest,
+                staging / "copy",
+                staging / "judged" / "artifact",
+            )
         recipe = next(iter(request.builds))
         value = JudgeResult(
             key=request.key,
@@ -153,10 +180,22 @@ def run_here(folder: Path, artifacts: dict[str, Artifact]) -> int:
         started = 1_700_000_000.0
         continued = Continued(ledger, started)
         plan = plan_of(entries, store, ledger, digests=digests, since=continued.own_since)
-        config = Config(catalog="catalog.yaml", store=str(store.root), tracking_uri=uri, campaign=CAMPAIGN)
+        config = Config(
+            catalog="catalog.yaml", store=str(store.root), tracking_uri=uri, campaign=CAMPAIGN
+        )
         materials = Materials(store.root, uri, digests)
-        executor = Executor(plan, OneNode(InProcess(), store.root), store, ledger, materials, display.show)
-        campaign = Campaign(config, plan, executor, store, ledger, Tracker(uri, CAMPAIGN, store, mode="copy"), display)
+        executor = Executor(
+            plan, OneNode(InProcess(), store.root), store, ledger, materials, display.show
+        )
+        campaign = Campaign(
+            config,
+            plan,
+            executor,
+            store,
+            ledger,
+            Tracker(uri, CAMPAIGN, store, mode="copy"),
+            display,
+        )
         return campaign.run((), continued, started).exit_code
 
 
@@ -170,7 +209,9 @@ def trial(folder: Path, die_at: int, artifacts: dict[str, Artifact]) -> tuple[in
             for name in ON_DISK:
                 setattr(os, name, instants.around(getattr(os, name)))
             for name in IN_MLFLOW:
-                setattr(mlflow.MlflowClient, name, instants.around(getattr(mlflow.MlflowClient, name)))
+                setattr(
+                    mlflow.MlflowClient, name, instants.around(getattr(mlflow.MlflowClient, name))
+                )
             code = run_here(folder, artifacts)
             os.write(write, str(instants.num).encode())
             os._exit(code)
@@ -194,7 +235,10 @@ def main(*folders: str) -> None:
     from pipeline.tracking import projection
 
     assert projection, (freezer.pyfunc, matplotlib.pyplot, mlflow.pyfunc)
-    artifacts = {name: Artifact.read(Path(folder)) for name, _, folder in (text.partition("=") for text in folders)}
+    artifacts = {
+        name: Artifact.read(Path(folder))
+        for name, _, folder in (text.partition("=") for text in folders)
+    }
     sys.stdout.write("ready\n")
     for line in sys.stdin:
         sys.stdout.flush()

@@ -35,7 +35,9 @@ class Dashboard:
 
     def job(self, job_id: str, status: str, **details: Any) -> None:
         """Add or change a job."""
-        known = self.jobs.setdefault(job_id, {"type": "SUBMISSION", "submission_id": job_id, "entrypoint": "e"})
+        known = self.jobs.setdefault(
+            job_id, {"type": "SUBMISSION", "submission_id": job_id, "entrypoint": "e"}
+        )
         known.update(status=status, **details)
 
     def app(self) -> web.Application:
@@ -61,7 +63,9 @@ class Dashboard:
             await asyncio.sleep(LOOK_S)
 
     async def _version(self, _: web.Request) -> web.Response:
-        return web.json_response({"version": "4", "ray_version": ray.__version__, "ray_commit": "", "session_name": "s"})
+        return web.json_response(
+            {"version": "4", "ray_version": ray.__version__, "ray_commit": "", "session_name": "s"}
+        )
 
     async def _list(self, _: web.Request) -> web.Response:
         return web.json_response(list(self.jobs.values()))
@@ -96,7 +100,9 @@ def serving() -> Iterator[Dashboard]:
     async def start() -> None:
         await runner.setup()
         server = socket.create_server((LOOPBACK, 0))
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)  # uploads wait until they are read
+        server.setsockopt(
+            socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16
+        )  # uploads wait until they are read
         await web.SockSite(runner, server).start()
         dashboard.address = f"http://{LOOPBACK}:{server.getsockname()[1]}"
 

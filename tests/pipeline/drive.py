@@ -1,9 +1,10 @@
 """A campaign with quick, tolerant sampling:
 
-    python tests/pipeline/drive.py CATALOG STORE TRACKING_URI CAMPAIGN JSON [CLASS ...] [--allow-regression]
+    python tests/pipeline/drive.py CATALOG STORE TRACKING_URI CAMPAIGN JSON [CLASS ...]
+    [--allow-regression]
 
-The same call as jobs.optimize makes, for tests on machines that do other things meanwhile: figures mean nothing here, verdicts do.
-"""
+The same call as jobs.optimize makes, for tests on machines that do other things meanwhile: figures
+mean nothing here, verdicts do."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from pipeline.reporting.display import LineDisplay
 from pipeline.run import run
 
 ALLOW = "--allow-regression"
-POLICY = SamplingPolicy(time_limit_s=0.5, warmup_s=0.2, min_rounds=2, busy_limit=2.0, steal_limit=2.0)
+POLICY = SamplingPolicy(
+    time_limit_s=0.5, warmup_s=0.2, min_rounds=2, busy_limit=2.0, steal_limit=2.0
+)
 
 
 def main(catalog: str, store: str, tracking_uri: str, campaign: str, json: str, *more: str) -> int:

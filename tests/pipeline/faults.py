@@ -1,4 +1,7 @@
-"""Functions that fail in different ways, for children under test. They leave their processes and files behind."""
+"""Functions that fail in different ways, for children under test.
+
+They leave their processes and files behind.
+"""
 
 from __future__ import annotations
 
@@ -166,7 +169,9 @@ def remove_its_folder(folder: str) -> int:
 
 
 def lock_its_folder() -> None:
-    """Make a folder without permissions, and one that is nested deeper than Python's recursion limit."""
+    """Make a folder without permissions, and one that is nested deeper than Python's recursion
+    limit.
+    """
     locked = Path(tempfile.mkdtemp()) / "locked"
     (locked / "within").mkdir(parents=True)
     locked.chmod(0)
@@ -178,8 +183,17 @@ def lock_its_folder() -> None:
 
 
 def fill_its_temporary_folder(num_bytes: int, places: str) -> None:
-    """Write to all folders for temporary files, list them in `places`, and exit without a result."""
-    names = ("TMPDIR", "TEMP", "TMP", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
+    """Write to all folders for temporary files, list them in `places`, and exit without a
+    result.
+    """
+    names = (
+        "TMPDIR",
+        "TEMP",
+        "TMP",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "TRITON_CACHE_DIR",
+        "TORCH_EXTENSIONS_DIR",
+    )
     found = [tempfile.gettempdir(), *(os.environ[name] for name in names)]
     Path(places).write_text("\n".join(found))
     for place in found:
@@ -218,7 +232,11 @@ def ask_for_input() -> None:
 def limits() -> tuple[int, int, int]:
     """Return the limits of core files and private memory, and the OOM score."""
     score = int(Path("/proc/self/oom_score_adj").read_text())
-    return resource.getrlimit(resource.RLIMIT_CORE)[0], resource.getrlimit(resource.RLIMIT_DATA)[0], score
+    return (
+        resource.getrlimit(resource.RLIMIT_CORE)[0],
+        resource.getrlimit(resource.RLIMIT_DATA)[0],
+        score,
+    )
 
 
 def wait_for_lines(path: Path, num_lines: int, timeout_s: float = 10) -> list[str]:

@@ -12,7 +12,10 @@ import pytest
 
 @contextlib.contextmanager
 def full_disk(folder: Path) -> Iterator[Path]:
-    """Yield a folder on a full file system of one page. Skip the test if mounting is not allowed."""
+    """Yield a folder on a full file system of one page.
+
+    Skip the test if mounting is not allowed.
+    """
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(folder)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:

@@ -16,7 +16,10 @@ from pathlib import Path
 
 from tests.raylets import LOOPBACK, ROOT, START_S, Raylet, free_port
 
-AT_ITS_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
+AT_ITS_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1],"
+    " sys.argv[1:])"
+)
 """Program that makes its standard input the controlling terminal, and executes another."""
 
 
@@ -26,16 +29,43 @@ class Head:
     def __init__(self, address: str, gcs_address: str, environ: dict[str, str]) -> None:
         self.address, self.gcs_address, self.environ = address, gcs_address, environ
 
-    def command(self, folder: Path, *arguments: str, address: str | None = None, store: str | None = None) -> list[str]:
+    def command(
+        self, folder: Path, *arguments: str, address: str | None = None, store: str | None = None
+    ) -> list[str]:
         """Return the command of a submission, with database and store in `folder`."""
-        places = ["--store", store or str(folder / "store"), "--tracking-uri", f"sqlite:///{folder}/mlflow.db"]
-        command = [sys.executable, "-W", "ignore", "-m", "jobs.submit", *arguments, "--address", address or self.address, *places]
+        places = [
+            "--store",
+            store or str(folder / "store"),
+            "--tracking-uri",
+            f"sqlite:///{folder}/mlflow.db",
+        ]
+        command = [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            "jobs.submit",
+            *arguments,
+            "--address",
+            address or self.address,
+            *places,
+        ]
         return [*command, "--python", sys.executable]
 
-    def submit(self, folder: Path, *arguments: str, store: str | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
+    def submit(
+        self, folder: Path, *arguments: str, store: str | None = None, **environ: str
+    ) -> subprocess.CompletedProcess[str]:
         environ = {**self.environ, **environ}
         command = self.command(folder, *arguments, store=store)
-        return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300, check=False)
+        return subprocess.run(
+            command,
+            cwd=folder,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
 
 
 @contextlib.contextmanager
@@ -46,13 +76,35 @@ def started_head(home: Path, variables: Mapping[str, str], ip: str = LOOPBACK) -
     # Directly in /tmp: paths of sockets are limited to 108 characters.
     temporary = tempfile.mkdtemp(prefix="cp-ray-", dir="/tmp")
     port, gcs_port, log = free_port(), free_port(), home / "ray.log"
-    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", f"--node-ip-address={ip}", f"--port={gcs_port}"]
-    command += [f"--dashboard-host={LOOPBACK}", f"--dashboard-port={port}", "--dashboard-agent-listen-port=0", "--num-cpus=2"]
-    command += ["--labels=coldpress.dev/portable=true", "--object-store-memory=100000000", "--disable-usage-stats"]
+    command = [
+        str(Path(sys.executable).with_name("ray")),
+        "start",
+        "--head",
+        f"--node-ip-address={ip}",
+        f"--port={gcs_port}",
+    ]
+    command += [
+        f"--dashboard-host={LOOPBACK}",
+        f"--dashboard-port={port}",
+        "--dashboard-agent-listen-port=0",
+        "--num-cpus=2",
+    ]
+    command += [
+        "--labels=coldpress.dev/portable=true",
+        "--object-store-memory=100000000",
+        "--disable-usage-stats",
+    ]
     command += [f"--ray-client-server-port={free_port()}", f"--temp-dir={temporary}", "--block"]
     with (
         log.open("w") as file,
-        subprocess.Popen(command, env=environ, cwd=home, stdout=file, stderr=subprocess.STDOUT, start_new_session=True) as process,
+        subprocess.Popen(
+            command,
+            env=environ,
+            cwd=home,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        ) as process,
     ):
         try:
             deadline = time.monotonic() + START_S
@@ -124,7 +176,9 @@ class Terminal:
         """Read the screen; return whether more output may follow."""
         if not select.select([self._screen], [], [], limit_s)[0]:
             return True
-        with contextlib.suppress(OSError):  # raised by Linux when the last program at a terminal has ended
+        with contextlib.suppress(
+            OSError
+        ):  # raised by Linux when the last program at a terminal has ended
             data = os.read(self._screen, 1 << 16)
             self.said += data.decode(errors="replace").replace("\r\n", "\n")
             return bool(data)

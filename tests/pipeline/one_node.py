@@ -35,7 +35,9 @@ def waiting(
 ) -> Task:
     """A build, or a judge if `recipe` is None, that waits for a node."""
     attempts = {recipe: Attempts(avoid=frozenset(avoid))}
-    state = ItemState(item=item_of(device_class, num_threads=judge_cpus), estimate=demand, attempts=attempts)
+    state = ItemState(
+        item=item_of(device_class, num_threads=judge_cpus), estimate=demand, attempts=attempts
+    )
     return Task(progress=Progress(state=state, index=index), recipe=recipe)
 
 

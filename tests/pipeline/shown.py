@@ -31,14 +31,24 @@ def shown(uri: str) -> dict[str, Any]:
         return {"runs": {}, "versions": {}, "aliases": {}, "descriptions": {}, "uploads": []}
     versions, models = list(client.search_model_versions()), list(client.search_registered_models())
     return {
-        "runs": {run.info.run_id: run.to_dictionary() for run in client.search_runs([experiment.experiment_id])},
+        "runs": {
+            run.info.run_id: run.to_dictionary()
+            for run in client.search_runs([experiment.experiment_id])
+        },
         "versions": {(item.name, int(item.version)): dict(item.tags) for item in versions},
         "aliases": {
-            model.name: {alias: int(version) for alias, version in model.aliases.items()}  # text from a server
+            model.name: {
+                alias: int(version) for alias, version in model.aliases.items()
+            }  # text from a server
             for model in models
         },
-        "descriptions": {(item.name, str(getattr(item, "version", ""))): item.description for item in (*versions, *models)},
-        "uploads": sorted(model.model_id for model in client.search_logged_models([experiment.experiment_id])),
+        "descriptions": {
+            (item.name, str(getattr(item, "version", ""))): item.description
+            for item in (*versions, *models)
+        },
+        "uploads": sorted(
+            model.model_id for model in client.search_logged_models([experiment.experiment_id])
+        ),
     }
 
 
@@ -46,29 +56,58 @@ def without_ids(found: Mapping[str, Any]) -> dict[str, Any]:
     """Remove ids and times, which differ between databases."""
     runs = []
     for run in found["runs"].values():
-        tags = {name: text for name, text in run["data"]["tags"].items() if name != "mlflow.parentRunId"}
-        info = {name: value for name, value in run["info"].items() if name in ("run_name", "status")}
-        runs.append({"info": info, "tags": tags, "metrics": run["data"]["metrics"], "params": run["data"]["params"]})
+        tags = {
+            name: text for name, text in run["data"]["tags"].items() if name != "mlflow.parentRunId"
+        }
+        info = {
+            name: value for name, value in run["info"].items() if name in ("run_name", "status")
+        }
+        runs.append(
+            {
+                "info": info,
+                "tags": tags,
+                "metrics": run["data"]["metrics"],
+                "params": run["data"]["params"],
+            }
+        )
     order = ("coldpress.device_class", "coldpress.campaign")
-    by_name = sorted(runs, key=lambda run: (run["info"]["run_name"], *(run["tags"].get(tag, "") for tag in order)))
+    by_name = sorted(
+        runs,
+        key=lambda run: (run["info"]["run_name"], *(run["tags"].get(tag, "") for tag in order)),
+    )
     named = {name: found[name] for name in ("versions", "aliases", "descriptions")}
     return {"runs": by_name, **named, "uploads": len(found["uploads"])}
 
 
 def stored_files(uri: str, folder: Path) -> dict[str, dict[str, str]]:
-    """Download the files of all runs and versions to a folder; return their digests, without ids and times."""
+    """Download the files of all runs and versions to a folder; return their digests, without ids
+    and times.
+    """
     client, found = MlflowClient(uri, uri), shown(uri)
-    places = {f"{name}/{number}": client.get_model_version_download_uri(name, number) for name, number in found["versions"]}
+    places = {
+        f"{name}/{number}": client.get_model_version_download_uri(name, number)
+        for name, number in found["versions"]
+    }
     for run in found["runs"].values():
         tags = run["data"]["tags"]
-        names = (run["info"]["run_name"], tags.get("coldpress.device_class", ""), tags.get("coldpress.campaign", ""))
+        names = (
+            run["info"]["run_name"],
+            tags.get("coldpress.device_class", ""),
+            tags.get("coldpress.campaign", ""),
+        )
         if client.list_artifacts(run["info"]["run_id"]):
             places["/".join(names)] = run["info"]["artifact_uri"]
     for place, location in places.items():
         (folder / place).mkdir(parents=True)
-        get_artifact_repository(location, tracking_uri=uri).download_artifacts("", str(folder / place))
+        get_artifact_repository(location, tracking_uri=uri).download_artifacts(
+            "", str(folder / place)
+        )
     return {
-        place: {str(path.relative_to(folder / place)): _digest(path) for path in (folder / place).rglob("*") if path.is_file()}
+        place: {
+            str(path.relative_to(folder / place)): _digest(path)
+            for path in (folder / place).rglob("*")
+            if path.is_file()
+        }
         for place in places
     }
 
@@ -77,7 +116,9 @@ def _digest(path: Path) -> str:
     content = path.read_bytes()
     if path.name == "MLmodel":
         fields = yaml.safe_load(content)
-        content = repr(sorted((name, value) for name, value in fields.items() if name not in NOT_COMPARED)).encode()
+        content = repr(
+            sorted((name, value) for name, value in fields.items() if name not in NOT_COMPARED)
+        ).encode()
     if path.name == "report.html":
         content = content.partition(b"\n")[0]  # it has the times of outcomes
     return hashlib.sha256(content).hexdigest()

@@ -1,8 +1,10 @@
-"""A store, a ledger and an MLflow database of an earlier release still load, verify, replay and resume.
+"""A store, a ledger and an MLflow database of an earlier release still load, verify, replay and
+resume.
 
-tests/golden/campaign.tgz is a finished campaign, `jobs.optimize catalog.yaml --campaign golden`, of one model for cpu-x86-64-v3 and
-portable, run in /campaign with torch 2.13.0. It is never written again: it represents the stores of users.
-"""
+tests/golden/campaign.tgz is a finished campaign, `jobs.optimize catalog.yaml --campaign golden`, of
+one model for cpu-x86-64-v3 and
+portable, run in /campaign with torch 2.13.0. It is never written again: it represents the stores of
+users."""
 
 from __future__ import annotations
 
@@ -46,16 +48,25 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
         archive.extractall(folder, filter="data")
     with sqlite3.connect(folder / "mlflow.db") as database:
         for table, column in PLACES.items():
-            database.execute(f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (WRITTEN_IN, str(folder)))
+            database.execute(
+                f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (WRITTEN_IN, str(folder))
+            )
     database.close()
     return folder
 
 
 def python(folder: Path, *arguments: str) -> str:
     """Run Python in the campaign's folder, and return its output."""
-    environ = {**os.environ, "HOME": str(folder), "RAY_AUTH_MODE": "disabled", "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
+    environ = {
+        **os.environ,
+        "HOME": str(folder),
+        "RAY_AUTH_MODE": "disabled",
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}",
+    }
     command = [sys.executable, "-W", "ignore", *arguments]
-    done = subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, env=environ, cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -82,7 +93,10 @@ def test_mlflow_loads_the_registered_model(campaign: Path) -> None:
 
 def test_ledger_keeps_its_outcomes(campaign: Path) -> None:
     with Ledger(Store.open(str(campaign / "store")), "golden", print, read_only=True) as ledger:
-        rows = [ledger.nearest("outcome", "tiny", device_class) for device_class in ("cpu-x86-64-v3", "portable")]
+        rows = [
+            ledger.nearest("outcome", "tiny", device_class)
+            for device_class in ("cpu-x86-64-v3", "portable")
+        ]
     stored = [row.data["outcome"] for row in rows if row is not None]
     assert [outcome["verdict"] for outcome in stored] == ["published", "published"]
     written = [Outcome.from_json(outcome).to_json() for outcome in stored]
@@ -91,24 +105,49 @@ def test_ledger_keeps_its_outcomes(campaign: Path) -> None:
 
 def runs_of(folder: Path) -> list[tuple[Any, ...]]:
     with sqlite3.connect(folder / "mlflow.db") as database:
-        found = database.execute("SELECT run_uuid, name, status, end_time FROM runs ORDER BY run_uuid").fetchall()
+        found = database.execute(
+            "SELECT run_uuid, name, status, end_time FROM runs ORDER BY run_uuid"
+        ).fetchall()
     database.close()
     return found
 
 
 def test_replay_adds_no_runs(campaign: Path) -> None:
     before = runs_of(campaign)
-    python(campaign, "-m", "jobs.replay", "golden", "--store", "./store", "--tracking-uri", "sqlite:///mlflow.db")
+    python(
+        campaign,
+        "-m",
+        "jobs.replay",
+        "golden",
+        "--store",
+        "./store",
+        "--tracking-uri",
+        "sqlite:///mlflow.db",
+    )
     assert runs_of(campaign) == before
 
 
 @pytest.mark.cluster
 @pytest.mark.slow
 def test_campaign_resumes(campaign: Path) -> None:
-    """Recipes and judges have changed since, so all is built and judged again, and the next version published."""
-    python(campaign, "-m", "jobs.optimize", "catalog.yaml", "--campaign", "golden", "--json", "out.json")
+    """Recipes and judges have changed since, so all is built and judged again, and the next version
+    published.
+    """
+    python(
+        campaign,
+        "-m",
+        "jobs.optimize",
+        "catalog.yaml",
+        "--campaign",
+        "golden",
+        "--json",
+        "out.json",
+    )
     outcomes = json.loads((campaign / "out.json").read_text())["outcomes"]
-    assert [(item["device_class"], item["verdict"], item["cached"], item["version"]) for item in outcomes] == [
+    assert [
+        (item["device_class"], item["verdict"], item["cached"], item["version"])
+        for item in outcomes
+    ] == [
         ("cpu-x86-64-v3", "published", False, 2),
         ("portable", "published", False, 2),
     ]

@@ -16,7 +16,15 @@ import freezer
 from freezer.hardware.device_classes import PORTABLE
 from freezer.store.store import Store
 from tests.buckets import objects
-from tests.pipeline.test_whole_campaigns import built_in, drive, environment, outcomes, run, slow_catalog, wait_for
+from tests.pipeline.test_whole_campaigns import (
+    built_in,
+    drive,
+    environment,
+    outcomes,
+    run,
+    slow_catalog,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -32,7 +40,9 @@ def test_killed_campaign_continues_from_the_bucket(
 ) -> None:
     slow_catalog(tmp_path, 2)
     command = command_of(tmp_path, bucket)
-    with subprocess.Popen(command, env=environment(tmp_path), cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, env=environment(tmp_path), cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as process:
         first = wait_for(process, " built m0")
         process.send_signal(signal.SIGKILL)
         first += process.communicate(timeout=60)[0] or ""
@@ -52,7 +62,11 @@ def test_killed_campaign_continues_from_the_bucket(
     assert model(torch.ones(1, 8)).shape[0] == 1
     left = objects(s3_address, bucket.removeprefix("s3://"))
     work = sorted({name.split("/")[1] for name in left if name.startswith(".coldpress/")})
-    assert work == ["candidates", "ledger", "logs"], "judged results are published, and no lock or lease is left"
+    assert work == [
+        "candidates",
+        "ledger",
+        "logs",
+    ], "judged results are published, and no lock or lease is left"
 
 
 @pytest.mark.parametrize("provider", ["bucket", "gs"])
@@ -65,15 +79,23 @@ def test_status_replay_and_another_campaign_read_the_bucket(
     assert done.returncode == 0, done.stdout + done.stderr
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
     places = ["--store", bucket, "--tracking-uri", f"sqlite:///{tmp_path}/other.db"]
-    replayed = run([sys.executable, "-m", "jobs.replay", "test", *places, "--mlflow-artifacts", "reference"], tmp_path)
+    replayed = run(
+        [sys.executable, "-m", "jobs.replay", "test", *places, "--mlflow-artifacts", "reference"],
+        tmp_path,
+    )
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
     assert "campaign test: 1 outcomes logged" in replayed.stdout
     script = (
-        "import mlflow, sys; mlflow.set_tracking_uri(sys.argv[1]); print(mlflow.pyfunc.load_model('models:/m0@portable').metadata)"
+        "import mlflow, sys; mlflow.set_tracking_uri(sys.argv[1]);"
+        " print(mlflow.pyfunc.load_model('models:/m0@portable').metadata)"
     )
     loaded = run([sys.executable, "-W", "ignore", "-c", script, places[-1]], tmp_path)
-    assert loaded.returncode == 0, "a model registered by reference is loaded from the bucket: " + loaded.stderr
-    status = run([sys.executable, "-m", "jobs.status", "test", "--store", bucket, "--json"], tmp_path)
+    assert loaded.returncode == 0, (
+        "a model registered by reference is loaded from the bucket: " + loaded.stderr
+    )
+    status = run(
+        [sys.executable, "-m", "jobs.status", "test", "--store", bucket, "--json"], tmp_path
+    )
     assert status.returncode == 0, status.stdout + status.stderr
     assert json.loads(status.stdout)["state"] == "finished"
     unchanged = run(command_of(tmp_path, bucket, "another"), tmp_path)

@@ -1,4 +1,6 @@
-"""Watching a real registry on a real local Ray: new versions, removed models, MLflow out of reach, signals and kill -9."""
+"""Watching a real registry on a real local Ray: new versions, removed models, MLflow out of reach,
+signals and kill -9.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,18 @@ class Registry:
     def __init__(self, uri: str, folder: Path) -> None:
         self.client = MlflowClient(uri, uri)
         mlflow.set_tracking_uri(uri)
-        experiment = self.client.create_experiment("sources", artifact_location=(folder / "sources").as_uri())
-        model, x = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.GELU()).eval(), torch.randn(2, 16)
+        experiment = self.client.create_experiment(
+            "sources", artifact_location=(folder / "sources").as_uri()
+        )
+        model, x = (
+            torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.GELU()).eval(),
+            torch.randn(2, 16),
+        )
         with mlflow.start_run(experiment_id=experiment) as run, torch.no_grad():
             signature = infer_signature(x.numpy(), model(x).numpy())
-            info = mlflow.pytorch.log_model(model, name="model", signature=signature, input_example=x.numpy())
+            info = mlflow.pytorch.log_model(
+                model, name="model", signature=signature, input_example=x.numpy()
+            )
         self.run_id = run.info.run_id
         self.source = self.client.get_logged_model(info.model_id).artifact_location
 
@@ -61,8 +70,17 @@ WATCHING = "watching mlflow: every 1 s"
 
 @contextmanager
 def watching(folder: Path, uri: str) -> Iterator[subprocess.Popen[str]]:
-    """`jobs.optimize --watch` for the portable class, which is judged by drift alone and thus quick."""
-    paths = ["--store", str(folder / "store"), "--tracking-uri", uri, "--json", str(folder / "out.json")]
+    """`jobs.optimize --watch` for the portable class, which is judged by drift alone and thus
+    quick.
+    """
+    paths = [
+        "--store",
+        str(folder / "store"),
+        "--tracking-uri",
+        uri,
+        "--json",
+        str(folder / "out.json"),
+    ]
     command = [
         sys.executable,
         "-u",
@@ -76,7 +94,9 @@ def watching(folder: Path, uri: str) -> Iterator[subprocess.Popen[str]]:
         "1",
         "--verbose",
     ]
-    with subprocess.Popen(command, env=environment(folder), cwd=folder, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, env=environment(folder), cwd=folder, stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             yield process
         finally:
@@ -85,28 +105,46 @@ def watching(folder: Path, uri: str) -> Iterator[subprocess.Popen[str]]:
 
 def worked_on(text: str) -> list[str]:
     """The models of the builds and judges that a log names."""
-    return [line.split()[2] for line in text.splitlines() if line.split()[1:2] in (["build"], ["judge"])]
+    return [
+        line.split()[2] for line in text.splitlines() if line.split()[1:2] in (["build"], ["judge"])
+    ]
 
 
 def outcomes(folder: Path) -> dict[str, Any]:
-    return {outcome["model"]: outcome for outcome in json.loads((folder / "out.json").read_text())["outcomes"]}
+    return {
+        outcome["model"]: outcome
+        for outcome in json.loads((folder / "out.json").read_text())["outcomes"]
+    }
 
 
 def runs_of(uri: str, model: str) -> dict[str, Any]:
-    return {name: run for name, run in shown(uri)["runs"].items() if run["data"]["tags"].get("coldpress.model") == model}
+    return {
+        name: run
+        for name, run in shown(uri)["runs"].items()
+        if run["data"]["tags"].get("coldpress.model") == model
+    }
 
 
-def test_new_versions_are_frozen_and_others_left_alone(registry: Registry, uri: str, tmp_path: Path) -> None:
+def test_new_versions_are_frozen_and_others_left_alone(
+    registry: Registry, uri: str, tmp_path: Path
+) -> None:
     with watching(tmp_path, uri) as process:
         wait_for(process, WATCHING)
         before = runs_of(uri, "still")
         assert before
         registry.register("changing")
-        registry.client.delete_registered_model("still-frozen")  # what a pass would repair if it looked at this model
+        registry.client.delete_registered_model(
+            "still-frozen"
+        )  # what a pass would repair if it looked at this model
         assert worked_on(wait_for(process, WATCHING)) == ["changing"] * 2
         assert runs_of(uri, "still") == before
-        assert "still-frozen" not in {model.name for model in registry.client.search_registered_models()}
-        assert {name: outcome["version"] for name, outcome in outcomes(tmp_path).items()} == {"changing": 2, "still": 1}
+        assert "still-frozen" not in {
+            model.name for model in registry.client.search_registered_models()
+        }
+        assert {name: outcome["version"] for name, outcome in outcomes(tmp_path).items()} == {
+            "changing": 2,
+            "still": 1,
+        }
         registry.client.delete_registered_model("still")
         wait_for(process, "no longer in the registry: still; their artifacts stay")
         process.send_signal(signal.SIGTERM)
@@ -114,7 +152,9 @@ def test_new_versions_are_frozen_and_others_left_alone(registry: Registry, uri: 
     assert Store.open(str(tmp_path / "store")).versions("still") == [1]
 
 
-def test_watch_survives_mlflow_and_its_own_death(registry: Registry, uri: str, tmp_path: Path) -> None:
+def test_watch_survives_mlflow_and_its_own_death(
+    registry: Registry, uri: str, tmp_path: Path
+) -> None:
     with watching(tmp_path, uri) as process:
         wait_for(process, WATCHING)
         with sqlite3.connect(uri.removeprefix("sqlite:///"), isolation_level=None) as database:
@@ -130,8 +170,12 @@ def test_watch_survives_mlflow_and_its_own_death(registry: Registry, uri: str, t
     assert not outcomes(tmp_path)["still"]["cached"], "reached by this campaign"
 
 
-def test_mlflow_failing_in_a_pass_is_made_up_for(registry: Registry, uri: str, tmp_path: Path) -> None:
-    """The database locks when the new version is being built: it is published, and logged in a later pass."""
+def test_mlflow_failing_in_a_pass_is_made_up_for(
+    registry: Registry, uri: str, tmp_path: Path
+) -> None:
+    """The database locks when the new version is being built: it is published, and logged in a
+    later pass.
+    """
     with watching(tmp_path, uri) as process:
         wait_for(process, WATCHING)
         registry.register("changing")
@@ -144,7 +188,12 @@ def test_mlflow_failing_in_a_pass_is_made_up_for(registry: Registry, uri: str, t
             database.execute("ROLLBACK")
         wait_for(process, WATCHING)
         wait_for(process, WATCHING)
-        assert registry.client.get_model_version_by_alias("changing-frozen", PORTABLE).tags["coldpress.version"] == "2"
+        assert (
+            registry.client.get_model_version_by_alias("changing-frozen", PORTABLE).tags[
+                "coldpress.version"
+            ]
+            == "2"
+        )
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 130
 
@@ -159,4 +208,7 @@ def test_an_interrupted_pass_is_continued(registry: Registry, uri: str, tmp_path
     assert Store.open(str(tmp_path / "store")).versions("changing") == [1]
     with watching(tmp_path, uri) as process:
         wait_for(process, WATCHING)
-        assert {name: outcome["version"] for name, outcome in outcomes(tmp_path).items()} == {"changing": 2, "still": 1}
+        assert {name: outcome["version"] for name, outcome in outcomes(tmp_path).items()} == {
+            "changing": 2,
+            "still": 1,
+        }

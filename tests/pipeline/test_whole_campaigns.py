@@ -69,7 +69,13 @@ models:
 
 def environment(home: Path) -> dict[str, str]:
     """A home of its own: a local Ray writes a token into it."""
-    return {**os.environ, "HOME": str(home), "RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default"}
+    return {
+        **os.environ,
+        "HOME": str(home),
+        "RAY_AUTH_MODE": "disabled",
+        "PYTHONPATH": str(ROOT),
+        "PYTHONWARNINGS": "default",
+    }
 
 
 def write_catalog(folder: Path, text: str) -> Path:
@@ -83,12 +89,26 @@ def write_catalog(folder: Path, text: str) -> Path:
 def drive(folder: Path, campaign: str = "test") -> list[str]:
     """The command of a quick campaign."""
     script = ROOT / "tests" / "pipeline" / "drive.py"
-    paths = [folder / "catalog.yaml", folder / "store", f"sqlite:///{folder}/mlflow.db", campaign, folder / "out.json"]
+    paths = [
+        folder / "catalog.yaml",
+        folder / "store",
+        f"sqlite:///{folder}/mlflow.db",
+        campaign,
+        folder / "out.json",
+    ]
     return [sys.executable, str(script), *(str(path) for path in paths)]
 
 
 def run(command: list[str], home: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, env=environment(home), cwd=home, capture_output=True, text=True, timeout=400, check=False)
+    return subprocess.run(
+        command,
+        env=environment(home),
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
 
 
 def outcomes(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
@@ -111,7 +131,10 @@ def test_failures_are_outcomes_while_other_models_finish(campaign: Finished) -> 
     folder, done = campaign
     assert done.returncode == 1, done.stdout + done.stderr
     found = outcomes(folder)
-    assert set(found) == {("good", str(LEVEL)), *((name, PORTABLE) for name in ("good", "drifting", "raises", "hangs"))}
+    assert set(found) == {
+        ("good", str(LEVEL)),
+        *((name, PORTABLE) for name in ("good", "drifting", "raises", "hangs")),
+    }
     assert found["good", PORTABLE]["verdict"] == "published"
     assert found["good", str(LEVEL)]["verdict"] in ("published", "kept-eager")
     expected = {
@@ -130,10 +153,16 @@ def test_campaign_leaves_no_files_or_processes(campaign: Finished) -> None:
     work = folder / "store" / ".coldpress"
     assert list((work / "staging").iterdir()) == []
     assert not (work / "judged").exists() or list((work / "judged").iterdir()) == []
-    assert [p for p in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(p.info["cmdline"] or [])] == []
+    assert [
+        p
+        for p in psutil.process_iter(["cmdline"])
+        if str(folder) in " ".join(p.info["cmdline"] or [])
+    ] == []
 
 
-def test_store_serves_the_published_model(campaign: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_serves_the_published_model(
+    campaign: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, _ = campaign
     model = freezer.load("good", store=str(folder / "store"), threads=len(os.sched_getaffinity(0)))
     monkeypatch.syspath_prepend(str(folder))
@@ -149,7 +178,9 @@ def test_finished_work_is_reused_by_another_campaign(campaign: Finished) -> None
     before = Store.open(str(folder / "store")).version("good")
     done = run(drive(folder, "another"), folder)
     found = outcomes(folder)
-    assert {model: outcome["cached"] for (model, name), outcome in found.items() if name == PORTABLE} == {
+    assert {
+        model: outcome["cached"] for (model, name), outcome in found.items() if name == PORTABLE
+    } == {
         "good": True,
         "drifting": True,
         "raises": True,  # a failure of the model is kept until its key changes
@@ -176,8 +207,8 @@ def wait_for(process: subprocess.Popen[str], words: str, timeout_s: float = 120)
 
 def slow_catalog(folder: Path, count: int) -> Path:
     entries = "\n".join(
-        f'  - {{name: m{i}, source: "python:campaign_models:slow_to_build", args: {{width: {8 + i}, seconds: 2.0}}, '
-        f"inputs: [{{shape: [1, {8 + i}]}}]}}"
+        f'  - {{name: m{i}, source: "python:campaign_models:slow_to_build", args: {{width: {8 + i},'
+        f" seconds: 2.0}}, inputs: [{{shape: [1, {8 + i}]}}]}}"
         for i in range(count)
     )
     return write_catalog(folder, SLOW_CATALOG.format(entries=entries))
@@ -185,14 +216,18 @@ def slow_catalog(folder: Path, count: int) -> Path:
 
 def built_in(text: str) -> set[str]:
     """`model class recipe` of each build that a log says was done."""
-    return {" ".join(line.split()[2:5]) for line in text.splitlines() if line.split()[1:2] == ["built"]}
+    return {
+        " ".join(line.split()[2:5]) for line in text.splitlines() if line.split()[1:2] == ["built"]
+    }
 
 
 @pytest.mark.slow
 def test_interrupted_campaign_repeats_no_finished_build(tmp_path: Path) -> None:
     slow_catalog(tmp_path, 3)
     command = [sys.executable, "-u", *drive(tmp_path)[1:], PORTABLE]
-    with subprocess.Popen(command, env=environment(tmp_path), cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, env=environment(tmp_path), cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as process:
         first = wait_for(process, " built m1")
         process.send_signal(signal.SIGINT)
         rest = process.communicate(timeout=60)[0]
@@ -210,7 +245,10 @@ def test_interrupted_campaign_repeats_no_finished_build(tmp_path: Path) -> None:
 def optimize(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     store = [] if "--store" in arguments else ["--store", str(folder / "store")]
     paths = [*store, "--tracking-uri", f"sqlite:///{folder}/mlflow.db"]
-    return run([sys.executable, "-m", "jobs.optimize", str(folder / "catalog.yaml"), *paths, *arguments], folder)
+    return run(
+        [sys.executable, "-m", "jobs.optimize", str(folder / "catalog.yaml"), *paths, *arguments],
+        folder,
+    )
 
 
 BAD_ENTRY = '  - {name: Bad, source: "python:campaign_models:good"}\n'
@@ -234,7 +272,9 @@ def test_bad_entries_and_options_are_refused_before_any_work(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_keep_going_runs_the_good_entries(tmp_path: Path) -> None:
     write_catalog(tmp_path, ONE_MODEL + BAD_ENTRY)
-    going = optimize(tmp_path, "--keep-going", "--device-class", PORTABLE, "--json", str(tmp_path / "out.json"))
+    going = optimize(
+        tmp_path, "--keep-going", "--device-class", PORTABLE, "--json", str(tmp_path / "out.json")
+    )
     assert going.returncode == 1, going.stderr
     found = outcomes(tmp_path)
     assert found["good", PORTABLE]["verdict"] == "published"
@@ -252,13 +292,21 @@ def test_explain_writes_nothing_beside_a_running_driver(tmp_path: Path) -> None:
             record = CampaignRecord(catalog="catalog.yaml", started=1.0, members=())
             ledger.append("campaign", "catalog", model="", device_class="", data=record.to_json())
             (ledger.folder / ".catalog@half.partial").touch()
-            before = {path.name: path.read_bytes() for path in ledger.folder.iterdir() if path.suffix != ".json"}
+            before = {
+                path.name: path.read_bytes()
+                for path in ledger.folder.iterdir()
+                if path.suffix != ".json"
+            }
             explained = optimize(tmp_path, "--keep-going", "--explain")
             assert explained.returncode == 0, explained.stdout + explained.stderr
             assert f"good {LEVEL}: build torchscript-frozen; judge (never done)" in explained.stdout
             assert "Bad auto: nothing (CP-ENTRY-NAME: " in explained.stdout
             ledger.check()  # this process still holds the lease
-            assert {path.name: path.read_bytes() for path in ledger.folder.iterdir() if path.suffix != ".json"} == before
+            assert {
+                path.name: path.read_bytes()
+                for path in ledger.folder.iterdir()
+                if path.suffix != ".json"
+            } == before
         assert {path.name for path in mine.parent.iterdir()} == {mine.name, killed.name}
     assert not (tmp_path / "mlflow.db").exists()
 
@@ -275,8 +323,14 @@ def test_slower_version_does_not_replace(tmp_path: Path) -> None:
     assert reach(0)["verdict"] == "published"
     before = Store.open(str(tmp_path / "store")).version("busy").images[str(LEVEL)]
     slower = reach(100)
-    assert (slower["verdict"], slower["version"], slower["previous"]["version"]) == ("kept-previous", None, 1), slower
-    assert slower["reason"].endswith(f"; version 1, made from an earlier source, still serves {LEVEL}")
+    assert (slower["verdict"], slower["version"], slower["previous"]["version"]) == (
+        "kept-previous",
+        None,
+        1,
+    ), slower
+    assert slower["reason"].endswith(
+        f"; version 1, made from an earlier source, still serves {LEVEL}"
+    )
     latest = Store.open(str(tmp_path / "store")).version("busy")
     assert (latest.number, latest.images[str(LEVEL)]) == (2, before)
     again = reach(100)
@@ -285,11 +339,15 @@ def test_slower_version_does_not_replace(tmp_path: Path) -> None:
     assert Store.open(str(tmp_path / "store")).version("busy").images[str(LEVEL)] != before
 
 
-@pytest.mark.skipif(LEVEL != "cpu-x86-64-v4", reason="needs a CPU of x86-64-v4 to run as a lesser class")
+@pytest.mark.skipif(
+    LEVEL != "cpu-x86-64-v4", reason="needs a CPU of x86-64-v4 to run as a lesser class"
+)
 @pytest.mark.slow
 def test_lesser_class_runs_under_its_limits(tmp_path: Path) -> None:
     write_catalog(tmp_path, ONE_MODEL)
-    done = optimize(tmp_path, "--device-class", "cpu-x86-64-v3", "--json", str(tmp_path / "out.json"))
+    done = optimize(
+        tmp_path, "--device-class", "cpu-x86-64-v3", "--json", str(tmp_path / "out.json")
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     found = outcomes(tmp_path)
     assert set(found) == {("good", "cpu-x86-64-v3"), ("good", "portable")}
@@ -300,15 +358,26 @@ def test_lesser_class_runs_under_its_limits(tmp_path: Path) -> None:
         assert host["classes"][0] == "cpu-x86-64-v3"
 
 
-HIDES = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
+HIDES = (
+    subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
+)
 """Whether a process may be started from which a folder is hidden, as it is from another machine."""
 
 
 @pytest.fixture
 def head(tmp_path: Path) -> Iterator[str]:
-    """The address of a cluster of one node, which does not see the folder `driver` where name spaces can hide it."""
+    """The address of a cluster of one node, which does not see the folder `driver` where name
+    spaces can hide it.
+    """
     (tmp_path / "driver").mkdir()
-    hide = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs "$0" && exec "$@"', str(tmp_path / "driver"))
+    hide = (
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        'mount -t tmpfs tmpfs "$0" && exec "$@"',
+        str(tmp_path / "driver"),
+    )
     with RayCluster(tmp_path / "ray") as cluster:
         cluster.start(num_cpus=2, classes=[str(LEVEL)], before=hide if HIDES else ())
         yield cluster.address
@@ -319,19 +388,36 @@ def head(tmp_path: Path) -> Iterator[str]:
 def test_campaign_joins_a_cluster_sharing_only_the_store(tmp_path: Path, head: str) -> None:
     folder = tmp_path / "driver"
     write_catalog(folder, SHIPPED.format())
-    save_file({"0/input": torch.ones(2, 16), "1/input": torch.zeros(8, 16)}, folder / "samples.safetensors")
+    save_file(
+        {"0/input": torch.ones(2, 16), "1/input": torch.zeros(8, 16)},
+        folder / "samples.safetensors",
+    )
     with torchscript_deprecations_silenced():
         torch.jit.save(torch.jit.script(torch.nn.Linear(16, 3)), str(folder / "linear.pt"))
-    done = optimize(folder, "--address", head, "--json", str(folder / "out.json"), "--store", str(tmp_path / "store"))
+    done = optimize(
+        folder,
+        "--address",
+        head,
+        "--json",
+        str(folder / "out.json"),
+        "--store",
+        str(tmp_path / "store"),
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"Ray has 1 node(s) for portable, {LEVEL}" in done.stdout
-    assert {model: outcome["verdict"] for (model, name), outcome in outcomes(folder).items() if name == "portable"} == {
+    assert {
+        model: outcome["verdict"]
+        for (model, name), outcome in outcomes(folder).items()
+        if name == "portable"
+    } == {
         "good": "published",
         "file": "published",
     }
     assert (tmp_path / "store" / ".coldpress" / "sources").is_dir() == HIDES
     other = "cpu-x86-64-v3" if LEVEL != "cpu-x86-64-v3" else "cpu-x86-64-v4"
-    refused = optimize(folder, "--address", head, "--device-class", other, "--store", str(tmp_path / "store"))
+    refused = optimize(
+        folder, "--address", head, "--device-class", other, "--store", str(tmp_path / "store")
+    )
     assert refused.returncode == 3
     assert "CP-NO-NODE: entry 'good': no node serves" in refused.stderr
     if HIDES:

@@ -1,6 +1,7 @@
 """The architecture of a model: all that its speed depends on, without the values of its weights.
 
-Models of one architecture, such as fine-tuned ones, have the same digest: what was measured of one can be expected of another.
+Models of one architecture, such as fine-tuned ones, have the same digest: what was measured of one
+can be expected of another.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from freezer.freezing.target.target import Target, toolchain
 
 
 def architecture_digest(subject: Subject, target: Target) -> str:
-    """Digest of a model's modules, the names, dtypes and shapes of its tensors, its inputs and points.
+    """Digest of a model's modules, the names, dtypes and shapes of its tensors, its inputs and
+    points.
 
-    What turns it into candidates is part of it: the toolchain and all recipes. So figures of other versions are not compared.
+    What turns it into candidates is part of it: the toolchain and all recipes. So figures of other
+    versions are not compared.
     """
     model = subject.model
     tensors = itertools.chain(model.named_parameters(), model.named_buffers())
@@ -45,7 +48,9 @@ def _kind(module: nn.Module) -> str:
 
 
 def _text(module: nn.Module) -> str:
-    """The settings of a module, like those of a convolution; empty if its own method for them fails."""
+    """The settings of a module, like those of a convolution; empty if its own method for them
+    fails.
+    """
     with suppress(Exception):  # the user's code
         return module.extra_repr()
     return ""

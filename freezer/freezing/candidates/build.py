@@ -56,10 +56,12 @@ def build(
         recipe: one of RECIPES, or KEPT_EAGER.
         target: a class whose limits this process has.
         folder: an existing empty folder, which becomes the candidate's.
-        discard: free the model's weights after the last capture, to leave their memory to the lowering. The subject cannot be
-            used afterwards, and no other way is tried if that lowering fails.
+        discard: free the model's weights after the last capture, to leave their memory to the
+            lowering. The subject cannot be used afterwards, and no other way is tried if that
+            lowering fails.
         further: build for the further thread counts of the target instead of the first.
-        attempts: captures of the same subject for other recipes, by shape, which this build uses and adds to.
+        attempts: captures of the same subject for other recipes, by shape, which this build uses
+            and adds to.
 
     Raises:
         CaptureError: no capture of the recipe works.
@@ -72,11 +74,15 @@ def build(
     made: list[_Made] = []
     tried: list[dict[str, str]] = []
     weights, shapes = weights_digest(subject.model), _shapes(subject, recipe)
-    targets = tuple(target.at(count) for count in (target.further_threads if further else (target.num_threads,)))
+    targets = tuple(
+        target.at(count) for count in (target.further_threads if further else (target.num_threads,))
+    )
     exact = full_on_gpu() if target.device.type == "cuda" else contextlib.nullcontext()
     with threads(target.num_threads), without_environment(), current(target.device), exact:
         for name, point in shapes:
-            attempt = (attempts or {}).get(name) or Attempt(subject, point, keeps=attempts is not None)
+            attempt = (attempts or {}).get(name) or Attempt(
+                subject, point, keeps=attempts is not None
+            )
             if attempts is not None:
                 attempts[name] = attempt
             shape = _ShapeBuild(
@@ -90,7 +96,9 @@ def build(
             )
             made += shape.first_that_works(tried)
     last = made[-1]
-    made.sort(key=lambda item: target.thread_counts.index(item.payload.num_threads or target.num_threads))
+    made.sort(
+        key=lambda item: target.thread_counts.index(item.payload.num_threads or target.num_threads)
+    )
     candidate = Candidate(
         folder=folder,
         recipe=recipe.name,
@@ -110,8 +118,11 @@ def build(
     return candidate
 
 
-def build_further(subject: Subject, candidate: Candidate, target: Target, folder: Path) -> Candidate:
-    """Add payloads for the further thread counts of a target to a candidate; return it unchanged if its payloads fit any count.
+def build_further(
+    subject: Subject, candidate: Candidate, target: Target, folder: Path
+) -> Candidate:
+    """Add payloads for the further thread counts of a target to a candidate; return it unchanged if
+    its payloads fit any count.
 
     Args:
         subject, target: see `build`.
@@ -125,7 +136,10 @@ def build_further(subject: Subject, candidate: Candidate, target: Target, folder
     if not made_for(recipe, target.device_class.kind).by_thread:
         return candidate
     more = build(subject, recipe, target, folder, further=True)
-    for file in (*(candidate.folder / "payloads").iterdir(), *(candidate.folder / EVIDENCE).glob("*")):
+    for file in (
+        *(candidate.folder / "payloads").iterdir(),
+        *(candidate.folder / EVIDENCE).glob("*"),
+    ):
         link_or_copy(file, folder / file.relative_to(candidate.folder))
     made = replace(
         candidate,
@@ -140,10 +154,18 @@ def build_further(subject: Subject, candidate: Candidate, target: Target, folder
 
 
 def _shapes(subject: Subject, recipe: Recipe) -> list[tuple[str, dict[str, int] | None]]:
-    """Name and point of each shape that gets a payload, the most special first; the point None is for all sizes."""
+    """Name and point of each shape that gets a payload, the most special first; the point None is
+    for all sizes.
+    """
     varies = any(dim.min < dim.max for dim in subject.spec.dims)
     points = subject.points if varies and recipe.by_shape else ()
-    return [*(("-".join(f"{name}{size}" for name, size in point.items()), dict(point)) for point in points), ("all", None)]
+    return [
+        *(
+            ("-".join(f"{name}{size}" for name, size in point.items()), dict(point))
+            for point in points
+        ),
+        ("all", None),
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,10 +190,12 @@ class _ShapeBuild:
     further: bool
 
     def first_that_works(self, tried: list[dict[str, str]]) -> list[_Made]:
-        """Build by the first way of the recipe that works. Append each attempt to `tried`, with the file of its error.
+        """Build by the first way of the recipe that works. Append each attempt to `tried`, with the
+        file of its error.
 
         Raises:
-            CaptureError, BuildError: no way works. The message has each reason, the code is the most specific one.
+            CaptureError, BuildError: no way works. The message has each reason, the code is the
+                most specific one.
         """
         errors: dict[str, FreezeError] = {}
         unfit: dict[str, str] = {}
@@ -186,8 +210,12 @@ class _ShapeBuild:
                 with peak_memory() as memory:
                     made = self._make(capture, lowering)
             except (CaptureError, BuildError) as error:
-                file = self._write_evidence(f"{number}-{capture}-error.txt", "".join(traceback.format_exception(error)))
-                tried.append({**row, "outcome": str(error), "error": str(file.relative_to(self.folder))})
+                file = self._write_evidence(
+                    f"{number}-{capture}-error.txt", "".join(traceback.format_exception(error))
+                )
+                tried.append(
+                    {**row, "outcome": str(error), "error": str(file.relative_to(self.folder))}
+                )
                 let_go(error, handled)
                 if is_large(self.attempt.subject.model):
                     gc.collect()  # graphs refer to each other
@@ -196,7 +224,10 @@ class _ShapeBuild:
                     break  # another graph would be compiled with the same flags
             else:
                 tried.append({**row, "outcome": "captured and lowered"})
-                return [replace(one, report=replace(one.report, memory_peak_bytes=memory.bytes)) for one in made]
+                return [
+                    replace(one, report=replace(one.report, memory_peak_bytes=memory.bytes))
+                    for one in made
+                ]
         raise _no_way(errors, unfit)
 
     def _make(self, capture: CaptureName, lowering: PayloadKind) -> list[_Made]:
@@ -207,16 +238,22 @@ class _ShapeBuild:
         check_operators(captured.program, lowering)
         if self.discard:
             self.attempt.discarded = True
-            give_back(program_tensors(self.attempt.subject.model), in_use=program_tensors(captured.program))
+            give_back(
+                program_tensors(self.attempt.subject.model),
+                in_use=program_tensors(captured.program),
+            )
         captured = replace(captured, texts={**captured_texts(captured.program), **captured.texts})
         made: list[_Made] = []
         for target in self.targets:
-            # Only the last lowering may free the program's tensors, and only the first reports the time of the capture.
+            # Only the last lowering may free the program's tensors, and only the first reports the
+            # time of the capture.
             ready = captured if target is self.targets[-1] else replace(captured, owned=())
             made.append(self._lower(ready, lowering, target, {} if made else phases))
         return made
 
-    def _lower(self, captured: Captured, lowering: PayloadKind, target: Target, phases: Mapping[str, float]) -> _Made:
+    def _lower(
+        self, captured: Captured, lowering: PayloadKind, target: Target, phases: Mapping[str, float]
+    ) -> _Made:
         size_before_bytes, lower_s = program_bytes(captured.program), dict[str, float]()
         module = LOWERINGS[lowering]
         suffix = f"-threads{target.num_threads}" if self.further else ""
@@ -232,7 +269,9 @@ class _ShapeBuild:
             size_bytes=path.stat().st_size,
             kind=lowering,
             num_threads=target.num_threads if self.recipe.by_thread else None,
-            dims=dims if point is None else tuple(Dim(name=name, min=size, max=size) for name, size in point.items()),
+            dims=dims
+            if point is None
+            else tuple(Dim(name=name, min=size, max=size) for name, size in point.items()),
             convention=captured.convention,
             layouts=lowered.layouts,
         )
@@ -244,7 +283,9 @@ class _ShapeBuild:
             guards=captured.guards,
             notes=(*captured.notes, *lowered.report.notes),
         )
-        return _Made(captured=replace(captured, program=None, owned=()), payload=payload, report=report)  # releases the weights
+        return _Made(
+            captured=replace(captured, program=None, owned=()), payload=payload, report=report
+        )  # releases the weights
 
     def _write_evidence(self, name: str, text: str, suffix: str = "") -> Path:
         file = self.folder / EVIDENCE / f"{self.name}{suffix}-{name}"
@@ -254,11 +295,18 @@ class _ShapeBuild:
 
 
 def _no_way(errors: dict[str, FreezeError], unfit: Mapping[str, str]) -> FreezeError:
-    """The error of a shape for which no way works; ways unfit for the model only count where no other was tried."""
+    """The error of a shape for which no way works; ways unfit for the model only count where no
+    other was tried.
+    """
     message = "; ".join(f"{capture}: {why}" for capture, why in (errors or unfit).items())
     if not errors:
         return CaptureError(message)
-    worst = next(error for kind in (LeakError, BuildError, FreezeError) for error in errors.values() if isinstance(error, kind))
+    worst = next(
+        error
+        for kind in (LeakError, BuildError, FreezeError)
+        for error in errors.values()
+        if isinstance(error, kind)
+    )
     finer = (error.code for error in reversed(errors.values()) if error.code != type(error).code)
     error = type(worst)(message, code=None if isinstance(worst, LeakError) else next(finer, None))
     error.__cause__ = ExceptionGroup("every way failed", list(errors.values()))

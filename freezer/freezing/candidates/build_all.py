@@ -41,13 +41,19 @@ class Builds:
     @property
     def tracebacks(self) -> Mapping[str, str]:
         """The full tracebacks of the errors."""
-        return {recipe: "".join(traceback.format_exception(error)) for recipe, error in self.errors.items()}
+        return {
+            recipe: "".join(traceback.format_exception(error))
+            for recipe, error in self.errors.items()
+        }
 
 
-def build_all(subject: Subject, target: Target, recipes: Iterable[str], work: Path, limits: Limits) -> Builds:
+def build_all(
+    subject: Subject, target: Target, recipes: Iterable[str], work: Path, limits: Limits
+) -> Builds:
     """Build a candidate by each recipe, in folders `CLASS-RECIPE` of `work`.
 
-    Recipes share captures, unless the model is large. After `limits.build_s` seconds no further build is started.
+    Recipes share captures, unless the model is large. After `limits.build_s` seconds no further
+    build is started.
     """
     builds = Builds()
     attempts = None if is_large(subject.model) else dict[str, Attempt]()
@@ -57,7 +63,9 @@ def build_all(subject: Subject, target: Target, recipes: Iterable[str], work: Pa
     if kind == "cpu" and (text := left_out(wanted, installed=installed)):
         logger.info("%s", text)
     for recipe in select(wanted, portable=kind == PORTABLE, installed=installed):
-        if (builds.candidates or builds.errors) and (why := limits.over_build_s(time.monotonic() - started)):
+        if (builds.candidates or builds.errors) and (
+            why := limits.over_build_s(time.monotonic() - started)
+        ):
             builds.skipped[recipe.name] = f"skipped: {why}"
             logger.info("%s %s", recipe.name, builds.skipped[recipe.name])
             continue

@@ -20,7 +20,9 @@ from freezer.runtime.payloads import LOADERS
 CANDIDATE = "candidate.json"
 
 EVIDENCE = "evidence"
-"""Folder of a candidate with texts: errors in full, and code and graphs from captures and lowerings."""
+"""Folder of a candidate with texts: errors in full, and code and graphs from captures and
+lowerings.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +32,10 @@ class Candidate:
     Attributes:
         folder: contains candidate.json and payloads/.
         recipe, lowering, capture: names.
-        tried: each attempted way in order: payload, capture, lowering, outcome in a sentence, and the error's file if it failed.
-        payloads: by thread count, in the order of the target; for one count the most special shapes first.
+        tried: each attempted way in order: payload, capture, lowering, outcome in a sentence, and
+            the error's file if it failed.
+        payloads: by thread count, in the order of the target; for one count the most special shapes
+            first.
         reports: what freezing did, by payload path.
         warnings: warnings of the capture.
         toolchain: versions that built it.
@@ -62,7 +66,9 @@ class Candidate:
     @property
     def attempts(self) -> tuple[Mapping[str, str], ...]:
         """`tried` without the files of errors, for records of which these files are no part."""
-        return tuple({key: text for key, text in row.items() if key != "error"} for row in self.tried)
+        return tuple(
+            {key: text for key, text in row.items() if key != "error"} for row in self.tried
+        )
 
     def shortened_reports(self, *max_listed: int) -> dict[str, FreezingReport]:
         """The reports with shortened lists."""
@@ -72,7 +78,9 @@ class Candidate:
         """The candidate without some payloads; their files stay."""
         payloads = tuple(payload for payload in self.payloads if payload.path not in paths)
         return replace(
-            self, payloads=payloads, reports={path: report for path, report in self.reports.items() if path not in paths}
+            self,
+            payloads=payloads,
+            reports={path: report for path, report in self.reports.items() if path not in paths},
         )
 
     def open(self, subject: Subject, payloads: Sequence[Payload] | None = None) -> FrozenModel:
@@ -82,8 +90,17 @@ class Candidate:
             subject: the subject it was made of, on the device to run on.
             payloads: payloads to choose from by shape; by default all for the first thread count.
         """
-        chosen = set_for(self.payloads, self.payloads[0].num_threads or 0) if payloads is None else payloads
-        opened = [OpenPayload(payload=p, run=LOADERS[p.kind](self.folder / p.path, self.settings, subject.device)) for p in chosen]
+        chosen = (
+            set_for(self.payloads, self.payloads[0].num_threads or 0)
+            if payloads is None
+            else payloads
+        )
+        opened = [
+            OpenPayload(
+                payload=p, run=LOADERS[p.kind](self.folder / p.path, self.settings, subject.device)
+            )
+            for p in chosen
+        ]
         return FrozenModel(
             spec=subject.spec,
             outputs=subject.outputs,
@@ -100,7 +117,8 @@ class Candidate:
 
     @classmethod
     def read(cls, folder: Path) -> Candidate:
-        """Read what `write` wrote. Unknown fields are ignored: a store keeps candidates of earlier versions.
+        """Read what `write` wrote. Unknown fields are ignored: a store keeps candidates of earlier
+        versions.
 
         Raises:
             FileNotFoundError: the folder has no candidate.json.

@@ -1,4 +1,5 @@
-"""Capture: make a graph of a model by export, trace, script or conversion, and check that it is equivalent to the model.
+"""Capture: make a graph of a model by export, trace, script or conversion, and check that it is
+equivalent to the model.
 
 May import: freezer.freezing.target and below.
 Read first: capture.py.

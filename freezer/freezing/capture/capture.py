@@ -1,8 +1,10 @@
-"""Captures: make a graph of a model. Every capture works on a fresh copy of the model in its initial state. READ THIS FIRST.
+"""Captures: make a graph of a model. Every capture works on a fresh copy of the model in its
+initial state. READ THIS FIRST.
 
-`export`, `trace` and `convert` capture a flat form of the model: tensors in order in, a tuple of tensors out, constants baked in,
-so a payload depends on no class of the source. `as-is` takes a TorchScript source unchanged; `script` compiles the model's source.
-Both keep the source's signature. All but `as-is` are compared with the eager model first (equivalence.py).
+`export`, `trace` and `convert` capture a flat form of the model: tensors in order in, a tuple of
+tensors out, constants baked in, so a payload depends on no class of the source. `as-is` takes a
+TorchScript source unchanged; `script` compiles the model's source. Both keep the source's
+signature. All but `as-is` are compared with the eager model first (equivalence.py).
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from freezer.freezing.recipes.recipes import CaptureName
 from freezer.spec.sizes import interior_points, points_beside
 
 NUM_FURTHER_POINTS = 6
-"""Points between the bounds at which a capture for all sizes is compared; the judge's input sets have the first of them."""
+"""Points between the bounds at which a capture for all sizes is compared; the judge's input sets
+have the first of them.
+"""
 
 
 class Attempt:
@@ -35,14 +39,19 @@ class Attempt:
     Args:
         subject: the model.
         point: the only sizes that the graph is for; None for all.
-        keeps: whether graphs of a model without state are kept for further recipes, whose lowerings may not free their tensors.
+        keeps: whether graphs of a model without state are kept for further recipes, whose lowerings
+            may not free their tensors.
 
     Attributes:
         discarded: whether the model's weights were freed, so that nothing more can be captured.
     """
 
-    def __init__(self, subject: Subject, point: Mapping[str, int] | None, *, keeps: bool = False) -> None:
-        at_point = tuple(item for item in subject.sets if point is None or dict(item.point) == dict(point))
+    def __init__(
+        self, subject: Subject, point: Mapping[str, int] | None, *, keeps: bool = False
+    ) -> None:
+        at_point = tuple(
+            item for item in subject.sets if point is None or dict(item.point) == dict(point)
+        )
         self.subject = replace(subject, sets=at_point)
         self.point = point
         if point is None:
@@ -106,7 +115,9 @@ class Attempt:
         return captured
 
     def _add_sets(self, points: Iterable[Mapping[str, int]]) -> None:
-        """Add input sets at points that lack one, to compare further captures with the model there."""
+        """Add input sets at points that lack one, to compare further captures with the
+        model there.
+        """
         known = [dict(item.point) for item in self.subject.sets]
         further = [self.subject.further_set(point) for point in points if point not in known]
         self.subject = replace(self.subject, sets=(*self.subject.sets, *further))
@@ -118,7 +129,9 @@ class Attempt:
             listed = ", ".join(repr(kept) for kept in self.subject.kept_names)
             what = "a trace" if name.startswith("trace") else "an exported program"
             why = f"{what} keeps no attribute or method, and {listed} must stay"
-            raise CaptureError(f"{why}; preserve needs torch.jit.script or a TorchScript source", code=PRESERVE)
+            raise CaptureError(
+                f"{why}; preserve needs torch.jit.script or a TorchScript source", code=PRESERVE
+            )
 
     def _capture(self, name: CaptureName) -> Captured:
         subject, point = self.subject, self.point

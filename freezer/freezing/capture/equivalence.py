@@ -1,6 +1,7 @@
 """Compare a captured program's answers with the eager model's, on every input set of the subject.
 
-A trace keeps the branch and the Python numbers of its example and only warns; here the difference shows before anything is built.
+A trace keeps the branch and the Python numbers of its example and only warns; here the difference
+shows before anything is built.
 """
 
 from __future__ import annotations
@@ -34,9 +35,15 @@ SIZES_LIMIT_S = 120
 COMBINATIONS_LIMIT_S = 20
 """Time after which no further combinations of sizes are tried."""
 
-_TOLERANCES = {torch.float64: 1e-7, torch.complex128: 1e-7, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""By dtype, the allowed difference relative to the value, and to the median of all values. Model and program run the same kernels,
-so they differ by rounding or by a lot; the drift gate measures what is between."""
+_TOLERANCES = {
+    torch.float64: 1e-7,
+    torch.complex128: 1e-7,
+    torch.float16: 1e-2,
+    torch.bfloat16: 5e-2,
+}
+"""By dtype, the allowed difference relative to the value, and to the median of all values. Model
+and program run the same kernels, so they differ by rounding or by a lot; the drift gate measures
+what is between."""
 
 _TOLERANCE = 1e-4
 """The tolerance of float32 and complex64."""
@@ -53,8 +60,10 @@ class EagerAnswers:
 
     Attributes:
         first: answer to each input set of the subject, from the initial state.
-        second: answer to the first set right after its first answer; None if a call changes nothing.
-        deterministic: whether it answers the same twice from the same state; otherwise nothing can be compared with it.
+        second: answer to the first set right after its first answer; None if a call changes
+            nothing.
+        deterministic: whether it answers the same twice from the same state; otherwise nothing can
+            be compared with it.
     """
 
     first: Sequence[Sequence[Tensor]]
@@ -63,7 +72,8 @@ class EagerAnswers:
 
 
 def run_eager(subject: Subject) -> EagerAnswers:
-    """Run the eager model once on each set, and a few times more to learn whether it is stateful or random.
+    """Run the eager model once on each set, and a few times more to learn whether it is stateful or
+    random.
 
     Raises:
         CaptureError: it fails on one of its sets.
@@ -82,15 +92,23 @@ def run_eager(subject: Subject) -> EagerAnswers:
             answers.append(call(item.tensors))
         except Exception as error:
             raise _eager_fails(place_of(index, item), item, error) from error
-    unchanged = all(same_bytes(one, other) for one, other in zip(before, model.buffers(), strict=True))
-    if unchanged and same_each_time(lambda: _problem(answers[0], call(sets[0].tensors), subject) is None):
+    unchanged = all(
+        same_bytes(one, other) for one, other in zip(before, model.buffers(), strict=True)
+    )
+    if unchanged and same_each_time(
+        lambda: _problem(answers[0], call(sets[0].tensors), subject) is None
+    ):
         return EagerAnswers(first=answers, second=None, deterministic=True)
     if not same_each_time(lambda: _problem(answers[0], fresh()(sets[0].tensors), subject) is None):
         return EagerAnswers(first=answers, second=None, deterministic=False)
     call = fresh()
     call(sets[0].tensors)
     second = call(sets[0].tensors)
-    return EagerAnswers(first=[answers[0], *(fresh()(item.tensors) for item in sets[1:])], second=second, deterministic=True)
+    return EagerAnswers(
+        first=[answers[0], *(fresh()(item.tensors) for item in sets[1:])],
+        second=second,
+        deterministic=True,
+    )
 
 
 def check_answers(
@@ -124,7 +142,9 @@ def check_answers(
         call = fresh() if call is None or starts else call
         problem, cause = _compared(expected, call, item, subject)
         if problem is not None:
-            raise CaptureError(f"{what} differs from the model on {place}: {problem}{why(item)}", code=code) from cause
+            raise CaptureError(
+                f"{what} differs from the model on {place}: {problem}{why(item)}", code=code
+            ) from cause
     return ()
 
 
@@ -155,15 +175,24 @@ def check_sizes(
     for number, point in enumerate(points):
         passed_s = time.monotonic() - started
         if number < num_needed and passed_s > SIZES_LIMIT_S:
-            found = f"the trace was proven at {number} of {num_needed} sizes within {SIZES_LIMIT_S} s"
-            raise CaptureError(f"{found}; declare fewer, or write forward so that torch.jit.script takes it", code=SIZES)
+            found = (
+                f"the trace was proven at {number} of {num_needed} sizes within {SIZES_LIMIT_S} s"
+            )
+            raise CaptureError(
+                f"{found}; declare fewer, or write forward so that torch.jit.script takes it",
+                code=SIZES,
+            )
         if number >= num_needed and passed_s > COMBINATIONS_LIMIT_S:
             return number
         if proven(point):
             continue
         item = subject.further_set(point)
         if not eager.deterministic:
-            raise CaptureError(f"the trace cannot be compared with the model on {_sizes_of(item)}: its answers differ", code=SIZES)
+            raise CaptureError(
+                f"the trace cannot be compared with the model on {_sizes_of(item)}: its answers"
+                " differ",
+                code=SIZES,
+            )
         if number and eager.second is not None:
             model, call = native_call(subject.fresh(), subject), fresh()
         try:
@@ -172,7 +201,9 @@ def check_sizes(
             raise _eager_fails(_sizes_of(item), item, error) from error
         problem, cause = _compared(expected, call, item, subject)
         if problem is not None:
-            raise CaptureError(f"the trace differs from the model on {_sizes_of(item)}: {problem}", code=DIFFERS) from cause
+            raise CaptureError(
+                f"the trace differs from the model on {_sizes_of(item)}: {problem}", code=DIFFERS
+            ) from cause
     return len(points)
 
 
@@ -187,7 +218,9 @@ def _compared(
 
 
 def _eager_fails(place: str, item: InputSet, error: Exception) -> CaptureError:
-    remedy = "; declare only sizes that it takes (`min`, `max`, `multiple_of`)" if item.point else ""
+    remedy = (
+        "; declare only sizes that it takes (`min`, `max`, `multiple_of`)" if item.point else ""
+    )
     return CaptureError(f"the eager model fails on {place}: {run_sentence(error)}{remedy}")
 
 
@@ -211,8 +244,12 @@ def flat_call(program: Any) -> ProgramCall:
     return call
 
 
-def _calls(subject: Subject, eager: EagerAnswers) -> Iterator[tuple[bool, str, InputSet, Sequence[Tensor]]]:
-    """For each call: whether the program starts in its initial state, the name of the call, its inputs, the expected answer."""
+def _calls(
+    subject: Subject, eager: EagerAnswers
+) -> Iterator[tuple[bool, str, InputSet, Sequence[Tensor]]]:
+    """For each call: whether the program starts in its initial state, the name of the call, its
+    inputs, the expected answer.
+    """
     for index, (item, expected) in enumerate(zip(subject.sets, eager.first, strict=True)):
         yield eager.second is not None, place_of(index, item), item, expected
     if eager.second is not None:
@@ -236,12 +273,21 @@ def _problem(expected: Sequence[Tensor], got: Sequence[Tensor], subject: Subject
     if len(got) != len(expected):
         return f"it gives {len(got)} tensors, expected {len(expected)}"
     differences = map(_difference, expected, got)
-    return next((f"output {output.name!r} {text}" for output, text in zip(subject.outputs, differences, strict=True) if text), None)
+    return next(
+        (
+            f"output {output.name!r} {text}"
+            for output, text in zip(subject.outputs, differences, strict=True)
+            if text
+        ),
+        None,
+    )
 
 
 def _difference(expected: Tensor, got: Tensor) -> str | None:
     """The difference of two tensors; None within the dtype's tolerance."""
-    if same_bytes(expected, got):  # as most captures answer, and much faster than the median of large outputs
+    if same_bytes(
+        expected, got
+    ):  # as most captures answer, and much faster than the median of large outputs
         return None
     if (problem := structure_problem(expected, got)) is not None:
         return f"differs: {problem}"
@@ -254,7 +300,9 @@ def _difference(expected: Tensor, got: Tensor) -> str | None:
     one, other = one[finite], other[finite]
     tolerance = _TOLERANCES.get(expected.dtype, _TOLERANCE)
     sizes = one.abs()[one != 0]
-    allowed = tolerance * (one.abs() + (sizes.median() if sizes.numel() else 0.0))  # a mask's -1e9 must not widen the tolerance
+    allowed = tolerance * (
+        one.abs() + (sizes.median() if sizes.numel() else 0.0)
+    )  # a mask's -1e9 must not widen the tolerance
     apart = (one - other).abs()
     return f"is off by up to {float(apart.max()):.3g}" if bool((apart > allowed).any()) else None
 

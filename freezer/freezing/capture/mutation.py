@@ -13,16 +13,20 @@ from freezer.errors import CaptureError
 from freezer.freezing.diagnostics.messages import export_sentence
 
 _NEW = frozenset(
-    getattr(torch.ops.aten, name).default for name in ("conv1d", "conv2d", "conv3d", "linear", "batch_norm", "layer_norm", "cat")
+    getattr(torch.ops.aten, name).default
+    for name in ("conv1d", "conv2d", "conv3d", "linear", "batch_norm", "layer_norm", "cat")
 ) | {torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor}
-"""Operators whose results are always new memory. Activations in place follow them in most models."""
+"""Operators whose results are always new memory.
+
+Activations in place follow them in most models.
+"""
 
 
 def changed_state(program: torch.export.ExportedProgram) -> tuple[str, ...]:
     """Names of the buffers and parameters that a call changes.
 
-    The signature names no changed buffer until the graph is functionalized, which takes seconds for a large model, so only graphs
-    with in-place operations are.
+    The signature names no changed buffer until the graph is functionalized, which takes seconds for
+    a large model, so only graphs with in-place operations are.
 
     Raises:
         CaptureError: torch.export cannot tell, for example because two buffers overlap in memory.
@@ -33,10 +37,17 @@ def changed_state(program: torch.export.ExportedProgram) -> tuple[str, ...]:
             try:
                 program = program.run_decompositions({})
             except Exception as error:
-                why = f"torch.export cannot tell which tensors a call changes: {export_sentence(error)}"
-                raise CaptureError(f"{why}; register them as buffers, each with memory of its own") from error
+                why = (
+                    "torch.export cannot tell which tensors a call changes:"
+                    f" {export_sentence(error)}"
+                )
+                raise CaptureError(
+                    f"{why}; register them as buffers, each with memory of its own"
+                ) from error
     signature = program.graph_signature
-    parameters: Mapping[str, str] = getattr(signature, "parameters_to_mutate", {})  # missing in torch 2.11
+    parameters: Mapping[str, str] = getattr(
+        signature, "parameters_to_mutate", {}
+    )  # missing in torch 2.11
     return tuple(sorted({*signature.buffers_to_mutate.values(), *parameters.values()}))
 
 
@@ -49,12 +60,18 @@ def _writes(node: torch.fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     if schema is None or not schema.is_mutable:
         return schema is None
-    formals = [formal for formal in schema.arguments if formal.alias_info is not None and formal.alias_info.is_write]
+    formals = [
+        formal
+        for formal in schema.arguments
+        if formal.alias_info is not None and formal.alias_info.is_write
+    ]
     return [formal.name for formal in formals] != ["self"] or not _has_own_memory(node.args[0])
 
 
 def _has_own_memory(node: Any) -> bool:
     """Whether a result shares no memory with a parameter, buffer or input; False if unknown."""
-    while isinstance(node, torch.fx.Node) and getattr(getattr(node.target, "_schema", None), "is_mutable", False):
+    while isinstance(node, torch.fx.Node) and getattr(
+        getattr(node.target, "_schema", None), "is_mutable", False
+    ):
         node = node.args[0]
     return isinstance(node, torch.fx.Node) and node.target in _NEW

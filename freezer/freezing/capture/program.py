@@ -23,7 +23,8 @@ class Captured:
     Attributes:
         name: name of the capture that made it.
         program: an ExportedProgram, or a ScriptModule.
-        convention: how to call its payload: with tensors in order (flat), or like the source (native).
+        convention: how to call its payload: with tensors in order (flat), or like the source
+            (native).
         mutates: names of the buffers that a call changes, as far as the graph shows.
         warnings: warnings of the capture, one line each.
         guards: conditions on inputs, in words: the sizes of dims, and the program's assertions.
@@ -45,7 +46,9 @@ class Captured:
     owned: tuple[Tensor, ...] = ()
 
     def source_name(self, name: str) -> str:
-        """The source model's name of an attribute of the program; a flat program holds the model as `model`."""
+        """The source model's name of an attribute of the program; a flat program holds the model as
+        `model`.
+        """
         return name.removeprefix("model.") if self.convention == "flat" else name
 
 
@@ -53,7 +56,8 @@ class FlatModule(nn.Module):
     """The flat form of a model: takes tensors in order and returns a tuple of tensors.
 
     Attributes:
-        layouts: memory formats to give to outputs, by index, where a capture's layout would differ from eager's.
+        layouts: memory formats to give to outputs, by index, where a capture's layout would differ
+            from eager's.
     """
 
     def __init__(self, model: nn.Module, spec: InputSpec) -> None:
@@ -64,7 +68,9 @@ class FlatModule(nn.Module):
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The output tensors, in order."""
-        named = {item.name: tensor for item, tensor in zip(self._spec.tensors, tensors, strict=True)}
+        named = {
+            item.name: tensor for item, tensor in zip(self._spec.tensors, tensors, strict=True)
+        }
         args, kwargs = bind(self._spec, named)
         leaves = leaves_of(self.model(*args, **kwargs))
         for place, layout in self.layouts.items():
@@ -73,7 +79,9 @@ class FlatModule(nn.Module):
 
 
 def lines_of(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:
-    """One line per warning, with the user's source line; without torch.jit's deprecations and repetitions."""
+    """One line per warning, with the user's source line; without torch.jit's deprecations and
+    repetitions.
+    """
     seen: dict[str, None] = {}
     for item in caught:
         text = str(item.message).strip().partition("\n")[0] or item.category.__name__

@@ -1,4 +1,6 @@
-"""Captures that keep a model's control flow: torch.jit.script, and a TorchScript source unchanged."""
+"""Captures that keep a model's control flow: torch.jit.script, and a TorchScript source
+unchanged.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ import torch
 from torch import nn
 
 from freezer.errors import CaptureError
-from freezer.freezing.capture.equivalence import EagerAnswers, ProgramCall, check_answers, native_call
+from freezer.freezing.capture.equivalence import (
+    EagerAnswers,
+    ProgramCall,
+    check_answers,
+    native_call,
+)
 from freezer.freezing.capture.program import Captured, lines_of
 from freezer.freezing.diagnostics.messages import code_of, script_sentence
 from freezer.freezing.models.checks import PRESERVE
@@ -23,14 +30,18 @@ from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 
 def as_is(subject: Subject) -> Captured:
     """Take a TorchScript source in its initial state."""
-    return Captured(name="as-is", program=subject.fresh(), convention="native", preserve=subject.kept_names)
+    return Captured(
+        name="as-is", program=subject.fresh(), convention="native", preserve=subject.kept_names
+    )
 
 
 def script(subject: Subject, eager: Callable[[], EagerAnswers]) -> Captured:
-    """Compile a model from its source, with the methods to keep. Traced and scripted parts stay unchanged.
+    """Compile a model from its source, with the methods to keep. Traced and scripted parts stay
+    unchanged.
 
     Raises:
-        CaptureError: TorchScript does not take the model or a name to keep, or the script differs from the model.
+        CaptureError: TorchScript does not take the model or a name to keep, or the script differs
+            from the model.
     """
     model = subject.fresh()
     try:
@@ -44,13 +55,17 @@ def script(subject: Subject, eager: Callable[[], EagerAnswers]) -> Captured:
             warnings.simplefilter("always")
             program = torch.jit.script(model)
     except Exception as error:
-        raise CaptureError(f"torch.jit.script: {script_sentence(error)}", code=code_of(error)) from error
+        raise CaptureError(
+            f"torch.jit.script: {script_sentence(error)}", code=code_of(error)
+        ) from error
     _check_kept(program, subject.kept_names)
     answers = eager()
 
     def fresh() -> ProgramCall:
         with torch.no_grad():  # see calls.copied
-            return native_call(program if answers.second is None else copy.deepcopy(program), subject)
+            return native_call(
+                program if answers.second is None else copy.deepcopy(program), subject
+            )
 
     unchecked = check_answers("the script", fresh, subject, answers)
     return Captured(
@@ -66,7 +81,8 @@ def script(subject: Subject, eager: Callable[[], EagerAnswers]) -> Captured:
 def _new_types() -> Iterator[None]:
     """Make torch.jit.script compile each class again.
 
-    It caches the type of a class that it failed to compile, and the next time only reports that `forward` cannot be redefined.
+    It caches the type of a class that it failed to compile, and the next time only reports that
+    `forward` cannot be redefined.
     """
     kept = torch.jit._recursive.concrete_type_store
     torch.jit._recursive.concrete_type_store = torch.jit._recursive.ConcreteTypeStore()
@@ -78,9 +94,15 @@ def _new_types() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _compiled_too(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
-    """Make torch.jit.script compile those names that are methods, as if they had @torch.jit.export."""
+    """Make torch.jit.script compile those names that are methods, as if they had
+    @torch.jit.export.
+    """
     owned = [_owner(model, name) for name in names]
-    methods = [getattr(owner, last, None) for owner, last in owned if not isinstance(owner, torch.jit.ScriptModule)]
+    methods = [
+        getattr(owner, last, None)
+        for owner, last in owned
+        if not isinstance(owner, torch.jit.ScriptModule)
+    ]
     functions = [method.__func__ for method in methods if inspect.ismethod(method)]
     marked = [function for function in functions if not hasattr(function, "_torchscript_modifier")]
     for function in marked:
@@ -99,14 +121,17 @@ def _check_kept(program: torch.jit.ScriptModule, names: Sequence[str]) -> None:
         scripted = isinstance(owner, torch.jit.ScriptModule)
         if not scripted or not (owner._c.hasattr(last) or last in owner._c._method_names()):
             raise CaptureError(
-                f"preserve: TorchScript cannot keep {name!r}: its value has a type that TorchScript lacks, or it is ignored; make "
-                "it a tensor, number, text, or list, tuple or dict of one type",
+                f"preserve: TorchScript cannot keep {name!r}: its value has a type that TorchScript"
+                " lacks, or it is ignored; make it a tensor, number, text, or list, tuple or dict"
+                " of one type",
                 code=PRESERVE,
             )
 
 
 def _owner(model: Any, name: str) -> tuple[Any, str]:
-    """The submodule that a dotted name belongs to, None if there is none; and the last part of the name."""
+    """The submodule that a dotted name belongs to, None if there is none; and the last part of the
+    name.
+    """
     *path, last = name.split(".")
     for part in path:
         model = getattr(model, part, None)

@@ -1,10 +1,13 @@
-"""Detect values of tensors that Python reads while a model is traced: branches, loops and numbers that a trace keeps.
+"""Detect values of tensors that Python reads while a model is traced: branches, loops and numbers
+that a trace keeps.
 
-A trace is right for other inputs only if no such value comes from the inputs, from random numbers, or from state that a call
-changes. Sizes are reported apart, except those of tensors whose shape depends on values, which count as values.
+A trace is right for other inputs only if no such value comes from the inputs, from random numbers,
+or from state that a call changes. Sizes are reported apart, except those of tensors whose shape
+depends on values, which count as values.
 
-The model is traced twice under modes that follow each operation: with a function mode, which sees Python's reads, and without,
-since modules such as nn.TransformerEncoder take another path under it. Modes may change a trace, so both traces are discarded.
+The model is traced twice under modes that follow each operation: with a function mode, which sees
+Python's reads, and without, since modules such as nn.TransformerEncoder take another path under it.
+Modes may change a trace, so both traces are discarded.
 """
 
 from __future__ import annotations
@@ -29,17 +32,31 @@ from freezer.freezing.models.samples import tensors_in
 
 _READS = frozenset(
     (
-        *("__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__", "__array__", "__deepcopy__"),
+        *(
+            "__bool__",
+            "__int__",
+            "__float__",
+            "__complex__",
+            "__index__",
+            "__contains__",
+            "__array__",
+            "__deepcopy__",
+        ),
         *("item", "tolist", "numpy", "equal", "allclose", "is_nonzero"),
     )
 )
-"""Attributes of a tensor that return its values. Printing is not a read: nothing is computed from it."""
+"""Attributes of a tensor that return its values.
+
+Printing is not a read: nothing is computed from it.
+"""
 
 _MAKES = frozenset(("tensor", "as_tensor", "asarray"))
 """Functions that make a constant from numbers."""
 
 _BY_SIZES = frozenset(("stride", "unbind"))
-"""Functions that return numbers to Python, or a number of tensors, that depend on the sizes of their first argument."""
+"""Functions that return numbers to Python, or a number of tensors, that depend on the sizes of
+their first argument.
+"""
 
 _SIZES = frozenset(("size", "numel", "nelement", "stride", "__len__"))
 
@@ -49,7 +66,12 @@ _READING_OPERATORS = frozenset(("aten::_nested_tensor_from_mask_left_aligned",))
 _SCALAR = "aten::_local_scalar_dense"
 _CONVERTED = "Converting a tensor to a Python"
 
-INPUTS, STATE, RANDOM, OF_SIZES = "its inputs", "state that a call changes", "random numbers", "sizes"
+INPUTS, STATE, RANDOM, OF_SIZES = (
+    "its inputs",
+    "state that a call changes",
+    "random numbers",
+    "sizes",
+)
 """Origins of values, in words."""
 
 _INPUTS, _RANDOM, _SIZE = 1, 2, 4
@@ -57,9 +79,12 @@ _FIRST_STATE = 8
 
 
 def values_read(
-    make: Callable[[], nn.Module], trace: Callable[[nn.Module, Sequence[Tensor]], Any], tensors: Sequence[Tensor]
+    make: Callable[[], nn.Module],
+    trace: Callable[[nn.Module, Sequence[Tensor]], Any],
+    tensors: Sequence[Tensor],
 ) -> dict[str, list[str]]:
-    """Find the values that Python reads while a model is traced: by their origin, in words, the user's source lines in order.
+    """Find the values that Python reads while a model is traced: by their origin, in words, the
+    user's source lines in order.
 
     Args:
         make: makes the model in its initial state; called twice.
@@ -77,7 +102,9 @@ def values_read(
             try:
                 trace(model, given)
             except Exception:
-                if not model.called:  # otherwise only the discarded trace failed, because of the modes
+                if (
+                    not model.called
+                ):  # otherwise only the discarded trace failed, because of the modes
                     raise
         for origin, line in values.reads():
             if line not in reads.setdefault(origin, []):
@@ -86,9 +113,11 @@ def values_read(
 
 
 def same_reads(model: nn.Module, example: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], bool]:
-    """A function that determines whether Python reads the same for tensors of other sizes as for an example.
+    """A function that determines whether Python reads the same for tensors of other sizes as for an
+    example.
 
-    A trace on the meta device, which computes only sizes, returns what was read. While it is the same, so is Python's path.
+    A trace on the meta device, which computes only sizes, returns what was read. While it is the
+    same, so is Python's path.
 
     Args:
         model: a copy; it is moved to the meta device.
@@ -110,7 +139,9 @@ def same_reads(model: nn.Module, example: Sequence[Tensor]) -> Callable[[Sequenc
         with torch.no_grad(), torch.device("meta"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = torch.jit.trace(_Reading(model.to("meta")), tuple(example), check_trace=False)
-    except Exception:  # the model needs values, other devices, or an operation that the meta device lacks
+    except (
+        Exception
+    ):  # the model needs values, other devices, or an operation that the meta device lacks
         return lambda _: False
     expected = reads(example)
     return lambda tensors: expected is not None and reads(tensors) == expected
@@ -162,7 +193,9 @@ class _Called(nn.Module):
 
 
 def _key(tensor: Tensor) -> object:
-    """A weak reference to the storage that a tensor's views share; to the tensor itself if it has none, as sparse tensors."""
+    """A weak reference to the storage that a tensor's views share; to the tensor itself if it has
+    none, as sparse tensors.
+    """
     try:
         return StorageWeakRef(tensor.untyped_storage())
     except (NotImplementedError, RuntimeError):
@@ -170,9 +203,13 @@ def _key(tensor: Tensor) -> object:
 
 
 class _Values(TorchDispatchMode):
-    """Follows the origins of values, and of sizes that depend on values, through all operations, and notes reads."""
+    """Follows the origins of values, and of sizes that depend on values, through all operations,
+    and notes reads.
+    """
 
-    def __init__(self, model: nn.Module, inputs: Sequence[Tensor], caught: Sequence[warnings.WarningMessage]) -> None:
+    def __init__(
+        self, model: nn.Module, inputs: Sequence[Tensor], caught: Sequence[warnings.WarningMessage]
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
         self._caught, self._num_seen = caught, 0
         self._values: defaultdict[object, int] = defaultdict(int)
@@ -193,7 +230,12 @@ class _Values(TorchDispatchMode):
 
     def reads(self) -> Iterator[tuple[str, str]]:
         """The reads so far: origin in words, and the user's line."""
-        for origin, wanted in ((INPUTS, _INPUTS), (STATE, self._changed), (RANDOM, _RANDOM), (OF_SIZES, _SIZE)):
+        for origin, wanted in (
+            (INPUTS, _INPUTS),
+            (STATE, self._changed),
+            (RANDOM, _RANDOM),
+            (OF_SIZES, _SIZE),
+        ):
             yield from ((origin, line) for bits, line in self._noted if bits & wanted)
 
     def note(self, tensors: Iterable[Tensor]) -> None:
@@ -224,15 +266,21 @@ class _Values(TorchDispatchMode):
             self._scalar |= origins
             return result
         sizes = _any(self._sizes.get(tensor, 0) for tensor in given)
-        by_numbers = name == "aten::index" and not any(index.dtype in (torch.bool, torch.uint8) for index in tensors_in(args[1]))
-        if torch.Tag.dynamic_output_shape in func.tags and not by_numbers:  # x[indices] is as long as the indices
+        by_numbers = name == "aten::index" and not any(
+            index.dtype in (torch.bool, torch.uint8) for index in tensors_in(args[1])
+        )
+        if (
+            torch.Tag.dynamic_output_shape in func.tags and not by_numbers
+        ):  # x[indices] is as long as the indices
             sizes |= origins
         origins, sizes, self._scalar = origins | self._scalar, sizes | self._scalar, 0
         if torch.Tag.nondeterministic_seeded in func.tags:
             origins |= _RANDOM
         self._note_changes(func._schema, args, kwargs, origins)
         short = name.rpartition("::")[2]
-        if short.endswith("_like") or short.startswith("new_"):  # takes only shape, dtype and device of its first tensor
+        if short.endswith("_like") or short.startswith(
+            "new_"
+        ):  # takes only shape, dtype and device of its first tensor
             origins &= _RANDOM
         for tensor in tensors_in(result):
             self._values[_key(tensor)] |= origins
@@ -241,14 +289,18 @@ class _Values(TorchDispatchMode):
         return result
 
     def _is_pythons(self) -> bool:
-        """Whether the tracer just warned that a number goes to Python; otherwise a traced operation takes it."""
+        """Whether the tracer just warned that a number goes to Python; otherwise a traced operation
+        takes it.
+        """
         new = self._caught[self._num_seen :]
         self._num_seen = len(self._caught)
         return any(str(item.message).startswith(_CONVERTED) for item in new)
 
     def _note_changes(self, schema: Any, args: Any, kwargs: Any, origins: int) -> None:
         """Give the tensors that an operation writes into the origins of all its arguments."""
-        given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
+        given = (
+            dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
+        )
         for argument in schema.arguments:
             if argument.alias_info is not None and argument.alias_info.is_write:
                 for tensor in tensors_in(given.get(argument.name)):

@@ -1,4 +1,5 @@
-"""Turn an error of torch into one sentence: its meaning, the user's source line, and a remedy from remedies.py.
+"""Turn an error of torch into one sentence: its meaning, the user's source line, and a remedy from
+remedies.py.
 
 The full text stays in the cause and in the candidate's evidence.
 """
@@ -21,9 +22,16 @@ def export_sentence(error: Exception) -> str:
     """Why torch.export refused a model."""
     text = str(error)
     if text.startswith("Constraints violated"):
-        why = ", ".join(_first_sentence(line) for line in re.findall(r"^  - (.*)$", text, re.MULTILINE)[:2])
-        fixes = [line.strip() for line in text.partition("Suggested fixes:\n")[2].partition("\n\n")[0].splitlines()]
-        return f"{text.partition('!')[0]}: {why}{', suggested: ' if fixes else ''}{', '.join(fixes)}"
+        why = ", ".join(
+            _first_sentence(line) for line in re.findall(r"^  - (.*)$", text, re.MULTILINE)[:2]
+        )
+        fixes = [
+            line.strip()
+            for line in text.partition("Suggested fixes:\n")[2].partition("\n\n")[0].splitlines()
+        ]
+        return (
+            f"{text.partition('!')[0]}: {why}{', suggested: ' if fixes else ''}{', '.join(fixes)}"
+        )
     if known := _known(error, "export", line_of_stack(text) or raised_at(error)):
         return known
     explained = _EXPLANATION.search(text)
@@ -33,12 +41,16 @@ def export_sentence(error: Exception) -> str:
 
 def trace_sentence(error: Exception) -> str:
     """Why torch.jit.trace refused a model."""
-    return _known(error, "trace", raised_at(error)) or f"{_first_line(error)}{_at(raised_at(error))}"
+    return (
+        _known(error, "trace", raised_at(error)) or f"{_first_line(error)}{_at(raised_at(error))}"
+    )
 
 
 def script_sentence(error: Exception) -> str:
     """Why torch.jit.script, freeze or save refused a model."""
-    text = str(error).rpartition("The error stack is reproduced here:")[2]  # the error in a method that forward calls
+    text = str(error).rpartition("The error stack is reproduced here:")[
+        2
+    ]  # the error in a method that forward calls
     where = marked_in(text) or raised_at(error)
     if known := _known(error, "script", where, text):
         return known
@@ -66,11 +78,15 @@ def onnx_sentence(error: Exception) -> str:
 
 def openvino_sentence(error: Exception) -> str:
     """Why OpenVINO refused a program: the last line of its message, after the failed checks."""
-    return _known(error, "openvino", None) or _first_sentence(_whole(error).strip().splitlines()[-1])
+    return _known(error, "openvino", None) or _first_sentence(
+        _whole(error).strip().splitlines()[-1]
+    )
 
 
 def code_of(error: Exception) -> str | None:
-    """A code of docs/errors.md that is more specific than the failed capture or lowering; None if there is none."""
+    """A code of docs/errors.md that is more specific than the failed capture or lowering; None if
+    there is none.
+    """
     if isinstance(error, ColdpressError):
         return error.code
     found = (explain(_whole(error), family) for family in FAMILIES)
@@ -78,7 +94,9 @@ def code_of(error: Exception) -> str | None:
 
 
 def run_sentence(error: Exception) -> str:
-    """Why a captured program failed: TorchScript's interpreter puts the error last, after its own traceback."""
+    """Why a captured program failed: TorchScript's interpreter puts the error last, after its own
+    traceback.
+    """
     if known := _known(error, "run", None):
         return known
     lines = str(error).strip().splitlines() or ["no message"]
@@ -86,8 +104,12 @@ def run_sentence(error: Exception) -> str:
     return f"{type(error).__name__}: {last.removeprefix(f'{type(error).__name__}: ')}"
 
 
-def _known(error: Exception, family: Family, where: str | None, text: str | None = None) -> str | None:
-    """The remedy of an error as a sentence; None for an unknown error, or one of Coldpress itself."""
+def _known(
+    error: Exception, family: Family, where: str | None, text: str | None = None
+) -> str | None:
+    """The remedy of an error as a sentence; None for an unknown error, or one of Coldpress
+    itself.
+    """
     if isinstance(error, ColdpressError):
         return None
     found = explain(_ADDRESS.sub("", _whole(error) if text is None else text), family)
@@ -100,7 +122,11 @@ def _whole(error: Exception) -> str:
 
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines() or ["no message"]
-    return lines[0] if isinstance(error, CaptureError) else _first_sentence(f"{type(error).__name__}: {lines[0]}")
+    return (
+        lines[0]
+        if isinstance(error, CaptureError)
+        else _first_sentence(f"{type(error).__name__}: {lines[0]}")
+    )
 
 
 def _first_sentence(line: str) -> str:

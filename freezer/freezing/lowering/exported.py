@@ -21,7 +21,8 @@ SUFFIX = ".pt2"
 
 
 def build(captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]) -> Lowered:
-    """Write a .pt2 file that torch.export.load reads, without the program's example inputs, which are pickled.
+    """Write a .pt2 file that torch.export.load reads, without the program's example inputs, which
+    are pickled.
 
     Raises:
         BuildError: the program cannot be serialized.
@@ -36,7 +37,10 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
     report = FreezingReport(
         ops_before=ops,
         ops_after=ops,
-        kept=tuple(KeptTensor(name=captured.source_name(name), reason="`forward` changes it") for name in captured.mutates),
+        kept=tuple(
+            KeptTensor(name=captured.source_name(name), reason="`forward` changes it")
+            for name in captured.mutates
+        ),
         notes=(stored_as_captured(len(captured.program.state_dict)),),
     )
     return Lowered(report=report)

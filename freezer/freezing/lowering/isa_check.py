@@ -1,11 +1,14 @@
 """Check a package's machine code against the instruction sets of its device class.
 
-Executable sections are disassembled by binutils' objdump, which g++ requires anyway. Weights are in other sections. Only the
-differences between device classes matter: x86-64-v3 is the least on x86, armv8-a on Arm, and instructions of these belong to no
-family. All others belong to a level or a feature that some classes have, or to no class. Hints, which older CPUs ignore (endbr64,
-prefetches, bti), and system instructions, which no compiler emits from C++, are not checked.
+Executable sections are disassembled by binutils' objdump, which g++ requires anyway. Weights are in
+other sections. Only the
+differences between device classes matter: x86-64-v3 is the least on x86, armv8-a on Arm, and
+instructions of these belong to no family. All others belong to a level or a feature that some
+classes have, or to no class. Hints, which older CPUs ignore (endbr64, prefetches, bti), and system
+instructions, which no compiler emits from C++, are not checked.
 
-Sources: instruction set references of Intel and AMD, the `-m` options that gcc's `-march=native` may set, and Arm's A64 reference.
+Sources: instruction set references of Intel and AMD, the `-m` options that gcc's `-march=native`
+may set, and Arm's A64 reference.
 """
 
 from __future__ import annotations
@@ -27,7 +30,10 @@ from freezer.hardware.device_classes import DEVICE_CLASSES, DeviceClass
 
 X86_V4, NEOVERSE_V1, NEOVERSE_V2 = "x86-64-v4", "armv8.4-a+sve", "armv9-a"
 LEVELS: Mapping[str, str] = {X86_V4: "avx512f", NEOVERSE_V1: "sve", NEOVERSE_V2: "sve2"}
-"""Families that have several features, with one of them: a device class has all of them or none. Other families are features."""
+"""Families that have several features, with one of them: a device class has all of them or none.
+
+Other families are features.
+"""
 
 NO_CLASS = "of no device class"
 """The family of instructions that no class allows, and of those that objdump does not know."""
@@ -45,12 +51,16 @@ _X86_OF_NO_CLASS = re.compile(
     # In legacy encoding: AES, PCLMULQDQ, SHA, GFNI, ADX, random numbers, SSE4a and others.
     r"aes.*|pclmul.*|sha\d.*|gf2p8.*|ad[co]x|rdrand|rdseed|rdpid|(?:rd|wr)[fg]sbase|extrq|insertq|movnts[sd]|"
     r"xsave(?:opt|c|s)(?:64)?|xrstors(?:64)?|clflushopt|clwb|"
-    # In VEX or EVEX encoding: the same, FMA4, IFMA, VBMI, VBMI2, BITALG, VPOPCNTDQ, VP2INTERSECT, AVX-VNNI, AVX10.2 and others.
+    # In VEX or EVEX encoding: the same, FMA4, IFMA, VBMI, VBMI2, BITALG, VPOPCNTDQ, VP2INTERSECT,
+    # AVX-VNNI, AVX10.2 and others.
     r"vaes.*|vpclmul.*|vgf2p8.*|vsha512.*|vsm[34].*|vfn?m(?:add|sub|addsub|subadd)[ps][sd]|vpmadd52.*|vperm(?:[it]2)?b|"
     r"vpmultishiftqb|vp(?:compress|expand)[bw]|vpsh[lr]dv?[wdq]|vpopcnt.*|vpshufbitqmb|vp2intersect.*|vpdp.*|vbcstne.*|"
     r"vcvtne.*|v.*bf16"
 )
-_X86_PREFIXES = re.compile(r"^(?:(?:[cdefgs]s|lock|rep\w*|data16|addr32|notrack|bnd|xacquire|xrelease|rex\S*|\{\w+\})(?: +|$))*")
+_X86_PREFIXES = re.compile(
+    r"^(?:(?:[cdefgs]s|lock|rep\w*|data16|addr32|notrack|bnd|xacquire|xrelease|rex\S*|\{\w+\})(?:"
+    r" +|$))*"
+)
 _PREFIX_BYTES = ("26", "2e", "36", "3e", "64", "65", "66", "67", "f0", "f2", "f3")
 
 _CHANGE = "(?:add|clr|eor|set|[su]max|[su]min)"
@@ -128,7 +138,9 @@ def check_package(package: Path, folder: Path, device_class: DeviceClass) -> dic
 
 
 def host_class(device_class: DeviceClass) -> DeviceClass:
-    """The class of the CPUs that run a payload's code: for a CUDA class that of its host code, else the class itself."""
+    """The class of the CPUs that run a payload's code: for a CUDA class that of its host code, else
+    the class itself.
+    """
     return DEVICE_CLASSES[device_class.host] if device_class.host else device_class
 
 
@@ -141,17 +153,22 @@ def outside(found: Iterable[Found], device_class: DeviceClass) -> list[Found]:
 
 def leak_message(library: str, leaks: Sequence[Found], name: str) -> str:
     """The message of a LeakError."""
-    able = [other.name for other in DEVICE_CLASSES.values() if other.kind == "cpu" and not outside(leaks, other)]
+    able = [
+        other.name
+        for other in DEVICE_CLASSES.values()
+        if other.kind == "cpu" and not outside(leaks, other)
+    ]
     instead = f"; or build for a class that has it: {', '.join(able)}" if able else ""
     return (
-        f"inductor: {library} holds instructions outside of {name}, which would stop the process with SIGILL: "
-        f"{'; '.join(map(str, leaks))}. Check your own compiler flags, compiler (CXX) and custom headers that switch the "
-        f"target{instead}"
+        f"inductor: {library} holds instructions outside of {name}, which would stop the process"
+        f" with SIGILL: {'; '.join(map(str, leaks))}. Check your own compiler flags, compiler (CXX)"
+        f" and custom headers that switch the target{instead}"
     )
 
 
 def families_of(library: Path) -> list[Found]:
-    """The instruction families in the executable sections of a library or object; none for GPU code.
+    """The instruction families in the executable sections of a library or object; none for GPU
+    code.
 
     Raises:
         BuildError: objdump is missing or cannot read the file, or the file is for an unknown CPU.
@@ -166,25 +183,34 @@ def families_of(library: Path) -> list[Found]:
     found: dict[str, Found] = {}
     for symbol, code, text in _disassembled(library, syntax):
         if family := family_of(symbol, code, text):
-            first = found.get(family) or Found(family=family, count=0, instruction=" ".join(text.split()), symbol=symbol)
+            first = found.get(family) or Found(
+                family=family, count=0, instruction=" ".join(text.split()), symbol=symbol
+            )
             found[family] = replace(first, count=first.count + 1)
     return list(found.values())
 
 
 def _disassembled(library: Path, syntax: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Symbol, bytes and text of each instruction in the executable sections, as objdump prints them."""
+    """Symbol, bytes and text of each instruction in the executable sections, as objdump prints
+    them.
+    """
     objdump = shutil.which("objdump")
     if objdump is None:
         raise BuildError(
-            "inductor: no objdump to check the library's instructions; install binutils, which g++ needs too "
-            "(Debian: apt-get install binutils)",
+            "inductor: no objdump to check the library's instructions; install binutils, which g++"
+            " needs too (Debian: apt-get install binutils)",
             code="CP-OBJDUMP",
         )
     command = [objdump, "-d", "-C", "--insn-width=16", *syntax, str(library)]
     environ = {**os.environ, "LC_ALL": "C"}
     symbol, last, any_section = "", "", False
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environ
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=environ,
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -198,7 +224,10 @@ def _disassembled(library: Path, syntax: Sequence[str]) -> Iterator[tuple[str, s
             elif line.strip():
                 last = line.strip()
     if process.returncode or not any_section:
-        raise BuildError(f"inductor: objdump cannot disassemble {library.name}: {last or 'it has no executable section'}")
+        raise BuildError(
+            f"inductor: objdump cannot disassemble {library.name}:"
+            f" {last or 'it has no executable section'}"
+        )
 
 
 def x86_family(symbol: str, code: str, text: str) -> str | None:
@@ -222,7 +251,9 @@ def x86_family(symbol: str, code: str, text: str) -> str | None:
         return None
     if mnemonic.startswith("k"):
         return X86_V4
-    return next((family for family, pattern in _AMX.items() if pattern.fullmatch(mnemonic)), NO_CLASS)
+    return next(
+        (family for family, pattern in _AMX.items() if pattern.fullmatch(mnemonic)), NO_CLASS
+    )
 
 
 def _evex_family(mnemonic: str, opcode_map: int) -> str:
@@ -230,7 +261,9 @@ def _evex_family(mnemonic: str, opcode_map: int) -> str:
         return "avx512_vnni"
     if _BF16.fullmatch(mnemonic):
         return "avx512_bf16"
-    if not mnemonic.startswith("v") or _X86_OF_NO_CLASS.fullmatch(mnemonic):  # without v: general registers, APX
+    if not mnemonic.startswith("v") or _X86_OF_NO_CLASS.fullmatch(
+        mnemonic
+    ):  # without v: general registers, APX
         return NO_CLASS
     half = opcode_map in (5, 6) or (mnemonic.endswith(("ph", "sh")) and mnemonic != "vcvtps2ph")
     return "avx512_fp16" if half else X86_V4
@@ -250,7 +283,11 @@ def a64_family(symbol: str, code: str, text: str) -> str | None:
     if _SVE_REGISTER.search(operands):
         crypto = mnemonic.startswith(("aes", "sm4", "rax1"))
         return NO_CLASS if crypto else NEOVERSE_V2 if _SVE2.fullmatch(mnemonic) else NEOVERSE_V1
-    if mnemonic == ".inst" or (mnemonic in ("pmull", "pmull2") and ".1q" in operands) or _A64_OF_NO_CLASS.fullmatch(mnemonic):
+    if (
+        mnemonic == ".inst"
+        or (mnemonic in ("pmull", "pmull2") and ".1q" in operands)
+        or _A64_OF_NO_CLASS.fullmatch(mnemonic)
+    ):
         return NO_CLASS
     if _A64_V2.fullmatch(mnemonic):
         return NEOVERSE_V2
@@ -263,4 +300,6 @@ _CPUS: Mapping[int, tuple[Callable[[str, str, str], str | None], Sequence[str]]]
     62: (x86_family, ("-M", "intel")),
     183: (a64_family, ()),
 }
-"""The function that finds an instruction's family, and objdump's options, by machine of the ELF header."""
+"""The function that finds an instruction's family, and objdump's options, by machine of the ELF
+header.
+"""

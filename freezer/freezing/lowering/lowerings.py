@@ -23,7 +23,9 @@ class Lowering(Protocol):
 
     SUFFIX: str
 
-    def build(self, captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]) -> Lowered:
+    def build(
+        self, captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]
+    ) -> Lowered:
         """Write one payload file.
 
         Args:

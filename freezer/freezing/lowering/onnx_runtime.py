@@ -44,19 +44,22 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
     The level above it, which the loader applies, chooses layouts for the instruction set at hand.
 
     Raises:
-        BuildError: calls change buffers (code CP-STATE), a package is missing (code CP-DEPENDENCY), the class is not that of this
-            machine (code CP-DEVICE-CLASS), the weights are too large for one file, or the program cannot be converted.
+        BuildError: calls change buffers (code CP-STATE), a package is missing (code CP-DEPENDENCY),
+            the class is not that of this machine (code CP-DEVICE-CLASS), the weights are too large
+            for one file, or the program cannot be converted.
     """
     if captured.mutates:
         changed = ", ".join(map(captured.source_name, captured.mutates))
         raise BuildError(
-            f"onnxruntime: a call changes {changed}, and an ONNX file keeps no state; torchscript-frozen does",
+            f"onnxruntime: a call changes {changed}, and an ONNX file keeps no state;"
+            " torchscript-frozen does",
             code="CP-STATE",
         )
     missing = [name for name in ENGINE_PACKAGES["onnxruntime"] if name not in installed_versions()]
     if missing:
         raise BuildError(
-            f"onnxruntime: not installed: {', '.join(missing)}; pip install {' '.join(missing)}", code=MissingDependencyError.code
+            f"onnxruntime: not installed: {', '.join(missing)}; pip install {' '.join(missing)}",
+            code=MissingDependencyError.code,
         )
     try:
         check_unlimited(target, "ONNX Runtime")
@@ -65,8 +68,8 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
     size = program_bytes(captured.program)
     if size > MAX_BYTES:
         raise BuildError(
-            f"onnxruntime: {size / 1e9:.1f} GB of weights; one ONNX file holds {MAX_BYTES / 1e9:.1f} GB; use inductor-frozen, or "
-            "weights of half precision"
+            f"onnxruntime: {size / 1e9:.1f} GB of weights; one ONNX file holds"
+            f" {MAX_BYTES / 1e9:.1f} GB; use inductor-frozen, or weights of half precision"
         )
     try:
         return _build(captured, path, settings)
@@ -89,13 +92,18 @@ def _build(captured: Captured, path: Path, settings: Mapping[str, Any]) -> Lower
     model.metadata_props.add(key=OUTPUT_ORDERS, value=json.dumps(orders))
     path.write_bytes(model.SerializeToString())
     after = _operators(model.graph)
-    report = replace(report, ops_after=after, changes=tuple(_changes(before, after)), phases_s=phases_s)
+    report = replace(
+        report, ops_after=after, changes=tuple(_changes(before, after)), phases_s=phases_s
+    )
     return Lowered(report=report, texts={GRAPH: _text(model)})
 
 
 def _converted(program: torch.export.ExportedProgram) -> Any:
     """The program as an ONNX ModelProto."""
-    with _quiet(), torch.no_grad():  # with gradients attention is decomposed into operators whose results have other strides
+    with (
+        _quiet(),
+        torch.no_grad(),
+    ):  # with gradients attention is decomposed into operators whose results have other strides
         made = torch.onnx.export(program, dynamo=True, verbose=False)
     assert made is not None, "it is returned if no file is named"
     return made.model_proto
@@ -103,7 +111,9 @@ def _converted(program: torch.export.ExportedProgram) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the exporter, which logs each of its passes and that torchvision is missing, and warns of torch's deprecations."""
+    """Silence the exporter, which logs each of its passes and that torchvision is missing, and
+    warns of torch's deprecations.
+    """
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir", "onnxscript")]
     before = [logger.level for logger in loggers]
     for logger in loggers:
@@ -118,33 +128,44 @@ def _quiet() -> Iterator[None]:
 
 
 def _check_signature(program: torch.export.ExportedProgram, model: Any) -> None:
-    """Check that the ONNX file takes and returns what the program does, with sizes that vary where the program's do.
+    """Check that the ONNX file takes and returns what the program does, with sizes that vary where
+    the program's do.
 
     Raises:
         BuildError: it does not.
     """
     signature = program.graph_signature
-    for names, items in ((signature.user_inputs, model.graph.input), (signature.user_outputs, model.graph.output)):
+    for names, items in (
+        (signature.user_inputs, model.graph.input),
+        (signature.user_outputs, model.graph.output),
+    ):
         values = values_named(program, names)
         if any(value.is_complex() for value in values):
             raise BuildError(
-                "onnxruntime: an input or output is complex, which ONNX lacks; use torch.view_as_real outside the model"
+                "onnxruntime: an input or output is complex, which ONNX lacks; use"
+                " torch.view_as_real outside the model"
             )
         if len(values) != len(items):
             raise BuildError(
-                f"onnxruntime: the conversion made {len(items)} tensors of {len(values)} in the model's inputs or outputs; use "
-                "inductor-frozen"
+                f"onnxruntime: the conversion made {len(items)} tensors of {len(values)} in the"
+                " model's inputs or outputs; use inductor-frozen"
             )
-    for item, value in zip(model.graph.input, values_named(program, signature.user_inputs), strict=True):
+    for item, value in zip(
+        model.graph.input, values_named(program, signature.user_inputs), strict=True
+    ):
         for dim, size in zip(item.type.tensor_type.shape.dim, value.shape, strict=True):
             if not isinstance(size, int) and dim.HasField("dim_value"):
                 raise BuildError(
-                    f"onnxruntime: the conversion fixed a size of {item.name} that varies to {dim.dim_value}; use inductor-frozen"
+                    f"onnxruntime: the conversion fixed a size of {item.name} that varies to"
+                    f" {dim.dim_value}; use inductor-frozen"
                 )
 
 
 def _lay_out(model: Any, orders: Sequence[Sequence[int] | None]) -> None:
-    """Let the file return each output in eager's order of dims in memory. The loader gives the dims their places again."""
+    """Let the file return each output in eager's order of dims in memory.
+
+    The loader gives the dims their places again.
+    """
     from onnx import helper
 
     for item, order in zip(model.graph.output, orders, strict=True):
@@ -168,12 +189,16 @@ def _optimized(model: Any, folder: Path, settings: Mapping[str, Any]) -> Any:
         options = session_options(settings, 1)
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
         options.optimized_model_filepath = str(target)
-        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        onnxruntime.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
         return onnx.load(str(target))
 
 
 def _operators(graph: Any) -> Counter[str]:
-    """Number of operators by kind in a graph and in its branches and loops: `Conv`, `com.microsoft.FusedConv`."""
+    """Number of operators by kind in a graph and in its branches and loops: `Conv`,
+    `com.microsoft.FusedConv`.
+    """
     found: Counter[str] = Counter()
     for node in graph.node:
         found[f"{node.domain}.{node.op_type}" if node.domain else node.op_type] += 1
@@ -185,13 +210,19 @@ def _operators(graph: Any) -> Counter[str]:
 
 def _changes(before: Counter[str], after: Counter[str]) -> Iterator[Change]:
     """What ONNX Runtime fused and removed."""
-    fused = {kind.removeprefix(f"{FUSED}."): count for kind, count in after.items() if kind.startswith(FUSED)}
+    fused = {
+        kind.removeprefix(f"{FUSED}."): count
+        for kind, count in after.items()
+        if kind.startswith(FUSED)
+    }
     if fused:
         note = ", ".join(f"{kind} {count}" for kind, count in sorted(fused.items()))
         yield Change(name="operators of ONNX Runtime", count=sum(fused.values()), note=note)
     fewer = before.total() - after.total()
     if fewer > 0:
-        yield Change(name="operators of ONNX fused or removed", count=fewer, note=f"{after.total()} are left")
+        yield Change(
+            name="operators of ONNX fused or removed", count=fewer, note=f"{after.total()} are left"
+        )
 
 
 def _text(model: Any) -> str:

@@ -1,4 +1,6 @@
-"""OpenVINO: the IR of a program, a graph with its weights that OpenVINO compiles for the CPU at hand when it is opened."""
+"""OpenVINO: the IR of a program, a graph with its weights that OpenVINO compiles for the CPU at
+hand when it is opened.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,13 @@ from freezer.freezing.lowering.inductor.inductor_report import report_before
 from freezer.freezing.lowering.readable import GRAPH
 from freezer.freezing.lowering.result import Lowered, timed
 from freezer.freezing.target.target import Target, check_unlimited
-from freezer.runtime.openvino_loader import CALLS_FILE, GRAPH_FILE, WEIGHTS_FILE, EngineCalls, import_openvino
+from freezer.runtime.openvino_loader import (
+    CALLS_FILE,
+    GRAPH_FILE,
+    WEIGHTS_FILE,
+    EngineCalls,
+    import_openvino,
+)
 
 SUFFIX = ".ovir"
 
@@ -40,7 +48,14 @@ _NO_OPERATORS = ("Parameter", "Result", "Constant")
 
 
 _TYPES = {
-    **{torch.bool: "boolean", torch.uint8: "u8", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64"},
+    **{
+        torch.bool: "boolean",
+        torch.uint8: "u8",
+        torch.int8: "i8",
+        torch.int16: "i16",
+        torch.int32: "i32",
+        torch.int64: "i64",
+    },
     **{torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"},
 }
 """OpenVINO's names of dtypes."""
@@ -49,17 +64,20 @@ _TYPES = {
 def build(captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]) -> Lowered:
     """Convert a program to OpenVINO's IR, with the ranges of its sizes.
 
-    The file does not depend on the CPU, but its speed does, and OpenVINO cannot be limited to a lesser one: under oneDNN's limit,
-    which it reads, matrix products and layer norms still use all instructions of the CPU.
+    The file does not depend on the CPU, but its speed does, and OpenVINO cannot be limited to a
+    lesser one: under oneDNN's limit, which it reads, matrix products and layer norms still use all
+    instructions of the CPU.
 
     Raises:
-        BuildError: calls change buffers (code CP-STATE), OpenVINO is missing (code CP-DEPENDENCY), the class is not that of this
-            machine (code CP-DEVICE-CLASS), or the program cannot be converted.
+        BuildError: calls change buffers (code CP-STATE), OpenVINO is missing (code CP-DEPENDENCY),
+            the class is not that of this machine (code CP-DEVICE-CLASS), or the program cannot be
+            converted.
     """
     if captured.mutates:
         changed = ", ".join(map(captured.source_name, captured.mutates))
         raise BuildError(
-            f"openvino: a call changes {changed}, and the graph keeps no state; torchscript-frozen does",
+            f"openvino: a call changes {changed}, and the graph keeps no state; torchscript-frozen"
+            " does",
             code="CP-STATE",
         )
     try:
@@ -123,29 +141,47 @@ def _inputs_of(program: torch.export.ExportedProgram, model: Any) -> tuple[int, 
     """The program's input for each input of the model, which lacks unused ones.
 
     Raises:
-        BuildError: a dtype is missing there, or the model has other inputs or outputs than the program.
+        BuildError: a dtype is missing there, or the model has other inputs or outputs than the
+            program.
     """
     signature = program.graph_signature
-    if any(value.dtype not in _TYPES for value in values_named(program, [*signature.user_inputs, *signature.user_outputs])):
-        raise BuildError("openvino: an input or output is complex, which OpenVINO lacks; use torch.view_as_real outside the model")
+    if any(
+        value.dtype not in _TYPES
+        for value in values_named(program, [*signature.user_inputs, *signature.user_outputs])
+    ):
+        raise BuildError(
+            "openvino: an input or output is complex, which OpenVINO lacks; use torch.view_as_real"
+            " outside the model"
+        )
     names, num_outputs = list(signature.user_inputs), len(set(signature.user_outputs))
-    found = [next((names.index(name) for name in port.names if name in names), -1) for port in model.inputs]
+    found = [
+        next((names.index(name) for name in port.names if name in names), -1)
+        for port in model.inputs
+    ]
     if -1 in found or len(set(found)) < len(found) or len(model.outputs) != num_outputs:
         raise BuildError(
-            f"openvino: the conversion made {len(model.inputs)} inputs and {len(model.outputs)} outputs of {len(names)} and "
-            f"{num_outputs}; use inductor-frozen"
+            f"openvino: the conversion made {len(model.inputs)} inputs and {len(model.outputs)}"
+            f" outputs of {len(names)} and {num_outputs}; use inductor-frozen"
         )
     return tuple(found)
 
 
 def _with_sizes_and_layouts(
-    program: torch.export.ExportedProgram, model: Any, inputs: tuple[int, ...], orders: Any, openvino: Any
+    program: torch.export.ExportedProgram,
+    model: Any,
+    inputs: tuple[int, ...],
+    orders: Any,
+    openvino: Any,
 ) -> Any:
-    """The model for the program's sizes, with outputs of its dtypes and in eager's order of dims in memory."""
+    """The model for the program's sizes, with outputs of its dtypes and in eager's order of dims in
+    memory.
+    """
     from openvino import opset13 as ops
 
     values = values_named(program, program.graph_signature.user_inputs)
-    sizes = [[_dimension(size, program, openvino) for size in values[place].shape] for place in inputs]
+    sizes = [
+        [_dimension(size, program, openvino) for size in values[place].shape] for place in inputs
+    ]
     model.reshape({place: openvino.PartialShape(dims) for place, dims in enumerate(sizes)})
     names, results = program.graph_signature.user_outputs, []
     found = dict(zip(dict.fromkeys(names), model.get_results(), strict=True))
@@ -169,7 +205,9 @@ def _dimension(size: Any, program: torch.export.ExportedProgram, openvino: Any) 
 
 
 def _save(model: Any, path: Path, calls: EngineCalls, openvino: Any) -> None:
-    """Write graph, weights and calls as one archive, from which the loader maps the weights into memory."""
+    """Write graph, weights and calls as one archive, from which the loader maps the weights into
+    memory.
+    """
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         graph = Path(scratch) / GRAPH_FILE
         openvino.save_model(model, str(graph), compress_to_fp16=False)
@@ -188,14 +226,22 @@ def _save(model: Any, path: Path, calls: EngineCalls, openvino: Any) -> None:
 
 def _operators(model: Any) -> Counter[str]:
     """Number of OpenVINO's operators by type."""
-    return Counter(op.get_type_name() for op in model.get_ops() if op.get_type_name() not in _NO_OPERATORS)
+    return Counter(
+        op.get_type_name() for op in model.get_ops() if op.get_type_name() not in _NO_OPERATORS
+    )
 
 
 def _text(model: Any) -> str:
     """The graph, one operator a line, without the values of its weights."""
     lines = []
     for op in model.get_ordered_ops():
-        sources = ", ".join(op.input_value(place).get_node().get_friendly_name() for place in range(op.get_input_size()))
-        outputs = ", ".join(f"{port.get_element_type().get_type_name()}{port.get_partial_shape()}" for port in op.outputs())
+        sources = ", ".join(
+            op.input_value(place).get_node().get_friendly_name()
+            for place in range(op.get_input_size())
+        )
+        outputs = ", ".join(
+            f"{port.get_element_type().get_type_name()}{port.get_partial_shape()}"
+            for port in op.outputs()
+        )
         lines.append(f"{op.get_friendly_name()} = {op.get_type_name()}({sources}) -> {outputs}\n")
     return "".join(lines)

@@ -1,4 +1,6 @@
-"""Operators of captured programs: count them, and reject those that only the model's own code registers."""
+"""Operators of captured programs: count them, and reject those that only the model's own code
+registers.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,37 @@ from freezer.errors import BuildError
 
 _OF_TORCH = frozenset(
     (
-        *("aten", "prim", "prims", "quantized", "_quantized", "sparse", "mkl", "mkldnn", "mkldnn_prepacked", "onednn"),
-        *("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "rngprims", "inductor_prims", "profiler"),
-        *("prepacked", "xnnpack", "static_runtime", "inductor", "export", "quantization", "_native", "_dtensor"),
+        *(
+            "aten",
+            "prim",
+            "prims",
+            "quantized",
+            "_quantized",
+            "sparse",
+            "mkl",
+            "mkldnn",
+            "mkldnn_prepacked",
+            "onednn",
+        ),
+        *(
+            "c10d",
+            "_c10d_functional",
+            "_c10d_functional_autograd",
+            "symm_mem",
+            "rngprims",
+            "inductor_prims",
+            "profiler",
+        ),
+        *(
+            "prepacked",
+            "xnnpack",
+            "static_runtime",
+            "inductor",
+            "export",
+            "quantization",
+            "_native",
+            "_dtensor",
+        ),
     )
 )
 """Namespaces of the operators that exist in every process that imports torch."""
@@ -32,11 +62,14 @@ _NO_OPERATORS = frozenset(
         *("TupleConstruct", "TupleUnpack", "TupleIndex", "TupleSlice"),
     )
 )
-"""Kinds of TorchScript's nodes that compute nothing: constants, attribute reads, packing and unpacking."""
+"""Kinds of TorchScript's nodes that compute nothing: constants, attribute reads, packing and
+unpacking.
+"""
 
 
 def check_operators(program: Any, lowering: PayloadKind) -> None:
-    """Check that a program only calls operators that a serving process has: an artifact is opened without the model's code.
+    """Check that a program only calls operators that a serving process has: an artifact is opened
+    without the model's code.
 
     Raises:
         BuildError: it calls others; code CP-CUSTOM-OPERATOR.
@@ -45,14 +78,16 @@ def check_operators(program: Any, lowering: PayloadKind) -> None:
     missing = sorted(name for name in operators_of(program) if name.partition("::")[0] not in known)
     if missing:
         raise BuildError(
-            f"{lowering}: the graph calls {', '.join(missing)}, which only the model's own code registers, so the artifact could "
-            "not be served; write it in torch's operations",
+            f"{lowering}: the graph calls {', '.join(missing)}, which only the model's own code"
+            " registers, so the artifact could not be served; write it in torch's operations",
             code="CP-CUSTOM-OPERATOR",
         )
 
 
 def operators_of(program: Any) -> set[str]:
-    """Operators called by an ExportedProgram or by any method of a ScriptModule: `aten::add`, `torchvision::nms`."""
+    """Operators called by an ExportedProgram or by any method of a ScriptModule: `aten::add`,
+    `torchvision::nms`.
+    """
     if isinstance(program, torch.export.ExportedProgram):
         targets = (_TARGET.match(name) for name in fx_operators(program.graph_module))
         return {f"{found[1]}::{found[2]}" for found in targets if found}
@@ -63,12 +98,16 @@ def operators_of(program: Any) -> set[str]:
 def fx_operators(module: torch.fx.GraphModule) -> Counter[str]:
     """Number of operators by kind in a graph of torch.fx and in its branches and loops."""
     graphs = (part.graph for part in module.modules() if isinstance(part, torch.fx.GraphModule))
-    names = (str(node.target) for graph in graphs for node in graph.nodes if node.op == "call_function")
+    names = (
+        str(node.target) for graph in graphs for node in graph.nodes if node.op == "call_function"
+    )
     return Counter(name for name in names if "getitem" not in name)
 
 
 def script_operators(graph: Any) -> Counter[str]:
-    """Number of operators by kind in an inlined graph of TorchScript and in its branches, loops and forked tasks."""
+    """Number of operators by kind in an inlined graph of TorchScript and in its branches, loops and
+    forked tasks.
+    """
     found: Counter[str] = Counter()
     waiting = [graph]
     while waiting:

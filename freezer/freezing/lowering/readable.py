@@ -1,4 +1,6 @@
-"""Readable code and graphs of captured and frozen models, for `coldpress inspect --code` and `--graph`."""
+"""Readable code and graphs of captured and frozen models, for `coldpress inspect --code` and
+`--graph`.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,17 @@ def captured_texts(program: Any) -> dict[str, str]:
 
 
 def exported_texts(program: torch.export.ExportedProgram) -> dict[str, str]:
-    """Code and graph of an exported program; the graph includes its signature and the ranges of its sizes."""
-    ranges = "".join(f"# {symbol}: {bounds}\n" for symbol, bounds in program.range_constraints.items())
+    """Code and graph of an exported program; the graph includes its signature and the ranges of its
+    sizes.
+    """
+    ranges = "".join(
+        f"# {symbol}: {bounds}\n" for symbol, bounds in program.range_constraints.items()
+    )
     return {
         CODE: shortened(program.graph_module.print_readable(print_output=False)),
         GRAPH: shortened(
-            f"{program.graph}\n\n{str(program.graph_signature).strip()}\n" + (f"\n# ranges\n{ranges}" if ranges else "")
+            f"{program.graph}\n\n{str(program.graph_signature).strip()}\n"
+            + (f"\n# ranges\n{ranges}" if ranges else "")
         ),
     }
 
@@ -45,7 +52,9 @@ def torchscript_texts(module: Any, methods: Sequence[str] = ("forward",)) -> dic
 
 
 def shortened(text: str) -> str:
-    """Shorten source paths, so that the text does not depend on the machine: `# model.py:12`, `# torch/nn/functional.py:1491`."""
+    """Shorten source paths, so that the text does not depend on the machine: `# model.py:12`, `#
+    torch/nn/functional.py:1491`.
+    """
     return _PLACE.sub(lambda found: found["before"] + _short(found["file"]), text)
 
 
@@ -55,7 +64,9 @@ def _short(file: str) -> str:
 
 
 def _code(module: Any, methods: Sequence[str]) -> str:
-    """Code of the methods and of submodules; equal code of several submodules is printed once, under all their names."""
+    """Code of the methods and of submodules; equal code of several submodules is printed once,
+    under all their names.
+    """
     own = [module._c._get_method(method).code for method in methods]
     names: dict[str, list[str]] = {}
     for name, submodule in module.named_modules():

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from freezer.artifact.freezing_report import Change, FreezingReport, KeptTensor, PreservedName, stored_as_captured
+from freezer.artifact.freezing_report import (
+    Change,
+    FreezingReport,
+    KeptTensor,
+    PreservedName,
+    stored_as_captured,
+)
 from freezer.errors import BuildError
 from freezer.freezing.capture.program import Captured
 from freezer.freezing.diagnostics.messages import code_of, script_sentence
@@ -44,14 +50,16 @@ _AT_LOAD: Mapping[str, str] = {
 
 
 def build(captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]) -> Lowered:
-    """Write a TorchScript file; with `freeze`, weights become constants, and with `optimize_numerics`, batch norms are folded.
+    """Write a TorchScript file; with `freeze`, weights become constants, and with
+    `optimize_numerics`, batch norms are folded.
 
-    Attributes that forward or a preserved method changes stay attributes. The frozen module shares their tensors with the captured
-    one; neither is run here.
+    Attributes that forward or a preserved method changes stay attributes. The frozen module shares
+    their tensors with the captured one; neither is run here.
 
     Raises:
-        BuildError: torch.jit.freeze or save fails, the saved file could not be loaded, a batch norm runs in training mode (code
-            CP-STATE), or the graph lacks a name to preserve (code CP-PRESERVE).
+        BuildError: torch.jit.freeze or save fails, the saved file could not be loaded, a batch norm
+            runs in training mode (code CP-STATE), or the graph lacks a name to preserve (code
+            CP-PRESERVE).
     """
     with torchscript_deprecations_silenced(), torch.no_grad():
         before = captured.program
@@ -67,7 +75,9 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
             if settings["freeze"]:
                 with timed(phases_s, "freeze"):
                     after = torch.jit.freeze(
-                        before, preserved_attrs=list(captured.preserve), optimize_numerics=settings["optimize_numerics"]
+                        before,
+                        preserved_attrs=list(captured.preserve),
+                        optimize_numerics=settings["optimize_numerics"],
                     )
             _check_kept(after, captured.preserve, "torch.jit.freeze")
             with timed(phases_s, "save"):
@@ -75,7 +85,9 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
             with timed(phases_s, "report"):
                 report = _report(captured, after, settings)
         except RuntimeError as error:
-            raise BuildError(f"torchscript: {script_sentence(error)}", code=code_of(error)) from error
+            raise BuildError(
+                f"torchscript: {script_sentence(error)}", code=code_of(error)
+            ) from error
         texts = torchscript_texts(after, _methods(captured)) if settings["freeze"] else {}
         return Lowered(report=replace(report, phases_s=phases_s), texts=texts)
 
@@ -84,25 +96,32 @@ def _check_saves(module: torch.jit.ScriptModule) -> None:
     graph: Any = module.inlined_graph  # owns its nodes
     if graph.findAllNodes("prim::ConstantMKLDNNTensor"):
         raise BuildError(
-            "torchscript: torch.jit.optimize_for_inference was applied to the module, so its saved file would not load; give the "
-            "module from before (the recipe torchscript-optimized applies it at load)"
+            "torchscript: torch.jit.optimize_for_inference was applied to the module, so its saved"
+            " file would not load; give the module from before (the recipe torchscript-optimized"
+            " applies it at load)"
         )
 
 
 def _check_norms(module: torch.jit.ScriptModule) -> None:
     """Reject a batch norm in training mode within a model in eval mode.
 
-    Its schema does not declare its writes, so torch.jit.freeze would make its statistics constants, and merge them with equal
-    weights.
+    Its schema does not declare its writes, so torch.jit.freeze would make its statistics constants,
+    and merge them with equal weights.
     """
     graph: Any = module.inlined_graph  # owns its nodes
     norms = [list(node.inputs()) for node in graph.findAllNodes("aten::batch_norm")]
-    traced = any(inputs[5].toIValue() is True and inputs[3].type().kind() != "NoneType" for inputs in norms)
-    modules = [part for part in module.modules() if getattr(part, "training", False) and hasattr(part, "running_mean")]
+    traced = any(
+        inputs[5].toIValue() is True and inputs[3].type().kind() != "NoneType" for inputs in norms
+    )
+    modules = [
+        part
+        for part in module.modules()
+        if getattr(part, "training", False) and hasattr(part, "running_mean")
+    ]
     if traced or any(part.running_mean is not None for part in modules):
         raise BuildError(
-            "torchscript: a batch norm runs in training mode, and torch.jit.freeze would bake in its statistics; put it "
-            "into eval mode, or give it track_running_stats=False",
+            "torchscript: a batch norm runs in training mode, and torch.jit.freeze would bake in"
+            " its statistics; put it into eval mode, or give it track_running_stats=False",
             code="CP-STATE",
         )
 
@@ -111,16 +130,18 @@ def _check_kept(module: torch.jit.ScriptModule, preserve: Sequence[str], by: str
     lost = [name for name in preserve if not _has(module, name)]
     if lost:
         raise BuildError(
-            f"torchscript: the graph of {by} lacks {', '.join(lost)}, so it cannot be preserved; TorchScript keeps attributes that "
-            "__init__ sets to numbers, strings, tensors, or annotated lists and dicts of them, and the model's own methods that it "
-            "can compile",
+            f"torchscript: the graph of {by} lacks {', '.join(lost)}, so it cannot be preserved;"
+            " TorchScript keeps attributes that __init__ sets to numbers, strings, tensors, or"
+            " annotated lists and dicts of them, and the model's own methods that it can compile",
             code="CP-PRESERVE",
         )
 
 
 def _has(module: torch.jit.ScriptModule, name: str) -> bool:
     *parts, last = name.split(".")
-    script: Any = module._c  # Python shows submodules of a frozen module only after it was saved and loaded
+    script: Any = (
+        module._c
+    )  # Python shows submodules of a frozen module only after it was saved and loaded
     for part in parts:
         if not script.hasattr(part):
             return False
@@ -130,16 +151,25 @@ def _has(module: torch.jit.ScriptModule, name: str) -> bool:
 
 def _methods(captured: Captured) -> list[str]:
     """`forward` and the preserved methods."""
-    return ["forward", *(name for name in captured.preserve if captured.program._c._has_method(name))]
+    return [
+        "forward",
+        *(name for name in captured.preserve if captured.program._c._has_method(name)),
+    ]
 
 
 def _report(captured: Captured, after: Any, settings: Mapping[str, Any]) -> FreezingReport:
-    """Report what freezing changed, by comparing the graphs of the captured module with those of the payload's."""
+    """Report what freezing changed, by comparing the graphs of the captured module with those of
+    the payload's.
+    """
     before, methods = captured.program, _methods(captured)
     graphs = [before._c._get_method(method).inlined_graph for method in methods]
     tensors = dict(named_tensors(before))
     preserved = tuple(
-        PreservedName(name=captured.source_name(name), kind="method" if name in methods else "attribute", why="requested")
+        PreservedName(
+            name=captured.source_name(name),
+            kind="method" if name in methods else "attribute",
+            why="requested",
+        )
         for name in captured.preserve
     )
     ops = sum(map(script_operators, graphs), Counter[str]())
@@ -155,14 +185,19 @@ def _report(captured: Captured, after: Any, settings: Mapping[str, Any]) -> Free
         report,
         ops_after=ops_after,
         changes=_changes(ops, ops_after, _BY_FREEZING),
-        changes_at_load=_changes(ops_after, _ops_at_load(frozen), _AT_LOAD) if settings["optimize_for_inference"] else (),
+        changes_at_load=(
+            _changes(ops_after, _ops_at_load(frozen), _AT_LOAD)
+            if settings["optimize_for_inference"]
+            else ()
+        ),
         num_constants=len(set(map(identity_of, constants.values()))),
         constants_bytes=tensors_bytes(constants.values()),
         constants=tuple(map(captured.source_name, constants)),
         folded_bytes=sum(storage[1] for storage in new if storage),
         kept=tuple(
             KeptTensor(
-                name=captured.source_name(name), reason="requested" if _requested(name, captured.preserve) else "a call changes it"
+                name=captured.source_name(name),
+                reason="requested" if _requested(name, captured.preserve) else "a call changes it",
             )
             for name in tensors
             if name not in constants
@@ -174,7 +209,9 @@ def _requested(name: str, preserve: Sequence[str]) -> bool:
     return any(name == requested or name.startswith(f"{requested}.") for requested in preserve)
 
 
-def _changes(before: Counter[str], after: Counter[str], names: Mapping[str, str]) -> tuple[Change, ...]:
+def _changes(
+    before: Counter[str], after: Counter[str], names: Mapping[str, str]
+) -> tuple[Change, ...]:
     counts: Counter[str] = Counter()
     for kind, name in names.items():
         counts[name] += abs(before[kind] - after[kind])
@@ -182,7 +219,9 @@ def _changes(before: Counter[str], after: Counter[str], names: Mapping[str, str]
 
 
 def _ops_at_load(graphs: Sequence[Any]) -> Counter[str]:
-    """Number of operators by kind after the passes of torch.jit.optimize_for_inference, which the loader applies."""
+    """Number of operators by kind after the passes of torch.jit.optimize_for_inference, which the
+    loader applies.
+    """
     found: Counter[str] = Counter()
     for graph in graphs:
         copied = graph.copy()

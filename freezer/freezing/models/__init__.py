@@ -1,4 +1,5 @@
-"""Models: load a source model, check it, and make its samples; state and randomness; the model before it is frozen.
+"""Models: load a source model, check it, and make its samples; state and randomness; the model
+before it is frozen.
 
 May import: freezer.freezing.diagnostics, freezer.timing and below.
 Read first: subject.py.

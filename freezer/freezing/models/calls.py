@@ -1,6 +1,7 @@
 """Copies of a source model, and calls of them; the source model stays as it is.
 
-Failures become errors that name the model. Random numbers: restore the caller's generators, and detect drawing.
+Failures become errors that name the model. Random numbers: restore the caller's generators, and
+detect drawing.
 """
 
 from __future__ import annotations
@@ -32,20 +33,25 @@ ROUNDING = 1e-3
 """Relative to an output's size: smaller differences may come from the order of a sum."""
 
 PROBLEM = (
-    "eager's answers to the same inputs differ, but this one's are always the same: a value that was drawn or read during the "
-    "capture (random, NumPy, the time, a global) was baked in; draw with torch (torch.rand), or make it an input"
+    "eager's answers to the same inputs differ, but this one's are always the same: a value that"
+    " was drawn or read during the capture (random, NumPy, the time, a global) was baked in; draw"
+    " with torch (torch.rand), or make it an input"
 )
 
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """Deep-copy a model without torch.compile's wrappers and backward hooks, which serving never calls.
+    """Deep-copy a model without torch.compile's wrappers and backward hooks, which serving never
+    calls.
 
-    Also copies tensors that copy.deepcopy refuses: those that a hook computes (torch.nn.utils.weight_norm), and sparse tensors in
-    a compressed layout. Scripted functions are shared. Buffers that overlap in memory overlap in the copy too.
+    Also copies tensors that copy.deepcopy refuses: those that a hook computes
+    (torch.nn.utils.weight_norm), and sparse tensors in a compressed layout. Scripted functions are
+    shared. Buffers that overlap in memory overlap in the copy too.
     """
-    with torch.no_grad():  # otherwise the parameters of a copied ScriptModule are not leaves, and .double() warns
+    with (
+        torch.no_grad()
+    ):  # otherwise the parameters of a copied ScriptModule are not leaves, and .double() warns
         memo: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in _refused(model)}
         held = [vars(module) for module in _plain_modules(model)]
         memo |= {id(function): function for function in _scripted_functions(held)}
@@ -59,7 +65,9 @@ def copied(model: nn.Module) -> nn.Module:
 
 
 def device_of_model(model: nn.Module, inputs: Iterable[Tensor] = ()) -> torch.device:
-    """The device of a model's first parameter or buffer; without any, of its first input; otherwise the CPU."""
+    """The device of a model's first parameter or buffer; without any, of its first input; otherwise
+    the CPU.
+    """
     first = next((tensor for tensor in (*model.parameters(), *model.buffers(), *inputs)), None)
     return CPU if first is None else first.device
 
@@ -67,8 +75,9 @@ def device_of_model(model: nn.Module, inputs: Iterable[Tensor] = ()) -> torch.de
 def model_on(model: nn.Module, device: torch.device) -> nn.Module:
     """Copy a model to a device.
 
-    Also moves what `Module.to` does not: tensors in attributes and in lists, tuples and dicts there, constants of a TorchScript
-    graph, and the device named in an exported program's graph. A device named in TorchScript code stays.
+    Also moves what `Module.to` does not: tensors in attributes and in lists, tuples and dicts
+    there, constants of a TorchScript graph, and the device named in an exported program's graph. A
+    device named in TorchScript code stays.
     """
     with torch.no_grad(), torchscript_deprecations_silenced():
         if isinstance(model, torch.jit.ScriptModule):
@@ -102,8 +111,16 @@ def _rename_devices(module: fx.GraphModule, device: torch.device) -> None:
 
 def _refused(model: nn.Module) -> list[Tensor]:
     """The tensors of a model that copy.deepcopy refuses."""
-    held = [value for module in _plain_modules(model) for value in (*vars(module).values(), *module._buffers.values())]
-    return [item for item in held if isinstance(item, Tensor) and (not item.is_leaf or item.layout in _COMPRESSED)]
+    held = [
+        value
+        for module in _plain_modules(model)
+        for value in (*vars(module).values(), *module._buffers.values())
+    ]
+    return [
+        item
+        for item in held
+        if isinstance(item, Tensor) and (not item.is_leaf or item.layout in _COMPRESSED)
+    ]
 
 
 def _scripted_functions(value: Any, depth: int = 3) -> Iterator[Any]:
@@ -121,7 +138,9 @@ def _plain_modules(model: nn.Module) -> list[nn.Module]:
 
 def _unwrapped(module: Any) -> Any:
     """The module inside torch.compile's wrappers."""
-    while type(module).__name__ == "OptimizedModule" and isinstance(getattr(module, "_orig_mod", None), nn.Module):
+    while type(module).__name__ == "OptimizedModule" and isinstance(
+        getattr(module, "_orig_mod", None), nn.Module
+    ):
         module = module._orig_mod
     return module
 
@@ -134,8 +153,8 @@ class SourceCall:
             self._copy = copied(model).eval()
         except Exception as error:
             raise JudgeError(
-                f"{name}: the model cannot be copied, which freezing requires: {described(error)}; move what cannot be copied out "
-                "of the model, or define __deepcopy__"
+                f"{name}: the model cannot be copied, which freezing requires: {described(error)};"
+                " move what cannot be copied out of the model, or define __deepcopy__"
             ) from error
 
     def __call__(self, spec: InputSpec, tensors: Mapping[str, Tensor]) -> Any:
@@ -148,7 +167,8 @@ def first_result(name: str, model: nn.Module, spec: InputSpec, item: InputSet) -
     """The result of the first call.
 
     Raises:
-        JudgeError: the eager model fails (code CP-EAGER), or writes into its inputs (code CP-INPUT-WRITTEN).
+        JudgeError: the eager model fails (code CP-EAGER), or writes into its inputs (code
+            CP-INPUT-WRITTEN).
     """
     given = item.cloned()
     before = {path: _version(tensor) for path, tensor in given.items()}
@@ -156,15 +176,19 @@ def first_result(name: str, model: nn.Module, spec: InputSpec, item: InputSet) -
     try:
         result = source(spec, given)
     except Exception as error:
-        raise JudgeError(f"{name}: the eager model fails on its inputs: {described(error)}", code="CP-EAGER") from error
+        raise JudgeError(
+            f"{name}: the eager model fails on its inputs: {described(error)}", code="CP-EAGER"
+        ) from error
     written = [
-        path for path, tensor in given.items() if _version(tensor) != before[path] or not same_bytes(tensor, item.tensors[path])
+        path
+        for path, tensor in given.items()
+        if _version(tensor) != before[path] or not same_bytes(tensor, item.tensors[path])
     ]
     if written:
         paths, plural = ", ".join(repr(path) for path in written), "s" if len(written) > 1 else ""
         raise JudgeError(
-            f"{name}: a call writes into its input{plural} {paths}, which would change the caller's tensors; start forward with a "
-            f"copy (`x = x.clone()`), or return the new value",
+            f"{name}: a call writes into its input{plural} {paths}, which would change the caller's"
+            " tensors; start forward with a copy (`x = x.clone()`), or return the new value",
             code="CP-INPUT-WRITTEN",
         )
     return result
@@ -189,8 +213,8 @@ def call_source(model: Any, spec: InputSpec, tensors: Mapping[str, Tensor]) -> A
 
 @contextlib.contextmanager
 def generators_kept() -> Iterator[None]:
-    """Restore the generators of torch (on the CPU and on GPUs in use), Python, and NumPy if imported, which models and compilers
-    draw from.
+    """Restore the generators of torch (on the CPU and on GPUs in use), Python, and NumPy if
+    imported, which models and compilers draw from.
     """
     numpy = sys.modules.get("numpy")
     of_python, of_numpy = random.getstate(), numpy.random.get_state() if numpy is not None else None
@@ -205,15 +229,22 @@ def generators_kept() -> Iterator[None]:
 
 
 def positions() -> Any:
-    """States of the generators of torch, Python and NumPy, which change when something is drawn. A model's own are not included."""
+    """States of the generators of torch, Python and NumPy, which change when something is drawn.
+
+    A model's own are not included.
+    """
     numpy = sys.modules.get("numpy")
-    of_torch = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ())]
+    of_torch = [
+        torch.get_rng_state(),
+        *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ()),
+    ]
     of_numpy = None if numpy is None else pickle.dumps(numpy.random.get_state())
     return [state.tolist() for state in of_torch], random.getstate(), of_numpy
 
 
 def same_each_time(ask_again: Callable[[], bool]) -> bool:
-    """Whether a model always gives the same answer. If it draws random numbers, it is asked several times.
+    """Whether a model always gives the same answer. If it draws random numbers, it is asked several
+    times.
 
     Args:
         ask_again: repeats a call; returns whether the answer is the same as before.
@@ -225,9 +256,12 @@ def same_each_time(ask_again: Callable[[], bool]) -> bool:
 
 
 def baked_in(
-    eager: Sequence[Sequence[Tensor]], candidate: Sequence[Sequence[Tensor]], ask: Callable[[], list[Tensor]]
+    eager: Sequence[Sequence[Tensor]],
+    candidate: Sequence[Sequence[Tensor]],
+    ask: Callable[[], list[Tensor]],
 ) -> str | None:
-    """The problem of a candidate with a constant output where eager's is random; None if there is no such output.
+    """The problem of a candidate with a constant output where eager's is random; None if there is
+    no such output.
 
     Args:
         eager, candidate: answers to one input set of equally many calls, at least two.
@@ -235,8 +269,11 @@ def baked_in(
     """
     suspects = {
         index
-        for index, (of_eager, mine) in enumerate(zip(zip(*eager, strict=True), zip(*candidate, strict=True), strict=True))
-        if any(_apart(of_eager[0], other) for other in of_eager[1:]) and all(same_tensors(mine[0], other) for other in mine[1:])
+        for index, (of_eager, mine) in enumerate(
+            zip(zip(*eager, strict=True), zip(*candidate, strict=True), strict=True)
+        )
+        if any(_apart(of_eager[0], other) for other in of_eager[1:])
+        and all(same_tensors(mine[0], other) for other in mine[1:])
     }
     for _ in range(NUM_MORE_CALLS):
         if not suspects:

@@ -1,4 +1,6 @@
-"""Checks of a source model before anything is made from it: weights, mode, names to keep, and parameters."""
+"""Checks of a source model before anything is made from it: weights, mode, names to keep, and
+parameters.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,24 @@ def check_weights(name: str, model: nn.Module) -> None:
     """Check that every parameter and buffer has values.
 
     Raises:
-        SourceError: one is on the meta device, or of a lazy layer that was never called; code CP-WEIGHTS-MISSING.
+        SourceError: one is on the meta device, or of a lazy layer that was never called; code
+            CP-WEIGHTS-MISSING.
     """
     held = [*model.named_parameters(), *model.named_buffers()]
     for missing, what in (
         (
             is_lazy,
-            "of lazy layers, which get their weights from the first call; call the model once before freezing it, or load a "
-            "state dict",
+            (
+                "of lazy layers, which get their weights from the first call; call the model once"
+                " before freezing it, or load a state dict"
+            ),
         ),
         (
             lambda tensor: tensor.is_meta,
-            "on the meta device, without values; load the weights (model.to_empty(device='cpu'), then load_state_dict)",
+            (
+                "on the meta device, without values; load the weights"
+                " (model.to_empty(device='cpu'), then load_state_dict)"
+            ),
         ),
     ):
         if paths := [path for path, tensor in held if missing(tensor)]:
@@ -43,7 +51,8 @@ def check_weights(name: str, model: nn.Module) -> None:
 
 
 def check_mode(model: nn.Module) -> None:
-    """Check that a model and all its parts are in eval mode. Parts that its own `train` keeps in training mode are accepted.
+    """Check that a model and all its parts are in eval mode. Parts that its own `train` keeps in
+    training mode are accepted.
 
     Raises:
         SpecError: the model or a part is in training mode.
@@ -53,7 +62,8 @@ def check_mode(model: nn.Module) -> None:
     left = _training(model)
     if left and (forgotten := left - _training(copied(model).eval())):
         raise SpecError(
-            f"{_some(sorted(forgotten))} in training mode, although the model is in eval mode; call model.eval() before freezing it"
+            f"{_some(sorted(forgotten))} in training mode, although the model is in eval mode; call"
+            " model.eval() before freezing it"
         )
 
 
@@ -67,7 +77,9 @@ def _some(names: list[str]) -> str:
     return f"{names[0]}{more} {'are' if more else 'is'}"
 
 
-def check_kept_names(name: str, model: nn.Module, preserve: Sequence[str], reset: str | None) -> None:
+def check_kept_names(
+    name: str, model: nn.Module, preserve: Sequence[str], reset: str | None
+) -> None:
     """Check the names to preserve, and the reset method.
 
     Args:
@@ -77,8 +89,8 @@ def check_kept_names(name: str, model: nn.Module, preserve: Sequence[str], reset
         reset: a method of the model that takes no arguments.
 
     Raises:
-        SpecError: a name does not exist, or no frozen model can keep it (code CP-PRESERVE); `reset` is not such a method (code
-            CP-RESET).
+        SpecError: a name does not exist, or no frozen model can keep it (code CP-PRESERVE); `reset`
+            is not such a method (code CP-RESET).
     """
     for path in preserve:
         if problem := _problem(model, path):
@@ -92,9 +104,14 @@ def _problem(model: nn.Module, path: str) -> str | None:
     *parts, last = path.split(".")
     owner: Any = model
     for index, part in enumerate(parts):
-        below = {name: child for name, child in owner._modules.items() if child is not None}  # with each name of a shared one
+        below = {
+            name: child for name, child in owner._modules.items() if child is not None
+        }  # with each name of a shared one
         if part not in below:
-            return f"{'.'.join(parts[: index + 1])!r} of {path!r} is not a submodule{_instead(part, below)}"
+            return (
+                f"{'.'.join(parts[: index + 1])!r} of {path!r} is not a"
+                f" submodule{_instead(part, below)}"
+            )
         owner = below[part]
     if last in ("forward", "training"):
         why = "is always kept" if last == "forward" else "is always False in a frozen model"
@@ -108,7 +125,10 @@ def _problem(model: nn.Module, path: str) -> str | None:
     if isinstance(value, nn.Module):
         return f"{path!r} is a submodule; name its attributes: {path}.NAME"
     if parts and callable(value):
-        return f"{path!r} is a method of a submodule, which freezing drops; add a method to the model that calls it"
+        return (
+            f"{path!r} is a method of a submodule, which freezing drops; add a method to the model"
+            " that calls it"
+        )
     return None
 
 
@@ -122,7 +142,10 @@ def _reset_problem(model: nn.Module, name: str) -> str | None:
     if not callable(method):
         return f"{name!r} is a {type(method).__name__}, expected a method without arguments"
     if needed := _needed_arguments(method):
-        return f"{name}({', '.join(needed)}) takes arguments, expected none; add a method to the model that calls it with them"
+        return (
+            f"{name}({', '.join(needed)}) takes arguments, expected none; add a method to the model"
+            " that calls it with them"
+        )
     return None
 
 
@@ -130,10 +153,16 @@ def _needed_arguments(method: Any) -> list[str]:
     """The required arguments of a method."""
     schema = getattr(method, "schema", None)
     if schema is not None:
-        return [item.name for item in schema.arguments if item.name != "self" and not item.has_default_value()]
+        return [
+            item.name
+            for item in schema.arguments
+            if item.name != "self" and not item.has_default_value()
+        ]
     varying = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(method).parameters.values()
-    return [item.name for item in parameters if item.default is item.empty and item.kind not in varying]
+    return [
+        item.name for item in parameters if item.default is item.empty and item.kind not in varying
+    ]
 
 
 def _instead(name: str, there: Iterable[str]) -> str:
@@ -161,7 +190,10 @@ def check_signature(model: nn.Module, spec: InputSpec) -> None:
         if item.name not in names:
             what = "constant input" if isinstance(item, ConstantSpec) else "input"
             head = item.name.partition(".")[0]
-            nested = f"; declare {head!r} as a tuple, list or dict of its parts" if head in names else ""
+            nested = (
+                f"; declare {head!r} as a tuple, list or dict of its parts" if head in names else ""
+            )
             raise SpecError(
-                f"{what} {item.name!r} is not a parameter of forward({', '.join(names)}); use its names, or a list{nested}"
+                f"{what} {item.name!r} is not a parameter of forward({', '.join(names)}); use its"
+                f" names, or a list{nested}"
             )

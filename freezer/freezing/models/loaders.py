@@ -1,4 +1,6 @@
-"""Load a source: a Python function, TorchScript, an exported program, a pickle or a transformers model."""
+"""Load a source: a Python function, TorchScript, an exported program, a pickle or a transformers
+model.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ def load_source(source: Source) -> nn.Module:
         MissingDependencyError: the kind needs a package that is not installed.
     """
     if source.kind not in SOURCE_LOADERS:
-        raise SourceError(f"source {source}: {source.kind} sources are for catalogs; use `python -m jobs.optimize`")
+        raise SourceError(
+            f"source {source}: {source.kind} sources are for catalogs; use `python -m"
+            " jobs.optimize`"
+        )
     _check_digest(source)
     torch.manual_seed(source.seed)
     try:
@@ -40,10 +45,13 @@ def load_source(source: Source) -> nn.Module:
     except (SourceError, MissingDependencyError):
         raise
     except Exception as error:
-        raise SourceError(f"source {source}: {type(error).__name__}: {first_line(error)}") from error
+        raise SourceError(
+            f"source {source}: {type(error).__name__}: {first_line(error)}"
+        ) from error
     if not isinstance(model, torch.nn.Module):
         raise SourceError(
-            f"source {source} returned a {type(model).__name__}, expected an nn.Module; return the model itself",
+            f"source {source} returned a {type(model).__name__}, expected an nn.Module; return the"
+            " model itself",
             code="CP-SOURCE-MODULE",
         )
     return model.eval()
@@ -56,7 +64,8 @@ def _check_digest(source: Source) -> None:
     found = digest_file(Path(source.location)).removeprefix("sha256:")
     if found != source.sha256:
         raise SourceError(
-            f"source {source}: got sha256 {found}, expected {source.sha256}; the file is not the pinned one, or has changed",
+            f"source {source}: got sha256 {found}, expected {source.sha256}; the file is not the"
+            " pinned one, or has changed",
             code="CP-FETCH-DIGEST",
         )
 
@@ -78,8 +87,8 @@ def _load_torchscript(source: Source) -> Any:
         found = [] if torch.cuda.is_available() else named_devices(module, "cuda")
     if found:
         raise SourceError(
-            f"source {source} names the device {found[0]} in its graph, and this worker has no GPU; trace it again on a CPU, or "
-            "use the device of the inputs (x.device)",
+            f"source {source} names the device {found[0]} in its graph, and this worker has no GPU;"
+            " trace it again on a CPU, or use the device of the inputs (x.device)",
             code="CP-SOURCE-DEVICE",
         )
     return module
@@ -88,10 +97,14 @@ def _load_torchscript(source: Source) -> Any:
 def _load_export(source: Source) -> Any:
     programs = _programs(source)
     lone = next(iter(programs)) if len(programs) == 1 else "forward"
-    wanted = source.method or next((name for name in ("model", "forward") if name in programs), lone)
+    wanted = source.method or next(
+        (name for name in ("model", "forward") if name in programs), lone
+    )
     if wanted not in programs:
         raise SourceError(
-            f"source {source} has no method {wanted!r}; it has {', '.join(sorted(programs)) or 'none'}", code="CP-SOURCE-METHOD"
+            f"source {source} has no method {wanted!r}; it has"
+            f" {', '.join(sorted(programs)) or 'none'}",
+            code="CP-SOURCE-METHOD",
         )
     module = module_of(programs[wanted])
     vars(module)["meta"] = {OWN_SPEC: spec_of(programs[wanted])}
@@ -99,7 +112,8 @@ def _load_export(source: Source) -> Any:
 
 
 def _programs(source: Source) -> dict[str, Any]:
-    """The programs of a .pt2 by name: torch.export.save names its one `model`; before torch 2.8 it wrote another archive format.
+    """The programs of a .pt2 by name: torch.export.save names its one `model`; before torch 2.8 it
+    wrote another archive format.
 
     Compiled libraries, which would run when loaded, are refused unless the source is trusted.
     """
@@ -109,18 +123,21 @@ def _programs(source: Source) -> dict[str, Any]:
         with zipfile.ZipFile(source.location) as archive:
             names = archive.namelist()
     except zipfile.BadZipFile as error:
-        raise SourceError(f"source {source} is not a .pt2 archive: {error}; write it with torch.export.save") from error
+        raise SourceError(
+            f"source {source} is not a .pt2 archive: {error}; write it with torch.export.save"
+        ) from error
     compiled = next((name for name in names if "/aotinductor/" in name), None)
     if compiled is not None and not source.trust:
         raise SourceError(
-            f"source {source} holds compiled code ({compiled}), which would run when loaded; give the exported program "
-            f"(torch.export.save), or add {TRUST}",
+            f"source {source} holds compiled code ({compiled}), which would run when loaded; give"
+            f" the exported program (torch.export.save), or add {TRUST}",
             code="CP-TRUST",
         )
     if not source.trust and (found := code_in(source.location)):
         raise SourceError(
-            f"source {source} contains {found}, which torch would run when it opens the file; save it again with "
-            f"program.example_inputs = None (torch.export.save), or add {TRUST} if you know its origin",
+            f"source {source} contains {found}, which torch would run when it opens the file; save"
+            f" it again with program.example_inputs = None (torch.export.save), or add {TRUST} if"
+            " you know its origin",
             code="CP-TRUST",
         )
     if LEGACY in names:
@@ -130,7 +147,9 @@ def _programs(source: Source) -> dict[str, Any]:
 
 def _load_pickle(source: Source) -> Any:
     if not source.trust:
-        raise SourceError(f"source {source} is a pickle and not trusted; add {TRUST}", code="CP-TRUST")
+        raise SourceError(
+            f"source {source} is a pickle and not trusted; add {TRUST}", code="CP-TRUST"
+        )
     with on_path(source.search_path):
         return torch.load(source.location, map_location="cpu", weights_only=False)
 
@@ -139,18 +158,25 @@ def _load_transformers(source: Source) -> Any:
     try:
         import transformers
     except ImportError:
-        raise MissingDependencyError(f"source {source} needs transformers; pip install transformers") from None
+        raise MissingDependencyError(
+            f"source {source} needs transformers; pip install transformers"
+        ) from None
     if source.weights != "random":
         remote_code = {"trust_remote_code": source.trust}
         config = transformers.AutoConfig.from_pretrained(source.location, **remote_code)
         named = (getattr(config, "architectures", None) or [None])[0]
         factory = getattr(transformers, named, None) if named else None
         if factory is None:
-            return transformers.AutoModel.from_pretrained(source.location, **remote_code, **source.args)
+            return transformers.AutoModel.from_pretrained(
+                source.location, **remote_code, **source.args
+            )
         return factory.from_pretrained(source.location, **source.args)
     found = getattr(transformers, source.location, None)
     if found is None:
-        raise SourceError(f"source {source}: transformers {transformers.__version__} has no class {source.location!r}")
+        raise SourceError(
+            f"source {source}: transformers {transformers.__version__} has no class"
+            f" {source.location!r}"
+        )
     if issubclass(found, transformers.PreTrainedConfig):
         return transformers.AutoModel.from_config(found(**source.args))
     return found(found.config_class(**source.args))

@@ -1,8 +1,9 @@
-"""Inputs of a source model: the spec that examples show, ranges of integers, and samples as input sets that cover all points.
+"""Inputs of a source model: the spec that examples show, ranges of integers, and samples as input
+sets that cover all points.
 
-The range of an integer input comes from the lengths of the tables that the model indexes with it: the eager model runs once under a
-dispatch mode, which follows values that come unchanged from an input (views, casts, copies) up to the weights that they index.
-Arithmetic is not followed.
+The range of an integer input comes from the lengths of the tables that the model indexes with it:
+the eager model runs once under a dispatch mode, which follows values that come unchanged from an
+input (views, casts, copies) up to the weights that they index. Arithmetic is not followed.
 """
 
 from __future__ import annotations
@@ -35,9 +36,31 @@ from freezer.spec.items import INTEGRAL, ConstantSpec, InputItem, NestedSpec, Te
 from freezer.spec.sample_headers import Header, match_headers
 
 _OF_SELF = (
-    *("alias", "as_strided", "detach", "diagonal", "expand", "permute", "select", "slice", "split", "split_with_sizes", "squeeze"),
+    *(
+        "alias",
+        "as_strided",
+        "detach",
+        "diagonal",
+        "expand",
+        "permute",
+        "select",
+        "slice",
+        "split",
+        "split_with_sizes",
+        "squeeze",
+    ),
     *("t", "transpose", "unbind", "unfold", "unsqueeze", "view", "_reshape_alias", "_unsafe_view"),
-    *("_to_copy", "clone", "constant_pad_nd", "flip", "gather", "index", "index_select", "lift_fresh", "lift_fresh_copy"),
+    *(
+        "_to_copy",
+        "clone",
+        "constant_pad_nd",
+        "flip",
+        "gather",
+        "index",
+        "index_select",
+        "lift_fresh",
+        "lift_fresh_copy",
+    ),
     *("masked_fill", "masked_fill_", "masked_select", "repeat", "roll"),
 )
 
@@ -48,12 +71,16 @@ _KEEPS: Mapping[str, tuple[str, ...]] = {
     "copy_": ("src",),
     "where": ("self", "other"),
 }
-"""Operations whose results hold only values of these arguments, besides fill values of the model."""
+"""Operations whose results hold only values of these arguments, besides fill values of the model.
+"""
 
 _EMBEDDINGS = ("embedding", "_embedding_bag", "_embedding_bag_forward_only")
 
 ExampleInputs = Mapping[str, Any] | Sequence[Any] | Tensor
-"""Inputs by parameter name, or positional: one tensor or a sequence. Values may be nested in tuples, lists and dicts."""
+"""Inputs by parameter name, or positional: one tensor or a sequence.
+
+Values may be nested in tuples, lists and dicts.
+"""
 
 Dims = Mapping[str, Mapping[int, Dim]]
 """Dims that may vary, by input path and axis: `{"x": {0: Dim(name="batch", min=1, max=16)}}`."""
@@ -66,8 +93,8 @@ def example_spec(example_inputs: ExampleInputs, dims: Dims) -> tuple[InputSpec, 
         The spec, and the example's tensors by path: one sample set.
 
     Raises:
-        SpecError: a value is neither a tensor, a plain constant, nor a tuple, list or dict of these; or `dims` names an unknown
-            input or axis.
+        SpecError: a value is neither a tensor, a plain constant, nor a tuple, list or dict of
+            these; or `dims` names an unknown input or axis.
     """
     keyword = isinstance(example_inputs, Mapping)
     if isinstance(example_inputs, Mapping):
@@ -79,12 +106,21 @@ def example_spec(example_inputs: ExampleInputs, dims: Dims) -> tuple[InputSpec, 
     items = tuple(_item(path, value, dims, example) for path, value in values.items())
     for path in dims:
         if path not in example:
-            raise SpecError(f"dims: unknown tensor input {path!r}; expected one of {', '.join(example)}")
+            raise SpecError(
+                f"dims: unknown tensor input {path!r}; expected one of {', '.join(example)}"
+            )
     used: dict[str, Dim] = {}
     for dim in (dim for path in example for dim in dims.get(path, {}).values()):
         if used.setdefault(dim.name, dim) != dim:
-            raise SpecError(f"dims: {dim.name!r} has two different bounds; use the same bounds for all inputs")
-    return InputSpec(inputs=items, dims=tuple(used.values()), style="keyword" if keyword else "positional"), example
+            raise SpecError(
+                f"dims: {dim.name!r} has two different bounds; use the same bounds for all inputs"
+            )
+    return (
+        InputSpec(
+            inputs=items, dims=tuple(used.values()), style="keyword" if keyword else "positional"
+        ),
+        example,
+    )
 
 
 def _item(path: str, value: Any, dims: Dims, example: dict[str, Tensor]) -> InputItem:
@@ -98,27 +134,44 @@ def _item(path: str, value: Any, dims: Dims, example: dict[str, Tensor]) -> Inpu
         parts = tuple(_item(f"{path}.{key}", part, dims, example) for key, part in value.items())
         return NestedSpec(name=path, kind="dict", items=parts, keys=tuple(value))
     if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
-        parts = tuple(_item(f"{path}.{index}", part, dims, example) for index, part in enumerate(value))
-        return NestedSpec(name=path, kind="tuple" if isinstance(value, tuple) else "list", items=parts)
+        parts = tuple(
+            _item(f"{path}.{index}", part, dims, example) for index, part in enumerate(value)
+        )
+        return NestedSpec(
+            name=path, kind="tuple" if isinstance(value, tuple) else "list", items=parts
+        )
     raise SpecError(
-        f"input {path!r}: got a {type(value).__name__}, expected a tensor, a plain constant, or a tuple, list or dict of these "
-        "with string keys"
+        f"input {path!r}: got a {type(value).__name__}, expected a tensor, a plain constant, or a"
+        " tuple, list or dict of these with string keys"
     )
 
 
 def _tensor_spec(name: str, tensor: Tensor, dims: Mapping[int, Dim]) -> TensorSpec:
-    """The spec of one example tensor. Integers get the range of its values, except a mask of zeros and ones."""
+    """The spec of one example tensor.
+
+    Integers get the range of its values, except a mask of zeros and ones.
+    """
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
-        kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)
+        kind = (
+            "quantized"
+            if tensor.is_quantized
+            else "nested"
+            if tensor.is_nested
+            else str(tensor.layout)
+        )
         raise SpecError(
-            f"input {name!r}: got a {kind} tensor, expected a dense one; give .to_dense(), or pass its parts as separate "
-            "inputs and combine them in forward"
+            f"input {name!r}: got a {kind} tensor, expected a dense one; give .to_dense(), or pass"
+            " its parts as separate inputs and combine them in forward"
         )
     for axis in dims:
         if not 0 <= axis < tensor.dim():
-            raise SpecError(f"dims: input {name!r} has no axis {axis}; expected 0 to {tensor.dim() - 1}")
+            raise SpecError(
+                f"dims: input {name!r} has no axis {axis}; expected 0 to {tensor.dim() - 1}"
+            )
     dtype = str(tensor.dtype).removeprefix("torch.")
-    shape = tuple(dims[axis].name if axis in dims else size for axis, size in enumerate(tensor.shape))
+    shape = tuple(
+        dims[axis].name if axis in dims else size for axis, size in enumerate(tensor.shape)
+    )
     plain = TensorSpec(name=name, dtype=dtype, shape=shape)
     if dtype not in INTEGRAL or dtype == "bool" or tensor.numel() == 0:
         return plain
@@ -136,30 +189,45 @@ def match_samples(sets: Sequence[Mapping[str, Tensor]], spec: InputSpec) -> list
     def header(tensor: Tensor) -> Header:
         return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
 
-    points = match_headers([{name: header(tensor) for name, tensor in tensors.items()} for tensors in sets], spec)
+    points = match_headers(
+        [{name: header(tensor) for name, tensor in tensors.items()} for tensors in sets], spec
+    )
     return [
-        InputSet(point=point, tensors={item.name: tensors[item.name].contiguous() for item in spec.tensors})
+        InputSet(
+            point=point,
+            tensors={item.name: tensors[item.name].contiguous() for item in spec.tensors},
+        )
         for point, tensors in zip(points, sets, strict=True)
     ]
 
 
 def input_sets(
-    samples: Sequence[InputSet], spec: InputSpec, points: Sequence[Mapping[str, int]], *, fill_up: bool
+    samples: Sequence[InputSet],
+    spec: InputSpec,
+    points: Sequence[Mapping[str, int]],
+    *,
+    fill_up: bool,
 ) -> list[InputSet]:
     """Input sets at all points of `tried_points`, and at points with payloads of their own.
 
     If all sets are at such points, one at other sizes is added, for the payload of all sizes.
 
     Args:
-        samples: real input sets; where they lack a point, one of them is cut or repeated to its sizes. Without any, sets are
-            generated.
+        samples: real input sets; where they lack a point, one of them is cut or repeated to its
+            sizes. Without any, sets are generated.
         spec: the input spec.
         points: points with payloads of their own.
         fill_up: add generated sets to the samples.
     """
     covered = [dict(item.point) for item in samples]
     missing = [point for point in tried_points(spec) if point not in covered] if samples else []
-    sets = [*samples, *(resize(samples[index % len(samples)], spec, point) for index, point in enumerate(missing))]
+    sets = [
+        *samples,
+        *(
+            resize(samples[index % len(samples)], spec, point)
+            for index, point in enumerate(missing)
+        ),
+    ]
     if fill_up or not samples:
         sets += generate(spec)
     named, held = [dict(point) for point in points], [dict(item.point) for item in sets]
@@ -170,12 +238,17 @@ def input_sets(
         missing += [point for point in islice(every, len(named) + 1) if point not in named][:1]
     own = list(sets)
     for index, point in enumerate(missing):
-        sets.append(resize(own[index % len(own)], spec, point) if samples else generate_at(spec, point, seed=len(own) + index))
+        sets.append(
+            resize(own[index % len(own)], spec, point)
+            if samples
+            else generate_at(spec, point, seed=len(own) + index)
+        )
     return sets
 
 
 def with_found_ranges(name: str, model: nn.Module, spec: InputSpec) -> InputSpec:
-    """The spec with ranges for integer inputs that had none: valid indices of the tables that the eager model indexes with them.
+    """The spec with ranges for integer inputs that had none: valid indices of the tables that the
+    eager model indexes with them.
 
     Raises:
         SpecError: an input indexes no table, or the model fails on values within the range.
@@ -183,8 +256,13 @@ def with_found_ranges(name: str, model: nn.Module, spec: InputSpec) -> InputSpec
     wanted = [item for item in spec.tensors if needs_range(item)]
     if not wanted:
         return spec
-    zeros = generate_at(spec.with_ranges({item.name: (0, 0) for item in wanted}), spec.first_point(), seed=0).tensors
-    watch, source = _Watch({item.name: zeros[item.name] for item in wanted}), SourceCall(name, model)
+    zeros = generate_at(
+        spec.with_ranges({item.name: (0, 0) for item in wanted}), spec.first_point(), seed=0
+    ).tensors
+    watch, source = (
+        _Watch({item.name: zeros[item.name] for item in wanted}),
+        SourceCall(name, model),
+    )
     problem = ""
     try:
         with watch:
@@ -192,13 +270,18 @@ def with_found_ranges(name: str, model: nn.Module, spec: InputSpec) -> InputSpec
     except Exception as error:  # lengths seen before are still valid
         problem = f"with zeros the model fails: {described(error)}"
     found = {
-        item.name: (0, min(watch.lengths[item.name] - 1, torch.iinfo(getattr(torch, item.dtype)).max))
+        item.name: (
+            0,
+            min(watch.lengths[item.name] - 1, torch.iinfo(getattr(torch, item.dtype)).max),
+        )
         for item in wanted
         if watch.lengths.get(item.name, 0) > 0
     }
     for item in wanted:
         if item.name not in found:
-            raise range_is_needed(item, f"; {problem or 'the model indexes none of its tables with it'}")
+            raise range_is_needed(
+                item, f"; {problem or 'the model indexes none of its tables with it'}"
+            )
     spec = spec.with_ranges(found)
     if problem:
         return spec  # the first call reports it
@@ -209,8 +292,9 @@ def with_found_ranges(name: str, model: nn.Module, spec: InputSpec) -> InputSpec
         except Exception as error:
             ranges = ", ".join(f"{path!r}: {list(bounds)}" for path, bounds in found.items())
             raise SpecError(
-                f"{name}: the tables that the model indexes allow {ranges}, but the model fails on such values at "
-                f"{dict(generated.point)}: {described(error)}; declare `range: [low, high]` for them, or give samples"
+                f"{name}: the tables that the model indexes allow {ranges}, but the model fails on"
+                f" such values at {dict(generated.point)}: {described(error)}; declare `range:"
+                " [low, high]` for them, or give samples"
             ) from error
     return spec
 
@@ -218,7 +302,8 @@ def with_found_ranges(name: str, model: nn.Module, spec: InputSpec) -> InputSpec
 class _Watch(TorchDispatchMode):
     """Follows the inputs' values through all operations.
 
-    A tensor that is neither an input nor the result of an operation is a weight, or a constant of the model.
+    A tensor that is neither an input nor the result of an operation is a weight, or a constant of
+    the model.
     """
 
     def __init__(self, inputs: Mapping[str, Tensor]) -> None:
@@ -232,20 +317,30 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         schema = func._schema
-        given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | (kwargs or {})
+        given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | (
+            kwargs or {}
+        )
         name = schema.name.rpartition("::")[2]
         for table, dim, index in _lookups(name, given):
             if table not in self._origins:
                 for origin in self._origins.get(index, ()):
-                    self.lengths[origin] = min(self.lengths.get(origin, table.shape[dim]), table.shape[dim])
+                    self.lengths[origin] = min(
+                        self.lengths.get(origin, table.shape[dim]), table.shape[dim]
+                    )
         self._follow(name, given, result)
         return result
 
     def _follow(self, name: str, given: Mapping[str, Any], result: Any) -> None:
-        sources = [tensor for argument in _KEEPS.get(name, ()) for tensor in tensors_in(given.get(argument))]
+        sources = [
+            tensor
+            for argument in _KEEPS.get(name, ())
+            for tensor in tensors_in(given.get(argument))
+        ]
         if name in _KEEPS and not any(source in self._origins for source in sources):
             return  # a view or copy of a weight counts as the weight
-        origins: frozenset[str] = frozenset().union(*(self._origins.get(source, ()) for source in sources))
+        origins: frozenset[str] = frozenset().union(
+            *(self._origins.get(source, ()) for source in sources)
+        )
         for tensor in tensors_in(result):
             self._origins[tensor] = frozenset() if tensor.dtype is torch.bool else origins
 
@@ -256,8 +351,14 @@ def _lookups(name: str, given: Mapping[str, Any]) -> Iterator[tuple[Tensor, int,
         yield given["weight"], 0, given["indices"]
     elif name in ("index_select", "gather") and given["self"].dim() > 0:
         yield given["self"], given["dim"], given["index"]
-    elif name == "index" and not any(index is not None and index.dtype is torch.bool for index in given["indices"]):
-        yield from ((given["self"], dim, index) for dim, index in enumerate(given["indices"]) if index is not None)
+    elif name == "index" and not any(
+        index is not None and index.dtype is torch.bool for index in given["indices"]
+    ):
+        yield from (
+            (given["self"], dim, index)
+            for dim, index in enumerate(given["indices"])
+            if index is not None
+        )
 
 
 def tensors_in(value: Any) -> list[Tensor]:

@@ -1,14 +1,14 @@
 """Sources: where a model comes from, and the Python modules that sources name. Imports no torch.
 
-python:examples.models:ranker           a function that returns an nn.Module; called with the entry's args
-torchscript:models/vad.jit              a TorchScript file; `method` names another method than forward
+python:examples.models:ranker     a function that returns an nn.Module; called with the entry's args
+torchscript:models/vad.jit            a TorchScript file; `method` names another method than forward
 export:models/vit.pt2                   an ExportedProgram; `method` names one of several
-pickle:models/old.pth                   a whole module written by torch.save; it may run any code, so only with `trust`
+pickle:models/old.pth  a whole module written by torch.save; it may run any code, so only with `trust`
 transformers:./bert-folder              a local folder, or the name of a model on a hub
-transformers:BertConfig                 a config class (or a model class), with `weights: random` and a seed
+transformers:BertConfig         a config class (or a model class), with `weights: random` and a seed
 
-A file may be a URL (https://, s3://, gs://), which is downloaded first (files/download.py). `mlflow:` is for catalogs: the pipeline
-resolves a model of a registry to one of these.
+A file may be a URL (https://, s3://, gs://), which is downloaded first (files/download.py).
+`mlflow:` is for catalogs: the pipeline resolves a model of a registry to one of these.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Source:
 
     Attributes:
         kind: one of KINDS; or `mlflow`, which the pipeline resolves to one of them.
-        location: what follows the kind: `module:function`, an absolute path or a URL, a hub name, a class name.
+        location: what follows the kind: `module:function`, an absolute path or a URL, a hub name, a
+            class name.
         args: keyword arguments of a factory, or of a transformers config.
         weights: `random` makes a transformers model from a config class; None loads weights.
         seed: seed of random weights, and of torch while a factory runs.
@@ -78,13 +79,17 @@ def parse_source(text: str, *, folder: Path, **settings: Any) -> Source:
         settings: the other attributes of Source.
 
     Raises:
-        SourceError: the kind is unknown, the location is missing, a file does not exist, a setting is not for this kind, or a
-            pickle is not trusted.
+        SourceError: the kind is unknown, the location is missing, a file does not exist, a setting
+            is not for this kind, or a pickle is not trusted.
     """
     kind, colon, location = text.partition(":")
     known = next((known for known in KINDS if known == kind), None)
     if not colon or known is None or not location:
-        hint = f"; a file needs its kind before it, as in torchscript:{text}" if not colon or is_url(text) else ""
+        hint = (
+            f"; a file needs its kind before it, as in torchscript:{text}"
+            if not colon or is_url(text)
+            else ""
+        )
         raise SourceError(f"got {text!r}, expected {', '.join(f'{k}:…' for k in KINDS)}{hint}")
     if kind == "python" and (location.count(":") != 1 or not all(location.split(":"))):
         raise SourceError(f"got {text!r}, expected python:MODULE:FUNCTION")
@@ -98,8 +103,13 @@ def parse_source(text: str, *, folder: Path, **settings: Any) -> Source:
         path = (folder / location).resolve()
         if path.is_dir():
             location = str(path)
-        elif not _HUB_NAME.fullmatch(location) or ((folder / location).parent != folder and path.parent.is_dir()):
-            raise SourceError(f"{path} is not a folder; paths are relative to {RELATIVE_TO}, hub names are NAME or ORG/NAME")
+        elif not _HUB_NAME.fullmatch(location) or (
+            (folder / location).parent != folder and path.parent.is_dir()
+        ):
+            raise SourceError(
+                f"{path} is not a folder; paths are relative to {RELATIVE_TO}, hub names are NAME"
+                " or ORG/NAME"
+            )
     return replace(source, location=location)
 
 
@@ -112,11 +122,14 @@ def _check_settings(source: Source) -> None:
     }
     for name, (is_given, kinds) in given.items():
         if is_given and source.kind not in kinds:
-            raise SourceError(f"{name!r} is for {' and '.join(kinds)} sources, and this is {source.kind}; remove it")
+            raise SourceError(
+                f"{name!r} is for {' and '.join(kinds)} sources, and this is {source.kind};"
+                " remove it"
+            )
     if source.kind == "pickle" and not source.trust:
         raise SourceError(
-            f"{source.location} is a pickle, which runs code when it is loaded; add {TRUST} if you know its origin, or save it "
-            "with torch.export.save",
+            f"{source.location} is a pickle, which runs code when it is loaded; add {TRUST} if you"
+            " know its origin, or save it with torch.export.save",
             code="CP-TRUST",
         )
 
@@ -129,7 +142,11 @@ def fetched(source: Source, folder: Path) -> Source:
     """
     if source.kind not in FILE_KINDS or not is_url(source.location):
         return source
-    return replace(source, location=str(fetch(source.location, folder, sha256=source.sha256)), origin=str(source))
+    return replace(
+        source,
+        location=str(fetch(source.location, folder, sha256=source.sha256)),
+        origin=str(source),
+    )
 
 
 def find_function(location: str, search_path: Sequence[str]) -> Callable[..., Any]:
@@ -143,11 +160,19 @@ def find_function(location: str, search_path: Sequence[str]) -> Callable[..., An
         try:
             module = importlib.import_module(module_name)
         except Exception as error:
-            raise SourceError(f"module {module_name!r} cannot be imported: {type(error).__name__}: {error}") from error
+            raise SourceError(
+                f"module {module_name!r} cannot be imported: {type(error).__name__}: {error}"
+            ) from error
     function = getattr(module, function_name, None)
     if not callable(function):
-        known = ", ".join(name for name, value in vars(module).items() if callable(value) and not name.startswith("_"))
-        raise SourceError(f"module {module_name!r} has no function {function_name!r}; it has: {known or 'none'}")
+        known = ", ".join(
+            name
+            for name, value in vars(module).items()
+            if callable(value) and not name.startswith("_")
+        )
+        raise SourceError(
+            f"module {module_name!r} has no function {function_name!r}; it has: {known or 'none'}"
+        )
     return function  # type: ignore[no-any-return]
 
 

@@ -1,4 +1,7 @@
-"""Subject: a model in its initial state, its input spec, its outputs and its input sets. `prepare` makes one, `placed` moves it."""
+"""Subject: a model in its initial state, its input spec, its outputs and its input sets.
+
+`prepare` makes one, `placed` moves it.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +35,11 @@ class Subject:
         structure, outputs: structure and tensors of its result.
         sets: input sets at every corner and middle point, at some between, and at `points`.
         generated: whether further sets may be generated; otherwise they are made of these.
-        points: sizes by dim name at which the model is timed and may get its own payload. The verdict is taken at the first.
+        points: sizes by dim name at which the model is timed and may get its own payload. The
+            verdict is taken at the first.
         scripted: whether the source was TorchScript.
-        preserve: attributes, methods and attributes of submodules (`sub.attr`) that the frozen model must keep.
+        preserve: attributes, methods and attributes of submodules (`sub.attr`) that the frozen
+            model must keep.
         reset: the method that clears the model's state; it is preserved too.
         device: the device of the model and the sets: the CPU, or a GPU with its index.
         host: for a subject on a GPU, the same subject on the CPU.
@@ -77,7 +82,10 @@ class Subject:
         for item in self.sets:
             if dict(item.point) == dict(point):
                 return item
-        raise SpecError(f"no input set has the sizes {dict(point)}; add samples of these sizes", code=BAD_SAMPLES)
+        raise SpecError(
+            f"no input set has the sizes {dict(point)}; add samples of these sizes",
+            code=BAD_SAMPLES,
+        )
 
     def further_set(self, point: Mapping[str, int]) -> InputSet:
         """Make another input set at a point, on the subject's device."""
@@ -94,9 +102,11 @@ class SubjectOptions:
 
     Attributes:
         preserve, reset: see Subject.
-        points: see Subject; a dim that a point omits takes its minimum. Without points, every dim takes its minimum.
+        points: see Subject; a dim that a point omits takes its minimum. Without points, every dim
+            takes its minimum.
         fill_up: add generated input sets to the samples.
-        device: where the model is first run. The subject is made on the CPU all the same; see `placed`.
+        device: where the model is first run. The subject is made on the CPU all the same; see
+            `placed`.
     """
 
     preserve: Sequence[str] = ()
@@ -113,9 +123,11 @@ def prepare(
     samples: Sequence[Mapping[str, Tensor]] = (),
     options: SubjectOptions | None = None,
 ) -> Subject:
-    """Make a subject on the CPU: check the model, make its input sets, and run it once to learn its outputs.
+    """Make a subject on the CPU: check the model, make its input sets, and run it once to learn its
+    outputs.
 
-    An integer input without a range gets one from the tables that the model indexes with it, if input sets are generated.
+    An integer input without a range gets one from the tables that the model indexes with it, if
+    input sets are generated.
 
     Args:
         name: name of the entry.
@@ -126,12 +138,17 @@ def prepare(
 
     Raises:
         SourceError: weights have no values.
-        SpecError: the samples do not fit the spec, the spec does not fit `forward`, or a name to preserve does not exist.
-        JudgeError: the eager model fails on its own inputs, writes into them, or returns values that cannot be compared.
+        SpecError: the samples do not fit the spec, the spec does not fit `forward`, or a name to
+            preserve does not exist.
+        JudgeError: the eager model fails on its own inputs, writes into them, or returns values
+            that cannot be compared.
     """
     options = options or SubjectOptions()
     if not isinstance(model, nn.Module):
-        raise SpecError(f"{name}: got a {type(model).__name__}, expected an nn.Module; freeze the source model again")
+        raise SpecError(
+            f"{name}: got a {type(model).__name__}, expected an nn.Module; freeze the source model"
+            " again"
+        )
     check_weights(name, model)
     if device_of_model(model).type != "cpu":
         model = model_on(model, CPU)
@@ -162,30 +179,37 @@ def prepare(
 def _result_of(
     name: str, model: nn.Module, spec: InputSpec, item: InputSet, device: torch.device
 ) -> tuple[OutputStructure, tuple[OutputSpec, ...]]:
-    """Run a model once on its device; its result must hold dense tensors of comparable dtypes on that device."""
+    """Run a model once on its device; its result must hold dense tensors of comparable dtypes on
+    that device.
+    """
     structure, leaves = flatten(first_result(name, model, spec, on_device(item, device)))
     if not leaves:
-        raise JudgeError(f"{name}: forward returned no tensor; expected at least one", code="CP-OUTPUTS")
+        raise JudgeError(
+            f"{name}: forward returned no tensor; expected at least one", code="CP-OUTPUTS"
+        )
     outputs = output_specs(structure, leaves)
     device = torch.empty(0, device=device).device
     for output, leaf in zip(outputs, leaves, strict=True):
         place = f"{name}: output {output.name!r}"
         if output.dtype not in DTYPES:
             raise JudgeError(
-                f"{place} is {output.dtype}, expected one of {', '.join(DTYPES)}; cast it at the end of forward", code="CP-OUTPUTS"
+                f"{place} is {output.dtype}, expected one of {', '.join(DTYPES)}; cast it at the"
+                " end of forward",
+                code="CP-OUTPUTS",
             )
         if leaf.layout is not torch.strided or leaf.device != device:
             where = "the CPU" if device.type == "cpu" else str(device)
             raise JudgeError(
-                f"{place} is {leaf.layout} on {leaf.device}, expected a dense tensor on {where}; return .to_dense(), or move it "
-                "to the device of the inputs",
+                f"{place} is {leaf.layout} on {leaf.device}, expected a dense tensor on {where};"
+                " return .to_dense(), or move it to the device of the inputs",
                 code="CP-OUTPUTS",
             )
     return structure, outputs
 
 
 def placed(subject: Subject, device: torch.device) -> Subject:
-    """Move a subject to a device: copies of its model and input sets, with the subject on the CPU as `host`.
+    """Move a subject to a device: copies of its model and input sets, with the subject on the CPU
+    as `host`.
 
     Raises:
         JudgeError: the model fails there, or leaves an output on another device; code CP-EAGER.
@@ -199,7 +223,9 @@ def placed(subject: Subject, device: torch.device) -> Subject:
     try:
         _result_of(host.name, model, host.spec, host.sets[0], device)
     except JudgeError as error:
-        raise JudgeError(f"{error}; it runs on the CPU, but not on {device}{_why(model)}", code="CP-EAGER") from error
+        raise JudgeError(
+            f"{error}; it runs on the CPU, but not on {device}{_why(model)}", code="CP-EAGER"
+        ) from error
     sets = tuple(on_device(item, device) for item in host.sets)
     return replace(host, model=model, sets=sets, device=device, host=host)
 
@@ -207,5 +233,8 @@ def placed(subject: Subject, device: torch.device) -> Subject:
 def _why(model: nn.Module) -> str:
     """A likely reason, as the end of a sentence."""
     if isinstance(model, torch.jit.ScriptModule) and (named := named_devices(model, "cpu")):
-        return f", since its TorchScript names the device {named[0]}, which moving it does not change: script or trace it again"
+        return (
+            f", since its TorchScript names the device {named[0]}, which moving it does not change:"
+            " script or trace it again"
+        )
     return ": create tensors on the device of the inputs (x.device), and keep constants in buffers"

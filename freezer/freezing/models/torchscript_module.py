@@ -17,15 +17,20 @@ from freezer.spec.items import ConstantSpec, InputItem, TensorSpec
 
 
 def named_devices(module: torch.jit.ScriptModule, kind: str) -> list[str]:
-    """The constant devices of a kind in `forward` and the submodules that it calls, which moving the module does not change.
+    """The constant devices of a kind in `forward` and the submodules that it calls, which moving
+    the module does not change.
 
-    Each has the source line of its first use: `cuda:0 (model.py:12: …)`. Devices on paths that only run on a GPU are included.
+    Each has the source line of its first use: `cuda:0 (model.py:12: …)`. Devices on paths that only
+    run on a GPU are included.
 
     Args:
         module: a TorchScript module.
         kind: `cuda`, or `cpu`.
     """
-    lines = {device: next(filter(None, map(marked_in, ranges)), "") for device, ranges in device_uses(module, kind).items()}
+    lines = {
+        device: next(filter(None, map(marked_in, ranges)), "")
+        for device, ranges in device_uses(module, kind).items()
+    }
     return [f"{device} ({line})" if line else device for device, line in sorted(lines.items())]
 
 
@@ -40,12 +45,18 @@ def device_uses(module: torch.jit.ScriptModule, kind: str) -> dict[str, list[str
     for name in ("prim::Constant", "prim::GetAttr"):
         for node in graph.findAllNodes(name):
             users = [use.user for use in node.output().uses()]
-            if str(node.output().type()) == "str":  # a device only in torch.device(), not in a comparison
+            if (
+                str(node.output().type()) == "str"
+            ):  # a device only in torch.device(), not in a comparison
                 users = [user for user in users if user.kind() == "aten::device"]
             elif str(node.output().type()) != "Device":
                 continue
             if users:
-                device = node.output().toIValue() if name == "prim::Constant" else _attribute(module, node)
+                device = (
+                    node.output().toIValue()
+                    if name == "prim::Constant"
+                    else _attribute(module, node)
+                )
                 _add_uses(found, kind, str(device), users)
     return found
 
@@ -68,16 +79,21 @@ def _attribute(module: torch.jit.ScriptModule, node: Any) -> Any:
 
 
 def with_forward(module: torch.jit.ScriptModule, method: str) -> torch.jit.ScriptModule:
-    """A ScriptModule whose `forward` is another method of the given one, with the same argument names, types and defaults.
+    """A ScriptModule whose `forward` is another method of the given one, with the same argument
+    names, types and defaults.
 
-    It shares weights and state, under `model.`. Other methods keep their names if TorchScript can write their arguments' types.
+    It shares weights and state, under `model.`. Other methods keep their names if TorchScript can
+    write their arguments' types.
 
     Raises:
         ValueError: there is no such method.
     """
     methods: list[str] = sorted(module._c._method_names())
     if method not in methods:
-        raise ValueError(f"got method {method!r}, expected one of {', '.join(methods) or 'none: the file has no method'}")
+        raise ValueError(
+            f"got method {method!r}, expected one of"
+            f" {', '.join(methods) or 'none: the file has no method'}"
+        )
     with torchscript_deprecations_silenced():
         wrapper = torch.jit.script(_holder(module))
         _define(wrapper, module, method, "forward")
@@ -88,7 +104,9 @@ def with_forward(module: torch.jit.ScriptModule, method: str) -> torch.jit.Scrip
     return wrapper.train(module.training)
 
 
-def _define(wrapper: torch.jit.ScriptModule, module: torch.jit.ScriptModule, method: str, name: str) -> None:
+def _define(
+    wrapper: torch.jit.ScriptModule, module: torch.jit.ScriptModule, method: str, name: str
+) -> None:
     """Define a method of the wrapper that calls one of the module's."""
     arguments = module._c._get_method(method).schema.arguments[1:]  # without self
     parameters = [
@@ -101,7 +119,8 @@ def _define(wrapper: torch.jit.ScriptModule, module: torch.jit.ScriptModule, met
 
 
 def flat_forward(module: torch.jit.ScriptModule, spec: InputSpec) -> torch.jit.ScriptModule:
-    """A ScriptModule that takes the tensor inputs in order and calls the given one, with constants written into the call.
+    """A ScriptModule that takes the tensor inputs in order and calls the given one, with constants
+    written into the call.
 
     Raises:
         RuntimeError: TorchScript does not accept such a call.
@@ -109,11 +128,15 @@ def flat_forward(module: torch.jit.ScriptModule, spec: InputSpec) -> torch.jit.S
     names = {item.name: f"tensors_{index}" for index, item in enumerate(spec.tensors)}
     arguments = [_call_text(item, names) for item in spec.inputs]
     if spec.style == "keyword":
-        arguments = [f"{item.name}={text}" for item, text in zip(spec.inputs, arguments, strict=True)]
+        arguments = [
+            f"{item.name}={text}" for item, text in zip(spec.inputs, arguments, strict=True)
+        ]
     parameters = ", ".join(["self", *(f"{name}: Tensor" for name in names.values())])
     with torchscript_deprecations_silenced():
         wrapper = torch.jit.script(_holder(module))
-        wrapper.define(f"def forward({parameters}):\n    return self.model.forward({', '.join(arguments)})\n")
+        wrapper.define(
+            f"def forward({parameters}):\n    return self.model.forward({', '.join(arguments)})\n"
+        )
     return wrapper.train(module.training)
 
 
@@ -125,7 +148,13 @@ def _call_text(item: InputItem, names: Mapping[str, str]) -> str:
         return _literal(item.value)
     parts = [_call_text(part, names) for part in item.items]
     if item.kind == "dict":
-        return "{" + ", ".join(f"{_literal(key)}: {part}" for key, part in zip(item.keys, parts, strict=True)) + "}"
+        return (
+            "{"
+            + ", ".join(
+                f"{_literal(key)}: {part}" for key, part in zip(item.keys, parts, strict=True)
+            )
+            + "}"
+        )
     if item.kind == "list":
         return f"[{', '.join(parts)}]"
     return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
@@ -133,7 +162,10 @@ def _call_text(item: InputItem, names: Mapping[str, str]) -> str:
 
 def _holder(module: torch.jit.ScriptModule) -> nn.Module:
     class Holder(nn.Module):
-        """Holds the module. A new class each time: TorchScript shares one type, and so one `forward`, per class."""
+        """Holds the module.
+
+        A new class each time: TorchScript shares one type, and so one `forward`, per class.
+        """
 
         def __init__(self, model: nn.Module) -> None:
             super().__init__()

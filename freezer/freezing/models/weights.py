@@ -8,16 +8,29 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-from freezer.runtime.tensors import address_of, addresses_of, bytes_of, dense_parts, memory_of, program_tensors, tensors_bytes
+from freezer.runtime.tensors import (
+    address_of,
+    addresses_of,
+    bytes_of,
+    dense_parts,
+    memory_of,
+    program_tensors,
+    tensors_bytes,
+)
 
 LARGE_BYTES = 500_000_000
 """A model above this size that only a build needs is discarded while it is built."""
 
 
 def weights_digest(model: nn.Module) -> str:
-    """`sha256:` over names, dtypes, shapes and bytes of all parameters, buffers and packed weights, ordered by name."""
+    """`sha256:` over names, dtypes, shapes and bytes of all parameters, buffers and packed weights,
+    ordered by name.
+    """
     digest = hashlib.sha256()
-    tensors = {**dict(model.named_buffers()), **model.state_dict()}  # state_dict omits non-persistent buffers
+    tensors = {
+        **dict(model.named_buffers()),
+        **model.state_dict(),
+    }  # state_dict omits non-persistent buffers
     for name, value in sorted(tensors.items()):
         for tensor in dense_parts(value):
             digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
@@ -35,8 +48,9 @@ def is_large(module: nn.Module) -> bool:
 def give_back(tensors: Iterable[Tensor], in_use: Iterable[Tensor] = ()) -> int:
     """Free the memory of tensors; return the number of bytes.
 
-    The tensors must never be read again, even if others still refer to them. Memory that cannot be resized (a mapped file, or
-    shared with NumPy) is only dereferenced. Memory shared with a tensor of `in_use` is kept.
+    The tensors must never be read again, even if others still refer to them. Memory that cannot be
+    resized (a mapped file, or shared with NumPy) is only dereferenced. Memory shared with a tensor
+    of `in_use` is kept.
     """
     kept = addresses_of(in_use)
     freed: dict[int, int] = {}
@@ -54,7 +68,8 @@ def give_back(tensors: Iterable[Tensor], in_use: Iterable[Tensor] = ()) -> int:
 
 
 def let_go(error: BaseException, handled: BaseException | None = None) -> None:
-    """Clear the frames of an error and of its causes, whose local variables keep graphs and weights alive. It prints as before.
+    """Clear the frames of an error and of its causes, whose local variables keep graphs and weights
+    alive. It prints as before.
 
     Args:
         error: an error whose functions have ended.
@@ -68,10 +83,16 @@ def let_go(error: BaseException, handled: BaseException | None = None) -> None:
             continue
         seen.add(id(one))
         traceback.clear_frames(one.__traceback__)
-        waiting += [one.__cause__, one.__context__, *(one.exceptions if isinstance(one, BaseExceptionGroup) else ())]
+        waiting += [
+            one.__cause__,
+            one.__context__,
+            *(one.exceptions if isinstance(one, BaseExceptionGroup) else ()),
+        ]
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """The model's own tensors by path, not copied: those of `state_dict`, and the buffers that it omits."""
+    """The model's own tensors by path, not copied: those of `state_dict`, and the buffers that it
+    omits.
+    """
     held = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     return {**dict(model.named_buffers()), **held}

@@ -1,4 +1,6 @@
-"""Assemble an artifact folder from a judged candidate: payloads, golden files, evidence, manifest."""
+"""Assemble an artifact folder from a judged candidate: payloads, golden files, evidence,
+manifest.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,24 @@ from freezer.artifact.folder import (
 from freezer.artifact.latency import ColdStart, EnvironmentRecord, LatencyRecord
 from freezer.artifact.manifest import Fallback, Manifest, engines_of, version_tuple
 from freezer.artifact.payload_selection import serving, set_for
-from freezer.artifact.sections import CandidateRecord, DriftRecord, EntrantRecord, FreezingRecord, GateRecord, Needs, RecipeRecord
+from freezer.artifact.sections import (
+    CandidateRecord,
+    DriftRecord,
+    EntrantRecord,
+    FreezingRecord,
+    GateRecord,
+    Needs,
+    RecipeRecord,
+)
 from freezer.files.atomic import link_or_copy
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.models.subject import Subject
-from freezer.freezing.packaging.evidence import golden_indices, write_evidence, write_golden, write_texts
+from freezer.freezing.packaging.evidence import (
+    golden_indices,
+    write_evidence,
+    write_golden,
+    write_texts,
+)
 from freezer.freezing.recipes.recipes import EAGER
 from freezer.freezing.target.target import Target
 from freezer.freezing.validation.cold_start import Opening, measure
@@ -74,12 +89,21 @@ def assemble(
             for payload in one.payloads:
                 link_or_copy(one.folder / payload.path, staging / payload.path)
         indices = golden_indices(subject, served_by)
-        golden = write_golden(subject, replace(reference, calls=winner.ties or reference.calls), winner.drift, indices, staging)
+        golden = write_golden(
+            subject,
+            replace(reference, calls=winner.ties or reference.calls),
+            winner.drift,
+            indices,
+            staging,
+        )
         write_own_outputs([winner.answers[index] for index in indices], staging)
         tables, texts = write_evidence(judgement, staging), write_texts(served_by, staging)
         files = [
             *((path, MEDIA_SAFETENSORS) for path in (GOLDEN_INPUTS, GOLDEN_OUTPUTS, OWN_OUTPUTS)),
-            *((path, MEDIA_PARQUET if path.endswith(".parquet") else MEDIA_JSON) for path in tables),
+            *(
+                (path, MEDIA_PARQUET if path.endswith(".parquet") else MEDIA_JSON)
+                for path in tables
+            ),
             *((path, MEDIA_TEXT) for path in texts),
         ]
         served = serving(set_for(candidate.payloads, target.num_threads), golden[0].point)
@@ -109,7 +133,10 @@ def assemble(
                 torch=_major_minor(candidate.toolchain["torch"]),
                 machine=target.device_class.archspec,
                 cuda=cuda_needs(target.device_class, candidate.toolchain["cuda"]),
-                packages={name: _major_minor(candidate.toolchain[name]) for name in engines_of(candidate.payloads)},
+                packages={
+                    name: _major_minor(candidate.toolchain[name])
+                    for name in engines_of(candidate.payloads)
+                },
             ),
             toolchain=candidate.toolchain,
             drift=DriftRecord(
@@ -123,7 +150,9 @@ def assemble(
                 speedup_min=judgement.limits.speedup_min,
                 objective=judgement.objective,
             ),
-            latency=_latency(judgement, winner, *_in_fresh_processes(opening, target, judgement.policy)),
+            latency=_latency(
+                judgement, winner, *_in_fresh_processes(opening, target, judgement.policy)
+            ),
             provenance={**provenance, "host": host_fingerprint(target.device)},
             freezing=_freezing(judgement, winner, failures),
             fallback=_fallback(judgement, subject),
@@ -164,14 +193,23 @@ def _fallback(judgement: Judgement, subject: Subject) -> Fallback | None:
     )
 
 
-def _in_fresh_processes(opening: Opening, target: Target, policy: SamplingPolicy) -> tuple[ColdStart, EnvironmentRecord | None]:
-    """Cold start, and the gain of runtime settings; none for the portable program, whose speed is not judged."""
+def _in_fresh_processes(
+    opening: Opening, target: Target, policy: SamplingPolicy
+) -> tuple[ColdStart, EnvironmentRecord | None]:
+    """Cold start, and the gain of runtime settings; none for the portable program, whose speed is
+    not judged.
+    """
     cold_start = measure(opening)
     is_portable = target.device_class.name == PORTABLE
     return cold_start, None if is_portable else settings_gain(opening, cold_start, policy)
 
 
-def _latency(judgement: Judgement, winner: Trial, cold_start: ColdStart, environment: EnvironmentRecord | None) -> LatencyRecord:
+def _latency(
+    judgement: Judgement,
+    winner: Trial,
+    cold_start: ColdStart,
+    environment: EnvironmentRecord | None,
+) -> LatencyRecord:
     cell = judgement.cells[0]
     sampling, faster = cell.sampling, winner.speedup
     return LatencyRecord(

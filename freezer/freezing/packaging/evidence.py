@@ -1,7 +1,7 @@
 """Files beside the payloads: golden files for the canary and `verify`, and the evidence.
 
-The evidence is every latency sample and drift figure as Parquet (without pyarrow as JSON), and captured and frozen models, and
-errors, as text.
+The evidence is every latency sample and drift figure as Parquet (without pyarrow as JSON), and
+captured and frozen models, and errors, as text.
 """
 
 from __future__ import annotations
@@ -57,10 +57,12 @@ logger = logging.getLogger("coldpress")
 
 
 def write_evidence(judgement: Judgement, folder: Path) -> tuple[str, ...]:
-    """Write evidence/latency.parquet (a row per sample) and evidence/drift.parquet (a row per `DriftRow`).
+    """Write evidence/latency.parquet (a row per sample) and evidence/drift.parquet (a row per
+    `DriftRow`).
 
     Returns:
-        The paths written, relative to `folder`. Without pyarrow they end in `.json` and contain an object of columns.
+        The paths written, relative to `folder`. Without pyarrow they end in `.json` and contain an
+        object of columns.
     """
     (folder / EVIDENCE).mkdir(exist_ok=True)
     rows = [row for trial in judgement.trials if trial.drift for row in trial.drift.rows]
@@ -70,7 +72,10 @@ def write_evidence(judgement: Judgement, folder: Path) -> tuple[str, ...]:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
-        logger.info("pyarrow is not installed; writing evidence as JSON (pip install 'coldpress[stores]' for Parquet)")
+        logger.info(
+            "pyarrow is not installed; writing evidence as JSON (pip install 'coldpress[stores]'"
+            " for Parquet)"
+        )
         return tuple(_write_json(columns, path, folder) for path, _, columns in tables)
     for path, types, columns in tables:
         schema = pa.schema([(name, getattr(pa, kind)()) for name, kind in types.items()])
@@ -84,7 +89,12 @@ def _latency(judgement: Judgement) -> dict[str, list[Any]]:
     for cell in judgement.cells:
         point = ", ".join(f"{name}={size}" for name, size in cell.point.items())
         for entrant, rounds in cell.sampling.samples_ms.items():
-            where = {"threads": cell.num_threads, "point": point, "payload": cell.payloads.get(entrant), "entrant": entrant}
+            where = {
+                "threads": cell.num_threads,
+                "point": point,
+                "payload": cell.payloads.get(entrant),
+                "entrant": entrant,
+            }
             for round_index, block in enumerate(rounds):
                 for name, value in {**where, "round": round_index}.items():
                     latency[name] += [value] * len(block)
@@ -96,7 +106,10 @@ def _latency(judgement: Judgement) -> dict[str, list[Any]]:
 def _write_json(columns: Mapping[str, list[Any]], path: str, folder: Path) -> str:
     """Write a table as JSON, with NaN and infinities as strings; return its path."""
     plain = {
-        name: [str(value) if isinstance(value, float) and not math.isfinite(value) else value for value in values]
+        name: [
+            str(value) if isinstance(value, float) and not math.isfinite(value) else value
+            for value in values
+        ]
         for name, values in columns.items()
     }
     path = str(Path(path).with_suffix(".json"))
@@ -110,7 +123,9 @@ def write_texts(candidates: Sequence[Candidate], folder: Path) -> tuple[str, ...
     Returns:
         The paths written, relative to `folder`, sorted.
     """
-    texts = sorted(text for candidate in candidates for text in (candidate.folder / EVIDENCE).glob("*.txt"))
+    texts = sorted(
+        text for candidate in candidates for text in (candidate.folder / EVIDENCE).glob("*.txt")
+    )
     (folder / EVIDENCE).mkdir(exist_ok=True)
     for source in texts:
         (folder / EVIDENCE / source.name).write_bytes(_cut(source.read_bytes()))
@@ -123,7 +138,9 @@ def evidence_of(out: Path) -> Path:
 
 
 def clear_evidence(out: Path, classes: Sequence[str]) -> None:
-    """Remove what an earlier freeze wrote to `evidence_of(out)` for these classes; nothing else in that folder is ours."""
+    """Remove what an earlier freeze wrote to `evidence_of(out)` for these classes; nothing else in
+    that folder is ours.
+    """
     for name in classes:
         shutil.rmtree(evidence_of(out) / name, ignore_errors=True)
     (evidence_of(out) / "errors.txt").unlink(missing_ok=True)
@@ -132,13 +149,18 @@ def clear_evidence(out: Path, classes: Sequence[str]) -> None:
 
 
 def write_refused(
-    judgement: Judgement | None, builds: Mapping[str, Path], tracebacks: Mapping[str, str], work: Path, dest: Path
+    judgement: Judgement | None,
+    builds: Mapping[str, Path],
+    tracebacks: Mapping[str, str],
+    work: Path,
+    dest: Path,
 ) -> None:
     """Write the evidence of a class for which no artifact is written.
 
     Args:
         judgement: of the candidates; None if there was none.
-        builds: folder of each recipe's build, also of those that failed; their texts are copied to `dest/RECIPE`.
+        builds: folder of each recipe's build, also of those that failed; their texts are copied to
+            `dest/RECIPE`.
         tracebacks: by recipe; written to `dest/errors.txt`.
         work: an existing folder for files in progress.
         dest: a new folder.
@@ -153,7 +175,9 @@ def write_refused(
             (dest / recipe).mkdir(exist_ok=True)
             (dest / recipe / text.name).write_bytes(_cut(text.read_bytes()))
     if tracebacks:
-        (dest / "errors.txt").write_text("\n".join(f"{name}\n{text}" for name, text in tracebacks.items()))
+        (dest / "errors.txt").write_text(
+            "\n".join(f"{name}\n{text}" for name, text in tracebacks.items())
+        )
 
 
 def _cut(data: bytes) -> bytes:
@@ -162,7 +186,9 @@ def _cut(data: bytes) -> bytes:
         return data
     kept = data[:MAX_TEXT_BYTES]
     kept = kept[: kept.rfind(b"\n") + 1] or kept.decode(errors="ignore").encode() + b"\n"
-    return kept + f"... cut here: {len(data) - len(kept)} of {len(data)} bytes are left out\n".encode()
+    return (
+        kept + f"... cut here: {len(data) - len(kept)} of {len(data)} bytes are left out\n".encode()
+    )
 
 
 def write_golden(
@@ -170,7 +196,8 @@ def write_golden(
 ) -> tuple[GoldenSet, ...]:
     """Write golden/inputs.safetensors and golden/outputs.safetensors.
 
-    Golden outputs are the reference, cast to the output's dtype. Where eager returns NaN, Inf or integers, they are eager's.
+    Golden outputs are the reference, cast to the output's dtype. Where eager returns NaN, Inf or
+    integers, they are eager's.
 
     Args:
         subject, reference: of the judgement.
@@ -179,7 +206,9 @@ def write_golden(
         folder: of the artifact.
     """
     (folder / "golden").mkdir()
-    native = [(row.set_index, row.output, row.native_rmse) for row in drift.rows if row.kind == "single"]
+    native = [
+        (row.set_index, row.output, row.native_rmse) for row in drift.rows if row.kind == "single"
+    ]
     names = [output.name for output in subject.outputs]
     inputs: dict[str, Tensor] = {}
     outputs: dict[str, Tensor] = {}
@@ -188,17 +217,35 @@ def write_golden(
     slice_errors = _slice_errors(names, reference, indices)
     for position, index in enumerate(indices):
         call = reference.singles[index]
-        inputs |= {f"{position}/{name}": tensor for name, tensor in subject.on_host.sets[index].tensors.items()}
+        inputs |= {
+            f"{position}/{name}": tensor
+            for name, tensor in subject.on_host.sets[index].tensors.items()
+        }
         for name, r, e in zip(names, call.reference, call.eager, strict=True):
-            outputs[f"{position}/{name}"] = r.to(e.dtype).where(e.isfinite() & r.isfinite(), e) if comparable(e) else e
-        known = {name: rmse for set_index, name, rmse in native if set_index == index and rmse is not None}
-        sets.append(GoldenSet(point=dict(subject.sets[index].point), native_rmse=known, scales=scales, slice_errors=slice_errors))
+            outputs[f"{position}/{name}"] = (
+                r.to(e.dtype).where(e.isfinite() & r.isfinite(), e) if comparable(e) else e
+            )
+        known = {
+            name: rmse
+            for set_index, name, rmse in native
+            if set_index == index and rmse is not None
+        }
+        sets.append(
+            GoldenSet(
+                point=dict(subject.sets[index].point),
+                native_rmse=known,
+                scales=scales,
+                slice_errors=slice_errors,
+            )
+        )
     save_tensors(inputs, folder / GOLDEN_INPUTS)
     save_tensors(outputs, folder / GOLDEN_OUTPUTS)
     return tuple(sets)
 
 
-def _slice_errors(names: Sequence[str], reference: Reference, indices: Sequence[int]) -> dict[str, float]:
+def _slice_errors(
+    names: Sequence[str], reference: Reference, indices: Sequence[int]
+) -> dict[str, float]:
     """See `GoldenSet.slice_errors`."""
     found: dict[str, float] = {}
     for place, name in enumerate(names) if reference.float64 and reference.deterministic else ():
@@ -212,17 +259,26 @@ def _slice_errors(names: Sequence[str], reference: Reference, indices: Sequence[
 
 
 def golden_indices(subject: Subject, candidates: Sequence[Candidate]) -> list[int]:
-    """Select the first set at each point, the smallest first, within GOLDEN_BYTES; always one for each payload."""
+    """Select the first set at each point, the smallest first, within GOLDEN_BYTES; always one for
+    each payload.
+    """
     first: dict[tuple[tuple[str, int], ...], int] = {}
     for index, item in enumerate(subject.sets):
         first.setdefault(tuple(sorted(item.point.items())), index)
-    sizes = {index: sum(tensor.nbytes for tensor in subject.sets[index].tensors.values()) for index in first.values()}
-    held = [(one.payloads, count) for one in candidates for count in counts_of(one.payloads) or (0,)]
+    sizes = {
+        index: sum(tensor.nbytes for tensor in subject.sets[index].tensors.values())
+        for index in first.values()
+    }
+    held = [
+        (one.payloads, count) for one in candidates for count in counts_of(one.payloads) or (0,)
+    ]
     chosen: list[int] = []
     served: set[str] = set()
     total = 0
     for index in sorted(sizes, key=sizes.__getitem__):
-        found = [serving(set_for(payloads, count), subject.sets[index].point) for payloads, count in held]
+        found = [
+            serving(set_for(payloads, count), subject.sets[index].point) for payloads, count in held
+        ]
         serves = {payload.path for payload in found if payload is not None}
         if not serves <= served or total + sizes[index] <= GOLDEN_BYTES:
             chosen.append(index)

@@ -1,8 +1,9 @@
 """The settings of Inductor that differ from torch's defaults, with the reasons. Imports no torch.
 
-Every other setting has the default of the installed torch during a build, also where the environment (TORCHINDUCTOR_...,
-AOT_INDUCTOR_...) or a program changed it (freezing/target/torch_config.py). So these settings and torch's version, which are both
-parts of a build's key, decide the payload. A setting that the installed torch lacks is omitted
+Every other setting has the default of the installed torch during a build, also where the
+environment (TORCHINDUCTOR_..., AOT_INDUCTOR_...) or a program changed it
+(freezing/target/torch_config.py). So these settings and torch's version, which are both parts of a
+build's key, decide the payload. A setting that the installed torch lacks is omitted
 (freezing/lowering/inductor/inductor.py).
 """
 
@@ -12,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 COMMON: Mapping[str, Any] = {
-    # All CPUs of the device class have its vector instructions: torch need not test them, which takes seconds.
+    # All CPUs of the device class have its vector instructions: torch need not test them, which
+    # takes seconds.
     "cpp.vec_isa_ok": True,
     # For `inductor-max-autotune`; without tuning nothing is timed, so two builds of one key agree.
     "max_autotune_gemm_backends": "ATEN,CPP",
@@ -42,15 +44,19 @@ BESIDE: Mapping[str, Any] = {"aot_inductor.package_constants_on_disk_format": "b
 """Puts the weights beside the shared library, in a file of the package that the loader maps."""
 
 BESIDE_ABOVE_MB = 8
-"""Weights above this size, in MB of 1e6 bytes, are stored beside the library. Within it they are unpacked and copied at each load,
-which takes 120 ms of CPU time for 100 MB and twice their size in memory, but need no further file."""
+"""Weights above this size, in MB of 1e6 bytes, are stored beside the library. Within it they are
+unpacked and copied at each load, which takes 120 ms of CPU time for 100 MB and twice their size in
+memory, but need no further file."""
 
 REPAIRS_VERSION = 3
-"""Increase when torch_patches.py changes the code of a model, so that its builds are redone: 2 clips windows of pools, 3 multiplies
-1x1 convolutions over a single position as matrices by vectors."""
+"""Increase when torch_patches.py changes the code of a model, so that its builds are redone: 2
+clips windows of pools, 3 multiplies 1x1 convolutions over a single position as matrices by
+vectors."""
 
 
-def recipe_settings(*, freezing: bool = True, weight_prepack: bool = True, max_autotune: bool = False) -> dict[str, Any]:
+def recipe_settings(
+    *, freezing: bool = True, weight_prepack: bool = True, max_autotune: bool = False
+) -> dict[str, Any]:
     """The settings of an Inductor recipe, all of which are part of its builds' keys.
 
     Args:

@@ -1,6 +1,8 @@
-"""RECIPES: how artifacts are built. A recipe names captures, lowerings and settings. Imports no torch.
+"""RECIPES: how artifacts are built. A recipe names captures, lowerings and settings. Imports no
+torch.
 
-A recipe's name and settings are part of a build's key: whoever changes what a recipe does must change a setting.
+A recipe's name and settings are part of a build's key: whoever changes what a recipe does must
+change a setting.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from freezer.artifact.manifest import ENGINES, PayloadKind
 from freezer.errors import UsageError, expected_names
 from freezer.freezing.recipes.inductor_settings import CUDA, recipe_settings
 
-CaptureName = Literal["export", "export-strict", "convert", "trace", "script", "trace-sizes", "as-is"]
+CaptureName = Literal[
+    "export", "export-strict", "convert", "trace", "script", "trace-sizes", "as-is"
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,9 +28,11 @@ class Recipe:
         ways: pairs of a capture and the lowering of its graph, in the order to try them.
         settings: settings of the lowerings.
         portable: only for the device class `portable`.
-        by_thread: whether a payload is laid out for one thread count, so that each count needs its own. Others run with any count;
-            `torchscript-optimized` packs at load, for the serving count.
-        by_shape: whether a payload for one point is faster there than the one for all sizes, so that each named point gets its own.
+        by_thread: whether a payload is laid out for one thread count, so that each count needs its
+            own. Others run with any count; `torchscript-optimized` packs at load, for the serving
+            count.
+        by_shape: whether a payload for one point is faster there than the one for all sizes, so
+            that each named point gets its own.
         auto: whether `auto` includes it; the others are slower to build or seldom win.
     """
 
@@ -41,14 +47,21 @@ class Recipe:
     @property
     def packages(self) -> tuple[str, ...]:
         """Packages that a build needs besides torch."""
-        return tuple(dict.fromkeys(name for _, lowering in self.ways for name in ENGINE_PACKAGES.get(lowering, ())))
+        return tuple(
+            dict.fromkeys(
+                name for _, lowering in self.ways for name in ENGINE_PACKAGES.get(lowering, ())
+            )
+        )
 
 
 ENGINE_PACKAGES: Mapping[PayloadKind, tuple[str, ...]] = {
     "onnxruntime": ("onnxruntime", "onnx", "onnxscript"),
     "openvino": ("openvino",),
 }
-"""The packages that build a kind of payload, besides torch. ENGINES of freezer/artifact/manifest.py names those that serve it."""
+"""The packages that build a kind of payload, besides torch.
+
+ENGINES of freezer/artifact/manifest.py names those that serve it.
+"""
 
 EAGER = "eager"
 """The baseline: the source model itself, always an entrant and never an artifact."""
@@ -62,18 +75,35 @@ _TORCHSCRIPT: tuple[tuple[CaptureName, PayloadKind], ...] = (
 _EXPORT: tuple[CaptureName, ...] = ("export", "export-strict", "convert")
 
 
-def _torchscript(name: str, *, optimize_numerics: bool = True, optimize_for_inference: bool = False, auto: bool = True) -> Recipe:
-    settings = {"freeze": True, "optimize_numerics": optimize_numerics, "optimize_for_inference": optimize_for_inference}
+def _torchscript(
+    name: str,
+    *,
+    optimize_numerics: bool = True,
+    optimize_for_inference: bool = False,
+    auto: bool = True,
+) -> Recipe:
+    settings = {
+        "freeze": True,
+        "optimize_numerics": optimize_numerics,
+        "optimize_for_inference": optimize_for_inference,
+    }
     return Recipe(name=name, ways=_TORCHSCRIPT, settings=settings, auto=auto)
 
 
 def _inductor(
-    name: str, *, freezing: bool = True, weight_prepack: bool = True, max_autotune: bool = False, auto: bool = True
+    name: str,
+    *,
+    freezing: bool = True,
+    weight_prepack: bool = True,
+    max_autotune: bool = False,
+    auto: bool = True,
 ) -> Recipe:
     return Recipe(
         name=name,
         ways=tuple((capture, "inductor") for capture in _EXPORT),
-        settings=recipe_settings(freezing=freezing, weight_prepack=weight_prepack, max_autotune=max_autotune),
+        settings=recipe_settings(
+            freezing=freezing, weight_prepack=weight_prepack, max_autotune=max_autotune
+        ),
         by_thread=True,
         by_shape=True,
         auto=auto,
@@ -81,7 +111,8 @@ def _inductor(
 
 
 OPENVINO_SETTINGS: Mapping[str, str] = {
-    # Its defaults compute in bfloat16 where the CPU has it, and round weights and caches of attention to 8 bits.
+    # Its defaults compute in bfloat16 where the CPU has it, and round weights and caches of
+    # attention to 8 bits.
     "INFERENCE_PRECISION_HINT": "f32",
     "EXECUTION_MODE_HINT": "ACCURACY",
     # One call at a time, on all of its threads.
@@ -105,12 +136,18 @@ RECIPES: Mapping[str, Recipe] = {  # in the order in which they are built: the c
     "onnxruntime": Recipe(
         name="onnxruntime",
         ways=tuple((capture, "onnxruntime") for capture in _EXPORT),
-        # Threads that sleep between calls cost 20 µs a call; ONNX Runtime's own limit is some tens of milliseconds.
-        settings={"optimized": "extended", "session": {"session.intra_op.spin_duration_us": "1000"}},
+        # Threads that sleep between calls cost 20 µs a call; ONNX Runtime's own limit is some tens
+        # of milliseconds.
+        settings={
+            "optimized": "extended",
+            "session": {"session.intra_op.spin_duration_us": "1000"},
+        },
     ),
     "inductor-frozen": _inductor("inductor-frozen"),
     "inductor-unpacked": _inductor("inductor-unpacked", weight_prepack=False, auto=False),
-    "inductor-unfrozen": _inductor("inductor-unfrozen", freezing=False, weight_prepack=False, auto=False),
+    "inductor-unfrozen": _inductor(
+        "inductor-unfrozen", freezing=False, weight_prepack=False, auto=False
+    ),
     "inductor-max-autotune": _inductor("inductor-max-autotune", max_autotune=True, auto=False),
     "portable": Recipe(
         name="portable",
@@ -126,12 +163,12 @@ KEPT_EAGER = Recipe(
     settings={"freeze": False},
     auto=False,
 )
-"""For GPU classes where nothing beats eager: the captured program, not frozen, on that device. Not an entrant: `freeze` and
-campaigns build it for the verdict `kept-eager`."""
+"""For GPU classes where nothing beats eager: the captured program, not frozen, on that device. Not
+an entrant: `freeze` and campaigns build it for the verdict `kept-eager`."""
 
 PRECISION: Mapping[str, bool] = {"tf32": False, "reduced_precision_reductions": False}
-"""Faster and less exact arithmetic of GPUs: TF32 products of float32, and half-precision sums of half precision. Both are off for
-builds, judges and calls (runtime/precision.py)."""
+"""Faster and less exact arithmetic of GPUs: TF32 products of float32, and half-precision sums of
+half precision. Both are off for builds, judges and calls (runtime/precision.py)."""
 
 
 def needs_torch_alone(name: str) -> bool:
@@ -140,7 +177,8 @@ def needs_torch_alone(name: str) -> bool:
 
 
 def made_for(recipe: Recipe, kind: str) -> Recipe:
-    """Adapt a recipe to a kind of device class: for a GPU, its precision is set and payloads fit any thread count.
+    """Adapt a recipe to a kind of device class: for a GPU, its precision is set and payloads fit
+    any thread count.
 
     Args:
         recipe: one of RECIPES, or KEPT_EAGER.
@@ -155,40 +193,58 @@ def made_for(recipe: Recipe, kind: str) -> Recipe:
 
 
 def own_toolchain(recipe: Recipe, toolchain: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a toolchain that shapes payloads of a recipe: the packages of other engines do not."""
-    others = {name for packages in ENGINE_PACKAGES.values() for name in packages} - set(recipe.packages)
+    """The part of a toolchain that shapes payloads of a recipe: the packages of other engines do
+    not.
+    """
+    others = {name for packages in ENGINE_PACKAGES.values() for name in packages} - set(
+        recipe.packages
+    )
     return {name: version for name, version in toolchain.items() if name not in others}
 
 
-def select(names: Iterable[str], *, portable: bool, installed: Collection[str] | None = None) -> tuple[Recipe, ...]:
+def select(
+    names: Iterable[str], *, portable: bool, installed: Collection[str] | None = None
+) -> tuple[Recipe, ...]:
     """The recipes to build for a device class.
 
     Args:
         names: names of RECIPES, `eager`, `auto`, or `all`.
         portable: whether the device class is `portable`, for which `names` is ignored.
-        installed: packages that builds for the class may use besides torch: `auto` and `all` leave out recipes that need others.
-            None: all.
+        installed: packages that builds for the class may use besides torch: `auto` and `all` leave
+            out recipes that need others. None: all.
 
     Raises:
         UsageError: a name is unknown.
     """
     wanted = set(names)
     for name in wanted - set(RECIPES) - {"auto", "all", EAGER}:
-        raise UsageError(f"unknown recipe {name!r}; {expected_names(name, ('auto', 'all', EAGER, *RECIPES))}")
+        raise UsageError(
+            f"unknown recipe {name!r}; {expected_names(name, ('auto', 'all', EAGER, *RECIPES))}"
+        )
     if portable:
         return tuple(recipe for recipe in RECIPES.values() if recipe.portable)
 
     def is_wanted(recipe: Recipe) -> bool:
         found = "all" in wanted or (recipe.auto and "auto" in wanted)
-        return recipe.name in wanted or (found and (installed is None or set(recipe.packages) <= set(installed)))
+        return recipe.name in wanted or (
+            found and (installed is None or set(recipe.packages) <= set(installed))
+        )
 
     return tuple(recipe for recipe in RECIPES.values() if not recipe.portable and is_wanted(recipe))
 
 
 def left_out(names: Iterable[str], *, installed: Collection[str]) -> str:
-    """The recipes that `select` leaves out and the packages that they lack, for people; empty if there is none."""
+    """The recipes that `select` leaves out and the packages that they lack, for people; empty if
+    there is none.
+    """
     wanted = tuple(names)
     selected = select(wanted, portable=False, installed=installed)
     others = [recipe for recipe in select(wanted, portable=False) if recipe not in selected]
-    lacking = {recipe.name: " ".join(name for name in recipe.packages if name not in installed) for recipe in others}
-    return "; ".join(f"{name} is left out, which needs `pip install {packages}`" for name, packages in lacking.items())
+    lacking = {
+        recipe.name: " ".join(name for name in recipe.packages if name not in installed)
+        for recipe in others
+    }
+    return "; ".join(
+        f"{name} is left out, which needs `pip install {packages}`"
+        for name, packages in lacking.items()
+    )

@@ -13,7 +13,13 @@ from freezer.errors import UsageError
 from freezer.freezing.models.calls import device_of_model
 from freezer.freezing.target.environment import check_environment
 from freezer.freezing.target.toolchain import toolchain_with, torch_versions
-from freezer.hardware.device_classes import PORTABLE, DeviceClass, best_level, device_class, packed_dtype
+from freezer.hardware.device_classes import (
+    PORTABLE,
+    DeviceClass,
+    best_level,
+    device_class,
+    packed_dtype,
+)
 from freezer.hardware.machine import describe_host, detect, this_host
 from freezer.runtime.devices import CPU, class_of, device_of, gpu_versions, with_index
 
@@ -25,7 +31,8 @@ class Target:
     Attributes:
         num_threads: thread count of the verdict, and of the first payload.
         further_threads: other counts, each of which may get payloads of its own.
-        device: where the model is captured, built and judged: the CPU, or for a CUDA class a GPU with its index.
+        device: where the model is captured, built and judged: the CPU, or for a CUDA class a GPU
+            with its index.
     """
 
     device_class: DeviceClass
@@ -43,22 +50,28 @@ class Target:
         return Target(device_class=self.device_class, num_threads=num_threads, device=self.device)
 
 
-def target_here(name: str, num_threads: int | Sequence[int], device: str | torch.device | None = None) -> Target:
+def target_here(
+    name: str, num_threads: int | Sequence[int], device: str | torch.device | None = None
+) -> Target:
     """The target, if this process can build and judge for it.
 
     Args:
         name: name of the device class.
-        num_threads: one count, or several with that of the verdict first. Payloads for GPUs and portable ones fit any count.
-        device: for a CUDA class, the GPU to build on (`cuda:1`); by default the current one if it is of the class, otherwise the
-            first that is.
+        num_threads: one count, or several with that of the verdict first. Payloads for GPUs and
+            portable ones fit any count.
+        device: for a CUDA class, the GPU to build on (`cuda:1`); by default the current one if it
+            is of the class, otherwise the first that is.
 
     Raises:
-        UsageError: the machine is not of the class, the process does not have the class's limits, the device is of another class,
-            or a count is below 1 or repeated.
+        UsageError: the machine is not of the class, the process does not have the class's limits,
+            the device is of another class, or a count is below 1 or repeated.
     """
     counts = (num_threads,) if isinstance(num_threads, int) else tuple(num_threads)
     if not counts or min(counts) < 1 or len(set(counts)) < len(counts):
-        raise UsageError(f"got thread counts {list(counts)}, expected one or more of at least 1, without repetition")
+        raise UsageError(
+            f"got thread counts {list(counts)}, expected one or more of at least 1, without"
+            " repetition"
+        )
     wanted, machine = device_class(name), detect()
     if wanted.kind == "cuda":
         check_environment(wanted)
@@ -67,18 +80,27 @@ def target_here(name: str, num_threads: int | Sequence[int], device: str | torch
     if name not in machine.classes:
         reason = machine.why_not.get(name, "the hardware is of another kind")
         raise UsageError(
-            f"this machine cannot build for {name}: {reason}; it can for {', '.join(machine.classes)}", code="CP-DEVICE-CLASS"
+            f"this machine cannot build for {name}: {reason}; it can for"
+            f" {', '.join(machine.classes)}",
+            code="CP-DEVICE-CLASS",
         )
     if device is not None:
         _check_cpu(name, device)
-    target = Target(device_class=wanted, num_threads=counts[0], further_threads=() if wanted.kind == "portable" else counts[1:])
+    target = Target(
+        device_class=wanted,
+        num_threads=counts[0],
+        further_threads=() if wanted.kind == "portable" else counts[1:],
+    )
     packed_layouts(target, ("float32",))
     check_environment(wanted)
     return target
 
 
 def aim(
-    model: nn.Module | None, name: str, device: str | torch.device | None, inputs: Iterable[Tensor] = ()
+    model: nn.Module | None,
+    name: str,
+    device: str | torch.device | None,
+    inputs: Iterable[Tensor] = (),
 ) -> tuple[str, torch.device]:
     """Choose the device class and the device of a freeze.
 
@@ -89,7 +111,8 @@ def aim(
         inputs: inputs of the model, whose device counts if the model has no weights.
 
     Returns:
-        The name, still `auto` on a CPU, where the model's weights decide; and a GPU with its index, or the CPU.
+        The name, still `auto` on a CPU, where the model's weights decide; and a GPU with its index,
+        or the CPU.
 
     Raises:
         UsageError: this process has no such device, or it is not of the class.
@@ -111,29 +134,36 @@ def aim(
 def _check_cpu(name: str, device: str | torch.device) -> None:
     if with_index(device).type != "cpu":
         raise UsageError(
-            f"got device {device} for {name}, which runs on a CPU; omit the device, or name the GPU's class",
+            f"got device {device} for {name}, which runs on a CPU; omit the device, or name the"
+            " GPU's class",
             code="CP-DEVICE-CLASS",
         )
 
 
 def class_here(dtypes: Iterable[str]) -> str:
-    """The device class that `auto` means in this process for a model whose weights have these dtypes.
+    """The device class that `auto` means in this process for a model whose weights have these
+    dtypes.
 
-    It is the machine's level; or the machine's own finer class if oneDNN packs such weights differently than at that level, such as
-    bfloat16 and int8 on a CPU with instructions for them.
+    It is the machine's level; or the machine's own finer class if oneDNN packs such weights
+    differently than at that level, such as bfloat16 and int8 on a CPU with instructions for them.
     """
     machine, packed = detect(), {packed_dtype(dtype) for dtype in dtypes}
     level = best_level(machine.classes) or PORTABLE
     for name in (level, machine.hardware):
         if name in machine.classes:
-            layouts = {dtype: layout for dtype, layout in device_class(name).layouts.items() if dtype in packed}
+            layouts = {
+                dtype: layout
+                for dtype, layout in device_class(name).layouts.items()
+                if dtype in packed
+            }
             if machine.serves(layouts):
                 return name
     return level
 
 
 def packed_layouts(target: Target, dtypes: Iterable[str]) -> dict[str, str]:
-    """The layouts of packed weights for the target's class, by dtype; dtypes that are never packed are omitted.
+    """The layouts of packed weights for the target's class, by dtype; dtypes that are never packed
+    are omitted.
 
     Args:
         target: target of this process.
@@ -152,28 +182,36 @@ def packed_layouts(target: Target, dtypes: Iterable[str]) -> dict[str, str]:
     limits = " ".join(f"{key}={value}" for key, value in wanted.limits.items())
     wrong = {name: layout for name, layout in found.items() if machine.layouts[name] != layout}
     raise UsageError(
-        f"this process would pack weights for {', '.join(f'{machine.layouts[name]} ({name})' for name in wrong)}, and those of "
-        f"{wanted.name} are packed for {', '.join(f'{layout} ({name})' for name, layout in wrong.items())}; set {limits} before "
-        f"Python starts, or use `coldpress freeze --device-class {wanted.name}`, which does",
+        "this process would pack weights for"
+        f" {', '.join(f'{machine.layouts[name]} ({name})' for name in wrong)}, and those of"
+        f" {wanted.name} are packed for"
+        f" {', '.join(f'{layout} ({name})' for name, layout in wrong.items())}; set {limits} before"
+        f" Python starts, or use `coldpress freeze --device-class {wanted.name}`, which does",
         code="CP-DEVICE-CLASS",
     )
 
 
 def check_unlimited(target: Target, engine: str) -> None:
-    """Check that an engine that uses every instruction of its CPU is as fast here as on a CPU of the target's class.
+    """Check that an engine that uses every instruction of its CPU is as fast here as on a CPU of
+    the target's class.
 
     Raises:
-        UsageError: the class is for GPUs, or lesser than this machine's level; code CP-DEVICE-CLASS.
+        UsageError: the class is for GPUs, or lesser than this machine's level; code
+            CP-DEVICE-CLASS.
     """
     wanted = target.device_class
     if wanted.kind != "cpu":
-        raise UsageError(f"{engine} runs on CPUs only, so not for {wanted.name}; omit the recipe", code="CP-DEVICE-CLASS")
+        raise UsageError(
+            f"{engine} runs on CPUs only, so not for {wanted.name}; omit the recipe",
+            code="CP-DEVICE-CLASS",
+        )
     hardware = describe_host(this_host(), {})
     own = dict.fromkeys(name for name in (best_level(hardware.classes), hardware.hardware) if name)
     if wanted.name not in own:
         raise UsageError(
-            f"{engine} cannot be limited to the instructions of {wanted.name}, so its speed here would be that of "
-            f"{' or '.join(own)}; build and judge it on a machine of {wanted.name}",
+            f"{engine} cannot be limited to the instructions of {wanted.name}, so its speed here"
+            f" would be that of {' or '.join(own)}; build and judge it on a machine of"
+            f" {wanted.name}",
             code="CP-DEVICE-CLASS",
         )
 

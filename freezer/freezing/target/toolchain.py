@@ -1,4 +1,7 @@
-"""The toolchain: versions of everything that shapes a payload. Imports torch only to read torch's own versions."""
+"""The toolchain: versions of everything that shapes a payload.
+
+Imports torch only to read torch's own versions.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ from freezer.freezing.recipes.recipes import ENGINE_PACKAGES
 
 
 def toolchain_with(torch_versions: Mapping[str, str | None]) -> dict[str, Any]:
-    """Versions of everything that shapes a payload for a CPU: torch, oneDNN, the C++ compiler, CUDA, Python.
+    """Versions of everything that shapes a payload for a CPU: torch, oneDNN, the C++ compiler,
+    CUDA, Python.
 
     Args:
         torch_versions: the result of `torch_versions()`.
@@ -47,7 +51,11 @@ def torch_versions() -> dict[str, str | None]:
     import torch
 
     onednn = re.search(r"MKL-DNN v([\d.]+)", torch.__config__.show())
-    return {"torch": str(torch.__version__), "onednn": onednn.group(1) if onednn else None, "cuda": torch.version.cuda}
+    return {
+        "torch": str(torch.__version__),
+        "onednn": onednn.group(1) if onednn else None,
+        "cuda": torch.version.cuda,
+    }
 
 
 def compiler() -> str:
@@ -59,5 +67,7 @@ def compiler() -> str:
 def _version(compiler: str) -> str | None:
     if shutil.which(compiler) is None:
         return None
-    found = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    found = subprocess.run(
+        [compiler, "--version"], capture_output=True, text=True, check=False
+    ).stdout
     return found.splitlines()[0] if found else None

@@ -1,8 +1,9 @@
 """torch's settings as they would be without environment variables.
 
-torch's configuration modules read defaults from the environment when they are imported, possibly long before a build, and some
-variables override values that a program sets. The values without any variables come from executing the modules again in an
-environment without them, so they are right for the installed torch.
+torch's configuration modules read defaults from the environment when they are imported, possibly
+long before a build, and some variables override values that a program sets. The values without any
+variables come from executing the modules again in an environment without them, so they are right
+for the installed torch.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ MODULES = (
 
 @functools.cache
 def fresh_module(name: str) -> ModuleType:
-    """A second copy of a configuration module, executed without the variables that builds must not depend on."""
+    """A second copy of a configuration module, executed without the variables that builds must not
+    depend on.
+    """
     first = sys.modules[name]
     spec = importlib.util.spec_from_file_location(f"{name}_of_coldpress", str(first.__file__))
     assert spec is not None
@@ -45,9 +48,15 @@ def fresh_module(name: str) -> ModuleType:
 
 
 def straying(name: str) -> dict[str, Any]:
-    """The settings that the environment or a program has changed, with torch's defaults as values."""
+    """The settings that the environment or a program has changed, with torch's defaults as
+    values.
+    """
     plain, now = fresh_module(name).get_config_copy(), sys.modules[name].get_config_copy()
-    return {setting: plain[setting] for setting, value in now.items() if setting in plain and value != plain[setting]}
+    return {
+        setting: plain[setting]
+        for setting, value in now.items()
+        if setting in plain and value != plain[setting]
+    }
 
 
 @contextlib.contextmanager
@@ -76,7 +85,10 @@ def _reset(module: Any, plain: Any, stack: contextlib.ExitStack) -> None:
             stack.callback(setattr, entry, "env_value_force", entry.env_value_force)
             entry.env_value_force = other.env_value_force
             changed[name] = values[name]
-        elif now[name] in (entry.default, entry.env_value_default):  # otherwise a program has set it
+        elif now[name] in (
+            entry.default,
+            entry.env_value_default,
+        ):  # otherwise a program has set it
             changed[name] = values[name]
     if changed:
         stack.enter_context(module.patch(changed))

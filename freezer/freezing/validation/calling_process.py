@@ -1,8 +1,10 @@
-"""`python -m freezer.freezing.validation.calling_process`: call a payload in a fresh process for as long as its parent asks.
+"""`python -m freezer.freezing.validation.calling_process`: call a payload in a fresh process for as
+long as its parent asks.
 
-The first line of stdin is an `Opening` as JSON; the answer is the digest of the first call's outputs. Every further line is a
-duration in milliseconds; the process calls for that long, and answers with the times of the calls, the page faults meanwhile and
-the CPU time since the last answer.
+The first line of stdin is an `Opening` as JSON; the answer is the digest of the first call's
+outputs. Every further line is a duration in milliseconds; the process calls for that long, and
+answers with the times of the calls, the page faults meanwhile and the CPU time since the last
+answer.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ def main() -> None:
     """Open the payload, and answer each line of stdin with one line of JSON, until stdin ends."""
     with open(1, "w", closefd=False) as answers:
         sys.stdout = sys.stderr  # a payload may print
-        call, digest = _opened(decode(Opening, json.loads(sys.stdin.readline()), origin="the request"))
+        call, digest = _opened(
+            decode(Opening, json.loads(sys.stdin.readline()), origin="the request")
+        )
         print(json.dumps({"digest": digest}), file=answers, flush=True)
         used_s = time.process_time()
         for line in sys.stdin:
@@ -46,7 +50,11 @@ def _opened(opening: Opening) -> tuple[Callable[[], Any], str]:
     torch.manual_seed(0)
     golden = load_tensors(opening.folder / opening.inputs)
     tensors = {item.name: golden[f"0/{item.name}"] for item in opening.spec.tensors}
-    args, kwargs = bind(opening.spec, tensors) if opening.payload.convention == "native" else (list(tensors.values()), {})
+    args, kwargs = (
+        bind(opening.spec, tensors)
+        if opening.payload.convention == "native"
+        else (list(tensors.values()), {})
+    )
     run = LOADERS[opening.payload.kind](opening.folder / opening.payload.path, opening.settings)
     call = torch.no_grad()(partial(run, *args, **kwargs))
     digest = hashlib.sha256()
@@ -63,7 +71,10 @@ def _block(call: Callable[[], Any], block_ms: float) -> dict[str, Any]:
         started = time.perf_counter()
         call()
         times_ms.append((time.perf_counter() - started) * 1e3)
-    return {"times_ms": times_ms, "page_faults": resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults}
+    return {
+        "times_ms": times_ms,
+        "page_faults": resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults,
+    }
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""`python -m freezer.freezing.validation.cold_start`: load time, first call and peak memory of a payload in a fresh process.
+"""`python -m freezer.freezing.validation.cold_start`: load time, first call and peak memory of a
+payload in a fresh process.
 
-The request is JSON on stdin, the answer one line of JSON on stdout. Steady latency never includes these figures.
+The request is JSON on stdin, the answer one line of JSON on stdout. Steady latency never includes
+these figures.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ class Opening:
 
 
 def measure(opening: Opening) -> ColdStart:
-    """Measure a payload in a fresh process of the same environment. Times are in milliseconds, memory in 1e6 bytes.
+    """Measure a payload in a fresh process of the same environment. Times are in milliseconds,
+    memory in 1e6 bytes.
 
     Raises:
         JudgeError: the process fails or hangs.
@@ -57,11 +60,23 @@ def measure(opening: Opening) -> ColdStart:
     command = [sys.executable, "-m", "freezer.freezing.validation.cold_start"]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     try:
-        done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=TIMEOUT_S, check=True, env=environ)
+        done = subprocess.run(
+            command,
+            input=request,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=True,
+            env=environ,
+        )
     except subprocess.CalledProcessError as error:
-        raise JudgeError(f"a fresh process could not open and call {name}: {raised_in(error.stderr)}") from error
+        raise JudgeError(
+            f"a fresh process could not open and call {name}: {raised_in(error.stderr)}"
+        ) from error
     except subprocess.TimeoutExpired as error:
-        raise JudgeError(f"a fresh process took over {TIMEOUT_S} s to open and call {name}") from error
+        raise JudgeError(
+            f"a fresh process took over {TIMEOUT_S} s to open and call {name}"
+        ) from error
     return decode(ColdStart, json.loads(done.stdout.splitlines()[-1]), origin="the fresh process")
 
 
@@ -85,8 +100,14 @@ def main(opening: Opening) -> ColdStart:
     torch.set_num_threads(opening.num_threads)
     device, payload = torch.device(opening.device), opening.payload
     golden = load_tensors(opening.folder / opening.inputs)
-    tensors = tensors_on({item.name: golden[f"0/{item.name}"] for item in opening.spec.tensors}, device)
-    args, kwargs = bind(opening.spec, tensors) if payload.convention == "native" else (list(tensors.values()), {})
+    tensors = tensors_on(
+        {item.name: golden[f"0/{item.name}"] for item in opening.spec.tensors}, device
+    )
+    args, kwargs = (
+        bind(opening.spec, tensors)
+        if payload.convention == "native"
+        else (list(tensors.values()), {})
+    )
     memory_before_mb = peak_bytes() / 1e6
     with current(device), torch.no_grad():
         times = [time.perf_counter()]
@@ -97,7 +118,9 @@ def main(opening: Opening) -> ColdStart:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             times.append(time.perf_counter())
-    open_ms, first_call_ms, second_call_ms = ((after - before) * 1e3 for before, after in pairwise(times))
+    open_ms, first_call_ms, second_call_ms = (
+        (after - before) * 1e3 for before, after in pairwise(times)
+    )
     return ColdStart(
         import_torch_ms=(imported - started) * 1e3,
         open_ms=open_ms,

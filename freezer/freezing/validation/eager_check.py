@@ -1,6 +1,8 @@
-"""Run the eager model on the input sets of a freeze, with every check that needs no graph; for `coldpress freeze --debug`.
+"""Run the eager model on the input sets of a freeze, with every check that needs no graph; for
+`coldpress freeze --debug`.
 
-Nothing is captured or written. The command disables TorchScript (PYTORCH_JIT=0), so that debuggers work in scripted functions.
+Nothing is captured or written. The command disables TorchScript (PYTORCH_JIT=0), so that debuggers
+work in scripted functions.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ class EagerFigure:
         point: sizes of the named dims.
         low, high: range of the finite elements; None without any, and for complex and bool outputs.
         num_not_finite: elements that are NaN or Inf.
-        relative_error: rmse / rms(r) against the float64 reference without fill values; None if nothing can be compared.
+        relative_error: rmse / rms(r) against the float64 reference without fill values; None if
+            nothing can be compared.
     """
 
     set_index: int
@@ -66,29 +69,46 @@ def debug(subject: Subject) -> Debugged:
     figures = tuple(
         _figure(subject, call.set_index, output, e, r if reference.float64 else None, limits)
         for call in singles
-        for output, e, r, limits in zip(subject.outputs, call.eager, call.reference, reference.scales, strict=True)
+        for output, e, r, limits in zip(
+            subject.outputs, call.eager, call.reference, reference.scales, strict=True
+        )
     )
     constant = [
         output.name
-        for output, outputs in zip(subject.outputs, zip(*(call.eager for call in singles), strict=True), strict=True)
+        for output, outputs in zip(
+            subject.outputs, zip(*(call.eager for call in singles), strict=True), strict=True
+        )
         if outputs[0].numel() and all(same_tensors(outputs[0], other) for other in outputs[1:])
     ]
     varied = subject.spec.tensors and len(singles) > 1
     warnings = [
-        f"output {name!r} is the same for all input sets, so drift in it would not show; check the weights"
+        f"output {name!r} is the same for all input sets, so drift in it would not show; check the"
+        " weights"
         for name in constant
         if varied
     ]
     if reference.float64 and reference.deterministic:
-        worst = {figure.output: figure.relative_error for figure in figures if (figure.relative_error or 0.0) > DIGITS}
+        worst = {
+            figure.output: figure.relative_error
+            for figure in figures
+            if (figure.relative_error or 0.0) > DIGITS
+        }
         warnings += [
-            f"output {name!r}: eager has no correct digits, its relative error is {error:.2g}" for name, error in worst.items()
+            f"output {name!r}: eager has no correct digits, its relative error is {error:.2g}"
+            for name, error in worst.items()
         ]
-    return Debugged(figures=figures, facts=tuple(_facts(subject, reference)), warnings=tuple(warnings))
+    return Debugged(
+        figures=figures, facts=tuple(_facts(subject, reference)), warnings=tuple(warnings)
+    )
 
 
 def _figure(
-    subject: Subject, set_index: int, output: OutputSpec, e: Tensor, r: Tensor | None, limits: Sequence[float]
+    subject: Subject,
+    set_index: int,
+    output: OutputSpec,
+    e: Tensor,
+    r: Tensor | None,
+    limits: Sequence[float],
 ) -> EagerFigure:
     finite = torch.isfinite(e)
     ordered = e[finite] if e.dtype != torch.bool and not e.is_complex() else e.new_empty(0)
@@ -110,12 +130,22 @@ def _figure(
 
 def _facts(subject: Subject, reference: Reference) -> list[str]:
     if reference.float64:
-        measured = "runs in float64, which drift is measured against" + (f": {reference.note}" if reference.note else "")
+        measured = "runs in float64, which drift is measured against" + (
+            f": {reference.note}" if reference.note else ""
+        )
     else:
         measured = f"drift is measured against eager: {reference.note}"
     return [
-        "a call changes what later calls answer" if reference.stateful else "a call changes nothing that later calls see",
-        "the same inputs give the same outputs" if reference.deterministic else "the same inputs give different outputs",
+        (
+            "a call changes what later calls answer"
+            if reference.stateful
+            else "a call changes nothing that later calls see"
+        ),
+        (
+            "the same inputs give the same outputs"
+            if reference.deterministic
+            else "the same inputs give different outputs"
+        ),
         measured,
         *([f"{subject.reset}() brings the initial state back"] if subject.reset else []),
     ]

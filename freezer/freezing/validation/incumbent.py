@@ -1,7 +1,9 @@
-"""The incumbent: the artifact that serves the device class now. What is slower, or drifts more for nothing, does not replace it.
+"""The incumbent: the artifact that serves the device class now. What is slower, or drifts more for
+nothing, does not replace it.
 
-The incumbent is one more entrant in the deciding cell, beside eager and the candidates. If it was made of the same weights, it must
-also pass today's drift gate; otherwise it answers differently, and its recorded drift counts. docs/contract.md states the rule.
+The incumbent is one more entrant in the deciding cell, beside eager and the candidates. If it was
+made of the same weights, it must also pass today's drift gate; otherwise it answers differently,
+and its recorded drift counts. docs/contract.md states the rule.
 """
 
 from __future__ import annotations
@@ -27,10 +29,14 @@ from freezer.limits import Limits, Objective, SamplingPolicy, timing_of
 from freezer.timing.sampling import Speedup
 
 LEAST_LOSS = 1.05
-"""How many times as fast the incumbent must be, by the bound of the interval, to stay in place of a model with other weights."""
+"""How many times as fast the incumbent must be, by the bound of the interval, to stay in place of a
+model with other weights.
+"""
 
 _MORE_DRIFT = 2.0
-"""How many times the error ratio of the incumbent, or of eager if that is larger, a new artifact may have without being faster."""
+"""How many times the error ratio of the incumbent, or of eager if that is larger, a new artifact
+may have without being faster.
+"""
 
 UNITS: dict[Objective, str] = {"load": "ms to load", "memory": "MB of memory", "size": "MB"}
 
@@ -56,7 +62,8 @@ class Rival:
     """An incumbent in a judgement.
 
     Attributes:
-        trial: with its payloads for the deciding thread count; None if it cannot be compared, and `record.problem` says why.
+        trial: with its payloads for the deciding thread count; None if it cannot be compared, and
+            `record.problem` says why.
         entrant: with the payload that serves in the deciding cell alone.
     """
 
@@ -97,14 +104,20 @@ def enter(
     held = set_for(manifest.payloads, target.num_threads)
     deciding = serving(held, subject.points[0])
     assert deciding is not None, "an artifact serves all sizes"
-    if deciding.digest in {payload.digest for candidate in candidates for payload in candidate.payloads}:
+    if deciding.digest in {
+        payload.digest for candidate in candidates for payload in candidate.payloads
+    }:
         return None
     trial = Trial(candidate=_as_candidate(incumbent, held), drift=None, problem=None)
     if record.same_weights:
         gate = Gate(error_ratio_max=limits.error_ratio_max, float64=reference.float64)
         trial, _ = run_trial(subject, trial.candidate, target, reference, gate)
         if trial.problem is not None:
-            return Rival(record=replace(record, problem=f"it does not pass today's drift gate: {trial.problem}"))
+            return Rival(
+                record=replace(
+                    record, problem=f"it does not pass today's drift gate: {trial.problem}"
+                )
+            )
         record = replace(record, error_ratio=trial.drift.error_ratio if trial.drift else None)
     (trial,) = with_footprints([trial], subject, target, limits, objective)
     if trial.problem is not None:
@@ -117,7 +130,10 @@ def _incomparable(manifest: Manifest, subject: Subject, target: Target) -> str |
     interface = (manifest.inputs, manifest.outputs, manifest.structure)
     if interface != (subject.spec, subject.outputs, subject.structure):
         return "its inputs or outputs differ"
-    if set(manifest.recipe.preserve) != set(subject.kept_names) or manifest.recipe.reset != subject.reset:
+    if (
+        set(manifest.recipe.preserve) != set(subject.kept_names)
+        or manifest.recipe.reset != subject.reset
+    ):
         return "it preserves other names"
     if manifest.verdict != "published":
         return "it is not frozen"
@@ -157,7 +173,8 @@ def settle(
 
     Args:
         rival: of the judgement.
-        decision: of `decide`. For `kept-eager`, eager stands for the captured program that would serve.
+        decision: of `decide`. For `kept-eager`, eager stands for the captured program that would
+            serve.
         cell: the deciding cell.
         limits, policy, objective: of the judgement.
 
@@ -172,13 +189,23 @@ def settle(
         return verdict, f"{reason}; not compared with {record}: {record.problem}", record
     new = best if verdict == "published" else None
     timing, name = timing_of(objective), new.candidate.recipe if new else EAGER
-    faster, over_eager = (cell.faster(*names, 1, policy, timing) for names in ((name, PREVIOUS), (PREVIOUS, EAGER)))
+    faster, over_eager = (
+        cell.faster(*names, 1, policy, timing) for names in ((name, PREVIOUS), (PREVIOUS, EAGER))
+    )
     assert faster is not None, "the timing was undisturbed"
     assert over_eager is not None
     latency_ms = cell.sampling.percentiles(PREVIOUS, policy)
-    record = replace(record, speedup=faster.value, speedup_ci=(faster.low, faster.high), p50_ms=latency_ms.get("p50"))
+    record = replace(
+        record,
+        speedup=faster.value,
+        speedup_ci=(faster.low, faster.high),
+        p50_ms=latency_ms.get("p50"),
+    )
     of_eager = "" if new else "eager is "
-    reason = f"{reason}; {of_eager}{faster.value:.2f} times ({faster.low:.2f}-{faster.high:.2f}) as fast as {record}"
+    reason = (
+        f"{reason}; {of_eager}{faster.value:.2f} times ({faster.low:.2f}-{faster.high:.2f}) as fast"
+        f" as {record}"
+    )
     worse = regression(faster, new.drift.error_ratio if new and new.drift else None, record)
     if new and (own := cost(new, objective)):
         before = cost(old, objective)
@@ -209,6 +236,11 @@ def regression(faster: Speedup, error_ratio: float | None, record: PreviousRecor
     if faster.high < (1.0 if record.same_weights else 1.0 / LEAST_LOSS):
         return ""
     before = record.error_ratio
-    if error_ratio is None or before is None or error_ratio <= _MORE_DRIFT * max(before, 1.0) or faster.low > 1.0:
+    if (
+        error_ratio is None
+        or before is None
+        or error_ratio <= _MORE_DRIFT * max(before, 1.0)
+        or faster.low > 1.0
+    ):
         return None
     return f", and its error ratio is {error_ratio:.2f} instead of {before:.2f}"

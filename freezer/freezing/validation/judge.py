@@ -1,4 +1,5 @@
-"""Judge: validate and time all candidates of one model and device class side by side with eager, and decide the verdict.
+"""Judge: validate and time all candidates of one model and device class side by side with eager,
+and decide the verdict.
 
     reference   outputs of eager, in float64 where the model runs in it   reference.py
     trials      run every candidate, and apply the drift gate             trials.py
@@ -31,7 +32,14 @@ from freezer.freezing.validation.footprints import with_footprints
 from freezer.freezing.validation.incumbent import Incumbent, Rival, enter, settle
 from freezer.freezing.validation.migration import compare
 from freezer.freezing.validation.reference import Reference, run_reference
-from freezer.freezing.validation.timed_cells import Cell, figures_of, kept, time_cells, time_sizes, without_grad
+from freezer.freezing.validation.timed_cells import (
+    Cell,
+    figures_of,
+    kept,
+    time_cells,
+    time_sizes,
+    without_grad,
+)
 from freezer.freezing.validation.trials import Trial, run_trial
 from freezer.freezing.validation.verdicts import Verdict, decide, pareto, rivals
 from freezer.gate import finite
@@ -57,7 +65,8 @@ class Judgement:
         migration: for a TorchScript model that was converted.
         fallback: the best trial that needs torch alone, if the winner does not (fallback.py).
         pareto: the Pareto front of the trials that passed the drift gate and were timed.
-        previous: the artifact that serves now, compared with what would replace it; None without one.
+        previous: the artifact that serves now, compared with what would replace it; None without
+            one.
     """
 
     verdict: Verdict
@@ -109,18 +118,21 @@ def judge(
     on_drift_alone: bool = False,
     incumbent: Incumbent | None = None,
 ) -> Judgement:
-    """Judge the candidates of one model and device class. Nothing else should use the hardware meanwhile.
+    """Judge the candidates of one model and device class. Nothing else should use the hardware
+    meanwhile.
 
     Args:
         subject: the model.
         candidates: at least one.
-        target: the target they were built for. Its first thread count decides; payloads for any count must pass the drift gate
-            with every count. For the others see further_threads.py.
+        target: the target they were built for. Its first thread count decides; payloads for any
+            count must pass the drift gate with every count. For the others see further_threads.py.
         limits: the limits to meet.
         policy: how to sample latency; its time limit covers all points.
-        objective: what the winner is best in, of the candidates that meet the limits; `p50` for what is judged by drift alone.
+        objective: what the winner is best in, of the candidates that meet the limits; `p50` for
+            what is judged by drift alone.
         task_metric: the caller's own quality measure; reported, not gated.
-        on_drift_alone: report speed without requiring a minimum, as always for the class `portable`.
+        on_drift_alone: report speed without requiring a minimum, as always for the class
+            `portable`.
         incumbent: the artifact that serves now; what is worse does not replace it (incumbent.py).
 
     Raises:
@@ -166,7 +178,9 @@ def judge(
             judgement = _time_other_sizes(case, judgement, judgement.winner)
     if not subject.scripted:
         return judgement
-    return replace(judgement, migration=compare(judgement.trials, outputs, judgement.sampling, case.policy))
+    return replace(
+        judgement, migration=compare(judgement.trials, outputs, judgement.sampling, case.policy)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,8 +201,8 @@ def _check_weights(subject: Subject, candidates: Sequence[Candidate]) -> None:
     for candidate in candidates:
         if candidate.weights != weights:
             raise JudgeError(
-                f"{subject.name}: the source gave other weights when {candidate.recipe} was built; seed it, or load the weights "
-                "from a file",
+                f"{subject.name}: the source gave other weights when {candidate.recipe} was built;"
+                " seed it, or load the weights from a file",
                 code="CP-WEIGHTS-DIFFER",
             )
 
@@ -196,7 +210,9 @@ def _check_weights(subject: Subject, candidates: Sequence[Candidate]) -> None:
 def _apply_gate(
     case: _Case, candidates: Sequence[Candidate], reference: Reference
 ) -> tuple[list[Trial], dict[str, list[list[Tensor]]]]:
-    """Measure the drift of each candidate and apply the gate; for a TorchScript model also return the outputs by recipe."""
+    """Measure the drift of each candidate and apply the gate; for a TorchScript model also return
+    the outputs by recipe.
+    """
     gate = Gate(error_ratio_max=case.limits.error_ratio_max, float64=reference.float64)
     trials: list[Trial] = []
     outputs: dict[str, list[list[Tensor]]] = {}
@@ -208,12 +224,18 @@ def _apply_gate(
     return trials, outputs
 
 
-def _enter_incumbent(case: _Case, incumbent: Incumbent | None, trials: Sequence[Trial], reference: Reference) -> Rival | None:
-    """Prepare the incumbent to be timed beside the candidates; None if there is none, or nothing to compare it with."""
+def _enter_incumbent(
+    case: _Case, incumbent: Incumbent | None, trials: Sequence[Trial], reference: Reference
+) -> Rival | None:
+    """Prepare the incumbent to be timed beside the candidates; None if there is none, or nothing to
+    compare it with.
+    """
     if incumbent is None or not _passing(trials):
         return None
     candidates = [trial.candidate for trial in trials]
-    return enter(incumbent, case.subject, candidates, case.target, reference, case.limits, case.objective)
+    return enter(
+        incumbent, case.subject, candidates, case.target, reference, case.limits, case.objective
+    )
 
 
 def _time(case: _Case, trials: Sequence[Trial], rival: Rival | None) -> tuple[Cell, ...]:
@@ -227,7 +249,10 @@ def _time(case: _Case, trials: Sequence[Trial], rival: Rival | None) -> tuple[Ce
 def _with_latency(case: _Case, trials: list[Trial], cells: tuple[Cell, ...]) -> list[Trial]:
     """Add latency and speedup to the passing trials, and drop their payloads that gain nothing."""
     num_candidates = len(_passing(trials))
-    return [trial if trial.problem is not None else _timed(case, trial, cells, num_candidates) for trial in trials]
+    return [
+        trial if trial.problem is not None else _timed(case, trial, cells, num_candidates)
+        for trial in trials
+    ]
 
 
 def _timed(case: _Case, trial: Trial, cells: tuple[Cell, ...], num_candidates: int) -> Trial:
@@ -237,13 +262,17 @@ def _timed(case: _Case, trial: Trial, cells: tuple[Cell, ...], num_candidates: i
         trial,
         candidate=candidate,
         latency_ms=deciding.sampling.percentiles(name, case.policy),
-        speedup=deciding.faster(name, EAGER, num_candidates, case.policy, timing_of(case.objective)),
+        speedup=deciding.faster(
+            name, EAGER, num_candidates, case.policy, timing_of(case.objective)
+        ),
         points=tuple(figures_of(candidate, cells, case.policy, num_candidates)),
         dropped=dropped,
     )
 
 
-def _with_task_metric(case: _Case, trials: list[Trial], task_metric: TaskMetric | None) -> tuple[list[Trial], float | None]:
+def _with_task_metric(
+    case: _Case, trials: list[Trial], task_metric: TaskMetric | None
+) -> tuple[list[Trial], float | None]:
     """Apply the caller's own quality measure to the passing trials and to eager."""
     if task_metric is None:
         return trials, None
@@ -253,7 +282,11 @@ def _with_task_metric(case: _Case, trials: list[Trial], task_metric: TaskMetric 
 
     of_eager = quality(partial(without_grad, case.subject.fresh()))
     measured = [
-        trial if trial.problem is not None else replace(trial, task_metric=quality(trial.candidate.open(case.subject)))
+        (
+            trial
+            if trial.problem is not None
+            else replace(trial, task_metric=quality(trial.candidate.open(case.subject)))
+        )
         for trial in trials
     ]
     return measured, of_eager
@@ -262,18 +295,26 @@ def _with_task_metric(case: _Case, trials: list[Trial], task_metric: TaskMetric 
 def _decide(
     case: _Case, trials: Sequence[Trial], cells: Sequence[Cell], rival: Rival | None
 ) -> tuple[Verdict, str, Trial, PreviousRecord | None]:
-    """Apply the limits and the objective, then compare what would be published with the incumbent."""
-    verdict, reason, best = decide(trials, cells, case.limits, case.objective, on_drift_alone=case.on_drift_alone)
+    """Apply the limits and the objective, then compare what would be published with the
+    incumbent.
+    """
+    verdict, reason, best = decide(
+        trials, cells, case.limits, case.objective, on_drift_alone=case.on_drift_alone
+    )
     if rival is None:
         return verdict, reason, best, None
-    verdict, reason, previous = settle(rival, (verdict, reason, best), cells[0], case.limits, case.policy, case.objective)
+    verdict, reason, previous = settle(
+        rival, (verdict, reason, best), cells[0], case.limits, case.policy, case.objective
+    )
     return verdict, reason, best, previous
 
 
 def _time_other_sizes(case: _Case, judgement: Judgement, winner: Trial) -> Judgement:
     """Add the latency of the winner at the middle and the largest sizes."""
     sizes = time_sizes(case.subject, [winner.candidate], case.target.num_threads, case.policy)
-    timed = replace(winner, points=(*winner.points, *figures_of(winner.candidate, sizes, case.policy, 1)))
+    timed = replace(
+        winner, points=(*winner.points, *figures_of(winner.candidate, sizes, case.policy, 1))
+    )
     slower = slower_than_eager(timed.points)
     text = f"slower than eager with {slower}" if slower and not case.on_drift_alone else ""
     return replace(judgement, cells=(*judgement.cells, *sizes)).with_winner(timed, text=text)
@@ -293,5 +334,7 @@ def _quality(task_metric: TaskMetric, model: Callable[..., Any]) -> float | None
     try:
         number = float(found)  # may be a tensor or a NumPy scalar
     except Exception as error:
-        raise JudgeError(f"task_metric: got {type(found).__name__} ({error}), expected one number") from error
+        raise JudgeError(
+            f"task_metric: got {type(found).__name__} ({error}), expected one number"
+        ) from error
     return finite(number)

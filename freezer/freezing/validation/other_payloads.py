@@ -13,11 +13,15 @@ from freezer.freezing.validation.judge import Judgement
 from freezer.freezing.validation.slow_sizes import with_captured
 
 
-def with_other_payloads(subject: Subject, judgement: Judgement, target: Target, folder: Path) -> Judgement:
-    """Add payloads for further thread counts, for sizes where the winner is slower than eager, and for use without its engine.
+def with_other_payloads(
+    subject: Subject, judgement: Judgement, target: Target, folder: Path
+) -> Judgement:
+    """Add payloads for further thread counts, for sizes where the winner is slower than eager, and
+    for use without its engine.
 
     Args:
-        subject, judgement, target: see `judge`. Without a winner the judgement is returned unchanged.
+        subject, judgement, target: see `judge`. Without a winner the judgement is returned
+            unchanged.
         folder: an existing folder for payloads; it must exist until the artifact is written.
     """
     for step in (with_further_threads, with_captured, with_fallback):

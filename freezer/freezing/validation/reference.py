@@ -32,13 +32,16 @@ class Reference:
     """All calls of a subject.
 
     Attributes:
-        calls: the single calls in the order of the subject's sets, the sequence, and with a reset method one call after a reset.
+        calls: the single calls in the order of the subject's sets, the sequence, and with a reset
+            method one call after a reset.
         stateful: whether a call changes the outputs of later calls.
         deterministic: whether eager repeats its outputs.
         float64: whether the reference ran in float64.
         runs: what is compared of each run of eager, if it is not deterministic.
-        note: why it did not; or else which casts were widened for that, and which roundings of the model remain.
-        scales: for each output, the magnitudes from which values are judged apart; see `Magnitudes`.
+        note: why it did not; or else which casts were widened for that, and which roundings of the
+            model remain.
+        scales: for each output, the magnitudes from which values are judged apart; see
+            `Magnitudes`.
     """
 
     calls: tuple[Call, ...]
@@ -69,12 +72,16 @@ class Runner:
 
 
 def schedule(subject: Subject) -> list[tuple[CallKind, int]]:
-    """Kind and index of the input set of every call: the single calls, the sequence, and with a reset method a last call.
+    """Kind and index of the input set of every call: the single calls, the sequence, and with a
+    reset method a last call.
 
     The sequence has the first set between others, so that state shows as a difference.
     """
     last = len(subject.sets) - 1
-    sequence = [0 if position % 2 == 0 else min((position + 1) // 2, last) for position in range(SEQUENCE_CALLS)]
+    sequence = [
+        0 if position % 2 == 0 else min((position + 1) // 2, last)
+        for position in range(SEQUENCE_CALLS)
+    ]
     return [
         *(("single", index) for index in range(len(subject.sets))),
         *(("sequence", index) for index in sequence),
@@ -82,10 +89,13 @@ def schedule(subject: Subject) -> list[tuple[CallKind, int]]:
     ]
 
 
-def run_calls(fresh: Callable[[], Runner], subject: Subject, *, stateful: bool) -> Iterator[list[Tensor]]:
+def run_calls(
+    fresh: Callable[[], Runner], subject: Subject, *, stateful: bool
+) -> Iterator[list[Tensor]]:
     """Make the calls of `schedule` one by one; yield the output tensors of each.
 
-    Each single call, the sequence and the call after it start from the initial state. With a reset method one instance is reset.
+    Each single call, the sequence and the call after it start from the initial state. With a reset
+    method one instance is reset.
 
     Args:
         fresh: returns a runner in its initial state.
@@ -107,7 +117,8 @@ def run_reference(subject: Subject) -> Reference:
     """Run eager, eager again, and the float64 reference.
 
     Raises:
-        JudgeError: the structure of the result varies between calls, or the reset method does not restore the initial state.
+        JudgeError: the structure of the result varies between calls, or the reset method does not
+            restore the initial state.
     """
     stateful, deterministic = _nature(subject)
 
@@ -117,19 +128,35 @@ def run_reference(subject: Subject) -> Reference:
     eagers = list(run_calls(eager, subject, stateful=stateful))
     if subject.reset is not None and deterministic:
         _check_reset(subject, eagers)
-    further = () if deterministic else (run_calls(eager, subject, stateful=stateful) for _ in range(NUM_RUNS - 1))
+    further = (
+        ()
+        if deterministic
+        else (run_calls(eager, subject, stateful=stateful) for _ in range(NUM_RUNS - 1))
+    )
     noises, runs = _noise(eagers, further)
     wide, note = _run_float64(subject.on_host, eagers, stateful=stateful)
     calls = []
-    for (kind, index), e, r, noise in zip(schedule(subject), eagers, wide or eagers, noises, strict=True):
+    for (kind, index), e, r, noise in zip(
+        schedule(subject), eagers, wide or eagers, noises, strict=True
+    ):
         kept = [_within(wide_one, one) for wide_one, one in zip(r, e, strict=True)]
         calls.append(Call(kind=kind, set_index=index, reference=kept, eager=e, noise_rmse=noise))
     found = None
     if wide is not None and deterministic and (names := _without_digits(subject, calls)):
-        found = f"eager has no correct digits in {names} (error above {DIGITS:.0%}), so the bounds are against eager there"
-    random = [repr(output.name) for output, by_call in zip(subject.outputs, zip(*noises, strict=True), strict=True) if any(by_call)]
+        found = (
+            f"eager has no correct digits in {names} (error above {DIGITS:.0%}), so the bounds are"
+            " against eager there"
+        )
+    random = [
+        repr(output.name)
+        for output, by_call in zip(subject.outputs, zip(*noises, strict=True), strict=True)
+        if any(by_call)
+    ]
     if random:
-        found = f"{', '.join(random)} differ from run to run, so the distributions over {NUM_RUNS} runs are compared too"
+        found = (
+            f"{', '.join(random)} differ from run to run, so the distributions over {NUM_RUNS} runs"
+            " are compared too"
+        )
     return Reference(
         calls=tuple(calls),
         stateful=stateful,
@@ -137,12 +164,18 @@ def run_reference(subject: Subject) -> Reference:
         float64=wide is not None,
         note="; ".join(filter(None, (note, found))) or None,
         runs=runs,
-        scales=tuple(scales_of(calls, index, float64=wide is not None) for index in range(len(subject.outputs))),
+        scales=tuple(
+            scales_of(calls, index, float64=wide is not None)
+            for index in range(len(subject.outputs))
+        ),
     )
 
 
-def _noise(eagers: Sequence[list[Tensor]], further: Iterable[Iterable[list[Tensor]]]) -> tuple[list[list[float]], tuple[Run, ...]]:
-    """For each call, by output, the largest rms difference of further runs from the first; and what to compare of every run.
+def _noise(
+    eagers: Sequence[list[Tensor]], further: Iterable[Iterable[list[Tensor]]]
+) -> tuple[list[list[float]], tuple[Run, ...]]:
+    """For each call, by output, the largest rms difference of further runs from the first; and what
+    to compare of every run.
 
     That of integers and bools is the largest of all calls, in each of which they may differ.
     """
@@ -150,10 +183,17 @@ def _noise(eagers: Sequence[list[Tensor]], further: Iterable[Iterable[list[Tenso
     for run in map(list, further):
         runs.append(sampled(run))
         noises = [
-            list(map(max, known, map(_rms_difference, e, other))) for known, e, other in zip(noises, eagers, run, strict=True)
+            list(map(max, known, map(_rms_difference, e, other)))
+            for known, e, other in zip(noises, eagers, run, strict=True)
         ]
-    drawn = {index: max(by_call) for index, by_call in enumerate(zip(*noises, strict=True)) if not comparable(eagers[0][index])}
-    noises = [[drawn.get(index, noise) for index, noise in enumerate(by_output)] for by_output in noises]
+    drawn = {
+        index: max(by_call)
+        for index, by_call in enumerate(zip(*noises, strict=True))
+        if not comparable(eagers[0][index])
+    }
+    noises = [
+        [drawn.get(index, noise) for index, noise in enumerate(by_output)] for by_output in noises
+    ]
     return noises, (sampled(eagers), *runs) if runs else ()
 
 
@@ -171,14 +211,21 @@ def _without_digits(subject: Subject, calls: Sequence[Call]) -> str:
 def _nature(subject: Subject) -> tuple[bool, bool]:
     """Whether eager is stateful, and whether it is deterministic.
 
-    A model is stateful if a call changes one of its tensors, an output depends on earlier calls, or the subject has a reset method.
+    A model is stateful if a call changes one of its tensors, an output depends on earlier calls, or
+    the subject has a reset method.
     """
     model = subject.fresh()
     state = {name: tensor.detach().clone() for name, tensor in tensors_of(model).items()}
-    used, first_set, last_set = source_runner(model, subject), subject.sets[0].tensors, subject.sets[-1].tensors
+    used, first_set, last_set = (
+        source_runner(model, subject),
+        subject.sets[0].tensors,
+        subject.sets[-1].tensors,
+    )
     first = _kept(used.call(first_set))
     after = tensors_of(model)
-    changed = any(name not in after or not same_tensors(tensor, after[name]) for name, tensor in state.items())
+    changed = any(
+        name not in after or not same_tensors(tensor, after[name]) for name, tensor in state.items()
+    )
     second = _kept(used.call(first_set))
     last = _kept(used.call(last_set))
 
@@ -202,10 +249,13 @@ def _check_reset(subject: Subject, eagers: Sequence[list[Tensor]]) -> None:
     for (kind, index), got in zip(schedule(subject), eagers, strict=True):
         if kind == "sequence":
             continue
-        if not _all_same(got, source_runner(subject.fresh(), subject).call(subject.sets[index].tensors)):
+        if not _all_same(
+            got, source_runner(subject.fresh(), subject).call(subject.sets[index].tensors)
+        ):
             raise JudgeError(
-                f"{subject.name}: after {subject.reset}() the model answers input set {index} differently from a fresh copy; let "
-                "it reset everything that forward changes, or call it before freezing",
+                f"{subject.name}: after {subject.reset}() the model answers input set {index}"
+                " differently from a fresh copy; let it reset everything that forward changes, or"
+                " call it before freezing",
                 code=RESET,
             )
 
@@ -215,16 +265,22 @@ def _run_float64(
 ) -> tuple[list[list[Tensor]] | None, str | None]:
     """The calls in float64 or None, and a note on how it ran, or why it cannot.
 
-    If the model does not run with its own casts widened, only its weights and inputs are float64, and the note says so.
+    If the model does not run with its own casts widened, only its weights and inputs are float64,
+    and the note says so.
     """
-    mode = Widening(own_dtype(subject.model, (getattr(torch, item.dtype) for item in subject.spec.tensors)))
+    mode = Widening(
+        own_dtype(subject.model, (getattr(torch, item.dtype) for item in subject.spec.tensors))
+    )
     results, why_not = _wide_calls(subject, eagers, mode, stateful=stateful)
     if mode.why_not:
         return None, mode.why_not
     if results is not None:
         return results, mode.note
     results, _ = _wide_calls(subject, eagers, None, stateful=stateful)
-    return results, why_not if results is None else f"casts within forward are not widened: {why_not}"
+    return (
+        results,
+        why_not if results is None else f"casts within forward are not widened: {why_not}",
+    )
 
 
 def _wide_calls(
@@ -250,19 +306,27 @@ def _wide_calls(
     return results, None
 
 
-def source_runner(model: nn.Module, subject: Subject, *, wide: bool = False, mode: Widening | None = None) -> Runner:
-    """A runner of a copy of the source model; with `wide` its inputs become float64, and `mode` widens what it asks for."""
+def source_runner(
+    model: nn.Module, subject: Subject, *, wide: bool = False, mode: Widening | None = None
+) -> Runner:
+    """A runner of a copy of the source model; with `wide` its inputs become float64, and `mode`
+    widens what it asks for.
+    """
 
     def run(tensors: Mapping[str, Tensor]) -> list[Tensor]:
         # clones, because a model may write into its inputs
-        given = {name: in_double(tensor) if wide and comparable(tensor) else tensor.clone() for name, tensor in tensors.items()}
+        given = {
+            name: in_double(tensor) if wide and comparable(tensor) else tensor.clone()
+            for name, tensor in tensors.items()
+        }
         with widening(mode) if mode else contextlib.nullcontext():
             result = call_source(model, subject.spec, given)
         structure, leaves = flatten(result)
         if not wide and structure != subject.structure:
             raise JudgeError(
-                f"{subject.name}: the structure of the result, or a constant in it, changes from call to call; got "
-                f"{encode(structure)}, expected {encode(subject.structure)}; return tensors instead",
+                f"{subject.name}: the structure of the result, or a constant in it, changes from"
+                f" call to call; got {encode(structure)}, expected {encode(subject.structure)};"
+                " return tensors instead",
                 code="CP-OUTPUTS",
             )
         return [leaf.cpu() for leaf in leaves]  # outputs are compared on the CPU
@@ -274,13 +338,18 @@ def source_runner(model: nn.Module, subject: Subject, *, wide: bool = False, mod
                 if wide:
                     model.double()  # a reset may create buffers of the source's own dtype
         except Exception as error:
-            raise JudgeError(f"{subject.name}: {subject.reset}() raises {type(error).__name__}: {error}", code=RESET) from error
+            raise JudgeError(
+                f"{subject.name}: {subject.reset}() raises {type(error).__name__}: {error}",
+                code=RESET,
+            ) from error
 
     return Runner(call=run, reset=None if subject.reset is None else reset)
 
 
 def _kept(leaves: Sequence[Tensor]) -> list[Tensor]:
-    """Copies with the same strides, because a later call may write into an output that aliases a buffer."""
+    """Copies with the same strides, because a later call may write into an output that aliases a
+    buffer.
+    """
     return [leaf.detach().clone(memory_format=torch.preserve_format) for leaf in leaves]
 
 
@@ -289,7 +358,9 @@ def _all_same(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
 
 
 def _within(reference: Tensor, eager: Tensor) -> Tensor:
-    """The reference; eager where it alone is finite, or where `torch.finfo(x.dtype).min` of float64 exceeds its dtype."""
+    """The reference; eager where it alone is finite, or where `torch.finfo(x.dtype).min` of float64
+    exceeds its dtype.
+    """
     if not comparable(eager) or reference.dtype == eager.dtype:
         return reference
     largest = torch.finfo(eager.dtype).max

@@ -1,10 +1,12 @@
-"""Ties: places where rounding decides a discrete answer, such as the order of nearly equal scores, or a value between two decimals.
+"""Ties: places where rounding decides a discrete answer, such as the order of nearly equal scores,
+or a value between two decimals.
 
-There a right candidate may answer differently: ids, boxes in sorted order, `torch.round(x, decimals=2)`. A difference is allowed
-if eager gives the same answer at the same place, or the float64 reference does, or eager when each operand of each operator
-changes at random by up to eight units in its last place. This is discrete stochastic arithmetic (Vignes 2004, "Discrete stochastic
-arithmetic for validating results of numerical software"): what changes with the last place is decided by rounding. Any other
-difference stays.
+There a right candidate may answer differently: ids, boxes in sorted order, `torch.round(x,
+decimals=2)`. A difference is allowed if eager gives the same answer at the same place, or the
+float64 reference does, or eager when each operand of each operator changes at random by up to eight
+units in its last place. This is discrete stochastic arithmetic (Vignes 2004, "Discrete stochastic
+arithmetic for validating results of numerical software"): what changes with the last place is
+decided by rounding. Any other difference stays.
 """
 
 from __future__ import annotations
@@ -24,17 +26,24 @@ from freezer.freezing.validation.reference import Runner, run_calls, source_runn
 from freezer.numerics import HALVES, comparable, in_double, same_tensors
 
 _NUM_RUNS = 32
-"""Runs with changed operands, at most. A place where they answer otherwise in 1 of 5 runs is missed once in 1,000 times."""
+"""Runs with changed operands, at most.
+
+A place where they answer otherwise in 1 of 5 runs is missed once in 1,000 times.
+"""
 
 MAX_FRUITLESS_RUNS = 8
-"""Most consecutive runs that explain no further element; a candidate that drifts costs no more of them."""
+"""Most consecutive runs that explain no further element; a candidate that drifts costs no more of
+them.
+"""
 
 MAX_SHARE = 0.25
-"""Share of an output's elements that may differ by ties; a candidate with more computes something else."""
+"""Share of an output's elements that may differ by ties; a candidate with more computes something
+else.
+"""
 
 ULPS = 8
-"""Largest change of an operand in units of the last place, as a sum of many loses several; in half precision, which is summed in
-float32, it is one."""
+"""Largest change of an operand in units of the last place, as a sum of many loses several; in half
+precision, which is summed in float32, it is one."""
 
 _Places = Mapping[tuple[int, int], Tensor]
 """Masks of elements by call and output."""
@@ -66,10 +75,14 @@ def eager_reruns(subject: Subject, *, stateful: bool) -> Rerun:
     return rerun
 
 
-def at_ties(calls: Sequence[Call], outputs: Collection[int], rerun: Rerun) -> tuple[list[Call], _Places] | None:
-    """The calls with the candidate's answers in place of the reference's and eager's wherever a tie explains the difference.
+def at_ties(
+    calls: Sequence[Call], outputs: Collection[int], rerun: Rerun
+) -> tuple[list[Call], _Places] | None:
+    """The calls with the candidate's answers in place of the reference's and eager's wherever a tie
+    explains the difference.
 
-    Where eager alone differs by a tie, the reference replaces its answer, so that such an error does not count as its rounding.
+    Where eager alone differs by a tie, the reference replaces its answer, so that such an error
+    does not count as its rounding.
 
     Args:
         calls: of a candidate.
@@ -77,14 +90,21 @@ def at_ties(calls: Sequence[Call], outputs: Collection[int], rerun: Rerun) -> tu
         rerun: see `eager_reruns`.
 
     Returns:
-        The calls and the places of the ties; None if no difference, or one that no tie can explain, is left.
+        The calls and the places of the ties; None if no difference, or one that no tie can explain,
+        is left.
     """
     places = [(position, index) for position in range(len(calls)) for index in outputs]
     if any(len(call.candidate) != len(call.eager) for call in calls):
         return None
-    if any(calls[position].candidate[index].shape != calls[position].eager[index].shape for position, index in places):
+    if any(
+        calls[position].candidate[index].shape != calls[position].eager[index].shape
+        for position, index in places
+    ):
         return None
-    masks = {(position, index): _apart(calls[position], index, calls[position].candidate) for position, index in places}
+    masks = {
+        (position, index): _apart(calls[position], index, calls[position].candidate)
+        for position, index in places
+    }
     num_apart = sum(int(mask.sum()) for mask in masks.values())
     if not 0 < num_apart <= MAX_SHARE * sum(mask.numel() for mask in masks.values()):
         return None
@@ -94,9 +114,16 @@ def at_ties(calls: Sequence[Call], outputs: Collection[int], rerun: Rerun) -> tu
 
 
 def _explained(calls: Sequence[Call], masks: _Places, rerun: Rerun) -> bool:
-    """Whether the candidate's answer in each of the places is one that a right candidate may give."""
-    wanted = {place: in_double(calls[place[0]].candidate[place[1]][mask]) for place, mask in masks.items()}
-    bounds = {(position, index): _rounding(calls[position], index)[mask] for (position, index), mask in masks.items()}
+    """Whether the candidate's answer in each of the places is one that a right candidate
+    may give.
+    """
+    wanted = {
+        place: in_double(calls[place[0]].candidate[place[1]][mask]) for place, mask in masks.items()
+    }
+    bounds = {
+        (position, index): _rounding(calls[position], index)[mask]
+        for (position, index), mask in masks.items()
+    }
     missing = {place: mask[mask] for place, mask in masks.items()}
     num_missing, num_fruitless = sum(map(len, wanted.values())), 0
     twins = {place: _twins(calls, *place) for place in masks}
@@ -105,9 +132,13 @@ def _explained(calls: Sequence[Call], masks: _Places, rerun: Rerun) -> bool:
             for answer in (answers[twin][index] for twin in twins[position, index]):
                 if not missing[position, index].any() or answer.shape != mask.shape:
                     continue
-                near = (in_double(answer[mask]) - wanted[position, index]).abs() <= bounds[position, index]
+                near = (in_double(answer[mask]) - wanted[position, index]).abs() <= bounds[
+                    position, index
+                ]
                 if near.any():
-                    missing[position, index] &= ~(near & _jumps(calls[position], index, answer)[mask])
+                    missing[position, index] &= ~(
+                        near & _jumps(calls[position], index, answer)[mask]
+                    )
         before, num_missing = num_missing, sum(int(left.sum()) for left in missing.values())
         num_fruitless = num_fruitless + 1 if num_missing == before else 0
         if not num_missing or num_fruitless == MAX_FRUITLESS_RUNS:
@@ -118,12 +149,17 @@ def _explained(calls: Sequence[Call], masks: _Places, rerun: Rerun) -> bool:
 def _twins(calls: Sequence[Call], position: int, index: int) -> list[int]:
     """The calls with the same inputs in which eager answers alike, this one among them."""
     call = calls[position]
-    same = [other.set_index == call.set_index and same_tensors(other.eager[index], call.eager[index]) for other in calls]
+    same = [
+        other.set_index == call.set_index and same_tensors(other.eager[index], call.eager[index])
+        for other in calls
+    ]
     return [place for place, alike in enumerate(same) if alike]
 
 
 def _answers(calls: Sequence[Call], rerun: Rerun) -> Iterator[Sequence[Sequence[Tensor]]]:
-    """Answers that a right candidate may give: eager's, the reference's, and those of the reruns."""
+    """Answers that a right candidate may give: eager's, the reference's, and those of the
+    reruns.
+    """
     yield [call.eager for call in calls]
     yield [call.reference for call in calls]
     for seed in range(_NUM_RUNS):
@@ -138,7 +174,9 @@ def _typical(answer: Tensor, r: Tensor) -> float:
 
 
 def _jumps(call: Call, index: int, answer: Tensor) -> Tensor:
-    """The elements in which an answer differs from the reference by a step; all of integers and bools."""
+    """The elements in which an answer differs from the reference by a step; all of integers and
+    bools.
+    """
     if not comparable(answer):
         return torch.ones(answer.shape, dtype=torch.bool)
     r = in_double(call.reference[index])
@@ -146,18 +184,28 @@ def _jumps(call: Call, index: int, answer: Tensor) -> Tensor:
 
 
 def _rounding(call: Call, index: int) -> Tensor:
-    """For each element, the distance up to which two answers are one: by rounding of the value, and of the typical element."""
+    """For each element, the distance up to which two answers are one: by rounding of the value, and
+    of the typical element.
+    """
     if not comparable(call.eager[index]):
         return torch.zeros(call.eager[index].shape, dtype=torch.float64)
-    r, e, c = (in_double(outputs[index]) for outputs in (call.reference, call.eager, call.candidate))
-    return 32 * torch.finfo(call.eager[index].dtype).eps * torch.maximum(r.abs(), c.abs()) + _typical(e, r)
+    r, e, c = (
+        in_double(outputs[index]) for outputs in (call.reference, call.eager, call.candidate)
+    )
+    return 32 * torch.finfo(call.eager[index].dtype).eps * torch.maximum(
+        r.abs(), c.abs()
+    ) + _typical(e, r)
 
 
 def _apart(call: Call, index: int, outputs: Sequence[Tensor]) -> Tensor:
-    """The elements of an output that differ from the reference by more than rounding; of integers and bools, from eager."""
+    """The elements of an output that differ from the reference by more than rounding; of integers
+    and bools, from eager.
+    """
     if not comparable(call.eager[index]):
         return call.eager[index] != outputs[index]
-    return (in_double(outputs[index]) - in_double(call.reference[index])).abs() > _rounding(call, index)
+    return (in_double(outputs[index]) - in_double(call.reference[index])).abs() > _rounding(
+        call, index
+    )
 
 
 def _settled(call: Call, position: int, ties: _Places) -> Call:
@@ -170,7 +218,9 @@ def _settled(call: Call, position: int, ties: _Places) -> Call:
             flips = _apart(call, index, call.eager)
             if int(flips.sum()) <= MAX_SHARE * flips.numel():
                 eager[index] = _with(eager[index], flips, reference[index])
-        reference[index], eager[index] = (_with(one, mask, c) for one in (reference[index], eager[index]))
+        reference[index], eager[index] = (
+            _with(one, mask, c) for one in (reference[index], eager[index])
+        )
     return replace(call, reference=reference, eager=eager)
 
 
@@ -182,15 +232,25 @@ def _with(tensor: Tensor, mask: Tensor, values: Tensor) -> Tensor:
 
 
 class _Changing(TorchDispatchMode):
-    """Change each floating-point operand of each operator at random by a few units in its last place, see ULPS."""
+    """Change each floating-point operand of each operator at random by a few units in its last
+    place, see ULPS.
+    """
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run an operator with changed operands, unless its result shares memory with one of them."""
+        """Run an operator with changed operands, unless its result shares memory with one
+        of them.
+        """
         named = dict(kwargs or {})
         schema = getattr(func, "_schema", None)  # a higher-order operator has none
-        if schema is None or any(item.alias_info is not None for item in (*schema.arguments, *schema.returns)):
+        if schema is None or any(
+            item.alias_info is not None for item in (*schema.arguments, *schema.returns)
+        ):
             return func(*args, **named)
         return func(*pytree.tree_map(_changed, tuple(args)), **pytree.tree_map(_changed, named))
 

@@ -1,13 +1,17 @@
-"""Cells: time eager and the candidates at each thread count and point, and select the payloads worth keeping.
+"""Cells: time eager and the candidates at each thread count and point, and select the payloads
+worth keeping.
 
 The winner is also timed at the middle and the largest sizes, to know where it is slower than eager.
 
-The first cell decides the verdict; its payload is always kept. Any other payload is kept only if it gains:
+The first cell decides the verdict; its payload is always kept. Any other payload is kept only if it
+gains:
 
-    for a single point, it must be faster there than the payload that would otherwise serve the point
-    for a further thread count, the best of its payloads must exceed `speedup_min` over eager, else all of them are dropped
+    for a single point, it must be faster there than the payload that would otherwise serve the
+    point for a further thread count, the best of its payloads must exceed `speedup_min` over eager,
+    else all of them are dropped
 
-Both use the lower bound of the paired bootstrap (timing/sampling.py). Dropped payloads are recorded with the reason.
+Both use the lower bound of the paired bootstrap (timing/sampling.py). Dropped payloads are recorded
+with the reason.
 """
 
 from __future__ import annotations
@@ -61,18 +65,36 @@ class Cell:
     sampling: Sampling
     payloads: Mapping[str, str]
 
-    def faster(self, name: str, other: str, num_candidates: int, policy: SamplingPolicy, timing: Timing = "p50") -> Speedup | None:
-        """Speedup of one entrant over another, by medians by default; None if the machine was too disturbed."""
+    def faster(
+        self,
+        name: str,
+        other: str,
+        num_candidates: int,
+        policy: SamplingPolicy,
+        timing: Timing = "p50",
+    ) -> Speedup | None:
+        """Speedup of one entrant over another, by medians by default; None if the machine was too
+        disturbed.
+        """
         if not self.sampling.stable:
             return None
-        return speedup(self.sampling, name, eager=other, num_candidates=num_candidates, policy=policy, timing=timing)
+        return speedup(
+            self.sampling,
+            name,
+            eager=other,
+            num_candidates=num_candidates,
+            policy=policy,
+            timing=timing,
+        )
 
     def __str__(self) -> str:
         return place_text(self.num_threads, self.point)
 
 
 def general(recipe: str) -> str:
-    """Entrant name of a recipe's payload for all sizes, where a payload for a single point serves under the recipe's name."""
+    """Entrant name of a recipe's payload for all sizes, where a payload for a single point serves
+    under the recipe's name.
+    """
     return f"{recipe}, all sizes"
 
 
@@ -86,7 +108,8 @@ def time_cells(
 ) -> tuple[Cell, ...]:
     """Time eager and the candidates at every point, the deciding one first.
 
-    At the deciding point, candidates that are clearly slower than another are not timed to the end; nor at the other points.
+    At the deciding point, candidates that are clearly slower than another are not timed to the end;
+    nor at the other points.
 
     Args:
         subject: the model and its points.
@@ -98,21 +121,32 @@ def time_cells(
     """
     if not candidates:
         return ()
-    first, *others = zip(subject.points, shared_out(policy, len(subject.points) + len(_further_sizes(subject))), strict=False)
+    first, *others = zip(
+        subject.points,
+        shared_out(policy, len(subject.points) + len(_further_sizes(subject))),
+        strict=False,
+    )
     entrants = [*candidates, incumbent] if incumbent else candidates
     deciding = _time_cell(subject, entrants, num_threads, *first, rivals=_rivals(entrants, rivals))
-    left = [candidate for candidate in candidates if not deciding.sampling.stopped(candidate.recipe)]
+    left = [
+        candidate for candidate in candidates if not deciding.sampling.stopped(candidate.recipe)
+    ]
     return deciding, *(_time_cell(subject, left, num_threads, *each) for each in others)
 
 
 def _rivals(candidates: Sequence[Candidate], rivals: Sequence[str]) -> Rivals:
     """The rivals of each entrant, of which one that is clearly faster makes it needless.
 
-    One that needs torch alone may be kept beside a winner that needs an engine (fallback.py): only its like make it needless.
+    One that needs torch alone may be kept beside a winner that needs an engine (fallback.py): only
+    its like make it needless.
     """
     able = [item for item in candidates if item.recipe in rivals]
     return {
-        name: {other.recipe for other in able if other is not item and (item.lowering in ENGINES or other.lowering not in ENGINES)}
+        name: {
+            other.recipe
+            for other in able
+            if other is not item and (item.lowering in ENGINES or other.lowering not in ENGINES)
+        }
         for item in candidates
         for name in (item.recipe, general(item.recipe))
     }
@@ -127,7 +161,8 @@ def time_sizes(
 ) -> tuple[Cell, ...]:
     """Time eager and candidates at sizes, by default the middle and the largest.
 
-    A size at which the least number of rounds takes longer than twice the time limit is not measured: its cell has no samples.
+    A size at which the least number of rounds takes longer than twice the time limit is not
+    measured: its cell has no samples.
     """
     further = _further_sizes(subject)
     shared = shared_out(policy, len(subject.points) + len(further))[-1]
@@ -140,7 +175,9 @@ def time_sizes(
 def time_further_threads(
     subject: Subject, winner: Candidate, thread_counts: Sequence[int], policy: SamplingPolicy
 ) -> tuple[Cell, ...]:
-    """Time eager and the winner at every point with further thread counts that it has payloads for, in half of the time limit."""
+    """Time eager and the winner at every point with further thread counts that it has payloads for,
+    in half of the time limit.
+    """
     places = [(count, point) for count in thread_counts for point in subject.points]
     shared = shared_out(policy, 1 + len(places))[-1]
     return tuple(_time_cell(subject, [winner], *place, shared) for place in places)
@@ -151,7 +188,8 @@ def _further_sizes(subject: Subject) -> tuple[Mapping[str, int], ...]:
 
 
 def shared_out(policy: SamplingPolicy, num_cells: int) -> list[SamplingPolicy]:
-    """The policy of each cell: half of the time limit for the deciding cell, the other half shared by the others.
+    """The policy of each cell: half of the time limit for the deciding cell, the other half shared
+    by the others.
 
     Only the deciding cell needs the calls of an objective.
     """
@@ -182,7 +220,9 @@ def _time_cell(
         if other is not None and other is not first:
             serve[general(candidate.recipe)] = candidate, other
     with threads(num_threads):
-        models = {name: candidate.open(subject, [payload]) for name, (candidate, payload) in serve.items()}
+        models = {
+            name: candidate.open(subject, [payload]) for name, (candidate, payload) in serve.items()
+        }
         sampling = _time_at(point, subject, models, policy, most_s=most_s, rivals=rivals)
     paths = {name: payload.path for name, (_, payload) in serve.items()}
     return Cell(num_threads=num_threads, point=point, sampling=sampling, payloads=paths)
@@ -197,15 +237,20 @@ def _time_at(
     most_s: float | None,
     rivals: Rivals | None,
 ) -> Sampling:
-    """Time eager and candidates, interleaved, at a point. If the fewest rounds take longer than `most_s`, take no samples.
+    """Time eager and candidates, interleaved, at a point. If the fewest rounds take longer than
+    `most_s`, take no samples.
 
     `rivals` as in `sample`, also of entrants that are not timed here.
     """
-    inputs = [on_device(item, subject.device) for item in distinct_at(subject.spec, subject.on_host.sets, point)]
+    inputs = [
+        on_device(item, subject.device)
+        for item in distinct_at(subject.spec, subject.on_host.sets, point)
+    ]
     eager = subject.fresh()
     for part in eager.modules():
         if isinstance(part, nn.RNNBase):
-            part.flatten_parameters()  # on a GPU, calls of a copy would flatten its weights each time
+            # on a GPU, calls of a copy would flatten its weights each time
+            part.flatten_parameters()
     models: dict[str, Callable[..., Any]] = {EAGER: partial(without_grad, eager), **candidates}
     resets: dict[str, Callable[[], object]] = {}
     if subject.reset is not None:
@@ -214,10 +259,18 @@ def _time_at(
     with meter_of(subject.device, policy) as meter:
         calls = {name: _calls(model, subject, inputs) for name, model in models.items()}
         if most_s is not None:
-            first_ms = {name: [meter.timed_ms(call) for call in (own * 2)[:2]] for name, own in calls.items()}
+            first_ms = {
+                name: [meter.timed_ms(call) for call in (own * 2)[:2]]
+                for name, own in calls.items()
+            }
             least_s = policy.min_rounds * sum(min(taken) for taken in first_ms.values()) / 1e3
             if least_s > most_s:
-                return Sampling(samples_ms={name: [] for name in calls}, num_dropped=0, settled=False, stable=False)
+                return Sampling(
+                    samples_ms={name: [] for name in calls},
+                    num_dropped=0,
+                    settled=False,
+                    stable=False,
+                )
             policy = replace(policy, time_limit_s=max(policy.time_limit_s, least_s))
         return sample(calls, policy, resets, meter, rivals)
 
@@ -228,18 +281,29 @@ def without_grad(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
         return function(*args, **kwargs)
 
 
-def _calls(model: Callable[..., Any], subject: Subject, inputs: Sequence[InputSet]) -> list[Callable[[], Any]]:
-    bound = [bind(subject.spec, item.cloned()) for item in inputs]  # each entrant gets its own copies, bound before timing
+def _calls(
+    model: Callable[..., Any], subject: Subject, inputs: Sequence[InputSet]
+) -> list[Callable[[], Any]]:
+    bound = [
+        bind(subject.spec, item.cloned()) for item in inputs
+    ]  # each entrant gets its own copies, bound before timing
     return [partial(model, *args, **kwargs) for args, kwargs in bound]
 
 
-def figures_of(candidate: Candidate, cells: Sequence[Cell], policy: SamplingPolicy, num_candidates: int) -> Iterator[PointFigures]:
+def figures_of(
+    candidate: Candidate, cells: Sequence[Cell], policy: SamplingPolicy, num_candidates: int
+) -> Iterator[PointFigures]:
     """Latency of each payload of a candidate in each cell, in the order of the cells."""
     held = {payload.path for payload in candidate.payloads}
     for cell in cells:
-        for name in dict.fromkeys((CAPTURED, candidate.recipe, general(candidate.recipe))):  # the first serves
+        for name in dict.fromkeys(
+            (CAPTURED, candidate.recipe, general(candidate.recipe))
+        ):  # the first serves
             if cell.payloads.get(name) in held:
-                ms, faster = cell.sampling.percentiles(name, policy), cell.faster(name, EAGER, num_candidates, policy)
+                ms, faster = (
+                    cell.sampling.percentiles(name, policy),
+                    cell.faster(name, EAGER, num_candidates, policy),
+                )
                 yield PointFigures(
                     num_threads=cell.num_threads,
                     point=cell.point,
@@ -264,34 +328,66 @@ def kept(
 ) -> tuple[Candidate, tuple[Dropped, ...]]:
     """The candidate with the payloads worth keeping, and the dropped ones."""
     dropped: list[Dropped] = []
-    for count in dict.fromkeys(payload.num_threads for payload in candidate.payloads if payload.num_threads is not None):
-        at_count, here = set_for(candidate.payloads, count), [cell for cell in cells if cell.num_threads == count]
-        nothing = _gains_nothing(candidate, count, here, limits, policy) if count != cells[0].num_threads else None
+    for count in dict.fromkeys(
+        payload.num_threads for payload in candidate.payloads if payload.num_threads is not None
+    ):
+        at_count, here = (
+            set_for(candidate.payloads, count),
+            [cell for cell in cells if cell.num_threads == count],
+        )
+        nothing = (
+            _gains_nothing(candidate, count, here, limits, policy)
+            if count != cells[0].num_threads
+            else None
+        )
         for payload in at_count:
-            why = nothing or (_no_faster(candidate, payload, here, cells[0], policy) if is_special(payload, at_count) else None)
+            why = nothing or (
+                _no_faster(candidate, payload, here, cells[0], policy)
+                if is_special(payload, at_count)
+                else None
+            )
             if why is not None:
                 dropped.append(Dropped(payload=payload.path, num_threads=count, reason=why))
     return candidate.without({item.payload for item in dropped}), tuple(dropped)
 
 
-def _gains_nothing(candidate: Candidate, count: int, cells: Sequence[Cell], limits: Limits, policy: SamplingPolicy) -> str | None:
-    """Why the payloads of a further thread count are dropped; None if the best of them is fast enough."""
+def _gains_nothing(
+    candidate: Candidate, count: int, cells: Sequence[Cell], limits: Limits, policy: SamplingPolicy
+) -> str | None:
+    """Why the payloads of a further thread count are dropped; None if the best of them is fast
+    enough.
+    """
     names = (candidate.recipe, general(candidate.recipe))
     entrants = [(cell, name) for cell in cells for name in names if name in cell.payloads]
-    found = [(faster, cell) for cell, name in entrants if (faster := cell.faster(name, EAGER, len(entrants), policy))]
+    found = [
+        (faster, cell)
+        for cell, name in entrants
+        if (faster := cell.faster(name, EAGER, len(entrants), policy))
+    ]
     if not found:
         return f"with {place_text(count, {})} the machine was too disturbed to measure"
     best, cell = max(found, key=lambda item: item[0].low)
     if best.low > limits.speedup_min:
         return None
     return (
-        f"at best ({cell}) {best.value:.2f} times as fast as eager, at least {best.low:.2f}; speedup_min is {limits.speedup_min:g}"
+        f"at best ({cell}) {best.value:.2f} times as fast as eager, at least {best.low:.2f};"
+        f" speedup_min is {limits.speedup_min:g}"
     )
 
 
-def _no_faster(candidate: Candidate, payload: Payload, cells: Sequence[Cell], deciding: Cell, policy: SamplingPolicy) -> str | None:
-    """Why the payload of a point is dropped; None if it decides, was not timed, or is faster than the payload for all sizes."""
-    cell = next((cell for cell in cells if cell.payloads.get(candidate.recipe) == payload.path), None)
+def _no_faster(
+    candidate: Candidate,
+    payload: Payload,
+    cells: Sequence[Cell],
+    deciding: Cell,
+    policy: SamplingPolicy,
+) -> str | None:
+    """Why the payload of a point is dropped; None if it decides, was not timed, or is faster than
+    the payload for all sizes.
+    """
+    cell = next(
+        (cell for cell in cells if cell.payloads.get(candidate.recipe) == payload.path), None
+    )
     if cell is None or cell is deciding:  # None: stopped at the deciding point
         return None
     other = cell.payloads[general(candidate.recipe)]
@@ -300,4 +396,7 @@ def _no_faster(candidate: Candidate, payload: Payload, cells: Sequence[Cell], de
         return f"at {cell} the machine was too disturbed to measure; {other} serves"
     if gain.low > 1.0:
         return None
-    return f"at {cell} {gain.value:.2f} times as fast as {other}, at least {gain.low:.2f}; {other} serves"
+    return (
+        f"at {cell} {gain.value:.2f} times as fast as {other}, at least {gain.low:.2f}; {other}"
+        " serves"
+    )

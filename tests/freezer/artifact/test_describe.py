@@ -16,7 +16,9 @@ REPORT = FreezingReport(
     ops_before={"aten::conv2d": 2, "aten::batch_norm": 2, "aten::relu": 2, "aten::add_": 1},
     ops_after={"aten::conv2d": 2, "aten::relu": 2, "aten::add_": 1},
     changes=(Change(name="batch norms folded into convolutions", count=2),),
-    changes_at_load=(Change(name="linear layers pretransposed", count=1, note="weights are kept twice"),),
+    changes_at_load=(
+        Change(name="linear layers pretransposed", count=1, note="weights are kept twice"),
+    ),
     num_constants=12,
     constants_bytes=2_400_000,
     constants=tuple(f"conv{i}.weight" for i in range(12)),
@@ -28,7 +30,11 @@ REPORT = FreezingReport(
     unused=("bn.num_batches_tracked",),
     preserved=(
         PreservedName(name="reset", kind="method", why="requested"),
-        PreservedName(name="count", kind="attribute", why="`forward` sets it at model.py:12: self.count = a | b"),
+        PreservedName(
+            name="count",
+            kind="attribute",
+            why="`forward` sets it at model.py:12: self.count = a | b",
+        ),
     ),
     size_before_bytes=2_500_000,
     size_after_bytes=2_600_000,
@@ -40,8 +46,18 @@ REPORT = FreezingReport(
     notes=("Something is worth knowing.",),
 )
 TRIED = (
-    {"payload": "all", "capture": "export", "lowering": "torchscript", "outcome": "a branch | on a value at model.py:3: if x:"},
-    {"payload": "all", "capture": "trace", "lowering": "torchscript", "outcome": "captured and lowered"},
+    {
+        "payload": "all",
+        "capture": "export",
+        "lowering": "torchscript",
+        "outcome": "a branch | on a value at model.py:3: if x:",
+    },
+    {
+        "payload": "all",
+        "capture": "trace",
+        "lowering": "torchscript",
+        "outcome": "captured and lowered",
+    },
 )
 FREEZING = FreezingRecord(
     build_s=1.5,
@@ -64,7 +80,14 @@ FREEZING = FreezingRecord(
 
 
 FRONT = (
-    Tradeoff(recipe="inductor-frozen", p50_ms=10.9, items_per_s=91.743, load_ms=310.2, memory_mb=214.0, size_mb=102.4),
+    Tradeoff(
+        recipe="inductor-frozen",
+        p50_ms=10.9,
+        items_per_s=91.743,
+        load_ms=310.2,
+        memory_mb=214.0,
+        size_mb=102.4,
+    ),
     Tradeoff(recipe="torchscript-frozen", p50_ms=14.0, items_per_s=71.4286, size_mb=97.8),
 )
 
@@ -78,7 +101,10 @@ def test_rows_of_a_freeze() -> None:
     assert found[1:6] == [
         ("tried", "all: trace -> torchscript: captured and lowered"),
         ("warning", "TracerWarning: a size at model.py:4: if n:"),
-        ("operators", "7 -> 5: aten::batch_norm 2 -> 0, aten::conv2d 2, aten::relu 2, aten::add_ 1"),
+        (
+            "operators",
+            "7 -> 5: aten::batch_norm 2 -> 0, aten::conv2d 2, aten::relu 2, aten::add_ 1",
+        ),
         ("done", "batch norms folded into convolutions 2"),
         ("done at load", "linear layers pretransposed 1 (weights are kept twice)"),
     ]
@@ -91,25 +117,38 @@ def test_rows_of_a_freeze() -> None:
         ("strides", "of all outputs equal to eager's"),
         (
             "candidate",
-            "torchscript-optimized (trace -> torchscript, 3.0 kB): passes, speedup 1.25 over eager, error ratio 1.50",
+            (
+                "torchscript-optimized (trace -> torchscript, 3.0 kB): passes, speedup 1.25 over"
+                " eager, error ratio 1.50"
+            ),
         ),
         ("not built", "inductor-unpacked: no compiler"),
     ]
     said = dict(found)
     assert said["constants"].startswith(
-        "12 parameters and buffers, 2.4 MB; folding computed 1.2 MB of new constants: conv0.weight, "
+        "12 parameters and buffers, 2.4 MB; folding computed 1.2 MB of new constants:"
+        " conv0.weight, "
     )
     assert said["time"] == "save 0.12 s, report 0.25 s, capture 1.50 s, freeze 0.50 s"
     assert said["instructions"] == "avx fma (of cpu-x86-64-v3)"
     assert said["build memory"] == "peak 150.0 MB"
     assert (said["guard"], said["note"]) == ("batch is at least 2", "Something is worth knowing.")
-    assert "instructions" not in rows(replace(REPORT, instructions_of="")), "a payload without machine code"
+    assert "instructions" not in rows(replace(REPORT, instructions_of="")), (
+        "a payload without machine code"
+    )
 
 
 def test_trade_offs_are_shown_if_there_is_a_choice() -> None:
-    found = [value for name, value in describe_freezing(replace(FREEZING, pareto=FRONT), TRIED) if name == "pareto"]
+    found = [
+        value
+        for name, value in describe_freezing(replace(FREEZING, pareto=FRONT), TRIED)
+        if name == "pareto"
+    ]
     assert found == [
-        "inductor-frozen: p50 10.9 ms, 91.74 items/s, 310 ms to load, 214.0 MB of memory, 102.4 MB in size",
+        (
+            "inductor-frozen: p50 10.9 ms, 91.74 items/s, 310 ms to load, 214.0 MB of memory, 102.4"
+            " MB in size"
+        ),
         "torchscript-frozen: p50 14 ms, 71.43 items/s, 97.8 MB in size",
     ]
     alone = describe_freezing(replace(FREEZING, pareto=FRONT[:1]), TRIED)
@@ -118,7 +157,9 @@ def test_trade_offs_are_shown_if_there_is_a_choice() -> None:
 
 def test_long_rows_are_cut() -> None:
     ops = {f"aten::op{i}": 20 - i for i in range(14)}
-    found = rows(FreezingReport(ops_before=ops, ops_after=ops, unused=tuple(f"n{i}" for i in range(12))))
+    found = rows(
+        FreezingReport(ops_before=ops, ops_after=ops, unused=tuple(f"n{i}" for i in range(12)))
+    )
     assert found["operators"].startswith("189: aten::op0 20, ")
     assert found["operators"].endswith("aten::op11 9, …")
     assert found["unused"].endswith(", n11")
@@ -128,11 +169,15 @@ def test_docs_explain_every_row() -> None:
     page = (Path(__file__).parents[3] / "docs" / "reports.md").read_text()
     table = page.partition("## The rows of `coldpress inspect`")[2].partition("\n## ")[0]
     explained = [
-        name for line in table.splitlines() for name in re.findall(r"`([a-z ]+)`", line.split("|")[1] if "|" in line else "")
+        name
+        for line in table.splitlines()
+        for name in re.findall(r"`([a-z ]+)`", line.split("|")[1] if "|" in line else "")
     ]
     full = replace(
         FREEZING,
-        reports=dict.fromkeys(("payloads/batch1.pt2", "payloads/all.pt2"), replace(REPORT, unused=())),
+        reports=dict.fromkeys(
+            ("payloads/batch1.pt2", "payloads/all.pt2"), replace(REPORT, unused=())
+        ),
         migration=Migration(possible=False, reason="it does not take prim::If"),
         pareto=FRONT,
     )
@@ -144,8 +189,14 @@ def test_the_markdown_page(tmp_path: Path) -> None:
     assert not {"operators", "strides", "candidate"} & {name for name, _ in describe(manifest)}
     assert manifest_markdown(manifest) is None, "a manifest of an earlier release"
     page = str(manifest_markdown(replace(manifest, freezing=FREEZING)))
-    assert page.startswith("# What freezing did: tiny for portable, portable\n\npublished: not timed, error ratio 1.25\n\n| | |\n")
-    assert "| stays | attribute count: `forward` sets it at model.py:12: self.count = a \\| b |\n" in page
+    assert page.startswith(
+        "# What freezing did: tiny for portable, portable\n\npublished: not timed, error ratio"
+        " 1.25\n\n| | |\n"
+    )
+    assert (
+        "| stays | attribute count: `forward` sets it at model.py:12: self.count = a \\| b |\n"
+        in page
+    )
 
 
 def test_speed_names_an_unusual_clock(tmp_path: Path) -> None:

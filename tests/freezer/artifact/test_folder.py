@@ -28,7 +28,9 @@ def test_read_and_verify(artifact: Artifact) -> None:
 def test_verify_reports_changed_and_missing_files(artifact: Artifact, name: str) -> None:
     path = artifact.folder / name
     flip_a_byte(path)
-    with pytest.raises(IntegrityError, match=f"{name} is sha256:.*, expected sha256:.*; it was changed or damaged"):
+    with pytest.raises(
+        IntegrityError, match=f"{name} is sha256:.*, expected sha256:.*; it was changed or damaged"
+    ):
         artifact.verify()
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(IntegrityError, match=rf"{name} has \d+ bytes, expected \d+"):
@@ -38,7 +40,9 @@ def test_verify_reports_changed_and_missing_files(artifact: Artifact, name: str)
         artifact.verify()
 
 
-@pytest.mark.parametrize("path", ["/etc/passwd", "../outside", "payloads/../../outside", "", "a\\..\\b"])
+@pytest.mark.parametrize(
+    "path", ["/etc/passwd", "../outside", "payloads/../../outside", "", "a\\..\\b"]
+)
 def test_paths_outside_the_folder_are_rejected(artifact: Artifact, path: str) -> None:
     with pytest.raises(IntegrityError, match="outside the artifact's folder"):
         check_inside(path, origin="here")
@@ -48,7 +52,10 @@ def test_paths_outside_the_folder_are_rejected(artifact: Artifact, path: str) ->
 
 
 def test_a_folder_without_a_manifest(tmp_path: Path) -> None:
-    with pytest.raises(NotPublishedError, match=f"contains no {MANIFEST}; expected a folder written by freeze or pull"):
+    with pytest.raises(
+        NotPublishedError,
+        match=f"contains no {MANIFEST}; expected a folder written by freeze or pull",
+    ):
         Artifact.read(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(NotPublishedError):

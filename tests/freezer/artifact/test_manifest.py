@@ -27,7 +27,9 @@ def full_manifest() -> Manifest:
 
 
 def test_manifests_are_written_as_before() -> None:
-    """Changed bytes are a changed format: raise FORMAT_VERSION, and keep this file for the reader."""
+    """Changed bytes are a changed format: raise FORMAT_VERSION, and keep this file for the
+    reader.
+    """
     assert full_manifest().to_bytes() == (GOLDEN / "manifest-full.json").read_bytes()
 
 
@@ -40,11 +42,16 @@ def test_manifests_are_read_as_dataclasses() -> None:
     )
     assert manifest.payloads[0].dims == (Dim(name="batch", min=1, max=1),)
     assert [item.kind for item in manifest.structure.items] == ["tensor", "tuple", "constant"]
-    assert manifest.needs.cuda == CudaNeeds(capability="9.0", runtime="12.8", driver="525.60.13", host="cpu-x86-64-v3")
+    assert manifest.needs.cuda == CudaNeeds(
+        capability="9.0", runtime="12.8", driver="525.60.13", host="cpu-x86-64-v3"
+    )
     assert manifest.recipe.preserve == ("hidden", "reset")
     assert manifest.latency is not None
     assert manifest.latency.policy == SamplingPolicy(min_rounds=5)
-    assert [(figures.num_threads, figures.speedup_ci) for figures in manifest.latency.points] == [(2, (2.25, 2.75)), (2, None)]
+    assert [(figures.num_threads, figures.speedup_ci) for figures in manifest.latency.points] == [
+        (2, (2.25, 2.75)),
+        (2, None),
+    ]
     assert manifest.freezing.migration is not None
     assert manifest.freezing.migration.gain_ci == (1.25, 1.75)
     assert manifest.freezing.reports["payloads/all.pt"].kept[0].reason == "asked for"
@@ -53,15 +60,21 @@ def test_manifests_are_read_as_dataclasses() -> None:
 def test_a_manifest_of_an_earlier_release_is_read() -> None:
     data = (GOLDEN / "manifest-v1.json").read_bytes()
     old = Manifest.from_bytes(data, origin="golden")
-    assert old.latency == LatencyRecord(point={"batch": 1}, speedup=2.5, speedup_ci=(2.25, 2.75), ms={"p50": 1.5, "p99": None})
+    assert old.latency == LatencyRecord(
+        point={"batch": 1}, speedup=2.5, speedup_ci=(2.25, 2.75), ms={"p50": 1.5, "p99": None}
+    )
     assert old.freezing == FreezingRecord(build_s=1.5, warnings=("one",))
     again, grown = json.loads(old.to_bytes()), ("recipe", "drift", "latency", "freezing")
-    assert all(again[name] == value for name, value in json.loads(data).items() if name not in grown)
+    assert all(
+        again[name] == value for name, value in json.loads(data).items() if name not in grown
+    )
 
 
 @pytest.mark.parametrize("number", range(1, FORMAT_VERSION + 1))
 def test_every_format_has_a_golden_manifest(number: int) -> None:
-    """The policy in docs/contract.md: a release that raises FORMAT_VERSION keeps a reader and a manifest of each earlier format."""
+    """The policy in docs/contract.md: a release that raises FORMAT_VERSION keeps a reader and a
+    manifest of each earlier format.
+    """
     data = (GOLDEN / f"manifest-v{number}.json").read_bytes()
     assert json.loads(data)["format_version"] == number
     assert Manifest.from_bytes(data, origin="golden").payloads
@@ -69,7 +82,14 @@ def test_every_format_has_a_golden_manifest(number: int) -> None:
 
 def test_fields_of_later_releases_are_ignored() -> None:
     data = encode(full_manifest())
-    for record in (data, data["payloads"][0], data["needs"], data["inputs"], data["latency"], data["freezing"]):
+    for record in (
+        data,
+        data["payloads"][0],
+        data["needs"],
+        data["inputs"],
+        data["latency"],
+        data["freezing"],
+    ):
         record["of a later release"] = {"any": [1, None]}
     assert Manifest.from_bytes(json.dumps(data).encode(), origin="later") == full_manifest()
 
@@ -92,9 +112,15 @@ def test_nan_is_not_written() -> None:
         (b"[]", "here is not a Coldpress manifest"),
         (b"\xff\xfe", "here is not JSON that Coldpress reads"),
         (b'{"schemaVersion": 2}', "here is not a Coldpress manifest: it lacks 'format_version'"),
-        (b'{"format_version": 2}', "here: format_version 2, this release reads 1; upgrade coldpress"),
+        (
+            b'{"format_version": 2}',
+            "here: format_version 2, this release reads 1; upgrade coldpress",
+        ),
         (b'{"format_version": 1}', "here: the record lacks 'device_class'"),
-        (json.dumps(encode(full_manifest()) | {"payloads": [{"path": "x"}]}).encode(), "here: field 'payloads.0' lacks"),
+        (
+            json.dumps(encode(full_manifest()) | {"payloads": [{"path": "x"}]}).encode(),
+            "here: field 'payloads.0' lacks",
+        ),
     ],
 )
 def test_other_files_are_rejected(data: bytes, message: str) -> None:

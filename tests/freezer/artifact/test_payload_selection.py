@@ -5,17 +5,30 @@ from __future__ import annotations
 import pytest
 
 from freezer.artifact.manifest import Payload
-from freezer.artifact.payload_selection import counts_of, is_special, serving, set_for, set_within, without_special
+from freezer.artifact.payload_selection import (
+    counts_of,
+    is_special,
+    serving,
+    set_for,
+    set_within,
+    without_special,
+)
 from freezer.spec.inputs import Dim
 
 
 def payload(name: str, num_threads: int | None, batch: tuple[int, int] = (1, 8)) -> Payload:
     dims = (Dim(name="batch", min=batch[0], max=batch[1]),)
-    return Payload(path=name, digest="", size_bytes=0, kind="inductor", num_threads=num_threads, dims=dims)
+    return Payload(
+        path=name, digest="", size_bytes=0, kind="inductor", num_threads=num_threads, dims=dims
+    )
 
 
 ONE = [payload("batch1-threads1", 1, (1, 1)), payload("all-threads1", 1)]
-FOUR = [payload("batch1-threads4", 4, (1, 1)), payload("batch8-threads4", 4, (8, 8)), payload("all-threads4", 4)]
+FOUR = [
+    payload("batch1-threads4", 4, (1, 1)),
+    payload("batch8-threads4", 4, (8, 8)),
+    payload("all-threads4", 4),
+]
 BOTH = [*FOUR, *ONE]
 ANY = payload("all", None)
 CAPTURED = payload("captured", None, (5, 8))
@@ -36,7 +49,9 @@ CAPTURED = payload("captured", None, (5, 8))
         ([*FOUR, ANY], 4, [*FOUR, ANY]),
     ],
 )
-def test_the_largest_count_within_the_budget(held: list[Payload], budget: int, expected: list[Payload]) -> None:
+def test_the_largest_count_within_the_budget(
+    held: list[Payload], budget: int, expected: list[Payload]
+) -> None:
     assert list(set_within(held, budget)) == expected
 
 
@@ -56,7 +71,11 @@ def test_the_most_specific_payload_serves() -> None:
 
 
 def test_special_payloads() -> None:
-    assert [item.path for item in BOTH if is_special(item, BOTH)] == ["batch1-threads4", "batch8-threads4", "batch1-threads1"]
+    assert [item.path for item in BOTH if is_special(item, BOTH)] == [
+        "batch1-threads4",
+        "batch8-threads4",
+        "batch1-threads1",
+    ]
     assert list(without_special(BOTH)) == [FOUR[-1], ONE[-1]]
     alone = payload("all", 2, (4, 4))
     assert without_special([alone]) == (alone,)

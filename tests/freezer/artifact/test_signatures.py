@@ -1,4 +1,6 @@
-"""Signatures: signed artifacts are served; missing, foreign, moved and damaged signatures are rejected."""
+"""Signatures: signed artifacts are served; missing, foreign, moved and damaged signatures are
+rejected.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ from pathlib import Path
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat, load_pem_public_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_public_key,
+)
 from typer.testing import CliRunner
 
 import freezer
@@ -50,7 +58,9 @@ def make_pair(folder: Path, name: str) -> tuple[Path, Path]:
     private, public = folder / f"{name}.key", folder / f"{name}.pub"
     key = ec.generate_private_key(ec.SECP256R1())
     private.write_bytes(private_pem(key))
-    public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    public.write_bytes(
+        key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    )
     return private, public
 
 
@@ -59,11 +69,14 @@ def sign_all(store: Store, key: Path) -> list[bool]:
     return [store.sign(version, name, key) for name in sorted(version.images)]
 
 
-def test_load_requires_a_trusted_signature(store: Store, pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_load_requires_a_trusted_signature(
+    store: Store, pair: tuple[Path, Path], tmp_path: Path
+) -> None:
     private, public = pair
     where = str(store.root)
     with pytest.raises(
-        IncompatibleError, match=r"unsigned: got no signature, expected one of mlp:1 for .* by the trusted key"
+        IncompatibleError,
+        match=r"unsigned: got no signature, expected one of mlp:1 for .* by the trusted key",
     ) as refused:
         freezer.load("mlp", store=where, trusted_keys=[public])
     assert {item.reason for item in refused.value.ladder} == {"unsigned"}
@@ -76,22 +89,35 @@ def test_load_requires_a_trusted_signature(store: Store, pair: tuple[Path, Path]
     assert model.ladder == ()
     torch.testing.assert_close(model(X), mlp()(X))
     _, foreign = make_pair(tmp_path, "foreign")
-    with pytest.raises(IncompatibleError, match=r"got signatures by other keys, expected one of mlp:1 for .* by the trusted key"):
+    with pytest.raises(
+        IncompatibleError,
+        match=r"got signatures by other keys, expected one of mlp:1 for .* by the trusted key",
+    ):
         freezer.load("mlp", store=where, trusted_keys=[foreign])
     freezer.load("mlp", store=where, trusted_keys=[foreign, public], canary=False)
 
 
 def test_a_signature_binds_model_version_and_class(store: Store, pair: tuple[Path, Path]) -> None:
-    """A signed model under another name, and a signed artifact in another version or class, are refused."""
+    """A signed model under another name, and a signed artifact in another version or class, are
+    refused.
+    """
     private, public = pair
     sign_all(store, private)
     where, version = str(store.root), store.version("mlp")
     shutil.copytree(store.root / "mlp", store.root / "digits")
-    with pytest.raises(IncompatibleError, match=f"got a signature of mlp:1 for {HERE}, expected one of digits:1 for {HERE}"):
+    with pytest.raises(
+        IncompatibleError,
+        match=f"got a signature of mlp:1 for {HERE}, expected one of digits:1 for {HERE}",
+    ):
         freezer.load("digits", store=where, trusted_keys=[public])
-    swapped = {HERE: replace(version.images["portable"], annotations=version.images[HERE].annotations)}
+    swapped = {
+        HERE: replace(version.images["portable"], annotations=version.images[HERE].annotations)
+    }
     store.publish("mlp", source_key="other", artifacts={}, carried=swapped)
-    with pytest.raises(IncompatibleError, match=f"got a signature of mlp:1 for portable, expected one of mlp:2 for {HERE}"):
+    with pytest.raises(
+        IncompatibleError,
+        match=f"got a signature of mlp:1 for portable, expected one of mlp:2 for {HERE}",
+    ):
         freezer.load("mlp", store=where, device_class=HERE, trusted_keys=[public])
 
 
@@ -99,14 +125,34 @@ def test_rollback_is_refused(store: Store, pair: tuple[Path, Path]) -> None:
     private, public = pair
     where, version = str(store.root), store.version("mlp")
     second = store.publish("mlp", source_key="other", artifacts={}, carried=version.images)
-    assert [store.sign(item, HERE, private) for item in (version, second, second)] == [True, True, False]
+    assert [store.sign(item, HERE, private) for item in (version, second, second)] == [
+        True,
+        True,
+        False,
+    ]
     path = store.root / "mlp" / "index.json"
-    tags = {item["annotations"]["org.opencontainers.image.ref.name"]: item for item in json.loads(path.read_text())["manifests"]}
-    freezer.load("mlp", store=where, device_class=HERE, trusted_keys=[public], min_version=2, canary=False)
-    text = path.read_text().replace(tags["2"]["digest"], tags["1"]["digest"])  # version 1 as `2` and `latest`
+    tags = {
+        item["annotations"]["org.opencontainers.image.ref.name"]: item
+        for item in json.loads(path.read_text())["manifests"]
+    }
+    freezer.load(
+        "mlp", store=where, device_class=HERE, trusted_keys=[public], min_version=2, canary=False
+    )
+    text = path.read_text().replace(
+        tags["2"]["digest"], tags["1"]["digest"]
+    )  # version 1 as `2` and `latest`
     path.write_text(text)
-    with pytest.raises(IncompatibleError, match="rolled_back: got version 1, expected version 2 or later"):
-        freezer.load("mlp", store=where, device_class=HERE, trusted_keys=[public], min_version=2, canary=False)
+    with pytest.raises(
+        IncompatibleError, match="rolled_back: got version 1, expected version 2 or later"
+    ):
+        freezer.load(
+            "mlp",
+            store=where,
+            device_class=HERE,
+            trusted_keys=[public],
+            min_version=2,
+            canary=False,
+        )
     with pytest.raises(IntegrityError, match="version 2 of mlp is the index of version 1"):
         freezer.load("mlp:2", store=where, device_class=HERE, trusted_keys=[public])
 
@@ -120,7 +166,9 @@ def test_load_skips_unsigned_artifacts(store: Store, pair: tuple[Path, Path]) ->
     assert [(item.rung, item.reason) for item in model.ladder] == [(HERE, "unsigned")]
 
 
-def test_pulled_folders_have_all_signatures(store: Store, pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_pulled_folders_have_all_signatures(
+    store: Store, pair: tuple[Path, Path], tmp_path: Path
+) -> None:
     private, public = pair
     second, second_public = make_pair(tmp_path, "second")
     version = store.version("mlp")
@@ -165,15 +213,28 @@ def other_manifest(folder: Path) -> None:
     [
         (other_manifest, "a signature of another manifest.json"),
         (other_artifact, "a signature of another manifest.json"),
-        (edited("image", lambda data: data.replace(b"mlp", b"mlq")), "a signature of another artifact"),
-        (edited("payload", lambda data: data.replace(b"sha256:", b"sha256:0")), "signatures by other keys"),
+        (
+            edited("image", lambda data: data.replace(b"mlp", b"mlq")),
+            "a signature of another artifact",
+        ),
+        (
+            edited("payload", lambda data: data.replace(b"sha256:", b"sha256:0")),
+            "signatures by other keys",
+        ),
         (edited("signature", lambda data: data[:-1]), "signatures by other keys"),
-        (lambda folder: (folder / SIGNATURE).write_text('{"image": "", "signed": []}'), "no signature"),
+        (
+            lambda folder: (folder / SIGNATURE).write_text('{"image": "", "signed": []}'),
+            "no signature",
+        ),
         (lambda folder: (folder / SIGNATURE).write_text("{"), "is not JSON"),
     ],
 )
 def test_load_rejects_changed_folders(
-    store: Store, pair: tuple[Path, Path], tmp_path: Path, attack: Callable[[Path], None], reason: str
+    store: Store,
+    pair: tuple[Path, Path],
+    tmp_path: Path,
+    attack: Callable[[Path], None],
+    reason: str,
 ) -> None:
     private, public = pair
     sign_all(store, private)
@@ -207,7 +268,11 @@ def test_the_signature_image_follows_cosign(store: Store, pair: tuple[Path, Path
     }
     assert set(tags) == {"1", "latest", f"{digest.replace(':', '-')}.sig"}
     blobs = store.root / "mlp" / "blobs" / "sha256"
-    image = json.loads((blobs / tags[f"{digest.replace(':', '-')}.sig"]["digest"].removeprefix("sha256:")).read_bytes())
+    image = json.loads(
+        (
+            blobs / tags[f"{digest.replace(':', '-')}.sig"]["digest"].removeprefix("sha256:")
+        ).read_bytes()
+    )
     (layer,) = image["layers"]
     assert layer["mediaType"] == "application/vnd.dev.cosign.simplesigning.v1+json"
     payload = (blobs / layer["digest"].removeprefix("sha256:")).read_bytes()
@@ -230,8 +295,12 @@ def test_bad_keys_are_usage_errors(tmp_path: Path) -> None:
         read_keys([tmp_path / "text"])
     other = tmp_path / "p384"
     other.write_bytes(private_pem(ec.generate_private_key(ec.SECP384R1())))
-    with pytest.raises(UsageError, match="expected a private EC key on P-256, PEM without a password"):
-        signed_with(other, image_digest="sha256:", claims=Claims(model="mlp", version=1, device_class=HERE))
+    with pytest.raises(
+        UsageError, match="expected a private EC key on P-256, PEM without a password"
+    ):
+        signed_with(
+            other, image_digest="sha256:", claims=Claims(model="mlp", version=1, device_class=HERE)
+        )
 
 
 def test_commands_sign_and_verify(store: Store, pair: tuple[Path, Path]) -> None:
@@ -243,7 +312,9 @@ def test_commands_sign_and_verify(store: Store, pair: tuple[Path, Path]) -> None
     signed = CliRunner().invoke(app, ["sign", "mlp", "--store", where, "--key", private])
     assert signed.exit_code == 0, signed.output
     assert f"mlp:1 for {HERE}: signed" in signed.output
-    again = CliRunner().invoke(app, ["sign", "mlp:1", "--store", where, "--key", private, "--device-class", HERE])
+    again = CliRunner().invoke(
+        app, ["sign", "mlp:1", "--store", where, "--key", private, "--device-class", HERE]
+    )
     assert again.output == f"mlp:1 for {HERE}: signed by this key before\n"
     verified = CliRunner().invoke(app, ["verify", "mlp", "--store", where, "--key", public])
     assert verified.exit_code == 0, verified.output
@@ -256,5 +327,10 @@ def test_load_without_keys_needs_no_cryptography(store: Store) -> None:
         "try: freezer.load('mlp', store='.', trusted_keys=['x'])\n"
         "except freezer.UsageError as error: print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=store.root)
-    assert done.stdout == "signatures need the package cryptography; pip install 'coldpress[signing]'\n"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=store.root
+    )
+    assert (
+        done.stdout
+        == "signatures need the package cryptography; pip install 'coldpress[signing]'\n"
+    )

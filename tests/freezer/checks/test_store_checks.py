@@ -1,4 +1,6 @@
-"""Findings on real stores: folders that are missing, read-only or full, buckets that do not answer, and clocks that differ."""
+"""Findings on real stores: folders that are missing, read-only or full, buckets that do not answer,
+and clocks that differ.
+"""
 
 from __future__ import annotations
 
@@ -48,19 +50,29 @@ def test_a_folder_is_left_unchanged(folder: Path) -> None:
 
 
 def test_a_bucket_is_left_unchanged(bucket: str, s3_address: str, artifact: Artifact) -> None:
-    Store.open(bucket).publish("tiny", source_key="key", artifacts={"portable": artifact}, carried={})
+    Store.open(bucket).publish(
+        "tiny", source_key="key", artifacts={"portable": artifact}, carried={}
+    )
     before = objects(s3_address, bucket.removeprefix("s3://"))
     found = findings(bucket)
-    assert {name: item.level for name, item in found.items()} == {"store": "ok", "store clock": "ok"}
+    assert {name: item.level for name, item in found.items()} == {
+        "store": "ok",
+        "store clock": "ok",
+    }
     assert objects(s3_address, bucket.removeprefix("s3://")) == before
 
 
-def test_stores_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: str) -> None:
+def test_stores_that_cannot_be_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: str
+) -> None:
     missing = findings(tmp_path / "none")["store"]
     assert (missing.level, missing.remedy.startswith(f"ls -ld {tmp_path}/none")) == ("error", True)
     assert findings("ftp://host/store")["store"].level == "error"
     absent = findings("s3://no-such-bucket/models")["store"]
-    assert (absent.level, "aws s3 ls s3://no-such-bucket/models/" in absent.remedy) == ("error", True)
+    assert (absent.level, "aws s3 ls s3://no-such-bucket/models/" in absent.remedy) == (
+        "error",
+        True,
+    )
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"
@@ -73,7 +85,9 @@ def test_stores_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.fixture
 def read_only(folder: Path) -> Iterator[Path]:
     """The store, mounted read-only; the test is skipped where nothing may be mounted."""
-    if subprocess.run(["mount", "--bind", folder, folder], capture_output=True, check=False).returncode:
+    if subprocess.run(
+        ["mount", "--bind", folder, folder], capture_output=True, check=False
+    ).returncode:
         pytest.skip("no file system may be mounted here")
     try:
         subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
@@ -85,7 +99,9 @@ def read_only(folder: Path) -> Iterator[Path]:
 def test_a_read_only_store_is_a_warning(read_only: Path) -> None:
     found = findings(read_only)
     assert found["store"].level == "warning"
-    assert "1 model, but it cannot be written: [Errno 30] Read-only file system" in found["store"].text
+    assert (
+        "1 model, but it cannot be written: [Errno 30] Read-only file system" in found["store"].text
+    )
     assert "deployments only read" in found["store"].text
     assert found["store clock"].level == "ok"
 
@@ -111,7 +127,11 @@ def test_a_file_from_the_future_is_a_warning(folder: Path) -> None:
 @pytest.mark.parametrize(("shift_s", "text"), [(-3600.0, "ahead of"), (3600.0, "behind")])
 @pytest.mark.parametrize("place", ["folder", "bucket"])
 def test_clocks_that_differ_are_a_warning(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, place: str, shift_s: float, text: str
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    shift_s: float,
+    text: str,
 ) -> None:
     """This machine's clock is changed, as the process sees it."""
     uri, now = request.getfixturevalue(place), time.time

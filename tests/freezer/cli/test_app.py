@@ -49,7 +49,9 @@ main()
 
 def in_a_process(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", QUICKLY, *(str(argument) for argument in arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=300)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=300
+    )
 
 
 # Reading
@@ -58,25 +60,44 @@ def in_a_process(*arguments: object) -> subprocess.CompletedProcess[str]:
 def test_classes(coldpress: Run) -> None:
     code, out, _ = coldpress("classes")
     assert code == 0
-    assert [line for line in out.splitlines() if not line.startswith("not ")] == list(detect().classes)
+    assert [line for line in out.splitlines() if not line.startswith("not ")] == list(
+        detect().classes
+    )
     code, out, _ = coldpress("classes", "--json")
     shown, machine = json.loads(out), detect()
-    assert (tuple(shown["classes"]), shown["why_not"], shown["layouts"]) == (machine.classes, machine.why_not, machine.layouts)
+    assert (tuple(shown["classes"]), shown["why_not"], shown["layouts"]) == (
+        machine.classes,
+        machine.why_not,
+        machine.layouts,
+    )
     assert (shown["hardware"], shown["limits"]) == (machine.hardware, machine.limits)
 
 
-def test_pull_selects_the_class_of_this_machine(coldpress: Run, published: Store, tmp_path: Path) -> None:
+def test_pull_selects_the_class_of_this_machine(
+    coldpress: Run, published: Store, tmp_path: Path
+) -> None:
     code, out, _ = coldpress("pull", "mlp", "--store", published.root, "--dest", tmp_path / "here")
     assert code == 0
     assert f"mlp:1 for {HERE} is in {tmp_path / 'here'}" in out
     assert Artifact.read(tmp_path / "here").manifest.device_class == HERE
-    code, _, _ = coldpress("pull", "mlp:1", "--store", published.root, "--dest", tmp_path / "p", "--device-class", "portable")
+    code, _, _ = coldpress(
+        "pull",
+        "mlp:1",
+        "--store",
+        published.root,
+        "--dest",
+        tmp_path / "p",
+        "--device-class",
+        "portable",
+    )
     assert code == 0
     assert Artifact.read(tmp_path / "p").manifest.device_class == "portable"
 
 
 @pytest.mark.parametrize("command", ["pull", "verify", "run"])
-def test_older_versions_are_refused(coldpress: Run, published: Store, tmp_path: Path, command: str) -> None:
+def test_older_versions_are_refused(
+    coldpress: Run, published: Store, tmp_path: Path, command: str
+) -> None:
     save_file({"x": random_inputs(2, 4)}, tmp_path / "x.safetensors")
     more = {
         "pull": ["--dest", tmp_path / "pulled"],
@@ -94,7 +115,14 @@ def test_older_versions_are_refused(coldpress: Run, published: Store, tmp_path: 
 def test_inspect_prints_words_or_json(coldpress: Run, published: Store, scripted: Frozen) -> None:
     code, out, _ = coldpress("inspect", "mlp", "--store", published.root)
     assert code == 0
-    for part in ("mlp, version 1", HERE, "portable", "torchscript-frozen: trace -> torchscript", "x: float32", "batch 1 to 4"):
+    for part in (
+        "mlp, version 1",
+        HERE,
+        "portable",
+        "torchscript-frozen: trace -> torchscript",
+        "x: float32",
+        "batch 1 to 4",
+    ):
         assert part in out
     code, out, _ = coldpress("inspect", scripted.artifact.folder, "--json")
     assert Manifest.from_bytes(out.encode(), origin="stdout") == scripted.artifact.manifest
@@ -110,16 +138,30 @@ def test_verify(coldpress: Run, published: Store, scripted: Frozen) -> None:
 # Exit codes
 
 
-def test_exit_code_1_refused(coldpress: Run, published: Store, scripted: Frozen, tmp_path: Path) -> None:
+def test_exit_code_1_refused(
+    coldpress: Run, published: Store, scripted: Frozen, tmp_path: Path
+) -> None:
     damaged = copy_of(scripted.artifact, tmp_path / "damaged")
     flip_a_byte(damaged.folder / damaged.manifest.payloads[0].path)
     for arguments, message in (
         (("verify", damaged.folder), "it was changed or damaged: pull it again"),
         (("inspect", tmp_path), "contains no manifest.json"),
         (("inspect", "none", "--store", published.root), "published are: mlp"),
-        (("pull", "mlp:9", "--store", published.root, "--dest", tmp_path / "x"), "has no version '9'"),
         (
-            ("pull", "mlp", "--store", published.root, "--dest", tmp_path / "x", "--device-class", "cuda-sm75"),
+            ("pull", "mlp:9", "--store", published.root, "--dest", tmp_path / "x"),
+            "has no version '9'",
+        ),
+        (
+            (
+                "pull",
+                "mlp",
+                "--store",
+                published.root,
+                "--dest",
+                tmp_path / "x",
+                "--device-class",
+                "cuda-sm75",
+            ),
             "has no artifact for",
         ),
         (("verify", scripted.artifact.folder, "--device-class", "portable"), "expected portable"),
@@ -129,13 +171,27 @@ def test_exit_code_1_refused(coldpress: Run, published: Store, scripted: Frozen,
         assert "Traceback" not in err
 
 
-def test_exit_code_2_usage(coldpress: Run, published: Store, scripted: Frozen, tmp_path: Path) -> None:
+def test_exit_code_2_usage(
+    coldpress: Run, published: Store, scripted: Frozen, tmp_path: Path
+) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()
     freeze = ("freeze", "python:tests.models:mlp", "--out", tmp_path / "out")
     for arguments, message in (
         (("pull", "mlp", "--store", published.root, "--dest", tmp_path / "full"), "is not empty"),
-        (("pull", "mlp", "--store", published.root, "--dest", tmp_path / "x", "--device-class", "none"), "unknown device class"),
+        (
+            (
+                "pull",
+                "mlp",
+                "--store",
+                published.root,
+                "--dest",
+                tmp_path / "x",
+                "--device-class",
+                "none",
+            ),
+            "unknown device class",
+        ),
         (("inspect", "mlp", "--store", "ftp://host/x"), "unknown scheme 'ftp'"),
         (("no-such-command",), "No such command"),
         ((*freeze, "--inputs", "{"), "--inputs '{' is not JSON"),
@@ -146,14 +202,32 @@ def test_exit_code_2_usage(coldpress: Run, published: Store, scripted: Frozen, t
         ((*freeze, "--limit", "size_mb_max"), "--limit 'size_mb_max': expected NAME=VALUE"),
         ((*freeze, "--limit", "size_mb=3"), "did you mean 'size_mb_max'?"),
         ((*freeze, "--limit", "size_mb_max=big"), "got 'big', expected a number above 0"),
-        ((*freeze, "--limit", "speedup_min=-1"), "--limit 'speedup_min=-1': got '-1.0', expected a number above 0"),
+        (
+            (*freeze, "--limit", "speedup_min=-1"),
+            "--limit 'speedup_min=-1': got '-1.0', expected a number above 0",
+        ),
         ((*freeze, "--limit", "memory_gb=4"), "only campaigns apply memory_gb"),
-        ((*freeze, "--inputs", '{"x": {"shape": [2, 4]}}', "--recipe", "none"), "unknown recipe 'none'"),
+        (
+            (*freeze, "--inputs", '{"x": {"shape": [2, 4]}}', "--recipe", "none"),
+            "unknown recipe 'none'",
+        ),
         (freeze, "does not declare its inputs"),
-        (("verify", scripted.artifact.folder, "--speed"), "the portable artifact is not in this folder"),
-        (("run", scripted.artifact.folder, "--input", "x.npz", "--output", "y.txt"), "expected a .safetensors, .npz or .npy file"),
-        (("freeze", "python:tests.models:broken", "--out", tmp_path / "full"), f"--out {tmp_path}/full is not empty"),
-        (("freeze", "python:tests.models:broken", "--out", "."), "--out . is the working directory"),
+        (
+            ("verify", scripted.artifact.folder, "--speed"),
+            "the portable artifact is not in this folder",
+        ),
+        (
+            ("run", scripted.artifact.folder, "--input", "x.npz", "--output", "y.txt"),
+            "expected a .safetensors, .npz or .npy file",
+        ),
+        (
+            ("freeze", "python:tests.models:broken", "--out", tmp_path / "full"),
+            f"--out {tmp_path}/full is not empty",
+        ),
+        (
+            ("freeze", "python:tests.models:broken", "--out", "."),
+            "--out . is the working directory",
+        ),
     ):
         code, _, err = coldpress(*arguments)
         assert (code, message in err) == (2, True), err
@@ -179,15 +253,31 @@ finally:
         (("--debug",), "omit --out and --device"),
     ],
 )
-def test_wrong_options_of_freeze_fail_before_torch_is_imported(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
-    command = [sys.executable, "-c", FREEZE_ONLY_PARSES, "freeze", "python:tests.models:mlp", "--out", str(tmp_path / "out")]
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, cwd=ROOT, timeout=300)
+def test_wrong_options_of_freeze_fail_before_torch_is_imported(
+    tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    command = [
+        sys.executable,
+        "-c",
+        FREEZE_ONLY_PARSES,
+        "freeze",
+        "python:tests.models:mlp",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    done = subprocess.run(
+        [*command, *arguments], capture_output=True, text=True, check=False, cwd=ROOT, timeout=300
+    )
     assert (done.returncode, done.stdout) == (2, "False\n"), done.stderr
     assert message in done.stderr
 
 
 def test_exit_code_3_unreachable(coldpress: Run, tmp_path: Path) -> None:
-    for arguments in (("inspect", "mlp"), ("verify", "mlp"), ("pull", "mlp", "--dest", tmp_path / "x")):
+    for arguments in (
+        ("inspect", "mlp"),
+        ("verify", "mlp"),
+        ("pull", "mlp", "--dest", tmp_path / "x"),
+    ):
         code, _, err = coldpress(*arguments, "--store", tmp_path / "none")
         assert (code, "is not there" in err) == (3, True), err
 
@@ -203,20 +293,29 @@ def test_exit_codes_reach_the_shell(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
 def test_run_matches_eager(coldpress: Run, scripted: Frozen, tmp_path: Path, suffix: str) -> None:
     sets = [random_inputs(batch, 4, seed=batch) for batch in (1, 4)]
-    for name, tensors in (("one", {"x": sets[0]}), ("two", {f"{index}/x": x for index, x in enumerate(sets)})):
+    for name, tensors in (
+        ("one", {"x": sets[0]}),
+        ("two", {f"{index}/x": x for index, x in enumerate(sets)}),
+    ):
         given, written = tmp_path / f"{name}{suffix}", tmp_path / "new" / f"{name}-out{suffix}"
         if suffix == ".npz":
             np.savez(given, **{key: tensor.numpy() for key, tensor in tensors.items()})  # type: ignore[arg-type]
         else:
             save_file(tensors, given)
-        code, out, err = coldpress("run", scripted.artifact.folder, "--input", given, "--output", written)
+        code, out, err = coldpress(
+            "run", scripted.artifact.folder, "--input", given, "--output", written
+        )
         assert code == 0, err
         if suffix == ".npz":
             with np.load(written) as arrays:
                 found = {key: torch.from_numpy(arrays[key]) for key in arrays.files}
         else:
             found = load_file(written)
-        expected = {"output": sets[0]} if name == "one" else {f"{index}/output": x for index, x in enumerate(sets)}
+        expected = (
+            {"output": sets[0]}
+            if name == "one"
+            else {f"{index}/output": x for index, x in enumerate(sets)}
+        )
         assert sorted(found) == sorted(expected)
         assert f"wrote {', '.join(expected)} to" in out
         for key, x in expected.items():
@@ -226,23 +325,47 @@ def test_run_matches_eager(coldpress: Run, scripted: Frozen, tmp_path: Path, suf
     )
 
 
-def test_run_takes_a_name_and_stdin(coldpress: Run, published: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_run_takes_a_name_and_stdin(
+    coldpress: Run, published: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     x = random_inputs(2, 4)
     np.save(tmp_path / "x.npy", x.numpy())
     save_file({"x": x}, tmp_path / "x.safetensors")
     for given in ("x.npy", "x.safetensors", "-"):
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO((tmp_path / "x.npy").read_bytes())))
+        monkeypatch.setattr(
+            "sys.stdin", io.TextIOWrapper(io.BytesIO((tmp_path / "x.npy").read_bytes()))
+        )
         source = given if given == "-" else tmp_path / given
-        code, _, err = coldpress("run", "mlp", "--store", published.root, "--input", source, "--output", tmp_path / "y.npy")
+        code, _, err = coldpress(
+            "run",
+            "mlp",
+            "--store",
+            published.root,
+            "--input",
+            source,
+            "--output",
+            tmp_path / "y.npy",
+        )
         assert code == 0, err
         torch.testing.assert_close(torch.from_numpy(np.load(tmp_path / "y.npy")), mlp()(x).detach())
     (tmp_path / "x.npy").write_bytes(b"no array")
-    code, _, err = coldpress("run", "mlp", "--store", published.root, "--input", tmp_path / "x.npy", "--output", tmp_path / "y.npy")
+    code, _, err = coldpress(
+        "run",
+        "mlp",
+        "--store",
+        published.root,
+        "--input",
+        tmp_path / "x.npy",
+        "--output",
+        tmp_path / "y.npy",
+    )
     assert (code, "CP-SAMPLES" in err) == (2, True), err
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".npz", ".npy"])
-def test_run_names_an_output_that_does_not_fit(coldpress: Run, scripted: Frozen, tmp_path: Path, suffix: str) -> None:
+def test_run_names_an_output_that_does_not_fit(
+    coldpress: Run, scripted: Frozen, tmp_path: Path, suffix: str
+) -> None:
     """A limit on the size of files fails as a full disk does."""
     np.save(tmp_path / "x.npy", np.zeros((2, 4), np.float32))
     output, (soft, hard) = tmp_path / f"y{suffix}", resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -252,7 +375,11 @@ def test_run_names_an_output_that_does_not_fit(coldpress: Run, scripted: Frozen,
         code, _, err = coldpress(*arguments)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert (code, f"--output {output} cannot be written" in err, output.exists()) == (2, True, False), err
+    assert (code, f"--output {output} cannot be written" in err, output.exists()) == (
+        2,
+        True,
+        False,
+    ), err
 
 
 def test_version(coldpress: Run) -> None:
@@ -261,10 +388,14 @@ def test_version(coldpress: Run) -> None:
 
 
 def test_help_says_where_campaigns_run(coldpress: Run) -> None:
-    assert "Campaigns over many models run from a checkout of Coldpress" in " ".join(coldpress("--help")[1].split())
+    assert "Campaigns over many models run from a checkout of Coldpress" in " ".join(
+        coldpress("--help")[1].split()
+    )
 
 
-def test_long_command_shows_its_step(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_command_shows_its_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("freezer.cli.progress.FIRST_S", 0.05)
     with progress():
         logging.getLogger("coldpress").info("building all")
@@ -275,7 +406,14 @@ def test_long_command_shows_its_step(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 def test_run_checks_the_input_contract(coldpress: Run, scripted: Frozen, tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x=np.zeros((9, 4), np.float32))
-    code, _, err = coldpress("run", scripted.artifact.folder, "--input", tmp_path / "x.npz", "--output", tmp_path / "y.npz")
+    code, _, err = coldpress(
+        "run",
+        scripted.artifact.folder,
+        "--input",
+        tmp_path / "x.npz",
+        "--output",
+        tmp_path / "y.npz",
+    )
     assert code == 1
     assert "input 'x': got shape [9, 4], expected ['batch', 4] with batch from 1 to 4" in err
     assert not (tmp_path / "y.npz").exists()
@@ -285,11 +423,22 @@ def test_run_checks_the_input_contract(coldpress: Run, scripted: Frozen, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("cpu-x86-64-v3" not in detect({}).classes, reason="this machine is not x86-64-v3")
+@pytest.mark.skipif(
+    "cpu-x86-64-v3" not in detect({}).classes, reason="this machine is not x86-64-v3"
+)
 def test_freeze_applies_the_limits_of_a_class(tmp_path: Path) -> None:
     out = tmp_path / "v3"
     done = in_a_process(
-        *("freeze", "python:tests.models:mlp", "--args", '{"hidden": 64}', "--out", out, "--name", "mlp"),
+        *(
+            "freeze",
+            "python:tests.models:mlp",
+            "--args",
+            '{"hidden": 64}',
+            "--out",
+            out,
+            "--name",
+            "mlp",
+        ),
         *("--inputs", '{"x": {"shape": ["batch", 4]}}', "--dims", '{"batch": {"max": 4}}'),
         *("--recipe", "torchscript-frozen", "--device-class", "cpu-x86-64-v3"),
     )
@@ -301,8 +450,14 @@ def test_freeze_applies_the_limits_of_a_class(tmp_path: Path) -> None:
     environment = manifest.provenance["host"]["environment"]
     assert environment.items() >= DEVICE_CLASSES["cpu-x86-64-v3"].limits.items()
     assert manifest.provenance["host"]["classes"] == ["cpu-x86-64-v3", "portable"]
-    code = "import sys, freezer, torch; print(tuple(freezer.load(sys.argv[1])(torch.zeros(3, 4)).shape))"
-    assert python(code, out, env={**os.environ, **DEVICE_CLASSES["cpu-x86-64-v3"].limits}).strip() == "(3, 3)"
+    code = (
+        "import sys, freezer, torch; print(tuple(freezer.load(sys.argv[1])(torch.zeros(3,"
+        " 4)).shape))"
+    )
+    assert (
+        python(code, out, env={**os.environ, **DEVICE_CLASSES["cpu-x86-64-v3"].limits}).strip()
+        == "(3, 3)"
+    )
 
 
 @pytest.fixture
@@ -317,7 +472,15 @@ def quick_judge(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("quick_judge")
 def test_freeze_keeps_limits(coldpress: Run, tmp_path: Path) -> None:
-    source = ("python:tests.models:mlp", "--inputs", '{"x": {"shape": [2, 4]}}', "--recipe", "torchscript-frozen", "--threads", 1)
+    source = (
+        "python:tests.models:mlp",
+        "--inputs",
+        '{"x": {"shape": [2, 4]}}',
+        "--recipe",
+        "torchscript-frozen",
+        "--threads",
+        1,
+    )
     limits = ("--limit", "speedup_min=0.001", "--limit", "size_mb_max=0.0001")
     code, out, err = coldpress("freeze", *source, *limits, "--out", tmp_path / "out")
     assert code == 0, err
@@ -329,7 +492,9 @@ def test_freeze_keeps_limits(coldpress: Run, tmp_path: Path) -> None:
 def test_freeze_and_inspect_show_warnings_of_the_capture(coldpress: Run, tmp_path: Path) -> None:
     inputs = ("--inputs", '{"x": {"shape": [2, "n"]}}', "--dims", '{"n": {"min": 2, "max": 9}}')
     out = tmp_path / "out"
-    code, text, err = coldpress("freeze", "python:tests.models:reading_sizes", *inputs, "--recipe", "eager", "--out", out)
+    code, text, err = coldpress(
+        "freeze", "python:tests.models:reading_sizes", *inputs, "--recipe", "eager", "--out", out
+    )
     assert code == 0, err
     warning = "TracerWarning: Converting a tensor to a Python integer"
     assert f"warning: {warning}" in text
@@ -339,7 +504,9 @@ def test_freeze_and_inspect_show_warnings_of_the_capture(coldpress: Run, tmp_pat
     assert "Python reads sizes at" in text
 
 
-def test_freeze_accepts_noise_on_request(coldpress: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_freeze_accepts_noise_on_request(
+    coldpress: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[bool] = []
 
     def noted(source: Source, *, options: FreezeOptions, **_: object) -> FreezeResult:
@@ -348,11 +515,23 @@ def test_freeze_accepts_noise_on_request(coldpress: Run, tmp_path: Path, monkeyp
 
     monkeypatch.setattr("freezer.freezing.freeze.freeze_source", noted)
     for more in ((), ("--accept-noise",)):
-        code, out, _ = coldpress("freeze", "python:tests.models:mlp", "--out", tmp_path / "out", *more)
-        assert (code, out.splitlines()[1]) == (1, "repeat it on a quieter machine, with --threads 1, or with --accept-noise")
+        code, out, _ = coldpress(
+            "freeze", "python:tests.models:mlp", "--out", tmp_path / "out", *more
+        )
+        assert (code, out.splitlines()[1]) == (
+            1,
+            "repeat it on a quieter machine, with --threads 1, or with --accept-noise",
+        )
     assert asked == [False, True]
 
 
 def test_freeze_reports_a_broken_source(coldpress: Run, tmp_path: Path) -> None:
-    code, _, err = coldpress("freeze", "python:tests.models:broken", "--inputs", '{"x": {"shape": [2]}}', "--out", tmp_path / "out")
+    code, _, err = coldpress(
+        "freeze",
+        "python:tests.models:broken",
+        "--inputs",
+        '{"x": {"shape": [2]}}',
+        "--out",
+        tmp_path / "out",
+    )
     assert (code, "RuntimeError: weights are gone" in err) == (1, True)

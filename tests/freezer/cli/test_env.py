@@ -62,11 +62,15 @@ def gaining(scripted: Frozen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def evaluated(lines: str) -> str:
     """Values of the variables after a shell evaluated the lines."""
     script = 'eval "$LINES"; printf "%s %s" "$LD_PRELOAD" "$THP_MEM_ALLOC_ENABLE"'
-    done = subprocess.run(["sh", "-c", script], env={"LINES": lines}, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["sh", "-c", script], env={"LINES": lines}, capture_output=True, text=True, check=True
+    )
     return done.stdout
 
 
-def test_env_prints_what_a_shell_evaluates(coldpress: Run, gaining: Artifact, tmp_path: Path) -> None:
+def test_env_prints_what_a_shell_evaluates(
+    coldpress: Run, gaining: Artifact, tmp_path: Path
+) -> None:
     code, out, _ = coldpress("env", gaining.folder)
     assert code == 0
     assert f"# {JEMALLOC} is not installed here: " in out
@@ -77,11 +81,22 @@ def test_env_prints_what_a_shell_evaluates(coldpress: Run, gaining: Artifact, tm
 
 
 def test_env_without_a_gain(coldpress: Run, scripted: Frozen, tmp_path: Path) -> None:
-    tried = SettingGain(variables={"THP_MEM_ALLOC_ENABLE": "1"}, gain=1.01, gain_ci=(0.98, 1.03), problem="no gain beyond noise")
+    tried = SettingGain(
+        variables={"THP_MEM_ALLOC_ENABLE": "1"},
+        gain=1.01,
+        gain_ci=(0.98, 1.03),
+        problem="no gain beyond noise",
+    )
     for artifact, what in (
         (scripted.artifact, "no setting was tried"),
-        (recorded(scripted, tmp_path / "one", EnvironmentRecord(tried=(tried,))), "(tried: THP_MEM_ALLOC_ENABLE=1)"),
-        (recorded(scripted, tmp_path / "two", EnvironmentRecord()), "(tried: none that is installed there could gain)"),
+        (
+            recorded(scripted, tmp_path / "one", EnvironmentRecord(tried=(tried,))),
+            "(tried: THP_MEM_ALLOC_ENABLE=1)",
+        ),
+        (
+            recorded(scripted, tmp_path / "two", EnvironmentRecord()),
+            "(tried: none that is installed there could gain)",
+        ),
     ):
         code, out, _ = coldpress("env", artifact.folder)
         assert code == 0
@@ -89,11 +104,19 @@ def test_env_without_a_gain(coldpress: Run, scripted: Frozen, tmp_path: Path) ->
         assert what in out
 
 
-def test_a_manifest_cannot_make_the_shell_run_commands(coldpress: Run, scripted: Frozen, tmp_path: Path) -> None:
+def test_a_manifest_cannot_make_the_shell_run_commands(
+    coldpress: Run, scripted: Frozen, tmp_path: Path
+) -> None:
     command = f"touch {tmp_path / 'ran'}"
-    evil = ({"LD_PRELOAD": f"x\n{command}"}, {f"A\r\n{command}\n": "1"}, {"KMP_BLOCKTIME": f"1;{command}"})
+    evil = (
+        {"LD_PRELOAD": f"x\n{command}"},
+        {f"A\r\n{command}\n": "1"},
+        {"KMP_BLOCKTIME": f"1;{command}"},
+    )
     for number, variables in enumerate(evil):
-        artifact = recorded(scripted, tmp_path / f"artifact{number}", replace(GAIN, variables=variables))
+        artifact = recorded(
+            scripted, tmp_path / f"artifact{number}", replace(GAIN, variables=variables)
+        )
         evaluated(coldpress("env", artifact.folder)[1])
     assert not (tmp_path / "ran").exists()
 
@@ -122,9 +145,18 @@ def test_run_applies_the_settings(gaining: Artifact, tmp_path: Path) -> None:
     command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)]
     subprocess.run(command, input=MARKED, text=True, check=True)
     save_file({"x": random_inputs(2, 4)}, tmp_path / "x.safetensors")
-    arguments = ["run", gaining.folder, "--input", tmp_path / "x.safetensors", "--output", tmp_path / "y.safetensors"]
+    arguments = [
+        "run",
+        gaining.folder,
+        "--input",
+        tmp_path / "x.safetensors",
+        "--output",
+        tmp_path / "y.safetensors",
+    ]
     command = [sys.executable, "-m", "freezer.cli", *map(str, arguments)]
-    done = subprocess.run(command, env={**os.environ, "MARK": str(mark)}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env={**os.environ, "MARK": str(mark)}, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == f"with LD_PRELOAD={library} THP_MEM_ALLOC_ENABLE=1"
     assert mark.read_text() == "1"

@@ -18,7 +18,16 @@ from tests.conftest import Frozen
 from tests.freezer.cli.conftest import Run
 from tests.freezer.models_reports import ConvNet
 from tests.models import Branching
-from tests.steps import ANY_SPEED, HERE, QUICK, QUICK_OPTIONS, copy_of, flip_a_byte, random_inputs, write_plain_artifact
+from tests.steps import (
+    ANY_SPEED,
+    HERE,
+    QUICK,
+    QUICK_OPTIONS,
+    copy_of,
+    flip_a_byte,
+    random_inputs,
+    write_plain_artifact,
+)
 
 TEXTS = ["all-captured-code.txt", "all-captured-graph.txt", "all-code.txt", "all-graph.txt"]
 
@@ -57,7 +66,10 @@ def test_the_manifest_records_every_candidate(two_recipes: FreezeResult) -> None
     (other,) = freezing.candidates
     assert {manifest.recipe.name, other.recipe} == {"torchscript-frozen", "torchscript-exact"}
     both = {manifest.recipe.name: report, other.recipe: other.reports["payloads/all.pt"]}
-    folded = {recipe: sum("folded" in change.name for change in found.changes) for recipe, found in both.items()}
+    folded = {
+        recipe: sum("folded" in change.name for change in found.changes)
+        for recipe, found in both.items()
+    }
     assert folded == {"torchscript-frozen": 1, "torchscript-exact": 0}
     for found in both.values():
         assert set(found.phases_s) >= {"capture", "freeze", "save", "report"}
@@ -115,7 +127,9 @@ def test_inspect_shows_what_freezing_did(coldpress: Run, two_recipes: FreezeResu
         assert part in words, part
 
 
-def test_inspect_reports_missing_and_damaged_texts(coldpress: Run, tmp_path: Path, scripted: Frozen) -> None:
+def test_inspect_reports_missing_and_damaged_texts(
+    coldpress: Run, tmp_path: Path, scripted: Frozen
+) -> None:
     old = write_plain_artifact(tmp_path / "old")
     code, _, err = coldpress("inspect", old.folder, "--graph")
     assert code == 1
@@ -137,7 +151,12 @@ def test_long_texts_are_cut(scripted: Frozen, tmp_path: Path) -> None:
     (source / "evidence" / "all-graph.txt").write_text(line * 30_000)
     (tmp_path / "artifact").mkdir()
     write_texts([replace(judgement.trials[0].candidate, folder=source)], tmp_path / "artifact")
-    kept, _, last = (tmp_path / "artifact" / "evidence" / "all-graph.txt").read_text().rstrip("\n").rpartition("\n")
+    kept, _, last = (
+        (tmp_path / "artifact" / "evidence" / "all-graph.txt")
+        .read_text()
+        .rstrip("\n")
+        .rpartition("\n")
+    )
     assert set(kept.splitlines()) == {line.strip()}
     assert last.startswith("... cut here: ")
     assert len(kept.encode()) <= MAX_TEXT_BYTES
@@ -145,7 +164,9 @@ def test_long_texts_are_cut(scripted: Frozen, tmp_path: Path) -> None:
 
 def test_errors_of_failed_attempts_are_files(tmp_path: Path) -> None:
     options = replace(QUICK_OPTIONS, recipes=["torchscript-frozen"])
-    result = freeze(Branching().eval(), {"x": random_inputs(2, 4)}, out=tmp_path / "out", options=options)
+    result = freeze(
+        Branching().eval(), {"x": random_inputs(2, 4)}, out=tmp_path / "out", options=options
+    )
     assert result.artifact is not None, result.failures
     (failed,) = [row for row in result.artifact.manifest.recipe.tried if "error" in row]
     assert failed["capture"] == "trace"

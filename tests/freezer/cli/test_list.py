@@ -1,4 +1,6 @@
-"""`coldpress list`: what a store has published, in folders and buckets, and the completion of its names."""
+"""`coldpress list`: what a store has published, in folders and buckets, and the completion of its
+names.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,17 @@ LONG = "a-model-of-the-risk-team-with-a-long-name"
 def artifacts(tmp_path: Path) -> dict[str, Artifact]:
     """Artifacts of two classes, of 1 MB each."""
     return {
-        name: write_plain_artifact(tmp_path / name, name[:1].encode() * 1_000_000, device_class=name) for name in (V4, "portable")
+        name: write_plain_artifact(
+            tmp_path / name, name[:1].encode() * 1_000_000, device_class=name
+        )
+        for name in (V4, "portable")
     }
 
 
 def fill(uri: str, artifacts: dict[str, Artifact]) -> Store:
-    """Publish `tiny` twice, where version 2 replaces only the portable artifact, and then a model with a long name."""
+    """Publish `tiny` twice, where version 2 replaces only the portable artifact, and then a model
+    with a long name.
+    """
     store = Store.open(uri, create=True)
     store.publish("tiny", source_key="one", artifacts=artifacts, carried={})
     portable = {"portable": artifacts["portable"]}
@@ -38,7 +45,9 @@ def fill(uri: str, artifacts: dict[str, Artifact]) -> Store:
     return store
 
 
-def test_models_newest_first_in_80_columns(coldpress: Run, artifacts: dict[str, Artifact], tmp_path: Path) -> None:
+def test_models_newest_first_in_80_columns(
+    coldpress: Run, artifacts: dict[str, Artifact], tmp_path: Path
+) -> None:
     store = fill(str(tmp_path / "store"), artifacts)
     for name, seconds in ((LONG, 1_700_000_000), ("tiny", 1_600_000_000)):
         for path in (store.root / name / "blobs" / "sha256").iterdir():
@@ -47,7 +56,9 @@ def test_models_newest_first_in_80_columns(coldpress: Run, artifacts: dict[str, 
     assert code == 0
     lines = [line.rstrip() for line in out.splitlines()]
     assert max(map(len, lines[:-1])) <= 80
-    assert "".join(line.split()[0] for line in lines[1:3]) == LONG, "long names continue in the next line"
+    assert "".join(line.split()[0] for line in lines[1:3]) == LONG, (
+        "long names continue in the next line"
+    )
     assert lines[1].split()[1:] == ["1", "2023-11-14", "portable", "1.0", "MB", "no"]
     assert [line.split() for line in lines[3:5]] == [
         ["tiny", "2", "2020-09-13", V4, "1.0", "MB", "no"],
@@ -56,27 +67,45 @@ def test_models_newest_first_in_80_columns(coldpress: Run, artifacts: dict[str, 
     assert lines[5] == f"2 models in {store.root}"
 
 
-def test_versions_of_a_model(coldpress: Run, artifacts: dict[str, Artifact], tmp_path: Path) -> None:
+def test_versions_of_a_model(
+    coldpress: Run, artifacts: dict[str, Artifact], tmp_path: Path
+) -> None:
     """`latest` has kept the artifact for v4 of version 1, so it is listed on its own."""
     store = fill(str(tmp_path / "store"), artifacts)
     key = tmp_path / "own.key"
-    subprocess.run(["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", key], check=True, capture_output=True)
+    subprocess.run(
+        ["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", key],
+        check=True,
+        capture_output=True,
+    )
     store.sign(store.version("tiny:1"), V4, key)
     code, out, _ = coldpress("list", "tiny", "--store", store.root, "--json")
     assert code == 0
     found = json.loads(out)["versions"]
-    assert [(item["version"], item["tags"]) for item in found] == [(2, ["latest"]), (2, ["2"]), (1, ["1"])]
+    assert [(item["version"], item["tags"]) for item in found] == [
+        (2, ["latest"]),
+        (2, ["2"]),
+        (1, ["1"]),
+    ]
     assert [[item["device_class"] for item in version["artifacts"]] for version in found] == [
         [V4, "portable"],
         ["portable"],
         [V4, "portable"],
     ]
-    assert [[item["signed"] for item in version["artifacts"]] for version in found] == [[True, False], [False], [True, False]]
+    assert [[item["signed"] for item in version["artifacts"]] for version in found] == [
+        [True, False],
+        [False],
+        [True, False],
+    ]
     images = store.version("tiny:1").images
     assert {item["device_class"]: item["digest"] for item in found[2]["artifacts"]} == {
         name: one.digest for name, one in images.items()
     }
-    assert all(1_000_000 < item["size_bytes"] < 1_010_000 for version in found for item in version["artifacts"])
+    assert all(
+        1_000_000 < item["size_bytes"] < 1_010_000
+        for version in found
+        for item in version["artifacts"]
+    )
     shown = coldpress("list", "tiny", "--store", store.root)[1].splitlines()
     assert shown[1].startswith("2 latest")
     assert max(len(line.rstrip()) for line in shown) <= 80
@@ -100,7 +129,9 @@ def test_a_bucket_lists_as_a_folder(
     assert objects(s3_address, bucket.removeprefix("s3://")) == before
 
 
-def test_a_damaged_model_hides_no_other(coldpress: Run, artifacts: dict[str, Artifact], tmp_path: Path) -> None:
+def test_a_damaged_model_hides_no_other(
+    coldpress: Run, artifacts: dict[str, Artifact], tmp_path: Path
+) -> None:
     store = fill(str(tmp_path / "store"), artifacts)
     image = store.version(LONG).images["portable"].digest.removeprefix("sha256:")
     flip_a_byte(store.root / LONG / "blobs" / "sha256" / image)
@@ -117,29 +148,50 @@ def test_a_damaged_model_hides_no_other(coldpress: Run, artifacts: dict[str, Art
 def completed(folder: Path, *words: str) -> list[str]:
     """What bash offers for the last word, by the script that `--show-completion` prints in bash."""
     command = str(Path(sys.executable).with_name("coldpress"))
-    environment = {**os.environ, "_COLDPRESS_COMPLETE": "source_bash"}  # whatever shell the tests run from
-    script = subprocess.run([command], env=environment, capture_output=True, text=True, check=True).stdout
+    environment = {
+        **os.environ,
+        "_COLDPRESS_COMPLETE": "source_bash",
+    }  # whatever shell the tests run from
+    script = subprocess.run(
+        [command], env=environment, capture_output=True, text=True, check=True
+    ).stdout
     quoted = " ".join(f"'{word}'" for word in ("coldpress", *words))
-    ask = f'COMP_WORDS=({quoted}); COMP_CWORD={len(words)}; _coldpress_completion {command}; printf "%s\\n" "${{COMPREPLY[@]}}"'
-    done = subprocess.run(["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, check=True, cwd=folder)
+    ask = (
+        f"COMP_WORDS=({quoted}); COMP_CWORD={len(words)}; _coldpress_completion {command}; printf"
+        ' "%s\\n" "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(
+        ["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, check=True, cwd=folder
+    )
     assert done.stderr == ""
     return done.stdout.split()
 
 
 @pytest.mark.skipif(not Path("/bin/bash").exists(), reason="needs bash")
-def test_bash_completes_commands_models_and_classes(artifacts: dict[str, Artifact], tmp_path: Path) -> None:
+def test_bash_completes_commands_models_and_classes(
+    artifacts: dict[str, Artifact], tmp_path: Path
+) -> None:
     fill(str(tmp_path / "store"), artifacts)
     assert completed(tmp_path, "ver") == ["verify"]
     for command in ("verify", "pull", "inspect", "run", "list"):
         assert completed(tmp_path, command, "t") == ["tiny"]
     (tmp_path / "other").mkdir()
     assert completed(tmp_path / "other", "verify", "t") == []
-    assert completed(tmp_path / "other", "verify", "--store", str(tmp_path / "store"), "") == [LONG, "tiny"]
-    assert completed(tmp_path, "verify", "--device-class", "cuda-sm8") == ["cuda-sm80", "cuda-sm86", "cuda-sm89"]
+    assert completed(tmp_path / "other", "verify", "--store", str(tmp_path / "store"), "") == [
+        LONG,
+        "tiny",
+    ]
+    assert completed(tmp_path, "verify", "--device-class", "cuda-sm8") == [
+        "cuda-sm80",
+        "cuda-sm86",
+        "cuda-sm89",
+    ]
     assert completed(tmp_path, "verify", "--store", "s3://none/none", "t") == []
 
 
-def test_rollback_names_what_serves_now(coldpress: Run, artifacts: dict[str, Artifact], tmp_path: Path) -> None:
+def test_rollback_names_what_serves_now(
+    coldpress: Run, artifacts: dict[str, Artifact], tmp_path: Path
+) -> None:
     store = fill(str(tmp_path / "store"), artifacts)
     code, out, _ = coldpress("rollback", "tiny:2", "--store", store.root)
     assert (code, store.version("tiny")) == (0, store.version("tiny:2"))

@@ -17,7 +17,9 @@ STEPS = ("open", "write", "fsync", "replace", "link")
 
 
 class Disk:
-    """A disk whose steps fail: `errors` lists the error numbers of the next attempts by step; 0 succeeds."""
+    """A disk whose steps fail: `errors` lists the error numbers of the next attempts by step; 0
+    succeeds.
+    """
 
     def __init__(self) -> None:
         self.errors: dict[str, Iterator[int]] = {}
@@ -68,7 +70,9 @@ def test_permanent_errors_keep_the_old_file(disk: Disk, tmp_path: Path, step: st
     assert disk.done.count(f"{step}!") == 4
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT], ids=errno.errorcode.get)
+@pytest.mark.parametrize(
+    "number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT], ids=errno.errorcode.get
+)
 def test_full_disks_are_not_retried(disk: Disk, tmp_path: Path, number: int) -> None:
     disk.errors["fsync"] = iter([number])
     with pytest.raises(OSError, match=os.strerror(number)):
@@ -77,7 +81,9 @@ def test_full_disks_are_not_retried(disk: Disk, tmp_path: Path, number: int) -> 
     assert names(tmp_path) == []
 
 
-def test_content_is_written_again_after_a_failed_sync(disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_content_is_written_again_after_a_failed_sync(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Linux may drop unwritten pages after a failed sync."""
     plain = os.fsync
 
@@ -121,7 +127,9 @@ def test_a_link_that_cannot_be_synced_becomes_a_copy(disk: Disk, tmp_path: Path)
 
 
 @pytest.mark.parametrize("give", [link_or_copy, link_whole])
-def test_links_across_file_systems_become_copies(tmp_path: Path, give: Callable[[Path, Path], None]) -> None:
+def test_links_across_file_systems_become_copies(
+    tmp_path: Path, give: Callable[[Path, Path], None]
+) -> None:
     shared = Path("/dev/shm")
     if not shared.is_dir() or shared.stat().st_dev == tmp_path.stat().st_dev:
         pytest.skip("no second file system at /dev/shm")

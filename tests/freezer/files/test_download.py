@@ -81,8 +81,21 @@ def https(tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch) -> 
     """A server over TLS that this process trusts, and the folder `served`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     key, certificate = tmp_path / "key.pem", tmp_path / "loopback.pem"
-    words = ["-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=loopback", "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run(["openssl", "req", *words, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    words = [
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-subj",
+        "/CN=loopback",
+        "-addext",
+        "subjectAltName=IP:127.0.0.1",
+    ]
+    subprocess.run(
+        ["openssl", "req", *words, "-keyout", key, "-out", certificate],
+        check=True,
+        capture_output=True,
+    )
     context.load_cert_chain(certificate, key)
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))
     yield from serve(tmp_path / "served", asked, context)
@@ -111,7 +124,8 @@ def test_pinned_files_are_fetched_once(tmp_path: Path, https: str, asked: list[s
 def test_fetch_rejects_another_digest(tmp_path: Path, https: str) -> None:
     (tmp_path / "served" / "model.pt").write_bytes(CONTENT + b"!")
     with pytest.raises(
-        IntegrityError, match=f"got sha256 [0-9a-f]{{64}}, expected {DIGEST}; .*, `sha256:` .*`--sha256`.*outdated"
+        IntegrityError,
+        match=f"got sha256 [0-9a-f]{{64}}, expected {DIGEST}; .*, `sha256:` .*`--sha256`.*outdated",
     ) as caught:
         fetch(f"{https}/model.pt", tmp_path / "fetched", sha256=DIGEST)
     assert caught.value.code == "CP-FETCH-DIGEST"
@@ -120,13 +134,17 @@ def test_fetch_rejects_another_digest(tmp_path: Path, https: str) -> None:
 
 @pytest.mark.parametrize("path", ["none.pt", "short.pt"])
 def test_missing_and_truncated_files_leave_nothing(tmp_path: Path, https: str, path: str) -> None:
-    with pytest.raises(SourceError, match=f"{path} cannot be fetched: .*; check that it exists and may be read") as caught:
+    with pytest.raises(
+        SourceError, match=f"{path} cannot be fetched: .*; check that it exists and may be read"
+    ) as caught:
         fetch(f"{https}/{path}", tmp_path / "fetched")
     assert caught.value.code == "CP-FETCH"
     assert list((tmp_path / "fetched").iterdir()) == []
 
 
-def test_unreachable_and_untrusted_servers_are_errors(tmp_path: Path, https: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_and_untrusted_servers_are_errors(
+    tmp_path: Path, https: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(SourceError, match="cannot be fetched"):
         fetch("https://127.0.0.1:9/model.pt", tmp_path / "fetched")
     monkeypatch.delenv("REQUESTS_CA_BUNDLE")
@@ -136,20 +154,28 @@ def test_unreachable_and_untrusted_servers_are_errors(tmp_path: Path, https: str
 
 def test_plain_http_needs_a_digest(tmp_path: Path, http: str) -> None:
     (tmp_path / "served" / "model.pt").write_bytes(CONTENT)
-    with pytest.raises(SourceError, match=r"http:// needs a digest; .* add `sha256:` \(.*`--sha256`\)"):
+    with pytest.raises(
+        SourceError, match=r"http:// needs a digest; .* add `sha256:` \(.*`--sha256`\)"
+    ):
         fetch(f"{http}/model.pt", tmp_path / "fetched")
     assert fetch(f"{http}/model.pt", tmp_path / "fetched", sha256=DIGEST).is_file()
 
 
 def test_a_redirect_to_plain_http_is_refused(tmp_path: Path, https: str, http: str) -> None:
     (tmp_path / "served" / "model.pt").write_bytes(CONTENT)
-    with pytest.raises(SourceError, match=r"redirects to http://.*, which is not https; add `sha256:` \(.*`--sha256`\)"):
+    with pytest.raises(
+        SourceError,
+        match=r"redirects to http://.*, which is not https; add `sha256:` \(.*`--sha256`\)",
+    ):
         fetch(f"{https}/to/{http}/model.pt", tmp_path / "fetched")
 
 
 def test_a_full_disk_is_an_os_error(https: str, tmp_path: Path) -> None:
     (tmp_path / "served" / "model.pt").write_bytes(CONTENT)
-    with full_disk(tmp_path / "full") as folder, pytest.raises(OSError, match="No space left on device"):
+    with (
+        full_disk(tmp_path / "full") as folder,
+        pytest.raises(OSError, match="No space left on device"),
+    ):
         fetch(f"{https}/model.pt", folder)
 
 

@@ -29,10 +29,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("check", "path"),
     [
         *((check_folder, path) for path in ("new", "deep/er/new", "../empty", "../full/new")),
-        *((check_file, path) for path in ("new.json", "deep/er/new.json", "../full/mine", "../full/new.json")),
+        *(
+            (check_file, path)
+            for path in ("new.json", "deep/er/new.json", "../full/mine", "../full/new.json")
+        ),
     ],
 )
-def test_writable_places_are_accepted(here: Path, check: Callable[[Path, str], None], path: str) -> None:
+def test_writable_places_are_accepted(
+    here: Path, check: Callable[[Path, str], None], path: str
+) -> None:
     before = sorted(here.rglob("*"))
     check(Path(path), "--out")
     assert sorted(here.rglob("*")) == before
@@ -45,15 +50,29 @@ def test_writable_places_are_accepted(here: Path, check: Callable[[Path, str], N
         (check_folder, "../here", "is the working directory"),
         (check_folder, "..", r"^--out \.\. is not empty; name a new folder"),
         (check_folder, "../full", r"^--out \.\./full is not empty; name a new folder"),
-        (check_folder, "../full/mine", r"^--out \.\./full/mine is a file or a link; name a new folder"),
+        (
+            check_folder,
+            "../full/mine",
+            r"^--out \.\./full/mine is a file or a link; name a new folder",
+        ),
         (check_folder, "../link", "is a file or a link"),
         (check_folder, "../dangling", "is a file or a link"),
-        (check_folder, "../full/mine/new", r"/here/\.\./full/mine is not a folder; name a path inside a folder"),
+        (
+            check_folder,
+            "../full/mine/new",
+            r"/here/\.\./full/mine is not a folder; name a path inside a folder",
+        ),
         (check_file, "../full", r"^--out \.\./full is a folder; name a file"),
-        (check_file, "../full/mine/new.json", "/full/mine is not a folder; name a path inside a folder"),
+        (
+            check_file,
+            "../full/mine/new.json",
+            "/full/mine is not a folder; name a path inside a folder",
+        ),
     ],
 )
-def test_other_places_are_rejected(here: Path, check: Callable[[Path, str], None], path: str, message: str) -> None:
+def test_other_places_are_rejected(
+    here: Path, check: Callable[[Path, str], None], path: str, message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         check(Path(path), "--out")
 
@@ -62,5 +81,7 @@ def test_other_places_are_rejected(here: Path, check: Callable[[Path, str], None
 @pytest.mark.parametrize("check", [check_folder, check_file])
 def test_read_only_folders_are_rejected(here: Path, check: Callable[[Path, str], None]) -> None:
     (here / "empty").chmod(0o555)
-    with pytest.raises(UsageError, match=r"no permission to write into .*/empty; name another path"):
+    with pytest.raises(
+        UsageError, match=r"no permission to write into .*/empty; name another path"
+    ):
         check(here / "empty" / "deep" / "new", "--out")

@@ -27,9 +27,17 @@ from tests.steps import BATCH, HERE, QUICK_OPTIONS, random_inputs
 X = random_inputs(2, 4)
 
 
-def quickly(model: nn.Module, inputs: Any, out: Path, dims: Dims | None = None, **options: Any) -> FreezeResult:
+def quickly(
+    model: nn.Module, inputs: Any, out: Path, dims: Dims | None = None, **options: Any
+) -> FreezeResult:
     recipes = options.pop("recipes", ["torchscript-frozen"])
-    return freeze(model, inputs, out=out, dims=dims, options=replace(QUICK_OPTIONS, recipes=recipes, **options))
+    return freeze(
+        model,
+        inputs,
+        out=out,
+        dims=dims,
+        options=replace(QUICK_OPTIONS, recipes=recipes, **options),
+    )
 
 
 @pytest.mark.parametrize("which", ["inductor", "scripted", "portable"])
@@ -38,7 +46,11 @@ def test_folder_is_complete_and_serves(which: str, request: pytest.FixtureReques
     artifact = Artifact.read(frozen.artifact.folder)
     assert artifact.manifest == frozen.artifact.manifest
     artifact.verify()
-    written = {str(path.relative_to(artifact.folder)) for path in artifact.folder.rglob("*") if path.is_file()}
+    written = {
+        str(path.relative_to(artifact.folder))
+        for path in artifact.folder.rglob("*")
+        if path.is_file()
+    }
     assert written == {"manifest.json", *(item.path for item in artifact.manifest.contents)}
     assert written >= {
         "evidence/latency.parquet",
@@ -60,18 +72,30 @@ def test_manifest_records_the_judgement(inductor: Frozen) -> None:
     assert judgement.winner is not None
     assert judgement.winner.drift is not None
     assert manifest.recipe.name == "inductor-frozen"
-    assert (manifest.device_class, manifest.verdict, manifest.reference) == (HERE, "published", "float64")
+    assert (manifest.device_class, manifest.verdict, manifest.reference) == (
+        HERE,
+        "published",
+        "float64",
+    )
     assert manifest.drift.error_ratio == judgement.winner.drift.error_ratio
     assert manifest.gate == GateRecord(error_ratio_max=3.0, speedup_min=0.0)
     assert manifest.needs.torch == ".".join(torch.__version__.split(".")[:2])
     assert manifest.latency is not None
     assert judgement.winner.speedup is not None
-    assert manifest.latency.speedup_ci == (judgement.winner.speedup.low, judgement.winner.speedup.high)
+    assert manifest.latency.speedup_ci == (
+        judgement.winner.speedup.low,
+        judgement.winner.speedup.high,
+    )
     assert manifest.latency.cold_start is not None
     assert manifest.latency.cold_start.open_ms > 0
     assert manifest.provenance["source"] == "tests.models.TinyConv"
     assert manifest.provenance["weights"] == judgement.winner.candidate.weights
-    assert [dict(item.point) for item in manifest.golden] == [{"batch": 2}, {"batch": 1}, {"batch": 4}, {"batch": 3}]
+    assert [dict(item.point) for item in manifest.golden] == [
+        {"batch": 2},
+        {"batch": 1},
+        {"batch": 4},
+        {"batch": 3},
+    ]
 
 
 def test_evidence_has_every_sample_and_row(scripted: Frozen) -> None:
@@ -81,16 +105,23 @@ def test_evidence_has_every_sample_and_row(scripted: Frozen) -> None:
     latency = pq.read_table(scripted.artifact.folder / "evidence/latency.parquet").to_pylist()
     for name in ("eager", "torchscript-frozen"):
         assert [
-            row["latency_ms"] for row in latency if (row["entrant"], row["point"]) == (name, "batch=1")
+            row["latency_ms"]
+            for row in latency
+            if (row["entrant"], row["point"]) == (name, "batch=1")
         ] == judgement.sampling.pooled(name)
     drift = pq.read_table(scripted.artifact.folder / "evidence/drift.parquet").to_pylist()
     assert judgement.trials[0].drift is not None
-    assert [row["error_ratio"] for row in drift] == [row.error_ratio for row in judgement.trials[0].drift.rows]
+    assert [row["error_ratio"] for row in drift] == [
+        row.error_ratio for row in judgement.trials[0].drift.rows
+    ]
     assert {row["kind"] for row in drift} == {"single", "sequence"}
 
 
 def test_golden_outputs_are_the_reference(portable: Frozen) -> None:
-    inputs, outputs = (load_file(portable.artifact.folder / f"golden/{name}.safetensors") for name in ("inputs", "outputs"))
+    inputs, outputs = (
+        load_file(portable.artifact.folder / f"golden/{name}.safetensors")
+        for name in ("inputs", "outputs")
+    )
     wide = seeded(type(portable.model)).double()
     for index, item in enumerate(portable.artifact.manifest.golden):
         expected = wide(inputs[f"{index}/x"].double()).float()
@@ -107,7 +138,9 @@ def test_counter_is_published_and_counts(tmp_path: Path) -> None:
     assert result.artifact.manifest.stateful
     served = freezer.load(tmp_path / "out")
     zeros = torch.zeros(2, 4)
-    assert [float(served(zeros).mean()) for _ in range(4)] == [1, 2, 3, 4], "the canary's call does not count"
+    assert [float(served(zeros).mean()) for _ in range(4)] == [1, 2, 3, 4], (
+        "the canary's call does not count"
+    )
     assert float(model.get_buffer("count")) == 0
 
 
@@ -129,15 +162,22 @@ def test_rejected_model_leaves_evidence_alone(tmp_path: Path) -> None:
     assert result.judgement is not None
     assert result.judgement.trials[0].drift is not None
     rows = pq.read_table(evidence / "portable" / "drift.parquet").to_pylist()
-    assert [row["problem"] for row in rows] == [row.problem for row in result.judgement.trials[0].drift.rows]
+    assert [row["problem"] for row in rows] == [
+        row.problem for row in result.judgement.trials[0].drift.rows
+    ]
     assert list((evidence / "portable" / "portable").glob("*.txt")), "the captured code"
     assert model.calls == 0
 
 
 def test_own_files_beside_the_evidence_survive(tmp_path: Path) -> None:
-    """A freeze replaces the evidence of its class and of `portable`, and removes nothing else in the folder."""
+    """A freeze replaces the evidence of its class and of `portable`, and removes nothing else in
+    the folder.
+    """
     evidence = tmp_path / "out.evidence"
-    own, earlier = [evidence / "notes.txt", evidence / "plots" / "drift.png"], evidence / "portable" / "drift.parquet"
+    own, earlier = (
+        [evidence / "notes.txt", evidence / "plots" / "drift.png"],
+        evidence / "portable" / "drift.parquet",
+    )
     for path in (*own, earlier):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("own")
@@ -157,7 +197,9 @@ def test_kept_eager_writes_the_portable_program(tmp_path: Path) -> None:
 
 def test_model_that_writes_into_inputs_is_refused(tmp_path: Path) -> None:
     given = X.clone()
-    with pytest.raises(JudgeError, match=r"model: a call writes into its input 'x', .*`x = x\.clone\(\)`") as caught:
+    with pytest.raises(
+        JudgeError, match=r"model: a call writes into its input 'x', .*`x = x\.clone\(\)`"
+    ) as caught:
         quickly(seeded(Writing), {"x": given}, tmp_path / "out")
     assert caught.value.code == "CP-INPUT-WRITTEN"
     assert torch.equal(given, X), "the caller's example is untouched"
@@ -180,17 +222,44 @@ def test_positional_examples_and_constants(tmp_path: Path) -> None:
     ("inputs", "kwargs", "error", "message"),
     [
         ({"x": X}, {"device_class": "cpu-z80"}, UsageError, "unknown device class"),
-        ({"x": X}, {"device_class": "cuda-sm75"}, UsageError, "this process cannot build for cuda-sm75: "),
+        (
+            {"x": X},
+            {"device_class": "cuda-sm75"},
+            UsageError,
+            "this process cannot build for cuda-sm75: ",
+        ),
         ({"x": X}, {"dims": {"x": {7: BATCH}}}, SpecError, "input 'x' has no axis 7"),
         ({"x": X}, {"recipes": ["none"]}, UsageError, "unknown recipe 'none'"),
-        ({"x": {1, 2}}, {}, SpecError, "input 'x': got a set, expected a tensor, a plain constant, or a tuple, list or dict"),
+        (
+            {"x": {1, 2}},
+            {},
+            SpecError,
+            "input 'x': got a set, expected a tensor, a plain constant, or a tuple, list or dict",
+        ),
         ({"y": X}, {}, SpecError, r"input 'y' is not a parameter of forward\(x\)"),
-        ({"x": X}, {"dims": {"y": {0: BATCH}}}, SpecError, "dims: unknown tensor input 'y'; expected one of x"),
-        ({"x": X}, {"dims": {"x": {0: Dim(name="batch", min=3, max=4)}}}, SpecError, "dim 'batch' is 2"),
-        ({"x": X.reshape(4, 2)}, {}, JudgeError, "model: the eager model fails on its inputs: RuntimeError"),
+        (
+            {"x": X},
+            {"dims": {"y": {0: BATCH}}},
+            SpecError,
+            "dims: unknown tensor input 'y'; expected one of x",
+        ),
+        (
+            {"x": X},
+            {"dims": {"x": {0: Dim(name="batch", min=3, max=4)}}},
+            SpecError,
+            "dim 'batch' is 2",
+        ),
+        (
+            {"x": X.reshape(4, 2)},
+            {},
+            JudgeError,
+            "model: the eager model fails on its inputs: RuntimeError",
+        ),
     ],
 )
-def test_invalid_arguments_are_refused(tmp_path: Path, inputs: Any, kwargs: Any, error: type[Exception], message: str) -> None:
+def test_invalid_arguments_are_refused(
+    tmp_path: Path, inputs: Any, kwargs: Any, error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         quickly(mlp(), inputs, tmp_path / "out", **kwargs)
     assert not (tmp_path / "out").exists()
@@ -203,9 +272,14 @@ def test_dim_with_two_bounds_is_refused() -> None:
 
 def test_nonempty_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").touch()
-    for folder, message in ((tmp_path, "is not empty; name a new folder"), (tmp_path / "mine", "is a file or a link")):
+    for folder, message in (
+        (tmp_path, "is not empty; name a new folder"),
+        (tmp_path / "mine", "is a file or a link"),
+    ):
         with pytest.raises(UsageError, match=message):
-            quickly(mlp().train(), {"x": X}, folder)  # before the model is looked at, which is in training mode
+            quickly(
+                mlp().train(), {"x": X}, folder
+            )  # before the model is looked at, which is in training mode
 
 
 def test_verdict_failed_has_the_reasons(tmp_path: Path) -> None:
@@ -221,5 +295,7 @@ def test_recipes_beyond_the_build_time_are_skipped(tmp_path: Path) -> None:
     assert found.artifact is not None
     assert list(found.failures) == ["torchscript-exact"]
     assert found.failures == found.artifact.manifest.freezing.failures
-    assert found.failures["torchscript-exact"].startswith("skipped: limits.build_s 1e-06 s is used up (")
+    assert found.failures["torchscript-exact"].startswith(
+        "skipped: limits.build_s 1e-06 s is used up ("
+    )
     assert (found.tracebacks, found.evidence) == ({}, None)

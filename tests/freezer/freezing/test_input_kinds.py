@@ -1,4 +1,6 @@
-"""Inputs of every kind, from declaration to answer: nested, optional, omitted, empty, absent, and of every dtype."""
+"""Inputs of every kind, from declaration to answer: nested, optional, omitted, empty, absent, and
+of every dtype.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ PATHS = ["ids", "state.0", "state.1", "opts.shift", "opts.gain", "extra.0"]
 def declared(style: str) -> InputSpec:
     if style == "keyword":
         return declared_spec(DECLARED, {"batch": {"max": 4}})
-    return declared_spec([DECLARED[name] for name in ("ids", "state", "opts", "extra")], {"batch": {"max": 4}})
+    return declared_spec(
+        [DECLARED[name] for name in ("ids", "state", "opts", "extra")], {"batch": {"max": 4}}
+    )
 
 
 def scripted(model: nn.Module) -> nn.Module:
@@ -113,9 +117,23 @@ def by_path(given: dict[str, Any]) -> dict[str, Tensor]:
 def nested(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     """The portable artifact of a Recurrent, made by the command. Do not write to it."""
     out = tmp_path_factory.mktemp("nested") / "out"
-    arguments = ["--inputs", json.dumps(DECLARED), "--dims", '{"batch": {"max": 4}}', "--device-class", "portable"]
+    arguments = [
+        "--inputs",
+        json.dumps(DECLARED),
+        "--dims",
+        '{"batch": {"max": 4}}',
+        "--device-class",
+        "portable",
+    ]
     done = CliRunner().invoke(
-        app, ["freeze", "python:tests.freezer.freezing.test_input_kinds:recurrent", *arguments, "--out", str(out)]
+        app,
+        [
+            "freeze",
+            "python:tests.freezer.freezing.test_input_kinds:recurrent",
+            *arguments,
+            "--out",
+            str(out),
+        ],
     )
     assert done.exit_code == 0, done.output
     return Artifact.read(out)
@@ -127,9 +145,13 @@ def recurrent() -> nn.Module:
 
 def test_manifest_and_golden_files_name_leaves_by_path(nested: Artifact) -> None:
     spec = nested.manifest.inputs
-    assert spec == declared("keyword").with_ranges({"ids": (0, 19)}), "the range was found from the embedding"
+    assert spec == declared("keyword").with_ranges({"ids": (0, 19)}), (
+        "the range was found from the embedding"
+    )
     golden = load_file(nested.folder / "golden" / "inputs.safetensors")
-    assert sorted(golden) == sorted(f"{index}/{path}" for index in range(len(nested.manifest.golden)) for path in PATHS)
+    assert sorted(golden) == sorted(
+        f"{index}/{path}" for index in range(len(nested.manifest.golden)) for path in PATHS
+    )
     model = freezer.load(nested.folder)
     for batch in (1, 3):
         torch.testing.assert_close(model(**values(batch)), recurrent()(**values(batch)))
@@ -159,7 +181,9 @@ def test_nested_inputs_are_captured_judged_and_served(
 def test_nested_example_inputs_give_the_spec(tmp_path: Path) -> None:
     dims = {"ids": {0: BATCH}, "state.0": {1: BATCH}, "state.1": {1: BATCH}}
     model = scripted(recurrent())
-    frozen = published(model, {**values(2), "scale": 3.0}, tmp_path / "out", "torchscript-frozen", dims=dims)
+    frozen = published(
+        model, {**values(2), "scale": 3.0}, tmp_path / "out", "torchscript-frozen", dims=dims
+    )
     assert [tensor.name for tensor in frozen.inputs.tensors] == [
         "ids", "state.0", "state.1", "opts.gain", "opts.shift", "extra.0"
     ]  # fmt: skip
@@ -182,7 +206,10 @@ def test_frozen_model_takes_leaves_by_path(nested: Artifact) -> None:
     torch.testing.assert_close(model(state=given["state"], **rest), expected)
     part = {name: value for name, value in given.items() if name != "opts"}
     torch.testing.assert_close(
-        model(**part, opts={"gain": given["opts"]["gain"]}, **{"opts.shift": given["opts"]["shift"]}), expected
+        model(
+            **part, opts={"gain": given["opts"]["gain"]}, **{"opts.shift": given["opts"]["shift"]}
+        ),
+        expected,
     )
     h, c = given["state"]
     wrong_inputs: list[tuple[dict[str, Any], str]] = [
@@ -197,22 +224,39 @@ def test_frozen_model_takes_leaves_by_path(nested: Artifact) -> None:
     for wrong, message in wrong_inputs:
         with pytest.raises(ContractError, match=message):
             model(**(given | wrong))
-    with pytest.raises(ContractError, match="got 6 positional inputs, expected at most 5: ids, state, opts, extra, bias"):
+    with pytest.raises(
+        ContractError,
+        match="got 6 positional inputs, expected at most 5: ids, state, opts, extra, bias",
+    ):
         model(*given.values(), None, None)
 
 
 def test_sample_files_name_leaves_by_path(nested: Artifact, tmp_path: Path) -> None:
     spec = declared("keyword")
     path = tmp_path / "samples.safetensors"
-    save_file({f"{index}/{name}": leaf for index in range(3) for name, leaf in by_path(values(index + 1)).items()}, path)
+    save_file(
+        {
+            f"{index}/{name}": leaf
+            for index in range(3)
+            for name, leaf in by_path(values(index + 1)).items()
+        },
+        path,
+    )
     assert match_headers(read_header(path), spec) == [{"batch": 1}, {"batch": 2}, {"batch": 3}]
     subject = prepare("recurrent", seeded(Recurrent), spec, read_samples(path))
     assert list(subject.sets[0].tensors) == PATHS
     with pytest.raises(
-        SpecError, match=r"input 'state\.0' is not a parameter of forward.*; declare 'state' as a tuple, list or dict"
+        SpecError,
+        match=(
+            r"input 'state\.0' is not a parameter of forward.*; declare 'state' as a tuple, list or"
+            r" dict"
+        ),
     ):
         prepare("recurrent", seeded(Recurrent), declared_spec({"state.0": {"shape": [1]}}, {}))
-    done = CliRunner().invoke(app, ["run", str(nested.folder), "--input", str(path), "--output", str(tmp_path / "out.npz")])
+    done = CliRunner().invoke(
+        app,
+        ["run", str(nested.folder), "--input", str(path), "--output", str(tmp_path / "out.npz")],
+    )
     assert done.exit_code == 0, done.output
     with np.load(tmp_path / "out.npz") as file:
         answers = dict(file)
@@ -230,7 +274,10 @@ class Echo(nn.Module):
         self.weight = nn.Parameter(torch.ones(()))
 
     def forward(self, given: dict[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-        return {name: (x.clone(), x.to(torch.complex64).abs().sum() * self.weight) for name, x in given.items()}
+        return {
+            name: (x.clone(), x.to(torch.complex64).abs().sum() * self.weight)
+            for name, x in given.items()
+        }
 
 
 def of_dtype(dtype: str) -> Tensor:
@@ -252,7 +299,9 @@ def test_every_dtype_and_empty_tensors_round_trip(tmp_path: Path) -> None:
         assert torch.equal(again, x)
         assert float(total) == pytest.approx(float(x.abs().double().sum() if name != "bool" else 3))
     assert {output.dtype for output in frozen.outputs} == set(DTYPES)
-    with pytest.raises(ContractError, match=r"input 'input_0\.none': got shape \[1, 4\], expected \[0, 4\]"):
+    with pytest.raises(
+        ContractError, match=r"input 'input_0\.none': got shape \[1, 4\], expected \[0, 4\]"
+    ):
         frozen({**given, "none": torch.zeros(1, 4)})
 
 
@@ -267,7 +316,9 @@ class Table(nn.Module):
         return self.weight**power
 
 
-def published(model: nn.Module, inputs: Any, out: Path, recipe: str, dims: Dims | None = None) -> FrozenModel:
+def published(
+    model: nn.Module, inputs: Any, out: Path, recipe: str, dims: Dims | None = None
+) -> FrozenModel:
     options = replace(QUICK_OPTIONS, recipes=[recipe], device_class=RECIPES[recipe])
     result = freeze(model, inputs, out=out, dims=dims, options=options)
     assert result.verdict == "published", (result.reason, result.failures)
@@ -278,7 +329,12 @@ def test_artifact_without_tensor_inputs(tmp_path: Path) -> None:
     frozen = published(Table().eval(), {}, tmp_path / "out", "torchscript-frozen")
     assert torch.equal(frozen(), torch.arange(4.0) ** 2)
     (tmp_path / "empty.npz").write_bytes(b"PK\x05\x06" + bytes(18))
-    arguments = ["--input", str(tmp_path / "empty.npz"), "--output", str(tmp_path / "out.safetensors")]
+    arguments = [
+        "--input",
+        str(tmp_path / "empty.npz"),
+        "--output",
+        str(tmp_path / "out.safetensors"),
+    ]
     done = CliRunner().invoke(app, ["run", str(tmp_path / "out"), *arguments])
     assert done.exit_code == 0, done.output
     assert torch.equal(load_file(tmp_path / "out.safetensors")["output"], torch.arange(4.0) ** 2)
@@ -287,7 +343,9 @@ def test_artifact_without_tensor_inputs(tmp_path: Path) -> None:
 class Optional(nn.Module):
     """Takes two optional tensors."""
 
-    def forward(self, x: Tensor, first: Tensor | None = None, *, last: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, first: Tensor | None = None, *, last: Tensor | None = None
+    ) -> Tensor:
         if first is not None:
             x = x + first
         return x if last is None else x * last
@@ -306,7 +364,9 @@ GIVEN, NONE = {"shape": [3]}, {"value": None}
         ([GIVEN, NONE], X, "torchscript-frozen"),
     ],
 )
-def test_optional_tensors_given_omitted_or_none(inputs: Any, expected: Tensor, recipe: str, tmp_path: Path) -> None:
+def test_optional_tensors_given_omitted_or_none(
+    inputs: Any, expected: Tensor, recipe: str, tmp_path: Path
+) -> None:
     spec = declared_spec(inputs, {})
     model = served(prepare("optional", Optional().eval(), spec), recipe, tmp_path / "c")
     tensors = {item.name: None if item.name in spec.constants else X for item in spec.inputs}
@@ -330,8 +390,12 @@ def test_writing_into_an_input_is_refused(write: Callable[..., Any], named: str)
             write(x, state)
             return result
 
-    spec = declared_spec({"x": {"shape": [2]}, "state": {"list": [{"shape": [3]}, {"shape": [3]}]}}, {})
-    with pytest.raises(JudgeError, match=f"m: a call writes into its {named}, .*`x = x.clone") as caught:
+    spec = declared_spec(
+        {"x": {"shape": [2]}, "state": {"list": [{"shape": [3]}, {"shape": [3]}]}}, {}
+    )
+    with pytest.raises(
+        JudgeError, match=f"m: a call writes into its {named}, .*`x = x.clone"
+    ) as caught:
         prepare("m", Writing().eval(), spec)
     assert caught.value.code == "CP-INPUT-WRITTEN"
 
@@ -339,12 +403,23 @@ def test_writing_into_an_input_is_refused(write: Callable[..., Any], named: str)
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda x: x.to(torch.uint16), "m: output 'output' is uint16, expected one of float64, .*; cast it at the end of forward"),
-        (lambda x: (x, [x.to_sparse()]), r"m: output '1\.0' is torch\.sparse_coo on cpu, expected a dense tensor"),
+        (
+            lambda x: x.to(torch.uint16),
+            (
+                "m: output 'output' is uint16, expected one of float64, .*; cast it at the end of"
+                " forward"
+            ),
+        ),
+        (
+            lambda x: (x, [x.to_sparse()]),
+            r"m: output '1\.0' is torch\.sparse_coo on cpu, expected a dense tensor",
+        ),
         (lambda x: x.to("meta"), "m: output 'output' is torch.strided on meta"),
     ],
 )
-def test_outputs_that_cannot_be_compared_are_refused(function: Callable[[Tensor], Any], message: str) -> None:
+def test_outputs_that_cannot_be_compared_are_refused(
+    function: Callable[[Tensor], Any], message: str
+) -> None:
     class Gives(nn.Module):
         def forward(self, x: Tensor) -> Any:
             return function(x)

@@ -69,11 +69,15 @@ def frozen(model: Any, x: Tensor, out: Path, recipe: str) -> Any:
         model,
         {"x": x},
         out=out,
-        options=freezer.FreezeOptions(recipes=[recipe], device_class=device_class, limits=ANY_SPEED, policy=QUICK),
+        options=freezer.FreezeOptions(
+            recipes=[recipe], device_class=device_class, limits=ANY_SPEED, policy=QUICK
+        ),
     )
 
 
-def check_unchanged(model: nn.Module, freeze: Callable[[], Any], state: Callable[[nn.Module], Any] = model_state) -> Any:
+def check_unchanged(
+    model: nn.Module, freeze: Callable[[], Any], state: Callable[[nn.Module], Any] = model_state
+) -> Any:
     """Run a freeze; model and process must be the same afterwards. Return the result."""
     before, process = state(model), process_state()
     result = freeze()
@@ -82,7 +86,10 @@ def check_unchanged(model: nn.Module, freeze: Callable[[], Any], state: Callable
     return result
 
 
-@pytest.mark.parametrize("recipe", ["torchscript-frozen", "portable", pytest.param("inductor-frozen", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "recipe",
+    ["torchscript-frozen", "portable", pytest.param("inductor-frozen", marks=pytest.mark.slow)],
+)
 def test_freeze_changes_neither_model_nor_process(recipe: str, tmp_path: Path) -> None:
     model = busy()
     result = check_unchanged(model, lambda: frozen(model, IMAGE, tmp_path / "out", recipe))
@@ -96,14 +103,20 @@ def test_session_artifacts_changed_nothing(which: str, request: pytest.FixtureRe
     assert changes(frozen.before, frozen.after) == []
 
 
-@pytest.mark.parametrize(("recipe", "frozen_before"), [("torchscript-frozen", False), ("portable", True)])
-def test_freeze_does_not_change_a_scriptmodule(recipe: str, frozen_before: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "frozen_before"), [("torchscript-frozen", False), ("portable", True)]
+)
+def test_freeze_does_not_change_a_scriptmodule(
+    recipe: str, frozen_before: bool, tmp_path: Path
+) -> None:
     with torchscript_deprecations_silenced():
         model = torch.jit.script(seeded(Counter))
         if frozen_before:
             model = torch.jit.freeze(model)
     x = random_inputs(2, 4)
-    result = check_unchanged(model, lambda: frozen(model, x, tmp_path / "out", recipe), script_state)
+    result = check_unchanged(
+        model, lambda: frozen(model, x, tmp_path / "out", recipe), script_state
+    )
     assert result.verdict == "published", result.reason
     assert torch.equal(model(x), x + 1), "its first call"
 
@@ -113,8 +126,12 @@ def test_freeze_restores_random_generators(tmp_path: Path) -> None:
     check_unchanged(model, lambda: frozen(model, random_inputs(2, 4), tmp_path / "out", "portable"))
 
 
-@pytest.mark.parametrize(("make", "error"), [(lambda: busy().train(), SpecError), (busy, JudgeError)])
-def test_refused_freeze_changes_nothing(make: Callable[[], nn.Module], error: type[Exception], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("make", "error"), [(lambda: busy().train(), SpecError), (busy, JudgeError)]
+)
+def test_refused_freeze_changes_nothing(
+    make: Callable[[], nn.Module], error: type[Exception], tmp_path: Path
+) -> None:
     model = make()
 
     def refused() -> None:
@@ -126,5 +143,7 @@ def test_refused_freeze_changes_nothing(make: Callable[[], nn.Module], error: ty
 
 def test_failed_build_changes_nothing(tmp_path: Path) -> None:
     model = seeded(Counter)
-    result = check_unchanged(model, lambda: frozen(model, random_inputs(2, 4), tmp_path / "out", "inductor-frozen"))
+    result = check_unchanged(
+        model, lambda: frozen(model, random_inputs(2, 4), tmp_path / "out", "inductor-frozen")
+    )
     assert result.verdict == "failed"

@@ -1,4 +1,6 @@
-"""Every model of docs/what-freezes.md ends as its row says, and every failure names the reason and a remedy."""
+"""Every model of docs/what-freezes.md ends as its row says, and every failure names the reason and
+a remedy.
+"""
 
 from __future__ import annotations
 
@@ -63,23 +65,56 @@ COMPLEX_WEIGHTS = "complex64 or complex128 weights and inputs"
 FFT = "`einsum`, FFT, `nn.EmbeddingBag`, `torch.vmap`, activation checkpointing"
 OTHERWISE = "; write it in other operations of torch, or use inductor-frozen or torchscript-frozen$"
 REFUSALS = {
-    ("`F.dropout` without `training=`, `torch.rand`", "onnxruntime"): r"the variances of output 'output' differ from eager's over ",
-    ("`F.dropout` without `training=`, `torch.rand`", "openvino"): r"output 'output', .*: got shape \[4\], expected \[2, 4\]$",
+    (
+        "`F.dropout` without `training=`, `torch.rand`",
+        "onnxruntime",
+    ): r"the variances of output 'output' differ from eager's over ",
+    (
+        "`F.dropout` without `training=`, `torch.rand`",
+        "openvino",
+    ): r"output 'output', .*: got shape \[4\], expected \[2, 4\]$",
     ("float64", "openvino"): r"error_ratio \S+ > 3",
-    ("bfloat16", "onnxruntime"): "ONNX Runtime has no Gemm for these dtypes on a CPU; use float32 there, or ",
+    (
+        "bfloat16",
+        "onnxruntime",
+    ): "ONNX Runtime has no Gemm for these dtypes on a CPU; use float32 there, or ",
     ("modules of several dtypes", "onnxruntime"): "ONNX Runtime has no Gemm for these dtypes",
     ("autocast regions", "onnxruntime"): "ONNX Runtime has no Gemm for these dtypes",
-    (COMPLEX_WEIGHTS, "onnxruntime"): f"the operator aten.linear has no counterpart in ONNX{OTHERWISE}",
+    (
+        COMPLEX_WEIGHTS,
+        "onnxruntime",
+    ): f"the operator aten.linear has no counterpart in ONNX{OTHERWISE}",
     (COMPLEX_WEIGHTS, "openvino"): f"cannot convert aten.linear.default as .* uses it{OTHERWISE}",
     (COMPLEX, "onnxruntime"): "is complex, which ONNX lacks; use torch.view_as_real",
     (COMPLEX, "openvino"): f"no counterpart of .*aten.complex.default{OTHERWISE}",
-    (FFT, "openvino"): f"OpenVINO has no counterpart of aten._fft_c2r.default, aten._fft_r2c.default{OTHERWISE}",
-    ("sparse weights (COO, CSR)", "onnxruntime"): r"sparse weights; make them dense with \.to_dense\(\)",
-    ("sparse weights (COO, CSR)", "openvino"): r"sparse weights; make them dense with \.to_dense\(\)",
-    ("sparse tensors inside", "onnxruntime"): f"the operator aten._to_sparse has no counterpart in ONNX{OTHERWISE}",
-    ("sparse tensors inside", "openvino"): f"no counterpart of .*aten._to_sparse.default{OTHERWISE}",
-    ("a buffer changed by a call", "onnxruntime"): "a call changes count, and .* keeps no state; torchscript-frozen does$",
-    ("a buffer changed by a call", "openvino"): "a call changes count, and .* keeps no state; torchscript-frozen does$",
+    (
+        FFT,
+        "openvino",
+    ): f"OpenVINO has no counterpart of aten._fft_c2r.default, aten._fft_r2c.default{OTHERWISE}",
+    (
+        "sparse weights (COO, CSR)",
+        "onnxruntime",
+    ): r"sparse weights; make them dense with \.to_dense\(\)",
+    (
+        "sparse weights (COO, CSR)",
+        "openvino",
+    ): r"sparse weights; make them dense with \.to_dense\(\)",
+    (
+        "sparse tensors inside",
+        "onnxruntime",
+    ): f"the operator aten._to_sparse has no counterpart in ONNX{OTHERWISE}",
+    (
+        "sparse tensors inside",
+        "openvino",
+    ): f"no counterpart of .*aten._to_sparse.default{OTHERWISE}",
+    (
+        "a buffer changed by a call",
+        "onnxruntime",
+    ): "a call changes count, and .* keeps no state; torchscript-frozen does$",
+    (
+        "a buffer changed by a call",
+        "openvino",
+    ): "a call changes count, and .* keeps no state; torchscript-frozen does$",
 }
 """Messages of refusals that are the engines' own."""
 
@@ -97,7 +132,9 @@ def test_every_failure_has_a_remedy_on_the_page() -> None:
 
 def pairs() -> list[Any]:
     return [
-        pytest.param(name, recipe, marks=() if (name, recipe) in FAST else pytest.mark.slow) for name in CASES for recipe in RECIPES
+        pytest.param(name, recipe, marks=() if (name, recipe) in FAST else pytest.mark.slow)
+        for name in CASES
+        for recipe in RECIPES
     ]
 
 
@@ -115,7 +152,9 @@ def test_outcome_matches_the_page(name: str, recipe: str, tmp_path: Path) -> Non
 def test_engines_take_what_the_page_says(name: str, engine: str, tmp_path: Path) -> None:
     pytest.importorskip(engine)
     outcome = outcome_of(CASES[name], engine, tmp_path / "candidate")
-    assert outcome.cell == (EXCEPTIONS[name][engine] if name in EXCEPTIONS else ROWS[name]["inductor-frozen"]), outcome.message
+    assert outcome.cell == (
+        EXCEPTIONS[name][engine] if name in EXCEPTIONS else ROWS[name]["inductor-frozen"]
+    ), outcome.message
     if failed(outcome.cell) and (name in EXCEPTIONS or (name, engine) in REFUSALS):
         assert re.search(REFUSALS[name, engine], outcome.message), outcome.message
 
@@ -123,18 +162,24 @@ def test_engines_take_what_the_page_says(name: str, engine: str, tmp_path: Path)
 @pytest.mark.slow
 def test_onnx_runtime_takes_complex_numbers_inside(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    case = Case(make=lambda: Calling(lambda x: torch.view_as_real(complex_inside(x)[1].resolve_conj())))
+    case = Case(
+        make=lambda: Calling(lambda x: torch.view_as_real(complex_inside(x)[1].resolve_conj()))
+    )
     assert outcome_of(case, "onnxruntime", tmp_path / "candidate").cell == "export"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", VARIANTS)
-@pytest.mark.parametrize("name", [name for name in CASES if not failed(ROWS[name]["torchscript-frozen"])])
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if not failed(ROWS[name]["torchscript-frozen"])]
+)
 def test_torchscript_variants_take_the_same(name: str, recipe: str, tmp_path: Path) -> None:
     outcome = outcome_of(CASES[name], recipe, tmp_path / "candidate")
     if recipe == "torchscript-optimized" and name in NOT_OPTIMIZED:
         # Whether bfloat16 is rounded beyond the gate depends on the CPU.
         assert outcome.cell == "rejected" or name == "modules of several dtypes"
-        assert re.search(NOT_OPTIMIZED[name], outcome.message) or outcome.cell != "rejected", outcome.message
+        assert re.search(NOT_OPTIMIZED[name], outcome.message) or outcome.cell != "rejected", (
+            outcome.message
+        )
     else:
         assert outcome.cell == ROWS[name]["torchscript-frozen"], outcome.message

@@ -37,28 +37,54 @@ GROUPS = "sys/fs/cgroup"
         pytest.param("0::/a\n", V2, {f"{GROUPS}/a/cpu.max": "max 100000\n"}, None, id="v2-max"),
         pytest.param("0::/a\n", V2, {f"{GROUPS}/a/cpu.max": "150000 100000\n"}, 1.5, id="v2"),
         pytest.param(
-            "0::/a/b\n", V2, {f"{GROUPS}/a/cpu.max": "200000 100000\n", f"{GROUPS}/a/b/cpu.max": "max 100000\n"}, 2.0, id="v2-above"
+            "0::/a/b\n",
+            V2,
+            {f"{GROUPS}/a/cpu.max": "200000 100000\n", f"{GROUPS}/a/b/cpu.max": "max 100000\n"},
+            2.0,
+            id="v2-above",
         ),
-        pytest.param("0::/docker/abc\n", DOCKER, {f"{GROUPS}/cpu.max": "50000 100000\n"}, 0.5, id="v2-mounted-from-below"),
-        pytest.param("0::/host/name\n", V2, {f"{GROUPS}/cpu.max": "300000 100000\n"}, 3.0, id="v2-of-another-namespace"),
+        pytest.param(
+            "0::/docker/abc\n",
+            DOCKER,
+            {f"{GROUPS}/cpu.max": "50000 100000\n"},
+            0.5,
+            id="v2-mounted-from-below",
+        ),
+        pytest.param(
+            "0::/host/name\n",
+            V2,
+            {f"{GROUPS}/cpu.max": "300000 100000\n"},
+            3.0,
+            id="v2-of-another-namespace",
+        ),
         pytest.param(
             "4:memory:/m\n3:cpu,cpuacct:/x\n",
             MEMORY + V1,
-            {f"{GROUPS}/cpu,cpuacct/x/cpu.cfs_quota_us": "400000\n", f"{GROUPS}/cpu,cpuacct/x/cpu.cfs_period_us": "100000\n"},
+            {
+                f"{GROUPS}/cpu,cpuacct/x/cpu.cfs_quota_us": "400000\n",
+                f"{GROUPS}/cpu,cpuacct/x/cpu.cfs_period_us": "100000\n",
+            },
             4.0,
             id="v1",
         ),
         pytest.param(
             "3:cpu,cpuacct:/x\n",
             V1,
-            {f"{GROUPS}/cpu,cpuacct/x/cpu.cfs_quota_us": "-1\n", f"{GROUPS}/cpu,cpuacct/x/cpu.cfs_period_us": "100000\n"},
+            {
+                f"{GROUPS}/cpu,cpuacct/x/cpu.cfs_quota_us": "-1\n",
+                f"{GROUPS}/cpu,cpuacct/x/cpu.cfs_period_us": "100000\n",
+            },
             None,
             id="v1-none",
         ),
-        pytest.param("0::/a\n", V2, {f"{GROUPS}/a/cpu.max": "many 100000\n"}, None, id="unreadable"),
+        pytest.param(
+            "0::/a\n", V2, {f"{GROUPS}/a/cpu.max": "many 100000\n"}, None, id="unreadable"
+        ),
     ],
 )
-def test_the_smallest_quota_counts(tmp_path: Path, own: str, mounts: str, files: dict[str, str], quota: float | None) -> None:
+def test_the_smallest_quota_counts(
+    tmp_path: Path, own: str, mounts: str, files: dict[str, str], quota: float | None
+) -> None:
     assert cpu_quota(tree(tmp_path, own, mounts, files)) == quota
 
 
@@ -67,7 +93,9 @@ def test_no_control_groups_means_no_quota(tmp_path: Path) -> None:
     assert available_cpus(tmp_path) == AFFINITY
 
 
-@pytest.mark.parametrize(("quota", "expected"), [("50000", 1), ("100000", 1), ("150000", 1), ("9900000", AFFINITY)])
+@pytest.mark.parametrize(
+    ("quota", "expected"), [("50000", 1), ("100000", 1), ("150000", 1), ("9900000", AFFINITY)]
+)
 def test_quotas_are_rounded_down_to_at_least_one(tmp_path: Path, quota: str, expected: int) -> None:
     root = tree(tmp_path, "0::/a\n", V2, {f"{GROUPS}/a/cpu.max": f"{quota} 100000\n"})
     assert available_cpus(root) == expected

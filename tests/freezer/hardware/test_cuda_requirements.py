@@ -9,7 +9,13 @@ import pytest
 
 from freezer.artifact.manifest import Manifest, Payload, PayloadKind
 from freezer.artifact.sections import Needs
-from freezer.hardware.device_classes import DEVICE_CLASSES, CudaHere, CudaNeeds, cuda_needs, least_driver
+from freezer.hardware.device_classes import (
+    DEVICE_CLASSES,
+    CudaHere,
+    CudaNeeds,
+    cuda_needs,
+    least_driver,
+)
 from freezer.hardware.machine import describe_host
 from freezer.serving.compatibility import refuse_by_cuda, unserved_gpus
 from tests.freezer.hosts import A100, H100, INTEL, x86
@@ -20,16 +26,28 @@ HERE = CudaHere(devices=(("cuda:0", 90), ("cuda:1", 80)), runtime="12.8", driver
 
 
 def manifest(kind: PayloadKind = "inductor", **changes: Any) -> Manifest:
-    payload = Payload(path="payloads/all.pt2", digest="sha256:" + 64 * "0", size_bytes=1, kind=kind, num_threads=None)
+    payload = Payload(
+        path="payloads/all.pt2",
+        digest="sha256:" + 64 * "0",
+        size_bytes=1,
+        kind=kind,
+        num_threads=None,
+    )
     needs = Needs(torch="2.11", cuda=cuda_needs(SM90, "12.8"))
     return manifest_of(payload, device_class="cuda-sm90", **{"needs": needs, **changes})
 
 
 def test_needs_round_trip_in_the_manifest() -> None:
     found = Manifest.from_bytes(manifest().to_bytes(), origin="test")
-    assert found.needs.cuda == CudaNeeds(capability="9.0", runtime="12.8", driver="525.60.13", host="cpu-x86-64-v3")
+    assert found.needs.cuda == CudaNeeds(
+        capability="9.0", runtime="12.8", driver="525.60.13", host="cpu-x86-64-v3"
+    )
     assert cuda_needs(DEVICE_CLASSES["cpu-x86-64-v3"], None) is None
-    assert (least_driver("13.0"), least_driver("99.1"), least_driver(None)) == ("580.65.06", None, None)
+    assert (least_driver("13.0"), least_driver("99.1"), least_driver(None)) == (
+        "580.65.06",
+        None,
+        None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -39,7 +57,11 @@ def test_needs_round_trip_in_the_manifest() -> None:
         (replace(HERE, runtime="12.9"), None, ""),
         (replace(HERE, runtime="13.0", driver="580.65.06"), None, ""),
         (replace(HERE, driver=None), None, ""),
-        (CudaHere(why_not="torch 2.13.0 is built without CUDA"), "no_cuda", "torch 2.13.0 is built without CUDA"),
+        (
+            CudaHere(why_not="torch 2.13.0 is built without CUDA"),
+            "no_cuda",
+            "torch 2.13.0 is built without CUDA",
+        ),
         (replace(HERE, devices=(("cuda:1", 80),)), "capability_mismatch", "cuda:1 of 8.0"),
         (replace(HERE, devices=(("cuda:0", 100),)), "capability_mismatch", "cuda:0 of 10.0"),
         (replace(HERE, runtime="12.6"), "cuda_too_old", "a torch for CUDA 12.6"),
@@ -56,7 +78,9 @@ def test_refusals_have_reasons(here: CudaHere, reason: str | None, got: str) -> 
 def test_kernels_of_torch_need_no_newer_cuda() -> None:
     assert refuse_by_cuda(manifest("torchscript"), replace(HERE, runtime="12.6")) is None
     assert refuse_by_cuda(manifest("exported"), replace(HERE, runtime="12.6")) is None
-    assert refuse_by_cuda(manifest_of(manifest().payloads[0]), CudaHere()) is None, "a portable one needs no GPU"
+    assert refuse_by_cuda(manifest_of(manifest().payloads[0]), CudaHere()) is None, (
+        "a portable one needs no GPU"
+    )
 
 
 def test_published_gpu_classes_that_do_not_serve() -> None:
@@ -68,5 +92,9 @@ def test_published_gpu_classes_that_do_not_serve() -> None:
     (found,) = unserved_gpus(["cuda-sm90"], old_cpu)
     assert (found.reason, found.expected) == ("host_mismatch", "a CPU of cpu-x86-64-v3")
     assert "its host code is made for cpu-x86-64-v3" in found.got
-    assert unserved_gpus(published, describe_host(x86("haswell", INTEL), {})) == [], "without a GPU they are nothing to it"
-    assert unserved_gpus(published, describe_host(x86("haswell", INTEL, gpus=(A100, H100)), {})) == []
+    assert unserved_gpus(published, describe_host(x86("haswell", INTEL), {})) == [], (
+        "without a GPU they are nothing to it"
+    )
+    assert (
+        unserved_gpus(published, describe_host(x86("haswell", INTEL, gpus=(A100, H100)), {})) == []
+    )

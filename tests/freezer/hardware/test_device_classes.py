@@ -9,7 +9,14 @@ import archspec.cpu
 import pytest
 
 from freezer.errors import UsageError
-from freezer.hardware.device_classes import DEVICE_CLASSES, DeviceClass, auto_classes, best_level, can_run, device_class
+from freezer.hardware.device_classes import (
+    DEVICE_CLASSES,
+    DeviceClass,
+    auto_classes,
+    best_level,
+    can_run,
+    device_class,
+)
 from freezer.hardware.machine import Host, describe_host, detect
 from tests.freezer import hosts
 
@@ -36,13 +43,22 @@ def test_the_order_follows_archspec() -> None:
         *(name for name in DEVICE_CLASSES if name.startswith("cuda-")),
     }
     for a, b in product(known, known):
-        assert can_run(a, b) == (archspec.cpu.TARGETS[known[a]] <= archspec.cpu.TARGETS[known[b]]), (a, b)
+        assert can_run(a, b) == (
+            archspec.cpu.TARGETS[known[a]] <= archspec.cpu.TARGETS[known[b]]
+        ), (a, b)
 
 
-@pytest.mark.parametrize("found", [found for found in DEVICE_CLASSES.values() if found.archspec], ids=lambda found: found.name)
+@pytest.mark.parametrize(
+    "found",
+    [found for found in DEVICE_CLASSES.values() if found.archspec],
+    ids=lambda found: found.name,
+)
 def test_features_are_those_of_the_microarchitecture(found: DeviceClass) -> None:
     target = archspec.cpu.TARGETS[str(found.archspec)]
-    unlisted = {"cpu-aarch64": {"fp", "asimd"}, "cpu-sapphirerapids": {"avx512_fp16"}}  # architecture's own; new in archspec
+    unlisted = {
+        "cpu-aarch64": {"fp", "asimd"},
+        "cpu-sapphirerapids": {"avx512_fp16"},
+    }  # architecture's own; new in archspec
     assert found.features - target.features == unlisted.get(found.name, set())
     assert found.vendor in (None, target.vendor)
 
@@ -54,7 +70,9 @@ def test_better_classes_have_all_lesser_features() -> None:
 
 
 def test_unknown_classes_are_usage_errors() -> None:
-    with pytest.raises(UsageError, match="unknown device class 'cpu-z80'; expected portable, cpu-x86-64-v3"):
+    with pytest.raises(
+        UsageError, match="unknown device class 'cpu-z80'; expected portable, cpu-x86-64-v3"
+    ):
         device_class("cpu-z80")
 
 
@@ -71,7 +89,9 @@ def test_unknown_classes_are_usage_errors() -> None:
         ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE", "ATEN_CPU_CAPABILITY": "avx2"}, (V3, "portable")),
     ],
 )
-def test_environment_limits_remove_classes(environ: dict[str, str], classes: tuple[str, ...]) -> None:
+def test_environment_limits_remove_classes(
+    environ: dict[str, str], classes: tuple[str, ...]
+) -> None:
     machine = describe_host(hosts.SKYLAKE_SERVER, environ)
     assert machine.classes == classes
     assert machine.hardware == V4
@@ -94,13 +114,19 @@ def test_limits_of_a_class_select_it(name: str) -> None:
         (hosts.ALDER_LAKE, {}, ("avx2", "avx2", "avx2", "avx2_vnni")),
         (hosts.SKYLAKE_SERVER, {}, ("avx512", "avx512", "avx512", "avx512")),
         (hosts.SKYLAKE_SERVER, {"ONEDNN_MAX_CPU_ISA": "AVX2"}, ("avx2", "avx2", "avx2", "avx2")),
-        (hosts.SKYLAKE_SERVER, {"ATEN_CPU_CAPABILITY": "avx2"}, ("avx512", "avx512", "avx512", "avx512")),
+        (
+            hosts.SKYLAKE_SERVER,
+            {"ATEN_CPU_CAPABILITY": "avx2"},
+            ("avx512", "avx512", "avx512", "avx512"),
+        ),
         (hosts.ZEN5, {}, ("avx512", "avx512_bf16", "avx512", "avx512_vnni")),
         (hosts.SAPPHIRE_RAPIDS, {}, ("avx512", "amx", "avx512_fp16", "amx")),
         (hosts.IVY_BRIDGE, {}, ("plain", "plain", "plain", "plain")),
     ],
 )
-def test_layouts_follow_limits_of_onednn(host: Host, environ: dict[str, str], expected: tuple[str, ...]) -> None:
+def test_layouts_follow_limits_of_onednn(
+    host: Host, environ: dict[str, str], expected: tuple[str, ...]
+) -> None:
     found = describe_host(host, environ).layouts
     assert tuple(found[dtype] for dtype in ("float32", "bfloat16", "float16", "int8")) == expected
 
@@ -108,7 +134,13 @@ def test_layouts_follow_limits_of_onednn(host: Host, environ: dict[str, str], ex
 @pytest.mark.parametrize(
     ("host", "expected"),
     [
-        (hosts.HASWELL, {V4: "the CPU lacks avx512bw, avx512cd, avx512dq, avx512f, avx512vl", "cuda": "no NVIDIA driver"}),
+        (
+            hosts.HASWELL,
+            {
+                V4: "the CPU lacks avx512bw, avx512cd, avx512dq, avx512f, avx512vl",
+                "cuda": "no NVIDIA driver",
+            },
+        ),
         (
             hosts.CASCADE_LAKE_GUEST,
             {
@@ -119,7 +151,12 @@ def test_layouts_follow_limits_of_onednn(host: Host, environ: dict[str, str], ex
         ),
         (
             hosts.A64FX,
-            {"cpu-neoverse-v1": "the CPU lacks asimddp, asimdfhm, bf16, flagm, i8mm, ilrcpc, jscvt, lrcpc, svebf16, svei8mm"},
+            {
+                "cpu-neoverse-v1": (
+                    "the CPU lacks asimddp, asimdfhm, bf16, flagm, i8mm, ilrcpc, jscvt, lrcpc,"
+                    " svebf16, svei8mm"
+                )
+            },
         ),
     ],
 )
@@ -137,8 +174,19 @@ def test_sve_length_must_match() -> None:
 def test_auto_selects_level_gpus_and_portable() -> None:
     assert auto_classes((V4, V3, "portable")) == (V4, "portable")
     assert auto_classes(("cuda-sm90", V3, "portable")) == (V3, "cuda-sm90", "portable")
-    assert auto_classes(("cuda-sm90", "cuda-sm86", V3, "portable")) == (V3, "cuda-sm90", "cuda-sm86", "portable")
+    assert auto_classes(("cuda-sm90", "cuda-sm86", V3, "portable")) == (
+        V3,
+        "cuda-sm90",
+        "cuda-sm86",
+        "portable",
+    )
     assert auto_classes(("portable",)) == ("portable",)
     assert best_level(("portable",)) is None
-    assert auto_classes(("cpu-neoverse-v1", "cpu-aarch64", "portable")) == ("cpu-neoverse-v1", "portable")
-    assert auto_classes(("cpu-cascadelake", V4, V3, "portable")) == (V4, "portable"), "finer classes must be named"
+    assert auto_classes(("cpu-neoverse-v1", "cpu-aarch64", "portable")) == (
+        "cpu-neoverse-v1",
+        "portable",
+    )
+    assert auto_classes(("cpu-cascadelake", V4, V3, "portable")) == (
+        V4,
+        "portable",
+    ), "finer classes must be named"

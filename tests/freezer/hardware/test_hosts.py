@@ -35,11 +35,18 @@ def packed(device_class: str, dtype: str) -> Manifest:
 
 
 def taken(
-    host: Host, environ: Mapping[str, str], published: tuple[str, ...] = tuple(DEVICE_CLASSES), dtype: str = "float32"
+    host: Host,
+    environ: Mapping[str, str],
+    published: tuple[str, ...] = tuple(DEVICE_CLASSES),
+    dtype: str = "float32",
 ) -> str:
     """The class that serves: the first rung that JSON alone does not refuse."""
     machine = describe_host(host, environ)
-    return next(name for name in rungs(published, machine) if refuse_by_isa(packed(name, dtype), machine) is None)
+    return next(
+        name
+        for name in rungs(published, machine)
+        if refuse_by_isa(packed(name, dtype), machine) is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,9 +59,24 @@ def taken(
         pytest.param(hosts.CASCADE_LAKE_GUEST, {}, V4, id="v4 without VNNI"),
         pytest.param(hosts.CASCADE_LAKE_MASKED, {}, V3, id="AVX-512 masked"),
         pytest.param(hosts.CASCADE_LAKE, AVX2, V3, id="Cascade Lake limited to AVX2"),
-        pytest.param(hosts.CASCADE_LAKE, {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}, V4, id="Cascade Lake limited to AVX-512"),
-        pytest.param(hosts.CASCADE_LAKE, {"ATEN_CPU_CAPABILITY": "avx2"}, "portable", id="ATen limited to AVX2"),
-        pytest.param(hosts.CASCADE_LAKE, {"ONEDNN_MAX_CPU_ISA": "SSE41"}, "portable", id="oneDNN limited to SSE4.1"),
+        pytest.param(
+            hosts.CASCADE_LAKE,
+            {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
+            V4,
+            id="Cascade Lake limited to AVX-512",
+        ),
+        pytest.param(
+            hosts.CASCADE_LAKE,
+            {"ATEN_CPU_CAPABILITY": "avx2"},
+            "portable",
+            id="ATen limited to AVX2",
+        ),
+        pytest.param(
+            hosts.CASCADE_LAKE,
+            {"ONEDNN_MAX_CPU_ISA": "SSE41"},
+            "portable",
+            id="oneDNN limited to SSE4.1",
+        ),
         pytest.param(hosts.COOPER_LAKE, {}, "cpu-cooperlake", id="Cooper Lake"),
         pytest.param(hosts.SAPPHIRE_RAPIDS, {}, "cpu-sapphirerapids", id="Sapphire Rapids"),
         pytest.param(hosts.OF_TOMORROW, {}, "cpu-sapphirerapids", id="newer than archspec"),
@@ -66,16 +88,33 @@ def taken(
         pytest.param(hosts.A64FX, {}, "portable", id="SVE of 512 bits"),
         pytest.param(hosts.RISCV, {}, "portable", id="neither x86 nor Arm"),
         pytest.param(x86("zen4", AMD, gpus=(H100,)), {}, "cuda-sm90", id="GPU"),
-        pytest.param(x86("zen4", AMD, gpus=(H100,)), {"CUDA_VISIBLE_DEVICES": ""}, "cpu-zen4", id="GPU hidden"),
-        pytest.param(x86("zen4", AMD, gpus=(A100, H100)), {"CUDA_VISIBLE_DEVICES": "GPU-h100"}, "cuda-sm90", id="GPU by UUID"),
+        pytest.param(
+            x86("zen4", AMD, gpus=(H100,)),
+            {"CUDA_VISIBLE_DEVICES": ""},
+            "cpu-zen4",
+            id="GPU hidden",
+        ),
+        pytest.param(
+            x86("zen4", AMD, gpus=(A100, H100)),
+            {"CUDA_VISIBLE_DEVICES": "GPU-h100"},
+            "cuda-sm90",
+            id="GPU by UUID",
+        ),
         pytest.param(
             x86("zen4", AMD, gpus=(A100, H100)),
             {"CUDA_VISIBLE_DEVICES": "1,0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
             "cuda-sm90",
             id="unlike GPUs by number",
         ),
-        pytest.param(x86("zen4", AMD, gpus=(A100, H100)), {"CUDA_VISIBLE_DEVICES": "1"}, "cpu-zen4", id="number of unknown order"),
-        pytest.param(x86("zen4", AMD, gpus=(Gpu("GPU-new", 120),)), {}, "cpu-zen4", id="GPU of no class"),
+        pytest.param(
+            x86("zen4", AMD, gpus=(A100, H100)),
+            {"CUDA_VISIBLE_DEVICES": "1"},
+            "cpu-zen4",
+            id="number of unknown order",
+        ),
+        pytest.param(
+            x86("zen4", AMD, gpus=(Gpu("GPU-new", 120),)), {}, "cpu-zen4", id="GPU of no class"
+        ),
     ],
 )
 def test_each_host_gets_the_best_class(host: Host, environ: dict[str, str], expected: str) -> None:
@@ -85,34 +124,88 @@ def test_each_host_gets_the_best_class(host: Host, environ: dict[str, str], expe
 @pytest.mark.parametrize(
     ("host", "published", "dtype", "expected"),
     [
-        pytest.param(hosts.SAPPHIRE_RAPIDS, (V4, "portable"), "float32", V4, id="float32 is packed alike in all of AVX-512"),
-        pytest.param(hosts.SAPPHIRE_RAPIDS, (V4, "portable"), "bfloat16", "portable", id="AMX packs bfloat16 otherwise"),
-        pytest.param(hosts.ZEN5, (V4, "portable"), "bfloat16", "portable", id="AVX-512 with bfloat16"),
-        pytest.param(hosts.CASCADE_LAKE, (V4, "portable"), "int8", "portable", id="VNNI packs int8 otherwise"),
-        pytest.param(hosts.CASCADE_LAKE, (V3, "portable"), "float32", "portable", id="AVX2's layout on AVX-512"),
-        pytest.param(hosts.ALDER_LAKE, (V3, "portable"), "int8", "portable", id="AVX-VNNI packs int8 otherwise"),
-        pytest.param(hosts.ZEN5, ("cpu-cascadelake", "portable"), "float32", "portable", id="Intel's classes are not AMD's"),
-        pytest.param(hosts.GRAVITON3, ("cpu-aarch64", "portable"), "float32", "portable", id="NEON's layout on SVE"),
-        pytest.param(hosts.GRAVITON4, ("cpu-neoverse-v1", "portable"), "float32", "portable", id="SVE of another length"),
+        pytest.param(
+            hosts.SAPPHIRE_RAPIDS,
+            (V4, "portable"),
+            "float32",
+            V4,
+            id="float32 is packed alike in all of AVX-512",
+        ),
+        pytest.param(
+            hosts.SAPPHIRE_RAPIDS,
+            (V4, "portable"),
+            "bfloat16",
+            "portable",
+            id="AMX packs bfloat16 otherwise",
+        ),
+        pytest.param(
+            hosts.ZEN5, (V4, "portable"), "bfloat16", "portable", id="AVX-512 with bfloat16"
+        ),
+        pytest.param(
+            hosts.CASCADE_LAKE, (V4, "portable"), "int8", "portable", id="VNNI packs int8 otherwise"
+        ),
+        pytest.param(
+            hosts.CASCADE_LAKE,
+            (V3, "portable"),
+            "float32",
+            "portable",
+            id="AVX2's layout on AVX-512",
+        ),
+        pytest.param(
+            hosts.ALDER_LAKE,
+            (V3, "portable"),
+            "int8",
+            "portable",
+            id="AVX-VNNI packs int8 otherwise",
+        ),
+        pytest.param(
+            hosts.ZEN5,
+            ("cpu-cascadelake", "portable"),
+            "float32",
+            "portable",
+            id="Intel's classes are not AMD's",
+        ),
+        pytest.param(
+            hosts.GRAVITON3,
+            ("cpu-aarch64", "portable"),
+            "float32",
+            "portable",
+            id="NEON's layout on SVE",
+        ),
+        pytest.param(
+            hosts.GRAVITON4,
+            ("cpu-neoverse-v1", "portable"),
+            "float32",
+            "portable",
+            id="SVE of another length",
+        ),
     ],
 )
-def test_lesser_classes_serve_with_equal_layouts(host: Host, published: tuple[str, ...], dtype: str, expected: str) -> None:
+def test_lesser_classes_serve_with_equal_layouts(
+    host: Host, published: tuple[str, ...], dtype: str, expected: str
+) -> None:
     assert taken(host, {}, published, dtype) == expected
 
 
 HOSTS = [value for value in vars(hosts).values() if isinstance(value, Host)]
 
 
-@pytest.mark.parametrize("host", HOSTS, ids=[name for name, value in vars(hosts).items() if isinstance(value, Host)])
+@pytest.mark.parametrize(
+    "host", HOSTS, ids=[name for name, value in vars(hosts).items() if isinstance(value, Host)]
+)
 def test_classes_are_complete_and_best_first(host: Host) -> None:
     classes = describe_host(host, {}).classes
     for name in classes:
         assert {other for other in DEVICE_CLASSES if can_run(other, name)} <= set(classes)
     for place, name in enumerate(classes):
-        assert not any(can_run(name, other) for other in classes[place + 1 :]), "the more special come first"
+        assert not any(can_run(name, other) for other in classes[place + 1 :]), (
+            "the more special come first"
+        )
 
 
-@pytest.mark.parametrize("name", [name for name, found in DEVICE_CLASSES.items() if found.kind == "cpu" and found.limits])
+@pytest.mark.parametrize(
+    "name", [name for name, found in DEVICE_CLASSES.items() if found.kind == "cpu" and found.limits]
+)
 def test_limits_make_better_cpus_pack_like_the_class(name: str) -> None:
     made = DEVICE_CLASSES[name]
     able = [host for host in HOSTS if name in describe_host(host, {}).classes]
@@ -121,5 +214,9 @@ def test_limits_make_better_cpus_pack_like_the_class(name: str) -> None:
         machine = describe_host(host, made.limits)
         assert machine.layouts == made.layouts
         assert machine.classes[0] == name
-        limited = {other for other, reason in machine.why_not.items() if reason.endswith("limits this process")}
+        limited = {
+            other
+            for other, reason in machine.why_not.items()
+            if reason.endswith("limits this process")
+        }
         assert not any(can_run(other, name) for other in limited)

@@ -35,9 +35,14 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "nvmlDeviceGetName": lambda _: "NVIDIA H200",
         "nvmlDeviceGetCudaComputeCapability": [(9, 0), (8, 6)].__getitem__,
         "nvmlDeviceGetCurrentClocksThrottleReasons": lambda _: 0x1 | 0x4 | 0x40,
-        "nvmlDeviceGetClockInfo": lambda _, kind: {pynvml.NVML_CLOCK_SM: 1980, pynvml.NVML_CLOCK_MEM: 3201}[kind],
+        "nvmlDeviceGetClockInfo": lambda _, kind: {
+            pynvml.NVML_CLOCK_SM: 1980,
+            pynvml.NVML_CLOCK_MEM: 3201,
+        }[kind],
         "nvmlDeviceGetTemperature": temperature,
-        "nvmlDeviceGetComputeRunningProcesses": lambda _: [SimpleNamespace(pid=pid) for pid in (1, 2, os.getpid())],
+        "nvmlDeviceGetComputeRunningProcesses": lambda _: [
+            SimpleNamespace(pid=pid) for pid in (1, 2, os.getpid())
+        ],
     }
     for name, answer in answers.items():
         monkeypatch.setattr(pynvml, name, answer)
@@ -76,7 +81,9 @@ def test_a_failing_library_means_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None
     this_host.cache_clear()
 
 
-@pytest.mark.parametrize(("listed", "expected"), [([], 0), ([7], 0), ([7, 8, 9], 2), ([1], 0), ([1, 2], 1)])
+@pytest.mark.parametrize(
+    ("listed", "expected"), [([], 0), ([7], 0), ([7, 8, 9], 2), ([1], 0), ([1, 2], 1)]
+)
 def test_this_process_is_not_counted(listed: list[int], expected: int) -> None:
     """In a container the list has other ids, and one of them counts as this process."""
     assert num_others(listed, 7) == expected

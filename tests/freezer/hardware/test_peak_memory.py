@@ -44,9 +44,15 @@ print(json.dumps([peak.bytes / 1e6, (peak_bytes() - record) / 1e6]))
 """
 
 
-def peak_mb(*, own: bool, before_mb: int, within_mb: int, seconds: float = 0.0) -> tuple[float, float]:
-    """The peak of a block in a fresh process, and how far the process's own record of its peak is from what it was before it."""
-    peak, moved = json.loads(python(_IN_A_FRESH_PROCESS, json.dumps([own, before_mb, within_mb, seconds])))
+def peak_mb(
+    *, own: bool, before_mb: int, within_mb: int, seconds: float = 0.0
+) -> tuple[float, float]:
+    """The peak of a block in a fresh process, and how far the process's own record of its peak is
+    from what it was before it.
+    """
+    peak, moved = json.loads(
+        python(_IN_A_FRESH_PROCESS, json.dumps([own, before_mb, within_mb, seconds]))
+    )
     return peak, moved
 
 
@@ -99,7 +105,10 @@ def test_plain_forks_are_not_counted() -> None:
 def test_the_peak_excludes_the_parent_process() -> None:
     held = torch.ones(100 * MB)
     assert peak_bytes() >= held.nbytes
-    assert float(python("from freezer.hardware.peak_memory import peak_bytes; print(peak_bytes())")) < held.nbytes / 2
+    assert (
+        float(python("from freezer.hardware.peak_memory import peak_bytes; print(peak_bytes())"))
+        < held.nbytes / 2
+    )
 
 
 def test_give_back_keeps_weights_in_use() -> None:
@@ -158,7 +167,9 @@ def test_let_go_frees_variables_and_keeps_the_traceback() -> None:
         failing_on(held)
     except KeyError as error:
         kept = error
-    assert [ref() is None for ref in held] == [False] * 3, "an error holds the variables of the functions that it went through"
+    assert [ref() is None for ref in held] == [False] * 3, (
+        "an error holds the variables of the functions that it went through"
+    )
     printed = traceback.format_exception(kept)
     assert any("raise KeyError" in line for line in printed)
     let_go(kept)

@@ -24,8 +24,16 @@ def test_libraries_are_exported_by_path(tmp_path: Path) -> None:
 
 
 def test_values_of_the_environment_stay(tmp_path: Path) -> None:
-    environ = environ_with(tmp_path, TCMALLOC, LD_PRELOAD="/x/own.so", GLIBC_TUNABLES="glibc.malloc.check=1", KMP_BLOCKTIME="50")
-    found = exports({"LD_PRELOAD": TCMALLOC, "GLIBC_TUNABLES": TUNABLES, "KMP_BLOCKTIME": "1"}, environ)
+    environ = environ_with(
+        tmp_path,
+        TCMALLOC,
+        LD_PRELOAD="/x/own.so",
+        GLIBC_TUNABLES="glibc.malloc.check=1",
+        KMP_BLOCKTIME="50",
+    )
+    found = exports(
+        {"LD_PRELOAD": TCMALLOC, "GLIBC_TUNABLES": TUNABLES, "KMP_BLOCKTIME": "1"}, environ
+    )
     assert found.values == {
         "LD_PRELOAD": f"{tmp_path / TCMALLOC}:/x/own.so",
         "GLIBC_TUNABLES": f"{TUNABLES}:glibc.malloc.check=1",
@@ -48,7 +56,10 @@ def test_a_manifest_cannot_load_other_code(tmp_path: Path) -> None:
     environ = environ_with(tmp_path, "evil.so", TCMALLOC)
     for value in ("evil.so", str(evil), f"../{TCMALLOC}", f"{evil} {TCMALLOC}"):
         assert exports({"LD_PRELOAD": value}, environ).values == {}
-    assert exports({"PYTHONPATH": str(tmp_path), "OMP_TOOL_LIBRARIES": str(evil)}, environ).values == {}
+    assert (
+        exports({"PYTHONPATH": str(tmp_path), "OMP_TOOL_LIBRARIES": str(evil)}, environ).values
+        == {}
+    )
 
 
 def test_library_that_is_not_installed() -> None:

@@ -34,7 +34,10 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_torch_without_cuda_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
-    with pytest.raises(UsageError, match=r"cannot build for cuda-sm90: torch .* is built without CUDA; install a build") as caught:
+    with pytest.raises(
+        UsageError,
+        match=r"cannot build for cuda-sm90: torch .* is built without CUDA; install a build",
+    ) as caught:
         target_here("cuda-sm90", 1)
     assert caught.value.code == "CP-DEVICE-CLASS"
     assert visible() == []
@@ -45,9 +48,16 @@ def test_a_torch_without_cuda_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.usefixtures("gpus")
 @pytest.mark.parametrize(
     ("name", "asked", "expected"),
-    [("cuda-sm90", None, 2), ("cuda-sm90", "cuda", 2), ("cuda-sm90", "cuda:1", 1), ("cuda-sm80", None, 0)],
+    [
+        ("cuda-sm90", None, 2),
+        ("cuda-sm90", "cuda", 2),
+        ("cuda-sm90", "cuda:1", 1),
+        ("cuda-sm80", None, 0),
+    ],
 )
-def test_device_of_prefers_the_requested_and_current_gpu(name: str, asked: str | None, expected: int) -> None:
+def test_device_of_prefers_the_requested_and_current_gpu(
+    name: str, asked: str | None, expected: int
+) -> None:
     assert device_of(DEVICE_CLASSES[name], HOST, asked) == torch.device("cuda", expected)
 
 
@@ -55,7 +65,14 @@ def test_device_of_prefers_the_requested_and_current_gpu(name: str, asked: str |
 @pytest.mark.parametrize(
     ("name", "asked", "message"),
     [
-        ("cuda-sm86", None, "no GPU that this process sees has this compute capability: cuda:0 is cuda-sm80, cuda:1 is cuda-sm90"),
+        (
+            "cuda-sm86",
+            None,
+            (
+                "no GPU that this process sees has this compute capability: cuda:0 is cuda-sm80,"
+                " cuda:1 is cuda-sm90"
+            ),
+        ),
         ("cuda-sm90", "cuda:0", "got cuda:0, but here cuda:0 is cuda-sm80"),
         ("cuda-sm90", "cuda:7", "got cuda:7, but here"),
         ("cuda-sm90", "cpu", "got cpu, but here"),
@@ -71,7 +88,12 @@ def test_devices_of_other_classes_are_refused(name: str, asked: str | None, mess
 @pytest.mark.usefixtures("gpus")
 def test_the_cpu_must_run_the_host_code() -> None:
     old = describe_host(x86("ivybridge", INTEL, gpus=(H100,)), {})
-    with pytest.raises(UsageError, match="its host code is made for cpu-x86-64-v3, which this process cannot run: the CPU lacks"):
+    with pytest.raises(
+        UsageError,
+        match=(
+            "its host code is made for cpu-x86-64-v3, which this process cannot run: the CPU lacks"
+        ),
+    ):
         device_of(SM90, old)
     limited = describe_host(HASWELL, {"ONEDNN_MAX_CPU_ISA": "SSE41"})
     with pytest.raises(UsageError, match="ONEDNN_MAX_CPU_ISA=SSE41 limits this process"):
@@ -87,7 +109,9 @@ def test_a_freeze_aims_at_the_models_device(monkeypatch: pytest.MonkeyPatch) -> 
     assert aim(None, "auto", "cpu") == ("auto", CPU)
     assert aim(model, "auto", "cuda:1") == ("cuda-sm90", torch.device("cuda", 1))
     assert aim(model, "cuda-sm80", None) == ("cuda-sm80", torch.device("cuda", 0))
-    monkeypatch.setattr("freezer.freezing.target.target.device_of_model", lambda *_: torch.device("cuda", 1))
+    monkeypatch.setattr(
+        "freezer.freezing.target.target.device_of_model", lambda *_: torch.device("cuda", 1)
+    )
     assert aim(model, "auto", None) == ("cuda-sm90", torch.device("cuda", 1))
     assert aim(model, "cuda-sm90", None) == ("cuda-sm90", torch.device("cuda", 1))
     assert aim(model, "cuda-sm80", None) == ("cuda-sm80", torch.device("cuda", 0))
@@ -100,14 +124,20 @@ def test_a_freeze_aims_at_the_models_device(monkeypatch: pytest.MonkeyPatch) -> 
 def test_gpu_targets_have_one_thread_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("freezer.freezing.target.target.detect", lambda: HOST)
     target = target_here("cuda-sm90", (4, 2), "cuda:1")
-    assert (target.thread_counts, target.device, target.at(2).device) == ((4,), torch.device("cuda", 1), torch.device("cuda", 1))
+    assert (target.thread_counts, target.device, target.at(2).device) == (
+        (4,),
+        torch.device("cuda", 1),
+        torch.device("cuda", 1),
+    )
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
     with pytest.raises(UsageError, match="NVIDIA_TF32_OVERRIDE=1 in the environment"):
         target_here("cuda-sm90", 1)
 
 
 @pytest.mark.usefixtures("gpus")
-@pytest.mark.parametrize(("device", "seen"), [(None, (80, 90, 90)), ("cuda:1", (90,)), ("cuda:7", ())])
+@pytest.mark.parametrize(
+    ("device", "seen"), [(None, (80, 90, 90)), ("cuda:1", (90,)), ("cuda:7", ())]
+)
 def test_cuda_here_lists_requested_devices(device: str | None, seen: Sequence[int]) -> None:
     found = cuda_here(None if device is None else torch.device(device))
     assert tuple(capability for _, capability in found.devices) == seen

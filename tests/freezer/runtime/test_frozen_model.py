@@ -34,7 +34,14 @@ SPEC = InputSpec(
 
 def payload_for(batch: int | None = None, num_threads: int | None = None) -> Payload:
     dims = (BATCH, LENGTH) if batch is None else (Dim(name="batch", min=batch, max=batch), LENGTH)
-    return Payload(path=f"payloads/{batch}", digest="", size_bytes=0, kind="inductor", num_threads=num_threads, dims=dims)
+    return Payload(
+        path=f"payloads/{batch}",
+        digest="",
+        size_bytes=0,
+        kind="inductor",
+        num_threads=num_threads,
+        dims=dims,
+    )
 
 
 def model_of(run: Callable[..., Any], *payloads: Payload) -> FrozenModel:
@@ -42,7 +49,9 @@ def model_of(run: Callable[..., Any], *payloads: Payload) -> FrozenModel:
     example = {"x": torch.zeros(1, 3), "y": torch.zeros(1, 2, dtype=torch.int64)}
     structure, leaves = flatten(dict(zip(("x", "y"), run(*example.values()), strict=True)))
     opened = [OpenPayload(payload=payload, run=run) for payload in payloads or (payload_for(),)]
-    return FrozenModel(spec=SPEC, outputs=output_specs(structure, leaves), structure=structure, payloads=opened)
+    return FrozenModel(
+        spec=SPEC, outputs=output_specs(structure, leaves), structure=structure, payloads=opened
+    )
 
 
 @pytest.fixture
@@ -77,15 +86,41 @@ def test_inputs_by_name_or_position(echo: FrozenModel, args: Any, kwargs: Any) -
         ((), {"x": X, "y": Y, "z": X}, "input 'z' is unknown; expected x, y, rate"),
         ((X,), {"x": X, "y": Y}, "input 'x' is given twice"),
         ((X, Y, 16, 17), {}, "got 4 positional inputs, expected at most 3: x, y, rate"),
-        ((X.double(), Y), {}, r"input 'x': got dtype float64, expected float32; convert it with \.to\(torch\.float32\)"),
-        ((X.to("meta"), Y), {}, r"input 'x': got device meta, expected cpu; move it with \.cpu\(\)"),
+        (
+            (X.double(), Y),
+            {},
+            (
+                r"input 'x': got dtype float64, expected float32; convert it with"
+                r" \.to\(torch\.float32\)"
+            ),
+        ),
+        (
+            (X.to("meta"), Y),
+            {},
+            r"input 'x': got device meta, expected cpu; move it with \.cpu\(\)",
+        ),
         ((X[0], Y), {}, r"input 'x': got shape \[3\], expected \['batch', 3\]"),
-        ((X[:, :2], Y), {}, r"input 'x': got shape \[2, 2\], expected \['batch', 3\] with batch from 1 to 4, length from 2 to 8"),
-        ((torch.zeros(5, 3), Y), {}, r"got shape \[5, 3\], expected \['batch', 3\] with batch from 1 to 4"),
+        (
+            (X[:, :2], Y),
+            {},
+            (
+                r"input 'x': got shape \[2, 2\], expected \['batch', 3\] with batch from 1 to 4,"
+                r" length from 2 to 8"
+            ),
+        ),
+        (
+            (torch.zeros(5, 3), Y),
+            {},
+            r"got shape \[5, 3\], expected \['batch', 3\] with batch from 1 to 4",
+        ),
         ((X, Y[:1]), {}, r"input 'y': got shape \[1, 4\].*\{'batch': 2\} in the inputs before it"),
         ((X, Y, 17), {}, "input 'rate': got 17, but 16 was baked in when the model was frozen"),
         ((X, Y, torch.tensor([16, 16])), {}, "but 16 was baked in"),
-        ((X.to_sparse(), Y), {}, r"input 'x': got layout torch.sparse_coo, expected a dense tensor; use \.to_dense\(\)"),
+        (
+            (X.to_sparse(), Y),
+            {},
+            r"input 'x': got layout torch.sparse_coo, expected a dense tensor; use \.to_dense\(\)",
+        ),
     ],
 )
 def test_wrong_inputs_are_refused(echo: FrozenModel, args: Any, kwargs: Any, message: str) -> None:
@@ -100,14 +135,19 @@ def test_wrong_inputs_are_refused(echo: FrozenModel, args: Any, kwargs: Any, mes
         pytest.param(lambda x: x.contiguous(memory_format=torch.channels_last), id="channels-last"),
         pytest.param(lambda x: torch.cat([x, x], 3)[..., :16], id="sliced"),
         pytest.param(lambda x: x[:1].expand(2, 3, 16, 16), id="expanded"),
-        pytest.param(lambda x: torch.cat([x.flatten(), x.flatten()])[1:][: x.numel()].view(x.shape), id="shifted"),
+        pytest.param(
+            lambda x: torch.cat([x.flatten(), x.flatten()])[1:][: x.numel()].view(x.shape),
+            id="shifted",
+        ),
         pytest.param(lambda x: x._neg_view(), id="negative"),
         pytest.param(lambda x: torch.complex(x, x).conj().imag, id="conjugate"),
         pytest.param(lambda x: x.clone().requires_grad_(), id="with-gradient"),
     ],
 )
 @pytest.mark.parametrize("batch", [1, 2])
-def test_awkward_memory_gives_correct_results(inductor: Frozen, awkward: Callable[[Tensor], Tensor], batch: int) -> None:
+def test_awkward_memory_gives_correct_results(
+    inductor: Frozen, awkward: Callable[[Tensor], Tensor], batch: int
+) -> None:
     x = awkward(random_inputs(2, 3, 16, 16, seed=5))[:batch]
     got = freezer.load(inductor.artifact.folder, canary=False)(x)
     torch.testing.assert_close(got, inductor.model(x.detach().resolve_neg().clone()).detach())

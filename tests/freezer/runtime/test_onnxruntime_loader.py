@@ -1,4 +1,6 @@
-"""ONNX payloads where they serve: fresh processes, many threads, damage, a missing package, an older one."""
+"""ONNX payloads where they serve: fresh processes, many threads, damage, a missing package, an
+older one.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,13 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> FreezeResult:
     """A convnet for batch 1 to 4; read-only."""
     out = tmp_path_factory.mktemp("onnxruntime") / "conv"
     options = replace(QUICK_OPTIONS, name="conv", recipes=["onnxruntime"])
-    return freeze(convnet(), {"image": random_inputs(2, 3, 8, 8)}, out=out, dims={"image": {0: BATCH}}, options=options)
+    return freeze(
+        convnet(),
+        {"image": random_inputs(2, 3, 8, 8)},
+        out=out,
+        dims={"image": {0: BATCH}},
+        options=options,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +82,9 @@ def test_manifest_names_the_engine(artifact: Artifact) -> None:
 def test_fresh_process_answers_alike(artifact: Artifact, tmp_path: Path) -> None:
     torch.save(IMAGE, tmp_path / "image.pt")
     environ = {**os.environ, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
-    said = python(SERVE, artifact.folder, tmp_path / "image.pt", tmp_path / "answer.pt", env=environ)
+    said = python(
+        SERVE, artifact.folder, tmp_path / "image.pt", tmp_path / "answer.pt", env=environ
+    )
     assert not [*tmp_path.rglob("Microsoft")], "ONNX Runtime's telemetry keeps an id there"
     assert said.split(maxsplit=1) == ["onnxruntime", "(512, 1, 64, 8)\n"]
     with torch.no_grad():
@@ -115,8 +125,13 @@ def test_missing_package_names_the_command(artifact: Artifact) -> None:
 def test_older_engine_is_refused(artifact: Artifact) -> None:
     made = artifact.manifest.needs.packages["onnxruntime"]
     assert refuse_by_engine(artifact.manifest, {"onnxruntime": f"{made}.9"}) is None
-    assert refuse_by_engine(artifact.manifest, {"onnxruntime": "999.0.0"}) is None, "the canary decides about newer ones"
-    older, missing = refuse_by_engine(artifact.manifest, {"onnxruntime": "1.2.0"}), refuse_by_engine(artifact.manifest, {})
+    assert refuse_by_engine(artifact.manifest, {"onnxruntime": "999.0.0"}) is None, (
+        "the canary decides about newer ones"
+    )
+    older, missing = (
+        refuse_by_engine(artifact.manifest, {"onnxruntime": "1.2.0"}),
+        refuse_by_engine(artifact.manifest, {}),
+    )
     assert older is not None
     assert (older.reason, older.got) == ("runtime_too_old", "onnxruntime 1.2.0")
     assert missing is not None

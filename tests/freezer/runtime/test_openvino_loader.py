@@ -1,4 +1,6 @@
-"""Importing OpenVINO: without telemetry, in one process with ONNX Runtime and torch, and without the package."""
+"""Importing OpenVINO: without telemetry, in one process with ONNX Runtime and torch, and without
+the package.
+"""
 
 from __future__ import annotations
 
@@ -58,4 +60,7 @@ def test_missing_package_names_the_command() -> None:
 def test_process_that_uses_all_engines_ends_normally(tmp_path: Path) -> None:
     for package in ("openvino", "onnxruntime", "onnxscript"):
         pytest.importorskip(package)
-    assert python(BOTH, tmp_path / "out", timeout_s=300) == "published {} ['onnxruntime', 'openvino']\n"
+    assert (
+        python(BOTH, tmp_path / "out", timeout_s=300)
+        == "published {} ['onnxruntime', 'openvino']\n"
+    )

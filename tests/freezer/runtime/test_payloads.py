@@ -20,7 +20,10 @@ def test_a_program_runs_as_its_module(make: type[nn.Module], tmp_path: Path) -> 
     x = random_inputs(2, 4)
     captured = captured_by(subject_of(seeded(make), {"x": x}), "export")
     exported.build(captured, tmp_path / "all.pt2", target_here(HERE, (1,)), {})
-    run, module = open_exported(tmp_path / "all.pt2", {}), torch.export.load(str(tmp_path / "all.pt2")).module()
+    run, module = (
+        open_exported(tmp_path / "all.pt2", {}),
+        torch.export.load(str(tmp_path / "all.pt2")).module(),
+    )
     with torch.no_grad():
         for _ in range(3):
             torch.testing.assert_close(run(x), module(x), rtol=0, atol=0)

@@ -30,7 +30,9 @@ def by_the_older_name() -> None:
 
 
 def precisions() -> dict[str, str]:
-    return {name: torch._C._get_fp32_precision_getter("mkldnn", name) for name in (*OPERATIONS, "all")}
+    return {
+        name: torch._C._get_fp32_precision_getter("mkldnn", name) for name in (*OPERATIONS, "all")
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +49,9 @@ def test_a_block_restores_the_processs_precision(lessened: Callable[[], None]) -
     before = precisions()
     assert "bf16" in before.values()
     with plain_precision():
-        assert not {"bf16", "tf32"} & {value for name, value in precisions().items() if name != "all"}
+        assert not {"bf16", "tf32"} & {
+            value for name, value in precisions().items() if name != "all"
+        }
         assert torch.get_float32_matmul_precision() == "highest"
     assert precisions() == before
     torch._C._set_fp32_precision_setter("mkldnn", "all", "none")

@@ -30,31 +30,62 @@ from tests.steps import random_inputs
 
 X = random_inputs(2, 3, 8, 8)
 KINDS = ("torchscript-exact", "torchscript-frozen", "torchscript-optimized", "portable")
-NAMES = ("version", "title", "enabled", "bias", "inputs", "names", "sizes", "offset", "sub.version", "sub.scale")
+NAMES = (
+    "version",
+    "title",
+    "enabled",
+    "bias",
+    "inputs",
+    "names",
+    "sizes",
+    "offset",
+    "sub.version",
+    "sub.scale",
+)
 METHODS = ("encode", "describe", "upgrade")
 
 
-def lowered(model: nn.Module, preserve: Sequence[str], settings: Mapping[str, Any], path: Path) -> None:
+def lowered(
+    model: nn.Module, preserve: Sequence[str], settings: Mapping[str, Any], path: Path
+) -> None:
     """Build a payload of the scripted model with a recipe's settings."""
     with torchscript_deprecations_silenced():
         program = torch.jit.script(copy.deepcopy(model))
-    captured = Captured(name="script", program=program, convention="native", preserve=tuple(preserve))
+    captured = Captured(
+        name="script", program=program, convention="native", preserve=tuple(preserve)
+    )
     torchscript.build(captured, path, target_here("portable", 1), settings)
 
 
 def served(
-    model: nn.Module, x: Tensor, preserve: Sequence[str], recipe: str, folder: Path, num_threads: int | None = None
+    model: nn.Module,
+    x: Tensor,
+    preserve: Sequence[str],
+    recipe: str,
+    folder: Path,
+    num_threads: int | None = None,
 ) -> FrozenModel:
     """The frozen model of one input, without build and judge."""
     settings, path = RECIPES[recipe].settings, folder / "all.pt"
     lowered(model, preserve, settings, path)
     spec, _ = example_spec({"x": x}, {})
     structure, leaves = flatten(copy.deepcopy(model)(x).detach())
-    payload = Payload(path="all.pt", digest="", size_bytes=0, kind="torchscript", num_threads=num_threads, convention="native")
+    payload = Payload(
+        path="all.pt",
+        digest="",
+        size_bytes=0,
+        kind="torchscript",
+        num_threads=num_threads,
+        convention="native",
+    )
     opened = [OpenPayload(payload=payload, run=open_torchscript(path, settings))]
     outputs = output_specs(structure, leaves)
     return FrozenModel(
-        spec=spec, outputs=outputs, structure=structure, payloads=opened, options=CallOptions(preserve=tuple(preserve))
+        spec=spec,
+        outputs=outputs,
+        structure=structure,
+        payloads=opened,
+        options=CallOptions(preserve=tuple(preserve)),
     )
 
 
@@ -85,7 +116,12 @@ def near(kind: str, got: Tensor, expected: Tensor) -> None:
 
 
 def test_attributes_are_read(versioned: FrozenModel) -> None:
-    assert (versioned.version, versioned.title, versioned.enabled, versioned.bias) == (1, "first", True, 0.5)
+    assert (versioned.version, versioned.title, versioned.enabled, versioned.bias) == (
+        1,
+        "first",
+        True,
+        0.5,
+    )
     assert (versioned.names, versioned.sizes) == (["a", "b"], {"a": 1})
     assert torch.equal(versioned.offset, torch.zeros(4))
     assert (versioned.sub.version, versioned.sub.scale) == (3, 2.0)
@@ -120,11 +156,15 @@ def test_colliding_names_are_reached_by_index(kind: str, versioned: FrozenModel)
     source.inputs = 2
     near(kind, versioned(X), source(X).detach())
     with pytest.raises(
-        ContractError, match=r"'inputs' of a frozen model cannot be set: .* use model\.preserved\['inputs'\]"
+        ContractError,
+        match=r"'inputs' of a frozen model cannot be set: .* use model\.preserved\['inputs'\]",
     ) as caught:
         versioned.inputs = 3  # type: ignore[assignment]
     assert caught.value.code == "CP-FROZEN"
-    with pytest.raises(ContractError, match=r"'ladder' of a frozen model cannot be set: it is the frozen model's own$"):
+    with pytest.raises(
+        ContractError,
+        match=r"'ladder' of a frozen model cannot be set: it is the frozen model's own$",
+    ):
         versioned.ladder = ()
 
 
@@ -134,20 +174,29 @@ def test_attributes_of_nested_submodules(kind: str, tmp_path: Path) -> None:
     assert model.holder.part.scale == 2.0
     model.holder.part.scale = source.holder.part.scale = 4.0
     near(kind, model(X), source(X).detach())
-    with pytest.raises(NotPreservedError, match=r"'holder\.part\.version'; preserved are holder\.part\.scale, sub\.v"):
+    with pytest.raises(
+        NotPreservedError,
+        match=r"'holder\.part\.version'; preserved are holder\.part\.scale, sub\.v",
+    ):
         _ = model.holder.part.version
 
 
 def test_other_attributes_raise_with_a_remedy(tmp_path: Path) -> None:
     model = served(seeded(Versioned), X, ("version", "describe"), "torchscript-frozen", tmp_path)
-    message = r"no attribute or method 'title'; preserved are version, describe\. Freeze the model again with `preserve: \[title\]`"
+    message = (
+        r"no attribute or method 'title'; preserved are version, describe\. Freeze the model again"
+        r" with `preserve: \[title\]`"
+    )
     with pytest.raises(AttributeError, match=message) as caught:
         _ = model.title
     assert isinstance(caught.value, NotPreservedError)
     assert caught.value.code == "CP-NOT-PRESERVED"
     assert not hasattr(model, "title")
     assert not hasattr(model, "__array__")
-    with pytest.raises(NotPreservedError, match=r"no attribute or method 'title'; .*Freeze .* `preserve: \[title\]`"):
+    with pytest.raises(
+        NotPreservedError,
+        match=r"no attribute or method 'title'; .*Freeze .* `preserve: \[title\]`",
+    ):
         model.title = "second"
 
 
@@ -157,10 +206,16 @@ def test_other_attributes_raise_with_a_remedy(tmp_path: Path) -> None:
         ("version", "two", "'version': got str, expected its current type int"),
         ("offset", 1.0, "'offset': got float, expected its current type Tensor"),
         ("names", [1], "'names': got list, expected its current type list"),
-        ("encode", None, "'encode' is a method of the frozen model, which can be called, but not set"),
+        (
+            "encode",
+            None,
+            "'encode' is a method of the frozen model, which can be called, but not set",
+        ),
     ],
 )
-def test_values_of_other_types_are_refused(versioned: FrozenModel, name: str, value: object, message: str) -> None:
+def test_values_of_other_types_are_refused(
+    versioned: FrozenModel, name: str, value: object, message: str
+) -> None:
     with pytest.raises(ContractError, match=message):
         setattr(versioned, name, value)
 
@@ -179,7 +234,14 @@ def test_methods_are_called(kind: str, versioned: FrozenModel) -> None:
 
 def test_methods_run_with_the_payloads_threads(tmp_path: Path) -> None:
     before = torch.get_num_threads()
-    model = served(seeded(Number), random_inputs(2, 4), ("reset",), "torchscript-frozen", tmp_path, num_threads=before + 1)
+    model = served(
+        seeded(Number),
+        random_inputs(2, 4),
+        ("reset",),
+        "torchscript-frozen",
+        tmp_path,
+        num_threads=before + 1,
+    )
     seen: list[int] = []
 
     class Watched(nn.Module):
@@ -196,9 +258,18 @@ def test_methods_run_with_the_payloads_threads(tmp_path: Path) -> None:
 
 
 def test_optimizing_at_load_keeps_preserved_names(tmp_path: Path) -> None:
-    model = served(seeded(Versioned), X, ("encode", "version", "sub.version"), "torchscript-optimized", tmp_path)
+    model = served(
+        seeded(Versioned),
+        X,
+        ("encode", "version", "sub.version"),
+        "torchscript-optimized",
+        tmp_path,
+    )
     assert (model.version, model.sub.version) == (1, 3)
-    graphs = [str(method.graph) for method in (model.preserved._module.forward, model.preserved._module.encode)]
+    graphs = [
+        str(method.graph)
+        for method in (model.preserved._module.forward, model.preserved._module.encode)
+    ]
     assert "mkldnn" in graphs[0]
     assert "batch_norm" not in graphs[1]
 
@@ -206,16 +277,22 @@ def test_optimizing_at_load_keeps_preserved_names(tmp_path: Path) -> None:
 def test_constants_cannot_be_set(kind: str, tmp_path: Path) -> None:
     model = served(seeded(Constant), X, ("rate",), kind, tmp_path)
     assert model.rate == 16
-    with pytest.raises(ContractError, match=r"'rate' is a constant \(Final\) of the source and cannot be set"):
+    with pytest.raises(
+        ContractError, match=r"'rate' is a constant \(Final\) of the source and cannot be set"
+    ):
         model.rate = 8
 
 
 @pytest.mark.parametrize("recipe", ["torchscript-frozen", "torchscript-optimized"])
 def test_a_frozen_source_is_frozen_again(recipe: str, tmp_path: Path) -> None:
     with torchscript_deprecations_silenced():
-        frozen = torch.jit.freeze(torch.jit.script(seeded(Versioned)), preserved_attrs=["version", "describe"])
+        frozen = torch.jit.freeze(
+            torch.jit.script(seeded(Versioned)), preserved_attrs=["version", "describe"]
+        )
     settings = RECIPES[recipe].settings
-    captured = Captured(name="as-is", program=frozen, convention="native", preserve=("version", "describe"))
+    captured = Captured(
+        name="as-is", program=frozen, convention="native", preserve=("version", "describe")
+    )
     torchscript.build(captured, tmp_path / "all.pt", target_here("portable", 1), settings)
     opened = open_torchscript(tmp_path / "all.pt", settings)
     assert opened.describe() == ("first", 1)  # type: ignore[attr-defined]
@@ -227,7 +304,10 @@ def test_an_optimized_source_is_refused(tmp_path: Path) -> None:
         optimized = torch.jit.optimize_for_inference(
             torch.jit.script(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval())
         )
-    with pytest.raises(BuildError, match=r"optimize_for_inference was applied to the module, .* give the module from before"):
+    with pytest.raises(
+        BuildError,
+        match=r"optimize_for_inference was applied to the module, .* give the module from before",
+    ):
         torchscript.build(
             Captured(name="as-is", program=optimized, convention="native"),
             tmp_path / "all.pt",
@@ -241,21 +321,42 @@ def test_an_optimized_source_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> FrozenModel:
-    return served(seeded(Number), random_inputs(2, 4), ("calls",), "torchscript-frozen", tmp_path_factory.mktemp("plain"))
+    return served(
+        seeded(Number),
+        random_inputs(2, 4),
+        ("calls",),
+        "torchscript-frozen",
+        tmp_path_factory.mktemp("plain"),
+    )
 
 
 @pytest.mark.parametrize(
     ("refused", "message"),
     [
-        (lambda m: m.to("cuda"), r"no \.to\(\): its weights are constants .* load the artifact of the other device class"),
+        (
+            lambda m: m.to("cuda"),
+            (
+                r"no \.to\(\): its weights are constants .* load the artifact of the other device"
+                r" class"
+            ),
+        ),
         (lambda m: m.half(), r"no \.half\(\): .* convert the source model and freeze it again"),
         (lambda m: m.train(), r"no \.train\(\): it is always in eval mode"),
         (lambda m: list(m.parameters()), r"no \.parameters\(\): .* use the source model"),
         (lambda m: m.apply(print), r"no \.apply\(\): its graph is compiled"),
-        (lambda m: m.register_forward_hook(print), r"no \.register_forward_hook\(\): .* no Python runs"),
+        (
+            lambda m: m.register_forward_hook(print),
+            r"no \.register_forward_hook\(\): .* no Python runs",
+        ),
         (lambda m: m.forward(X), r"no \.forward\(\): call the model itself"),
         (lambda m: setattr(m, "training", True), "'training' of a frozen model cannot be set"),
-        (copy.copy, "cannot be copied or pickled: its payload is open in this process; call freezer.load in each process"),
+        (
+            copy.copy,
+            (
+                "cannot be copied or pickled: its payload is open in this process; call"
+                " freezer.load in each process"
+            ),
+        ),
         (pickle.dumps, "cannot be copied or pickled"),
     ],
 )

@@ -18,7 +18,9 @@ EYE = torch.eye(4)
 
 def converted(kind: str, dense: torch.Tensor) -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of sparse layouts in beta, and of quantized tensors
+        warnings.simplefilter(
+            "ignore", UserWarning
+        )  # of sparse layouts in beta, and of quantized tensors
         make: dict[str, Callable[[], Any]] = {
             "dense": lambda: dense.clone(),
             "coo": lambda: dense.to_sparse(),
@@ -27,7 +29,9 @@ def converted(kind: str, dense: torch.Tensor) -> Any:
             "bsr": lambda: dense.to_sparse_bsr((2, 2)),
             "bsc": lambda: dense.to_sparse_bsc((2, 2)),
             "quantized": lambda: torch.quantize_per_tensor(dense, 0.5, 1, torch.qint8),
-            "per-channel": lambda: torch.quantize_per_channel(dense, EYE[0] + 1, torch.zeros(4), 0, torch.qint8),
+            "per-channel": lambda: torch.quantize_per_channel(
+                dense, EYE[0] + 1, torch.zeros(4), 0, torch.qint8
+            ),
             "conj": lambda: torch.complex(dense, dense).conj(),
             "packed": lambda: (dense.clone(), None),
         }
@@ -41,7 +45,10 @@ KINDS = ("dense", "coo", "csr", "csc", "bsr", "bsc", "quantized", "per-channel",
 def test_same_bytes_for_every_layout(kind: str) -> None:
     assert same_bytes(converted(kind, EYE), converted(kind, EYE))
     assert not same_bytes(converted(kind, EYE), converted(kind, EYE * 2))
-    assert all(part.layout is torch.strided and not part.is_quantized for part in dense_parts(converted(kind, EYE)))
+    assert all(
+        part.layout is torch.strided and not part.is_quantized
+        for part in dense_parts(converted(kind, EYE))
+    )
 
 
 def test_same_bytes_compares_bits() -> None:

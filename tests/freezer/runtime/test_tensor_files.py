@@ -31,7 +31,9 @@ def test_every_dtype_round_trips(dtype: str, tmp_path: Path) -> None:
         for name, tensor in tensors.items():
             assert found[name].dtype == tensor.dtype
             assert torch.equal(found[name], tensor)
-    assert read_header(path) == [{name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()}]
+    assert read_header(path) == [
+        {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()}
+    ]
 
 
 def test_awkward_memory_round_trips(tmp_path: Path) -> None:
@@ -51,10 +53,18 @@ def test_awkward_memory_round_trips(tmp_path: Path) -> None:
 
 
 def test_complex128_is_aligned(tmp_path: Path) -> None:
-    """The file aligns to 8 bytes; torch reads complex128 by 16 bytes and would crash without a copy."""
+    """The file aligns to 8 bytes; torch reads complex128 by 16 bytes and would crash without a
+    copy.
+    """
     path = tmp_path / "file.safetensors"
     for shift in range(3):
-        save_tensors({"a": torch.ones(shift, dtype=torch.float64), "z": torch.ones(7, 3, dtype=torch.complex128)}, path)
+        save_tensors(
+            {
+                "a": torch.ones(shift, dtype=torch.float64),
+                "z": torch.ones(7, 3, dtype=torch.complex128),
+            },
+            path,
+        )
         z = load_tensors(path)["z"]
         assert z.data_ptr() % 16 == 0
         assert int(z[z.isfinite()].sum().real) == 21

@@ -55,7 +55,9 @@ def test_many_threads_set_their_own_counts() -> None:
 
 def test_new_threads_ignore_a_blocks_count() -> None:
     with threads(BEFORE + 3):
-        assert in_a_new_thread(torch.get_num_threads) == BEFORE + 3, "torch's behavior that own_count corrects"
+        assert in_a_new_thread(torch.get_num_threads) == BEFORE + 3, (
+            "torch's behavior that own_count corrects"
+        )
 
         def work() -> tuple[int, int, int]:
             first = own_count()
@@ -68,7 +70,9 @@ def test_new_threads_ignore_a_blocks_count() -> None:
     assert torch.get_num_threads() == BEFORE
 
 
-@pytest.mark.parametrize(("own", "used"), [(1, False), (BEFORE + 5, False), (BEFORE + 3, True), (1, True)])
+@pytest.mark.parametrize(
+    ("own", "used"), [(1, False), (BEFORE + 5, False), (BEFORE + 3, True), (1, True)]
+)
 def test_a_threads_own_count_is_kept(own: int, used: bool) -> None:
     """Also if it equals the count of a block in another thread."""
 

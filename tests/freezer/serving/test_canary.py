@@ -30,7 +30,8 @@ def with_golden(artifact: Artifact, folder: Path, change: dict[str, Tensor]) -> 
     path.unlink()
     save_file(outputs | change, path)
     files = tuple(
-        file_ref(folder, item.path, MEDIA_SAFETENSORS) if item.path == GOLDEN_OUTPUTS else item for item in copied.manifest.files
+        file_ref(folder, item.path, MEDIA_SAFETENSORS) if item.path == GOLDEN_OUTPUTS else item
+        for item in copied.manifest.files
     )
     return rewritten(copied, files=files)
 
@@ -57,15 +58,25 @@ def answering(artifact: Artifact, change: float = 0.0, factor: float | Tensor = 
 def test_the_canary_passes_where_it_was_made(which: str, request: pytest.FixtureRequest) -> None:
     frozen: Frozen = request.getfixturevalue(which)
     artifact = frozen.artifact
-    figures = run_canary(artifact, open_artifact(artifact, torch.get_num_threads(), LoadOptions(canary=False)))
+    figures = run_canary(
+        artifact, open_artifact(artifact, torch.get_num_threads(), LoadOptions(canary=False))
+    )
     assert [figure.set_index for figure in figures] == list(range(len(artifact.manifest.golden)))
     assert all(figure.problem is None for figure in figures)
     assert all(figure.error_ratio is not None and figure.error_ratio < 3 for figure in figures)
 
 
 def test_only_small_differences_pass(portable: Frozen) -> None:
-    assert not any(figure.problem for figure in canary_figures(portable.artifact, answering(portable.artifact, factor=1 + 2e-6)))
-    with pytest.raises(CanaryError, match=r"mlp for portable: golden set 0, output 'output': rmse .* > .* do not serve it here"):
+    assert not any(
+        figure.problem
+        for figure in canary_figures(
+            portable.artifact, answering(portable.artifact, factor=1 + 2e-6)
+        )
+    )
+    with pytest.raises(
+        CanaryError,
+        match=r"mlp for portable: golden set 0, output 'output': rmse .* > .* do not serve it here",
+    ):
         run_canary(portable.artifact, answering(portable.artifact, factor=1 + 1e-3))
     with pytest.raises(CanaryError):
         run_canary(portable.artifact, answering(portable.artifact, change=1e-3))
@@ -82,7 +93,9 @@ class TopTwo(torch.nn.Module):
 def test_few_values_below_fill_values_are_compared(tmp_path: Path) -> None:
     """The artifact records the scales that the gate found, and the canary judges them apart."""
     options = replace(QUICK_OPTIONS, recipes=["torchscript-frozen"])
-    result = freezer.freeze(TopTwo().eval(), [random_inputs(2, 40)], out=tmp_path / "made", options=options)
+    result = freezer.freeze(
+        TopTwo().eval(), [random_inputs(2, 40)], out=tmp_path / "made", options=options
+    )
     assert result.artifact is not None
     run_canary(result.artifact, answering(result.artifact))
     with pytest.raises(CanaryError):
@@ -90,7 +103,9 @@ def test_few_values_below_fill_values_are_compared(tmp_path: Path) -> None:
 
 
 class Boxes(torch.nn.Module):
-    """Pixels beside probabilities, with values of all sizes between, so that they form no groups."""
+    """Pixels beside probabilities, with values of all sizes between, so that they form no
+    groups.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         between = 10.0 ** -torch.arange(5) * (x[:, :1] + 10)
@@ -99,11 +114,15 @@ class Boxes(torch.nn.Module):
 
 def test_small_slices_are_compared(tmp_path: Path) -> None:
     options = replace(QUICK_OPTIONS, recipes=["torchscript-frozen"])
-    result = freezer.freeze(Boxes().eval(), [random_inputs(16, 4)], out=tmp_path / "made", options=options)
+    result = freezer.freeze(
+        Boxes().eval(), [random_inputs(16, 4)], out=tmp_path / "made", options=options
+    )
     assert result.artifact is not None
     run_canary(result.artifact, answering(result.artifact))
     with pytest.raises(CanaryError, match=r"values at 9 of dim 1, of 0\.000\d+, are off by"):
-        run_canary(result.artifact, answering(result.artifact, factor=torch.tensor([1.0] * 9 + [0.0] * 4)))
+        run_canary(
+            result.artifact, answering(result.artifact, factor=torch.tensor([1.0] * 9 + [0.0] * 4))
+        )
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
@@ -121,7 +140,12 @@ def test_nan_and_inf_fail(portable: Frozen, wrong: float) -> None:
     ],
 )
 def test_other_shapes_and_dtypes_fail(
-    portable: Frozen, tmp_path: Path, shape: tuple[int, ...] | None, dtype: torch.dtype, kind: type[Exception], problem: str
+    portable: Frozen,
+    tmp_path: Path,
+    shape: tuple[int, ...] | None,
+    dtype: torch.dtype,
+    kind: type[Exception],
+    problem: str,
 ) -> None:
     golden = load_file(portable.artifact.folder / GOLDEN_OUTPUTS)["0/output"]
     changed = {"0/output": golden.to(dtype) if shape is None else torch.zeros(shape, dtype=dtype)}
@@ -143,8 +167,12 @@ def test_load_runs_the_smallest_set_of_each_payload(portable: Frozen, tmp_path: 
     artifact, golden = portable.artifact, load_file(portable.artifact.folder / GOLDEN_OUTPUTS)
     sizes = [item.point["batch"] for item in artifact.manifest.golden]
     least, most = sizes.index(1), sizes.index(4)
-    assert [figure.set_index for figure in run_canary(artifact, answering(artifact), smallest=True)] == [least]
-    larger = with_golden(artifact, tmp_path / "larger", {f"{most}/output": golden[f"{most}/output"] + 1})
+    assert [
+        figure.set_index for figure in run_canary(artifact, answering(artifact), smallest=True)
+    ] == [least]
+    larger = with_golden(
+        artifact, tmp_path / "larger", {f"{most}/output": golden[f"{most}/output"] + 1}
+    )
     assert freezer.load(larger.folder).ladder == ()
     with pytest.raises(CanaryError, match="golden set"):
         freezer.verify(larger.folder)
@@ -160,7 +188,9 @@ def test_few_elements_are_judged_over_all_sets(portable: Frozen, tmp_path: Path)
 
 def test_load_refuses_a_failing_canary(portable: Frozen, tmp_path: Path) -> None:
     golden = load_file(portable.artifact.folder / GOLDEN_OUTPUTS)
-    artifact = with_golden(portable.artifact, tmp_path / "copy", {name: tensor + 1 for name, tensor in golden.items()})
+    artifact = with_golden(
+        portable.artifact, tmp_path / "copy", {name: tensor + 1 for name, tensor in golden.items()}
+    )
     with pytest.raises(IncompatibleError, match=r"portable: canary: got .*golden set 0") as caught:
         freezer.load(artifact.folder)
     assert caught.value.ladder[0].reason == "canary"

@@ -38,13 +38,21 @@ GPU = describe_host(hosts.x86("skylake_avx512", hosts.INTEL, gpus=(hosts.H100,))
         (AVX512, ("portable", "cpu-of-tomorrow", V4), [V4, "portable"]),
     ],
 )
-def test_rungs_are_most_specific_first(machine: Machine, published: tuple[str, ...], expected: list[str]) -> None:
+def test_rungs_are_most_specific_first(
+    machine: Machine, published: tuple[str, ...], expected: list[str]
+) -> None:
     assert rungs(published, machine) == expected
 
 
 def made(device_class: str, *threads: int | None) -> Manifest:
     payloads = tuple(
-        Payload(path=f"payloads/{i}", digest=f"sha256:{'0' * 64}", size_bytes=1, kind="inductor", num_threads=count)
+        Payload(
+            path=f"payloads/{i}",
+            digest=f"sha256:{'0' * 64}",
+            size_bytes=1,
+            kind="inductor",
+            num_threads=count,
+        )
         for i, count in enumerate(threads)
     )
     return manifest_of(payloads[0], payloads=payloads, device_class=device_class)
@@ -69,8 +77,12 @@ def test_weights_packed_for_a_lesser_class_are_refused(
     if found:
         assert found.reason == "isa_mismatch"
         assert found.got == "oneDNN packing for avx512 (float32) here"
-        assert found.expected.startswith("weights packed for avx2 (float32) (ONEDNN_MAX_CPU_ISA=AVX2 ")
-        assert found.expected.endswith(" before torch's first operation; load(..., limit_isa=True) sets it)")
+        assert found.expected.startswith(
+            "weights packed for avx2 (float32) (ONEDNN_MAX_CPU_ISA=AVX2 "
+        )
+        assert found.expected.endswith(
+            " before torch's first operation; load(..., limit_isa=True) sets it)"
+        )
 
 
 @pytest.mark.parametrize(
@@ -81,24 +93,49 @@ def test_weights_packed_for_a_lesser_class_are_refused(
         ((1, 4), 2, None),
         ((4, 3), 2, "3 or 4 (load(..., threads=N), or freeze it for `threads: [4, 3, 2]`)"),
         ((None,), 7, None),
-        ((4, None), 2, "4 (load(..., threads=N), or freeze it for `threads: [4, 2]`)"),  # the other may not be for all sizes
+        (
+            (4, None),
+            2,
+            "4 (load(..., threads=N), or freeze it for `threads: [4, 2]`)",
+        ),  # the other may not be for all sizes
     ],
 )
-def test_payloads_for_more_threads_are_refused(threads: tuple[int | None, ...], here: int, expected: str | None) -> None:
-    refusal = Refusal(rung=V4, reason="threads_mismatch", got="2 threads", expected=expected) if expected else None
+def test_payloads_for_more_threads_are_refused(
+    threads: tuple[int | None, ...], here: int, expected: str | None
+) -> None:
+    refusal = (
+        Refusal(rung=V4, reason="threads_mismatch", got="2 threads", expected=expected)
+        if expected
+        else None
+    )
     assert refuse_by_threads(made(V4, *threads), here) == refusal
 
 
 def test_refusal_names_a_dropped_payload() -> None:
-    dropped = (Dropped(payload="payloads/all-threads1.pt2", num_threads=1, reason="at best 0.98 times as fast as eager"),)
+    dropped = (
+        Dropped(
+            payload="payloads/all-threads1.pt2",
+            num_threads=1,
+            reason="at best 0.98 times as fast as eager",
+        ),
+    )
     found = refuse_by_threads(replace(made(V4, 2), freezing=FreezingRecord(dropped=dropped)), 1)
     assert found is not None
-    assert found.got == "1 thread (the payload for 1 was dropped: at best 0.98 times as fast as eager)"
+    assert (
+        found.got == "1 thread (the payload for 1 was dropped: at best 0.98 times as fast as eager)"
+    )
     assert found.expected == "2 (load(..., threads=N))"
 
 
 @pytest.mark.parametrize(
-    ("here", "refused"), [("2.10.1", True), ("1.13", True), ("2.11.0+cpu", False), ("2.13.0a0+git1", False), ("3.0", False)]
+    ("here", "refused"),
+    [
+        ("2.10.1", True),
+        ("1.13", True),
+        ("2.11.0+cpu", False),
+        ("2.13.0a0+git1", False),
+        ("3.0", False),
+    ],
 )
 def test_an_older_torch_is_refused(here: str, refused: bool) -> None:
     manifest = made(V4, 2)
@@ -113,7 +150,11 @@ def test_compiled_code_needs_a_canary_with_newer_torch() -> None:
     compiled = made(V4, 2)
     assert refuse_by_torch(compiled, "2.12.0") is None
     found = refuse_by_torch(compiled, "2.12.0", canary=False)
-    assert str(found) == (f"{V4}: torch_untried: got torch 2.12.0, and no canary, expected torch 2.11, or load(..., canary=True)")
+    assert (
+        str(found)
+        == f"{V4}: torch_untried: got torch 2.12.0, and no canary, expected torch 2.11, or"
+        " load(..., canary=True)"
+    )
     assert refuse_by_torch(compiled, "2.11.3", canary=False) is None
     scripted = manifest_of(replace(compiled.payloads[0], kind="torchscript"), device_class=V4)
     assert refuse_by_torch(scripted, "2.12.0", canary=False) is None

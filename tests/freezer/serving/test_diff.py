@@ -1,4 +1,6 @@
-"""coldpress diff: recorded outputs, and comparisons of a version's classes with each other and with the reference."""
+"""coldpress diff: recorded outputs, and comparisons of a version's classes with each other and with
+the reference.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ import torch
 from torch import Tensor
 
 import freezer
-from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, OWN_OUTPUTS, Artifact, file_ref
+from freezer.artifact.folder import (
+    GOLDEN_INPUTS,
+    GOLDEN_OUTPUTS,
+    MEDIA_SAFETENSORS,
+    OWN_OUTPUTS,
+    Artifact,
+    file_ref,
+)
 from freezer.artifact.manifest import GoldenSet
 from freezer.cli.app import main
 from freezer.codec import encode
@@ -35,7 +44,9 @@ def tensors_of(artifact: Artifact, path: str) -> dict[str, Tensor]:
     return load_tensors(artifact.folder / path)
 
 
-def with_tensors(artifact: Artifact, folder: Path, files: Mapping[str, Mapping[str, Tensor]], **changes: Any) -> Artifact:
+def with_tensors(
+    artifact: Artifact, folder: Path, files: Mapping[str, Mapping[str, Tensor]], **changes: Any
+) -> Artifact:
     """A copy with other tensor files, and matching digests."""
     copied = copy_of(artifact, folder)
     for path, tensors in files.items():
@@ -49,13 +60,22 @@ def without_outputs(artifact: Artifact, folder: Path, **changes: Any) -> Artifac
     """A copy without recorded outputs, like artifacts of earlier releases."""
     copied = copy_of(artifact, folder)
     (folder / OWN_OUTPUTS).unlink()
-    return rewritten(copied, files=tuple(item for item in copied.manifest.files if item.path != OWN_OUTPUTS), **changes)
+    return rewritten(
+        copied,
+        files=tuple(item for item in copied.manifest.files if item.path != OWN_OUTPUTS),
+        **changes,
+    )
 
 
 def diffed(folder: Path, *artifacts: Artifact) -> Difference:
     """Run diff on a store with these classes; check that every form of the result works."""
     store = Store.open(str(folder / "store"), create=True)
-    store.publish("mlp", source_key="key", artifacts={item.manifest.device_class: item for item in artifacts}, carried={})
+    store.publish(
+        "mlp",
+        source_key="key",
+        artifacts={item.manifest.device_class: item for item in artifacts},
+        carried={},
+    )
     found = diff("mlp", store=str(store.root))
     assert matrix(found).row_count == len(found.classes)
     assert json.loads(json.dumps(encode(found), allow_nan=False))["apart"] == found.apart
@@ -85,13 +105,23 @@ def test_every_artifact_records_its_outputs(which: str, request: pytest.FixtureR
     for index in range(len(artifact.manifest.golden)):
         answer = model(inputs[f"{index}/x"])
         torch.testing.assert_close(own[f"{index}/output"], answer, rtol=1e-6, atol=1e-6)
-    assert any(not torch.equal(own[name], golden) for name, golden in tensors_of(artifact, GOLDEN_OUTPUTS).items())
+    assert any(
+        not torch.equal(own[name], golden)
+        for name, golden in tensors_of(artifact, GOLDEN_OUTPUTS).items()
+    )
 
 
 def test_the_smallest_outputs_are_recorded_within_the_bound(tmp_path: Path) -> None:
     large = torch.zeros(OWN_OUTPUT_BYTES // 12)
     write_own_outputs([{"large": large, "small": torch.ones(1)}] * 4, tmp_path)
-    assert sorted(load_tensors(tmp_path / OWN_OUTPUTS)) == ["0/large", "0/small", "1/large", "1/small", "2/small", "3/small"]
+    assert sorted(load_tensors(tmp_path / OWN_OUTPUTS)) == [
+        "0/large",
+        "0/small",
+        "1/large",
+        "1/small",
+        "2/small",
+        "3/small",
+    ]
     write_own_outputs([{}], tmp_path)
     assert load_tensors(tmp_path / OWN_OUTPUTS) == {}
 
@@ -99,21 +129,32 @@ def test_the_smallest_outputs_are_recorded_within_the_bound(tmp_path: Path) -> N
 def test_missing_outputs_are_noted(portable: Frozen, scripted: Frozen, tmp_path: Path) -> None:
     own = tensors_of(portable.artifact, OWN_OUTPUTS)
     del own["1/output"]
-    found = diffed(tmp_path, scripted.artifact, with_tensors(portable.artifact, tmp_path / "copy", {OWN_OUTPUTS: own}))
-    assert "portable: 1 of 4 outputs are missing, as they exceed the 8 MB that an artifact records: 1/output" in sentences(found)
+    found = diffed(
+        tmp_path,
+        scripted.artifact,
+        with_tensors(portable.artifact, tmp_path / "copy", {OWN_OUTPUTS: own}),
+    )
+    assert (
+        "portable: 1 of 4 outputs are missing, as they exceed the 8 MB that an artifact records:"
+        " 1/output" in sentences(found)
+    )
     assert only(found).num_compared == 3
 
 
 # Figures
 
 
-def test_figures_are_those_of_the_gate(published: Store, scripted: Frozen, portable: Frozen) -> None:
+def test_figures_are_those_of_the_gate(
+    published: Store, scripted: Frozen, portable: Frozen
+) -> None:
     found = diff("mlp:1", store=str(published.root))
     assert (found.model, found.version, found.classes) == ("mlp", 1, (HERE, "portable"))
     assert [str(item) for item in found.sets] == ["batch 2", "batch 1", "batch 4", "batch 3"]
     assert (found.apart, found.not_compared, found.notes) == (False, {}, ())
     one, other, golden = (
-        torch.cat([tensor.flatten().double() for _, tensor in sorted(tensors_of(artifact, path).items())])
+        torch.cat(
+            [tensor.flatten().double() for _, tensor in sorted(tensors_of(artifact, path).items())]
+        )
         for artifact, path in (
             (scripted.artifact, OWN_OUTPUTS),
             (portable.artifact, OWN_OUTPUTS),
@@ -121,9 +162,16 @@ def test_figures_are_those_of_the_gate(published: Store, scripted: Frozen, porta
         )
     )
     rmse, rms = (float(tensor.square().mean().sqrt()) for tensor in (one - other, golden))
-    natives = [item.artifact.manifest.golden[0].native_rmse["output"] for item in (scripted, portable)]
+    natives = [
+        item.artifact.manifest.golden[0].native_rmse["output"] for item in (scripted, portable)
+    ]
     held = [
-        judge_rmse(OutputError(rmse=rmse, native_rmse=native, rms=rms, dtype=torch.float32, num_elements=3), 3.0)
+        judge_rmse(
+            OutputError(
+                rmse=rmse, native_rmse=native, rms=rms, dtype=torch.float32, num_elements=3
+            ),
+            3.0,
+        )
         for native in natives
     ]
     row = worst(only(found))  # pooled over the sets, as they are small
@@ -139,16 +187,26 @@ def moved(artifact: Artifact, folder: Path, by: float, **changes: Any) -> Artifa
     """Another class with slightly larger outputs."""
     own = {name: tensor.double() + by for name, tensor in tensors_of(artifact, OWN_OUTPUTS).items()}
     narrow = {name: tensor.float() for name, tensor in own.items()}
-    return with_tensors(artifact, folder, {OWN_OUTPUTS: narrow}, **{"device_class": OTHER, **changes})
+    return with_tensors(
+        artifact, folder, {OWN_OUTPUTS: narrow}, **{"device_class": OTHER, **changes}
+    )
 
 
 @pytest.mark.parametrize(("share", "apart"), [(0.8, False), (1.25, True)])
-def test_bounds_of_two_classes_are_summed(portable: Frozen, tmp_path: Path, share: float, apart: bool) -> None:
-    same = diffed(tmp_path / "same", portable.artifact, copy_of(portable.artifact, tmp_path / "c", device_class=OTHER))
+def test_bounds_of_two_classes_are_summed(
+    portable: Frozen, tmp_path: Path, share: float, apart: bool
+) -> None:
+    same = diffed(
+        tmp_path / "same",
+        portable.artifact,
+        copy_of(portable.artifact, tmp_path / "c", device_class=OTHER),
+    )
     bound = worst(only(same)).bound
     assert bound is not None
     assert worst(only(same)).rmse == 0
-    found = diffed(tmp_path, portable.artifact, moved(portable.artifact, tmp_path / "copy", share * bound))
+    found = diffed(
+        tmp_path, portable.artifact, moved(portable.artifact, tmp_path / "copy", share * bound)
+    )
     assert worst(only(found)).rmse == pytest.approx(share * bound, rel=0.2)
     assert (found.apart, only(found).apart) == (apart, apart)
     if apart:
@@ -157,8 +215,13 @@ def test_bounds_of_two_classes_are_summed(portable: Frozen, tmp_path: Path, shar
 
 def integers(artifact: Artifact, folder: Path, change: int, **changes: Any) -> Artifact:
     """A copy with integer outputs, of which `change` elements per set differ."""
-    outputs = {name: torch.arange(tensor.numel()) for name, tensor in tensors_of(artifact, GOLDEN_OUTPUTS).items()}
-    own = {name: torch.where(tensor < change, tensor + 7, tensor) for name, tensor in outputs.items()}
+    outputs = {
+        name: torch.arange(tensor.numel())
+        for name, tensor in tensors_of(artifact, GOLDEN_OUTPUTS).items()
+    }
+    own = {
+        name: torch.where(tensor < change, tensor + 7, tensor) for name, tensor in outputs.items()
+    }
     files = {GOLDEN_OUTPUTS: outputs, OWN_OUTPUTS: own}
     spec = (OutputSpec(name="output", dtype="int64", rank=1),)
     golden = tuple(GoldenSet(point=item.point, native_rmse={}) for item in artifact.manifest.golden)
@@ -167,17 +230,31 @@ def integers(artifact: Artifact, folder: Path, change: int, **changes: Any) -> A
 
 def test_integers_must_be_equal(portable: Frozen, tmp_path: Path) -> None:
     plain = integers(portable.artifact, tmp_path / "plain", 0)
-    found = diffed(tmp_path / "equal", plain, integers(portable.artifact, tmp_path / "copy", 0, device_class=OTHER))
+    found = diffed(
+        tmp_path / "equal",
+        plain,
+        integers(portable.artifact, tmp_path / "copy", 0, device_class=OTHER),
+    )
     assert (found.apart, only(found).error_ratio, only(found).num_differing) == (False, None, 0)
     assert any(line.endswith("all 6 elements are equal") for line in sentences(found))
-    found = diffed(tmp_path / "apart", plain, integers(portable.artifact, tmp_path / "others", 2, device_class=OTHER))
+    found = diffed(
+        tmp_path / "apart",
+        plain,
+        integers(portable.artifact, tmp_path / "others", 2, device_class=OTHER),
+    )
     assert (found.apart, only(found).num_differing) == (True, 2 * len(plain.manifest.golden))
     assert "2 of 6 elements differ" in problem(found)
 
 
 def test_random_models_are_compared_with_their_noise(portable: Frozen, tmp_path: Path) -> None:
-    golden = tuple(GoldenSet(point=item.point, native_rmse={"output": 0.1}) for item in portable.artifact.manifest.golden)
-    changes: dict[str, Any] = {"golden": golden, "drift": replace(portable.artifact.manifest.drift, deterministic=False)}
+    golden = tuple(
+        GoldenSet(point=item.point, native_rmse={"output": 0.1})
+        for item in portable.artifact.manifest.golden
+    )
+    changes: dict[str, Any] = {
+        "golden": golden,
+        "drift": replace(portable.artifact.manifest.drift, deterministic=False),
+    }
     plain = copy_of(portable.artifact, tmp_path / "plain", **changes)
     found = diffed(tmp_path, plain, moved(portable.artifact, tmp_path / "copy", 0.1, **changes))
     assert not found.apart
@@ -187,39 +264,65 @@ def test_random_models_are_compared_with_their_noise(portable: Frozen, tmp_path:
 # Classes and sets to compare
 
 
-def test_classes_without_recorded_outputs_are_listed(scripted: Frozen, portable: Frozen, tmp_path: Path) -> None:
+def test_classes_without_recorded_outputs_are_listed(
+    scripted: Frozen, portable: Frozen, tmp_path: Path
+) -> None:
     old = without_outputs(portable.artifact, tmp_path / "old", device_class=OTHER)
     found = diffed(tmp_path, scripted.artifact, portable.artifact, old)
     assert (only(found).one, only(found).other) == (HERE, "portable")
-    assert f"{OTHER}: published before outputs were recorded; freeze the model again to compare it" in sentences(found)
+    assert (
+        f"{OTHER}: published before outputs were recorded; freeze the model again to compare it"
+        in sentences(found)
+    )
     found = diffed(tmp_path / "all", old)
     assert (found.classes, found.pairs, found.apart) == ((), (), False)
 
 
-def test_sets_are_matched_by_their_inputs(scripted: Frozen, portable: Frozen, tmp_path: Path) -> None:
+def test_sets_are_matched_by_their_inputs(
+    scripted: Frozen, portable: Frozen, tmp_path: Path
+) -> None:
     """The other class was judged with fewer golden sets, in another order."""
     order = [2, 0]
     files = {
-        path: {f"{position}/{name}": tensors_of(portable.artifact, path)[f"{index}/{name}"] for position, index in enumerate(order)}
-        for path, name in ((GOLDEN_INPUTS, "x"), (GOLDEN_OUTPUTS, "output"), (OWN_OUTPUTS, "output"))
+        path: {
+            f"{position}/{name}": tensors_of(portable.artifact, path)[f"{index}/{name}"]
+            for position, index in enumerate(order)
+        }
+        for path, name in (
+            (GOLDEN_INPUTS, "x"),
+            (GOLDEN_OUTPUTS, "output"),
+            (OWN_OUTPUTS, "output"),
+        )
     }
     golden = tuple(portable.artifact.manifest.golden[index] for index in order)
     other = with_tensors(portable.artifact, tmp_path / "copy", files, golden=golden)
     found = diffed(tmp_path, scripted.artifact, other)
-    assert [item.classes for item in found.sets] == [(HERE, "portable"), (HERE,), (HERE, "portable"), (HERE,)]
+    assert [item.classes for item in found.sets] == [
+        (HERE, "portable"),
+        (HERE,),
+        (HERE, "portable"),
+        (HERE,),
+    ]
     assert (only(found).num_compared, only(found).apart) == (2, False)
-    assert f"golden set 1 (batch 1) is only in {HERE}: the others were judged with other inputs" in sentences(found)
+    assert (
+        f"golden set 1 (batch 1) is only in {HERE}: the others were judged with other inputs"
+        in sentences(found)
+    )
 
 
 # The command
 
 
 @pytest.fixture
-def coldpress(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+def coldpress(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
     """Run `coldpress diff` in this process; returns exit code, stdout and stderr."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["coldpress", "diff", *(str(argument) for argument in arguments)])
+        monkeypatch.setattr(
+            sys, "argv", ["coldpress", "diff", *(str(argument) for argument in arguments)]
+        )
         with pytest.raises(SystemExit) as caught:
             main()
         found = capsys.readouterr()
@@ -228,29 +331,46 @@ def coldpress(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     return run
 
 
-def test_the_command_prints_a_matrix_or_json(coldpress: Callable[..., tuple[int, str, str]], published: Store) -> None:
+def test_the_command_prints_a_matrix_or_json(
+    coldpress: Callable[..., tuple[int, str, str]], published: Store
+) -> None:
     code, out, err = coldpress("mlp", "--store", published.root)
     assert (code, err) == (0, "")
     header, columns, first, second, furthest = out.splitlines()
     assert header == "mlp:1, 4 golden sets"
     assert columns.split() == ["error", "ratio", "1", "2", "reference"]
-    assert (first.split()[:3], second.split()[:2], second.split()[3]) == (["1", HERE, "-"], ["2", "portable"], "-")
+    assert (first.split()[:3], second.split()[:2], second.split()[3]) == (
+        ["1", HERE, "-"],
+        ["2", "portable"],
+        "-",
+    )
     assert furthest.startswith(f"furthest apart: {HERE} and portable: output 'output', golden set ")
     code, out, err = coldpress("mlp:1", "--store", published.root, "--json")
     found = json.loads(out)
     assert (code, err, found["apart"], found["classes"]) == (0, "", False, [HERE, "portable"])
-    assert [(pair["one"], pair["other"]) for pair in found["reference"]] == [(HERE, "reference"), ("portable", "reference")]
+    assert [(pair["one"], pair["other"]) for pair in found["reference"]] == [
+        (HERE, "reference"),
+        ("portable", "reference"),
+    ]
     assert found["pairs"][0]["worst"]["output"] == "output"
 
 
 def test_the_exit_codes_of_the_command(
-    coldpress: Callable[..., tuple[int, str, str]], published: Store, portable: Frozen, tmp_path: Path
+    coldpress: Callable[..., tuple[int, str, str]],
+    published: Store,
+    portable: Frozen,
+    tmp_path: Path,
 ) -> None:
     store = tmp_path / "store"
-    assert diffed(tmp_path, portable.artifact, moved(portable.artifact, tmp_path / "copy", 1e-2)).apart
+    assert diffed(
+        tmp_path, portable.artifact, moved(portable.artifact, tmp_path / "copy", 1e-2)
+    ).apart
     for as_json in ((), ("--json",)):
         code, out, err = coldpress("mlp", "--store", store, *as_json)
-        assert (code, "CP-APART: mlp:1 answers differently on different device classes" in err) == (1, True)
+        assert (code, "CP-APART: mlp:1 answers differently on different device classes" in err) == (
+            1,
+            True,
+        )
         assert json.loads(out)["apart"] if as_json else " apart" in out
     code, _, err = coldpress(portable.artifact.folder)
     assert (code, "is a folder with one class" in err) == (2, True)
@@ -270,7 +390,11 @@ def blob(store: Store, device_class: str, path: str) -> Path:
 
 
 def test_only_golden_files_are_read(store: Store) -> None:
-    needed = {blob(store, name, path) for name in (HERE, "portable") for path in (GOLDEN_INPUTS, GOLDEN_OUTPUTS, OWN_OUTPUTS)}
+    needed = {
+        blob(store, name, path)
+        for name in (HERE, "portable")
+        for path in (GOLDEN_INPUTS, GOLDEN_OUTPUTS, OWN_OUTPUTS)
+    }
     manifests = {name: store.manifest(store.version("mlp"), name) for name in (HERE, "portable")}
     for name, manifest in manifests.items():
         for item in manifest.contents:

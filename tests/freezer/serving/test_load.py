@@ -42,10 +42,15 @@ def manifest_here(store: Store) -> Manifest:
     return store.manifest(store.version("mlp"), HERE)
 
 
-def packed(artifact: Artifact, folder: Path, device_class: str, num_threads: int = THREADS) -> Artifact:
+def packed(
+    artifact: Artifact, folder: Path, device_class: str, num_threads: int = THREADS
+) -> Artifact:
     """A copy whose manifest says that its payloads were packed for a class and a thread count."""
     copied = copy_of(artifact, folder)
-    payloads = tuple(replace(payload, num_threads=num_threads, layouts=None) for payload in artifact.manifest.payloads)
+    payloads = tuple(
+        replace(payload, num_threads=num_threads, layouts=None)
+        for payload in artifact.manifest.payloads
+    )
     return rewritten(copied, device_class=device_class, payloads=payloads)
 
 
@@ -93,7 +98,16 @@ def flipped_payloads(store: Store) -> None:
 
 
 def flipped_golden(store: Store) -> None:
-    flip_a_byte(blob(store, next(f.digest for f in manifest_here(store).files if f.path == "golden/outputs.safetensors")))
+    flip_a_byte(
+        blob(
+            store,
+            next(
+                f.digest
+                for f in manifest_here(store).files
+                if f.path == "golden/outputs.safetensors"
+            ),
+        )
+    )
 
 
 def flipped_image(store: Store) -> None:
@@ -105,7 +119,9 @@ def flipped_manifest(store: Store) -> None:
     flip_a_byte(blob(store, image["config"]["digest"]))
 
 
-@pytest.mark.parametrize("damage", [flipped_payload, missing_payload, flipped_image, flipped_manifest])
+@pytest.mark.parametrize(
+    "damage", [flipped_payload, missing_payload, flipped_image, flipped_manifest]
+)
 def test_a_damaged_artifact_falls_back_to_the_next(
     store: Store, damage: Callable[[Store], None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -121,12 +137,15 @@ def test_a_damaged_artifact_falls_back_to_the_next(
     assert len(caught.value.ladder) == 1
 
 
-def test_strict_raises_with_every_refusal(scripted: Frozen, portable: Frozen, tmp_path: Path) -> None:
+def test_strict_raises_with_every_refusal(
+    scripted: Frozen, portable: Frozen, tmp_path: Path
+) -> None:
     newer = copy_of(portable.artifact, tmp_path / "newer", needs=Needs(torch="99.0"))
     store = store_of(tmp_path, {HERE: scripted.artifact, "portable": newer})
     flipped_payload(store)
     with pytest.raises(
-        IncompatibleError, match=r"the best artifact for this machine .* is refused, and strict=True takes no"
+        IncompatibleError,
+        match=r"the best artifact for this machine .* is refused, and strict=True takes no",
     ) as caught:
         freezer.load("mlp", store=str(store.root), strict=True)
     found = [(refusal.rung, refusal.reason) for refusal in caught.value.ladder]
@@ -136,17 +155,24 @@ def test_strict_raises_with_every_refusal(scripted: Frozen, portable: Frozen, tm
 @pytest.mark.parametrize("damage", [flipped_payloads, flipped_golden])
 def test_the_error_has_every_refusal(store: Store, damage: Callable[[Store], None]) -> None:
     damage(store)
-    with pytest.raises(IncompatibleError, match=rf"mlp: no artifact serves this machine \(.*\): {HERE}: .*; portable: ") as caught:
+    with pytest.raises(
+        IncompatibleError,
+        match=rf"mlp: no artifact serves this machine \(.*\): {HERE}: .*; portable: ",
+    ) as caught:
         freezer.load("mlp", store=str(store.root))
     assert [refusal.rung for refusal in caught.value.ladder] == [HERE, "portable"]
 
 
-def test_a_payload_that_does_not_open_falls_back(scripted: Frozen, portable: Frozen, tmp_path: Path) -> None:
+def test_a_payload_that_does_not_open_falls_back(
+    scripted: Frozen, portable: Frozen, tmp_path: Path
+) -> None:
     broken = copy_of(scripted.artifact, tmp_path / "broken")
     path = broken.folder / broken.manifest.payloads[0].path
     path.unlink()
     path.write_bytes(b"PK no TorchScript")
-    changed = replace(broken.manifest.payloads[0], digest=digest_file(path), size_bytes=17, kind="exported")
+    changed = replace(
+        broken.manifest.payloads[0], digest=digest_file(path), size_bytes=17, kind="exported"
+    )
     broken = rewritten(broken, payloads=(changed,))
     store = store_of(tmp_path, {HERE: broken, "portable": portable.artifact})
     model = freezer.load("mlp", store=str(store.root))
@@ -156,28 +182,47 @@ def test_a_payload_that_does_not_open_falls_back(scripted: Frozen, portable: Fro
 def timed(artifact: Artifact, speedup: float) -> Artifact:
     """An artifact that was judged with this speedup over eager."""
     assert artifact.manifest.latency is not None
-    return rewritten(artifact, latency=replace(artifact.manifest.latency, speedup=speedup, points=()))
+    return rewritten(
+        artifact, latency=replace(artifact.manifest.latency, speedup=speedup, points=())
+    )
 
 
 def needing(engine: PayloadKind, scripted: Artifact, other: Artifact, folder: Path) -> Artifact:
-    """An artifact whose payloads are said to need an engine, with the payloads of another artifact as its fallback."""
+    """An artifact whose payloads are said to need an engine, with the payloads of another artifact
+    as its fallback.
+    """
     copied = copy_of(scripted, folder)
     for payload in other.manifest.payloads:
-        shutil.copyfile(other.folder / payload.path, folder / f"payloads/torch-{Path(payload.path).name}")
-    alone = tuple(replace(p, path=f"payloads/torch-{Path(p.path).name}") for p in other.manifest.payloads)
+        shutil.copyfile(
+            other.folder / payload.path, folder / f"payloads/torch-{Path(payload.path).name}"
+        )
+    alone = tuple(
+        replace(p, path=f"payloads/torch-{Path(p.path).name}") for p in other.manifest.payloads
+    )
     fallback = Fallback(recipe=other.manifest.recipe, payloads=alone, speedup=1.25)
     payloads = tuple(replace(payload, kind=engine) for payload in scripted.manifest.payloads)
     return rewritten(copied, payloads=payloads, fallback=fallback)
 
 
 def test_the_fallback_serves_without_the_engine(
-    scripted: Frozen, portable: Frozen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    scripted: Frozen,
+    portable: Frozen,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(load_module, "find_spec", lambda name: None)
-    both = needing("onnxruntime", timed(copy_of(scripted.artifact, tmp_path / "s"), 2.5), portable.artifact, tmp_path / "both")
+    both = needing(
+        "onnxruntime",
+        timed(copy_of(scripted.artifact, tmp_path / "s"), 2.5),
+        portable.artifact,
+        tmp_path / "both",
+    )
     store = store_of(tmp_path, {HERE: both, "portable": portable.artifact})
     model = freezer.load("mlp", store=str(store.root))
-    assert [(refusal.rung, refusal.reason) for refusal in model.ladder] == [(HERE, "runtime_missing")]
+    assert [(refusal.rung, refusal.reason) for refusal in model.ladder] == [
+        (HERE, "runtime_missing")
+    ]
     assert model.manifest is not None
     assert (model.manifest.device_class, model.manifest.recipe.name) == (HERE, "portable")
     assert "take 2.0 times as long" in caplog.text
@@ -186,11 +231,18 @@ def test_the_fallback_serves_without_the_engine(
     with pytest.raises(IncompatibleError, match="runtime_missing: got onnxruntime not installed"):
         freezer.load("mlp", store=str(store.root), strict=True)
     found = freezer.verify("mlp", store=str(store.root))
-    assert (found.device_class, [refusal.reason for refusal in found.ladder]) == (HERE, ["runtime_missing"])
+    assert (found.device_class, [refusal.reason for refusal in found.ladder]) == (
+        HERE,
+        ["runtime_missing"],
+    )
 
 
-def test_the_fallback_serves_if_the_engine_fails(scripted: Frozen, portable: Frozen, tmp_path: Path) -> None:
-    broken = needing("onnxruntime", scripted.artifact, portable.artifact, tmp_path / "broken")  # the payload is TorchScript
+def test_the_fallback_serves_if_the_engine_fails(
+    scripted: Frozen, portable: Frozen, tmp_path: Path
+) -> None:
+    broken = needing(
+        "onnxruntime", scripted.artifact, portable.artifact, tmp_path / "broken"
+    )  # the payload is TorchScript
     store = store_of(tmp_path, {HERE: broken, "portable": portable.artifact})
     model = freezer.load("mlp", store=str(store.root))
     assert [(refusal.rung, refusal.reason) for refusal in model.ladder] == [(HERE, "does_not_open")]
@@ -203,9 +255,13 @@ def test_the_next_class_serves_without_the_engine(
 ) -> None:
     monkeypatch.setattr(load_module, "find_spec", lambda name: None)
     both = needing("openvino", scripted.artifact, portable.artifact, tmp_path / "both")
-    store = store_of(tmp_path, {HERE: rewritten(both, fallback=None), "portable": portable.artifact})
+    store = store_of(
+        tmp_path, {HERE: rewritten(both, fallback=None), "portable": portable.artifact}
+    )
     model = freezer.load("mlp", store=str(store.root))
-    assert [(refusal.rung, refusal.reason) for refusal in model.ladder] == [(HERE, "runtime_missing")]
+    assert [(refusal.rung, refusal.reason) for refusal in model.ladder] == [
+        (HERE, "runtime_missing")
+    ]
     assert model.manifest is not None
     assert model.manifest.device_class == "portable"
 
@@ -214,14 +270,23 @@ def test_payloads_for_more_threads_are_refused(
     scripted: Frozen, portable: Frozen, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = packed(scripted.artifact, tmp_path / "other", HERE, num_threads=THREADS + 1)
-    store = store_of(tmp_path, {HERE: timed(other, 1.61), "portable": timed(copy_of(portable.artifact, tmp_path / "p"), 0.63)})
+    store = store_of(
+        tmp_path,
+        {
+            HERE: timed(other, 1.61),
+            "portable": timed(copy_of(portable.artifact, tmp_path / "p"), 0.63),
+        },
+    )
     model = freezer.load("mlp", store=str(store.root))
-    assert [(refusal.rung, refusal.reason) for refusal in model.ladder] == [(HERE, "threads_mismatch")]
+    assert [(refusal.rung, refusal.reason) for refusal in model.ladder] == [
+        (HERE, "threads_mismatch")
+    ]
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert record.getMessage().startswith(
-        f"mlp: portable serves instead of {HERE}; calls are expected to take 2.6 times as long (0.63 instead of 1.61 times as fast "
-        f"as eager, by the manifests); refused: {HERE}: threads_mismatch: got {THREADS} thread"
+        f"mlp: portable serves instead of {HERE}; calls are expected to take 2.6 times as long"
+        f" (0.63 instead of 1.61 times as fast as eager, by the manifests); refused: {HERE}:"
+        f" threads_mismatch: got {THREADS} thread"
     )
     asked = freezer.load("mlp", store=str(store.root), threads=THREADS + 1)
     assert asked.ladder == ()
@@ -230,24 +295,42 @@ def test_payloads_for_more_threads_are_refused(
 
 
 def test_strict_refuses_a_class_of_an_older_version(store: Store, portable: Frozen) -> None:
-    store.publish("mlp", source_key="another", artifacts={"portable": portable.artifact}, carried={})
-    assert freezer.load("mlp", store=str(store.root), strict=True).ladder == (), "latest keeps the class of version 1"
-    store.publish("mlp", source_key="third", artifacts={"portable": portable.artifact}, carried={}, decided=[HERE])
+    store.publish(
+        "mlp", source_key="another", artifacts={"portable": portable.artifact}, carried={}
+    )
+    assert freezer.load("mlp", store=str(store.root), strict=True).ladder == (), (
+        "latest keeps the class of version 1"
+    )
+    store.publish(
+        "mlp",
+        source_key="third",
+        artifacts={"portable": portable.artifact},
+        carried={},
+        decided=[HERE],
+    )
     for reference in ("mlp:2", "mlp"):
         with pytest.raises(
-            IncompatibleError, match=f"strict=True takes no other: {HERE}: older_version: got only version 1 has it"
+            IncompatibleError,
+            match=f"strict=True takes no other: {HERE}: older_version: got only version 1 has it",
         ):
             freezer.load(reference, store=str(store.root), strict=True)
         assert freezer.load(reference, store=str(store.root)).ladder == ()
-    assert freezer.load("mlp:2", store=str(store.root), strict=True, device_class="portable").ladder == ()
+    assert (
+        freezer.load("mlp:2", store=str(store.root), strict=True, device_class="portable").ladder
+        == ()
+    )
 
 
 def test_folders_for_newer_classes_or_torch_are_refused(scripted: Frozen, tmp_path: Path) -> None:
     newer = copy_of(scripted.artifact, tmp_path / "newer", needs=Needs(torch="99.0"))
-    with pytest.raises(IncompatibleError, match=r"torch_too_old: got torch 2\..*, expected torch >= 99.0"):
+    with pytest.raises(
+        IncompatibleError, match=r"torch_too_old: got torch 2\..*, expected torch >= 99.0"
+    ):
         freezer.load(newer.folder)
     later = copy_of(scripted.artifact, tmp_path / "later", device_class="cpu-of-tomorrow")
-    with pytest.raises(IncompatibleError, match="cpu-of-tomorrow: class_mismatch: got a machine for"):
+    with pytest.raises(
+        IncompatibleError, match="cpu-of-tomorrow: class_mismatch: got a machine for"
+    ):
         freezer.load(later.folder)
 
 
@@ -255,9 +338,14 @@ def test_folders_for_newer_classes_or_torch_are_refused(scripted: Frozen, tmp_pa
 
 
 @needs_v4
-def test_weights_packed_for_v3_are_refused_on_v4(scripted: Frozen, portable: Frozen, tmp_path: Path) -> None:
+def test_weights_packed_for_v3_are_refused_on_v4(
+    scripted: Frozen, portable: Frozen, tmp_path: Path
+) -> None:
     lesser = packed(scripted.artifact, tmp_path / "v3", V3)
-    with pytest.raises(IncompatibleError, match=r"isa_mismatch: got oneDNN packing for avx512 \(float32\) here.*limit_isa=True"):
+    with pytest.raises(
+        IncompatibleError,
+        match=r"isa_mismatch: got oneDNN packing for avx512 \(float32\) here.*limit_isa=True",
+    ):
         freezer.load(lesser.folder)
     store = store_of(tmp_path, {V3: lesser, "portable": portable.artifact})
     model = freezer.load("mlp", store=str(store.root))
@@ -274,7 +362,9 @@ print(model.manifest.device_class, len(model.ladder), os.environ.get("ONEDNN_MAX
 
 
 @needs_v4
-@pytest.mark.parametrize(("environ", "arguments"), [({"ONEDNN_MAX_CPU_ISA": "AVX2"}, ()), ({}, ("limit",))])
+@pytest.mark.parametrize(
+    ("environ", "arguments"), [({"ONEDNN_MAX_CPU_ISA": "AVX2"}, ()), ({}, ("limit",))]
+)
 def test_weights_packed_for_v3_serve_under_its_limit(
     environ: dict[str, str], arguments: tuple[str, ...], scripted: Frozen, tmp_path: Path
 ) -> None:
@@ -286,12 +376,16 @@ def test_weights_packed_for_v3_serve_under_its_limit(
 # Folders and references
 
 
-def test_a_folder_is_loaded_by_path(scripted: Frozen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_loaded_by_path(
+    scripted: Frozen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     copied = copy_of(scripted.artifact, tmp_path / "mlp")
     monkeypatch.chdir(tmp_path)
     for reference in (copied.folder, str(copied.folder), "mlp", Path("mlp")):
         torch.testing.assert_close(freezer.load(reference)(X), mlp()(X))
-    with pytest.raises(IncompatibleError, match=f"portable: class_mismatch: got only {HERE} published"):
+    with pytest.raises(
+        IncompatibleError, match=f"portable: class_mismatch: got only {HERE} published"
+    ):
         freezer.load("mlp", device_class="portable")
 
 
@@ -305,7 +399,10 @@ def test_missing_references_raise(tmp_path: Path, published: Store) -> None:
 
 
 def test_loading_leaves_no_files(published: Store) -> None:
-    code = "import sys, freezer, os; freezer.load('mlp', store=sys.argv[1]); print(os.listdir(os.environ['TMPDIR']))"
+    code = (
+        "import sys, freezer, os; freezer.load('mlp', store=sys.argv[1]);"
+        " print(os.listdir(os.environ['TMPDIR']))"
+    )
     before = sorted(path for path in published.root.rglob("*"))
     scratch = published.root.parent / "scratch-of-load"
     scratch.mkdir(exist_ok=True)
@@ -324,10 +421,23 @@ for batch in (1, 3):
     print(tuple(model(torch.ones(batch, 3, 16, 16)).shape))
 print([name for name in sys.modules if name.startswith(("torch._inductor.codecache", "torch._inductor.compile_fx"))])
 """
-    env = {"PATH": "/nonexistent", "HOME": "/nonexistent", "TORCHINDUCTOR_CACHE_DIR": str(cache), "TMPDIR": str(scratch)}
-    compiled = tuple(payload for payload in inductor.artifact.manifest.payloads if payload.kind == "inductor")
-    artifact = copy_of(inductor.artifact, tmp_path / "compiled", payloads=compiled)  # a busy machine may add the captured program
-    assert python(code, artifact.folder, THREADS, env=env).splitlines() == ["(1, 10)", "(3, 10)", "[]"]
+    env = {
+        "PATH": "/nonexistent",
+        "HOME": "/nonexistent",
+        "TORCHINDUCTOR_CACHE_DIR": str(cache),
+        "TMPDIR": str(scratch),
+    }
+    compiled = tuple(
+        payload for payload in inductor.artifact.manifest.payloads if payload.kind == "inductor"
+    )
+    artifact = copy_of(
+        inductor.artifact, tmp_path / "compiled", payloads=compiled
+    )  # a busy machine may add the captured program
+    assert python(code, artifact.folder, THREADS, env=env).splitlines() == [
+        "(1, 10)",
+        "(3, 10)",
+        "[]",
+    ]
     assert list(cache.iterdir()) == []
 
 
@@ -349,14 +459,25 @@ def overwritten(path: Path) -> None:
 @pytest.mark.parametrize("attack", [exchanged, overwritten])
 @pytest.mark.parametrize("step", range(3))
 def test_what_is_verified_is_what_is_opened(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str, attack: Callable[[Path], None], step: int
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    which: str,
+    attack: Callable[[Path], None],
+    step: int,
 ) -> None:
-    """All files change right after the first, second or third file was verified, while `load` runs."""
+    """All files change right after the first, second or third file was verified, while
+    `load` runs.
+    """
     private, public = make_pair(tmp_path, "own")
     version = store.version("mlp")
     store.sign(version, HERE, private)
     folder = store.pull(version, HERE, tmp_path / "pulled").folder
-    needed = [item for item in manifest_here(store).contents if item.path.startswith(("payloads/", "golden/"))]
+    needed = [
+        item
+        for item in manifest_here(store).contents
+        if item.path.startswith(("payloads/", "golden/"))
+    ]
     assert len(needed) == 3
     verified = []
 
@@ -370,6 +491,11 @@ def test_what_is_verified_is_what_is_opened(
 
     monkeypatch.setattr("freezer.artifact.folder.verify_file", verify_and_attack)
     keys = [public] if attack is overwritten else []
-    model = freezer.load("mlp" if which == "store" else folder, store=str(store.root), device_class=HERE, trusted_keys=keys)
+    model = freezer.load(
+        "mlp" if which == "store" else folder,
+        store=str(store.root),
+        device_class=HERE,
+        trusted_keys=keys,
+    )
     assert len(verified) == 3
     torch.testing.assert_close(model(X), mlp()(X))

@@ -58,12 +58,22 @@ atexit.register(lambda: print("torch" in sys.modules))
 sys.argv[0] = "coldpress"
 main()
 """
-    common = ("run", inductor.artifact.folder, "--runtime", "native", "--input", tmp_path / "x.npz", "--output")
+    common = (
+        "run",
+        inductor.artifact.folder,
+        "--runtime",
+        "native",
+        "--input",
+        tmp_path / "x.npz",
+        "--output",
+    )
     assert python(code, *common, tmp_path / "y.safetensors").splitlines()[-1] == "False"
     assert python(code, *common, tmp_path / "y.npy").splitlines()[-1] == "False"
     written = load_file(tmp_path / "y.safetensors")["output"].numpy()
     np.testing.assert_array_equal(written, np.load(tmp_path / "y.npy"))
-    np.testing.assert_allclose(written, inductor.model(torch.from_numpy(x_of(2))).detach().numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        written, inductor.model(torch.from_numpy(x_of(2))).detach().numpy(), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_takes_any_strides_and_dlpack(native: NativeModel) -> None:
@@ -75,7 +85,14 @@ def test_takes_any_strides_and_dlpack(native: NativeModel) -> None:
     read_only.flags.writeable = False
     odd = np.frombuffer(b"\0" + x.tobytes(), np.uint8)[1:].view(np.float32).reshape(x.shape)
     assert not odd.flags.aligned
-    for given in (np.asfortranarray(x), np.repeat(x, 2, axis=3)[..., ::2], x[::-1][::-1], read_only, odd, torch.from_numpy(x)):
+    for given in (
+        np.asfortranarray(x),
+        np.repeat(x, 2, axis=3)[..., ::2],
+        x[::-1][::-1],
+        read_only,
+        odd,
+        torch.from_numpy(x),
+    ):
         np.testing.assert_array_equal(native(x=given), expected)
     native(x_of(2) + 1)
     np.testing.assert_array_equal(native(x), expected)
@@ -132,7 +149,11 @@ def test_calls_leak_nothing(native: NativeModel) -> None:
 
 
 def test_calls_run_with_the_payloads_threads(inductor: Frozen) -> None:
-    counts = [payload.num_threads for payload in inductor.artifact.manifest.payloads if payload.kind == "inductor"]
+    counts = [
+        payload.num_threads
+        for payload in inductor.artifact.manifest.payloads
+        if payload.kind == "inductor"
+    ]
     more = (counts[0] or 1) + 1
     libtorch().num_threads = more
     try:
@@ -158,7 +179,9 @@ def test_other_payloads_are_refused(scripted: Frozen, portable: Frozen) -> None:
 def test_the_fallback_of_an_engine_is_served(inductor: Frozen, tmp_path: Path) -> None:
     both = needing("onnxruntime", inductor.artifact, inductor.artifact, tmp_path / "both")
     model = freezer.load(both.folder, runtime="native")
-    assert [(found.reason, found.got) for found in model.ladder] == [("not_native", "payloads of onnxruntime only")]
+    assert [(found.reason, found.got) for found in model.ladder] == [
+        ("not_native", "payloads of onnxruntime only")
+    ]
     assert model(x_of(1)).shape == (1, 10)
 
 
@@ -166,7 +189,10 @@ def test_what_it_cannot_serve_is_refused(inductor: Frozen, tmp_path: Path) -> No
     artifact = copy_of(inductor.artifact, tmp_path / "copied")
     rewritten(artifact, stateful=True)
     assert refusal(artifact.folder).ladder[0].got == "a model with state, or with preserved names"
-    rewritten(artifact, outputs=tuple(replace(spec, dtype="bfloat16") for spec in artifact.manifest.outputs))
+    rewritten(
+        artifact,
+        outputs=tuple(replace(spec, dtype="bfloat16") for spec in artifact.manifest.outputs),
+    )
     assert refusal(artifact.folder).ladder[0].got == "bfloat16, which numpy lacks, in output"
     rewritten(artifact, needs=replace(artifact.manifest.needs, torch="99.0"))
     assert refusal(artifact.folder).ladder[0].reason == "torch_too_old"
@@ -194,11 +220,17 @@ def test_damaged_payloads_are_refused(inductor: Frozen, tmp_path: Path) -> None:
     for payload in flipped.manifest.payloads:
         flip_a_byte(flipped.folder / payload.path)
     assert refusal(flipped.folder).ladder[0].reason == "tampered"
-    assert refusal(damaged(inductor.artifact, tmp_path / "text", b"no archive")).ladder[0].reason == "does_not_open"
+    assert (
+        refusal(damaged(inductor.artifact, tmp_path / "text", b"no archive")).ladder[0].reason
+        == "does_not_open"
+    )
     for name in ("empty", "wrong"):
         archive = tmp_path / f"{name}.zip"
         with zipfile.ZipFile(archive, "w") as file:
-            file.writestr("all/data/aotinductor/model/a.wrapper.so" if name == "wrong" else "all/other", b"\x7fELF")
+            file.writestr(
+                "all/data/aotinductor/model/a.wrapper.so" if name == "wrong" else "all/other",
+                b"\x7fELF",
+            )
         found = refusal(damaged(inductor.artifact, tmp_path / name, archive.read_bytes())).ladder[0]
         assert found.reason == ("does_not_open" if name == "wrong" else "tampered"), found
 
@@ -209,7 +241,9 @@ def test_other_golden_outputs_are_refused(inductor: Frozen, tmp_path: Path) -> N
     outputs = {name: tensor * 1.001 for name, tensor in load_file(path).items()}
     path.unlink()
     save_file(outputs, path)
-    files = tuple(file_ref(copied.folder, item.path, item.media_type) for item in copied.manifest.files)
+    files = tuple(
+        file_ref(copied.folder, item.path, item.media_type) for item in copied.manifest.files
+    )
     rewritten(copied, files=files)
     assert refusal(copied.folder).ladder[0].reason == "canary"
     assert freezer.load(copied.folder, runtime="native", canary=False)(x_of(1)).shape == (1, 10)

@@ -19,12 +19,16 @@ THREADS = torch.get_num_threads()
 
 def test_verify_counts_files_and_figures(published: Store, scripted: Frozen) -> None:
     found = freezer.verify("mlp", store=str(published.root))
-    num_files = sum(path.is_file() for path in scripted.artifact.folder.rglob("*")) - 1  # without the manifest
+    num_files = (
+        sum(path.is_file() for path in scripted.artifact.folder.rglob("*")) - 1
+    )  # without the manifest
     assert (found.device_class, found.num_files, found.ladder) == (HERE, num_files, ())
     assert len(found.figures) == len(scripted.artifact.manifest.golden)
 
 
-@pytest.mark.parametrize("name", ["evidence/drift.parquet", "golden/inputs.safetensors", "payloads/all.pt"])
+@pytest.mark.parametrize(
+    "name", ["evidence/drift.parquet", "golden/inputs.safetensors", "payloads/all.pt"]
+)
 def test_every_damaged_file_raises(scripted: Frozen, tmp_path: Path, name: str) -> None:
     copied = copy_of(scripted.artifact, tmp_path / "copy")
     flip_a_byte(copied.folder / name)
@@ -37,20 +41,30 @@ def test_damage_raises_instead_of_falling_back(store: Store) -> None:
     flip_a_byte(store.root / "mlp" / "blobs" / "sha256" / digest.removeprefix("sha256:"))
     with pytest.raises(IntegrityError, match="changed or damaged"):
         freezer.verify("mlp", store=str(store.root))
-    assert freezer.verify("mlp", store=str(store.root), device_class="portable").device_class == "portable"
+    assert (
+        freezer.verify("mlp", store=str(store.root), device_class="portable").device_class
+        == "portable"
+    )
 
 
 def test_a_failing_canary_raises(scripted: Frozen, tmp_path: Path) -> None:
     strict = replace(scripted.artifact.manifest.gate, error_ratio_max=0.0)
-    golden = tuple(type(item)(point=item.point, native_rmse={"output": -1.0}) for item in scripted.artifact.manifest.golden)
+    golden = tuple(
+        type(item)(point=item.point, native_rmse={"output": -1.0})
+        for item in scripted.artifact.manifest.golden
+    )
     copied = copy_of(scripted.artifact, tmp_path / "copy", gate=strict, golden=golden)
     with pytest.raises(CanaryError, match="do not serve it here"):
         freezer.verify(copied.folder)
 
 
 def test_a_payload_that_does_not_open_is_incompatible(scripted: Frozen, tmp_path: Path) -> None:
-    """Its digest matches, so the bytes are the published ones; this machine may lack memory, for example."""
-    other_kind = tuple(replace(payload, kind="exported") for payload in scripted.artifact.manifest.payloads)
+    """Its digest matches, so the bytes are the published ones; this machine may lack memory, for
+    example.
+    """
+    other_kind = tuple(
+        replace(payload, kind="exported") for payload in scripted.artifact.manifest.payloads
+    )
     copied = copy_of(scripted.artifact, tmp_path / "copy", payloads=other_kind)
     with pytest.raises(IncompatibleError, match="does_not_open") as caught:
         freezer.verify(copied.folder)
@@ -58,7 +72,9 @@ def test_a_payload_that_does_not_open_is_incompatible(scripted: Frozen, tmp_path
 
 
 def test_refusals_are_in_the_error(inductor: Frozen, tmp_path: Path) -> None:
-    larger = tuple(replace(payload, num_threads=THREADS + 1) for payload in inductor.artifact.manifest.payloads)
+    larger = tuple(
+        replace(payload, num_threads=THREADS + 1) for payload in inductor.artifact.manifest.payloads
+    )
     with pytest.raises(IncompatibleError, match="threads_mismatch") as caught:
         freezer.verify(copy_of(inductor.artifact, tmp_path / "larger", payloads=larger).folder)
     assert caught.value.ladder[0].reason == "threads_mismatch"

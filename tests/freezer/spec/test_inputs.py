@@ -49,7 +49,10 @@ def test_points_are_corners_then_the_middle() -> None:
         {"batch": 16, "length": 32},
         {"batch": 4, "length": 8},
     ]
-    fixed = InputSpec(inputs=(TensorSpec(name="x", dtype="float32", shape=("n",)),), dims=(Dim(name="n", min=3, max=3),))
+    fixed = InputSpec(
+        inputs=(TensorSpec(name="x", dtype="float32", shape=("n",)),),
+        dims=(Dim(name="n", min=3, max=3),),
+    )
     assert list(fixed.points()) == [{"n": 3}]
     assert list(InputSpec(inputs=()).points()) == [{}]
     assert declared_spec(FULL, BOUNDS).first_point() == {"batch": 1, "length": 2}
@@ -58,13 +61,18 @@ def test_points_are_corners_then_the_middle() -> None:
 def many_dims(num_dims: int, *, fixed: int = 0) -> InputSpec:
     dims = [Dim(name=f"d{index}", min=4, max=16) for index in range(num_dims)]
     dims += [Dim(name=f"f{index}", min=3, max=3) for index in range(fixed)]
-    return InputSpec(inputs=(TensorSpec(name="x", dtype="float32", shape=tuple(dim.name for dim in dims)),), dims=tuple(dims))
+    return InputSpec(
+        inputs=(TensorSpec(name="x", dtype="float32", shape=tuple(dim.name for dim in dims)),),
+        dims=tuple(dims),
+    )
 
 
 def test_many_dims_give_the_ends_of_each() -> None:
     points = [tuple(point.values()) for point in many_dims(7).points()]
     assert points[:3] == [(4,) * 7, (16,) * 7, (8,) * 7]
-    assert sorted(points[3:]) == sorted((8,) * axis + (end,) + (8,) * (6 - axis) for axis in range(7) for end in (4, 16))
+    assert sorted(points[3:]) == sorted(
+        (8,) * axis + (end,) + (8,) * (6 - axis) for axis in range(7) for end in (4, 16)
+    )
     assert next(many_dims(7).points()) == many_dims(7).first_point()
     assert len(list(many_dims(40).points())) == 2 * 40 + 3
 
@@ -75,7 +83,11 @@ def test_many_dims_give_the_ends_of_each() -> None:
         ({"x": {"shape": ["n"]}}, {}, "input 'x': dim 'n' is unbound; add `n: {min: 1, max: 8}`"),
         ({"x": {"shape": ["n", "m"]}}, {}, "dim 'n' is unbound; .*dim 'm' is unbound"),
         ({"x": {"shape": [1]}}, {"n": {"max": 2}}, "dim 'n' is used by no input"),
-        ({"x": {"shape": ["n"]}}, {"n": {"min": 3, "max": 2}}, "got min 3, max 2; expected 1 <= min <= max"),
+        (
+            {"x": {"shape": ["n"]}},
+            {"n": {"min": 3, "max": 2}},
+            "got min 3, max 2; expected 1 <= min <= max",
+        ),
         ({"x": {"shape": ["n"]}}, {"n": {"min": 1.5, "max": 2}}, "expected whole numbers"),
         ({"x": {"shape": ["n"]}}, {"n": {"max": 8, "multiple_of": True}}, "expected whole numbers"),
         (
@@ -83,7 +95,11 @@ def test_many_dims_give_the_ends_of_each() -> None:
             {"n": {"min": 8, "max": 20, "multiple_of": 8}},
             "dim 'n': got min 8, max 20, multiple_of 8; expected",
         ),
-        ({"x": {"shape": ["n"]}}, {"n": {"min": 4, "max": 16, "multiple_of": 8}}, "expected min and max to be multiples of it"),
+        (
+            {"x": {"shape": ["n"]}},
+            {"n": {"min": 4, "max": 16, "multiple_of": 8}},
+            "expected min and max to be multiples of it",
+        ),
         ({"x": {"shape": ["n"]}}, {"n": {"min": 1}}, "dim 'n': field 'max' is required"),
         ({"x": {"shape": ["n"]}}, {"n": 4}, "dim 'n': got a int, expected a mapping"),
         ({"x": {"shape": ["a b"]}}, {"a b": {"max": 4}}, "must be an identifier"),
@@ -91,12 +107,24 @@ def test_many_dims_give_the_ends_of_each() -> None:
         ({"x": {"shape": [1.5]}}, {}, r"input 'x': got shape \[1.5\]"),
         ({"x": {"dtype": "float32"}}, {}, "input 'x': field 'shape' is required"),
         ({"x": {"shape": [1], "dtype": "float33"}}, {}, "dtype 'float33' is unknown"),
-        ({"x": {"shape": [1], "typo": 1}}, {}, "field 'typo' is unknown; expected dtype, range, shape"),
-        ({"x": {"shape": [1], "range": [2, 1]}}, {}, r"got range \[2, 1\]; expected \[low, high\] with low <= high"),
+        (
+            {"x": {"shape": [1], "typo": 1}},
+            {},
+            "field 'typo' is unknown; expected dtype, range, shape",
+        ),
+        (
+            {"x": {"shape": [1], "range": [2, 1]}},
+            {},
+            r"got range \[2, 1\]; expected \[low, high\] with low <= high",
+        ),
         ({"x": {"value": [1]}}, {}, "got a value of type list"),
         ({"x": {"value": float("inf")}}, {}, "got the constant inf, which JSON cannot represent"),
         ({"x": 3}, {}, "input 'x': got a int, expected a mapping"),
-        ([{"name": "x", "shape": [1]}, {"name": "x", "shape": [1]}], {}, "input 'x' is given twice"),
+        (
+            [{"name": "x", "shape": [1]}, {"name": "x", "shape": [1]}],
+            {},
+            "input 'x' is given twice",
+        ),
         ({"x": {"shape": [1], "name": "y"}}, {}, "field 'name' is unknown"),
     ],
 )
@@ -107,21 +135,32 @@ def test_errors_of_declarations(inputs: Any, dims: Any, message: str) -> None:
 
 def test_dims_of_multiples() -> None:
     inputs = {"x": {"shape": ["height", "width"]}}
-    bounds = {"height": {"min": 32, "max": 128, "multiple_of": 8}, "width": {"max": 44, "multiple_of": 4}}
+    bounds = {
+        "height": {"min": 32, "max": 128, "multiple_of": 8},
+        "width": {"max": 44, "multiple_of": 4},
+    }
     spec = declared_spec(inputs, bounds)
-    assert spec.dims == (Dim(name="height", min=32, max=128, multiple_of=8), Dim(name="width", min=4, max=44, multiple_of=4))
+    assert spec.dims == (
+        Dim(name="height", min=32, max=128, multiple_of=8),
+        Dim(name="width", min=4, max=44, multiple_of=4),
+    )
     assert all(point["height"] % 8 == point["width"] % 4 == 0 for point in spec.points())
     assert list(spec.points())[-1] == {"height": 64, "width": 12}, "13 is the middle of 4 and 44"
     assert list(spec.dims[1].sizes) == list(range(4, 45, 4))
     assert str(spec.dims[0]) == "height from 32 to 128 in multiples of 8"
     data = json.loads(json.dumps(encode(spec)))
-    assert data["dims"] == {"height": {"min": 32, "max": 128, "multiple_of": 8}, "width": {"min": 4, "max": 44, "multiple_of": 4}}
+    assert data["dims"] == {
+        "height": {"min": 32, "max": 128, "multiple_of": 8},
+        "width": {"min": 4, "max": 44, "multiple_of": 4},
+    }
     assert decode(InputSpec, data, origin="here") == spec
 
 
 def test_constants_keep_their_type() -> None:
     for value in (True, 1, 1.5, "text", None):
         spec = InputSpec(inputs=(ConstantSpec(name="c", value=value),))
-        found = decode(InputSpec, json.loads(json.dumps(encode(spec))), origin="here").constants["c"]
+        found = decode(InputSpec, json.loads(json.dumps(encode(spec))), origin="here").constants[
+            "c"
+        ]
         assert found == value
         assert type(found) is type(value)

@@ -17,7 +17,11 @@ NESTED: dict[str, Any] = {
     "x": {"shape": ["batch", 4]},
     "state": {"tuple": [{"shape": [2, "batch"]}, {"list": [{"shape": []}, {"value": 3}]}]},
     "opts": {
-        "dict": {"scale": {"shape": [1]}, "mode": {"value": "fast"}, "deep": {"dict": {"a": {"shape": [1], "dtype": "bool"}}}}
+        "dict": {
+            "scale": {"shape": [1]},
+            "mode": {"value": "fast"},
+            "deep": {"dict": {"a": {"shape": [1], "dtype": "bool"}}},
+        }
     },
     "none": {"list": []},
 }
@@ -29,7 +33,13 @@ def item(name: str) -> InputItem:
 
 
 def test_leaves_are_named_by_path() -> None:
-    assert [tensor.name for tensor in SPEC.tensors] == ["x", "state.0", "state.1.0", "opts.scale", "opts.deep.a"]
+    assert [tensor.name for tensor in SPEC.tensors] == [
+        "x",
+        "state.0",
+        "state.1.0",
+        "opts.scale",
+        "opts.deep.a",
+    ]
     assert SPEC.constants == {"state.1.1": 3, "opts.mode": "fast"}
     assert [found.name for found in SPEC.inputs] == ["x", "state", "opts", "none"]
     assert SPEC.tensors[1].shape == (2, "batch")
@@ -37,7 +47,8 @@ def test_leaves_are_named_by_path() -> None:
 
 def test_round_trips_keep_the_order_of_dicts() -> None:
     spec = declared_spec(
-        {"d": {"dict": {"b": {"shape": [1]}, "a": {"shape": [2], "range": [0, 1]}}}, **NESTED}, {"batch": {"max": 4}}
+        {"d": {"dict": {"b": {"shape": [1]}, "a": {"shape": [2], "range": [0, 1]}}}, **NESTED},
+        {"batch": {"max": 4}},
     )
     read = decode(InputSpec, json.loads(json.dumps(encode(spec), sort_keys=True)), origin="here")
     assert read == spec
@@ -46,12 +57,16 @@ def test_round_trips_keep_the_order_of_dicts() -> None:
 
 def test_json_of_a_flat_spec() -> None:
     spec = declared_spec(
-        {"ids": {"shape": ["batch"], "dtype": "int64", "range": [0, 9]}, "k": {"value": None}}, {"batch": {"max": 4}}
+        {"ids": {"shape": ["batch"], "dtype": "int64", "range": [0, 9]}, "k": {"value": None}},
+        {"batch": {"max": 4}},
     )
     assert json.loads(json.dumps(encode(spec))) == {
         "style": "keyword",
         "dims": {"batch": {"min": 1, "max": 4}},
-        "inputs": [{"name": "ids", "dtype": "int64", "shape": ["batch"], "range": [0, 9]}, {"name": "k", "value": None}],
+        "inputs": [
+            {"name": "ids", "dtype": "int64", "shape": ["batch"], "range": [0, 9]},
+            {"name": "k", "value": None},
+        ],
     }
 
 
@@ -69,7 +84,10 @@ def test_arguments_are_built_and_split() -> None:
         "state.1.0": "<state.1.0>",
         "state.1.1": 3,
     }
-    assert dict(take_apart(item("opts"), {"deep": {"a": 1}, "scale": 2})) == {"opts.scale": 2, "opts.deep.a": 1}
+    assert dict(take_apart(item("opts"), {"deep": {"a": 1}, "scale": 2})) == {
+        "opts.scale": 2,
+        "opts.deep.a": 1,
+    }
     assert dict(take_apart(item("none"), ())) == {}
 
 
@@ -80,7 +98,11 @@ def test_arguments_are_built_and_split() -> None:
         ("state", (1,), "input 'state': got 1 items, expected a tuple of 2"),
         ("state", (1, {"0": 1}), "input 'state.1': got dict, expected a list of 2"),
         ("opts", (1,), "input 'opts': got tuple, expected a dict with scale, mode, deep"),
-        ("opts", {"scael": 1}, "input 'opts': the key 'scael' is unknown; expected scale, mode, deep"),
+        (
+            "opts",
+            {"scael": 1},
+            "input 'opts': the key 'scael' is unknown; expected scale, mode, deep",
+        ),
         ("opts", {"deep": {1: 1}}, "input 'opts.deep': the key 1 is unknown; expected a"),
         ("none", [1], "input 'none': got 1 items, expected a list of 0"),
     ],
@@ -93,12 +115,18 @@ def test_errors_of_arguments_name_the_path(name: str, value: Any, message: str) 
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({"x": {"tuple": {"shape": [1]}}}, "input 'x': got a tuple that is a dict, expected a list of inputs"),
+        (
+            {"x": {"tuple": {"shape": [1]}}},
+            "input 'x': got a tuple that is a dict, expected a list of inputs",
+        ),
         ({"x": {"dict": [1]}}, r"input 'x': got the dict \[1\], expected inputs by text keys"),
         ({"x": {"tuple": [], "shape": [1]}}, "input 'x': field 'shape' is unknown; expected tuple"),
         ({"x": {"dict": {"a": {"shape": ["n"]}}}}, r"input 'x\.a': dim 'n' is unbound"),
         ({"x": {"dict": {"a": {"value": float("nan")}}}}, r"input 'x\.a': got the constant nan"),
-        ({"x": {"dict": {"a.b": {"shape": [1]}, "a": {"dict": {"b": {"shape": [1]}}}}}}, r"input 'x\.a\.b' is given twice"),
+        (
+            {"x": {"dict": {"a.b": {"shape": [1]}, "a": {"dict": {"b": {"shape": [1]}}}}}},
+            r"input 'x\.a\.b' is given twice",
+        ),
         ({"x": {"tuple": [{"shape": [1]}]}, "x.0": {"shape": [1]}}, r"input 'x\.0' is given twice"),
     ],
 )
@@ -110,7 +138,11 @@ def test_errors_of_nested_declarations(inputs: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("dtype", "low_high", "message"),
     [
-        ("uint8", [0, 256], r"got range \[0, 256\], expected whole numbers from 0 to 255 \(uint8\)"),
+        (
+            "uint8",
+            [0, 256],
+            r"got range \[0, 256\], expected whole numbers from 0 to 255 \(uint8\)",
+        ),
         ("int64", [0.5, 2], r"got range \[0.5, 2\], expected whole numbers"),
         ("int64", [0, float("inf")], "expected whole numbers"),
         ("float16", [0, 1e6], r"expected numbers from -65504.0 to 65504.0 \(float16\)"),

@@ -21,7 +21,8 @@ from freezer.spec.sample_headers import match_headers, read_header
 from tests.steps import python
 
 SPEC = declared_spec(
-    {"x": {"shape": ["batch", 4]}, "ids": {"shape": ["batch"], "dtype": "int64", "range": [3, 5]}}, {"batch": {"max": 9}}
+    {"x": {"shape": ["batch", 4]}, "ids": {"shape": ["batch"], "dtype": "int64", "range": [3, 5]}},
+    {"batch": {"max": 9}},
 )
 
 
@@ -40,13 +41,21 @@ def write(path: Path, tensors: dict[str, torch.Tensor], *, compressed: bool = Fa
 
 
 def headers_of(sets: list[dict[str, torch.Tensor]]) -> list[dict[str, Any]]:
-    return [{name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in given.items()} for given in sets]
+    return [
+        {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in given.items()}
+        for given in sets
+    ]
 
 
 def test_headers_equal_the_tensors(tmp_path: Path, suffix: str) -> None:
     lacks = "complex128" if suffix == ".safetensors" else "bfloat16"
-    tensors = {dtype: torch.zeros(2, 3, dtype=getattr(torch, dtype)) for dtype in DTYPES if dtype != lacks}
-    path = write(tmp_path / f"all{suffix}", {**tensors, "scalar": torch.tensor(1.5), "none": torch.zeros(0, 4)})
+    tensors = {
+        dtype: torch.zeros(2, 3, dtype=getattr(torch, dtype)) for dtype in DTYPES if dtype != lacks
+    }
+    path = write(
+        tmp_path / f"all{suffix}",
+        {**tensors, "scalar": torch.tensor(1.5), "none": torch.zeros(0, 4)},
+    )
     assert read_header(path) == headers_of(read_samples(path))
     several = {f"{index}/state.0": torch.zeros(index + 1) for index in range(11)}
     path = write(tmp_path / f"several{suffix}", several, compressed=True)
@@ -69,7 +78,9 @@ READERS = (read_header, read_samples)
 
 @pytest.mark.parametrize("read", READERS)
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 is how a zip begins", b"\xff" * 64])
-def test_damaged_files_are_rejected(tmp_path: Path, suffix: str, content: bytes, read: Callable[[Path], Any]) -> None:
+def test_damaged_files_are_rejected(
+    tmp_path: Path, suffix: str, content: bytes, read: Callable[[Path], Any]
+) -> None:
     path = tmp_path / f"bad{suffix}"
     path.write_bytes(content)
     with pytest.raises(SpecError, match=f"samples .*bad{suffix}.*expected a readable") as caught:
@@ -90,7 +101,9 @@ def test_other_contents_are_rejected(tmp_path: Path, read: Callable[[Path], Any]
 
 @pytest.mark.parametrize("compressed", [False, True])
 def test_truncated_files_are_rejected(tmp_path: Path, suffix: str, compressed: bool) -> None:
-    whole = write(tmp_path / f"whole{suffix}", {"x": torch.arange(1000.0)}, compressed=compressed).read_bytes()
+    whole = write(
+        tmp_path / f"whole{suffix}", {"x": torch.arange(1000.0)}, compressed=compressed
+    ).read_bytes()
     path = tmp_path / f"cut{suffix}"
     for size in (len(whole) // 2, len(whole) - 1, 100, 9):
         path.write_bytes(whole[:size])
@@ -110,7 +123,9 @@ def test_truncated_files_are_rejected(tmp_path: Path, suffix: str, compressed: b
         (("0/x", "2/x"), r"set indices are \[0, 2\]; expected 0 to 1"),
     ],
 )
-def test_keys_must_form_sets(tmp_path: Path, suffix: str, keys: tuple[str, ...], message: str) -> None:
+def test_keys_must_form_sets(
+    tmp_path: Path, suffix: str, keys: tuple[str, ...], message: str
+) -> None:
     path = write(tmp_path / f"file{suffix}", {key: torch.zeros(1) for key in keys})
     for read in READERS:
         with pytest.raises(SpecError, match=message) as caught:
@@ -125,13 +140,25 @@ def given(**tensors: torch.Tensor) -> list[dict[str, torch.Tensor]]:
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        ([{"x": torch.zeros(2, 4)}], r"sample set 0: got tensors \['x'\], expected the inputs \['ids', 'x'\]"),
-        (given(x=torch.zeros(2, 4).double()), "sample set 0, input 'x': got dtype float64, expected float32"),
+        (
+            [{"x": torch.zeros(2, 4)}],
+            r"sample set 0: got tensors \['x'\], expected the inputs \['ids', 'x'\]",
+        ),
+        (
+            given(x=torch.zeros(2, 4).double()),
+            "sample set 0, input 'x': got dtype float64, expected float32",
+        ),
         (given(x=torch.zeros(2)), r"got shape \[2\], expected \['batch', 4\]"),
         (given(x=torch.zeros(2, 5)), r"got shape \[2, 5\]"),
-        (given(x=torch.zeros(3, 4)), "input 'ids': dim 'batch' is 2, expected one size for all inputs, 1 to 9"),
+        (
+            given(x=torch.zeros(3, 4)),
+            "input 'ids': dim 'batch' is 2, expected one size for all inputs, 1 to 9",
+        ),
         (given(x=torch.zeros(10, 4), ids=torch.zeros(10, dtype=torch.int64)), "dim 'batch' is 10"),
-        ([*given(), *given(x=torch.zeros(2, 4).half())], "sample set 1, input 'x': got dtype float16"),
+        (
+            [*given(), *given(x=torch.zeros(2, 4).half())],
+            "sample set 1, input 'x': got dtype float16",
+        ),
     ],
 )
 def test_headers_and_samples_match_the_spec(sets: Any, message: str) -> None:

@@ -11,8 +11,13 @@ from freezer.spec.sizes import all_sizes, combinations, interior_points, points_
 
 
 def spec_of(**bounds: tuple[int, int, int]) -> InputSpec:
-    dims = tuple(Dim(name=name, min=low, max=high, multiple_of=step) for name, (low, high, step) in bounds.items())
-    return InputSpec(inputs=(TensorSpec(name="x", dtype="float32", shape=tuple(bounds)),), dims=dims)
+    dims = tuple(
+        Dim(name=name, min=low, max=high, multiple_of=step)
+        for name, (low, high, step) in bounds.items()
+    )
+    return InputSpec(
+        inputs=(TensorSpec(name="x", dtype="float32", shape=tuple(bounds)),), dims=dims
+    )
 
 
 def test_interior_points_are_odd_in_turn_and_repeatable() -> None:
@@ -25,7 +30,9 @@ def test_interior_points_are_odd_in_turn_and_repeatable() -> None:
     assert any(size % 2 == 0 for point in points[1::2] for size in point.values())
 
 
-@given(low=st.integers(1, 5), more=st.integers(0, 40), step=st.integers(1, 4), count=st.integers(0, 6))
+@given(
+    low=st.integers(1, 5), more=st.integers(0, 40), step=st.integers(1, 4), count=st.integers(0, 6)
+)
 def test_interior_points_are_declared_and_new(low: int, more: int, step: int, count: int) -> None:
     spec = spec_of(n=(low * step, (low + more) * step, step))
     points = [point["n"] for point in interior_points(spec, count)]
@@ -35,8 +42,17 @@ def test_interior_points_are_declared_and_new(low: int, more: int, step: int, co
 
 def test_points_beside_are_on_both_sides_of_each_number() -> None:
     text = "it needs 4 <= seq and seq <= 19; x.shape[1] 1.5 y2"
-    assert {point["seq"] for point in points_beside([text], spec_of(seq=(4, 64, 1)))} == {4, 5, 18, 19, 20}
-    assert {point["seq"] for point in points_beside(["seq <= 19"], spec_of(seq=(4, 64, 4)))} == {16, 20}
+    assert {point["seq"] for point in points_beside([text], spec_of(seq=(4, 64, 1)))} == {
+        4,
+        5,
+        18,
+        19,
+        20,
+    }
+    assert {point["seq"] for point in points_beside(["seq <= 19"], spec_of(seq=(4, 64, 4)))} == {
+        16,
+        20,
+    }
     two = points_beside(["h < 30"], spec_of(h=(4, 64, 1), w=(8, 16, 1)))
     assert [point["h"] for point in two] == [29, 30, 31]
 

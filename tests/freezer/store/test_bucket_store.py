@@ -71,21 +71,31 @@ def place_of(uri: str) -> str:
 # The same as in a folder
 
 
-def test_a_bucket_equals_a_folder_byte_for_byte(bucket: str, s3_address: str, one: Artifact, two: Artifact, tmp_path: Path) -> None:
+def test_a_bucket_equals_a_folder_byte_for_byte(
+    bucket: str, s3_address: str, one: Artifact, two: Artifact, tmp_path: Path
+) -> None:
     local = Store.open(str(tmp_path / "store"), create=True)
     for store in (local, Store.open(bucket, create=True)):
         publish(store, one, two)
         assert publish(store, one, two).number == 1
         assert publish(store, one, key="other").number == 2
     in_folder = {
-        str(path.relative_to(local.root)): path.read_bytes() for path in (local.root / "tiny").rglob("*") if path.is_file()
+        str(path.relative_to(local.root)): path.read_bytes()
+        for path in (local.root / "tiny").rglob("*")
+        if path.is_file()
     }
-    in_bucket = {name: content for name, content in objects(s3_address, place_of(bucket)).items() if name.startswith("tiny/")}
+    in_bucket = {
+        name: content
+        for name, content in objects(s3_address, place_of(bucket)).items()
+        if name.startswith("tiny/")
+    }
     assert in_bucket == in_folder
     assert list(objects(s3_address, place_of(bucket))) == list(in_bucket), "no lock is left"
 
 
-def test_pull_restores_what_was_published(bucket: str, one: Artifact, two: Artifact, tmp_path: Path) -> None:
+def test_pull_restores_what_was_published(
+    bucket: str, one: Artifact, two: Artifact, tmp_path: Path
+) -> None:
     store = Store.open(bucket)
     assert store.models() == []
     version = publish(store, one, two)
@@ -96,21 +106,30 @@ def test_pull_restores_what_was_published(bucket: str, one: Artifact, two: Artif
     assert (pulled.folder / "payloads/all.pt2").read_bytes() == b"two" * 1000
     assert again.pull(version, V4, tmp_path / "pulled").folder == pulled.folder
     assert cached_files(tmp_path / "cache") == [], "pulling does not fill the cache"
-    assert again.file(version, two.manifest.files[0]).read_bytes() == (two.folder / two.manifest.files[0].path).read_bytes()
-    with pytest.raises(NotPublishedError, match=rf"model 'other' is not in store {bucket}/; published are: tiny"):
+    assert (
+        again.file(version, two.manifest.files[0]).read_bytes()
+        == (two.folder / two.manifest.files[0].path).read_bytes()
+    )
+    with pytest.raises(
+        NotPublishedError, match=rf"model 'other' is not in store {bucket}/; published are: tiny"
+    ):
         again.version("other")
     with pytest.raises(NotPublishedError, match="has no version '7'"):
         again.version("tiny:7")
 
 
-def test_the_uri_sets_endpoint_and_region(bucket: str, s3_address: str, one: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_uri_sets_endpoint_and_region(
+    bucket: str, s3_address: str, one: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
     publish(Store.open(bucket), one)
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     uri = f"{bucket}?region=us-east-1&scheme=http&endpoint_override={s3_address.removeprefix('http://')}"
     assert Store.open(uri).version("tiny").number == 1
     assert Store.open(uri).uri == uri
-    with pytest.raises(StoreUnreachableError, match=r"ACCESS_DENIED.*that this process has credentials for it"):
+    with pytest.raises(
+        StoreUnreachableError, match=r"ACCESS_DENIED.*that this process has credentials for it"
+    ):
         Store.open(f"{uri}&anonymous=true").version("tiny")
 
 
@@ -129,30 +148,42 @@ def test_load_fetches_only_what_it_opens(mlp: str, tmp_path: Path, scripted: Fro
     assert {path.name for path in kept} <= needed, "no evidence"
     before = {path: path.stat().st_ino for path in kept}
     assert torch.equal(freezer.load("mlp:1", store=mlp)(x), expected)
-    assert {path: path.stat().st_ino for path in cached_files(tmp_path / "cache")} == before, "nothing was fetched again"
+    assert {path: path.stat().st_ino for path in cached_files(tmp_path / "cache")} == before, (
+        "nothing was fetched again"
+    )
     for path in kept:
         path.chmod(0o644)
         flip_a_byte(path)
     assert freezer.load("mlp", store=mlp).ladder == (), "damaged copies are fetched again"
 
 
-def test_a_cache_that_cannot_be_written(mlp: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written(
+    mlp: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(StoreUnreachableError, match="set XDG_CACHE_HOME to a writable folder") as caught:
+    with pytest.raises(
+        StoreUnreachableError, match="set XDG_CACHE_HOME to a writable folder"
+    ) as caught:
         freezer.load("mlp", store=mlp)
     assert caught.value.code == "CP-CACHE"
 
 
-def test_corrupted_blobs_are_rejected(mlp: str, s3_address: str, scripted: Frozen, portable: Frozen, tmp_path: Path) -> None:
+def test_corrupted_blobs_are_rejected(
+    mlp: str, s3_address: str, scripted: Frozen, portable: Frozen, tmp_path: Path
+) -> None:
     store, path = Store.open(mlp), payload_of(place_of(mlp), scripted.artifact, "mlp")
-    content = bytearray((scripted.artifact.folder / scripted.artifact.manifest.payloads[0].path).read_bytes())
+    content = bytearray(
+        (scripted.artifact.folder / scripted.artifact.manifest.payloads[0].path).read_bytes()
+    )
     content[-1] ^= 1
     overwrite(s3_address, path, bytes(content))
     with pytest.raises(IntegrityError, match="changed or damaged"):
         store.pull(store.version("mlp"), HERE, tmp_path / "pulled")
     assert not (tmp_path / "pulled").exists()
-    with pytest.raises(IntegrityError, match=r"s3://.* is sha256:.*, expected sha256:.*; it was changed or damaged"):
+    with pytest.raises(
+        IntegrityError, match=r"s3://.* is sha256:.*, expected sha256:.*; it was changed or damaged"
+    ):
         verify("mlp", store=mlp, device_class=HERE)
     model = freezer.load("mlp", store=mlp)
     assert served(model) == "portable"
@@ -167,19 +198,25 @@ def test_corrupted_blobs_are_rejected(mlp: str, s3_address: str, scripted: Froze
 # What cannot be reached
 
 
-def test_unreachable_stores_fail_in_bounded_time(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_stores_fail_in_bounded_time(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(StoreUnreachableError, match="bucket 'none-such' does not exist; make it"):
         Store.open("s3://none-such/models")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     started = time.monotonic()
-    with pytest.raises(StoreUnreachableError, match=r"cannot be reached: .*check the network.*AWS_ENDPOINT_URL"):
+    with pytest.raises(
+        StoreUnreachableError, match=r"cannot be reached: .*check the network.*AWS_ENDPOINT_URL"
+    ):
         Store.open(bucket)
     with pytest.raises(StoreUnreachableError, match="cannot be reached"):
         freezer.load("mlp", store=bucket)
     assert time.monotonic() - started < 30
 
 
-def test_a_disconnected_store_is_unreachable(mlp: str, s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disconnected_store_is_unreachable(
+    mlp: str, s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Wire(s3_address) as wire:
         monkeypatch.setenv("AWS_ENDPOINT_URL", wire.address)
         store = Store.open(mlp)
@@ -199,9 +236,13 @@ def test_a_disconnected_store_is_unreachable(mlp: str, s3_address: str, tmp_path
 def test_bad_uris_are_usage_errors(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="names no bucket; expected s3://BUCKET/PREFIX"):
         Store.open("s3:///models")
-    with pytest.raises(UsageError, match="unknown option regoin; expected region, endpoint_override"):
+    with pytest.raises(
+        UsageError, match="unknown option regoin; expected region, endpoint_override"
+    ):
         Store.open("s3://bucket/models?regoin=eu-west-1")
-    with pytest.raises(UsageError, match="contains credentials, but URIs are printed and stored") as caught:
+    with pytest.raises(
+        UsageError, match="contains credentials, but URIs are printed and stored"
+    ) as caught:
         Store.open("s3://KEY:SECRET@bucket/models")
     assert "SECRET@" not in str(caught.value)
     with pytest.raises(UsageError, match=r"unknown scheme 'oci'; .*with skopeo"):
@@ -209,7 +250,10 @@ def test_bad_uris_are_usage_errors(tmp_path: Path) -> None:
 
 
 def test_without_pyarrow_the_error_names_the_install_command() -> None:
-    code = "import sys; sys.modules['pyarrow'] = None\nfrom freezer.store.store import Store\nStore.open('s3://bucket/models')"
+    code = (
+        "import sys; sys.modules['pyarrow'] = None\nfrom freezer.store.store import"
+        " Store\nStore.open('s3://bucket/models')"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert MissingDependencyError.__name__ in done.stderr
     assert "pip install 'coldpress[stores]'" in done.stderr
@@ -220,7 +264,12 @@ def test_without_pyarrow_the_error_names_the_install_command() -> None:
 
 @pytest.mark.parametrize("cut_at", [1, 7])
 def test_a_server_that_dies_leaves_no_half_version(
-    bucket: str, s3_address: str, one: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_at: int
+    bucket: str,
+    s3_address: str,
+    one: Artifact,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cut_at: int,
 ) -> None:
     first = publish(Store.open(bucket), one)
     newer = write_plain_artifact(tmp_path / "newer", b"newer")
@@ -235,10 +284,14 @@ def test_a_server_that_dies_leaves_no_half_version(
         assert store.versions("tiny") == [1]
         assert store.version("tiny") == first
         store.pull(first, "portable", tmp_path / "pulled").verify()
-        monkeypatch.setattr("freezer.store.bucket.EXPIRY_S", 0.3)  # the lock of the publisher that was cut off
+        monkeypatch.setattr(
+            "freezer.store.bucket.EXPIRY_S", 0.3
+        )  # the lock of the publisher that was cut off
         second = publish(store, newer, key="new key")
         assert second.number == 2
-        assert (store.pull(second, "portable", tmp_path / "second").folder / "payloads/all.pt2").read_bytes() == b"newer"
+        assert (
+            store.pull(second, "portable", tmp_path / "second").folder / "payloads/all.pt2"
+        ).read_bytes() == b"newer"
 
 
 PUBLISH = """
@@ -262,7 +315,10 @@ def test_concurrent_publishers_lose_nothing(
     store = Store.open(where, create=True)
     children = [
         subprocess.Popen(
-            [sys.executable, "-c", PUBLISH, where, str(artifact.folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", PUBLISH, where, str(artifact.folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for artifact in (one, two)
     ]
@@ -278,7 +334,9 @@ def test_concurrent_publishers_lose_nothing(
     assert sorted(store.version("tiny").images) == [V4, "portable"]
 
 
-def test_an_overtaken_publisher_writes_again(bucket: str, one: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_overtaken_publisher_writes_again(
+    bucket: str, one: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A rival without a lock overwrites index.json."""
     store, rival = Store.open(bucket), Store.open(bucket)
     write = store._files.write
@@ -296,7 +354,9 @@ def test_an_overtaken_publisher_writes_again(bucket: str, one: Artifact, monkeyp
     assert store.versions("tiny") == [1]
 
 
-def test_a_lock_excludes_others_until_it_expires(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_excludes_others_until_it_expires(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, two = Store.open(bucket)._files, Store.open(bucket)._files
     order: list[str] = []
 
@@ -313,7 +373,10 @@ def test_a_lock_excludes_others_until_it_expires(bucket: str, monkeypatch: pytes
     assert order == ["first", "second"]
     one._lock(".coldpress/locks/tiny", "tiny")  # type: ignore[union-attr]  # and is killed
     monkeypatch.setattr("freezer.store.bucket.PATIENCE_S", 0.5)
-    with pytest.raises(OSError, match="'tiny' is locked by others for over 0 s"), two.locked("tiny"):
+    with (
+        pytest.raises(OSError, match="'tiny' is locked by others for over 0 s"),
+        two.locked("tiny"),
+    ):
         pass
     monkeypatch.setattr("freezer.store.bucket.EXPIRY_S", 0.3)
     monkeypatch.setattr("freezer.store.bucket.PATIENCE_S", 30)
@@ -323,7 +386,9 @@ def test_a_lock_excludes_others_until_it_expires(bucket: str, monkeypatch: pytes
 
 
 def test_an_object_removed_while_reading_does_not_exist(bucket: str) -> None:
-    """pyarrow has asked for the size when the object goes; the server's error is longer than the object."""
+    """pyarrow has asked for the size when the object goes; the server's error is longer than the
+    object.
+    """
     files, rival = Store.open(bucket).remote, Store.open(bucket).remote
     assert files is not None
     assert rival is not None
@@ -377,7 +442,9 @@ def test_objects_replaced_while_reading_are_read_whole(bucket: str, s3_address: 
 # Google
 
 
-def test_a_store_in_a_google_bucket(gs: str, scripted: Frozen, portable: Frozen, one: Artifact, tmp_path: Path) -> None:
+def test_a_store_in_a_google_bucket(
+    gs: str, scripted: Frozen, portable: Frozen, one: Artifact, tmp_path: Path
+) -> None:
     store = Store.open(gs)
     made = {HERE: scripted.artifact, "portable": portable.artifact}
     version = store.publish("mlp", source_key="key", artifacts=made, carried={})

@@ -1,4 +1,6 @@
-"""Stores and folders whose digests are right and whose content is not: every reader raises a ColdpressError."""
+"""Stores and folders whose digests are right and whose content is not: every reader raises a
+ColdpressError.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from safetensors.torch import load_file, save_file
 
 import freezer
 from freezer.artifact.describe import describe
-from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, OWN_OUTPUTS, Artifact, file_ref
+from freezer.artifact.folder import (
+    GOLDEN_INPUTS,
+    GOLDEN_OUTPUTS,
+    MEDIA_SAFETENSORS,
+    OWN_OUTPUTS,
+    Artifact,
+    file_ref,
+)
 from freezer.codec import encode
 from freezer.errors import ColdpressError, IncompatibleError, IntegrityError
 from freezer.files.digest import digest_bytes
@@ -31,11 +40,24 @@ from tests.steps import copy_of, rewritten
 VALUES: tuple[Any, ...] = (None, 7, -1.5, "²", "\ud800", "a/\0", [], {}, [7], {"a": 7}, 10**30)
 """Replacements of every value of a document."""
 
-TEXTS = (b"", b"7", b"[]", b"{}", b'"\\ud800"', b"\xff\xfe", b"[" * 100_000, b'{"a":' * 900 + b"1" + b"}" * 900, b"NaN", b"1e999")
+TEXTS = (
+    b"",
+    b"7",
+    b"[]",
+    b"{}",
+    b'"\\ud800"',
+    b"\xff\xfe",
+    b"[" * 100_000,
+    b'{"a":' * 900 + b"1" + b"}" * 900,
+    b"NaN",
+    b"1e999",
+)
 
 
 class Blobs:
-    """The documents of one model of a store, from index.json down to one artifact's manifest.json."""
+    """The documents of one model of a store, from index.json down to one artifact's
+    manifest.json.
+    """
 
     def __init__(self, store: Store, model: str, device_class: str) -> None:
         self.folder, self.device_class = store.root / model, device_class
@@ -53,7 +75,12 @@ class Blobs:
             return
         digest = digest_bytes(data)
         (self.folder / "blobs" / "sha256" / digest.removeprefix("sha256:")).write_bytes(data)
-        above = {"index": "index.json", "image": "index", "manifest": "image", "signatures": "index.json"}[level]
+        above = {
+            "index": "index.json",
+            "image": "index",
+            "manifest": "image",
+            "signatures": "index.json",
+        }[level]
         old, holder = self._descriptor(level)["digest"], self.read(above)
         self.write(above, holder.replace(old.encode(), digest.encode()))
 
@@ -62,15 +89,29 @@ class Blobs:
             return json.loads(self.read("image"))["config"]
         found = json.loads(self.read("index" if level == "image" else "index.json"))["manifests"]
         if level == "image":
-            return next(item for item in found if item["annotations"]["dev.coldpress.device-class"] == self.device_class)
+            return next(
+                item
+                for item in found
+                if item["annotations"]["dev.coldpress.device-class"] == self.device_class
+            )
         suffix = ".sig" if level == "signatures" else "1"
-        return next(item for item in found if item["annotations"]["org.opencontainers.image.ref.name"].endswith(suffix))
+        return next(
+            item
+            for item in found
+            if item["annotations"]["org.opencontainers.image.ref.name"].endswith(suffix)
+        )
 
 
 def places(value: Any) -> Iterator[tuple[str | int, ...]]:
     """Paths of all values in a JSON document."""
     yield ()
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, item in items:
         yield from ((key, *rest) for rest in places(item))
 
@@ -115,8 +156,13 @@ def read_all(store: Store, dest: Path) -> None:
         store.pull(version, "portable", dest)
 
 
-@pytest.mark.parametrize(("level", "step"), [("index.json", 2), ("index", 2), ("image", 9), ("manifest", 23), ("signatures", 2)])
-def test_every_reader_raises_coldpress_errors(signed: tuple[Store, Path], tmp_path: Path, level: str, step: int) -> None:
+@pytest.mark.parametrize(
+    ("level", "step"),
+    [("index.json", 2), ("index", 2), ("image", 9), ("manifest", 23), ("signatures", 2)],
+)
+def test_every_reader_raises_coldpress_errors(
+    signed: tuple[Store, Path], tmp_path: Path, level: str, step: int
+) -> None:
     """Every `step`-th mutation; all were tried when the test was written."""
     store, _ = signed
     blobs = Blobs(store, "mlp", "portable")
@@ -135,7 +181,9 @@ def test_every_reader_raises_coldpress_errors(signed: tuple[Store, Path], tmp_pa
     assert num_refused > 20
 
 
-@pytest.mark.parametrize("data", [b"[]", b"\xff", b'{"config": 7}', b'{"config": {}, "layers": [{"annotations": 3}]}'])
+@pytest.mark.parametrize(
+    "data", [b"[]", b"\xff", b'{"config": 7}', b'{"config": {}, "layers": [{"annotations": 3}]}']
+)
 def test_a_broken_signature_image_is_unsigned(signed: tuple[Store, Path], data: bytes) -> None:
     store, public = signed
     Blobs(store, "mlp", "portable").write("signatures", data)
@@ -153,7 +201,10 @@ def garbage(path: Path) -> None:
 
 
 def no_set(path: Path) -> None:
-    save_file({name: tensor for name, tensor in load_file(path).items() if not name.startswith("0/")}, path)
+    save_file(
+        {name: tensor for name, tensor in load_file(path).items() if not name.startswith("0/")},
+        path,
+    )
 
 
 def other_dtype(path: Path) -> None:
@@ -178,13 +229,21 @@ def not_complex(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [GOLDEN_INPUTS, GOLDEN_OUTPUTS, OWN_OUTPUTS])
-@pytest.mark.parametrize("change", [garbage, no_set, other_dtype, other_shape, bad_metadata, number_as_metadata, not_complex])
-def test_golden_files_of_another_shape(portable: Frozen, tmp_path: Path, path: str, change: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [garbage, no_set, other_dtype, other_shape, bad_metadata, number_as_metadata, not_complex],
+)
+def test_golden_files_of_another_shape(
+    portable: Frozen, tmp_path: Path, path: str, change: Callable[[Path], None]
+) -> None:
     """Golden files whose digests are right, in `verify` (the canary) and `diff`."""
     copied = copy_of(portable.artifact, tmp_path / "copy")
     (copied.folder / path).chmod(0o644)
     change(copied.folder / path)
-    files = tuple(file_ref(copied.folder, path, MEDIA_SAFETENSORS) if item.path == path else item for item in copied.manifest.files)
+    files = tuple(
+        file_ref(copied.folder, path, MEDIA_SAFETENSORS) if item.path == path else item
+        for item in copied.manifest.files
+    )
     artifact = rewritten(copied, files=files)
     if path != OWN_OUTPUTS:
         with pytest.raises(IntegrityError):
@@ -216,7 +275,9 @@ def changed(artifact: Artifact, **changes: Any) -> None:
         {"structure": {"kind": "tuple", "items": [{"kind": "constant"}]}},
     ],
 )
-def test_manifests_that_contradict_their_files(portable: Frozen, tmp_path: Path, changes: Mapping[str, Any]) -> None:
+def test_manifests_that_contradict_their_files(
+    portable: Frozen, tmp_path: Path, changes: Mapping[str, Any]
+) -> None:
     artifact = copy_of(portable.artifact, tmp_path / "copy")
     changed(artifact, **changes)
     for read in (verify, freezer.load):
@@ -224,7 +285,10 @@ def test_manifests_that_contradict_their_files(portable: Frozen, tmp_path: Path,
             read(artifact.folder)
 
 
-@pytest.mark.parametrize("text", ["[]", "{", '{"store": 7}', '{"store": "s", "model": [], "version": 1, "device_class": ""}'])
+@pytest.mark.parametrize(
+    "text",
+    ["[]", "{", '{"store": 7}', '{"store": "s", "model": [], "version": 1, "device_class": ""}'],
+)
 def test_references_of_another_shape(tmp_path: Path, text: str) -> None:
     (tmp_path / "store.json").write_text(text)
     with pytest.raises(IntegrityError, match=r"store\.json"):

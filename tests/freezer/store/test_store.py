@@ -48,7 +48,9 @@ def publish(store: Store, *artifacts: Artifact, key: str = "key", carried: Any =
 
 
 def blob(store: Store, descriptor: Any) -> Any:
-    data = (store.root / "tiny" / "blobs" / "sha256" / descriptor["digest"].removeprefix("sha256:")).read_bytes()
+    data = (
+        store.root / "tiny" / "blobs" / "sha256" / descriptor["digest"].removeprefix("sha256:")
+    ).read_bytes()
     assert digest_bytes(data) == descriptor["digest"]
     assert len(data) == descriptor["size"]
     return json.loads(data)
@@ -59,13 +61,17 @@ def blob(store: Store, descriptor: Any) -> Any:
 
 def test_the_layout_follows_the_contract(empty: Store, one: Artifact, two: Artifact) -> None:
     assert publish(empty, one, two) == empty.version("tiny:1")
-    assert Artifact.read(one.folder).manifest.version is None, "publishing leaves the folder unchanged"
+    assert Artifact.read(one.folder).manifest.version is None, (
+        "publishing leaves the folder unchanged"
+    )
     folder = empty.root / "tiny"
     assert json.loads((folder / "oci-layout").read_bytes()) == {"imageLayoutVersion": "1.0.0"}
     layout = json.loads((folder / "index.json").read_bytes())
     assert layout["schemaVersion"] == 2
     assert layout["mediaType"] == "application/vnd.oci.image.index.v1+json"
-    tags = [item["annotations"]["org.opencontainers.image.ref.name"] for item in layout["manifests"]]
+    tags = [
+        item["annotations"]["org.opencontainers.image.ref.name"] for item in layout["manifests"]
+    ]
     assert tags == ["1", "latest"]
     index = blob(empty, layout["manifests"][0])
     assert index["artifactType"] == "application/vnd.coldpress.frozen.v1"
@@ -75,11 +81,18 @@ def test_the_layout_follows_the_contract(empty: Store, one: Artifact, two: Artif
     assert found[V4]["platform"] == {"architecture": "amd64", "os": "linux"}
     assert "platform" not in found["portable"]
     image = blob(empty, found[V4])
-    assert image["mediaType"] == found[V4]["mediaType"] == "application/vnd.oci.image.manifest.v1+json"
-    assert image["artifactType"] == found[V4]["artifactType"] == "application/vnd.coldpress.frozen.v1"
+    assert (
+        image["mediaType"] == found[V4]["mediaType"] == "application/vnd.oci.image.manifest.v1+json"
+    )
+    assert (
+        image["artifactType"] == found[V4]["artifactType"] == "application/vnd.coldpress.frozen.v1"
+    )
     assert image["config"]["mediaType"] == "application/vnd.coldpress.manifest.v1+json"
     assert blob(empty, image["config"])["version"] == 1
-    assert [(layer["mediaType"], layer["annotations"]["org.opencontainers.image.title"]) for layer in image["layers"]] == [
+    assert [
+        (layer["mediaType"], layer["annotations"]["org.opencontainers.image.title"])
+        for layer in image["layers"]
+    ] == [
         ("application/vnd.coldpress.payload.v1", "payloads/all.pt2"),
         ("application/vnd.safetensors", "golden/inputs.safetensors"),
     ]
@@ -97,7 +110,9 @@ def test_versions_count_up(empty: Store, one: Artifact, two: Artifact) -> None:
     assert empty.models() == ["tiny"]
 
 
-def test_latest_rolls_back_until_the_next_version(empty: Store, one: Artifact, two: Artifact) -> None:
+def test_latest_rolls_back_until_the_next_version(
+    empty: Store, one: Artifact, two: Artifact
+) -> None:
     publish(empty, one)
     publish(empty, two, key="other")
     assert empty.roll_back("tiny", 1) == empty.version("tiny") == empty.version("tiny:1")
@@ -108,7 +123,9 @@ def test_latest_rolls_back_until_the_next_version(empty: Store, one: Artifact, t
         empty.roll_back("tiny", 4)
 
 
-def test_publishing_nothing_new_keeps_a_rollback(empty: Store, one: Artifact, two: Artifact) -> None:
+def test_publishing_nothing_new_keeps_a_rollback(
+    empty: Store, one: Artifact, two: Artifact
+) -> None:
     publish(empty, one)
     newest = publish(empty, one, two)
     first = empty.roll_back("tiny", 1)
@@ -118,7 +135,9 @@ def test_publishing_nothing_new_keeps_a_rollback(empty: Store, one: Artifact, tw
     assert publish(empty, carried=newest.images) == empty.version("tiny") == newest
 
 
-def test_a_damaged_version_is_not_rolled_back_to(empty: Store, one: Artifact, two: Artifact) -> None:
+def test_a_damaged_version_is_not_rolled_back_to(
+    empty: Store, one: Artifact, two: Artifact
+) -> None:
     first = publish(empty, one)
     publish(empty, two, key="other")
     config = empty.layout("tiny").image(first.images["portable"]).config
@@ -130,7 +149,9 @@ def test_a_damaged_version_is_not_rolled_back_to(empty: Store, one: Artifact, tw
 
 def test_publishing_the_same_adds_no_version(empty: Store, one: Artifact, two: Artifact) -> None:
     first = publish(empty, one, two)
-    before = {path: path.stat().st_mtime_ns for path in (empty.root / "tiny").rglob("*") if path.is_file()}
+    before = {
+        path: path.stat().st_mtime_ns for path in (empty.root / "tiny").rglob("*") if path.is_file()
+    }
     again = publish(empty, one, two)
     assert again == first
     index = empty.root / "tiny" / "index.json"
@@ -138,7 +159,9 @@ def test_publishing_the_same_adds_no_version(empty: Store, one: Artifact, two: A
     assert {path for path in (empty.root / "tiny").rglob("*") if path.is_file()} == set(before)
 
 
-def test_unchanged_images_are_carried_over(empty: Store, one: Artifact, two: Artifact, tmp_path: Path) -> None:
+def test_unchanged_images_are_carried_over(
+    empty: Store, one: Artifact, two: Artifact, tmp_path: Path
+) -> None:
     first = publish(empty, one, two)
     newer = write_plain_artifact(tmp_path / "newer", b"newer", device_class=V4)
     second = publish(empty, newer, carried={"portable": first.images["portable"]})
@@ -172,9 +195,13 @@ def test_pull_restores_the_artifact(empty: Store, one: Artifact, tmp_path: Path)
     assert (pulled.folder / "payloads/all.pt2").read_bytes() == b"one" * 1000
     assert pulled.manifest.version == 1
     assert stat.S_IMODE(pulled.folder.stat().st_mode) == 0o755
-    assert [path.name for path in pulled.folder.parent.iterdir()] == ["pulled"], "nothing else is left"
+    assert [path.name for path in pulled.folder.parent.iterdir()] == ["pulled"], (
+        "nothing else is left"
+    )
     (pulled.folder / "payloads/all.pt2").write_bytes(b"mine")
-    assert empty.pull(version, "portable", tmp_path / "again").folder.is_dir(), "pulled files are copies"
+    assert empty.pull(version, "portable", tmp_path / "again").folder.is_dir(), (
+        "pulled files are copies"
+    )
 
 
 def test_pulling_again_keeps_the_folder(empty: Store, one: Artifact, tmp_path: Path) -> None:
@@ -188,7 +215,9 @@ def test_pulling_again_keeps_the_folder(empty: Store, one: Artifact, tmp_path: P
         empty.pull(version, "portable", dest)
 
 
-def test_pull_keeps_foreign_folders(empty: Store, one: Artifact, two: Artifact, tmp_path: Path) -> None:
+def test_pull_keeps_foreign_folders(
+    empty: Store, one: Artifact, two: Artifact, tmp_path: Path
+) -> None:
     version, dest = publish(empty, one, two), tmp_path / "dest"
     dest.mkdir()
     (dest / "mine").write_text("mine")
@@ -203,7 +232,9 @@ def test_pull_keeps_foreign_folders(empty: Store, one: Artifact, two: Artifact, 
 
 def test_an_unwritable_destination_is_a_usage_error(empty: Store, tmp_path: Path) -> None:
     """A limit on the size of files fails as a full disk does, in the copy of the payload."""
-    version = publish(empty, write_plain_artifact(tmp_path / "large", content=b"x" * 100_000, device_class=V4))
+    version = publish(
+        empty, write_plain_artifact(tmp_path / "large", content=b"x" * 100_000, device_class=V4)
+    )
     dest, (soft, hard) = tmp_path / "pulled", resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
     try:
@@ -232,14 +263,18 @@ def test_versions_are_listed_while_others_are_published(empty: Store, one: Artif
 
 
 def test_errors_list_what_is_published(empty: Store, one: Artifact) -> None:
-    with pytest.raises(NotPublishedError, match=r"model 'tiny' is not in store .*; published are: none"):
+    with pytest.raises(
+        NotPublishedError, match=r"model 'tiny' is not in store .*; published are: none"
+    ):
         empty.version("tiny")
     version = publish(empty, one)
     with pytest.raises(NotPublishedError, match="published are: tiny"):
         empty.version("other")
     with pytest.raises(NotPublishedError, match=r"has no version '7' .*it has: 1, latest"):
         empty.version("tiny:7")
-    with pytest.raises(NotPublishedError, match="tiny:1 has no artifact for cpu-x86-64-v3; it has: portable"):
+    with pytest.raises(
+        NotPublishedError, match="tiny:1 has no artifact for cpu-x86-64-v3; it has: portable"
+    ):
         empty.manifest(version, V3)
     with pytest.raises(NotPublishedError, match="is not a model's name"):
         empty.version("../tiny")
@@ -258,7 +293,9 @@ def test_uris_of_local_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         Store.open(str(tmp_path / "file" / "store"), create=True)
     with pytest.raises(UsageError, match="names the host 'folder'"):
         Store.open("file://folder/store", create=True)
-    with pytest.raises(UsageError, match="unknown scheme 'ftp'; name a local folder, s3:// or gs://"):
+    with pytest.raises(
+        UsageError, match="unknown scheme 'ftp'; name a local folder, s3:// or gs://"
+    ):
         Store.open("ftp://host/store")
 
 
@@ -266,11 +303,21 @@ def test_uris_of_local_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    "damage", [flip_a_byte, Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-1])], ids=["flip", "remove", "truncate"]
+    "damage",
+    [flip_a_byte, Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-1])],
+    ids=["flip", "remove", "truncate"],
 )
-def test_pull_rejects_a_damaged_blob(empty: Store, one: Artifact, tmp_path: Path, damage: Callable[[Path], object]) -> None:
+def test_pull_rejects_a_damaged_blob(
+    empty: Store, one: Artifact, tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
     version = publish(empty, one)
-    path = empty.root / "tiny" / "blobs" / "sha256" / one.manifest.payloads[0].digest.removeprefix("sha256:")
+    path = (
+        empty.root
+        / "tiny"
+        / "blobs"
+        / "sha256"
+        / one.manifest.payloads[0].digest.removeprefix("sha256:")
+    )
     path.chmod(0o644)
     damage(path)
     (tmp_path / "out").mkdir()
@@ -280,14 +327,18 @@ def test_pull_rejects_a_damaged_blob(empty: Store, one: Artifact, tmp_path: Path
 
 
 @pytest.mark.parametrize("which", ["config", "image", "index"])
-def test_manifest_rejects_damaged_json(empty: Store, one: Artifact, tmp_path: Path, which: str) -> None:
+def test_manifest_rejects_damaged_json(
+    empty: Store, one: Artifact, tmp_path: Path, which: str
+) -> None:
     version = publish(empty, one)
     descriptor = json.loads((empty.root / "tiny" / "index.json").read_bytes())["manifests"][0]
     if which != "index":
         descriptor = blob(empty, descriptor)["manifests"][0]
     if which == "config":
         descriptor = blob(empty, descriptor)["config"]
-    flip_a_byte(empty.root / "tiny" / "blobs" / "sha256" / descriptor["digest"].removeprefix("sha256:"))
+    flip_a_byte(
+        empty.root / "tiny" / "blobs" / "sha256" / descriptor["digest"].removeprefix("sha256:")
+    )
     with pytest.raises(IntegrityError, match="does not have the digest it is named by"):
         empty.manifest(empty.version("tiny") if which == "index" else version, "portable")
 
@@ -297,7 +348,11 @@ def test_a_damaged_index_is_reported(empty: Store, one: Artifact, content: bytes
     publish(empty, one)
     (empty.root / "tiny" / "index.json").write_bytes(content)
     with pytest.raises(
-        IntegrityError, match=r"index\.json(: the record lacks 'manifests'|: the record is|: field 'manifests\.0'| is not JSON)"
+        IntegrityError,
+        match=(
+            r"index\.json(: the record lacks 'manifests'|: the record is|: field 'manifests\.0'| is"
+            r" not JSON)"
+        ),
     ):
         empty.version("tiny")
 
@@ -316,7 +371,10 @@ def test_paths_outside_the_folder_are_rejected(empty: Store, one: Artifact, tmp_
     image = put(empty, json.dumps(encode(OciImage(config=config, layers=()))).encode())
     forged = replace(version, images={"portable": image})
     for read in (empty.pull, empty.materialize):
-        with pytest.raises(IntegrityError, match=r"names '\.\./\.\./climbed', which is outside the artifact's folder"):
+        with pytest.raises(
+            IntegrityError,
+            match=r"names '\.\./\.\./climbed', which is outside the artifact's folder",
+        ):
             read(forged, "portable", tmp_path / "deep" / "dest")
     assert list(tmp_path.rglob("climbed")) == []
 
@@ -354,8 +412,12 @@ def test_a_crash_while_publishing_keeps_the_previous_version(
     """The publisher is killed at the moment when a file of that name would appear."""
     before = [publish(empty, one)] if published else []
     newer = write_plain_artifact(tmp_path / "newer", b"newer")
-    name = newer.manifest.payloads[0].digest.removeprefix("sha256:") if moment == "payload" else moment
-    done = subprocess.run([sys.executable, "-c", KILLED, str(empty.root), str(newer.folder), name], check=False)
+    name = (
+        newer.manifest.payloads[0].digest.removeprefix("sha256:") if moment == "payload" else moment
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(empty.root), str(newer.folder), name], check=False
+    )
     assert done.returncode == -signal.SIGKILL
     assert [empty.version(f"tiny:{number}") for number in empty.versions("tiny")] == before
     assert empty.models() == ["tiny"] * len(before)
@@ -363,7 +425,9 @@ def test_a_crash_while_publishing_keeps_the_previous_version(
         empty.pull(version, "portable", tmp_path / "pulled").verify()
     again = publish(empty, newer, key="new key")
     assert again.number == len(before) + 1
-    assert (empty.pull(again, "portable", tmp_path / "again").folder / "payloads/all.pt2").read_bytes() == b"newer"
+    assert (
+        empty.pull(again, "portable", tmp_path / "again").folder / "payloads/all.pt2"
+    ).read_bytes() == b"newer"
 
 
 def test_a_store_that_cannot_be_written_is_unchanged(empty: Store, one: Artifact) -> None:
@@ -382,11 +446,17 @@ def test_a_store_that_cannot_be_written_is_unchanged(empty: Store, one: Artifact
 
 
 @pytest.mark.skipif(shutil.which("skopeo") is None, reason="skopeo is not installed")
-def test_skopeo_reads_and_copies_a_model(empty: Store, one: Artifact, two: Artifact, tmp_path: Path) -> None:
+def test_skopeo_reads_and_copies_a_model(
+    empty: Store, one: Artifact, two: Artifact, tmp_path: Path
+) -> None:
     publish(empty, one, two)
     source = f"oci:{empty.root / 'tiny'}"
-    raw = subprocess.run(["skopeo", "inspect", "--raw", f"{source}:latest"], capture_output=True, check=True).stdout
-    assert {item["annotations"]["dev.coldpress.device-class"] for item in json.loads(raw)["manifests"]} == {V4, "portable"}
+    raw = subprocess.run(
+        ["skopeo", "inspect", "--raw", f"{source}:latest"], capture_output=True, check=True
+    ).stdout
+    assert {
+        item["annotations"]["dev.coldpress.device-class"] for item in json.loads(raw)["manifests"]
+    } == {V4, "portable"}
     copied = Store.open(str(tmp_path / "copied"), create=True)
     policy = tmp_path / "policy.json"
     policy.write_text('{"default": [{"type": "insecureAcceptAnything"}]}')

@@ -26,12 +26,16 @@ def test_cpu_time_of_other_processes_is_read() -> None:
 def test_names_may_contain_parentheses(tmp_path: Path) -> None:
     for pid, name, ticks in ((7, "a (b) c", 200), (8, "idle", 1)):
         (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "stat").write_text(f"{pid} ({name}) R {'0 ' * 10}{ticks} 0 900 0 20 0")
+        (tmp_path / str(pid) / "stat").write_text(
+            f"{pid} ({name}) R {'0 ' * 10}{ticks} 0 900 0 20 0"
+        )
     used_s = 200 / os.sysconf("SC_CLK_TCK")
     assert most_active({}, cpu_times(tmp_path), 2 * used_s) == "a (b) c (pid 7) 50% of a CPU"
 
 
 def test_time_before_a_change_of_name_does_not_count() -> None:
-    """The kernel's workers rename themselves, and so does a process that executes another program."""
+    """The kernel's workers rename themselves, and so does a process that executes another
+    program.
+    """
     before, now = {32: Usage("kworker/0:1-events", 9.0)}, {32: Usage("kworker/0:1-mm", 9.5)}
     assert most_active(before, now, 1.0) == "kworker/0:1-mm (pid 32) 50% of a CPU"

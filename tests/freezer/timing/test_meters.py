@@ -56,7 +56,9 @@ def test_gpu_calls_are_timed_by_events() -> None:
 def test_rounds_on_a_shared_gpu_are_dropped() -> None:
     readings = iter([QUIET, QUIET, replace(QUIET, others=1), QUIET])
     one_by_one = replace(QUICK, block_ms=2000 * TELLING_S)
-    found = sample({"a": [lambda: time.sleep(0.002)]}, one_by_one, meter=meter(lambda: next(readings, QUIET)))
+    found = sample(
+        {"a": [lambda: time.sleep(0.002)]}, one_by_one, meter=meter(lambda: next(readings, QUIET))
+    )
     assert found.num_dropped == 1
     assert found.stable
     assert found.device is not None
@@ -64,7 +66,9 @@ def test_rounds_on_a_shared_gpu_are_dropped() -> None:
 
 
 def test_facts_cover_all_rounds() -> None:
-    hot = replace(QUIET, sm_clock_mhz=1200, temperature_c=88, throttled=("thermal slowdown by hardware",))
+    hot = replace(
+        QUIET, sm_clock_mhz=1200, temperature_c=88, throttled=("thermal slowdown by hardware",)
+    )
     readings = iter([QUIET, hot])
     found = meter(lambda: next(readings, QUIET))
     found.begin()

@@ -55,25 +55,41 @@ def noisy(seed: int, ratio: float) -> Sampling:
 
 
 def test_the_interval_contains_the_true_ratio() -> None:
-    intervals = [speedup(noisy(seed, 1.5), "candidate", eager="eager", num_candidates=1, policy=ALL) for seed in range(40)]
+    intervals = [
+        speedup(noisy(seed, 1.5), "candidate", eager="eager", num_candidates=1, policy=ALL)
+        for seed in range(40)
+    ]
     assert sum(found.low <= 1.5 <= found.high for found in intervals) >= 36
     assert all(found.low <= found.value <= found.high for found in intervals)
     assert sum(found.low > 1.0 for found in intervals) >= 36
 
 
 def test_the_interval_is_of_the_reported_value() -> None:
-    """Eager has two speeds. Its fast blocks have more calls, so that the median of all calls differs from that of the rounds."""
+    """Eager has two speeds.
+
+    Its fast blocks have more calls, so that the median of all calls differs from that of the
+    rounds.
+    """
     for seed in range(20):
         rng = random.Random(seed)
         speeds = [1.0 if index < 8 else 3.0 for index in range(30)]
         eager = [[ms * rng.lognormvariate(0, 0.1) for _ in range(int(60 / ms))] for ms in speeds]
         candidate = [[0.6 * rng.lognormvariate(0, 0.1) for _ in range(100)] for _ in speeds]
-        found = speedup(sampling_of(eager=eager, candidate=candidate), "candidate", eager="eager", num_candidates=1, policy=ALL)
+        found = speedup(
+            sampling_of(eager=eager, candidate=candidate),
+            "candidate",
+            eager="eager",
+            num_candidates=1,
+            policy=ALL,
+        )
         assert found.value not in (found.low, found.high)
 
 
 def test_the_interval_widens_with_more_candidates() -> None:
-    one, many = (speedup(noisy(1, 1.5), "candidate", eager="eager", num_candidates=n, policy=ALL) for n in (1, 20))
+    one, many = (
+        speedup(noisy(1, 1.5), "candidate", eager="eager", num_candidates=n, policy=ALL)
+        for n in (1, 20)
+    )
     assert many.low < one.low
     assert many.high > one.high
     assert many.value == one.value
@@ -87,7 +103,9 @@ def test_rounds_are_paired() -> None:
     assert [found.low, found.value, found.high] == pytest.approx([2, 2, 2])
 
 
-def entrants(log: list[tuple[str, int]], names: str = "abc", inputs: int = 3) -> dict[str, list[Callable[[], None]]]:
+def entrants(
+    log: list[tuple[str, int]], names: str = "abc", inputs: int = 3
+) -> dict[str, list[Callable[[], None]]]:
     def call(name: str, index: int) -> None:
         log.append((name, index))
         time.sleep(0.0005)
@@ -97,7 +115,12 @@ def entrants(log: list[tuple[str, int]], names: str = "abc", inputs: int = 3) ->
 
 def rounds_of(log: list[tuple[str, int]], sampling: Sampling) -> list[str]:
     """The order of entrants in each round."""
-    names = [name for name, _ in log[len(log) - sum(len(sampling.pooled(name)) for name in sampling.samples_ms) :]]
+    names = [
+        name
+        for name, _ in log[
+            len(log) - sum(len(sampling.pooled(name)) for name in sampling.samples_ms) :
+        ]
+    ]
     found = []
     for index in range(len(sampling.samples_ms["a"])):
         order = ""
@@ -144,7 +167,10 @@ def test_sampling_stops_when_settled() -> None:
 @pytest.fixture
 def busy_machine() -> Iterator[None]:
     """Another process uses every CPU of this process."""
-    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in os.sched_getaffinity(0)]
+    hogs = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        for _ in os.sched_getaffinity(0)
+    ]
     time.sleep(0.2)
     yield
     for hog in hogs:
@@ -154,7 +180,9 @@ def busy_machine() -> Iterator[None]:
 
 def test_disturbed_rounds_are_dropped(busy_machine: None) -> None:
     calls = {"a": [lambda: time.sleep(0.001)]}
-    strict = SamplingPolicy(time_limit_s=0.3, warmup_s=0.05, min_rounds=2, busy_limit=0.25, steal_limit=2.0)
+    strict = SamplingPolicy(
+        time_limit_s=0.3, warmup_s=0.05, min_rounds=2, busy_limit=0.25, steal_limit=2.0
+    )
     disturbed = sample(calls, strict)
     assert disturbed.num_dropped > 0
     assert not disturbed.stable
@@ -167,12 +195,19 @@ def spin(count: int) -> None:
     sum(range(count))
 
 
-SPINS: dict[str, list[Callable[[], Any]]] = {"one": [partial(spin, 10_000)], "three": [partial(spin, 30_000)]}
-STRICT = SamplingPolicy(time_limit_s=0.4, warmup_s=0.05, min_rounds=5, block_ms=10.0, num_bootstrap=200)
+SPINS: dict[str, list[Callable[[], Any]]] = {
+    "one": [partial(spin, 10_000)],
+    "three": [partial(spin, 30_000)],
+}
+STRICT = SamplingPolicy(
+    time_limit_s=0.4, warmup_s=0.05, min_rounds=5, block_ms=10.0, num_bootstrap=200
+)
 
 
 def test_cpu_time_decides_between_disturbed_calls_of_one_thread(busy_machine: None) -> None:
-    with threads(1):  # neighbours may make CPU times unsteady, too: then not stable, and tried again
+    with threads(
+        1
+    ):  # neighbours may make CPU times unsteady, too: then not stable, and tried again
         samplings = (sample(SPINS, replace(STRICT, time_limit_s=1.0)) for _ in range(5))
         found = next(sampling for sampling in samplings if sampling.stable)
     assert found.clock == "cpu"
@@ -217,9 +252,13 @@ def test_slow_models_get_enough_rounds() -> None:
     found = sample({"a": [lambda: time.sleep(0.05)]}, policy)
     assert found.stable
     assert len(found.samples_ms["a"]) >= 10
-    never = sample({"a": [lambda: time.sleep(0.2)]}, replace(policy, time_limit_s=0.03, warmup_s=0.0))
+    never = sample(
+        {"a": [lambda: time.sleep(0.2)]}, replace(policy, time_limit_s=0.03, warmup_s=0.0)
+    )
     assert not never.stable
-    assert never.problem.endswith("(0 dropped); too few to measure speed of a model as slow as this")
+    assert never.problem.endswith(
+        "(0 dropped); too few to measure speed of a model as slow as this"
+    )
 
 
 class Watching(CpuMeter):
@@ -244,7 +283,11 @@ class Watching(CpuMeter):
 
 def test_short_rounds_are_judged_together() -> None:
     meter = Watching()
-    found = sample({"a": [lambda: time.sleep(0.002)]}, replace(QUICK, block_ms=1.0, time_limit_s=0.6), meter=meter)
+    found = sample(
+        {"a": [lambda: time.sleep(0.002)]},
+        replace(QUICK, block_ms=1.0, time_limit_s=0.6),
+        meter=meter,
+    )
     assert all(lasted_s >= TELLING_S for lasted_s, _ in meter.asked)
     assert found.num_dropped == sum(count for _, count in meter.asked[1::2]) > len(meter.asked)
     assert len(found.samples_ms["a"]) == sum(count for _, count in meter.asked[::2])
@@ -254,7 +297,9 @@ def test_blocks_do_not_depend_on_the_warm_up() -> None:
     policy = replace(QUICK, block_ms=20.0, warmup_s=0.0, time_limit_s=0.3)
     slow_at_first = sample({"a": [lambda: time.sleep(0.001)]}, policy, meter=Watching(*[50.0] * 3))
     assert min(len(block) for block in slow_at_first.samples_ms["a"]) > 1
-    slow_later = sample({"a": [lambda: time.sleep(0.001)]}, policy, meter=Watching(*[0.01] * 3, *[15.0] * 100_000))
+    slow_later = sample(
+        {"a": [lambda: time.sleep(0.001)]}, policy, meter=Watching(*[0.01] * 3, *[15.0] * 100_000)
+    )
     assert {len(block) for block in slow_later.samples_ms["a"]} == {2}
 
 
@@ -286,14 +331,19 @@ def test_states_are_reset() -> None:
 def tailed(seed: int, *, tail_ms: float) -> list[list[float]]:
     """Thirty rounds of calls of 1 ms, of which a tenth take `tail_ms`."""
     rng = random.Random(seed)
-    return [[(tail_ms if rng.random() < 0.1 else 1.0) * rng.lognormvariate(0, 0.02) for _ in range(20)] for _ in range(30)]
+    return [
+        [(tail_ms if rng.random() < 0.1 else 1.0) * rng.lognormvariate(0, 0.02) for _ in range(20)]
+        for _ in range(30)
+    ]
 
 
 def test_p95_and_throughput_see_the_tail() -> None:
     sampling = sampling_of(eager=tailed(1, tail_ms=8), candidate=tailed(2, tail_ms=4))
     expected: dict[Timing, float] = {"p50": 1.0, "p95": 2.0, "throughput": 1.7 / 1.3}
     for timing, ratio in expected.items():
-        found = speedup(sampling, "candidate", eager="eager", num_candidates=1, policy=ALL, timing=timing)
+        found = speedup(
+            sampling, "candidate", eager="eager", num_candidates=1, policy=ALL, timing=timing
+        )
         assert found.value == pytest.approx(ratio, rel=0.2), timing
         assert found.low <= ratio <= found.high, timing
 
@@ -320,4 +370,6 @@ def test_slow_calls_are_sampled_until_p95_has_enough() -> None:
     enough = sample(calls, policy)
     assert enough.stable
     assert enough.percentiles("a", policy)["p95"] is not None
-    assert not sample(calls, replace(policy, time_limit_s=0.01)).stable, "too few within 20 times the limit"
+    assert not sample(calls, replace(policy, time_limit_s=0.01)).stable, (
+        "too few within 20 times the limit"
+    )

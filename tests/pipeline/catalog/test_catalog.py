@@ -94,53 +94,188 @@ BAD: list[tuple[dict[str, str], str, str, str]] = [
     ({"name": "Good"}, "name", "NAME", "got 'Good', expected lower-case .*; write 'good'"),
     ({"name": ""}, "name", "FIELD", "the field is required; add it"),
     ({"source": "onnx:x"}, "source", "SOURCE", "got 'onnx:x', expected python:…, torchscript:…"),
-    ({"source": "model.pt"}, "source", "SOURCE", "a file needs its kind before it, as in torchscript:model.pt"),
-    ({"source": "python:nowhere:good"}, "source", "SOURCE", "module 'nowhere' is not found; looked in"),
-    ({"source": "python:campaign_models:god"}, "source", "SOURCE", "has no function 'god'; did you mean 'good'\\?"),
-    ({"source": "python:bad_syntax:make"}, "source", "SOURCE", "bad_syntax.py:2: .*; fix the module"),
+    (
+        {"source": "model.pt"},
+        "source",
+        "SOURCE",
+        "a file needs its kind before it, as in torchscript:model.pt",
+    ),
+    (
+        {"source": "python:nowhere:good"},
+        "source",
+        "SOURCE",
+        "module 'nowhere' is not found; looked in",
+    ),
+    (
+        {"source": "python:campaign_models:god"},
+        "source",
+        "SOURCE",
+        "has no function 'god'; did you mean 'good'\\?",
+    ),
+    (
+        {"source": "python:bad_syntax:make"},
+        "source",
+        "SOURCE",
+        "bad_syntax.py:2: .*; fix the module",
+    ),
     ({"args": "{depth: 3}"}, "source", "SOURCE", "good takes no argument 'depth'; it takes width"),
-    ({"source": "python:no_models:needs"}, "source", "SOURCE", "needs the argument 'width'; add it to `args:`"),
-    ({"source": "torchscript:none.pt"}, "source", "SOURCE", "none.pt does not exist; paths are relative"),
-    ({"source": "transformers:./none"}, "source", "SOURCE", "none is not a folder; paths are relative to"),
+    (
+        {"source": "python:no_models:needs"},
+        "source",
+        "SOURCE",
+        "needs the argument 'width'; add it to `args:`",
+    ),
+    (
+        {"source": "torchscript:none.pt"},
+        "source",
+        "SOURCE",
+        "none.pt does not exist; paths are relative",
+    ),
+    (
+        {"source": "transformers:./none"},
+        "source",
+        "SOURCE",
+        "none is not a folder; paths are relative to",
+    ),
     ({"source": "transformers:here/none"}, "source", "SOURCE", "here/none is not a folder"),
-    ({"source": "torchscript:no_models.py", "args": "{a: 1}"}, "source", "SOURCE", "'args' is for python and transformers sources"),
+    (
+        {"source": "torchscript:no_models.py", "args": "{a: 1}"},
+        "source",
+        "SOURCE",
+        "'args' is for python and transformers sources",
+    ),
     ({"source": "mlflow:digits"}, "source", "SOURCE", "expected mlflow:models:/NAME@ALIAS or"),
-    ({"sha256": "abc"}, "sha256", "FIELD", "64 hexadecimal digits in lower case, as sha256sum prints them"),
+    (
+        {"sha256": "abc"},
+        "sha256",
+        "FIELD",
+        "64 hexadecimal digits in lower case, as sha256sum prints them",
+    ),
     ({"seed": "-1"}, "seed", "FIELD", "got '-1', expected a number of at least 0"),
-    ({"inputs": "", "dims": ""}, "inputs", "INPUTS", "got neither `inputs:` nor `samples:`; write `inputs: "),
+    (
+        {"inputs": "", "dims": ""},
+        "inputs",
+        "INPUTS",
+        "got neither `inputs:` nor `samples:`; write `inputs: ",
+    ),
     ({"dims": ""}, "inputs", "INPUTS", "dim 'batch' is unbound; add"),
-    ({"dims": "{bacth: {max: 8}}"}, "inputs", "INPUTS", "dim 'batch' is unbound; did you mean 'bacth', as in dims"),
-    ({"dims": "{batch: {mx: 8}}"}, "dims.batch", "DIMS", "field 'mx' is unknown; expected max, .*; did you mean 'max'"),
+    (
+        {"dims": "{bacth: {max: 8}}"},
+        "inputs",
+        "INPUTS",
+        "dim 'batch' is unbound; did you mean 'bacth', as in dims",
+    ),
+    (
+        {"dims": "{batch: {mx: 8}}"},
+        "dims.batch",
+        "DIMS",
+        "field 'mx' is unknown; expected max, .*; did you mean 'max'",
+    ),
     ({"dims": "{batch: {min: 9, max: 8}}"}, "dims.batch", "DIMS", "expected 1 <= min <= max"),
     ({"samples": "none.npz"}, "samples", "SAMPLES", "none.npz does not exist"),
     ({"samples": "catalog.txt"}, "samples", "SAMPLES", "expected a file that ends in"),
-    ({"samples": "other.npz"}, "samples", "SAMPLES", "got tensors \\['y'\\], expected the inputs \\['input_0'\\]"),
+    (
+        {"samples": "other.npz"},
+        "samples",
+        "SAMPLES",
+        "got tensors \\['y'\\], expected the inputs \\['input_0'\\]",
+    ),
     ({"files": "[none.bin]"}, "files.0", "FILES", "matches nothing"),
     ({"recipes": "[fast]"}, "recipes.0", "RECIPE", "unknown recipe 'fast'"),
     ({"recipes": "[]"}, "recipes", "FIELD", "expected at least one"),
-    ({"device_classes": "[cpu-z80]"}, "device_classes.0", "CLASS", "unknown device class 'cpu-z80'"),
+    (
+        {"device_classes": "[cpu-z80]"},
+        "device_classes.0",
+        "CLASS",
+        "unknown device class 'cpu-z80'",
+    ),
     ({"task_metric": "accuracy"}, "task_metric", "SOURCE", "expected python:MODULE:FUNCTION"),
-    ({"limits": "{speedup_min: -1}"}, "limits.speedup_min", "LIMITS", "got '-1', expected a number above 0"),
-    ({"limits": "{build_s: 1000000}"}, "limits.build_s", "LIMITS", "got '1000000', expected .* above 0 and of at most 604800"),
-    ({"limits": "{memory_gb: true}"}, "limits.memory_gb", "LIMITS", "got 'True', expected a number of at least 0.1"),
+    (
+        {"limits": "{speedup_min: -1}"},
+        "limits.speedup_min",
+        "LIMITS",
+        "got '-1', expected a number above 0",
+    ),
+    (
+        {"limits": "{build_s: 1000000}"},
+        "limits.build_s",
+        "LIMITS",
+        "got '1000000', expected .* above 0 and of at most 604800",
+    ),
+    (
+        {"limits": "{memory_gb: true}"},
+        "limits.memory_gb",
+        "LIMITS",
+        "got 'True', expected a number of at least 0.1",
+    ),
     ({"limits": "3"}, "limits", "LIMITS", "got '3', expected a mapping"),
     ({"limits": "{speedup_mim: 1}"}, "limits.speedup_mim", "LIMITS", "did you mean 'speedup_min'"),
-    ({"objective": "p96"}, "objective", "FIELD", "got 'p96', expected 'p50', 'p95', 'throughput', 'load', 'memory' or 'size'"),
-    ({"price_per_hour": "{cpu-z80: 1}"}, "price_per_hour.cpu-z80", "CLASS", "unknown device class 'cpu-z80'"),
-    ({"price_per_hour": "{portable: 1}"}, "price_per_hour.portable", "CLASS", "expected the class of a machine with a price"),
-    ({"price_per_hour": "{cuda-sm90: 0}"}, "price_per_hour.cuda-sm90", "FIELD", "got '0', expected a number above 0"),
+    (
+        {"objective": "p96"},
+        "objective",
+        "FIELD",
+        "got 'p96', expected 'p50', 'p95', 'throughput', 'load', 'memory' or 'size'",
+    ),
+    (
+        {"price_per_hour": "{cpu-z80: 1}"},
+        "price_per_hour.cpu-z80",
+        "CLASS",
+        "unknown device class 'cpu-z80'",
+    ),
+    (
+        {"price_per_hour": "{portable: 1}"},
+        "price_per_hour.portable",
+        "CLASS",
+        "expected the class of a machine with a price",
+    ),
+    (
+        {"price_per_hour": "{cuda-sm90: 0}"},
+        "price_per_hour.cuda-sm90",
+        "FIELD",
+        "got '0', expected a number above 0",
+    ),
     ({"weights": "zeros"}, "weights", "FIELD", "got 'zeros', expected 'random'"),
     ({"colour": "blue"}, "colour", "FIELD", "the field is unknown; expected one of name, args"),
     ({"tags": "{team: 3}"}, "tags.team", "FIELD", "got '3', expected a text"),
     ({"threads": "[]"}, "threads", "FIELD", "expected at least one; remove the field"),
     ({"threads": "[0]"}, "threads.0", "FIELD", "got '0', expected a number of at least 1"),
     ({"threads": "[1, 0]"}, "threads.1", "FIELD", "got '0', expected a number of at least 1"),
-    ({"threads": "[1, 4, 1]"}, "threads", "THREADS", "got \\[1, 4, 1\\], expected each count once; the first decides"),
-    ({"points": "[{batch: 1}]", **NO_DIMS}, "points", "POINTS", "'batch' is not a declared dim; expected none"),
-    ({"points": "[{bach: 1}]"}, "points", "POINTS", "'bach' is not a declared dim; expected batch; did you mean 'batch'"),
-    ({"points": "[{batch: 1}, {batch: 9}]"}, "points", "POINTS", "got batch 9, expected batch from 1 to 8"),
-    ({"preserve": "[sub.2nd]"}, "preserve.0", "PRESERVE", "got 'sub.2nd', expected an attribute or method"),
-    ({"reset": "sub.reset"}, "reset", "PRESERVE", "expected the name of a method that takes nothing"),
+    (
+        {"threads": "[1, 4, 1]"},
+        "threads",
+        "THREADS",
+        "got \\[1, 4, 1\\], expected each count once; the first decides",
+    ),
+    (
+        {"points": "[{batch: 1}]", **NO_DIMS},
+        "points",
+        "POINTS",
+        "'batch' is not a declared dim; expected none",
+    ),
+    (
+        {"points": "[{bach: 1}]"},
+        "points",
+        "POINTS",
+        "'bach' is not a declared dim; expected batch; did you mean 'batch'",
+    ),
+    (
+        {"points": "[{batch: 1}, {batch: 9}]"},
+        "points",
+        "POINTS",
+        "got batch 9, expected batch from 1 to 8",
+    ),
+    (
+        {"preserve": "[sub.2nd]"},
+        "preserve.0",
+        "PRESERVE",
+        "got 'sub.2nd', expected an attribute or method",
+    ),
+    (
+        {"reset": "sub.reset"},
+        "reset",
+        "PRESERVE",
+        "expected the name of a method that takes nothing",
+    ),
     ({"trust": "maybe"}, "trust", "FIELD", "got 'maybe', expected true or false"),
 ]
 """Fields that replace those of a good entry; the field, code and message of the one error."""
@@ -184,9 +319,13 @@ def as_parquet(path: Path) -> Path | None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "field", "code", "message"), BAD, ids=[" ".join(f"{k}={v}" for k, v in bad[0].items()) for bad in BAD]
+    ("fields", "field", "code", "message"),
+    BAD,
+    ids=[" ".join(f"{k}={v}" for k, v in bad[0].items()) for bad in BAD],
 )
-def test_bad_field_is_one_error_in_every_format(folder: Path, fields: dict[str, str], field: str, code: str, message: str) -> None:
+def test_bad_field_is_one_error_in_every_format(
+    folder: Path, fields: dict[str, str], field: str, code: str, message: str
+) -> None:
     path = write(folder, entry(**fields))
     lines = [line.split(":")[0].strip() for line in path.read_text().splitlines()]
     top = field.partition(".")[0]
@@ -208,10 +347,27 @@ def test_bad_field_is_one_error_in_every_format(folder: Path, fields: dict[str, 
 
 
 def test_all_errors_of_an_entry_are_reported(folder: Path) -> None:
-    fields = {"name": "Good", "source": "python:campaign_models:god", "input": "{}", "recipes": "[fast, portabel]", "seed": "-1"}
-    catalog = read_catalog(write(folder, entry(**fields, limits="{speedup_mim: 1, size_mb_max: 0}")))
+    fields = {
+        "name": "Good",
+        "source": "python:campaign_models:god",
+        "input": "{}",
+        "recipes": "[fast, portabel]",
+        "seed": "-1",
+    }
+    catalog = read_catalog(
+        write(folder, entry(**fields, limits="{speedup_mim: 1, size_mb_max: 0}"))
+    )
     found = {str(problem.field): problem for problem in catalog.problems}
-    assert set(found) == {"name", "source", "input", "recipes.0", "recipes.1", "seed", "limits.speedup_mim", "limits.size_mb_max"}
+    assert set(found) == {
+        "name",
+        "source",
+        "input",
+        "recipes.0",
+        "recipes.1",
+        "seed",
+        "limits.speedup_mim",
+        "limits.size_mb_max",
+    }
     assert found["name"].place == "catalog.yaml:3"
     assert found["source"].place == "catalog.yaml:4"
     assert "did you mean 'inputs'" in str(found["input"])
@@ -242,7 +398,14 @@ def test_every_error_has_its_own_line(tmp_path: Path) -> None:
         """
     problems = read_catalog(write(tmp_path, text)).problems
     places = {problem.field: problem.place for problem in problems}
-    lines = {"seed": 2, "inputs.1": 8, "inputs.2": 9, "dims.batch": 11, "limits.size_mb_max": 14, "recipes.1": 17}
+    lines = {
+        "seed": 2,
+        "inputs.1": 8,
+        "inputs.2": 9,
+        "dims.batch": 11,
+        "limits.size_mb_max": 14,
+        "recipes.1": 17,
+    }
     assert places == {name: f"catalog.yaml:{line}" for name, line in lines.items()}
 
 
@@ -261,14 +424,30 @@ def test_a_pickle_needs_trust(folder: Path) -> None:
         ("# models:\n", "EMPTY", "catalog.yaml is empty"),
         ("models: []\n", "EMPTY", "lists no models"),
         ("models: {a: b}\n", "FORM", "got a dict, expected a list of entries"),
-        ("model: []\n", "FORM", "the field is unknown; expected defaults, models; did you mean 'models'"),
+        (
+            "model: []\n",
+            "FORM",
+            "the field is unknown; expected defaults, models; did you mean 'models'",
+        ),
         ("defaults: 3\nmodels: [a]\n", "FORM", "got a int, expected a mapping"),
         ("models: [\n", "SYNTAX", "is not YAML: .*line 2"),
-        ("models: !!python/object:os.system {}\n", "SYNTAX", "is not YAML: .*could not determine a constructor"),
-        ("models:\n  - name: a\n    name: b\n", "SYNTAX", "catalog.yaml:3: 'name' is given twice, first in line 2"),
+        (
+            "models: !!python/object:os.system {}\n",
+            "SYNTAX",
+            "is not YAML: .*could not determine a constructor",
+        ),
+        (
+            "models:\n  - name: a\n    name: b\n",
+            "SYNTAX",
+            "catalog.yaml:3: 'name' is given twice, first in line 2",
+        ),
         (f"models: {'[' * 100_000}\n", "EXPLODES", "nested more than 64 deep"),
         (entry(args="&a {width: *a}"), "EXPLODES", "catalog.yaml:7: an alias contains itself"),
-        (entry(inputs="&a {x: {tuple: [*a]}}"), "EXPLODES", "catalog.yaml:5: an alias contains itself"),
+        (
+            entry(inputs="&a {x: {tuple: [*a]}}"),
+            "EXPLODES",
+            "catalog.yaml:5: an alias contains itself",
+        ),
     ],
 )
 def test_invalid_catalog_is_refused(tmp_path: Path, text: str, code: str, message: str) -> None:
@@ -281,18 +460,40 @@ def test_invalid_catalog_is_refused(tmp_path: Path, text: str, code: str, messag
 @pytest.mark.parametrize(
     ("name", "content", "code", "message"),
     [
-        ("latin.yaml", "models: [é]".encode("latin-1"), "ENCODING", "is not UTF-8 text: .* at byte 9; save it as UTF-8"),
-        ("catalog.toml", b"", "KIND", "got the suffix '.toml', expected .yaml, .yml, .json, .jsonl"),
-        ("big.yaml", b"# " + b"x" * 20_000_000, "SIZE", "got 20 MB of YAML, expected at most 17 MB; write it as JSON Lines"),
+        (
+            "latin.yaml",
+            "models: [é]".encode("latin-1"),
+            "ENCODING",
+            "is not UTF-8 text: .* at byte 9; save it as UTF-8",
+        ),
+        (
+            "catalog.toml",
+            b"",
+            "KIND",
+            "got the suffix '.toml', expected .yaml, .yml, .json, .jsonl",
+        ),
+        (
+            "big.yaml",
+            b"# " + b"x" * 20_000_000,
+            "SIZE",
+            "got 20 MB of YAML, expected at most 17 MB; write it as JSON Lines",
+        ),
         ("latin.jsonl", b'{"name": "\xe9"}\n', "ENCODING", "latin.jsonl:1 is not UTF-8 text"),
-        ("half.jsonl", b'{"name": "a"}\n{"name": \n', "SYNTAX", "half.jsonl:2: got .*, which is not JSON: Expecting value"),
+        (
+            "half.jsonl",
+            b'{"name": "a"}\n{"name": \n',
+            "SYNTAX",
+            "half.jsonl:2: got .*, which is not JSON: Expecting value",
+        ),
         ("twice.jsonl", b'{"name": "a", "name": "b"}\n', "SYNTAX", "'name' is given twice"),
         ("deep.jsonl", b"[" * 200_000, "SYNTAX", "nested too deep"),
         ("empty.jsonl", b"\n\n", "EMPTY", "lists no models"),
         ("bad.parquet", b"PAR0", "SYNTAX", "bad.parquet is not Parquet"),
     ],
 )
-def test_unreadable_file_is_refused(tmp_path: Path, name: str, content: bytes, code: str, message: str) -> None:
+def test_unreadable_file_is_refused(
+    tmp_path: Path, name: str, content: bytes, code: str, message: str
+) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(CatalogError, match=message) as caught:
         read_catalog(tmp_path / name)
@@ -300,20 +501,33 @@ def test_unreadable_file_is_refused(tmp_path: Path, name: str, content: bytes, c
 
 
 def test_missing_catalog_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CatalogError, match=r"none.yaml cannot be read: it does not exist; name a catalog file"):
+    with pytest.raises(
+        CatalogError, match=r"none.yaml cannot be read: it does not exist; name a catalog file"
+    ):
         read_catalog(tmp_path / "none.yaml")
 
 
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"name": ["a"], "colour": ["red"]}, "field 'colour': .*the column is unknown; expected name, args"),
+        (
+            {"name": ["a"], "colour": ["red"]},
+            "field 'colour': .*the column is unknown; expected name, args",
+        ),
         ({"name": ["a"], "seed": ["x"]}, "field 'seed': .*got a column of string, expected int64"),
-        ({"name": ["a"], "inputs": [{"x": 1}]}, "field 'inputs': .*got a column of struct<x: int64>, expected string"),
-        ({"name": ["a"], "inputs": ["{x"]}, "catalog.parquet, row 1, field 'inputs': got '{x', which is not JSON"),
+        (
+            {"name": ["a"], "inputs": [{"x": 1}]},
+            "field 'inputs': .*got a column of struct<x: int64>, expected string",
+        ),
+        (
+            {"name": ["a"], "inputs": ["{x"]},
+            "catalog.parquet, row 1, field 'inputs': got '{x', which is not JSON",
+        ),
     ],
 )
-def test_parquet_has_an_explicit_schema(tmp_path: Path, columns: dict[str, list[Any]], message: str) -> None:
+def test_parquet_has_an_explicit_schema(
+    tmp_path: Path, columns: dict[str, list[Any]], message: str
+) -> None:
     pq.write_table(pa.table(columns), tmp_path / "catalog.parquet")
     with pytest.raises(CatalogError, match=message):
         read_catalog(tmp_path / "catalog.parquet")
@@ -326,15 +540,31 @@ PLACES = {
 
 
 def test_parquet_has_every_field_of_an_entry() -> None:
-    fields = {field.name for field in dataclasses.fields(Entry)} - {"spec", "search_path", "registered_name", "fill_up"}
+    fields = {field.name for field in dataclasses.fields(Entry)} - {
+        "spec",
+        "search_path",
+        "registered_name",
+        "fill_up",
+    }
     assert set(parquet_schema().names) == fields | {"inputs", "dims", *SOURCE_SETTINGS}
 
 
 def test_all_formats_are_equivalent(folder: Path) -> None:
-    path = write(folder, entry(tags="{team: vision}", limits="{speedup_min: 1.5}", seed="3", recipes="[portable]", **PLACES))
+    path = write(
+        folder,
+        entry(
+            tags="{team: vision}",
+            limits="{speedup_min: 1.5}",
+            seed="3",
+            recipes="[portable]",
+            **PLACES,
+        ),
+    )
     parquet = as_parquet(path)
     assert parquet is not None
-    (first,), (second,), (third,) = (read_catalog(form).entries for form in (path, as_json_lines(path), parquet))
+    (first,), (second,), (third,) = (
+        read_catalog(form).entries for form in (path, as_json_lines(path), parquet)
+    )
     assert first == second == third
     assert (first.tags, first.limits.speedup_min, first.source.seed) == ({"team": "vision"}, 1.5, 3)
     assert (first.threads, first.points) == ((2, 1), ({"batch": 3},))
@@ -351,8 +581,13 @@ def test_good_entries_are_read_beside_bad_ones(tmp_path: Path) -> None:
 
 
 def test_only_takes_matching_names(tmp_path: Path) -> None:
-    text = "".join(entry(name=name).removeprefix("models:\n") for name in ("good", "other", "third"))
+    text = "".join(
+        entry(name=name).removeprefix("models:\n") for name in ("good", "other", "third")
+    )
     catalog = write(tmp_path, f"models:\n{text}")
-    assert [read.name for read in read_catalog(catalog, only=["o*", "third"]).entries] == ["other", "third"]
+    assert [read.name for read in read_catalog(catalog, only=["o*", "third"]).entries] == [
+        "other",
+        "third",
+    ]
     with pytest.raises(CatalogError, match="no entry that matches 'z\\*'"):
         read_catalog(catalog, only=["z*"])

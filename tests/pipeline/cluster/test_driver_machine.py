@@ -19,7 +19,9 @@ from tests.raylets import LOOPBACK, Network, RayCluster, free_port
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.skipif(not Network.allowed(), reason="needs the right to make namespaces, and iproute2"),
+    pytest.mark.skipif(
+        not Network.allowed(), reason="needs the right to make namespaces, and iproute2"
+    ),
 ]
 
 APART = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -27,7 +29,10 @@ APART = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 ENTRY = '  - {name: good, source: "python:campaign_models:good", inputs: [{shape: [1, 16]}]}'
 
-CONNECTS = "import sys; from pipeline.cluster import connect; connect.RAYLET_S = 1.0; connect.connect(sys.argv[1]).__enter__()"
+CONNECTS = (
+    "import sys; from pipeline.cluster import connect; connect.RAYLET_S = 1.0;"
+    " connect.connect(sys.argv[1]).__enter__()"
+)
 STANDS_ON = """
 from pipeline.cluster.connect import connect
 with connect(None) as c: print(c.home, *(node.node_id for node in c.nodes()))
@@ -64,7 +69,15 @@ def optimize(site: Site, folder: Path, *before: str) -> tuple[int, str, float]:
     write_catalog(folder, SLOW_CATALOG.format(entries=ENTRY))
     started = time.monotonic()
     places = ["--store", str(folder / "store"), "--tracking-uri", f"sqlite:///{folder}/mlflow.db"]
-    command = [sys.executable, "-m", "jobs.optimize", str(folder / "catalog.yaml"), "--address", site.cluster.address, *places]
+    command = [
+        sys.executable,
+        "-m",
+        "jobs.optimize",
+        str(folder / "catalog.yaml"),
+        "--address",
+        site.cluster.address,
+        *places,
+    ]
     done = site.cluster.run([*site.there, *before, *command])
     return done.returncode, done.stdout, time.monotonic() - started
 
@@ -73,7 +86,10 @@ def test_a_missing_raylet_is_detected_without_ray(tmp_path: Path) -> None:
     with socket.create_server((LOOPBACK, 0)) as head:
         address = f"{LOOPBACK}:{head.getsockname()[1]}"
         done = run([*APART, sys.executable, "-W", "ignore", "-c", CONNECTS, address], tmp_path)
-    assert f"InfrastructureError: no node of the Ray cluster at {address} runs on this machine" in done.stderr, done.stderr
+    assert (
+        f"InfrastructureError: no node of the Ray cluster at {address} runs on this machine"
+        in done.stderr
+    ), done.stderr
 
 
 @pytest.mark.slow
@@ -82,7 +98,8 @@ def test_a_machine_that_has_not_joined_fails_fast(site: Site, tmp_path: Path) ->
     assert code == 3, said
     address, ip = re.escape(site.cluster.address), re.escape(site.network.here)
     assert re.search(
-        rf"CP-RAY: no node of the Ray cluster at {address} runs on this machine, .* `ray start --address={address} --num-cpus=0`, "
+        rf"CP-RAY: no node of the Ray cluster at {address} runs on this machine, .* `ray start"
+        rf" --address={address} --num-cpus=0`, "
         rf"or .* `python -m jobs.submit CATALOG --address http://{ip}:8265`",
         said,
     ), said
@@ -92,8 +109,16 @@ def test_a_machine_that_has_not_joined_fails_fast(site: Site, tmp_path: Path) ->
 @pytest.mark.slow
 def test_a_starting_node_is_awaited(site: Site) -> None:
     ray = Path(sys.executable).with_name("ray")
-    joins = f"{ray} start --address={site.cluster.address} --node-ip-address={site.network.there} --num-cpus=0"
-    later = ["sh", "-c", f'(sleep 4; {joins} --object-store-memory=100000000 >&2) & exec "$@"', "sh"]
+    joins = (
+        f"{ray} start --address={site.cluster.address} --node-ip-address={site.network.there}"
+        " --num-cpus=0"
+    )
+    later = [
+        "sh",
+        "-c",
+        f'(sleep 4; {joins} --object-store-memory=100000000 >&2) & exec "$@"',
+        "sh",
+    ]
     done = site.cluster.run([*site.there, *later, sys.executable, "-c", STANDS_ON])
     home, worker = done.stdout.splitlines()[-1].split()
     assert home != worker, done.stdout
@@ -111,7 +136,13 @@ def drives(site: Site, folder: Path, *before: str) -> None:
 @pytest.mark.slow
 def test_a_node_without_cpus_can_drive(site: Site, tmp_path: Path) -> None:
     joined = site.cluster.start(num_cpus=0, network=site.network, before=APART)
-    there = ["nsenter", f"--target={joined.processes('raylet')[0].pid}", "--pid", "--mount", "--net"]
+    there = [
+        "nsenter",
+        f"--target={joined.processes('raylet')[0].pid}",
+        "--pid",
+        "--mount",
+        "--net",
+    ]
     home, *workers = site.cluster.run([*there, sys.executable, "-c", STANDS_ON]).stdout.split()
     assert len(workers) == 1
     assert home not in workers

@@ -64,7 +64,10 @@ def test_a_head_that_stays_silent_ends_the_campaign(listening: socket.socket) ->
     head.look()
     clock.now += SILENCE_S + 1
     head.look()
-    with pytest.raises(InfrastructureError, match=rf"{address} has not answered for 31 s; .*run the same command again") as raised:
+    with pytest.raises(
+        InfrastructureError,
+        match=rf"{address} has not answered for 31 s; .*run the same command again",
+    ) as raised:
         head.answers()
     assert raised.value.code == "CP-RAY"
     assert ended == []
@@ -85,14 +88,23 @@ with head_monitor.Head(sys.argv[1]).watched():
 
 def test_a_blocked_driver_is_ended_with_a_message() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", BLOCKED, address_of_closed()], cwd=ROOT, capture_output=True, text=True, check=False, timeout=30
+        [sys.executable, "-c", BLOCKED, address_of_closed()],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
     )
     assert done.returncode == 3
     assert done.stdout == "within a call of Ray's"
-    assert re.fullmatch(r"CP-RAY: the head of the Ray cluster at \S+ has not answered for 0 s; .*\n", done.stderr), done.stderr
+    assert re.fullmatch(
+        r"CP-RAY: the head of the Ray cluster at \S+ has not answered for 0 s; .*\n", done.stderr
+    ), done.stderr
 
 
-@pytest.mark.parametrize(("address", "silent"), [("auto", False), ("127.0.0.1", False), ("ray://127.0.0.1:9", True)])
+@pytest.mark.parametrize(
+    ("address", "silent"), [("auto", False), ("127.0.0.1", False), ("ray://127.0.0.1:9", True)]
+)
 def test_only_addresses_with_a_port_are_checked(address: str, silent: bool) -> None:
     head = Head(address)
     head.look()

@@ -53,7 +53,14 @@ def wordless() -> Iterator[str]:
 
 def test_a_silent_dashboard_is_reported(wordless: str, tmp_path: Path) -> None:
     (tmp_path / "catalog.yaml").write_text("models: [{name: m}]\n")
-    places = ["--store", str(tmp_path / "store"), "--address", wordless, "--tracking-uri", "http://127.0.0.1:9"]
+    places = [
+        "--store",
+        str(tmp_path / "store"),
+        "--address",
+        wordless,
+        "--tracking-uri",
+        "http://127.0.0.1:9",
+    ]
     done = CliRunner().invoke(submit.app, [*places, str(tmp_path / "catalog.yaml")])
     assert done.exit_code == 3, done.output
     assert f"CP-RAY: Ray's dashboard at {wordless} does not answer (ReadTimeout)" in done.output
@@ -69,7 +76,10 @@ def test_a_head_that_vanishes_is_reported(dashboard: Dashboard) -> None:
         shown.append(text)
         dashboard.silent = True
 
-    with pytest.raises(InfrastructureError, match=r"does not answer .*; job j may still be running: submit it again to follow it"):
+    with pytest.raises(
+        InfrastructureError,
+        match=r"does not answer .*; job j may still be running: submit it again to follow it",
+    ):
         jobs.follow("j", vanish)
     assert shown == ["first\n"]
 
@@ -91,7 +101,9 @@ def test_every_line_of_a_job_is_shown_once(dashboard: Dashboard) -> None:
     assert shown == ["first\n", "second\n", "third\n"]
 
 
-def test_a_slow_upload_is_not_a_timeout(dashboard: Dashboard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_upload_is_not_a_timeout(
+    dashboard: Dashboard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "weights.bin").write_bytes(os.urandom(1 << 20) * 24)
     monkeypatch.setattr(jobs_api, "ANSWER_S", 30.0)
     dashboard.pause_s = 0.05
@@ -111,14 +123,17 @@ def submitted(folder: Path, address: str) -> list[str]:
     return [str(folder / "catalog.yaml"), *places, "--address", address, "--detach"]
 
 
-def test_a_full_temporary_folder_is_reported(dashboard: Dashboard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_temporary_folder_is_reported(
+    dashboard: Dashboard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "scratch"
     with full_disk(folder), monkeypatch.context() as patched:
         patched.setattr(tempfile, "tempdir", str(folder))
         done = CliRunner().invoke(submit.app, submitted(tmp_path, dashboard.address))
     assert done.exit_code == 3, done.output
     assert re.search(
-        rf"CP-TEMPORARY: .* cannot be packed .* {folder} \(.*No space left on device.*\); make room",
+        rf"CP-TEMPORARY: .* cannot be packed .* {folder} \(.*No space left on device.*\); make"
+        r" room",
         done.output,
     )
     assert CliRunner().invoke(submit.app, submitted(tmp_path, dashboard.address)).exit_code == 0
@@ -130,9 +145,13 @@ def test_an_unreadable_file_is_named(dashboard: Dashboard, tmp_path: Path) -> No
     command = [sys.executable, "-W", "ignore", "-m", "jobs.submit", *words]
     if os.geteuid() == 0:  # root may read every file
         command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *command]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 2, done.stderr
-    assert re.search(r"CP-USAGE: \S+weights.bin cannot be uploaded \(Permission denied\)", done.stderr)
+    assert re.search(
+        r"CP-USAGE: \S+weights.bin cannot be uploaded \(Permission denied\)", done.stderr
+    )
     assert "Traceback" not in done.stderr
 
 
@@ -140,35 +159,62 @@ def test_an_unreadable_file_is_named(dashboard: Dashboard, tmp_path: Path) -> No
 
 
 def shown(folder: Path, address: str, *arguments: str) -> Result:
-    return CliRunner().invoke(status.app, ["c", "--store", str(folder / "store"), "--address", address, *arguments])
+    return CliRunner().invoke(
+        status.app, ["c", "--store", str(folder / "store"), "--address", address, *arguments]
+    )
 
 
 @pytest.mark.parametrize(
     ("job", "line"),
     [
-        ({"status": "PENDING", "message": "Job has not started yet."}, r"PENDING; Job has not started yet\."),
         (
-            {"status": "FAILED", "message": "no such catalog", "driver_exit_code": 2, "start_time": 1000, "end_time": 2000},
-            r"FAILED, started 1970-01-01T00:00:01\+00:00, ended 1970-01-01T00:00:02\+00:00; no such catalog",
+            {"status": "PENDING", "message": "Job has not started yet."},
+            r"PENDING; Job has not started yet\.",
+        ),
+        (
+            {
+                "status": "FAILED",
+                "message": "no such catalog",
+                "driver_exit_code": 2,
+                "start_time": 1000,
+                "end_time": 2000,
+            },
+            (
+                r"FAILED, started 1970-01-01T00:00:01\+00:00, ended 1970-01-01T00:00:02\+00:00; no"
+                r" such catalog"
+            ),
         ),
     ],
 )
-def test_a_job_without_a_record_has_a_status(dashboard: Dashboard, tmp_path: Path, job: dict[str, Any], line: str) -> None:
+def test_a_job_without_a_record_has_a_status(
+    dashboard: Dashboard, tmp_path: Path, job: dict[str, Any], line: str
+) -> None:
     job_id = f"{job_prefix('c', str(tmp_path / 'store'))}1"
     dashboard.job(job_id, **job)
     done = shown(tmp_path, dashboard.address)
     assert done.exit_code == 0, done.output
     assert re.search(
-        rf"campaign c: the store \S+, as this machine sees it, has no record of it yet\njob {job_id}: {line}\n", done.output
+        r"campaign c: the store \S+, as this machine sees it, has no record of it yet\njob"
+        rf" {job_id}: {line}\n",
+        done.output,
     )
     found = json.loads(shown(tmp_path, dashboard.address, "--json").output)
-    assert (found["campaign"], found["status"], found["job"]["status"]) == ("c", None, job["status"])
+    assert (found["campaign"], found["status"], found["job"]["status"]) == (
+        "c",
+        None,
+        job["status"],
+    )
     assert found["job"]["message"] == job["message"]
 
 
-def test_a_campaign_with_neither_job_nor_record_is_unknown(dashboard: Dashboard, tmp_path: Path) -> None:
+def test_a_campaign_with_neither_job_nor_record_is_unknown(
+    dashboard: Dashboard, tmp_path: Path
+) -> None:
     dashboard.job(f"{job_prefix('c', str(tmp_path / 'other'))}1", "PENDING")
     assert shown(tmp_path, dashboard.address).exit_code == 3
     Store.open(str(tmp_path / "store"), create=True)
     done = shown(tmp_path, dashboard.address)
-    assert (done.exit_code, "has no campaign 'c'; it has: none" in done.output) == (2, True), done.output
+    assert (done.exit_code, "has no campaign 'c'; it has: none" in done.output) == (
+        2,
+        True,
+    ), done.output

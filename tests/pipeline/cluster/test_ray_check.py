@@ -33,6 +33,10 @@ def test_a_cluster_and_its_device_classes(tmp_path: Path) -> None:
         for classes, level in (([], "warning"), (["cpu-x86-64-v3"], "ok")):
             cluster.start(num_cpus=1, classes=classes)
             done = cluster.run([*command, "--address", cluster.address])
-            (found,) = [item for item in json.loads(done.stdout.splitlines()[-1])["findings"] if item["check"] == "Ray"]
+            (found,) = [
+                item
+                for item in json.loads(done.stdout.splitlines()[-1])["findings"]
+                if item["check"] == "Ray"
+            ]
             assert found["level"] == level, found
     assert "2 nodes with CPUs, for portable, cpu-x86-64-v3" in found["text"]

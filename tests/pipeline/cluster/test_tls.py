@@ -16,7 +16,9 @@ from freezer.errors import InfrastructureError
 from pipeline.cluster.tls import FILES, check_tls
 from tests.pipeline.cluster.test_tls_campaign import certificates
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make certificates")
+pytestmark = pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="needs openssl to make certificates"
+)
 
 SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 
@@ -27,14 +29,19 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def served(wrap: Callable[[socket.socket], socket.socket], greeting: bytes = SETTINGS) -> Iterator[int]:
+def served(
+    wrap: Callable[[socket.socket], socket.socket], greeting: bytes = SETTINGS
+) -> Iterator[int]:
     """The port of a server that sends its settings first, as gRPC does."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
             with contextlib.suppress(OSError):
                 while True:
-                    with contextlib.suppress(ssl.SSLError, ConnectionError), wrap(server.accept()[0]) as line:
+                    with (
+                        contextlib.suppress(ssl.SSLError, ConnectionError),
+                        wrap(server.accept()[0]) as line,
+                    ):
                         line.sendall(greeting)
                         line.recv(1024)
 
@@ -73,7 +80,9 @@ def test_a_silent_server_is_left_to_ray() -> None:
 def test_a_single_side_with_tls_is_an_error(own: dict[str, str]) -> None:
     with (
         served(secured(own)) as port,
-        pytest.raises(InfrastructureError, match=r"set RAY_USE_TLS=1 here too, and RAY_TLS_SERVER_CERT") as caught,
+        pytest.raises(
+            InfrastructureError, match=r"set RAY_USE_TLS=1 here too, and RAY_TLS_SERVER_CERT"
+        ) as caught,
     ):
         check(port, {})
     assert caught.value.code == "CP-RAY-TLS"
@@ -81,14 +90,21 @@ def test_a_single_side_with_tls_is_an_error(own: dict[str, str]) -> None:
         check(port, own)
 
 
-def test_certificates_of_another_authority_are_rejected(own: dict[str, str], tmp_path: Path) -> None:
+def test_certificates_of_another_authority_are_rejected(
+    own: dict[str, str], tmp_path: Path
+) -> None:
     other = certificates(tmp_path / "other")
     with served(secured(own)) as port:
         with pytest.raises(
-            InfrastructureError, match=r"do not agree on TLS \(.*\); .* RAY_TLS_SERVER_CERT here and on the head must be"
+            InfrastructureError,
+            match=(
+                r"do not agree on TLS \(.*\); .* RAY_TLS_SERVER_CERT here and on the head must be"
+            ),
         ):
             check(port, other)
-        with pytest.raises(InfrastructureError, match=r"CERT"):  # it trusts the server, which does not trust it
+        with pytest.raises(
+            InfrastructureError, match=r"CERT"
+        ):  # it trusts the server, which does not trust it
             check(port, {**other, FILES[2]: own[FILES[2]]})
 
 
@@ -97,9 +113,15 @@ def test_missing_files_are_named(own: dict[str, str], tmp_path: Path, name: str)
     (tmp_path / "empty").touch()
     with served(plain) as port:
         without = {key: value for key, value in own.items() if key != name}
-        with pytest.raises(InfrastructureError, match=rf"RAY_USE_TLS is set, but {name} is not set; Ray needs"):
+        with pytest.raises(
+            InfrastructureError, match=rf"RAY_USE_TLS is set, but {name} is not set; Ray needs"
+        ):
             check(port, without)
-        with pytest.raises(InfrastructureError, match=rf"but {name} is '/nowhere', which is not a file"):
+        with pytest.raises(
+            InfrastructureError, match=rf"but {name} is '/nowhere', which is not a file"
+        ):
             check(port, {**own, name: "/nowhere"})
-        with pytest.raises(InfrastructureError, match=r"are not a certificate, its key and an authority in PEM"):
+        with pytest.raises(
+            InfrastructureError, match=r"are not a certificate, its key and an authority in PEM"
+        ):
             check(port, {**own, name: str(tmp_path / "empty")})

@@ -29,7 +29,12 @@ with connect(sys.argv[1]) as cluster:
 def cluster(tmp_path: Path) -> Iterator[RayCluster]:
     """A head with Ray's defaults; a local Ray has written a token into the home of its user."""
     with RayCluster(tmp_path / "home", auth_mode=None) as found:
-        subprocess.run([sys.executable, "-W", "ignore", "-c", LOCAL], env=found.environment, cwd=found.folder, check=True)
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", LOCAL],
+            env=found.environment,
+            cwd=found.folder,
+            check=True,
+        )
         assert (found.folder / ".ray" / "auth_token").is_file()
         found.start(num_cpus=1, classes=[PORTABLE])
         yield found
@@ -38,18 +43,36 @@ def cluster(tmp_path: Path) -> Iterator[RayCluster]:
 def connected(cluster: RayCluster, **environ: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-W", "ignore", "-c", CONNECTS, cluster.address]
     environ = {**cluster.environment, **environ}
-    return subprocess.run(command, env=environ, cwd=cluster.folder, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        command,
+        env=environ,
+        cwd=cluster.folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def test_a_cluster_with_the_token_of_a_local_run(cluster: RayCluster) -> None:
     bare = connected(cluster)
     assert f"InfrastructureError: Ray at {cluster.address} rejects the token (" in bare.stderr
-    assert "RAY_AUTH_MODE is not set here); set RAY_AUTH_MODE=token here, and copy ~/.ray/auth_token from the head" in bare.stderr
+    assert (
+        "RAY_AUTH_MODE is not set here); set RAY_AUTH_MODE=token here, and copy ~/.ray/auth_token"
+        " from the head" in bare.stderr
+    )
     absent = connected(cluster, RAY_AUTH_MODE="token", HOME=str(cluster.folder.parent))
     assert f"InfrastructureError: Ray at {cluster.address} rejects the token (" in absent.stderr
 
     labels = [sys.executable, "-m", "jobs.worker_labels", "--environment"]
-    printed = subprocess.run(labels, env=cluster.environment, cwd=cluster.folder, capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        labels,
+        env=cluster.environment,
+        cwd=cluster.folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     documented = dict(word.split("=", 1) for word in printed.split())
     cluster.start(num_cpus=1, classes=[PORTABLE], environ=documented)
     joined = connected(cluster, **documented)

@@ -18,7 +18,11 @@ def chained(error: Exception, cause: Exception) -> Exception:
 
 NO_ROOM = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 TRIED = ExceptionGroup(
-    "tried", [BuildError("no graph"), RuntimeError("[enforce fail at inline_container.cc:747] . PytorchStreamWriter failed")]
+    "tried",
+    [
+        BuildError("no graph"),
+        RuntimeError("[enforce fail at inline_container.cc:747] . PytorchStreamWriter failed"),
+    ],
 )
 COMPILER = "inductor: g++: fatal error: "
 
@@ -31,13 +35,25 @@ COMPILER = "inductor: g++: fatal error: "
         (InfrastructureError("gone", code="CP-TRACKING"), "infrastructure", "CP-TRACKING"),
         (KeyError("weights"), "error", "CP-ERROR"),
         (chained(BuildError("inductor: failed"), NO_ROOM), "disk", "CP-DISK"),
-        (BuildError("inductor: error writing to /tmp/x.s: No space left on device"), "disk", "CP-DISK"),
+        (
+            BuildError("inductor: error writing to /tmp/x.s: No space left on device"),
+            "disk",
+            "CP-DISK",
+        ),
         (chained(BuildError("all failed"), TRIED), "disk", "CP-DISK"),
         (ValueError("I/O error: Input/output error (os error 5) at path"), "disk", "CP-DISK"),
         (BuildError(f"{COMPILER}Killed signal terminated program cc1plus"), "memory", "CP-MEMORY"),
         (BuildError("inductor: CUDA error: out of memory"), "memory", "CP-MEMORY-GPU"),
-        (BuildError(f"{COMPILER}vfork: Resource temporarily unavailable"), "infrastructure", "CP-INFRASTRUCTURE"),
-        (chained(CaptureError("no graph"), RuntimeError("can't start new thread")), "infrastructure", "CP-INFRASTRUCTURE"),
+        (
+            BuildError(f"{COMPILER}vfork: Resource temporarily unavailable"),
+            "infrastructure",
+            "CP-INFRASTRUCTURE",
+        ),
+        (
+            chained(CaptureError("no graph"), RuntimeError("can't start new thread")),
+            "infrastructure",
+            "CP-INFRASTRUCTURE",
+        ),
     ],
 )
 def test_exceptions_are_classified(error: Exception, kind: str, code: str) -> None:

@@ -46,7 +46,10 @@ FACTS = ClassFacts(num_threads=2, toolchain={"torch": "2.13.0"}, memory_bytes=10
 
 def test_every_kind_has_a_row() -> None:
     assert set(CODES) <= set(POLICY)
-    assert {error.kind for error in (FreezeError, SourceError, CaptureError, BuildError, LeakError, JudgeError)} <= set(POLICY)
+    assert {
+        error.kind
+        for error in (FreezeError, SourceError, CaptureError, BuildError, LeakError, JudgeError)
+    } <= set(POLICY)
     assert set(RAY.values()) <= set(POLICY)
 
 
@@ -71,7 +74,9 @@ def test_attempts_are_limited() -> None:
     assert attempts_left(["crash", "node", "crash"], "crash") == 0
     assert attempts_left(["crash", "node"], "node") == 2, "a dead node does not count as a crash"
     assert attempts_left(["node", "worker", "disk", "node"], "node") == 1
-    assert attempts_left(["node", "worker", "disk", "node", "worker"], "worker") == 0, f"{MOST_ATTEMPTS} in all"
+    assert attempts_left(["node", "worker", "disk", "node", "worker"], "worker") == 0, (
+        f"{MOST_ATTEMPTS} in all"
+    )
     assert attempts_left(["capture"], "capture") == 0
     assert attempts_left(["memory"], "memory", "CP-MEMORY") == 0, "the limit of the entry is final"
     assert attempts_left(["memory"], "memory", "CP-MEMORY-NODE") == 1
@@ -82,13 +87,19 @@ def test_failures_that_the_next_campaign_keeps() -> None:
     assert is_kept(None), "rejected"
     assert is_kept(Failure(kind="capture", code="CP-CAPTURE"))
     assert not is_kept(Failure(kind="source", code="CP-FETCH"))
-    assert not any(is_kept(Failure(kind=kind)) for kind in ("timeout", "error", "disk", "infrastructure"))
+    assert not any(
+        is_kept(Failure(kind=kind)) for kind in ("timeout", "error", "disk", "infrastructure")
+    )
     assert is_kept(Failure(kind="crash", code="CP-CRASH"))
     assert not is_kept(Failure(kind="crash", code="CP-CRASH"), lifted=True)
-    assert is_kept(Failure(kind="capture", code="CP-CAPTURE"), lifted=True), "only crashes are in quarantine"
+    assert is_kept(Failure(kind="capture", code="CP-CAPTURE"), lifted=True), (
+        "only crashes are in quarantine"
+    )
     assert is_kept(Failure(kind="memory", code="CP-MEMORY", tried_bytes=5), memory_bytes=5)
     assert not is_kept(Failure(kind="memory", code="CP-MEMORY", tried_bytes=5), memory_bytes=6)
-    assert not is_kept(Failure(kind="memory", code="CP-MEMORY", tried_bytes=None), memory_bytes=6), "of an earlier release"
+    assert not is_kept(
+        Failure(kind="memory", code="CP-MEMORY", tried_bytes=None), memory_bytes=6
+    ), "of an earlier release"
 
 
 TITLE = "| failure | attempts | where and how | next campaign |"
@@ -115,7 +126,9 @@ def test_operate_page_has_the_same_table() -> None:
 
 
 class Fake(NoRay):
-    """A cluster whose builds and judges end as a test says, in order; builds of a group end one after the other."""
+    """A cluster whose builds and judges end as a test says, in order; builds of a group end one
+    after the other.
+    """
 
     def __init__(self, ends: list[Done]) -> None:
         super().__init__()
@@ -127,7 +140,10 @@ class Fake(NoRay):
         request: BuildRequest | JudgeRequest = args[1]
         names = [name]
         if isinstance(request, BuildRequest):
-            names = [f"build {request.entry.name} {request.device_class} {recipe}" for recipe in request.builds]
+            names = [
+                f"build {request.entry.name} {request.device_class} {recipe}"
+                for recipe in request.builds
+            ]
         self.started += names
         self.groups.append(name)
         self.memory.append(memory_bytes)
@@ -146,10 +162,19 @@ class Fake(NoRay):
         assert not handles
 
 
-def plan_of(store: Store, ledger: Ledger, *, memory_gb: float | None = None, facts: ClassFacts = FACTS, lift: bool = False) -> Plan:
+def plan_of(
+    store: Store,
+    ledger: Ledger,
+    *,
+    memory_gb: float | None = None,
+    facts: ClassFacts = FACTS,
+    lift: bool = False,
+) -> Plan:
     model = entry("m", store.root.parent)
     model = replace(model, limits=Limits(memory_gb=memory_gb))
-    made = campaigns.plan_of([model], store, ledger, facts=facts, device_classes=("portable",), lift_quarantine=lift)
+    made = campaigns.plan_of(
+        [model], store, ledger, facts=facts, device_classes=("portable",), lift_quarantine=lift
+    )
     assert [item.device_class for item in made.items] == ["portable"]
     assert len(made.items[0].builds) == 1
     return made
@@ -169,10 +194,23 @@ def executed(
     return list(executor.outcomes()), cluster, notes
 
 
-def ended(failure: str | None, code: str | None = None, *, peak_bytes: int = 0, tried_bytes: int | None = None) -> Done:
+def ended(
+    failure: str | None,
+    code: str | None = None,
+    *,
+    peak_bytes: int = 0,
+    tried_bytes: int | None = None,
+) -> Done:
     """A build that ended on a node."""
-    found = Failure(kind=failure, code=code, message="so it was", tried_bytes=tried_bytes) if failure else None
-    return Done(handle=Handle(0), value=BuildResult(key="b", recipe="portable", failure=found, peak_bytes=peak_bytes))
+    found = (
+        Failure(kind=failure, code=code, message="so it was", tried_bytes=tried_bytes)
+        if failure
+        else None
+    )
+    return Done(
+        handle=Handle(0),
+        value=BuildResult(key="b", recipe="portable", failure=found, peak_bytes=peak_bytes),
+    )
 
 
 @pytest.fixture
@@ -183,23 +221,37 @@ def place(tmp_path: Path) -> Store:
 def test_crash_is_retried_then_quarantined(place: Store) -> None:
     with Ledger(place, "c") as ledger:
         plan = plan_of(place, ledger)
-        [(item, outcome)], cluster, notes = executed(place, ledger, [ended("crash", "CP-CRASH")] * 2, plan)
+        [(item, outcome)], cluster, notes = executed(
+            place, ledger, [ended("crash", "CP-CRASH")] * 2, plan
+        )
         assert len(cluster.started) == 2
-        assert notes[0] == "m portable portable: crash: so it was; attempt 2 of 2, on another node if there is one"
+        assert (
+            notes[0]
+            == "m portable portable: crash: so it was; attempt 2 of 2, on another node if there"
+            " is one"
+        )
         assert (outcome.verdict, outcome.failure_kind) == ("failed", "crash")
-        assert outcome.reason == (
-            "so it was; tried 2 times; quarantined: tried again when the model, its recipe or the toolchain changes, or with "
-            "--lift-quarantine"
+        assert (
+            outcome.reason
+            == "so it was; tried 2 times; quarantined: tried again when the model, its recipe or"
+            " the toolchain changes, or with --lift-quarantine"
         )
         again, second, _ = executed(place, ledger, [], plan)
         assert (len(again), second.started) == (1, []), "the build is kept"
         ledger.append(
-            "outcome", item.judge.digest, model="m", device_class="portable", data={"outcome": outcome.to_json(), "parts": {}}
+            "outcome",
+            item.judge.digest,
+            model="m",
+            device_class="portable",
+            data={"outcome": outcome.to_json(), "parts": {}},
         )
         assert plan_of(place, ledger).items[0].finished is not None
         lifted = plan_of(place, ledger, lift=True)
         assert lifted.items[0].finished is None
-        assert lifted.items[0].why == "failed earlier (crash), retrying because --lift-quarantine was given"
+        assert (
+            lifted.items[0].why
+            == "failed earlier (crash), retrying because --lift-quarantine was given"
+        )
         _, third, _ = executed(place, ledger, [ended("capture", "CP-CAPTURE")], lifted)
         assert len(third.started) == 1
 
@@ -207,14 +259,21 @@ def test_crash_is_retried_then_quarantined(place: Store) -> None:
 def test_node_without_memory_is_retried_with_twice_as_much(place: Store) -> None:
     starved = ended("memory", "CP-MEMORY-NODE", peak_bytes=6 * 10**9, tried_bytes=10 * 10**9)
     with Ledger(place, "c") as ledger:
-        [(_, outcome)], cluster, notes = executed(place, ledger, [starved] * 2, plan_of(place, ledger))
+        [(_, outcome)], cluster, notes = executed(
+            place, ledger, [starved] * 2, plan_of(place, ledger)
+        )
         assert len(cluster.started) == 2
         assert notes[0].endswith("attempt 2 of 2, with 20.0 GB kept free")
-        assert (outcome.failure_kind, outcome.failure and outcome.failure.tried_bytes) == ("memory", 10 * 10**9)
+        assert (outcome.failure_kind, outcome.failure and outcome.failure.tried_bytes) == (
+            "memory",
+            10 * 10**9,
+        )
         _, same, _ = executed(place, ledger, [], plan_of(place, ledger))
         assert same.started == []
         larger = ClassFacts(num_threads=2, toolchain=FACTS.toolchain, memory_bytes=20 * 10**9)
-        _, more, _ = executed(place, ledger, [ended("capture")], plan_of(place, ledger, facts=larger))
+        _, more, _ = executed(
+            place, ledger, [ended("capture")], plan_of(place, ledger, facts=larger)
+        )
         assert len(more.started) == 1
 
 

@@ -34,7 +34,9 @@ def test_record_round_trip() -> None:
 
 
 def test_fields_of_later_releases_are_ignored() -> None:
-    record = replace(RECORD, members=(Member(judge_key="j", model="m", device_class="portable", cached=True),))
+    record = replace(
+        RECORD, members=(Member(judge_key="j", model="m", device_class="portable", cached=True),)
+    )
     written = json.loads(json.dumps(record.to_json()))
     written["facts"]["portable"]["later"] = 1
     written["members"][0].append("later")
@@ -45,7 +47,10 @@ def test_stopped_campaign_keeps_its_facts(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path / "store"), create=True)
     assert continued(store, RECORD).facts == FACTS
     interrupted = replace(RECORD, finished=2.0, exit_code=130, interrupted=True)
-    assert (continued(store, interrupted).facts, continued(store, interrupted).started) == (FACTS, 1.0)
+    assert (continued(store, interrupted).facts, continued(store, interrupted).started) == (
+        FACTS,
+        1.0,
+    )
 
 
 KILLED = """
@@ -75,8 +80,8 @@ for step in sys.argv[2:]:
         os._exit(0)
     os.waitpid(child, 0)
 """
-"""Drivers in a row: `passed` ends, `replayed` is a whole replay, and the others are killed: `started` before it wrote anything,
-`telling` after it wrote its end, `replaying` in a replay."""
+"""Drivers in a row: `passed` ends, `replayed` is a whole replay, and the others are killed:
+`started` before it wrote anything, `telling` after it wrote its end, `replaying` in a replay."""
 
 
 @pytest.mark.parametrize(
@@ -93,7 +98,9 @@ for step in sys.argv[2:]:
         (["telling", "replayed"], False),
     ],
 )
-def test_ended_pass_continues_only_if_its_driver_died(tmp_path: Path, drivers: list[str], continues: bool) -> None:
+def test_ended_pass_continues_only_if_its_driver_died(
+    tmp_path: Path, drivers: list[str], continues: bool
+) -> None:
     store = Store.open(str(tmp_path / "store"), create=True)
     subprocess.run([sys.executable, "-c", KILLED, str(store.root), *drivers], check=True)
     with Ledger(store, "c") as ledger:

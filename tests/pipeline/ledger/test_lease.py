@@ -1,4 +1,6 @@
-"""A campaign has one driver, on one machine or on several; one that lost its lease writes nothing more."""
+"""A campaign has one driver, on one machine or on several; one that lost its lease writes nothing
+more.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,14 @@ import pytest
 from freezer.errors import InfrastructureError, UsageError
 from freezer.store.store import Store
 from pipeline.ledger import lease
-from pipeline.ledger.lease import Holder, LeaseLostError, campaign_lock, lease_path, living_holder, read_holder
+from pipeline.ledger.lease import (
+    Holder,
+    LeaseLostError,
+    campaign_lock,
+    lease_path,
+    living_holder,
+    read_holder,
+)
 from pipeline.ledger.ledger import Ledger
 from pipeline.ledger.segments import part_paths, read_rows
 
@@ -105,7 +114,10 @@ def test_heartbeat_of_another_machine_keeps_the_lease(folder: Path) -> None:
     try:
         with (
             pytest.raises(
-                InfrastructureError, match=r"run by another driver.*on far since .*; wait for it.*to take over, end that"
+                InfrastructureError,
+                match=(
+                    r"run by another driver.*on far since .*; wait for it.*to take over, end that"
+                ),
             ),
             campaign_lock(folder, "c", said.append),
         ):
@@ -130,9 +142,14 @@ def test_driver_that_lost_its_lease_writes_nothing(folder: Path) -> None:
         ledger.append("build", "k1", model="m", device_class="portable", data={})
         mine = read_holder(lease_path(folder, "c"))
         assert mine is not None
-        lease_path(folder, "c").write_text(json.dumps(asdict(replace(mine, token="another", host="far"))))
+        lease_path(folder, "c").write_text(
+            json.dumps(asdict(replace(mine, token="another", host="far")))
+        )
         before = part_paths(folder)
-        with pytest.raises(LeaseLostError, match=r"'c' was taken over by process .* on far since .*writes nothing more"):
+        with pytest.raises(
+            LeaseLostError,
+            match=r"'c' was taken over by process .* on far since .*writes nothing more",
+        ):
             ledger.append("build", "k2", model="m", device_class="portable", data={})
         time.sleep(0.3)  # its heartbeats have stopped
         assert read_holder(lease_path(folder, "c")) == replace(mine, token="another", host="far")
@@ -159,7 +176,10 @@ def test_killed_driver_is_replaced_but_not_a_stopped_one(folder: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "driving\n"
         process.send_signal(signal.SIGSTOP)
-        with pytest.raises(InfrastructureError, match=rf"process {process.pid} of"), campaign_lock(folder, "c"):
+        with (
+            pytest.raises(InfrastructureError, match=rf"process {process.pid} of"),
+            campaign_lock(folder, "c"),
+        ):
             pass
         process.kill()
     assert living_holder(lease_path(folder, "c")) is None

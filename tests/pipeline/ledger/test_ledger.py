@@ -1,4 +1,6 @@
-"""The ledger is durable, has one writer for each campaign, and stays readable if the writer is killed."""
+"""The ledger is durable, has one writer for each campaign, and stays readable if the writer is
+killed.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,10 @@ def test_rows_are_read_by_the_next_driver(store: Store) -> None:
 
 def test_campaign_has_one_driver(store: Store) -> None:
     with Ledger(store, "one"):
-        with pytest.raises(InfrastructureError, match="'one' is being run by another driver"), Ledger(store, "one"):
+        with (
+            pytest.raises(InfrastructureError, match="'one' is being run by another driver"),
+            Ledger(store, "one"),
+        ):
             pass
         with Ledger(store, "two") as other:
             add(other, "k")
@@ -64,7 +69,9 @@ def test_parts_are_merged(store: Store) -> None:
         assert len(part_paths(ledger.folder, "big")) == 4, "they are merged while the campaign runs"
     assert len(part_paths(ledger.folder)) == 1
     with Ledger(store, "big") as ledger:
-        assert [ledger.find("build", f"k{i}").data["index"] for i in range(MERGE_AT + 3)] == list(range(MERGE_AT + 3))  # type: ignore[union-attr]
+        assert [ledger.find("build", f"k{i}").data["index"] for i in range(MERGE_AT + 3)] == list(
+            range(MERGE_AT + 3)
+        )  # type: ignore[union-attr]
 
 
 WRITER = """
@@ -80,7 +87,9 @@ with Ledger(Store.open(sys.argv[1]), "killed") as ledger:
 
 def test_killed_writer_loses_no_finished_row(store: Store) -> None:
     for _ in range(2):
-        with subprocess.Popen([sys.executable, "-c", WRITER, str(store.root)], stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(store.root)], stdout=subprocess.PIPE, text=True
+        ) as process:
             assert process.stdout is not None
             written = -1
             for line in process.stdout:
@@ -91,15 +100,29 @@ def test_killed_writer_loses_no_finished_row(store: Store) -> None:
             rest = process.stdout.read().splitlines()
             written = int(rest[-1]) if rest else written
         with Ledger(store, "killed") as ledger:
-            assert all(ledger.find("build", f"k{index}") is not None for index in range(written + 1))
+            assert all(
+                ledger.find("build", f"k{index}") is not None for index in range(written + 1)
+            )
 
 
 def test_parts_of_earlier_releases_are_read(store: Store) -> None:
     with Ledger(store, "old") as ledger:
         pass
     for index in range(3):
-        columns = {"kind": "build", "key": f"k{index}", "model": "m", "device_class": "c", "campaign": "old", "time": float(index)}
-        table = pa.table({**{name: [value] for name, value in columns.items()}, "data": [json.dumps({"index": index})]})
+        columns = {
+            "kind": "build",
+            "key": f"k{index}",
+            "model": "m",
+            "device_class": "c",
+            "campaign": "old",
+            "time": float(index),
+        }
+        table = pa.table(
+            {
+                **{name: [value] for name, value in columns.items()},
+                "data": [json.dumps({"index": index})],
+            }
+        )
         pq.write_table(table, ledger.folder / f"old@{index}-1-{index}.parquet")
     with Ledger(store, "old") as again:
         assert [again.find("build", f"k{i}").data["index"] for i in range(3)] == [0, 1, 2]  # type: ignore[union-attr]
@@ -108,7 +131,9 @@ def test_parts_of_earlier_releases_are_read(store: Store) -> None:
         assert later.find("build", "k2") is not None
 
 
-def test_clock_that_goes_back_keeps_the_order(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_that_goes_back_keeps_the_order(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for now in (2e9, 1e9):
         monkeypatch.setattr("time.time", lambda now=now: now)
         with Ledger(store, "one") as ledger:
@@ -124,12 +149,20 @@ def test_clock_that_goes_back_keeps_the_order(store: Store, monkeypatch: pytest.
 
 def test_rows_are_added_atomically(store: Store) -> None:
     with Ledger(store, "one") as ledger:
-        ledger.append_all([Draft(kind="outcome", key=f"k{i}", model="m", device_class="portable", data={}) for i in range(100)])
+        ledger.append_all(
+            [
+                Draft(kind="outcome", key=f"k{i}", model="m", device_class="portable", data={})
+                for i in range(100)
+            ]
+        )
         (part,) = part_paths(ledger.folder)
         content = bytearray(part.read_bytes())
         content[len(content) // 2] ^= 1
         part.write_bytes(content)
-    with pytest.raises(StoreUnreachableError, match=f"{part.name}.*its bytes differ"), Ledger(store, "one"):
+    with (
+        pytest.raises(StoreUnreachableError, match=f"{part.name}.*its bytes differ"),
+        Ledger(store, "one"),
+    ):
         pass
 
 
@@ -158,7 +191,9 @@ with Ledger(Store.open(sys.argv[1]), "full") as ledger:
     except StoreUnreachableError as error:
         print("refused", error)
 """
-    done = subprocess.run([sys.executable, "-c", script, str(store.root)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(store.root)], capture_output=True, text=True, check=True
+    )
     assert done.stdout.startswith("refused the ledger")
     with Ledger(store, "full") as ledger:
         assert ledger.find("build", "small") is not None
@@ -169,7 +204,14 @@ with Ledger(Store.open(sys.argv[1]), "full") as ledger:
 def test_models_that_share_a_key_have_their_own_rows(store: Store) -> None:
     with Ledger(store, "test") as ledger:
         for model in ("one", "other"):
-            ledger.append("outcome", "shared", model=model, device_class="portable", data={"of": model})
+            ledger.append(
+                "outcome", "shared", model=model, device_class="portable", data={"of": model}
+            )
     with Ledger(store, "later") as again:
-        assert [again.find("outcome", "shared", model=model).data["of"] for model in ("one", "other")] == ["one", "other"]  # type: ignore[union-attr]
+        assert [
+            again.find("outcome", "shared", model=model).data["of"] for model in ("one", "other")
+        ] == [
+            "one",
+            "other",
+        ]  # type: ignore[union-attr]
         assert again.find("outcome", "shared", model="third") is None

@@ -13,7 +13,16 @@ from freezer.freezing.models.sources import parse_source
 from freezer.freezing.recipes.recipes import RECIPES, Recipe
 from freezer.limits import Limits, SamplingPolicy
 from pipeline.catalog.entry import Entry
-from pipeline.planning.keys import BuildTarget, FileDigests, Key, build_key, differing, judge_key, make_key, source_key
+from pipeline.planning.keys import (
+    BuildTarget,
+    FileDigests,
+    Key,
+    build_key,
+    differing,
+    judge_key,
+    make_key,
+    source_key,
+)
 from tests.pipeline import campaigns
 
 POLICY = SamplingPolicy()
@@ -22,7 +31,9 @@ TOOLCHAIN = {"torch": "2.13.0", "cxx": "g++ 12"}
 
 def make_entry(folder: Path, source: str = "python:mod:make", **settings: object) -> Entry:
     made = campaigns.entry("m", folder)
-    return replace(made, source=parse_source(source, folder=folder, search_path=(str(folder),), **settings))
+    return replace(
+        made, source=parse_source(source, folder=folder, search_path=(str(folder),), **settings)
+    )
 
 
 def source_digest(entry: Entry, folder: Path) -> str:
@@ -32,7 +43,9 @@ def source_digest(entry: Entry, folder: Path) -> str:
 TARGET = BuildTarget(device_class="cpu-x86-64-v4", num_threads=2, toolchain=TOOLCHAIN, samples=None)
 
 
-def key_of_build(entry: Entry, folder: Path, recipe: Recipe = RECIPES["inductor-frozen"], **changed: Any) -> Key:
+def key_of_build(
+    entry: Entry, folder: Path, recipe: Recipe = RECIPES["inductor-frozen"], **changed: Any
+) -> Key:
     source = source_key(entry, FileDigests(folder / "digests.json"))
     return build_key(entry, source, recipe, replace(TARGET, **changed))
 
@@ -88,13 +101,20 @@ FROZEN = RECIPES["inductor-frozen"]
 @pytest.mark.parametrize(
     ("changed", "name"),
     [
-        ({"settings": {**FROZEN.settings, "weights_beside_above_mb": 64}}, "settings.weights_beside_above_mb"),
+        (
+            {"settings": {**FROZEN.settings, "weights_beside_above_mb": 64}},
+            "settings.weights_beside_above_mb",
+        ),
         ({"ways": FROZEN.ways[::-1]}, "ways"),
     ],
 )
-def test_build_key_depends_on_each_recipe_setting(tmp_path: Path, changed: dict[str, Any], name: str) -> None:
+def test_build_key_depends_on_each_recipe_setting(
+    tmp_path: Path, changed: dict[str, Any], name: str
+) -> None:
     entry = make_entry(tmp_path)
-    before, after = (key_of_build(entry, tmp_path, recipe) for recipe in (FROZEN, replace(FROZEN, **changed)))
+    before, after = (
+        key_of_build(entry, tmp_path, recipe) for recipe in (FROZEN, replace(FROZEN, **changed))
+    )
     assert before.digest != after.digest
     assert differing(before.parts, after.parts) == [f"recipe.{name}"]
 
@@ -114,7 +134,9 @@ def test_gates_change_only_the_judge_key(tmp_path: Path) -> None:
     assert judged() != judged(limits=replace(entry.limits, memory_mb_max=100))
     assert judged() != judged(samples="sha256:1")
     assert judged() != judged(objective="size")
-    assert judged() == judged(limits=replace(entry.limits, timeout_s=5)), "a time limit changes no verdict that is reached"
+    assert judged() == judged(limits=replace(entry.limits, timeout_s=5)), (
+        "a time limit changes no verdict that is reached"
+    )
     assert judged() == judged(price_per_hour={"cpu-x86-64-v3": 1.0}), "a price changes no verdict"
 
 
@@ -123,7 +145,11 @@ def test_judge_key_without_builds_has_source_and_class(tmp_path: Path) -> None:
     targets = [TARGET, replace(TARGET, device_class="cpu-x86-64-v3")]
 
     def keys(*builds: Key) -> set[str]:
-        return {judge_key(entry, source, builds, target, POLICY).digest for source in sources for target in targets}
+        return {
+            judge_key(entry, source, builds, target, POLICY).digest
+            for source in sources
+            for target in targets
+        }
 
     assert len(keys()) == 4
     assert len(keys(key_of_build(entry, tmp_path))) == 1, "a build's key has both"
@@ -138,6 +164,8 @@ def test_digests_are_cached_by_size_and_time(tmp_path: Path) -> None:
     stat = file.stat()
     file.write_bytes(b"two")
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert FileDigests(cache).of(file) == found, "same size and time: taken from the cache, by contract"
+    assert FileDigests(cache).of(file) == found, (
+        "same size and time: taken from the cache, by contract"
+    )
     cache.write_text("{broken")
     assert FileDigests(cache).of(file) != found

@@ -27,7 +27,9 @@ def demand(folder: Path, source: Source, **changes: Any) -> Demand:
 
 def test_demand_is_a_multiple_of_the_files(tmp_path: Path) -> None:
     weights = file_of(tmp_path / "model.pt", 3 * GB)
-    assert demand(tmp_path, Source(kind="torchscript", location=str(weights))) == Demand(asked=16 * GB, least=3 * GB)
+    assert demand(tmp_path, Source(kind="torchscript", location=str(weights))) == Demand(
+        asked=16 * GB, least=3 * GB
+    )
     python = Source(kind="python", location="models:make")
     assert demand(tmp_path, python) == Demand(asked=BASE_BYTES, least=0)
     assert demand(tmp_path, python, files=(weights,)) == Demand(asked=16 * GB, least=3 * GB)

@@ -1,4 +1,6 @@
-"""Recipes that circumstances kept from being built are retried by the next starts, a bounded number of times."""
+"""Recipes that circumstances kept from being built are retried by the next starts, a bounded number
+of times.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +31,25 @@ from tests.steps import HERE
 ONE, OTHER = "torchscript-frozen", "torchscript-exact"
 
 
-def plan_of(store: Store, ledger: Ledger, *, lift: bool = False, accept_noise: bool = False) -> Plan:
+def plan_of(
+    store: Store, ledger: Ledger, *, lift: bool = False, accept_noise: bool = False
+) -> Plan:
     """Of one model for this machine's class, by two recipes."""
     model = campaigns.entry("m", store.root.parent)
     model = replace(model, recipes=(ONE, OTHER))
-    plan = campaigns.plan_of([model], store, ledger, lift_quarantine=lift, policy=SamplingPolicy(accept_noise=accept_noise))
+    plan = campaigns.plan_of(
+        [model],
+        store,
+        ledger,
+        lift_quarantine=lift,
+        policy=SamplingPolicy(accept_noise=accept_noise),
+    )
     return replace(plan, items=plan.items[:1])
 
 
-def start(store: Store, ledger: Ledger, ends: Sequence[Done], plan: Plan) -> tuple[Outcome, Fake, list[str]]:
+def start(
+    store: Store, ledger: Ledger, ends: Sequence[Done], plan: Plan
+) -> tuple[Outcome, Fake, list[str]]:
     """A start of a campaign, whose outcome is kept as the publisher does."""
     [(item, outcome)], cluster, notes = executed(store, ledger, list(ends), plan)
     data = {"outcome": outcome.to_json(), "parts": {}}
@@ -47,14 +59,22 @@ def start(store: Store, ledger: Ledger, ends: Sequence[Done], plan: Plan) -> tup
 
 
 def built(recipe: str, failure: str | None = None, code: str | None = None) -> Done:
-    found = Failure(kind=failure, code=code or CODES.get(failure), message="so it was") if failure else None
+    found = (
+        Failure(kind=failure, code=code or CODES.get(failure), message="so it was")
+        if failure
+        else None
+    )
     result = BuildResult(key="", recipe=recipe, failure=found)
     return Done(handle=Handle(0), value=result)
 
 
 def judged(verdict: str = "kept-eager") -> Done:
-    failed: dict[str, Any] = {"failure": Failure(kind="timeout", code="CP-TIMEOUT")} if verdict == "failed" else {}
-    return Done(handle=Handle(0), value=JudgeResult(key="", verdict=verdict, reason="because", **failed))
+    failed: dict[str, Any] = (
+        {"failure": Failure(kind="timeout", code="CP-TIMEOUT")} if verdict == "failed" else {}
+    )
+    return Done(
+        handle=Handle(0), value=JudgeResult(key="", verdict=verdict, reason="because", **failed)
+    )
 
 
 def in_store(store: Store, item: Item, recipe: str) -> None:
@@ -84,7 +104,10 @@ def test_next_start_builds_what_timed_out(store: Store, ledger: Ledger) -> None:
     plan = plan_of(store, ledger)
     (item,) = plan.items
     assert (item.finished, item.missed) == (None, (OTHER,))
-    said = f"m {HERE}: build {OTHER}; keep {ONE}; judge if it is built ({OTHER} failed (timeout); retrying, start 2 of 3)"
+    said = (
+        f"m {HERE}: build {OTHER}; keep {ONE}; judge if it is built ({OTHER} failed (timeout);"
+        " retrying, start 2 of 3)"
+    )
     assert said in explained(plan, store, ledger)
     outcome, cluster, _ = start(store, ledger, [built(OTHER), judged()], plan)
     assert cluster.started == [f"build m {HERE} {OTHER}", f"judge m {HERE}"]
@@ -97,13 +120,16 @@ def test_next_start_builds_what_timed_out(store: Store, ledger: Ledger) -> None:
 def test_missed_recipe_is_given_up_after_some_starts(store: Store, ledger: Ledger) -> None:
     first_start(store, ledger, "timeout")
     for _ in range(MOST_STARTS - 1):
-        outcome, cluster, _ = start(store, ledger, [built(OTHER, "timeout")], plan_of(store, ledger))
+        outcome, cluster, _ = start(
+            store, ledger, [built(OTHER, "timeout")], plan_of(store, ledger)
+        )
         assert cluster.started == [f"build m {HERE} {OTHER}"]
         assert (outcome.verdict, outcome.cached) == ("kept-eager", True)
     given_up = plan_of(store, ledger)
     assert given_up.items[0].finished is not None
-    assert f"m {HERE}: unchanged ({OTHER} failed (timeout) in 3 starts; retried only with --lift-quarantine)" in explained(
-        given_up, store, ledger
+    assert (
+        f"m {HERE}: unchanged ({OTHER} failed (timeout) in 3 starts; retried only with"
+        " --lift-quarantine)" in explained(given_up, store, ledger)
     )
     lifted = plan_of(store, ledger, lift=True)
     assert lifted.items[0].missed == (OTHER,)
@@ -112,10 +138,14 @@ def test_missed_recipe_is_given_up_after_some_starts(store: Store, ledger: Ledge
 
 
 @pytest.mark.parametrize("verdict", ["failed", "unstable"])
-def test_failed_revalidation_keeps_the_previous_result(store: Store, ledger: Ledger, verdict: str) -> None:
+def test_failed_revalidation_keeps_the_previous_result(
+    store: Store, ledger: Ledger, verdict: str
+) -> None:
     first_start(store, ledger, "timeout")
     num_judges = 3 if verdict == "unstable" else 1
-    outcome, _, notes = start(store, ledger, [built(OTHER), *[judged(verdict)] * num_judges], plan_of(store, ledger))
+    outcome, _, notes = start(
+        store, ledger, [built(OTHER), *[judged(verdict)] * num_judges], plan_of(store, ledger)
+    )
     assert (outcome.verdict, outcome.cached) == ("kept-eager", True)
     assert notes[-1].endswith("keeping the previous result")
     in_store(store, plan_of(store, ledger).items[0], OTHER)
@@ -126,11 +156,18 @@ def test_failed_revalidation_keeps_the_previous_result(store: Store, ledger: Led
 def test_next_start_judges_what_was_built(store: Store, ledger: Ledger) -> None:
     item = first_start(store, ledger, "timeout")
     ledger.append(
-        "build", item.builds[OTHER].digest, model="m", device_class=HERE, data={"recipe": OTHER, "failure": None, "wall_s": 1.0}
+        "build",
+        item.builds[OTHER].digest,
+        model="m",
+        device_class=HERE,
+        data={"recipe": OTHER, "failure": None, "wall_s": 1.0},
     )
     in_store(store, item, OTHER)
     plan = plan_of(store, ledger)
-    assert f"m {HERE}: keep {ONE}, {OTHER}; judge ({OTHER} was built since, and never judged)" in explained(plan, store, ledger)
+    assert (
+        f"m {HERE}: keep {ONE}, {OTHER}; judge ({OTHER} was built since, and never judged)"
+        in explained(plan, store, ledger)
+    )
     outcome, cluster, _ = start(store, ledger, [judged("rejected")], plan)
     assert cluster.started == [f"judge m {HERE}"]
     assert (outcome.verdict, outcome.cached) == ("rejected", False)
@@ -138,7 +175,9 @@ def test_next_start_judges_what_was_built(store: Store, ledger: Ledger) -> None:
 
 
 def test_explain_builds_nothing_for_new_limits(store: Store, ledger: Ledger) -> None:
-    """Only the judge's key differs: the candidates are kept, and a capture that failed is not tried again."""
+    """Only the judge's key differs: the candidates are kept, and a capture that failed is not tried
+    again.
+    """
     model = replace(campaigns.entry("m", store.root.parent), recipes=(ONE, OTHER))
 
     def plan(**limits: Any) -> Plan:
@@ -154,9 +193,16 @@ def test_explain_builds_nothing_for_new_limits(store: Store, ledger: Ledger) -> 
 
 @pytest.mark.parametrize(
     ("failure", "code", "missed"),
-    [("capture", "CP-CAPTURE", False), ("crash", "CP-CRASH", False), ("error", "CP-ERROR", True), ("source", "CP-FETCH", True)],
+    [
+        ("capture", "CP-CAPTURE", False),
+        ("crash", "CP-CRASH", False),
+        ("error", "CP-ERROR", True),
+        ("source", "CP-FETCH", True),
+    ],
 )
-def test_only_failures_of_circumstances_are_missed(store: Store, ledger: Ledger, failure: str, code: str, missed: bool) -> None:
+def test_only_failures_of_circumstances_are_missed(
+    store: Store, ledger: Ledger, failure: str, code: str, missed: bool
+) -> None:
     attempts = 2 if failure == "crash" else 1
     plan = plan_of(store, ledger)
     ends = [built(ONE), *[built(OTHER, failure, code)] * attempts, judged()]
@@ -173,5 +219,10 @@ def test_noisy_result_is_kept_while_noise_is_accepted(store: Store, ledger: Ledg
     assert outcome.clock == "disturbed"
     assert plan_of(store, ledger, accept_noise=True).items[0].finished is not None
     (again,) = plan_of(store, ledger).items
-    assert (again.finished, again.why) == (None, "was measured on a busy machine with --accept-noise")
-    assert again.judge == accepting.items[0].judge, "results of quiet machines stand with and without the option"
+    assert (again.finished, again.why) == (
+        None,
+        "was measured on a busy machine with --accept-noise",
+    )
+    assert again.judge == accepting.items[0].judge, (
+        "results of quiet machines stand with and without the option"
+    )

@@ -20,7 +20,11 @@ def of_files(folder: Path, name: str) -> Entry:
     made = entry(name, folder)
     (folder / f"{name}.pt2").write_bytes(b"0")
     (folder / f"{name}.npz").write_bytes(b"0")
-    return replace(made, source=parse_source(f"export:{name}.pt2", folder=folder), samples=folder / f"{name}.npz")
+    return replace(
+        made,
+        source=parse_source(f"export:{name}.pt2", folder=folder),
+        samples=folder / f"{name}.npz",
+    )
 
 
 @pytest.mark.parametrize(("suffix", "field"), [("pt2", "source"), ("npz", "samples")])
@@ -28,7 +32,10 @@ def test_file_lost_before_planning_is_a_problem(tmp_path: Path, suffix: str, fie
     store = Store.open(str(tmp_path / "store"), create=True)
     entries = [of_files(tmp_path, name) for name in ("first", "gone", "last")]
     (tmp_path / f"gone.{suffix}").unlink()
-    message = rf"entry 'gone', field '{field}': FileNotFoundError: .*gone\.{suffix}.*put it back, and start again"
+    message = (
+        rf"entry 'gone', field '{field}': FileNotFoundError: .*gone\.{suffix}.*put it back, and"
+        r" start again"
+    )
     with Ledger(store, "c") as ledger:
         with pytest.raises(CatalogError, match=message) as caught:
             plan_of(entries, store, ledger)

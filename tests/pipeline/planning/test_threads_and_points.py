@@ -19,7 +19,15 @@ from freezer.spec.items import TensorSpec
 from freezer.store.store import Store
 from pipeline.catalog.entry import Entry
 from pipeline.ledger.ledger import Ledger
-from pipeline.planning.keys import BuildTarget, FileDigests, Key, build_key, judge_key, make_key, source_key
+from pipeline.planning.keys import (
+    BuildTarget,
+    FileDigests,
+    Key,
+    build_key,
+    judge_key,
+    make_key,
+    source_key,
+)
 from pipeline.planning.plan import Plan
 from pipeline.records.outcome import Outcome
 from pipeline.scheduling.outcomes import outcome_of
@@ -32,7 +40,10 @@ from tests.pipeline.worker.test_tasks import entry
 from tests.steps import HERE, QUICK
 
 POINTS = ({"batch": 1}, {"batch": 3})
-SPEC = InputSpec(inputs=(TensorSpec(name="input", dtype="float32", shape=("batch", 16)),), dims=(Dim(name="batch", min=1, max=4),))
+SPEC = InputSpec(
+    inputs=(TensorSpec(name="input", dtype="float32", shape=("batch", 16)),),
+    dims=(Dim(name="batch", min=1, max=4),),
+)
 
 
 def several(**changes: Any) -> Entry:
@@ -41,7 +52,13 @@ def several(**changes: Any) -> Entry:
 
 
 def target(num_threads: int = 2, further_threads: tuple[int, ...] = ()) -> BuildTarget:
-    return BuildTarget(device_class=HERE, num_threads=num_threads, further_threads=further_threads, toolchain={}, samples=None)
+    return BuildTarget(
+        device_class=HERE,
+        num_threads=num_threads,
+        further_threads=further_threads,
+        toolchain={},
+        samples=None,
+    )
 
 
 def build_of(one: Entry, folder: Path, recipe: str, further_threads: tuple[int, ...] = ()) -> Key:
@@ -50,7 +67,13 @@ def build_of(one: Entry, folder: Path, recipe: str, further_threads: tuple[int, 
 
 
 def judge_of(one: Entry, further_threads: tuple[int, ...] = ()) -> Key:
-    return judge_key(one, make_key({}), [make_key({"of": "a build"})], target(further_threads=further_threads), SamplingPolicy())
+    return judge_key(
+        one,
+        make_key({}),
+        [make_key({"of": "a build"})],
+        target(further_threads=further_threads),
+        SamplingPolicy(),
+    )
 
 
 # Keys
@@ -58,27 +81,61 @@ def judge_of(one: Entry, further_threads: tuple[int, ...] = ()) -> Key:
 
 def test_default_threads_and_points_are_not_in_keys(tmp_path: Path) -> None:
     plain, named = several(threads=(), points=()), several(points=({"batch": 1},))
-    assert build_of(plain, tmp_path, "inductor-frozen") == build_of(named, tmp_path, "inductor-frozen")
+    assert build_of(plain, tmp_path, "inductor-frozen") == build_of(
+        named, tmp_path, "inductor-frozen"
+    )
     assert judge_of(plain) == judge_of(named) == judge_of(several(points=({},)))
     parts = build_of(plain, tmp_path, "inductor-frozen").parts
     assert parts["num_threads"] == 2
-    assert set(parts) == {"source", "inputs", "samples", "recipe", "device_class", "num_threads", "toolchain", "format_version"}
-    assert set(judge_of(plain).parts) == {"builds", "limits", "policy", "num_threads", "inputs", "task_metric", "sizes"}
-    assert judge_of(plain).parts["sizes"] == [{"batch": 2}, {"batch": 4}], "earlier releases timed only the least sizes"
-    assert "sizes" not in judge_of(several(spec=SPEC.at({"batch": 1}), points=())).parts, "nothing else to time"
+    assert set(parts) == {
+        "source",
+        "inputs",
+        "samples",
+        "recipe",
+        "device_class",
+        "num_threads",
+        "toolchain",
+        "format_version",
+    }
+    assert set(judge_of(plain).parts) == {
+        "builds",
+        "limits",
+        "policy",
+        "num_threads",
+        "inputs",
+        "task_metric",
+        "sizes",
+    }
+    assert judge_of(plain).parts["sizes"] == [
+        {"batch": 2},
+        {"batch": 4},
+    ], "earlier releases timed only the least sizes"
+    assert "sizes" not in judge_of(several(spec=SPEC.at({"batch": 1}), points=())).parts, (
+        "nothing else to time"
+    )
 
 
 def test_threads_and_points_change_keys(tmp_path: Path) -> None:
     plain, both = several(threads=(), points=()), several()
     assert build_of(both, tmp_path, "inductor-frozen").parts["points"] == list(POINTS)
     for recipe in ("inductor-frozen", "torchscript-frozen", "torchscript-optimized", "portable"):
-        assert build_of(plain, tmp_path, recipe, further_threads=(1,)) == build_of(plain, tmp_path, recipe), "the judge builds them"
+        assert build_of(plain, tmp_path, recipe, further_threads=(1,)) == build_of(
+            plain, tmp_path, recipe
+        ), "the judge builds them"
     for recipe in ("torchscript-frozen", "torchscript-optimized", "portable"):
-        assert build_of(both, tmp_path, recipe) == build_of(plain, tmp_path, recipe), "it makes no copies"
-    judges = {judge_of(one, further_threads=counts).digest for one in (plain, both) for counts in ((), (1,))}
+        assert build_of(both, tmp_path, recipe) == build_of(plain, tmp_path, recipe), (
+            "it makes no copies"
+        )
+    judges = {
+        judge_of(one, further_threads=counts).digest
+        for one in (plain, both)
+        for counts in ((), (1,))
+    }
     assert len(judges) == 4
     assert judge_of(several(points=POINTS[::-1])) != judge_of(both), "the first decides"
-    assert judge_of(several(spec=None)).parts["points"] == list(POINTS), "its dims are known only when it is loaded"
+    assert judge_of(several(spec=None)).parts["points"] == list(POINTS), (
+        "its dims are known only when it is loaded"
+    )
 
 
 # Planning
@@ -101,14 +158,21 @@ def test_portable_is_planned_for_one_count(tmp_path: Path) -> None:
 def test_too_many_threads_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         InfrastructureError,
-        match=rf"entry 'good': got threads 4, but the smallest node that serves {HERE} has 2 CPUs; leave the count",
+        match=(
+            rf"entry 'good': got threads 4, but the smallest node that serves {HERE} has 2 CPUs;"
+            r" leave the count"
+        ),
     ) as caught:
         planned(several(threads=(1, 4)), tmp_path)
     assert caught.value.code == "CP-NO-NODE"
     plan = planned(several(threads=(1, 4)), tmp_path, keep_going=True)
     assert [item.device_class for item in plan.items] == ["portable"]
     (unplaced,) = plan.unplaced
-    assert (unplaced.model, unplaced.device_class, unplaced.problem.code) == ("good", HERE, "CP-NO-NODE")
+    assert (unplaced.model, unplaced.device_class, unplaced.problem.code) == (
+        "good",
+        HERE,
+        "CP-NO-NODE",
+    )
 
 
 # A worker's tasks, and MLflow
@@ -125,21 +189,38 @@ def test_figures_of_all_points_reach_mlflow(tmp_path: Path) -> None:
     (built,) = build(BuildRequest(builds={"torchscript-frozen": "b"}, **common))
     assert built.failure is None, built.failure
     builds = {"torchscript-frozen": "b"}
-    result = judge(JudgeRequest(key="j", builds=builds, policy=QUICK, campaign="c", further_threads=(1,), **common))
+    result = judge(
+        JudgeRequest(
+            key="j", builds=builds, policy=QUICK, campaign="c", further_threads=(1,), **common
+        )
+    )
     assert result.verdict == "published", result.failure
     (candidate,) = result.candidates
     cells = [(row["threads"], row["point"]["batch"]) for row in candidate.points]
     assert cells == [(2, 1), (2, 3), (2, 2), (2, 4), (1, 1), (1, 3)]
     assert {row["payload"] for row in candidate.points} == {"payloads/all.pt"}
     assert result.figures.speedup == candidate.points[0]["speedup"]
-    assert JudgeResult.from_json(json.loads((judged_folder(tmp_path, "j", "good") / "result.json").read_text())) == result
+    assert (
+        JudgeResult.from_json(
+            json.loads((judged_folder(tmp_path, "j", "good") / "result.json").read_text())
+        )
+        == result
+    )
     manifest = Artifact.read(judged_folder(tmp_path, "j", "good") / "artifact").manifest
     assert manifest.latency is not None
     assert [encode(row) for row in manifest.latency.points] == list(candidate.points)
-    (item,) = (one for one in planned(several(), tmp_path / "plan").items if one.device_class == HERE)
+    (item,) = (
+        one for one in planned(several(), tmp_path / "plan").items if one.device_class == HERE
+    )
     outcome = Outcome.from_json(json.loads(json.dumps(outcome_of(item, result, {}).to_json())))
     assert outcome.num_threads == 2, "--json tells of the deciding cell"
     (record,) = run_records(outcome, "c")
     assert record.metrics["latency_ms/threads 1 batch 3/p50"] == candidate.points[5]["p50"]
-    assert record.metrics["latency_ms/threads 1 batch 3/eager_p50"] == candidate.points[5]["eager_p50"]
-    assert record.metrics["speedup/threads 2 batch 1"] == record.metrics["speedup/value"] == candidate.figures.speedup
+    assert (
+        record.metrics["latency_ms/threads 1 batch 3/eager_p50"] == candidate.points[5]["eager_p50"]
+    )
+    assert (
+        record.metrics["speedup/threads 2 batch 1"]
+        == record.metrics["speedup/value"]
+        == candidate.figures.speedup
+    )

@@ -17,14 +17,29 @@ CLASSES = ("cpu-x86-64-v4", "cpu-x86-64-v3", PORTABLE)
 
 
 def published(
-    model: str, device_class: str = CLASSES[0], *, speedup: float = 1.8, error_ratio: float = 1.2, key: str = "1"
+    model: str,
+    device_class: str = CLASSES[0],
+    *,
+    speedup: float = 1.8,
+    error_ratio: float = 1.2,
+    key: str = "1",
 ) -> Outcome:
     """An outcome with two candidates and figures for all that a report shows."""
     figures = Figures(
         speedup=speedup,
         speedup_ci=(speedup * 0.98, speedup * 1.02),
-        drift={"error_ratio": error_ratio, "max_abs_err": 1e-6, "sqnr_db": 120.0, "margin": 3.0 / error_ratio},
-        latency_ms={"eager_p50": 20.0, "p50": 20.0 / speedup, "p90": 21.0 / speedup, "p99": 22.0 / speedup},
+        drift={
+            "error_ratio": error_ratio,
+            "max_abs_err": 1e-6,
+            "sqnr_db": 120.0,
+            "margin": 3.0 / error_ratio,
+        },
+        latency_ms={
+            "eager_p50": 20.0,
+            "p50": 20.0 / speedup,
+            "p90": 21.0 / speedup,
+            "p99": 22.0 / speedup,
+        },
     )
     winner = CandidateReport(
         recipe="inductor-frozen",
@@ -36,10 +51,21 @@ def published(
         num_payloads=1,
         figures=figures,
         outputs=(
-            OutputDrift(output="logits", kind="random", set_index=0, error_ratio=error_ratio, max_abs_err=1e-6, sqnr_db=120.0),
+            OutputDrift(
+                output="logits",
+                kind="random",
+                set_index=0,
+                error_ratio=error_ratio,
+                max_abs_err=1e-6,
+                sqnr_db=120.0,
+            ),
         ),
     )
-    slower = replace(winner, recipe="torchscript-frozen", figures=replace(figures, speedup=1.1, speedup_ci=(1.08, 1.12)))
+    slower = replace(
+        winner,
+        recipe="torchscript-frozen",
+        figures=replace(figures, speedup=1.1, speedup_ci=(1.08, 1.12)),
+    )
     return Outcome(
         model=model,
         device_class=device_class,
@@ -71,7 +97,12 @@ def failed(model: str, device_class: str = CLASSES[0], *, key: str = "1") -> Out
         device_class=device_class,
         verdict="failed",
         reason="the model branches on the values of a tensor; <b>use torch.cond</b>",
-        failure=Failure(kind="capture", code="CP-CAPTURE", message="the model branches", log_tail="line 12: if x.sum() > 0:"),
+        failure=Failure(
+            kind="capture",
+            code="CP-CAPTURE",
+            message="the model branches",
+            log_tail="line 12: if x.sum() > 0:",
+        ),
         num_threads=2,
         source=f"python:models:{model}",
         source_key="s",
@@ -85,7 +116,9 @@ def kept_eager(model: str, device_class: str = CLASSES[0], *, key: str = "1") ->
     return replace(found, verdict="kept-eager", reason="no candidate is faster than eager")
 
 
-def write_campaign(store: Store, name: str, outcomes: Sequence[Outcome], *, started: float = 1_790_000_000.0) -> None:
+def write_campaign(
+    store: Store, name: str, outcomes: Sequence[Outcome], *, started: float = 1_790_000_000.0
+) -> None:
     """Append the outcomes and the record of a campaign that has ended to the store's ledger."""
     with Ledger(store, name) as ledger:
         ledger.append_all(

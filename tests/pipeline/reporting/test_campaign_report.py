@@ -52,13 +52,26 @@ PUBLISHED = Outcome(
             figures=Figures(speedup_ci=(1.0, 2.0)),
             warnings=("w",),
             lowering="inductor",
-            tried=({"payload": "all", "capture": "export", "lowering": "inductor", "outcome": "captured and lowered"},),
+            tried=(
+                {
+                    "payload": "all",
+                    "capture": "export",
+                    "lowering": "inductor",
+                    "outcome": "captured and lowered",
+                },
+            ),
             strides_equal=True,
-            reports={"payloads/all.pt2": encode(FreezingReport(ops_before={"aten.relu.default": 2}))},
+            reports={
+                "payloads/all.pt2": encode(FreezingReport(ops_before={"aten.relu.default": 2}))
+            },
         ),
     ),
 )
-CRASH = Failure(kind="crash", message="the process died of SIGSEGV without a result", log_tail="line one\nline two")
+CRASH = Failure(
+    kind="crash",
+    message="the process died of SIGSEGV without a result",
+    log_tail="line one\nline two",
+)
 FAILED = replace(
     PUBLISHED,
     model="broken",
@@ -72,13 +85,20 @@ FAILED = replace(
 
 SLOW = replace(
     PUBLISHED,
-    reason="inductor-frozen is 1.84 times as fast as eager; slower than eager with 2 threads, batch 64 (0.81)",
-    candidates=(replace(PUBLISHED.candidates[0], points=({"verdict": "faster"}, {"verdict": "slower"})),),
+    reason=(
+        "inductor-frozen is 1.84 times as fast as eager; slower than eager with 2 threads, batch 64"
+        " (0.81)"
+    ),
+    candidates=(
+        replace(PUBLISHED.candidates[0], points=({"verdict": "faster"}, {"verdict": "slower"})),
+    ),
 )
 
 
 def report_of(*outcomes: Outcome, **settings: object) -> CampaignReport:
-    return CampaignReport(campaign="c", started=1e9, finished=1e9 + 5, outcomes=outcomes, **settings)  # type: ignore[arg-type]
+    return CampaignReport(
+        campaign="c", started=1e9, finished=1e9 + 5, outcomes=outcomes, **settings
+    )  # type: ignore[arg-type]
 
 
 def printed(report: CampaignReport, width: int = 200, store: str = "./store") -> str:
@@ -89,7 +109,11 @@ def printed(report: CampaignReport, width: int = 200, store: str = "./store") ->
 
 def test_settings_that_gained_are_printed() -> None:
     environment = EnvironmentRecord(
-        variables={"LD_PRELOAD": "libjemalloc.so.2"}, plain_p50=9.0, p50=5.0, gain=1.8, gain_ci=(1.7, 1.9)
+        variables={"LD_PRELOAD": "libjemalloc.so.2"},
+        plain_p50=9.0,
+        p50=5.0,
+        gain=1.8,
+        gain_ci=(1.7, 1.9),
     )
     gained = replace(PUBLISHED, environment=environment)
     assert Outcome.from_json(json.loads(json.dumps(gained.to_json()))) == gained
@@ -100,19 +124,30 @@ def test_settings_that_gained_are_printed() -> None:
 def test_pareto_front_is_a_line() -> None:
     faster = Tradeoff(recipe="torchscript-frozen", p50_ms=9.0, items_per_s=111.0, size_mb=84.0)
     own = Tradeoff(recipe="inductor-frozen", p50_ms=10.9, items_per_s=91.0, size_mb=102.0)
-    smaller = [Tradeoff(recipe=name, p50_ms=1234.5, items_per_s=1.0, size_mb=25.0, load_ms=70.0) for name in ("openvino", "other")]
-    two, four = (replace(PUBLISHED, pareto=front) for front in ((faster, own), (faster, own, *smaller)))
+    smaller = [
+        Tradeoff(recipe=name, p50_ms=1234.5, items_per_s=1.0, size_mb=25.0, load_ms=70.0)
+        for name in ("openvino", "other")
+    ]
+    two, four = (
+        replace(PUBLISHED, pareto=front) for front in ((faster, own), (faster, own, *smaller))
+    )
     assert "pareto" not in printed(report_of(two)), "neither an objective nor a limit is set"
-    assert "pareto" not in printed(report_of(replace(two, objective="size", pareto=(own,)))), "the table has its figures"
+    assert "pareto" not in printed(report_of(replace(two, objective="size", pareto=(own,)))), (
+        "the table has its figures"
+    )
     line = "resnet50 cpu-x86-64-v4: pareto: 10.9 ms, 102 MB; torchscript-frozen 9 ms, 84 MB\n"
     assert line in printed(report_of(replace(two, objective="size")))
     assert line in printed(report_of(two, limited=frozenset({"resnet50"})))
-    assert "resnet50 cpu-x86-64-v4: pareto: 10.9 ms, 102 MB; 3 more\n" in printed(report_of(replace(four, objective="load")))
+    assert "resnet50 cpu-x86-64-v4: pareto: 10.9 ms, 102 MB; 3 more\n" in printed(
+        report_of(replace(four, objective="load"))
+    )
     of_other = printed(report_of(replace(four, objective="throughput", recipe="openvino")))
     assert "resnet50 cpu-x86-64-v4: pareto: 1 items/s, 25 MB, 70 ms to load; 3 more\n" in of_other
 
 
-@pytest.mark.parametrize(("limits", "limited"), [(Limits(), set()), (Limits(size_mb_max=9), {"first", "kept", "gone"})])
+@pytest.mark.parametrize(
+    ("limits", "limited"), [(Limits(), set()), (Limits(size_mb_max=9), {"first", "kept", "gone"})]
+)
 def test_campaign_names_the_models_with_limits(
     store: Store, scripted: Frozen, portable: Frozen, limits: Limits, limited: set[str]
 ) -> None:
@@ -158,10 +193,39 @@ def test_json_report_has_every_outcome(tmp_path: Path) -> None:
     read = json.loads(path.read_text())
     assert read["started"] == "2001-09-09T01:46:40.000+00:00"
     assert [outcome["verdict"] for outcome in read["outcomes"]] == ["published", "failed"]
-    assert list(read) == ["campaign", "started", "finished", "exit_code", "outcomes", "costs"], "as docs/contract.md says"
+    assert list(read) == [
+        "campaign",
+        "started",
+        "finished",
+        "exit_code",
+        "outcomes",
+        "costs",
+    ], "as docs/contract.md says"
     assert list(read["outcomes"][0]) == [
-        *("model", "device_class", "verdict", "cached", "recipe", "reason", "num_threads", "speedup", "speedup_ci", "drift"),
-        *("latency_ms", "artifact", "version", "build_s", "judge_s", "objective", "pareto", "warnings", "previous", "environment"),
+        *(
+            "model",
+            "device_class",
+            "verdict",
+            "cached",
+            "recipe",
+            "reason",
+            "num_threads",
+            "speedup",
+            "speedup_ci",
+            "drift",
+        ),
+        *(
+            "latency_ms",
+            "artifact",
+            "version",
+            "build_s",
+            "judge_s",
+            "objective",
+            "pareto",
+            "warnings",
+            "previous",
+            "environment",
+        ),
     ]
     assert [outcome["warnings"] for outcome in read["outcomes"]] == [["w"], []]
     assert read["outcomes"][0]["speedup_ci"] == [1.79, 1.9]
@@ -175,7 +239,13 @@ def test_costs_are_a_column_only_with_prices() -> None:
     other = replace(PUBLISHED, device_class="cpu-x86-64-v3")
     classes = (("cpu-x86-64-v4", 0.5, True, True), ("cpu-x86-64-v3", 0.25, False, False))
     costs = [
-        ClassCost(model="resnet50", device_class=name, cost_per_million=cost, meets_limits=meets, cheapest=cheapest)
+        ClassCost(
+            model="resnet50",
+            device_class=name,
+            cost_per_million=cost,
+            meets_limits=meets,
+            cheapest=cheapest,
+        )
         for name, cost, meets, cheapest in classes
     ]
     both = printed(report_of(PUBLISHED, other, costs=tuple(costs)))
@@ -189,7 +259,9 @@ def test_costs_are_a_column_only_with_prices() -> None:
 
 def test_unwritable_json_report_names_the_fix(tmp_path: Path) -> None:
     (tmp_path / "folder").touch()
-    with pytest.raises(InfrastructureError, match=r"--json .*out.json cannot be written: .*; nothing else is lost"):
+    with pytest.raises(
+        InfrastructureError, match=r"--json .*out.json cannot be written: .*; nothing else is lost"
+    ):
         report_of(PUBLISHED).write_json(tmp_path / "folder" / "out.json")
 
 
@@ -208,7 +280,13 @@ def test_table_shows_verdicts_reasons_and_logs() -> None:
 
 def test_shared_reason_is_printed_once() -> None:
     coded = replace(FAILED, failure=replace(CRASH, code="CP-CRASH"))
-    text = printed(report_of(coded, replace(coded, device_class="portable"), replace(coded, model="other", reason="is another")))
+    text = printed(
+        report_of(
+            coded,
+            replace(coded, device_class="portable"),
+            replace(coded, model="other", reason="is another"),
+        )
+    )
     assert text.count("the process died of SIGSEGV") == 1
     assert "broken cpu-x86-64-v4, portable: CP-CRASH: the process died of SIGSEGV" in text
     assert text.count("    line two") == 2
@@ -217,16 +295,22 @@ def test_shared_reason_is_printed_once() -> None:
 
 
 def test_failure_is_printed_with_its_log(tmp_path: Path) -> None:
-    failed = replace(FAILED, candidates=(CandidateReport(recipe="r", build_key="b", failure="crash"),))
+    failed = replace(
+        FAILED, candidates=(CandidateReport(recipe="r", build_key="b", failure="crash"),)
+    )
     assert "log:" not in printed(report_of(failed), store=str(tmp_path)), "it is gone"
     log = log_path(str(tmp_path), "b")
     log.parent.mkdir(parents=True)
     log.touch()
     assert printed(report_of(failed), store=str(tmp_path)).count(f"    log: {log}\n") == 1
-    assert "    log: s3://bucket/store/.coldpress/logs/b.log\n" in printed(report_of(failed), store="s3://bucket/store")
+    assert "    log: s3://bucket/store/.coldpress/logs/b.log\n" in printed(
+        report_of(failed), store="s3://bucket/store"
+    )
 
 
-LONG = replace(PUBLISHED, model="distilbert-base-uncased-finetuned-sst-2-english", recipe="torchscript-frozen")
+LONG = replace(
+    PUBLISHED, model="distilbert-base-uncased-finetuned-sst-2-english", recipe="torchscript-frozen"
+)
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 160])
@@ -240,7 +324,9 @@ def test_table_fits_the_terminal(width: int) -> None:
     text = printed(report_of(*mixed), width)
     table = text.splitlines()[1:9]
     assert max(len(line) for line in table) <= width, text
-    assert sum(LONG.model in line for line in table) == (2 if width > 120 else 1), "above its classes if its column does not fit"
+    assert sum(LONG.model in line for line in table) == (2 if width > 120 else 1), (
+        "above its classes if its column does not fit"
+    )
     assert "1.84x (1.79-1.90)" in text
     assert ("torchscript-frozen" in text) == (width > 60)
     assert ("judge s" in text) == (width > 160)
@@ -249,8 +335,17 @@ def test_table_fits_the_terminal(width: int) -> None:
 
 
 def test_short_names_have_one_line_each_in_80_columns() -> None:
-    lines = printed(report_of(PUBLISHED, replace(PUBLISHED, model="bert-small", verdict="kept-eager")), 80).splitlines()
-    assert lines[3].split() == ["resnet50", "cpu-x86-64-v4", "published", "inductor-frozen", "1.84x", "(1.79-1.90)"]
+    lines = printed(
+        report_of(PUBLISHED, replace(PUBLISHED, model="bert-small", verdict="kept-eager")), 80
+    ).splitlines()
+    assert lines[3].split() == [
+        "resnet50",
+        "cpu-x86-64-v4",
+        "published",
+        "inductor-frozen",
+        "1.84x",
+        "(1.79-1.90)",
+    ]
     assert lines[4].split()[:3] == ["bert-small", "cpu-x86-64-v4", "kept-eager"]
 
 
@@ -286,4 +381,6 @@ def test_next_steps_name_a_published_model(monkeypatch: pytest.MonkeyPatch) -> N
 def test_report_names_slow_sizes() -> None:
     assert f"resnet50 cpu-x86-64-v4: {SLOW.reason}\n" in printed(report_of(SLOW))
     assert str(PUBLISHED.reason) not in printed(report_of(PUBLISHED))
-    assert "batch 64" not in printed(report_of(replace(SLOW, device_class="portable"))), "it is judged by drift alone"
+    assert "batch 64" not in printed(report_of(replace(SLOW, device_class="portable"))), (
+        "it is judged by drift alone"
+    )

@@ -28,7 +28,11 @@ def after_three(error: BaseException) -> Callable[[int], None]:
 
 
 @pytest.mark.parametrize(
-    ("error", "state"), [(KeyboardInterrupt(), "interrupted"), (StoreUnreachableError("the disk is gone"), "broken off")]
+    ("error", "state"),
+    [
+        (KeyboardInterrupt(), "interrupted"),
+        (StoreUnreachableError("the disk is gone"), "broken off"),
+    ],
 )
 def test_stopped_campaign_reports_planned_and_reached(
     tmp_path: Path, scripted: Frozen, portable: Frozen, error: BaseException, state: str
@@ -38,10 +42,19 @@ def test_stopped_campaign_reports_planned_and_reached(
     run_judged(store, DOWN, "stopped", artifacts, problems=(BAD,), after=after_three(error))
     found = campaign_status(store, "stopped")
     assert (found.state, found.reached, found.planned) == (state, 3, 7)
-    assert any(line.startswith("3 of 7 outcomes: 1 failed, 2 published") for line in in_words(found, "s"))
+    assert any(
+        line.startswith("3 of 7 outcomes: 1 failed, 2 published") for line in in_words(found, "s")
+    )
     assert found.items["published"] == [f"first {HERE}", "first portable"]
-    assert found.items["waiting"] == [f"kept {HERE}", "kept portable", f"gone {HERE}", "gone portable"]
-    assert f"waiting: kept {HERE}, kept portable, gone {HERE}, gone portable" in in_words(found, "s")
+    assert found.items["waiting"] == [
+        f"kept {HERE}",
+        "kept portable",
+        f"gone {HERE}",
+        "gone portable",
+    ]
+    assert f"waiting: kept {HERE}, kept portable, gone {HERE}, gone portable" in in_words(
+        found, "s"
+    )
     [line] = campaigns_in_words(store)
     assert line.startswith(f"stopped: {state}, 3 of 7 outcomes, started 2023-11-14")
     record = History(store).record("stopped")

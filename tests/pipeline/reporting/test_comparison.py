@@ -37,7 +37,10 @@ def test_kinds_of_change(kind: str, after: Outcome) -> None:
 
 
 def test_fixed_new_and_removed() -> None:
-    kinds = {change.model: change.kind for change in compare([failed("a"), OLD], [published("a", key="2"), published("b")])}
+    kinds = {
+        change.model: change.kind
+        for change in compare([failed("a"), OLD], [published("a", key="2"), published("b")])
+    }
     assert kinds == {"a": "fixed", "b": "new", "m": "removed"}
 
 
@@ -48,7 +51,9 @@ def test_kept_eager_counts_as_eager() -> None:
 
 def test_same_artifact_is_unchanged() -> None:
     """Two judgements of one artifact differ by noise alone."""
-    (change,) = compare([OLD], [replace(published("m", speedup=1.2, key="2"), artifact=OLD.artifact)])
+    (change,) = compare(
+        [OLD], [replace(published("m", speedup=1.2, key="2"), artifact=OLD.artifact)]
+    )
     assert change.kind == "unchanged"
 
 
@@ -64,9 +69,17 @@ def store(tmp_path: Path) -> Store:
 def test_compare_exits_with_regressions(store: Store) -> None:
     run = CliRunner().invoke(compare_command.app, ["monday", "friday", "--store", store.uri])
     assert run.exit_code == 1
-    assert "slower: m cpu-x86-64-v4: inductor-frozen 1.50x (1.47-1.53), was inductor-frozen 1.80x (1.76-1.84)" in run.stdout
+    assert (
+        "slower: m cpu-x86-64-v4: inductor-frozen 1.50x (1.47-1.53), was inductor-frozen 1.80x"
+        " (1.76-1.84)" in run.stdout
+    )
     assert run.stdout.splitlines()[-1] == "1 slower, 1 unchanged"
-    assert CliRunner().invoke(compare_command.app, ["monday", "monday", "--store", store.uri]).exit_code == 0
+    assert (
+        CliRunner()
+        .invoke(compare_command.app, ["monday", "monday", "--store", store.uri])
+        .exit_code
+        == 0
+    )
 
 
 def test_compare_with_unknown_campaign(store: Store) -> None:
@@ -79,14 +92,19 @@ def test_history_marks_regressions(store: Store) -> None:
     run = CliRunner().invoke(history_command.app, ["m", "--store", store.uri])
     assert run.exit_code == 0
     rows = [line.split() for line in run.stdout.splitlines() if "published" in line]
-    assert [next(word for word in row if word.endswith("x")) for row in rows] == ["1.50x", "1.80x"]  # the latest first
+    assert [next(word for word in row if word.endswith("x")) for row in rows] == [
+        "1.50x",
+        "1.80x",
+    ]  # the latest first
     assert "slower: inductor-frozen 1.50x" in run.stdout
-    assert max(map(len, run.stdout.splitlines()[:-1])) <= 80  # the sentence is wrapped by the terminal
+    assert (
+        max(map(len, run.stdout.splitlines()[:-1])) <= 80
+    )  # the sentence is wrapped by the terminal
 
 
 def test_history_as_json(store: Store) -> None:
     run = CliRunner().invoke(history_command.app, ["m", "--store", store.uri, "--json"])
-    (old, new) = json.loads(run.stdout)["cpu-x86-64-v4"]
+    old, new = json.loads(run.stdout)["cpu-x86-64-v4"]
     assert (old["speed"]["value"], new["change"]["kind"]) == (1.8, "slower")
 
 
@@ -98,7 +116,9 @@ def test_history_of_unknown_model(store: Store) -> None:
 
 def test_coldpress_has_the_commands_of_a_checkout(store: Store) -> None:
     command = str(Path(sys.executable).with_name("coldpress"))
-    done = subprocess.run([command, "history", "m", "--store", store.uri], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [command, "history", "m", "--store", store.uri], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, "1.50x" in done.stdout) == (0, True), done.stderr
     listed = subprocess.run([command, "--help"], capture_output=True, text=True, check=True).stdout
     assert {"report", "history", "verify"} <= set(listed.split())

@@ -18,9 +18,18 @@ PRICES = {"cpu-x86-64-v4": 0.36, "cpu-x86-64-v3": 0.18, "cuda-sm90": 3.6}
 
 
 def reached(
-    folder: Path, device_class: str, p50_ms: float, *, verdict: str = "published", batch: int | None = None, **changes: Any
+    folder: Path,
+    device_class: str,
+    p50_ms: float,
+    *,
+    verdict: str = "published",
+    batch: int | None = None,
+    **changes: Any,
 ) -> tuple[Item, Outcome]:
-    """An item with prices, and its outcome; eager takes twice as long. `changes` are of the entry."""
+    """An item with prices, and its outcome; eager takes twice as long.
+
+    `changes` are of the entry.
+    """
     point = {} if batch is None else {"batch": batch}
     item = Item(
         entry=replace(entry("m", folder), price_per_hour=PRICES, **changes),
@@ -58,20 +67,37 @@ def costs(*found: tuple[Item, Outcome]) -> dict[str, tuple[float, bool, bool]]:
 
 def test_cost_is_price_times_median_of_one_inference(tmp_path: Path) -> None:
     """0.36 an hour are 100 per million seconds; at 10 ms, 1 per million calls."""
-    found = costs(reached(tmp_path, "cpu-x86-64-v4", 10.0), reached(tmp_path, "cpu-x86-64-v3", 30.0))
+    found = costs(
+        reached(tmp_path, "cpu-x86-64-v4", 10.0), reached(tmp_path, "cpu-x86-64-v3", 30.0)
+    )
     assert found == {"cpu-x86-64-v4": (1.0, True, True), "cpu-x86-64-v3": (1.5, True, False)}
-    assert costs(reached(tmp_path, "cpu-x86-64-v4", 10.0, batch=8)) == {"cpu-x86-64-v4": (0.125, True, True)}
+    assert costs(reached(tmp_path, "cpu-x86-64-v4", 10.0, batch=8)) == {
+        "cpu-x86-64-v4": (0.125, True, True)
+    }
 
 
 def test_class_without_a_price_or_artifact_has_no_cost(tmp_path: Path) -> None:
-    free, failed = reached(tmp_path, "portable", 1.0), reached(tmp_path, "cpu-x86-64-v4", 1.0, verdict="unstable")
+    free, failed = (
+        reached(tmp_path, "portable", 1.0),
+        reached(tmp_path, "cpu-x86-64-v4", 1.0, verdict="unstable"),
+    )
     assert costs(free, failed) == {}
 
 
 def test_previous_artifact_costs_what_it_was_measured_at(tmp_path: Path) -> None:
     item, outcome = reached(tmp_path, "cpu-x86-64-v4", 10.0, verdict="kept-previous")
-    previous = PreviousRecord(version=1, artifact="sha256:1", recipe="r", torch="2.13", same_weights=True, speedup=0.5, p50_ms=5.0)
-    assert costs((item, replace(outcome, previous=previous))) == {"cpu-x86-64-v4": (0.5, True, True)}
+    previous = PreviousRecord(
+        version=1,
+        artifact="sha256:1",
+        recipe="r",
+        torch="2.13",
+        same_weights=True,
+        speedup=0.5,
+        p50_ms=5.0,
+    )
+    assert costs((item, replace(outcome, previous=previous))) == {
+        "cpu-x86-64-v4": (0.5, True, True)
+    }
 
 
 def test_eager_may_be_cheapest_within_the_limits(tmp_path: Path) -> None:
@@ -80,6 +106,15 @@ def test_eager_may_be_cheapest_within_the_limits(tmp_path: Path) -> None:
         "cuda-sm90": (2.0, True, False),
         "cpu-x86-64-v4": (1.0, True, True),
     }
-    for limits, meets in ((Limits(latency_ms_max=10.0), True), (Limits(latency_ms_max=9.0), False), (Limits(size_mb_max=1), False)):
-        found = costs(reached(*gpu, limits=limits), reached(*cpu, verdict="kept-eager", limits=limits))
-        assert found == {"cuda-sm90": (2.0, True, not meets), "cpu-x86-64-v4": (1.0, meets, meets)}, limits
+    for limits, meets in (
+        (Limits(latency_ms_max=10.0), True),
+        (Limits(latency_ms_max=9.0), False),
+        (Limits(size_mb_max=1), False),
+    ):
+        found = costs(
+            reached(*gpu, limits=limits), reached(*cpu, verdict="kept-eager", limits=limits)
+        )
+        assert found == {
+            "cuda-sm90": (2.0, True, not meets),
+            "cpu-x86-64-v4": (1.0, meets, meets),
+        }, limits

@@ -1,4 +1,6 @@
-"""What people see while a campaign runs: lines, the live view, and the estimate of the time left."""
+"""What people see while a campaign runs: lines, the live view, and the estimate of the time
+left.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,18 @@ from pipeline.reporting.remaining_time import CampaignProgress, ItemWork
 from tests.pipeline.reporting.test_campaign_report import CRASH, FAILED, PUBLISHED
 
 RECIPES = ("torchscript-frozen", "inductor-frozen")
-WORK = [ItemWork(what="m cpu-x86-64-v4", recipes=RECIPES), ItemWork(what="m portable", recipes=("portable",))]
+WORK = [
+    ItemWork(what="m cpu-x86-64-v4", recipes=RECIPES),
+    ItemWork(what="m portable", recipes=("portable",)),
+]
 EVENTS = [
     Event(kind="build", what="m cpu-x86-64-v4", recipes=RECIPES[:1]),
     Event(kind="build", what="m cpu-x86-64-v4", recipes=RECIPES[1:]),
     Event(kind="build", what="m portable", recipes=("portable",)),
-    *(Event(kind="built", what="m cpu-x86-64-v4", recipes=(recipe,), text="in 4.0 s", seconds=4.0) for recipe in RECIPES),
+    *(
+        Event(kind="built", what="m cpu-x86-64-v4", recipes=(recipe,), text="in 4.0 s", seconds=4.0)
+        for recipe in RECIPES
+    ),
     Event(kind="judge", what="m cpu-x86-64-v4"),
     Event(kind="judged", what="m cpu-x86-64-v4", text="in 9.0 s", seconds=9.0),
     Event(kind="outcome", what="m cpu-x86-64-v4", outcome=FAILED),
@@ -30,7 +38,8 @@ EVENTS = [
 
 
 RECORDED = Path(__file__).parent / "campaign_events.csv"
-"""The events of a campaign over examples/zoo.yaml on 2 CPUs, continued after a kill; three judges were repeated.
+"""The events of a campaign over examples/zoo.yaml on 2 CPUs, continued after a kill; three judges
+were repeated.
 
 `before` rows have the seconds of the builds that the killed start had finished.
 """
@@ -57,7 +66,9 @@ def test_lines_are_one_for_each_item_and_step() -> None:
         "build m portable portable",
         "judge m cpu-x86-64-v4",
     ]
-    assert lines[4].startswith(f"outcome m cpu-x86-64-v4 {verdict_text(FAILED)} (1 of 2 done, about ")
+    assert lines[4].startswith(
+        f"outcome m cpu-x86-64-v4 {verdict_text(FAILED)} (1 of 2 done, about "
+    )
     assert CRASH.message not in lines[4], "the report prints it, once"
     assert len(lines) == 5
 
@@ -74,7 +85,13 @@ def test_live_view_shows_states_and_running_items() -> None:
     now = [0.0]
     console = Console(file=io.StringIO(), width=80, height=8)
     display = LiveDisplay(console, clock=lambda: now[0])
-    display.plan(5, [*WORK, *(ItemWork(what=f"n{index} portable", recipes=("portable",)) for index in range(3))])
+    display.plan(
+        5,
+        [
+            *WORK,
+            *(ItemWork(what=f"n{index} portable", recipes=("portable",)) for index in range(3)),
+        ],
+    )
 
     def drawn() -> str:
         with console.capture() as capture:
@@ -140,7 +157,9 @@ class Row:
 
 
 def work_of(before: Sequence[Row], rows: Sequence[Row], *, known: bool) -> list[ItemWork]:
-    """The work of a recorded campaign; with `known`, an earlier campaign took as long for each build and judge."""
+    """The work of a recorded campaign; with `known`, an earlier campaign took as long for each
+    build and judge.
+    """
     recipes: dict[str, dict[str, float]] = {}
     judge_s: dict[str, float] = {}
     built_s = {row.event.what: row.event.seconds for row in before}
@@ -163,11 +182,15 @@ def work_of(before: Sequence[Row], rows: Sequence[Row], *, known: bool) -> list[
     ]
 
 
-@pytest.mark.parametrize(("known", "since"), [(False, 0.55), (True, 0.2)], ids=["new models", "durations known"])
+@pytest.mark.parametrize(
+    ("known", "since"), [(False, 0.55), (True, 0.2)], ids=["new models", "durations known"]
+)
 def test_time_left_is_right_within_30_percent(known: bool, since: float) -> None:
     with RECORDED.open() as file:
         recorded = [Row.of(row) for row in csv.DictReader(file)]
-    before, rows = ([row for row in recorded if row.is_before == is_before] for is_before in (True, False))
+    before, rows = (
+        [row for row in recorded if row.is_before == is_before] for is_before in (True, False)
+    )
     now = rows[0].time_s
     progress = CampaignProgress(lambda: now)
     progress.plan(len(rows), work_of(before, rows, known=known))

@@ -1,4 +1,6 @@
-"""The HTML report in headless Chromium: no errors, no network; sort, filter, search, links, keyboard; phone, dark, print."""
+"""The HTML report in headless Chromium: no errors, no network; sort, filter, search, links,
+keyboard; phone, dark, print.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +15,33 @@ from typer.testing import CliRunner
 
 from freezer.store.store import Store
 from jobs import report as report_command
-from tests.pipeline.reporting.past_campaigns import CLASSES, failed, kept_eager, published, write_campaign
+from tests.pipeline.reporting.past_campaigns import (
+    CLASSES,
+    failed,
+    kept_eager,
+    published,
+    write_campaign,
+)
 
 CHROMIUM = shutil.which("chromium")
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian: apt-get install chromium)")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="needs Chromium (Debian: apt-get install chromium)"
+)
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """Two campaigns. In the second `resnet` is slower, `bert` is fixed, `vad` kept eager, and `router` fails."""
+    """Two campaigns.
+
+    In the second `resnet` is slower, `bert` is fixed, `vad` kept eager, and `router` fails.
+    """
     opened = Store.open(str(tmp_path_factory.mktemp("report") / "store"), create=True)
-    write_campaign(opened, "monday", [published("resnet", name) for name in CLASSES] + [failed("bert"), published("gone")])
+    write_campaign(
+        opened,
+        "monday",
+        [published("resnet", name) for name in CLASSES] + [failed("bert"), published("gone")],
+    )
     outcomes = [published("resnet", name, speedup=1.5, key="2") for name in CLASSES]
     outcomes += [published("bert", speedup=2.4, key="2"), kept_eager("vad"), failed("router")]
     write_campaign(opened, "friday", outcomes, started=1_790_400_000.0)
@@ -44,7 +61,13 @@ def report(store: Store) -> Path:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        flags = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update"]
+        flags = [
+            "--no-sandbox",
+            "--disable-gpu",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+        ]
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
         yield browser
         browser.close()
@@ -80,7 +103,10 @@ def test_summary_answers_without_a_search(page: Page) -> None:
     text = page.locator("main > section").first.inner_text()
     assert "bert on cpu-x86-64-v4: 2.40× eager" in text
     assert 'freezer.load("bert"' in text
-    assert "router cpu-x86-64-v4: failed CP-CAPTURE the model branches on the values of a tensor; <b>use torch.cond</b>" in text
+    assert (
+        "router cpu-x86-64-v4: failed CP-CAPTURE the model branches on the values of a tensor;"
+        " <b>use torch.cond</b>" in text
+    )
     assert "vad cpu-x86-64-v4: kept-eager" in text
 
 
@@ -97,7 +123,10 @@ def test_sort_filter_and_search(page: Page) -> None:
 
 
 def test_changes_since_the_earlier_campaign(page: Page) -> None:
-    assert "Not in this campaign any more: gone cpu-x86-64-v4." in page.locator("main > section").first.inner_text()
+    assert (
+        "Not in this campaign any more: gone cpu-x86-64-v4."
+        in page.locator("main > section").first.inner_text()
+    )
     page.click("button[data-change=slower]")
     assert names(page) == ["resnet"]
     assert page.locator("#models .worse").first.inner_text().strip() == "slower"
@@ -140,7 +169,9 @@ def test_fits_every_screen(page: Page, width: int) -> None:
     page.reload()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     row = page.locator("#models tbody tr.item").first
-    assert row.evaluate("(row) => row.scrollHeight - row.clientHeight") <= 0  # every class is visible
+    assert (
+        row.evaluate("(row) => row.scrollHeight - row.clientHeight") <= 0
+    )  # every class is visible
 
 
 CONTRAST = """
@@ -181,10 +212,16 @@ def test_contrast(browser: Browser, report: Path, scheme: str) -> None:
 @pytest.mark.slow
 def test_ten_thousand_rows_stay_smooth(browser: Browser, tmp_path: Path) -> None:
     opened = Store.open(str(tmp_path / "store"), create=True)
-    outcomes = [published(f"model-{place:05}", name, speedup=1 + place / 5000) for place in range(5000) for name in CLASSES[:2]]
+    outcomes = [
+        published(f"model-{place:05}", name, speedup=1 + place / 5000)
+        for place in range(5000)
+        for name in CLASSES[:2]
+    ]
     write_campaign(opened, "fleet", outcomes)
     path = tmp_path / "report.html"
-    run = CliRunner().invoke(report_command.app, ["fleet", "--store", opened.uri, "--out", str(path)])
+    run = CliRunner().invoke(
+        report_command.app, ["fleet", "--store", opened.uri, "--out", str(path)]
+    )
     assert run.exit_code == 0, run.output
     assert path.stat().st_size < 20e6
     page = browser.new_page(viewport={"width": 1280, "height": 800})
@@ -196,7 +233,8 @@ def test_ten_thousand_rows_stay_smooth(browser: Browser, tmp_path: Path) -> None
     page.select_option("#sort", "speedup")
     assert names(page)[0] == "model-04999"
     busy_ms = page.evaluate(
-        "() => { const t = performance.now(); byId('search').value = '04321'; refresh(); return performance.now() - t; }"
+        "() => { const t = performance.now(); byId('search').value = '04321'; refresh(); return"
+        " performance.now() - t; }"
     )
     assert busy_ms < 500
     assert names(page) == ["model-04321"]

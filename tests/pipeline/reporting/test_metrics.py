@@ -52,7 +52,10 @@ def test_steps_are_counted_while_they_run() -> None:
     assert summed(judging, "coldpress_items", "state") == {"judging": 1, "decided": 2}
     assert summed(judging, "coldpress_steps_in_flight", "step") == {"judge": 1}
     assert summed(ended, "coldpress_items", "state") == {"waiting": 1, "final": 1, "decided": 1}
-    assert summed(ended, "coldpress_build_seconds_count", "device_class") == {"cpu-x86-64-v4": 2, "portable": 1}
+    assert summed(ended, "coldpress_build_seconds_count", "device_class") == {
+        "cpu-x86-64-v4": 2,
+        "portable": 1,
+    }
     assert summed(ended, "coldpress_build_seconds_sum") == {"c": 9.0}
     assert summed(ended, "coldpress_judge_seconds_sum", "device_class") == {"cpu-x86-64-v4": 9.0}
     assert summed(ended, "coldpress_unstable_judges_total") == {"c": 1}
@@ -69,12 +72,24 @@ def test_outcomes_equal_those_of_the_ledger(store: Store, uri: str) -> None:
         scrapes.append(scraped(port))
 
     with metered(QuietDisplay(), "c", f"{LOOPBACK}:{port}") as display:
-        run_judged(store, uri, "c", {}, models=MODELS, problems=(BAD,), display=display, after=after)
+        run_judged(
+            store, uri, "c", {}, models=MODELS, problems=(BAD,), display=display, after=after
+        )
         scrapes.append(scraped(port))
     status = campaign_status(store, "c")
-    assert [summed(scrape, "coldpress_items", "state")["final"] for scrape in scrapes] == [1, 3, 3, 5, 5]
+    assert [summed(scrape, "coldpress_items", "state")["final"] for scrape in scrapes] == [
+        1,
+        3,
+        3,
+        5,
+        5,
+    ]
     assert summed(scrapes[-1], "coldpress_outcomes_total", "verdict") == status.verdicts
-    codes = Counter(failure.reason.partition(": ")[0] for failure in status.failures if failure.verdict == "rejected")
+    codes = Counter(
+        failure.reason.partition(": ")[0]
+        for failure in status.failures
+        if failure.verdict == "rejected"
+    )
     assert codes.items() <= summed(scrapes[-1], "coldpress_failures_total", "code").items()
     assert sum(summed(scrapes[-1], "coldpress_failures_total").values()) == 4
     with pytest.raises(OSError, match="refused"):
@@ -86,26 +101,50 @@ def test_unchanged_outcomes_are_counted_apart(store: Store, uri: str) -> None:
     port, reported = free_port(), Before(skipped=frozenset({BAD.model}))
     run_judged(store, uri, "first", {}, models=MODELS)
     with metered(QuietDisplay(), "again", f"{LOOPBACK}:{port}") as display:
-        run_judged(store, uri, "again", {}, models=MODELS, problems=(BAD,), before=reported, display=display)
+        run_judged(
+            store,
+            uri,
+            "again",
+            {},
+            models=MODELS,
+            problems=(BAD,),
+            before=reported,
+            display=display,
+        )
         found = scraped(port)
     status = campaign_status(store, "again")
     assert status.unchanged > 0
-    assert summed(found, "coldpress_outcomes_total", "cached") == {"true": status.unchanged, "false": 4 - status.unchanged}
+    assert summed(found, "coldpress_outcomes_total", "cached") == {
+        "true": status.unchanged,
+        "false": 4 - status.unchanged,
+    }
 
 
 @pytest.mark.parametrize("address", ["9105", ":9105", f"{LOOPBACK}:http", f"{LOOPBACK}:70000"])
 def test_invalid_addresses_are_usage_errors(address: str) -> None:
-    with pytest.raises(UsageError, match=r"write --metrics 127\.0\.0\.1:9105"), metered(QuietDisplay(), "c", address):
+    with (
+        pytest.raises(UsageError, match=r"write --metrics 127\.0\.0\.1:9105"),
+        metered(QuietDisplay(), "c", address),
+    ):
         pass
 
 
 def test_a_port_in_use_stops_before_any_work(tmp_path: Path) -> None:
     with socket.create_server((LOOPBACK, 0)) as taken:
         port = taken.getsockname()[1]
-        arguments = ["catalog.yaml", "--store", str(tmp_path / "store"), "--metrics", f"{LOOPBACK}:{port}"]
+        arguments = [
+            "catalog.yaml",
+            "--store",
+            str(tmp_path / "store"),
+            "--metrics",
+            f"{LOOPBACK}:{port}",
+        ]
         done = CliRunner().invoke(jobs.optimize.app, arguments)
     assert done.exit_code == 2
     said = done.stderr.replace("\n", " ")
-    assert said.startswith(f"CP-USAGE: metrics cannot be served at --metrics '{LOOPBACK}:{port}' (Address already in use)")
+    assert said.startswith(
+        f"CP-USAGE: metrics cannot be served at --metrics '{LOOPBACK}:{port}' (Address already in"
+        " use)"
+    )
     assert f"`ss -ltnp 'sport = :{port}'` names it" in said
     assert not (tmp_path / "store").exists()

@@ -67,15 +67,23 @@ class Workers(NoRay):
         request = self._tasks[handles[0]]
         if isinstance(request, BuildRequest):
             for key in request.builds.values():
-                workplace(request.store).folder("candidates", key).mkdir(parents=True, exist_ok=True)
-            value = tuple(BuildResult(key=key, recipe=recipe) for recipe, key in request.builds.items())
+                workplace(request.store).folder("candidates", key).mkdir(
+                    parents=True, exist_ok=True
+                )
+            value = tuple(
+                BuildResult(key=key, recipe=recipe) for recipe, key in request.builds.items()
+            )
             return [Done(handle=handles[0], value=value)]
         result = JudgeResult(key=request.key, verdict="rejected", reason="as it is")
         if request.entry.name in self._damaged:
             self._damaged.remove(request.entry.name)
             for key in request.builds.values():
-                shutil.rmtree(workplace(request.store).folder("candidates", key), ignore_errors=True)
-            result = JudgeResult.of_failure(request.key, Failure(kind="disk", code="CP-INTEGRITY", message="a byte is wrong"))
+                shutil.rmtree(
+                    workplace(request.store).folder("candidates", key), ignore_errors=True
+                )
+            result = JudgeResult.of_failure(
+                request.key, Failure(kind="disk", code="CP-INTEGRITY", message="a byte is wrong")
+            )
         return [Done(handle=handles[0], value=result)]
 
     def cancel(self, handles: Sequence[Handle], *, grace_s: float = 5.0) -> None:
@@ -88,13 +96,21 @@ def planned(store: Store, ledger: Ledger, names: str) -> Plan:
 
 
 def outcomes(
-    plan: Plan, store: Store, ledger: Ledger, workers: Workers, nodes: Sequence[Node], *, shipping: bool = False
+    plan: Plan,
+    store: Store,
+    ledger: Ledger,
+    workers: Workers,
+    nodes: Sequence[Node],
+    *,
+    shipping: bool = False,
 ) -> Iterator[tuple[Item, Outcome]]:
     """Each outcome, as it is handed out to be published; that is noted too."""
     materials = Materials(store.root, "sqlite://", FileDigests(store.root / "digests.json"))
     if shipping:
         materials.ship_from_now_on()
-    executor = Executor(plan, OneNode(workers, store.root, *nodes), store, ledger, materials, workers.shown.append)
+    executor = Executor(
+        plan, OneNode(workers, store.root, *nodes), store, ledger, materials, workers.shown.append
+    )
     for item, outcome in executor.outcomes():
         assert executor.may_disturb()
         workers.said.append(f"outcome {item.entry.name}")
@@ -112,11 +128,15 @@ def test_outcome_is_yielded_before_the_next_local_judge(store: Store, ledger: Le
     plan, workers = planned(store, ledger, "abc"), Workers()
     built(plan, store, "abc")
     assert len(list(outcomes(plan, store, ledger, workers, [HOME]))) == 3
-    assert workers.said == [line for name in "abc" for line in (f"judge {name} home", f"outcome {name}")]
+    assert workers.said == [
+        line for name in "abc" for line in (f"judge {name} home", f"outcome {name}")
+    ]
 
 
 @pytest.mark.parametrize("shipping", [False, True], ids=["nothing to bring", "code to ship"])
-def test_other_nodes_build_while_the_drivers_judges(store: Store, ledger: Ledger, shipping: bool) -> None:
+def test_other_nodes_build_while_the_drivers_judges(
+    store: Store, ledger: Ledger, shipping: bool
+) -> None:
     entries = [entry(name, store.root.parent) for name in "abcdefgh"]
     plan, workers = plan_of(entries, store, ledger), Workers()
     for item in plan.items:
@@ -124,19 +144,33 @@ def test_other_nodes_build_while_the_drivers_judges(store: Store, ledger: Ledger
             workplace(str(store.root)).folder("candidates", key.digest).mkdir(parents=True)
     nodes = [HOME, replace(AWAY, classes=(HERE,))]
     assert len(list(outcomes(plan, store, ledger, workers, nodes, shipping=shipping))) == 16
-    judges_at_home = [place for place, line in enumerate(workers.said) if line.startswith("judge") and line.endswith("home")]
-    builds_away = [place for place, line in enumerate(workers.said) if line.startswith("build") and line.endswith("away")]
+    judges_at_home = [
+        place
+        for place, line in enumerate(workers.said)
+        if line.startswith("judge") and line.endswith("home")
+    ]
+    builds_away = [
+        place
+        for place, line in enumerate(workers.said)
+        if line.startswith("build") and line.endswith("away")
+    ]
     assert (len(judges_at_home), len(builds_away)) == (8, 8)
     assert builds_away[3] < judges_at_home[1], "two for each core, before the next judge"
 
 
-def test_outcome_of_another_campaign_is_reused(store: Store, ledger: Ledger, portable: Frozen) -> None:
+def test_outcome_of_another_campaign_is_reused(
+    store: Store, ledger: Ledger, portable: Frozen
+) -> None:
     plan, workers = planned(store, ledger, "ab"), Workers()
     built(plan, store, "ab")
     with Ledger(store, "faster") as other:
         item = plan.items[1]
-        artifact = Artifact(folder=portable.artifact.folder, manifest=replace(portable.artifact.manifest, model="b"))
-        Publisher(Plan(items=(item,)), store, other).add(item, judged(item, "published", store, artifact))
+        artifact = Artifact(
+            folder=portable.artifact.folder, manifest=replace(portable.artifact.manifest, model="b")
+        )
+        Publisher(Plan(items=(item,)), store, other).add(
+            item, judged(item, "published", store, artifact)
+        )
     (_, first), (_, second) = outcomes(plan, store, ledger, workers, [HOME])
     assert workers.said == ["judge a home", "outcome a", "outcome b"]
     assert (first.verdict, first.cached) == ("rejected", False)
@@ -144,11 +178,19 @@ def test_outcome_of_another_campaign_is_reused(store: Store, ledger: Ledger, por
 
 
 @pytest.mark.parametrize(("times", "verdict"), [(1, "rejected"), (2, "failed")])
-def test_damaged_candidates_are_rebuilt_once(store: Store, ledger: Ledger, times: int, verdict: str) -> None:
+def test_damaged_candidates_are_rebuilt_once(
+    store: Store, ledger: Ledger, times: int, verdict: str
+) -> None:
     plan, workers = planned(store, ledger, "a"), Workers(damaged=["a"] * times)
     ((_, outcome),) = outcomes(plan, store, ledger, workers, [HOME])
     assert outcome.verdict == verdict
-    assert workers.said == ["build a home", "judge a home", "build a home", "judge a home", "outcome a"]
+    assert workers.said == [
+        "build a home",
+        "judge a home",
+        "build a home",
+        "judge a home",
+        "outcome a",
+    ]
 
 
 class Disturbed(Workers):
@@ -169,8 +211,17 @@ class Disturbed(Workers):
 def test_disturbed_judge_is_repeated_after_the_others(store: Store, ledger: Ledger) -> None:
     plan, workers = planned(store, ledger, "ab"), Disturbed(times=2)
     built(plan, store, "ab")
-    found = {item.entry.name: outcome for item, outcome in outcomes(plan, store, ledger, workers, [HOME])}
-    assert workers.said == ["judge a home", "judge b home", "outcome b", "judge a home", "judge a home", "outcome a"]
+    found = {
+        item.entry.name: outcome for item, outcome in outcomes(plan, store, ledger, workers, [HOME])
+    }
+    assert workers.said == [
+        "judge a home",
+        "judge b home",
+        "outcome b",
+        "judge a home",
+        "judge a home",
+        "outcome a",
+    ]
     assert (found["a"].verdict, found["a"].reason) == ("rejected", "as it is")
 
 
@@ -187,12 +238,21 @@ def test_third_disturbed_judge_is_final(store: Store, ledger: Ledger) -> None:
     built(plan, store, "a")
     ((_, outcome),) = outcomes(plan, store, ledger, workers, [HOME])
     assert workers.said == [*["judge a home"] * 3, "outcome a"]
-    assert [event.kind for event in workers.shown if event.unstable] == ["retried", "retried", "judged"]
+    assert [event.kind for event in workers.shown if event.unstable] == [
+        "retried",
+        "retried",
+        "judged",
+    ]
     assert (outcome.verdict, outcome.failure) == ("unstable", None)
-    assert outcome.reason == "too busy; tried 3 times; repeat it on quieter nodes, or with --accept-noise"
+    assert (
+        outcome.reason
+        == "too busy; tried 3 times; repeat it on quieter nodes, or with --accept-noise"
+    )
 
 
-def test_outcomes_wait_for_the_turn_of_others(store: Store, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outcomes_wait_for_the_turn_of_others(
+    store: Store, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     board, clock = DictBoard(), Clock()
     entries = [entry(name, store.root.parent) for name in "ab"]
     plan = plan_of(entries, store, ledger, recipes=("portable",), classes=("portable", HERE))
@@ -232,11 +292,19 @@ def test_retry_doubles_the_memory_of_a_fetched_model(
     class Short(Workers):
         def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
             if len(self.asked) == 1:
-                return [Done(handle=handles[0], failure="the node had too little memory", kind="node-memory")]
+                return [
+                    Done(
+                        handle=handles[0],
+                        failure="the node had too little memory",
+                        kind="node-memory",
+                    )
+                ]
             return super().wait(handles, timeout_s)
 
     ready, workers = Materials.ready, Short()
-    monkeypatch.setattr(Materials, "ready", lambda self, item: replace(ready(self, item), files=(weights,)))
+    monkeypatch.setattr(
+        Materials, "ready", lambda self, item: replace(ready(self, item), files=(weights,))
+    )
     assert len(list(outcomes(planned(store, ledger, "a"), store, ledger, workers, [ROOMY]))) == 1
     assert [memory_bytes for _, memory_bytes in workers.asked[:2]] == [16 * 10**9, 32 * 10**9]
 
@@ -247,11 +315,21 @@ def test_measured_memory_is_requested_later(store: Store, ledger: Ledger) -> Non
             (done,) = super().wait(handles, timeout_s)
             if isinstance(done.value, JudgeResult):
                 return [done]
-            return [replace(done, value=tuple(replace(built, peak_bytes=20 * 10**9) for built in done.value))]
+            return [
+                replace(
+                    done, value=tuple(replace(built, peak_bytes=20 * 10**9) for built in done.value)
+                )
+            ]
 
     workers = Large()
     for recipe in ("portable", "torchscript-frozen"):
-        plan = plan_of([entry("a", store.root.parent)], store, ledger, recipes=(recipe,), device_classes=("portable",))
+        plan = plan_of(
+            [entry("a", store.root.parent)],
+            store,
+            ledger,
+            recipes=(recipe,),
+            device_classes=("portable",),
+        )
         list(outcomes(plan, store, ledger, workers, [ROOMY]))
     (first, asked_first), *others = workers.asked
     assert (type(first), asked_first) == (BuildRequest, 10**9)
@@ -260,10 +338,14 @@ def test_measured_memory_is_requested_later(store: Store, ledger: Ledger) -> Non
     assert len(others) > 1
 
 
-def test_file_changed_after_planning_is_rejected(store: Store, ledger: Ledger, tmp_path: Path) -> None:
+def test_file_changed_after_planning_is_rejected(
+    store: Store, ledger: Ledger, tmp_path: Path
+) -> None:
     model, workers = tmp_path / "model.pt", Workers()
     model.write_bytes(b"as it was planned")
-    made = replace(entry("a", store.root.parent), source=parse_source(f"torchscript:{model}", folder=tmp_path))
+    made = replace(
+        entry("a", store.root.parent), source=parse_source(f"torchscript:{model}", folder=tmp_path)
+    )
     plan = plan_of([made], store, ledger, device_classes=("portable",), classes=("portable",))
     model.write_bytes(b"as it is now")
     assert len(list(outcomes(plan, store, ledger, workers, [HOME]))) == 1

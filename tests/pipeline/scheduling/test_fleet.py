@@ -24,15 +24,24 @@ BLIND = Sight(problem="it does not see the store", sees_files=False)
 
 
 class Answers(NoRay):
-    """A cluster whose nodes answer a probe at once; `broken` ones have no driver that works, GPUs of `held` ones never do, and
-    `newer` ones have a newer torch.
-    """
+    """A cluster whose nodes answer a probe at once; `broken` ones have no driver that works, GPUs
+    of `held` ones never do, and `newer` ones have a newer torch."""
 
     def __init__(
-        self, nodes: Sequence[Node], broken: Sequence[str] = (), held: Sequence[str] = (), newer: Sequence[str] = ()
+        self,
+        nodes: Sequence[Node],
+        broken: Sequence[str] = (),
+        held: Sequence[str] = (),
+        newer: Sequence[str] = (),
     ) -> None:
         super().__init__()
-        self._nodes, self._broken, self._held, self._newer, self._ended = list(nodes), broken, held, newer, list[Done]()
+        self._nodes, self._broken, self._held, self._newer, self._ended = (
+            list(nodes),
+            broken,
+            held,
+            newer,
+            list[Done](),
+        )
 
     def in_use(self, node: Node) -> str:
         return "in use are 1 of its 1 GPUs"
@@ -40,12 +49,21 @@ class Answers(NoRay):
     def nodes(self) -> list[Node]:
         return self._nodes
 
-    def start(self, function: Callable[..., Any], *args: Any, device_class_: str, node: Node | None = None, **_: Any) -> Handle:
+    def start(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        device_class_: str,
+        node: Node | None = None,
+        **_: Any,
+    ) -> Handle:
         assert node is not None
         handle = Handle((node.node_id, device_class_))
         if device_class_ == GPU and node.node_id in self._held:
             return handle
-        toolchain = ON_GPU if device_class_ == GPU else NEWER if node.node_id in self._newer else PLAIN
+        toolchain = (
+            ON_GPU if device_class_ == GPU else NEWER if node.node_id in self._newer else PLAIN
+        )
         facts = ClassFacts(num_threads=args[1], toolchain=toolchain, memory_bytes=8 * 10**9)
         failed = device_class_ == GPU and node.node_id in self._broken
         value, failure = (None, "RuntimeError: no driver") if failed else (facts, None)
@@ -61,7 +79,11 @@ def node(name: str, *classes: str, num_cpus: int = 4, num_gpus: int = 0) -> Node
 
 
 def fleet_of(
-    folder: Path, cluster: Answers, before: Mapping[str, ClassFacts] | None = None, *, wanted: Sequence[str] = ("auto",)
+    folder: Path,
+    cluster: Answers,
+    before: Mapping[str, ClassFacts] | None = None,
+    *,
+    wanted: Sequence[str] = ("auto",),
 ) -> tuple[Fleet, list[str]]:
     notes: list[str] = []
 
@@ -76,7 +98,11 @@ def fleet_of(
 def test_gpus_and_cpus_report_their_toolchains(tmp_path: Path) -> None:
     fleet, notes = fleet_of(tmp_path, Answers([node("a", GPU, V4, num_gpus=1), node("b", V4)]))
     facts = fleet.facts()
-    assert {name: found.toolchain for name, found in facts.items()} == {GPU: ON_GPU, V4: PLAIN, "portable": PLAIN}
+    assert {name: found.toolchain for name, found in facts.items()} == {
+        GPU: ON_GPU,
+        V4: PLAIN,
+        "portable": PLAIN,
+    }
     assert facts[V4].memory_bytes == 8 * 10**9
     assert [found.classes for found in fleet.nodes] == [(GPU, V4, "portable"), (V4, "portable")]
     assert notes == []
@@ -85,7 +111,11 @@ def test_gpus_and_cpus_report_their_toolchains(tmp_path: Path) -> None:
 def test_node_with_a_broken_gpu_serves_cpus(tmp_path: Path) -> None:
     nodes = [node("a", GPU, V4, num_gpus=1), node("b", GPU, V4, num_gpus=1), node("c", GPU, V4)]
     fleet, notes = fleet_of(tmp_path, Answers(nodes, broken=["b"]))
-    assert [found.classes for found in fleet.nodes] == [(GPU, V4, "portable"), (V4, "portable"), (V4, "portable")]
+    assert [found.classes for found in fleet.nodes] == [
+        (GPU, V4, "portable"),
+        (V4, "portable"),
+        (V4, "portable"),
+    ]
     assert notes == [
         f"node b is not used for {GPU}: RuntimeError: no driver",
         f"node c is not used for {GPU}: Ray has no GPU there; start it with --num-gpus",
@@ -93,35 +123,47 @@ def test_node_with_a_broken_gpu_serves_cpus(tmp_path: Path) -> None:
     assert fleet.facts()[GPU].toolchain == ON_GPU
 
 
-def test_busy_gpu_delays_only_gpu_campaigns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_gpu_delays_only_gpu_campaigns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pipeline.scheduling.node_check.LATE_S", 0.1)
     nodes = [node("a", GPU, V4, num_gpus=1), node("b", GPU, V4, num_gpus=1)]
     fleet, notes = fleet_of(tmp_path, Answers(nodes, held=["a"]))
     assert [found.node_id for found in fleet.nodes] == ["b"], "a is used once it answers"
     assert notes == [
-        f"starting without node a, which serves {GPU}, {V4}, portable: in use are 1 of its 1 GPUs; it is used once it answers"
+        f"starting without node a, which serves {GPU}, {V4}, portable: in use are 1 of its 1 GPUs;"
+        " it is used once it answers"
     ]
     fleet, _ = fleet_of(tmp_path, Answers(nodes[:1], held=["a"]), wanted=[V4])
-    assert [found.classes for found in fleet.nodes] == [(V4, "portable")], "its GPU is not requested"
+    assert [found.classes for found in fleet.nodes] == [(V4, "portable")], (
+        "its GPU is not requested"
+    )
 
 
 def test_class_with_only_a_busy_gpu_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.scheduling.node_check.LATE_S", 0.1)
     monkeypatch.setattr("pipeline.scheduling.node_check.ONLY_NODE_S", 0.2)
     nodes = [node("a", GPU, V4, num_gpus=1), node("b", V4)]
-    said = f"no node for {GPU} had a free core or GPU for .*: node a, which serves {GPU}, .*: in use are 1 of its 1 GPUs"
+    said = (
+        f"no node for {GPU} had a free core or GPU for .*: node a, which serves {GPU}, .*: in use"
+        " are 1 of its 1 GPUs"
+    )
     for wanted in ([GPU], ["auto"]):
         with pytest.raises(InfrastructureError, match=said):
             fleet_of(tmp_path, Answers(nodes, held=["a"]), wanted=wanted)
 
 
-def test_class_of_one_node_waits_for_its_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_class_of_one_node_waits_for_its_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another node has the class of the GPU, but only the late one has the class of its CPU."""
     monkeypatch.setattr("pipeline.scheduling.node_check.LATE_S", 0.1)
     monkeypatch.setattr("pipeline.scheduling.node_check.ONLY_NODE_S", 0.5)
     nodes = [node("a", GPU, V4, num_gpus=1), node("b", GPU, "cpu-x86-64-v3", num_gpus=1)]
     cluster = Answers(nodes, held=["a"])
-    with pytest.raises(InfrastructureError, match=f"no node for {V4} had a free core or GPU for .*: node a, "):
+    with pytest.raises(
+        InfrastructureError, match=f"no node for {V4} had a free core or GPU for .*: node a, "
+    ):
         fleet_of(tmp_path, cluster)
 
     class Freed(Answers):
@@ -129,29 +171,44 @@ def test_class_of_one_node_waits_for_its_gpu(tmp_path: Path, monkeypatch: pytest
 
         def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
             self.num_waits += 1
-            late = [handle for handle in handles if handle == Handle(("a", GPU))] if self.num_waits > 3 else []
+            late = (
+                [handle for handle in handles if handle == Handle(("a", GPU))]
+                if self.num_waits > 3
+                else []
+            )
             facts = ClassFacts(num_threads=4, toolchain=ON_GPU)
-            return [*super().wait(handles, timeout_s), *(Done(handle=handle, value=facts) for handle in late)]
+            return [
+                *super().wait(handles, timeout_s),
+                *(Done(handle=handle, value=facts) for handle in late),
+            ]
 
     fleet, _ = fleet_of(tmp_path, Freed(nodes, held=["a"]))
     assert sorted(fleet.facts()) == ["cpu-x86-64-v3", V4, GPU, "portable"]
 
 
-def test_node_is_used_once_it_sees_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_is_used_once_it_sees_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Joined(Answers):
         sighted: tuple[str, ...] = ("a",)
 
         def glance(self, function: Callable[..., Any], *args: Any, node: Node, **_: Any) -> Handle:
             handle = Handle(f"look {node.node_id}")
             self._ended = [done for done in self._ended if done.handle != handle]
-            self._ended.append(Done(handle=handle, value=function(*args) if node.node_id in self.sighted else BLIND))
+            self._ended.append(
+                Done(
+                    handle=handle, value=function(*args) if node.node_id in self.sighted else BLIND
+                )
+            )
             return handle
 
     monkeypatch.setattr("pipeline.scheduling.fleet.REFRESH_S", 0.0)
     monkeypatch.setattr("pipeline.scheduling.fleet.AGAIN_S", 0.0)
     cluster, notes = Joined([node("a", V4)]), []
     cluster.joined = True
-    fleet = Fleet(cluster, lambda event: notes.append(event.text), store=tmp_path, files=tmp_path, wait_s=None)
+    fleet = Fleet(
+        cluster, lambda event: notes.append(event.text), store=tmp_path, files=tmp_path, wait_s=None
+    )
     with fleet.assembled([V4]):
         cluster._nodes.append(node("b", V4))
         for _ in range(3):
@@ -164,7 +221,9 @@ def test_node_is_used_once_it_sees_the_store(tmp_path: Path, monkeypatch: pytest
     assert notes[1:] == [f"node b joined, for {V4}, portable"]
 
 
-def test_a_node_that_hangs_at_the_store_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_hangs_at_the_store_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Hanging(Answers):
         def glance(self, *_: Any, node: Node, **__: Any) -> Handle:
             handle = Handle(f"look {node.node_id}")
@@ -175,7 +234,9 @@ def test_a_node_that_hangs_at_the_store_is_named(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("pipeline.scheduling.node_check.LATE_S", 0.1)
     cluster = Hanging([node("a", V4), node("b")])
     cluster.joined = True
-    with pytest.raises(InfrastructureError, match=f"node a, .*: it does not say whether it sees {tmp_path}") as caught:
+    with pytest.raises(
+        InfrastructureError, match=f"node a, .*: it does not say whether it sees {tmp_path}"
+    ) as caught:
         fleet_of(tmp_path, cluster)
     assert caught.value.code == "CP-STORE-UNSHARED"
 
@@ -188,26 +249,37 @@ def test_continued_campaign_keeps_its_threads(tmp_path: Path) -> None:
     again, notes = fleet_of(tmp_path, Answers([large]), before)
     assert again.facts() == before
     assert notes == []
-    assert fleet_of(tmp_path, Answers([large]))[0].facts()[V4].num_threads == 8, "a campaign that is new"
+    assert fleet_of(tmp_path, Answers([large]))[0].facts()[V4].num_threads == 8, (
+        "a campaign that is new"
+    )
 
 
 def test_lost_thread_count_is_reported(tmp_path: Path) -> None:
     before = dict.fromkeys((V4, "portable"), ClassFacts(num_threads=8, toolchain=PLAIN))
     fleet, notes = fleet_of(tmp_path, Answers([node("a", V4), node("b", V4, num_cpus=6)]), before)
     assert fleet.facts()[V4].num_threads == 4
-    assert f"{V4} now uses 4 threads, since no node has the 8 CPUs that the campaign started with; " in notes[-1]
+    assert (
+        f"{V4} now uses 4 threads, since no node has the 8 CPUs that the campaign started with; "
+        in notes[-1]
+    )
 
 
 def test_continued_campaign_keeps_its_toolchain(tmp_path: Path) -> None:
     nodes = [node(name, V4) for name in "abc"]
-    before = dict.fromkeys((V4, "portable"), ClassFacts(num_threads=4, toolchain={"driver": None, "torch": "2.13.0"}))
+    before = dict.fromkeys(
+        (V4, "portable"), ClassFacts(num_threads=4, toolchain={"driver": None, "torch": "2.13.0"})
+    )
     fleet, notes = fleet_of(tmp_path, Answers(nodes, newer=["a", "b"]), before)
     assert fleet.facts()[V4].toolchain == PLAIN
     assert [found.node_id for found in fleet.nodes] == ["c"]
     fleet, notes = fleet_of(tmp_path, Answers(nodes, newer=["a", "b", "c"]), before)
     assert fleet.facts()[V4].toolchain == NEWER
     assert [
-        note for note in notes if note.startswith(f'{V4} is now built with {{"cuda": "13.0", "torch": "2.14.0"}}, since no node ')
+        note
+        for note in notes
+        if note.startswith(
+            f'{V4} is now built with {{"cuda": "13.0", "torch": "2.14.0"}}, since no node '
+        )
     ]
 
 
@@ -215,4 +287,6 @@ def test_older_torch_wins_among_as_many_nodes(tmp_path: Path) -> None:
     nodes = [node("a", V4), node("b", V4)]
     for newer in ("a", "b"):
         for order in (nodes, nodes[::-1]):
-            assert fleet_of(tmp_path, Answers(order, newer=[newer]))[0].facts()[V4].toolchain == PLAIN
+            assert (
+                fleet_of(tmp_path, Answers(order, newer=[newer]))[0].facts()[V4].toolchain == PLAIN
+            )

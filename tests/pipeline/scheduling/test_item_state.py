@@ -1,4 +1,6 @@
-"""The state machine of an item, driven through random orders of the events that an executor can report."""
+"""The state machine of an item, driven through random orders of the events that an executor can
+report.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,13 @@ from pipeline.scheduling.item_state import (
 from pipeline.worker.requests import BuildResult, JudgeResult
 from tests.pipeline.one_node import item_of
 
-CLASSES, RECIPES = ("cpu-x86-64-v4", "portable"), ("inductor-frozen", "torchscript-frozen", "portable")
-FAILURES = [(kind, "CP-X") for kind in POLICY if kind != "damage"] + [("memory", code) for code in BY_CODE]
+CLASSES, RECIPES = (
+    ("cpu-x86-64-v4", "portable"),
+    ("inductor-frozen", "torchscript-frozen", "portable"),
+)
+FAILURES = [(kind, "CP-X") for kind in POLICY if kind != "damage"] + [
+    ("memory", code) for code in BY_CODE
+]
 """Kinds and codes of failures of builds and judges."""
 
 MOST_DAMAGES = POLICY["damage"].attempts
@@ -89,7 +96,11 @@ class LifeOfAModel(RuleBasedStateMachine):
                     assert outcome == self.states[device_class].outcome
                     assert (outcome.failure is not None) == (outcome.verdict == "failed")
                     earlier = before.attempts_of(None).failures
-                    assert outcome.verdict != "unstable" or earlier.count("unstable") == 2 or len(earlier) == MOST_ATTEMPTS - 1
+                    assert (
+                        outcome.verdict != "unstable"
+                        or earlier.count("unstable") == 2
+                        or len(earlier) == MOST_ATTEMPTS - 1
+                    )
 
     @precondition(lambda self: all(state.outcome is not None for state in self.states.values()))
     @rule(data=st.data())
@@ -98,15 +109,21 @@ class LifeOfAModel(RuleBasedStateMachine):
         for name in CLASSES:
             recipes = tuple(data.draw(subset(RECIPES)))
             finished = data.draw(subset(recipes))
-            missed = tuple(data.draw(subset([recipe for recipe in recipes if recipe not in finished])))
+            missed = tuple(
+                data.draw(subset([recipe for recipe in recipes if recipe not in finished]))
+            )
             before = outcome_of_earlier(name) if missed else None
             item = item_of(name, recipes, missed=missed, before=before)
             limits = replace(item.entry.limits, build_s=data.draw(st.sampled_from([None, 15.0])))
-            self.states[name] = ItemState(item=replace(item, entry=replace(item.entry, limits=limits)))
+            self.states[name] = ItemState(
+                item=replace(item, entry=replace(item.entry, limits=limits))
+            )
             self.allowed.update({(name, recipe): 1 for recipe in (*recipes, None)})
             built = {recipe: self.built(name, recipe) for recipe in finished}
             hopeless = dict.fromkeys(data.draw(subset(recipes)), "slower before")
-            self.step(name, Start(finished=built, hopeless=hopeless, one_first=data.draw(st.booleans())))
+            self.step(
+                name, Start(finished=built, hopeless=hopeless, one_first=data.draw(st.booleans()))
+            )
 
     def built(self, device_class: str, recipe: str, failure: str | None = None) -> BuildResult:
         return BuildResult(
@@ -130,7 +147,9 @@ class LifeOfAModel(RuleBasedStateMachine):
         if recipe is not None:
             hopeless = dict.fromkeys(data.draw(subset(RECIPES)), "slower before")
             built = self.built(device_class, recipe)
-            self.step(device_class, BuildEnded(result=built, failed=failure or None, hopeless=hopeless))
+            self.step(
+                device_class, BuildEnded(result=built, failed=failure or None, hopeless=hopeless)
+            )
             return
         verdict = data.draw(st.sampled_from(["published", "rejected"]))
         if found is not None:
@@ -143,9 +162,14 @@ class LifeOfAModel(RuleBasedStateMachine):
     def a_task_is_given_up(self, data: st.DataObject) -> None:
         device_class, recipe = self.take(data)
         if recipe is not None:
-            self.step(device_class, BuildEnded(result=self.built(device_class, recipe, "infrastructure")))
+            self.step(
+                device_class, BuildEnded(result=self.built(device_class, recipe, "infrastructure"))
+            )
         else:
-            self.step(device_class, JudgeEnded(result=JudgeResult.of_failure("j", Failure(kind="infrastructure"))))
+            self.step(
+                device_class,
+                JudgeEnded(result=JudgeResult.of_failure("j", Failure(kind="infrastructure"))),
+            )
 
     @precondition(lambda self: any(recipe is None for _, recipe in self.queued))
     @rule(data=st.data())
@@ -157,7 +181,10 @@ class LifeOfAModel(RuleBasedStateMachine):
         gone = tuple(data.draw(subset(good)))
         self.allowed.update({(name[0], recipe): 1 for recipe in (*gone, None)})
         found = Failure(kind="disk", code="CP-INTEGRITY", message="a byte differs")
-        failure, result = TaskFailure(kind="damage", failure=found), JudgeResult.of_failure("j", found)
+        failure, result = (
+            TaskFailure(kind="damage", failure=found),
+            JudgeResult.of_failure("j", found),
+        )
         self.step(name[0], JudgeEnded(result=result, failed=failure, gone=gone))
         assert self.states[name[0]].num_damages < MOST_DAMAGES
 
@@ -193,10 +220,17 @@ class LifeOfAModel(RuleBasedStateMachine):
         """Give everything up; every item then has one outcome."""
         while self.queued:
             device_class, recipe = self.queued.pop()
-            event: Any = BuildEnded(result=self.built(device_class, recipe, "error")) if recipe else None
-            self.step(device_class, event or JudgeEnded(result=JudgeResult(key="j", verdict="rejected", reason="r")))
+            event: Any = (
+                BuildEnded(result=self.built(device_class, recipe, "error")) if recipe else None
+            )
+            self.step(
+                device_class,
+                event or JudgeEnded(result=JudgeResult(key="j", verdict="rejected", reason="r")),
+            )
         assert all(self.outcomes[name] == 1 for name in self.states)
 
 
-LifeOfAModel.TestCase.settings = settings(max_examples=50, stateful_step_count=30, deadline=None, database=None)
+LifeOfAModel.TestCase.settings = settings(
+    max_examples=50, stateful_step_count=30, deadline=None, database=None
+)
 TestLifeOfAModel = LifeOfAModel.TestCase

@@ -24,8 +24,16 @@ from tests.pipeline.one_node import waiting
 V3, V4, GPU, ANY = "cpu-x86-64-v3", "cpu-x86-64-v4", "cuda-sm90", "portable"
 
 
-def node(name: str, *classes: str, num_cpus: int = 2, num_gpus: int = 0, memory_bytes: int | None = 100) -> Node:
-    return Node(node_id=name, num_cpus=num_cpus, classes=(*classes, ANY), num_gpus=num_gpus, memory_bytes=memory_bytes)
+def node(
+    name: str, *classes: str, num_cpus: int = 2, num_gpus: int = 0, memory_bytes: int | None = 100
+) -> Node:
+    return Node(
+        node_id=name,
+        num_cpus=num_cpus,
+        classes=(*classes, ANY),
+        num_gpus=num_gpus,
+        memory_bytes=memory_bytes,
+    )
 
 
 BIG, SMALL = node("big", V4, V3, num_cpus=4), node("small", V3)
@@ -51,7 +59,9 @@ def taken(queue: Queue, slot: Slot, nodes: tuple[Node, ...] = NODES) -> list[str
 def test_node_takes_rare_classes_first() -> None:
     queue = queue_of(waiting(ANY), waiting(V3), waiting(V4), waiting(V4))
     assert taken(queue, Slot(node=BIG)) == [V4, V4, V3, ANY]
-    assert taken(queue_of(waiting(ANY), waiting(V3), waiting(V4)), Slot(node=SMALL)) == [V3, ANY], "v4 is beyond it"
+    assert taken(queue_of(waiting(ANY), waiting(V3), waiting(V4)), Slot(node=SMALL)) == [V3, ANY], (
+        "v4 is beyond it"
+    )
 
 
 def test_node_changes_class_after_a_window() -> None:
@@ -119,7 +129,9 @@ def test_nodes_take_turns_to_judge() -> None:
     assert turn(second, first, ready=2 * JUDGE_BATCH, waiting=9)
     assert turn(second, first, ready=1, waiting=0), "it has nothing else to do"
     assert not turn(second, first, ready=0, waiting=0)
-    assert not first.has_room(num_waiting=100, num_cpus=6), "nothing is built where a judge is to run"
+    assert not first.has_room(num_waiting=100, num_cpus=6), (
+        "nothing is built where a judge is to run"
+    )
 
 
 def test_turn_ends_after_a_batch() -> None:
@@ -132,15 +144,24 @@ def test_turn_ends_after_a_batch() -> None:
     assert ends_turn(slot, ready=9, waiting=0, others=True)
     assert not ends_turn(slot, ready=9, waiting=0, others=False)
     assert ends_turn(slot, ready=0, waiting=0, others=False)
-    assert not turn(Slot(node=BIG, rests_until=5.0), ready=9, waiting=0, now=4.0), "the others have had no time to notice"
+    assert not turn(Slot(node=BIG, rests_until=5.0), ready=9, waiting=0, now=4.0), (
+        "the others have had no time to notice"
+    )
 
 
 def test_missing_memory_names_the_largest_node() -> None:
-    said = missing(waiting(V3, demand=Demand(asked=4 * 10**9, least=2 * 10**9)), [node("a", V3, memory_bytes=10**9), BIG])
+    said = missing(
+        waiting(V3, demand=Demand(asked=4 * 10**9, least=2 * 10**9)),
+        [node("a", V3, memory_bytes=10**9), BIG],
+    )
     assert said is not None
-    assert said.startswith("needs 2.0 GB of memory, but the largest node that serves cpu-x86-64-v3 has 1.0 GB; start")
+    assert said.startswith(
+        "needs 2.0 GB of memory, but the largest node that serves cpu-x86-64-v3 has 1.0 GB; start"
+    )
     assert missing(waiting(V3), NODES) is None
-    assert missing(waiting(V3), [node("a", V3, memory_bytes=None)]) is None, "it gives out none, and limits none"
+    assert missing(waiting(V3), [node("a", V3, memory_bytes=None)]) is None, (
+        "it gives out none, and limits none"
+    )
     assert missing(waiting(GPU), NODES) is None, "no node of the class is another complaint"
     assert ask_bytes(Demand(asked=500, least=90), SMALL) == 100
     assert ask_bytes(Demand(asked=50, least=9), SMALL) == 50
@@ -148,21 +169,35 @@ def test_missing_memory_names_the_largest_node() -> None:
 
 
 def test_retry_for_memory_prefers_the_largest_node() -> None:
-    small, large = node("small", V3, memory_bytes=4 * 10**9), node("large", V3, memory_bytes=8 * 10**9)
+    small, large = (
+        node("small", V3, memory_bytes=4 * 10**9),
+        node("large", V3, memory_bytes=8 * 10**9),
+    )
     again = waiting(V3, demand=Demand(asked=20 * 10**9, least=0, firm=True))
     assert not fits(again, small, [small, large])
     assert fits(again, large, [small, large])
     assert fits(again, small, [small]), "it is the largest"
-    assert fits(waiting(V3, demand=Demand(asked=20 * 10**9, least=0)), small, [small, large]), "an estimate"
-    assert fits(waiting(V3, demand=Demand(asked=3 * 10**9, least=0, firm=True)), small, [small, large]), "it has enough"
+    assert fits(waiting(V3, demand=Demand(asked=20 * 10**9, least=0)), small, [small, large]), (
+        "an estimate"
+    )
+    assert fits(
+        waiting(V3, demand=Demand(asked=3 * 10**9, least=0, firm=True)), small, [small, large]
+    ), "it has enough"
 
 
 def test_memory_counts_more_than_avoided_nodes() -> None:
-    small, large = node("small", V3, memory_bytes=4 * 10**9), node("large", V3, memory_bytes=8 * 10**9)
+    small, large = (
+        node("small", V3, memory_bytes=4 * 10**9),
+        node("large", V3, memory_bytes=8 * 10**9),
+    )
     again = waiting(V3, avoid={"large"}, demand=Demand(asked=6 * 10**9, least=0, firm=True))
     assert [fits(again, one, [small, large]) for one in (small, large)] == [False, True]
     other = node("other", V3, memory_bytes=8 * 10**9)
-    assert [fits(again, one, [small, large, other]) for one in (small, large, other)] == [False, False, True]
+    assert [fits(again, one, [small, large, other]) for one in (small, large, other)] == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_queue_returns_and_removes_tasks() -> None:

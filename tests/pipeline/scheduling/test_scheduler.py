@@ -39,7 +39,9 @@ class Some(OneNode):
 
 
 def node(name: str, *classes: str, num_cpus: int = 4) -> Node:
-    return Node(node_id=name, num_cpus=num_cpus, classes=(*classes, "portable"), memory_bytes=64 * 10**9)
+    return Node(
+        node_id=name, num_cpus=num_cpus, classes=(*classes, "portable"), memory_bytes=64 * 10**9
+    )
 
 
 @dataclass
@@ -96,7 +98,10 @@ def test_asks_for_a_node_after_the_last_one_left(here: Here) -> None:
 
 def test_asks_for_a_node_that_fits_the_largest_judge(here: Here) -> None:
     here.wait_for([build(V3, 2), build(V4, 4), build(V4, 8)])
-    assert here.asked() == {Ask(device_class=V3, num_cpus=2): 1, Ask(device_class=V4, num_cpus=8): 1}
+    assert here.asked() == {
+        Ask(device_class=V3, num_cpus=2): 1,
+        Ask(device_class=V4, num_cpus=8): 1,
+    }
 
 
 def test_asks_for_a_larger_node_beside_small_ones(here: Here) -> None:
@@ -110,7 +115,10 @@ def test_asks_for_required_memory_but_not_estimates(here: Here) -> None:
     here.fleet.have(node("a", V4))
     limited = judge(Demand(asked=24 * 10**9, least=24 * 10**9))
     here.wait_for([limited, judge()])
-    assert here.asked() == {Ask(device_class=V4, num_cpus=4, memory_bytes=24 * 10**9): 1, Ask(device_class=V4, num_cpus=4): 1}
+    assert here.asked() == {
+        Ask(device_class=V4, num_cpus=4, memory_bytes=24 * 10**9): 1,
+        Ask(device_class=V4, num_cpus=4): 1,
+    }
 
 
 def test_judge_without_a_node_is_given_up(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +141,9 @@ def test_tasks_without_enough_memory_are_given_up(here: Here) -> None:
     large = Demand(asked=128 * 10**9, least=128 * 10**9)
     for task in (build(demand=large), judge(large)):
         here.wait_for([task])
-        assert [(found, failure.kind) for found, failure in here.places.given_up()] == [(task, "memory")]
+        assert [(found, failure.kind) for found, failure in here.places.given_up()] == [
+            (task, "memory")
+        ]
     assert here.places.given_up() == []
 
 
@@ -152,8 +162,12 @@ def test_campaigns_claiming_one_node_do_not_deadlock(here: Here) -> None:
     other.tick()
     assert other.claimed("a")
     here.places.tick()
-    here.places.leave([started], Done(handle=Handle(1), value=JudgeResult(key="j", verdict="rejected", reason="")))
-    assert list(here.places.judges(lambda _: not here.places.turns.claimed("a"))) == [], "something has to be brought"
+    here.places.leave(
+        [started], Done(handle=Handle(1), value=JudgeResult(key="j", verdict="rejected", reason=""))
+    )
+    assert list(here.places.judges(lambda _: not here.places.turns.claimed("a"))) == [], (
+        "something has to be brought"
+    )
     assert list(here.places.ready) == [second]
     theirs.now += READ_S
     other.tick()
@@ -162,7 +176,9 @@ def test_campaigns_claiming_one_node_do_not_deadlock(here: Here) -> None:
 
 def test_waiting_judge_is_reported_once(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.scheduling.scheduler.JUDGE_HELD_S", 0.0)
-    monkeypatch.setattr(here.fleet.cluster, "held", lambda _: "in use are 1 of its 4 CPUs", raising=False)
+    monkeypatch.setattr(
+        here.fleet.cluster, "held", lambda _: "in use are 1 of its 4 CPUs", raising=False
+    )
     here.fleet.have(node("a", V4))
     here.wait_for([judge()])
     here.places.tick()
@@ -170,4 +186,6 @@ def test_waiting_judge_is_reported_once(here: Here, monkeypatch: pytest.MonkeyPa
     here.places.enter([started], slot)
     for _ in range(2):
         here.places.tick()
-    assert here.notes == ["judge waits for node a: in use are 1 of its 4 CPUs; it starts when nothing else runs there"]
+    assert here.notes == [
+        "judge waits for node a: in use are 1 of its 4 CPUs; it starts when nothing else runs there"
+    ]

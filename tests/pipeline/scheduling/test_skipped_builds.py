@@ -1,4 +1,6 @@
-"""Builds are skipped if earlier judgements of the architecture rule them out, or if their time is used up."""
+"""Builds are skipped if earlier judgements of the architecture rule them out, or if their time is
+used up.
+"""
 
 from __future__ import annotations
 
@@ -22,27 +24,46 @@ from tests.steps import HERE
 CHEAP, SLOW, FAST = RECIPES = ("torchscript-frozen", "torchscript-exact", "inductor-frozen")
 
 
-def plan_of(name: str, store: Store, ledger: Ledger, *, build_s: float | None = None, optional: Sequence[str] = RECIPES) -> Plan:
+def plan_of(
+    name: str,
+    store: Store,
+    ledger: Ledger,
+    *,
+    build_s: float | None = None,
+    optional: Sequence[str] = RECIPES,
+) -> Plan:
     """Of one model for this machine's class, by three recipes that `auto` requested."""
-    model = replace(campaigns.entry(name, store.root.parent), recipes=RECIPES, limits=Limits(build_s=build_s))
+    model = replace(
+        campaigns.entry(name, store.root.parent), recipes=RECIPES, limits=Limits(build_s=build_s)
+    )
     plan = campaigns.plan_of([model], store, ledger)
     return replace(plan, items=(replace(plan.items[0], optional=tuple(optional)),))
 
 
-def built(recipe: str, *, architecture: str = "a", failure: str | None = None, wall_s: float = 40.0) -> Done:
+def built(
+    recipe: str, *, architecture: str = "a", failure: str | None = None, wall_s: float = 40.0
+) -> Done:
     found = Failure(kind=failure, code="CP-CAPTURE", message="so it was") if failure else None
-    result = BuildResult(key="", recipe=recipe, failure=found, wall_s=wall_s, architecture=architecture)
+    result = BuildResult(
+        key="", recipe=recipe, failure=found, wall_s=wall_s, architecture=architecture
+    )
     return Done(handle=Handle(0), value=result)
 
 
 def judged(speedups: Mapping[str, float]) -> Done:
     """Intervals reach 2% beyond the speedups."""
     reports = tuple(
-        CandidateReport(recipe=name, build_key="", figures=Figures(speedup=value, speedup_ci=(value * 0.98, value * 1.02)))
+        CandidateReport(
+            recipe=name,
+            build_key="",
+            figures=Figures(speedup=value, speedup_ci=(value * 0.98, value * 1.02)),
+        )
         for name, value in speedups.items()
     )
     winner = max(speedups, key=speedups.__getitem__)
-    result = JudgeResult(key="", verdict="kept-eager", reason="because", recipe=winner, candidates=reports)
+    result = JudgeResult(
+        key="", verdict="kept-eager", reason="because", recipe=winner, candidates=reports
+    )
     return Done(handle=Handle(0), value=result)
 
 
@@ -56,29 +77,54 @@ def finish(plan: Plan, store: Store, ledger: Ledger, ends: Sequence[Done]) -> tu
 def first(store: Store, ledger: Ledger) -> None:
     """A model of the architecture `a`, of which all recipes are judged."""
     outcome, cluster = finish(
-        plan_of("first", store, ledger), store, ledger, [*map(built, RECIPES), judged({CHEAP: 1.5, SLOW: 1.1, FAST: 2.0})]
+        plan_of("first", store, ledger),
+        store,
+        ledger,
+        [*map(built, RECIPES), judged({CHEAP: 1.5, SLOW: 1.1, FAST: 2.0})],
     )
     assert len(cluster.started) == 4
     assert outcome.architecture == "a"
 
 
 def skipped(outcome: Outcome) -> dict[str, str | None]:
-    return {report.recipe: report.problem for report in outcome.candidates if report.failure == SKIPPED}
+    return {
+        report.recipe: report.problem for report in outcome.candidates if report.failure == SKIPPED
+    }
 
 
 def test_other_weights_skip_hopeless_recipes(store: Store, ledger: Ledger) -> None:
     first(store, ledger)
     plan = plan_of("second", store, ledger)
     said = explained(plan, store, ledger)
-    assert f"build {CHEAP}; then {SLOW}, {FAST}, unless earlier judgements of the same architecture rule them out; judge" in said
-    outcome, cluster = finish(plan, store, ledger, [built(CHEAP), built(FAST), judged({CHEAP: 1.4, FAST: 2.1})])
-    assert cluster.started == [f"build second {HERE} {CHEAP}", f"build second {HERE} {FAST}", f"judge second {HERE}"]
-    why = f"{SKIPPED}: 1.10 times as fast as eager for first, of the same architecture; {FAST} was faster"
+    assert (
+        f"build {CHEAP}; then {SLOW}, {FAST}, unless earlier judgements of the same architecture"
+        " rule them out; judge" in said
+    )
+    outcome, cluster = finish(
+        plan, store, ledger, [built(CHEAP), built(FAST), judged({CHEAP: 1.4, FAST: 2.1})]
+    )
+    assert cluster.started == [
+        f"build second {HERE} {CHEAP}",
+        f"build second {HERE} {FAST}",
+        f"judge second {HERE}",
+    ]
+    why = (
+        f"{SKIPPED}: 1.10 times as fast as eager for first, of the same architecture; {FAST} was"
+        " faster"
+    )
     assert skipped(outcome) == {SLOW: why}
-    third, _ = finish(plan_of("third", store, ledger), store, ledger, [built(CHEAP), built(FAST), judged({CHEAP: 1.4, FAST: 2.1})])
+    third, _ = finish(
+        plan_of("third", store, ledger),
+        store,
+        ledger,
+        [built(CHEAP), built(FAST), judged({CHEAP: 1.4, FAST: 2.1})],
+    )
     assert skipped(third) == {SLOW: why}, "what was skipped is known from the judgement before"
     other, cluster = finish(
-        plan_of("other", store, ledger), store, ledger, [*(built(name, architecture="b") for name in RECIPES), judged({FAST: 2.0})]
+        plan_of("other", store, ledger),
+        store,
+        ledger,
+        [*(built(name, architecture="b") for name in RECIPES), judged({FAST: 2.0})],
     )
     assert (skipped(other), len(cluster.started)) == ({}, 4)
 
@@ -88,8 +134,12 @@ def test_next_start_knows_the_architecture(store: Store, ledger: Ledger) -> None
     first(store, ledger)
     plan = plan_of("second", store, ledger)
     done = built(CHEAP, failure="capture").value
-    BuildRecords(store, ledger, lifted=False).add(plan.items[0], replace(done, key=plan.items[0].builds[CHEAP].digest))
-    assert f"build {FAST}; skip {SLOW}: 1.10 times as fast as eager for first" in explained(plan, store, ledger)
+    BuildRecords(store, ledger, lifted=False).add(
+        plan.items[0], replace(done, key=plan.items[0].builds[CHEAP].digest)
+    )
+    assert f"build {FAST}; skip {SLOW}: 1.10 times as fast as eager for first" in explained(
+        plan, store, ledger
+    )
     _, cluster = finish(plan, store, ledger, [built(FAST), judged({FAST: 2.1})])
     assert cluster.started == [f"build second {HERE} {FAST}", f"judge second {HERE}"]
 
@@ -103,7 +153,12 @@ def test_requested_recipes_are_never_skipped(store: Store, ledger: Ledger) -> No
 
 def test_hopeless_recipes_replace_failed_ones(store: Store, ledger: Ledger) -> None:
     first(store, ledger)
-    ends = [built(CHEAP, failure="capture"), built(FAST, failure="capture"), built(SLOW), judged({SLOW: 1.2})]
+    ends = [
+        built(CHEAP, failure="capture"),
+        built(FAST, failure="capture"),
+        built(SLOW),
+        judged({SLOW: 1.2}),
+    ]
     outcome, _ = finish(plan_of("second", store, ledger), store, ledger, ends)
     assert (outcome.verdict, skipped(outcome)) == ("kept-eager", {})
 
@@ -113,18 +168,39 @@ def test_build_time_is_limited(store: Store, ledger: Ledger) -> None:
     said = explained(plan, store, ledger)
     assert f"build {CHEAP}, {SLOW}, {FAST}, until limits.build_s 60 s is used up; judge" in said
     over = built(FAST, failure=SKIPPED, wall_s=0.0)
-    outcome, cluster = finish(plan, store, ledger, [built(CHEAP), built(SLOW), over, judged({CHEAP: 1.5})])
-    assert cluster.groups == [f"build m {HERE} {CHEAP}, {SLOW}, {FAST}", f"judge m {HERE}"], "one worker watches the time"
+    outcome, cluster = finish(
+        plan, store, ledger, [built(CHEAP), built(SLOW), over, judged({CHEAP: 1.5})]
+    )
+    assert cluster.groups == [
+        f"build m {HERE} {CHEAP}, {SLOW}, {FAST}",
+        f"judge m {HERE}",
+    ], "one worker watches the time"
     assert skipped(outcome) == {FAST: "so it was"}
     assert ledger.find("build", plan.items[0].builds[FAST].digest) is None
     assert plan_of("m", store, ledger, build_s=60).items[0].finished is not None
-    assert plan_of("m", store, ledger, build_s=90).items[0].finished is None, "what was skipped may be built now"
-    ends = [built(CHEAP, failure="capture"), *(built(name, failure=SKIPPED, wall_s=0.0) for name in (SLOW, FAST))]
+    assert plan_of("m", store, ledger, build_s=90).items[0].finished is None, (
+        "what was skipped may be built now"
+    )
+    ends = [
+        built(CHEAP, failure="capture"),
+        *(built(name, failure=SKIPPED, wall_s=0.0) for name in (SLOW, FAST)),
+    ]
     failed, _ = finish(plan_of("n", store, ledger, build_s=30), store, ledger, ends)
-    assert (failed.verdict, failed.reason, sorted(skipped(failed))) == ("failed", "so it was", sorted((SLOW, FAST)))
+    assert (failed.verdict, failed.reason, sorted(skipped(failed))) == (
+        "failed",
+        "so it was",
+        sorted((SLOW, FAST)),
+    )
 
 
-def test_outcomes_with_skipped_recipes_survive_json(store: Store, ledger: Ledger, tmp_path: Path) -> None:
+def test_outcomes_with_skipped_recipes_survive_json(
+    store: Store, ledger: Ledger, tmp_path: Path
+) -> None:
     over = [built(name, failure=SKIPPED, wall_s=0.0) for name in (SLOW, FAST)]
-    outcome, _ = finish(plan_of("m", store, ledger, build_s=1), store, ledger, [built(CHEAP), *over, judged({CHEAP: 1.5})])
+    outcome, _ = finish(
+        plan_of("m", store, ledger, build_s=1),
+        store,
+        ledger,
+        [built(CHEAP), *over, judged({CHEAP: 1.5})],
+    )
     assert Outcome.from_json(outcome.to_json()) == outcome

@@ -31,12 +31,20 @@ from pipeline.worker.task_child import load_subject
 from tests.models import mlp
 
 MODELS = Path(__file__).parents[1] / "models"
-ENTRY = "  - {{name: {name}, source: '{source}', inputs: {{x: {{shape: [batch, 4]}}}}, dims: {{batch: {{max: 4}}}}{more}}}\n"
+ENTRY = (
+    "  - {{name: {name}, source: '{source}', inputs: {{x: {{shape: [batch, 4]}}}}, dims: {{batch:"
+    " {{max: 4}}}}{more}}}\n"
+)
 
 
 def write(folder: Path, *entries: tuple[str, str, str]) -> Path:
     path = folder / "catalog.yaml"
-    path.write_text("models:\n" + "".join(ENTRY.format(name=name, source=source, more=more) for name, source, more in entries))
+    path.write_text(
+        "models:\n"
+        + "".join(
+            ENTRY.format(name=name, source=source, more=more) for name, source, more in entries
+        )
+    )
     return path
 
 
@@ -59,7 +67,9 @@ def digests(tmp_path: Path) -> FileDigests:
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The tracking URI of a registry: `exported` as pt2 with an example, `Old One` pickled, `frozen` made by us."""
+    """The tracking URI of a registry: `exported` as pt2 with an example, `Old One` pickled,
+    `frozen` made by us.
+    """
     folder = tmp_path_factory.mktemp("registry")
     script = """
 import sys, mlflow, numpy as np, torch
@@ -79,19 +89,37 @@ client.set_model_version_tag("frozen", 1, "coldpress.artifact", "sha256:0")
 """
     uri = f"sqlite:///{folder}/mlflow.db"
     root = Path(__file__).parents[3]
-    environ = {"PYTHONPATH": str(root), "PATH": "/usr/bin:/bin", "HOME": str(folder), "MLFLOW_DISABLE_TELEMETRY": "true"}
-    subprocess.run([sys.executable, "-W", "ignore", "-c", script, uri], check=True, capture_output=True, cwd=folder, env=environ)
+    environ = {
+        "PYTHONPATH": str(root),
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(folder),
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, uri],
+        check=True,
+        capture_output=True,
+        cwd=folder,
+        env=environ,
+    )
     return uri
 
 
-def test_registry_model_becomes_a_file_with_inputs(tmp_path: Path, registry: str, digests: FileDigests) -> None:
-    (tmp_path / "catalog.yaml").write_text("models: [{name: mine, source: 'mlflow:models:/exported@champion'}]\n")
+def test_registry_model_becomes_a_file_with_inputs(
+    tmp_path: Path, registry: str, digests: FileDigests
+) -> None:
+    (tmp_path / "catalog.yaml").write_text(
+        "models: [{name: mine, source: 'mlflow:models:/exported@champion'}]\n"
+    )
     materials = Materials(tmp_path / "store", registry, digests)
     (entry,), problems = materials.resolve(read_catalog(tmp_path / "catalog.yaml").entries)
     assert not problems
     assert str(entry.source) == "mlflow:models:/exported/1"
     assert entry.registered_name == "mine-frozen"
-    assert (entry.tags["coldpress.source_model"], entry.tags["coldpress.source_version"]) == ("exported", "1")
+    assert (entry.tags["coldpress.source_model"], entry.tags["coldpress.source_version"]) == (
+        "exported",
+        "1",
+    )
     assert source_key(entry, digests).parts["version"] == "models:/exported/1"
     ready = materials.ready(entry)
     assert ready.source.kind == "export"
@@ -101,8 +129,12 @@ def test_registry_model_becomes_a_file_with_inputs(tmp_path: Path, registry: str
     assert torch.equal(subject.fresh()(x), mlp()(x))
 
 
-def test_version_is_fetched_by_two_campaigns_at_once(tmp_path: Path, registry: str, digests: FileDigests) -> None:
-    (tmp_path / "catalog.yaml").write_text("models: [{name: mine, source: 'mlflow:models:/exported/1'}]\n")
+def test_version_is_fetched_by_two_campaigns_at_once(
+    tmp_path: Path, registry: str, digests: FileDigests
+) -> None:
+    (tmp_path / "catalog.yaml").write_text(
+        "models: [{name: mine, source: 'mlflow:models:/exported/1'}]\n"
+    )
     campaigns = [Materials(tmp_path / "store", registry, digests) for _ in range(2)]
     (entry,), _ = campaigns[0].resolve(read_catalog(tmp_path / "catalog.yaml").entries)
     with ThreadPoolExecutor(2) as threads:
@@ -112,14 +144,18 @@ def test_version_is_fetched_by_two_campaigns_at_once(tmp_path: Path, registry: s
     assert list((tmp_path / "store" / ".coldpress" / "staging").iterdir()) == []
 
 
-def test_pickled_registry_model_needs_trust(tmp_path: Path, registry: str, digests: FileDigests) -> None:
+def test_pickled_registry_model_needs_trust(
+    tmp_path: Path, registry: str, digests: FileDigests
+) -> None:
     (tmp_path / "catalog.yaml").write_text(
         "models:\n  - {name: one, source: 'mlflow:models:/Old One/1'}\n"
         "  - {name: two, source: 'mlflow:models:/Old One', trust: true}\n"
     )
     materials = Materials(tmp_path / "store", registry, digests)
     (one, two), _ = materials.resolve(read_catalog(tmp_path / "catalog.yaml").entries)
-    with pytest.raises(Exception, match=r"is a pickled module, which runs code .* add `trust: true`") as caught:
+    with pytest.raises(
+        Exception, match=r"is a pickled module, which runs code .* add `trust: true`"
+    ) as caught:
         materials.ready(one)
     assert getattr(caught.value, "code", None) == "CP-TRUST"
     ready = materials.ready(two)
@@ -139,7 +175,9 @@ def test_registry_can_be_a_catalog(registry: str) -> None:
     assert names["exported"].name == "exported"
     assert names["Old One"].name.startswith("old-one-")
     assert names["Old One"].registered_name == "Old One-frozen"
-    (champion,) = read_registry("mlflow:@champion", registry, filter_string=None, trust=False, only=()).entries
+    (champion,) = read_registry(
+        "mlflow:@champion", registry, filter_string=None, trust=False, only=()
+    ).entries
     assert champion.name == "exported"
 
 
@@ -151,12 +189,16 @@ def test_registry_can_be_a_catalog(registry: str) -> None:
         ("mlflow:exported", None, "expected mlflow: for the newest version"),
     ],
 )
-def test_registry_without_models_is_refused(registry: str, catalog: str, filter_string: str | None, message: str) -> None:
+def test_registry_without_models_is_refused(
+    registry: str, catalog: str, filter_string: str | None, message: str
+) -> None:
     with pytest.raises(CatalogError, match=message):
         read_registry(catalog, registry, filter_string=filter_string, trust=False, only=())
 
 
-def test_unresolvable_source_is_a_problem_of_its_entry(tmp_path: Path, registry: str, digests: FileDigests) -> None:
+def test_unresolvable_source_is_a_problem_of_its_entry(
+    tmp_path: Path, registry: str, digests: FileDigests
+) -> None:
     scripted(tmp_path / "mlp.jit")
     catalog = catalog_of(
         tmp_path,
@@ -164,7 +206,11 @@ def test_unresolvable_source_is_a_problem_of_its_entry(tmp_path: Path, registry:
         ("frozen", "mlflow:models:/frozen/1", ""),
         ("far", "torchscript:https://127.0.0.1:9/mlp.jit", ""),
         ("pinned", "torchscript:mlp.jit", f", sha256: '{'0' * 64}'"),
-        ("good", "torchscript:mlp.jit", f", sha256: '{hashlib.sha256((tmp_path / 'mlp.jit').read_bytes()).hexdigest()}'"),
+        (
+            "good",
+            "torchscript:mlp.jit",
+            f", sha256: '{hashlib.sha256((tmp_path / 'mlp.jit').read_bytes()).hexdigest()}'",
+        ),
     )
     entries, problems = Materials(tmp_path / "store", registry, digests).resolve(catalog.entries)
     assert [entry.name for entry in entries] == ["good"]
@@ -198,8 +244,17 @@ def open_folder() -> Iterator[Path]:
 
 
 def test_unreadable_file_is_a_problem_of_its_entry(open_folder: Path, digests: FileDigests) -> None:
-    """Also in a folder of a transformers model, whose files are part of the key: they are not left out of it."""
-    for name in ("gone.pt2", "closed.pt2", "listed.bin", "good.pt2", "unlisted/inner/weights.bin", "listable/inner/weights.bin"):
+    """Also in a folder of a transformers model, whose files are part of the key: they are not left
+    out of it.
+    """
+    for name in (
+        "gone.pt2",
+        "closed.pt2",
+        "listed.bin",
+        "good.pt2",
+        "unlisted/inner/weights.bin",
+        "listable/inner/weights.bin",
+    ):
         (open_folder / name).parent.mkdir(parents=True, exist_ok=True)
         (open_folder / name).write_bytes(b"0")
     (open_folder / "factory.py").write_text("def make():\n    return model\n")
@@ -214,26 +269,45 @@ def test_unreadable_file_is_a_problem_of_its_entry(open_folder: Path, digests: F
     }
     given = [(name, *source) for name, source in bad.items()]
     catalog = catalog_of(open_folder, *given, ("good", "export:good.pt2", ""))
-    assert Materials(open_folder / "store", "sqlite://", FileDigests(open_folder / "first")).resolve(catalog.entries)[1] == []
+    assert (
+        Materials(open_folder / "store", "sqlite://", FileDigests(open_folder / "first")).resolve(
+            catalog.entries
+        )[1]
+        == []
+    )
     (open_folder / "gone.pt2").unlink()
-    modes = {"closed.pt2": 0, "listed.bin": 0, "samples.safetensors": 0, "unlisted/inner": 0o111, "listable/inner": 0o444}
+    modes = {
+        "closed.pt2": 0,
+        "listed.bin": 0,
+        "samples.safetensors": 0,
+        "unlisted/inner": 0o111,
+        "listable/inner": 0o444,
+    }
     for name, mode in modes.items():
         (open_folder / name).chmod(mode)
     with nobody():
-        entries, problems = Materials(open_folder / "store", "sqlite://", digests).resolve(catalog.entries)
+        entries, problems = Materials(open_folder / "store", "sqlite://", digests).resolve(
+            catalog.entries
+        )
     for name in ("unlisted", "listable"):
         (open_folder / name / "inner").chmod(0o755)
     assert [entry.name for entry in entries] == ["good"]
     assert {problem.code for problem in problems} == {"CP-FETCH"}
     fields = {problem.entry: problem.field for problem in problems}
     assert fields == {name: "samples" if name == "sampled" else "source" for name in bad}
-    denied = r"entry 'listing', field 'source': source python:factory:make: PermissionError: .*listed\.bin"
+    denied = (
+        r"entry 'listing', field 'source': source python:factory:make: PermissionError:"
+        r" .*listed\.bin"
+    )
     assert re.match(denied, str(problems[2]))
 
 
 def test_recreated_registry_changes_keys(tmp_path: Path, digests: FileDigests) -> None:
     (entry,) = catalog_of(tmp_path, ("mine", "mlflow:models:/exported/1", "")).entries
-    one, other = (source_key(replace(entry, tags={"coldpress.source_run": run}), digests).digest for run in ("a", "b"))
+    one, other = (
+        source_key(replace(entry, tags={"coldpress.source_run": run}), digests).digest
+        for run in ("a", "b")
+    )
     assert one != other
 
 
@@ -246,34 +320,37 @@ def project(folder: Path) -> Path:
     (folder / "pkg" / "__init__.py").write_text("")
     (folder / "pkg" / "deep" / "__init__.py").write_text("from .. import base\n")
     (folder / "pkg" / "base.py").write_text("WIDTH = 4\n")
-    (folder / "pkg" / "deep" / "net.py").write_text("import torch\nfrom ..base import WIDTH\nfrom . import leaf\n")
+    (folder / "pkg" / "deep" / "net.py").write_text(
+        "import torch\nfrom ..base import WIDTH\nfrom . import leaf\n"
+    )
     (folder / "pkg" / "deep" / "leaf.py").write_text("HIDDEN = 8\n")
     (folder / "unused.py").write_text("1 / 0\n")
     (folder / "late.py").write_text("SEED = 0\n")
     (folder / "weights.txt").write_text("3")
     (folder / "ship_factory.py").write_text(
-        "from pathlib import Path\n"
-        "import pkg.deep.net as net\n"
-        "def make():\n"
-        "    import late\n"
-        "    import torch\n"
-        "    torch.manual_seed(late.SEED)\n"
-        "    return torch.nn.Linear(net.WIDTH, int((Path(__file__).parent / 'weights.txt').read_text()))\n"
-        "def metric(predict):\n"
-        "    return 1.0\n"
+        "from pathlib import Path\nimport pkg.deep.net as net\ndef make():\n    import late\n   "
+        " import torch\n    torch.manual_seed(late.SEED)\n    return torch.nn.Linear(net.WIDTH,"
+        " int((Path(__file__).parent / 'weights.txt').read_text()))\ndef metric(predict):\n   "
+        " return 1.0\n"
     )
     return folder
 
 
 def test_module_closure_follows_local_imports(tmp_path: Path) -> None:
     folder = project(tmp_path)
-    found = {str(path.relative_to(folder)) for path in module_closure("ship_factory", [str(folder)])}
-    assert found == {"ship_factory.py", "late.py", *(f"pkg/{name}" for name in ("__init__.py", "base.py"))} | {
-        f"pkg/deep/{name}.py" for name in ("__init__", "net", "leaf")
+    found = {
+        str(path.relative_to(folder)) for path in module_closure("ship_factory", [str(folder)])
     }
+    assert found == {
+        "ship_factory.py",
+        "late.py",
+        *(f"pkg/{name}" for name in ("__init__.py", "base.py")),
+    } | {f"pkg/deep/{name}.py" for name in ("__init__", "net", "leaf")}
 
 
-@pytest.mark.parametrize("kind", ["python", "torchscript", pytest.param("transformers", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", ["python", "torchscript", pytest.param("transformers", marks=pytest.mark.slow)]
+)
 def test_shipped_entry_loads_without_the_original(tmp_path: Path, kind: str) -> None:
     here = tmp_path / "here"
     here.mkdir()
@@ -281,7 +358,10 @@ def test_shipped_entry_loads_without_the_original(tmp_path: Path, kind: str) -> 
     scripted(here / "mlp.jit")
     save_file({"0/x": torch.ones(2, 4)}, here / "samples.safetensors")
     source, more = {
-        "python": ("python:ship_factory:make", ", files: [weights.txt], task_metric: 'python:ship_factory:metric'"),
+        "python": (
+            "python:ship_factory:make",
+            ", files: [weights.txt], task_metric: 'python:ship_factory:metric'",
+        ),
         "torchscript": ("torchscript:mlp.jit", ""),
         "transformers": ("transformers:bert", ""),
     }[kind]
@@ -293,14 +373,26 @@ def test_shipped_entry_loads_without_the_original(tmp_path: Path, kind: str) -> 
     assert shipped == again
     shutil.move(here, tmp_path / "gone")
     loaded = elsewhere(shipped, tmp_path)
-    assert loaded == {"python": "Linear", "torchscript": "RecursiveScriptModule", "transformers": "BertModel"}[kind]
+    assert (
+        loaded
+        == {
+            "python": "Linear",
+            "torchscript": "RecursiveScriptModule",
+            "transformers": "BertModel",
+        }[kind]
+    )
 
 
 def bert(folder: Path) -> str:
     from transformers import BertConfig, BertModel
 
     tiny = BertConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=30, max_position_embeddings=16
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        vocab_size=30,
+        max_position_embeddings=16,
     )
     BertModel(tiny).save_pretrained(folder / "bert")
     return "transformers:bert"
@@ -337,14 +429,21 @@ print(type(load_source(entry.source)).__name__)
 
 
 @pytest.mark.parametrize("same_folder", [True, False])
-def test_pickle_is_shipped_with_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_folder: bool) -> None:
+def test_pickle_is_shipped_with_its_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_folder: bool
+) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "pickled_net.py").write_text("WIDTH = 4\n")
     (tmp_path / "net.pth").write_bytes(b"0")
     if same_folder:
         monkeypatch.chdir(tmp_path)
     (entry,) = catalog_of(tmp_path, ("mine", "pickle:net.pth", ", trust: true")).entries
-    entry = replace(entry, source=replace(entry.source, search_path=(str(tmp_path / "code"), *entry.source.search_path)))
+    entry = replace(
+        entry,
+        source=replace(
+            entry.source, search_path=(str(tmp_path / "code"), *entry.source.search_path)
+        ),
+    )
     shipped = ship(entry, tmp_path / "store" / "sources")
     assert (Path(shipped.source.search_path[0]) / "pickled_net.py").read_text() == "WIDTH = 4\n"
     assert shipped.source.search_path[0] != str(tmp_path / "code")

@@ -49,17 +49,25 @@ def outcome(model: str, **changes: Any) -> Outcome:
         version=3,
         build_s=2.5,
         judge_s=4.0,
-        candidates=(candidate("portable"), candidate("torchscript-frozen", problem="error_ratio 41.2 > 3", speedup=None)),
+        candidates=(
+            candidate("portable"),
+            candidate("torchscript-frozen", problem="error_ratio 41.2 > 3", speedup=None),
+        ),
     )
     return changed(made, changes)
 
 
 def failed(model: str, kind: str = "source", **changes: Any) -> Outcome:
     failure = Failure(kind=kind, log_tail="Traceback: gone")
-    return outcome(model, **{"verdict": "failed", "failure": failure, "artifact": None, "candidates": (), **changes})
+    return outcome(
+        model,
+        **{"verdict": "failed", "failure": failure, "artifact": None, "candidates": (), **changes},
+    )
 
 
 def changed(record: Record, changes: dict[str, Any]) -> Record:
     """The record with other fields, of its figures too."""
-    figures = {item.name: changes.pop(item.name) for item in fields(Figures) if item.name in changes}
+    figures = {
+        item.name: changes.pop(item.name) for item in fields(Figures) if item.name in changes
+    }
     return replace(record, figures=replace(record.figures, **figures), **changes)

@@ -44,7 +44,9 @@ def test_folders_are_rejected_and_passwords_hidden() -> None:
     assert "me:***@" in str(caught.value)
 
 
-def test_a_relative_database_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_database_path_becomes_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert resolve("sqlite:///sub/mlflow.db") == f"sqlite:///{tmp_path}/sub/mlflow.db"
     assert resolve(f"sqlite:///{tmp_path}/mlflow.db") == f"sqlite:///{tmp_path}/mlflow.db"
@@ -54,7 +56,10 @@ def test_a_relative_database_path_becomes_absolute(tmp_path: Path, monkeypatch: 
 @pytest.mark.slow
 def test_a_killed_database_creation_is_repeated(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    code = "import sys; from pipeline.tracking.projection import Projection; Projection.open(sys.argv[1], 'killed')"
+    code = (
+        "import sys; from pipeline.tracking.projection import Projection;"
+        " Projection.open(sys.argv[1], 'killed')"
+    )
     maker = subprocess.Popen([sys.executable, "-c", code, uri], start_new_session=True)
     deadline = time.monotonic() + 60
     while not any(path.stat().st_size for path in tmp_path.glob(".mlflow.db.*")):
@@ -76,7 +81,10 @@ def test_concurrent_processes_create_one_database(tmp_path: Path) -> None:
         "p = Projection.open(sys.argv[1], sys.argv[2]); p.start('c', 0.0); print(p.experiment_id)\n"
     )
     command = [sys.executable, "-c", code, f"sqlite:///{tmp_path}/new/mlflow.db"]
-    started = [subprocess.Popen([*command, f"camp-{i}"], stdout=subprocess.PIPE, text=True) for i in range(2)]
+    started = [
+        subprocess.Popen([*command, f"camp-{i}"], stdout=subprocess.PIPE, text=True)
+        for i in range(2)
+    ]
     found = [process.communicate(timeout=120)[0].split()[-1] for process in started]
     assert [process.returncode for process in started] == [0, 0]
     assert found[0] == found[1]
@@ -85,8 +93,8 @@ def test_concurrent_processes_create_one_database(tmp_path: Path) -> None:
 
 def test_imports_are_lazy() -> None:
     code = (
-        "import sys\n"
-        "import pipeline.tracking.projection, pipeline.tracking.process, pipeline.tracking.source_models\n"
-        "assert not {'mlflow', 'torch', 'matplotlib'} & set(sys.modules)\n"
+        "import sys\nimport pipeline.tracking.projection, pipeline.tracking.process,"
+        " pipeline.tracking.source_models\nassert not {'mlflow', 'torch', 'matplotlib'} &"
+        " set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

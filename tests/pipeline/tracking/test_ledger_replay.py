@@ -70,7 +70,12 @@ def parent_of(uri: str, campaign: str) -> Any:
 def summary_of(uri: str, campaign: str) -> list[tuple[str, str, str, bool]]:
     """Model, class, verdict and cached of every row of the summary, and the figures are there."""
     client, run_id = MlflowClient(uri), parent_of(uri, campaign).info.run_id
-    assert {item.path for item in client.list_artifacts(run_id)} == {"summary.json", "speedups.png", "drift.png", "report.html"}
+    assert {item.path for item in client.list_artifacts(run_id)} == {
+        "summary.json",
+        "speedups.png",
+        "drift.png",
+        "report.html",
+    }
     table = json.loads(Path(client.download_artifacts(run_id, "summary.json")).read_text())
     return [tuple(row[:4]) for row in table["data"]]
 
@@ -88,29 +93,58 @@ ALL = [
 # MLflow was down, died or lost its data
 
 
-def test_replay_logs_a_campaign_that_ran_without_mlflow(empty: Store, uri: str, artifacts: dict[str, Artifact]) -> None:
+def test_replay_logs_a_campaign_that_ran_without_mlflow(
+    empty: Store, uri: str, artifacts: dict[str, Artifact]
+) -> None:
     report = run_judged(empty, DOWN, "down", artifacts, problems=(BAD,))
     assert report.exit_code == 3
     assert empty.versions("first") == empty.versions("kept") == [1]
     (failure,) = report.infrastructure
-    assert f"`python -m jobs.replay down --store {empty.root} --tracking-uri {DOWN}` brings MLflow up to date" in failure
-    command = [sys.executable, "-W", "ignore", "-m", "jobs.replay", "down", "--store", str(empty.root), "--tracking-uri", uri]
+    assert (
+        f"`python -m jobs.replay down --store {empty.root} --tracking-uri {DOWN}` brings MLflow up"
+        " to date" in failure
+    )
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "jobs.replay",
+        "down",
+        "--store",
+        str(empty.root),
+        "--tracking-uri",
+        uri,
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "campaign down: 6 outcomes logged, 0 already there\n"), done.stderr
+    assert (done.returncode, done.stdout) == (
+        0,
+        "campaign down: 6 outcomes logged, 0 already there\n",
+    ), done.stderr
     found = shown(uri)
     assert found["aliases"] == {"first": {HERE: 1, "portable": 2}, "kept": {HERE: 1, "portable": 1}}
     assert {tags["coldpress.version"] for tags in found["versions"].values()} == {"1"}
     assert len(found["runs"]) == 1 + 6
     parent = parent_of(uri, "down")
     assert (parent.info.status, parent.info.start_time) == ("FINISHED", 1_700_000_000_000)
-    assert (parent.data.tags["coldpress.exit_code"], parent.data.tags["coldpress.catalog"]) == ("1", "catalog.yaml")
+    assert (parent.data.tags["coldpress.exit_code"], parent.data.tags["coldpress.catalog"]) == (
+        "1",
+        "catalog.yaml",
+    )
     assert summary_of(uri, "down") == [*ALL, ("bad", "auto", "failed", False)]
     mlflow.set_tracking_uri(uri)
-    assert mlflow.pyfunc.load_model(f"models:/first@{HERE}").get_raw_model().manifest.device_class == HERE
+    assert (
+        mlflow.pyfunc.load_model(f"models:/first@{HERE}").get_raw_model().manifest.device_class
+        == HERE
+    )
 
 
 def test_a_full_temporary_folder_is_reported(
-    empty: Store, uri: str, artifacts: dict[str, Artifact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    empty: Store,
+    uri: str,
+    artifacts: dict[str, Artifact],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run_judged(empty, uri, "up", artifacts)
     client = MlflowClient(uri)
@@ -128,14 +162,19 @@ def test_a_full_temporary_folder_is_reported(
     assert set(shown(uri)["aliases"]) == {"first", "kept"}
 
 
-def test_a_second_replay_changes_nothing(empty: Store, uri: str, artifacts: dict[str, Artifact]) -> None:
+def test_a_second_replay_changes_nothing(
+    empty: Store, uri: str, artifacts: dict[str, Artifact]
+) -> None:
     assert run_judged(empty, uri, "up", artifacts, problems=(BAD,)).exit_code == 1
     files = Path(uri.removeprefix("sqlite:///")).parent / "mlruns"
     before, written = shown(uri), {path: path.stat().st_mtime_ns for path in files.rglob("*")}
     assert any(path.name == "summary.json" for path in written)
     for _ in range(2):
         done = replayed(empty, uri, "up")
-        assert (done.exit_code, done.stdout) == (0, "campaign up: 0 outcomes logged, 6 already there\n")
+        assert (done.exit_code, done.stdout) == (
+            0,
+            "campaign up: 0 outcomes logged, 6 already there\n",
+        )
         assert shown(uri) == before
     assert {path: path.stat().st_mtime_ns for path in files.rglob("*")} == written
 
@@ -144,7 +183,9 @@ def test_a_lost_database_is_restored(
     empty: Store, uri: str, artifacts: dict[str, Artifact], template: Path, tmp_path: Path
 ) -> None:
     tags = {"team": "risk", "coldpress.source_model": "Joe's"}
-    run_judged(empty, uri, "lost", artifacts, problems=(BAD,), tags=tags, registered_name="Joe's-frozen")
+    run_judged(
+        empty, uri, "lost", artifacts, problems=(BAD,), tags=tags, registered_name="Joe's-frozen"
+    )
     before = shown(uri)
     assert set(before["aliases"]) == {"Joe's-frozen"}
     assert all(found["team"] == "risk" for found in before["versions"].values())
@@ -158,12 +199,21 @@ def test_a_lost_database_is_restored(
 # The driver was killed or interrupted
 
 
-def test_a_killed_campaign_shows_its_final_outcomes(empty: Store, uri: str, artifacts: dict[str, Artifact]) -> None:
+def test_a_killed_campaign_shows_its_final_outcomes(
+    empty: Store, uri: str, artifacts: dict[str, Artifact]
+) -> None:
     folders = [f"{name}={artifact.folder}" for name, artifact in artifacts.items()]
     module = [sys.executable, "-W", "ignore", "-m", "tests.pipeline.campaigns"]
-    done = subprocess.run([*module, str(empty.root), DOWN, "killed", "3", *folders], cwd=ROOT, capture_output=True, check=False)
+    done = subprocess.run(
+        [*module, str(empty.root), DOWN, "killed", "3", *folders],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
-    assert replayed(empty, uri, "killed").stdout.startswith("campaign killed: 2 outcomes logged, 0 already there")
+    assert replayed(empty, uri, "killed").stdout.startswith(
+        "campaign killed: 2 outcomes logged, 0 already there"
+    )
     assert summary_of(uri, "killed") == ALL[:2]
     parent = parent_of(uri, "killed")
     assert (parent.info.status, parent.data.tags["coldpress.exit_code"]) == ("KILLED", "130")
@@ -176,13 +226,21 @@ def test_a_killed_campaign_shows_its_final_outcomes(empty: Store, uri: str, arti
 
 
 def of_another(store: Store, campaign: str, **changed: Any) -> None:
-    """Another campaign does again what a campaign has reached of `first`, later and with other figures."""
+    """Another campaign does again what a campaign has reached of `first`, later and with other
+    figures.
+    """
     with Ledger(store, campaign) as ledger:
-        rows = [entry.row() for entry in ledger._own.values() if (entry.kind, entry.model) == ("outcome", "first")]
+        rows = [
+            entry.row()
+            for entry in ledger._own.values()
+            if (entry.kind, entry.model) == ("outcome", "first")
+        ]
     with Ledger(store, "another") as ledger:
         for row in rows:
             data = {**row.data, "outcome": {**row.data["outcome"], **changed}}
-            ledger.append("outcome", row.key, model="first", device_class=row.device_class, data=data)
+            ledger.append(
+                "outcome", row.key, model="first", device_class=row.device_class, data=data
+            )
 
 
 def interrupt_at_third(count: int) -> None:
@@ -210,20 +268,30 @@ def test_a_resumed_campaign_keeps_its_own_outcomes(
     assert (done.exit_code, summary_of(uri, "stopped")) == (0, ALL)
 
 
-def test_cached_outcomes_are_shown_for_complete_models(empty: Store, artifacts: dict[str, Artifact]) -> None:
+def test_cached_outcomes_are_shown_for_complete_models(
+    empty: Store, artifacts: dict[str, Artifact]
+) -> None:
     run_judged(empty, DOWN, "before", artifacts)
     with Ledger(empty, "before") as ledger:
         done = ledger.find("campaign", "before")
     assert done is not None
     first, *_ = CampaignRecord.from_json(done.data).members
-    cached = [member._replace(cached=True) for member in CampaignRecord.from_json(done.data).members]
-    planned = [*cached[:2], *cached[2:3], Member(judge_key="new", model="kept", device_class="portable", cached=False)]
+    cached = [
+        member._replace(cached=True) for member in CampaignRecord.from_json(done.data).members
+    ]
+    planned = [
+        *cached[:2],
+        *cached[2:3],
+        Member(judge_key="new", model="kept", device_class="portable", cached=False),
+    ]
     with Ledger(empty, "after") as ledger:
         record = CampaignRecord(catalog="c", started=1.0, members=tuple(planned))
         ledger.append("campaign", "after", model="", device_class="", data=record.to_json())
     history = History(empty)
     found = history.members("after", history.record("after"))
-    assert [(item.outcome.model, item.outcome.device_class, item.outcome.cached) for item in found] == [
+    assert [
+        (item.outcome.model, item.outcome.device_class, item.outcome.cached) for item in found
+    ] == [
         ("first", HERE, True),
         ("first", "portable", True),
     ]
@@ -233,7 +301,9 @@ def test_cached_outcomes_are_shown_for_complete_models(empty: Store, artifacts: 
 # Several campaigns
 
 
-def test_replay_all_never_moves_an_alias_back(empty: Store, uri: str, artifacts: dict[str, Artifact]) -> None:
+def test_replay_all_never_moves_an_alias_back(
+    empty: Store, uri: str, artifacts: dict[str, Artifact]
+) -> None:
     run_judged(empty, DOWN, "one", artifacts)
     changed = {**artifacts, "portable": stricter(artifacts["portable"])}
     run_judged(empty, DOWN, "two", changed, limits=Limits(error_ratio_max=2.5))
@@ -256,7 +326,9 @@ def test_replay_all_never_moves_an_alias_back(empty: Store, uri: str, artifacts:
         for version in before["aliases"][name].values()
     }
     assert newest == {"first": "2", "kept": "2"}
-    assert replayed(empty, uri, "one").stdout == "campaign one: 0 outcomes logged, 6 already there\n"
+    assert (
+        replayed(empty, uri, "one").stdout == "campaign one: 0 outcomes logged, 6 already there\n"
+    )
     assert shown(uri) == before
     assert replayed(empty, uri, "--all").exit_code == 0
     assert shown(uri) == before
@@ -270,25 +342,46 @@ def test_a_rollback_stays_in_mlflow(empty: Store, uri: str, artifacts: dict[str,
     empty.roll_back("first", 1)
     assert replayed(empty, uri, "--all").exit_code == 0
     found = shown(uri)
-    served = {name: found["versions"][name, found["aliases"][name]["portable"]]["coldpress.artifact"] for name in ("first", "kept")}
+    served = {
+        name: found["versions"][name, found["aliases"][name]["portable"]]["coldpress.artifact"]
+        for name in ("first", "kept")
+    }
     assert served == {"first": before, "kept": empty.version("kept").images["portable"].digest}
-    empty.publish("first", source_key="sha256:" + "9" * 64, artifacts={HERE: artifacts[HERE]}, carried={}, decided={HERE})
-    assert (empty.version("first").number, empty.version("first").images["portable"].digest) == (3, before)
+    empty.publish(
+        "first",
+        source_key="sha256:" + "9" * 64,
+        artifacts={HERE: artifacts[HERE]},
+        carried={},
+        decided={HERE},
+    )
+    assert (empty.version("first").number, empty.version("first").images["portable"].digest) == (
+        3,
+        before,
+    )
     assert replayed(empty, uri, "--all").exit_code == 0
-    assert shown(uri)["aliases"] == found["aliases"], "version 3 carries the artifact that was rolled back to"
+    assert shown(uri)["aliases"] == found["aliases"], (
+        "version 3 carries the artifact that was rolled back to"
+    )
     empty.roll_back("first", 2)
     assert replayed(empty, uri, "--all").exit_code == 0
-    assert shown(uri)["aliases"]["first"]["portable"] != found["aliases"]["first"]["portable"], "the store serves version 2 again"
+    assert shown(uri)["aliases"]["first"]["portable"] != found["aliases"]["first"]["portable"], (
+        "the store serves version 2 again"
+    )
 
 
 def stricter(artifact: Artifact) -> Artifact:
-    return Artifact(folder=artifact.folder, manifest=replace(artifact.manifest, gate=GateRecord(error_ratio_max=2, speedup_min=1)))
+    return Artifact(
+        folder=artifact.folder,
+        manifest=replace(artifact.manifest, gate=GateRecord(error_ratio_max=2, speedup_min=1)),
+    )
 
 
 # Messages and exit codes
 
 
-def test_an_unknown_campaign_lists_existing_ones(empty: Store, artifacts: dict[str, Artifact]) -> None:
+def test_an_unknown_campaign_lists_existing_ones(
+    empty: Store, artifacts: dict[str, Artifact]
+) -> None:
     nothing = replayed(empty, DOWN, "one")
     assert (nothing.exit_code, "it has: none" in nothing.stderr) == (2, True)
     run_judged(empty, DOWN, "one", artifacts, models={"gone": MODELS["gone"]})
@@ -299,7 +392,9 @@ def test_an_unknown_campaign_lists_existing_ones(empty: Store, artifacts: dict[s
         assert replayed(empty, DOWN, *arguments).exit_code == 2
 
 
-def test_a_running_campaign_is_skipped(empty: Store, uri: str, artifacts: dict[str, Artifact]) -> None:
+def test_a_running_campaign_is_skipped(
+    empty: Store, uri: str, artifacts: dict[str, Artifact]
+) -> None:
     for name in ("one", "two"):
         run_judged(empty, DOWN, name, artifacts, models={"gone": MODELS["gone"]})
     with campaign_lock(ledger_folder(empty), "one"):
@@ -311,12 +406,16 @@ def test_a_running_campaign_is_skipped(empty: Store, uri: str, artifacts: dict[s
     assert "campaign two: 2 outcomes logged" in done.stdout
 
 
-def test_unreachable_mlflow_or_store_exits_with_3(empty: Store, artifacts: dict[str, Artifact], tmp_path: Path) -> None:
+def test_unreachable_mlflow_or_store_exits_with_3(
+    empty: Store, artifacts: dict[str, Artifact], tmp_path: Path
+) -> None:
     for name in ("one", "two"):
         run_judged(empty, DOWN, name, artifacts, models={"gone": MODELS["gone"]})
     done = replayed(empty, DOWN, "--all")
     assert done.exit_code == 3
-    assert done.stdout.count("MLflow at http://127.0.0.1:9 failed") == 1, "the second campaign is not tried"
+    assert done.stdout.count("MLflow at http://127.0.0.1:9 failed") == 1, (
+        "the second campaign is not tried"
+    )
     gone = CliRunner().invoke(app, ["one", "--store", str(tmp_path / "nowhere")])
     assert (gone.exit_code, "is not there" in gone.stderr) == (3, True)
 
@@ -347,18 +446,25 @@ def test_an_interrupt_exits_with_130(empty: Store, artifacts: dict[str, Artifact
     assert (process.returncode, said) == (130, "interrupted; run the same command to continue\n")
 
 
-def test_a_version_missing_in_the_store_is_noted(empty: Store, uri: str, artifacts: dict[str, Artifact]) -> None:
+def test_a_version_missing_in_the_store_is_noted(
+    empty: Store, uri: str, artifacts: dict[str, Artifact]
+) -> None:
     run_judged(empty, DOWN, "thinned", artifacts)
     shutil.rmtree(empty.root / "first")
     done = replayed(empty, uri, "thinned")
     assert done.exit_code == 0
-    assert f"first for {HERE} is shown without its artifact: model 'first' is not in store" in done.stdout
+    assert (
+        f"first for {HERE} is shown without its artifact: model 'first' is not in store"
+        in done.stdout
+    )
     assert "campaign thinned: 6 outcomes logged" in done.stdout
     assert set(shown(uri)["aliases"]) == {"kept"}
     assert summary_of(uri, "thinned") == ALL
 
 
-def test_a_damaged_artifact_fails_alone(empty: Store, uri: str, artifacts: dict[str, Artifact]) -> None:
+def test_a_damaged_artifact_fails_alone(
+    empty: Store, uri: str, artifacts: dict[str, Artifact]
+) -> None:
     run_judged(empty, DOWN, "damaged", artifacts)
     payload = artifacts[HERE].manifest.payloads[0]
     blob = empty.root / "first" / "blobs" / "sha256" / payload.digest.removeprefix("sha256:")

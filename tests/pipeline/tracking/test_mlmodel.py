@@ -58,7 +58,9 @@ def client(uri: str) -> MlflowClient:
 def log(uri: str) -> Callable[..., str]:
     """Logs a model and registers it; returns the version."""
 
-    def logged(name: str, model: nn.Module | None = None, *, form: str = "pickle", **settings: Any) -> str:
+    def logged(
+        name: str, model: nn.Module | None = None, *, form: str = "pickle", **settings: Any
+    ) -> str:
         with mlflow.start_run():
             info = mlflow.pytorch.log_model(
                 model or seeded(Mlp),
@@ -91,7 +93,9 @@ def new_folder(folder: Path) -> Path:
     return folder
 
 
-def test_files_of_a_version_are_downloaded(uri: str, client: MlflowClient, log: Callable[..., str], tmp_path: Path) -> None:
+def test_files_of_a_version_are_downloaded(
+    uri: str, client: MlflowClient, log: Callable[..., str], tmp_path: Path
+) -> None:
     log("whole", input_example=X)
     model = resolve_model(uri, "models:/whole")
     assert len(str(model.run_id)) == 32
@@ -99,7 +103,9 @@ def test_files_of_a_version_are_downloaded(uri: str, client: MlflowClient, log: 
     assert {"MLmodel", "input_example.json", "data"} <= {path.name for path in found.iterdir()}
     location = Path(client.get_model_version_download_uri("whole", "1").removeprefix("file://"))
     (location / "MLmodel").rename(location / "hidden")
-    with pytest.raises(SourceError, match=r"models:/whole/1 has no MLmodel file.*log the model again"):
+    with pytest.raises(
+        SourceError, match=r"models:/whole/1 has no MLmodel file.*log the model again"
+    ):
         download(uri, model, new_folder(tmp_path / "again"))
     shutil.rmtree(location)
     with pytest.raises(SourceError, match="the files of models:/whole/1 are gone from"):
@@ -109,7 +115,9 @@ def test_files_of_a_version_are_downloaded(uri: str, client: MlflowClient, log: 
 # What it is
 
 
-def test_an_exported_program_knows_its_inputs(uri: str, log: Callable[..., str], tmp_path: Path) -> None:
+def test_an_exported_program_knows_its_inputs(
+    uri: str, log: Callable[..., str], tmp_path: Path
+) -> None:
     log("exported", form="pt2", input_example=X)
     folder = fetched(uri, "exported", tmp_path)
     found = describe(folder)
@@ -118,16 +126,27 @@ def test_an_exported_program_knows_its_inputs(uri: str, log: Callable[..., str],
     assert found.samples is not None
     np.testing.assert_array_equal(found.samples["input_0"], X)
     program = torch.export.load(found.path)
-    torch.testing.assert_close(program.module()(torch.from_numpy(X)), seeded(Mlp)(torch.from_numpy(X)))
+    torch.testing.assert_close(
+        program.module()(torch.from_numpy(X)), seeded(Mlp)(torch.from_numpy(X))
+    )
 
 
-def test_torchscript_and_pickle_are_distinguished(uri: str, log: Callable[..., str], tmp_path: Path) -> None:
+def test_torchscript_and_pickle_are_distinguished(
+    uri: str, log: Callable[..., str], tmp_path: Path
+) -> None:
     log("either", scripted(seeded(Mlp)), input_example=X)
     log("either", seeded(Mlp), input_example=X)
-    first = describe(download(uri, resolve_model(uri, "models:/either/1"), new_folder(tmp_path / "1")))
+    first = describe(
+        download(uri, resolve_model(uri, "models:/either/1"), new_folder(tmp_path / "1"))
+    )
     newer = download(uri, resolve_model(uri, "models:/either/2"), new_folder(tmp_path / "2"))
     second = describe(newer)
-    assert (first.kind, first.needs_trust, second.kind, second.needs_trust) == ("torchscript", False, "pickle", True)
+    assert (first.kind, first.needs_trust, second.kind, second.needs_trust) == (
+        "torchscript",
+        False,
+        "pickle",
+        True,
+    )
     for found in (first, second):
         assert found.inputs == [{"shape": ["batch", 4], "dtype": "float32"}]
         assert found.dims == {"batch": {"min": 1, "max": 8}}
@@ -179,7 +198,9 @@ def saved(uri: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
         folder = tmp_path_factory.mktemp("saved") / "model"
         signature = False if specs is None else ModelSignature(Schema(specs))
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Operation with range is deprecated")  # pandas to mlflow, of a frame's columns
+            warnings.filterwarnings(
+                "ignore", "Operation with range is deprecated"
+            )  # pandas to mlflow, of a frame's columns
             mlflow.pytorch.save_model(
                 seeded(Mlp),
                 str(folder),
@@ -197,7 +218,11 @@ def fields(found: Described) -> tuple[Any, Any, dict[str, Any] | None]:
     """Inputs, dims, and dtype and shape of the samples."""
     if found.samples is None:
         return found.inputs, found.dims, None
-    return found.inputs, found.dims, {name: (array.dtype.name, array.shape) for name, array in found.samples.items()}
+    return (
+        found.inputs,
+        found.dims,
+        {name: (array.dtype.name, array.shape) for name, array in found.samples.items()},
+    )
 
 
 BATCH_8 = {"batch": {"min": 1, "max": 8}}
@@ -206,17 +231,28 @@ BATCH_8 = {"batch": {"min": 1, "max": 8}}
 @pytest.mark.parametrize(
     ("specs", "example", "expected"),
     [
-        ([tensor("float32", (-1, 4))], None, ([{"shape": ["batch", 4], "dtype": "float32"}], BATCH_8, None)),
+        (
+            [tensor("float32", (-1, 4))],
+            None,
+            ([{"shape": ["batch", 4], "dtype": "float32"}], BATCH_8, None),
+        ),
         (
             [tensor("float32", (-1, 4), "x")],
             np.zeros((32, 4), np.float32),
-            ({"x": {"shape": ["batch", 4], "dtype": "float32"}}, {"batch": {"min": 1, "max": 32}}, {"x": ("float32", (32, 4))}),
+            (
+                {"x": {"shape": ["batch", 4], "dtype": "float32"}},
+                {"batch": {"min": 1, "max": 32}},
+                {"x": ("float32", (32, 4))},
+            ),
         ),
         (
             [tensor("bool", (-1, 2), "mask"), tensor("float16", (3,), "y")],
             {"mask": np.array([[True, False]]), "y": np.zeros(3, np.float16)},
             (
-                {"mask": {"shape": ["batch", 2], "dtype": "bool"}, "y": {"shape": [3], "dtype": "float16"}},
+                {
+                    "mask": {"shape": ["batch", 2], "dtype": "bool"},
+                    "y": {"shape": [3], "dtype": "float16"},
+                },
                 BATCH_8,
                 {"mask": ("bool", (1, 2)), "y": ("float16", (3,))},
             ),
@@ -238,7 +274,10 @@ BATCH_8 = {"batch": {"min": 1, "max": 8}}
             None,
             {"a": X, "b": np.array([3])},
             (
-                {"a": {"shape": [2, 4], "dtype": "float32"}, "b": {"shape": [1], "dtype": "int64", "range": [3, 3]}},
+                {
+                    "a": {"shape": [2, 4], "dtype": "float32"},
+                    "b": {"shape": [1], "dtype": "int64", "range": [3, 3]},
+                },
                 {},
                 {"a": ("float32", (2, 4)), "b": ("int64", (1,))},
             ),
@@ -246,12 +285,18 @@ BATCH_8 = {"batch": {"min": 1, "max": 8}}
         (
             [ColSpec("float", name) for name in "abcd"],
             pd.DataFrame(X, columns=list("abcd")),
-            ([{"shape": ["batch", 4], "dtype": "float32"}], BATCH_8, {"input_0": ("float32", (2, 4))}),
+            (
+                [{"shape": ["batch", 4], "dtype": "float32"}],
+                BATCH_8,
+                {"input_0": ("float32", (2, 4))},
+            ),
         ),
         (None, [1.0, 2.0], (None, {}, None)),
     ],
 )
-def test_inputs_are_derived_from_signature_and_example(saved: Callable[..., Path], specs: Any, example: Any, expected: Any) -> None:
+def test_inputs_are_derived_from_signature_and_example(
+    saved: Callable[..., Path], specs: Any, example: Any, expected: Any
+) -> None:
     found = describe(saved(specs, example))
     assert fields(found) == expected
     if found.inputs is not None:
@@ -263,12 +308,22 @@ def test_inputs_are_derived_from_signature_and_example(saved: Callable[..., Path
 @pytest.mark.parametrize(
     ("specs", "example", "message"),
     [
-        ([tensor("float32", (-1, -1))], None, r"'input_0' has shape \[-1, -1\], and no input example gives the size of axis 1"),
-        ([tensor("str", (-1,), "text")], None, "'text' has dtype str, which torch does not support"),
+        (
+            [tensor("float32", (-1, -1))],
+            None,
+            r"'input_0' has shape \[-1, -1\], and no input example gives the size of axis 1",
+        ),
+        (
+            [tensor("str", (-1,), "text")],
+            None,
+            "'text' has dtype str, which torch does not support",
+        ),
         ([tensor("uint16", (2,), "x")], None, "'x' has dtype uint16"),
     ],
 )
-def test_ambiguous_inputs_are_an_error(saved: Callable[..., Path], specs: Any, example: Any, message: str) -> None:
+def test_ambiguous_inputs_are_an_error(
+    saved: Callable[..., Path], specs: Any, example: Any, message: str
+) -> None:
     folder = saved(specs, example)
     with pytest.raises(SourceError, match=f"{message}.*; write `inputs:`") as caught:
         describe(folder)
@@ -283,7 +338,9 @@ def test_other_flavors_are_rejected(uri: str, tmp_path: Path) -> None:
 
     folder = tmp_path / "model"
     mlflow.pyfunc.save_model(str(folder), python_model=Doubling(), pip_requirements=REQUIREMENTS)
-    with pytest.raises(SourceError, match=r"flavors python_function; expected pytorch.*by python:MODULE:FUNCTION") as caught:
+    with pytest.raises(
+        SourceError, match=r"flavors python_function; expected pytorch.*by python:MODULE:FUNCTION"
+    ) as caught:
         describe(folder)
     assert caught.value.code == "CP-REGISTRY-FLAVOR"
 
@@ -292,7 +349,9 @@ def test_damaged_files_are_reported(saved: Callable[..., Path]) -> None:
     folder = saved(None)
     text = (folder / "MLmodel").read_text()
     (folder / "MLmodel").write_text(text.replace("model_data: data", "model_data: ../elsewhere"))
-    with pytest.raises(SourceError, match=r"'../elsewhere', which is outside of the model's folder"):
+    with pytest.raises(
+        SourceError, match=r"'../elsewhere', which is outside of the model's folder"
+    ):
         describe(folder)
     (folder / "MLmodel").write_text(text)
     (folder / "data" / "model.pth").unlink()

@@ -1,4 +1,6 @@
-"""MLflow's pages answer what a campaign did: descriptions, parameters, inputs, outputs, step series, saved views, lineage."""
+"""MLflow's pages answer what a campaign did: descriptions, parameters, inputs, outputs, step
+series, saved views, lineage.
+"""
 
 from __future__ import annotations
 
@@ -50,26 +52,41 @@ def finished(projection: Projection, outcomes: list[Outcome]) -> Run:
 
 
 def test_a_campaign_describes_gains_and_failures(projection: Projection) -> None:
-    gone = failed("gone", reason="no such file: a|b.pt; add it", failure=Failure(kind="source", code="CP-SOURCE", message=""))
+    gone = failed(
+        "gone",
+        reason="no such file: a|b.pt; add it",
+        failure=Failure(kind="source", code="CP-SOURCE", message=""),
+    )
     slow = outcome("slow", verdict="kept-eager", reason="speedup 1.01 is below 1.05", artifact=None)
-    run = finished(projection, [*(gain(f"model-{number}", 1.0 + number) for number in range(1, 6)), gone, slow])
+    run = finished(
+        projection, [*(gain(f"model-{number}", 1.0 + number) for number in range(1, 6)), gone, slow]
+    )
     text = without_spaces(run.data.tags[NOTE])
     head, _, rest = text.partition("### Largest gains")
     assert head.startswith("**7 outcomes: 5 published, 1 failed, 1 kept-eager**  \n")
     assert f"Largest gain: [model-5](#/models/model-5) for {CLASS}, **6.00×**." in head
     assert "Not published: `gone` (CP-SOURCE), `slow` (kept-eager)" in head
     gains, _, rest = rest.partition("### Not published")
-    assert [line.split("[")[1].split("]")[0] for line in gains.splitlines() if "](" in line] == ["model-5", "model-4", "model-3"]
+    assert [line.split("[")[1].split("]")[0] for line in gains.splitlines() if "](" in line] == [
+        "model-5",
+        "model-4",
+        "model-3",
+    ]
     assert f'mlflow.pyfunc.load_model("models:/model-5@{CLASS}")' in gains
     unpublished = rest.partition("### Outcomes")[0]
-    assert "| `gone` | portable | failed | CP-SOURCE | no such file: a¦b.pt; add it |" in unpublished
+    assert (
+        "| `gone` | portable | failed | CP-SOURCE | no such file: a¦b.pt; add it |" in unpublished
+    )
     assert "| `slow` | portable | kept-eager |  | speedup 1.01 is below 1.05 |" in unpublished
     assert run.data.metrics["speedup/largest"] == 6.0
     assert run.data.metrics["speedup/median"] == 4.0
 
 
 def test_a_description_is_never_cut_by_mlflow(projection: Projection) -> None:
-    outcomes = [failed(f"model-{number}-{'x' * 90}", reason=f"{number} {'why ' * 500}") for number in range(300)]
+    outcomes = [
+        failed(f"model-{number}-{'x' * 90}", reason=f"{number} {'why ' * 500}")
+        for number in range(300)
+    ]
     projection.finish(outcomes, 1, interrupted=False)
     text = parent_of(projection).data.tags[NOTE]
     assert text.startswith("**300 outcomes: 300 failed**")
@@ -78,12 +95,22 @@ def test_a_description_is_never_cut_by_mlflow(projection: Projection) -> None:
 
 
 def test_a_campaign_has_parameters_and_its_catalog(projection: Projection) -> None:
-    projection.start("models/catalog.yaml", 0.0, parameters={"torch": "2.13.0", "git_commit": "abc"})
+    projection.start(
+        "models/catalog.yaml", 0.0, parameters={"torch": "2.13.0", "git_commit": "abc"}
+    )
     run = finished(projection, [outcome("one"), gain("two", 2.0)])
-    expected = {"catalog": "catalog.yaml", "torch": "2.13.0", "git_commit": "abc", "recipes": "portable, torchscript-frozen"}
+    expected = {
+        "catalog": "catalog.yaml",
+        "torch": "2.13.0",
+        "git_commit": "abc",
+        "recipes": "portable, torchscript-frozen",
+    }
     assert run.data.params == expected
     (dataset,) = run.inputs.dataset_inputs
-    assert (dataset.dataset.name, json.loads(dataset.dataset.profile)["num_models"]) == ("catalog.yaml", 2)
+    assert (dataset.dataset.name, json.loads(dataset.dataset.profile)["num_models"]) == (
+        "catalog.yaml",
+        2,
+    )
 
     again = Projection.open(projection.tracking_uri, projection.campaign)
     again.start("models/catalog.yaml", 0.0, parameters={"torch": "2.14.0", "git_commit": "abc"})
@@ -97,17 +124,31 @@ def test_a_campaign_has_parameters_and_its_catalog(projection: Projection) -> No
 
 
 def test_a_candidate_has_series_of_latency_and_drift(projection: Projection) -> None:
-    sets = tuple(OutputDrift(output="out/0", kind="single", set_index=index, error_ratio=1.0 + index) for index in (2, 0, 1))
+    sets = tuple(
+        OutputDrift(output="out/0", kind="single", set_index=index, error_ratio=1.0 + index)
+        for index in (2, 0, 1)
+    )
     point = ({"threads": 2, "point": {"batch": 1, "length": 8}, "speedup": 2.0},)
-    made = (candidate("portable", outputs=sets, points=point), candidate("torchscript-frozen", outputs=sets[:1]))
-    deciles = {"eager": tuple(float(n) for n in range(2, 13)), "portable": tuple(float(n) for n in range(1, 12))}
+    made = (
+        candidate("portable", outputs=sets, points=point),
+        candidate("torchscript-frozen", outputs=sets[:1]),
+    )
+    deciles = {
+        "eager": tuple(float(n) for n in range(2, 13)),
+        "portable": tuple(float(n) for n in range(1, 12)),
+    }
     projection.log_outcome(outcome("series", candidates=made, deciles_ms=deciles))
     runs = by_recipe(projection)
 
     def history(recipe: str, name: str) -> dict[int, float]:
-        return {item.step: item.value for item in projection.client.get_metric_history(runs[recipe].info.run_id, name)}
+        return {
+            item.step: item.value
+            for item in projection.client.get_metric_history(runs[recipe].info.run_id, name)
+        }
 
-    assert history("portable", "latency_ms/by percentile") == {10 * step: 1.0 + step for step in range(11)}
+    assert history("portable", "latency_ms/by percentile") == {
+        10 * step: 1.0 + step for step in range(11)
+    }
     assert history("portable", "drift by input set/out_0") == {0: 1.0, 1: 2.0, 2: 3.0}
     assert runs["portable"].data.params["point"] == "batch 1, length 8"
     assert not [name for name in runs["torchscript-frozen"].data.metrics if "by " in name]
@@ -115,7 +156,10 @@ def test_a_candidate_has_series_of_latency_and_drift(projection: Projection) -> 
 
 def test_candidates_describe_verdict_and_figures(projection: Projection) -> None:
     projection.log_outcome(gain("told", 2.0))
-    winner, loser = (without_spaces(by_recipe(projection)[recipe].data.tags[NOTE]) for recipe in ("portable", "torchscript-frozen"))
+    winner, loser = (
+        without_spaces(by_recipe(projection)[recipe].data.tags[NOTE])
+        for recipe in ("portable", "torchscript-frozen")
+    )
     assert "| speedup over eager | 2 (95% interval 1.80 to 2.20) |" in winner
     assert f'mlflow.pyfunc.load_model("models:/told@{CLASS}")' in winner
     assert "[told](#/models/told)" in winner
@@ -135,7 +179,9 @@ def test_registered_models_describe_what_serves(projection: Projection, artifact
     row = f"| `{CLASS}` | published | portable | 2.00× | 2 → 1 | 1.25 |"
     assert row in without_spaces(model.description)
     assert f'load_model("models:/Told frozen@{CLASS}")' in model.description
-    assert version.description.startswith(f"told-model for {CLASS}, 2.00 times as fast as eager, error ratio 1.25\n")
+    assert version.description.startswith(
+        f"told-model for {CLASS}, 2.00 times as fast as eager, error ratio 1.25\n"
+    )
     assert str(item.artifact) in version.description
     assert 'freezer.load("told-model", store=' in version.description
     assert {
@@ -146,16 +192,22 @@ def test_registered_models_describe_what_serves(projection: Projection, artifact
     outputs = projection.client.get_run(str(run_id)).outputs.model_outputs
     assert [output.model_id for output in outputs] == [version.source.removeprefix("models:/")]
     logged = projection.client.get_logged_model(outputs[0].model_id)
-    assert json.loads(logged.tags["mlflow.modelVersions"]) == [{"name": "Told frozen", "version": 1}]
+    assert json.loads(logged.tags["mlflow.modelVersions"]) == [
+        {"name": "Told frozen", "version": 1}
+    ]
 
-    faster = replace(item, artifact="sha256:" + 32 * "22", version=4, figures=replace(item.figures, speedup=2.5))
+    faster = replace(
+        item, artifact="sha256:" + 32 * "22", version=4, figures=replace(item.figures, speedup=2.5)
+    )
     assert registered(projection, faster, artifact, run_id=None)
     assert "2.50×" in projection.client.get_registered_model("Told frozen").description
     assert not registered(projection, item, artifact, run_id=run_id)
     assert "2.50×" in projection.client.get_registered_model("Told frozen").description
 
 
-def test_a_campaign_lists_the_models_it_registered(projection: Projection, artifact: Artifact) -> None:
+def test_a_campaign_lists_the_models_it_registered(
+    projection: Projection, artifact: Artifact
+) -> None:
     item = outcome("listed", artifact="sha256:" + 32 * "23")
     registered(projection, item, artifact, run_id=projection.log_outcome(item))
     for number in (1, 2):
@@ -168,21 +220,36 @@ def test_a_campaign_lists_the_models_it_registered(projection: Projection, artif
 
 
 def test_saved_views_find_runs_by_their_columns(projection: Projection) -> None:
-    finished(projection, [gain("fast", 2.0, task_metric=None), gain("faster", 3.0), failed("gone", reason="no file")])
-    client, experiment = projection.client, projection.client.get_experiment(projection.experiment_id)
+    finished(
+        projection,
+        [
+            gain("fast", 2.0, task_metric=None),
+            gain("faster", 3.0),
+            failed("gone", reason="no file"),
+        ],
+    )
+    client, experiment = (
+        projection.client,
+        projection.client.get_experiment(projection.experiment_id),
+    )
     found: dict[str, list[str]] = {}
     for view in VIEWS:
         saved = json.loads(experiment.tags[f"mlflow.sharedViewState.{view.key}"])
         state = json.loads(saved["state"])
         own = f"{state['searchFilter']} AND tags.`coldpress.campaign` = '{projection.campaign}'"
-        runs = client.search_runs([projection.experiment_id], own, order_by=[f"{state['orderByKey']} DESC"])
+        runs = client.search_runs(
+            [projection.experiment_id], own, order_by=[f"{state['orderByKey']} DESC"]
+        )
         found[saved["name"]] = [run.info.run_name for run in runs]
     assert found == {
         "Campaigns": [f"campaign {projection.campaign}"],
         "Gains": [f"faster · {CLASS} · portable", f"fast · {CLASS} · portable"],
         "Not published": ["gone · portable · failed: source"],
     }
-    assert f"#/experiments/{projection.experiment_id}/runs?workflowType=machine_learning" in experiment.tags[NOTE]
+    assert (
+        f"#/experiments/{projection.experiment_id}/runs?workflowType=machine_learning"
+        in experiment.tags[NOTE]
+    )
 
 
 def test_the_description_of_a_person_stays(template: Path, tmp_path: Path) -> None:
@@ -208,10 +275,15 @@ def source_tags(projection: Projection, request: pytest.FixtureRequest) -> dict[
     return {SOURCE_MODEL: name, SOURCE_VERSION: "1"}
 
 
-def test_a_source_version_names_its_artifacts(projection: Projection, source_tags: dict[str, str]) -> None:
+def test_a_source_version_names_its_artifacts(
+    projection: Projection, source_tags: dict[str, str]
+) -> None:
     client, name = projection.client, source_tags[SOURCE_MODEL]
     before = resolve_model(projection.tracking_uri, f"models:/{name}")
-    made = [gain("made", 2.0, tags=source_tags, registered_name="made-frozen"), failed("made", tags=source_tags)]
+    made = [
+        gain("made", 2.0, tags=source_tags, registered_name="made-frozen"),
+        failed("made", tags=source_tags),
+    ]
     tag_source(client, "first", made, 1_700_000_000.0)
     tags = client.get_model_version(name, "1").tags
     assert tags == {
@@ -222,7 +294,9 @@ def test_a_source_version_names_its_artifacts(projection: Projection, source_tag
         f"coldpress.artifact.{CLASS}": f"models:/made-frozen@{CLASS}",
     }
     after = resolve_model(projection.tracking_uri, f"models:/{name}")
-    assert replace(after, tags={}) == replace(before, tags={}), "still a source, with the same identity"
+    assert replace(after, tags={}) == replace(before, tags={}), (
+        "still a source, with the same identity"
+    )
 
     tag_source(client, "first", made, 1_700_000_900.0)
     assert client.get_model_version(name, "1").tags == tags, "repeated"
@@ -230,7 +304,9 @@ def test_a_source_version_names_its_artifacts(projection: Projection, source_tag
     assert client.get_model_version(name, "1").tags == tags
     tag_source(client, "later", [replace(item, cached=True) for item in made], 1_800_000_000.0)
     assert client.get_model_version(name, "1").tags == tags, "taken over from an earlier campaign"
-    tag_source(client, "later", [replace(made[0], verdict="rejected", artifact=None)], 1_800_000_000.0)
+    tag_source(
+        client, "later", [replace(made[0], verdict="rejected", artifact=None)], 1_800_000_000.0
+    )
     assert client.get_model_version(name, "1").tags["coldpress.status"] == f"{CLASS}: rejected"
 
 

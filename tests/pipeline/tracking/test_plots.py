@@ -19,7 +19,13 @@ def axes_of(figure: Any) -> Any:
 
 
 def test_speedups_are_sorted_bars_with_a_line_at_one(tmp_path: Path) -> None:
-    figure = plots.speedups([outcome("slow", speedup=0.5, speedup_ci=(0.4, 0.6)), outcome("fast"), failed("gone", speedup=None)])
+    figure = plots.speedups(
+        [
+            outcome("slow", speedup=0.5, speedup_ci=(0.4, 0.6)),
+            outcome("fast"),
+            failed("gone", speedup=None),
+        ]
+    )
     axes = axes_of(figure)
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert labels == ["fast · portable", "slow · portable"]
@@ -32,9 +38,20 @@ def test_speedups_are_sorted_bars_with_a_line_at_one(tmp_path: Path) -> None:
 def test_drift_shows_every_candidate_and_the_gate(tmp_path: Path) -> None:
     exact = candidate("torchscript-frozen", drift={"error_ratio": 0.0})
     broken = candidate("inductor-frozen", drift={"error_ratio": float("inf")}, problem="not finite")
-    figure = plots.drift([outcome("all", candidates=(candidate("portable"), exact, broken, candidate("none", drift=None)))])
+    figure = plots.drift(
+        [
+            outcome(
+                "all",
+                candidates=(candidate("portable"), exact, broken, candidate("none", drift=None)),
+            )
+        ]
+    )
     axes = axes_of(figure)
-    points = [(line.get_marker(), line.get_markerfacecolor()) for line in axes.lines if line.get_linestyle() == "None"]
+    points = [
+        (line.get_marker(), line.get_markerfacecolor())
+        for line in axes.lines
+        if line.get_linestyle() == "None"
+    ]
     assert [marker for marker, _ in points] == ["o", "<", ">"]
     assert points[2][1] == "white"
     assert any(list(line.get_xdata()) == [3.0, 3.0] for line in axes.lines)
@@ -43,7 +60,9 @@ def test_drift_shows_every_candidate_and_the_gate(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num_rows", [0, 1, 200, 1000])
 def test_figures_of_any_number_of_rows_can_be_drawn(num_rows: int) -> None:
-    outcomes = [outcome(f"model-{i}", speedup=0.5 + i / 50, speedup_ci=None) for i in range(num_rows)]
+    outcomes = [
+        outcome(f"model-{i}", speedup=0.5 + i / 50, speedup_ci=None) for i in range(num_rows)
+    ]
     for figure in (plots.speedups(outcomes), plots.drift(outcomes)):
         assert figure.get_size_inches()[1] < 60
         axes = axes_of(figure)

@@ -61,11 +61,15 @@ def wait_until(holds: Callable[[], object], timeout_s: float = 60) -> None:
         time.sleep(0.05)
 
 
-def test_the_process_logs_the_same_as_a_tracker(template: Path, tmp_path: Path, scripted: Frozen, portable: Frozen) -> None:
+def test_the_process_logs_the_same_as_a_tracker(
+    template: Path, tmp_path: Path, scripted: Frozen, portable: Frozen
+) -> None:
     artifacts: dict[str, Artifact] = {HERE: scripted.artifact, "portable": portable.artifact}
     found = {}
     for apart in (False, True):
-        uri = empty_database(template, tmp_path / "mlflow")  # same paths in both cases: tags name the store
+        uri = empty_database(
+            template, tmp_path / "mlflow"
+        )  # same paths in both cases: tags name the store
         store = Store.open(str(tmp_path / "store"), create=True)
         report = run_judged(store, uri, "together", artifacts, apart=apart)
         assert report.infrastructure == ()
@@ -76,21 +80,31 @@ def test_the_process_logs_the_same_as_a_tracker(template: Path, tmp_path: Path, 
 
 
 def test_a_race_for_an_alias_is_repeated(
-    template: Path, tmp_path: Path, scripted: Frozen, portable: Frozen, monkeypatch: pytest.MonkeyPatch
+    template: Path,
+    tmp_path: Path,
+    scripted: Frozen,
+    portable: Frozen,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two campaigns that register one model at the same moment; the server reports the database's error to one of them."""
+    """Two campaigns that register one model at the same moment; the server reports the database's
+    error to one of them.
+    """
     original, raced = ModelRegistryClient.set_registered_model_alias, list[str]()
 
     def racing(self: ModelRegistryClient, name: str, alias: str, version: str) -> None:
         if alias not in raced:
             raced.append(alias)
-            raise MlflowException("(sqlite3.IntegrityError) UNIQUE constraint failed: registered_model_aliases.alias")
+            raise MlflowException(
+                "(sqlite3.IntegrityError) UNIQUE constraint failed: registered_model_aliases.alias"
+            )
         original(self, name, alias, version)
 
     monkeypatch.setattr(ModelRegistryClient, "set_registered_model_alias", racing)
     uri = empty_database(template, tmp_path / "mlflow")
     store = Store.open(str(tmp_path / "store"), create=True)
-    report = run_judged(store, uri, "raced", {HERE: scripted.artifact, "portable": portable.artifact})
+    report = run_judged(
+        store, uri, "raced", {HERE: scripted.artifact, "portable": portable.artifact}
+    )
     assert report.infrastructure == ()
     assert raced
     assert shown(uri)["aliases"]["first"].keys() == {HERE, "portable"}
@@ -154,7 +168,9 @@ def test_a_killed_process_is_reported_with_the_replay(uri: str, store: Store) ->
         for number in range(2 * AHEAD):
             tracker.log([outcome(f"m{number}")])
         tracker.finish([], 0, interrupted=False, finished=2.0)
-    assert (tracker.num_logged, tracker.num_unlogged) == (0, 2 * AHEAD), "MLflow lacks them until a replay"
+    assert (tracker.num_logged, tracker.num_unlogged) == (0, 2 * AHEAD), (
+        "MLflow lacks them until a replay"
+    )
     (failure,) = tracker.failures
     assert "was killed by SIGKILL; the store and the ledger are complete" in failure
     assert f"python -m jobs.replay killed --store {store.root}" in failure
@@ -174,10 +190,18 @@ def test_a_killed_driver_ends_the_process_and_its_files(
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     driver = subprocess.run(
-        [sys.executable, "-c", code, uri, str(store.root)], cwd=ROOT, check=False, capture_output=True, text=True
+        [sys.executable, "-c", code, uri, str(store.root)],
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        text=True,
     )
     number = int(driver.stdout)
-    wait_until(lambda: not psutil.pid_exists(number) or psutil.Process(number).status() == psutil.STATUS_ZOMBIE)
+    wait_until(
+        lambda: (
+            not psutil.pid_exists(number) or psutil.Process(number).status() == psutil.STATUS_ZOMBIE
+        )
+    )
     (left,) = (tmp_path / "temporary").iterdir()
     with TrackerProcess(uri, "next", str(store.root), mode="copy") as tracker:
         mine = Path(psutil.Process(tracker._process.pid).environ()["TMPDIR"])
@@ -200,18 +224,28 @@ def test_a_finished_campaign_reads_only_its_parent_run(
 
         monkeypatch.setattr(MlflowClient, name, ask)
 
-    for name in ("search_runs", "search_model_versions", "get_registered_model", "create_run", "log_batch"):
+    for name in (
+        "search_runs",
+        "search_model_versions",
+        "get_registered_model",
+        "create_run",
+        "log_batch",
+    ):
         counted(name)
     run_judged(store, uri, "again", artifacts)
     first, before = len(asked), shown(uri)
     asked.clear()
     run_judged(store, uri, "again", artifacts)
-    assert (first > 10, sorted(asked)) == (True, ["log_batch", "search_runs"]), "the parent run, and its new summary"
+    assert (first > 10, sorted(asked)) == (True, ["log_batch", "search_runs"]), (
+        "the parent run, and its new summary"
+    )
     assert shown(uri)["versions"] == before["versions"]
     assert without_ids(shown(uri))["aliases"] == without_ids(before)["aliases"]
 
     asked.clear()
-    run_judged(store, uri, "again", artifacts, limits=Limits(error_ratio_max=2.5))  # other keys: there is something to log
+    run_judged(
+        store, uri, "again", artifacts, limits=Limits(error_ratio_max=2.5)
+    )  # other keys: there is something to log
     assert len(asked) > 10
 
 

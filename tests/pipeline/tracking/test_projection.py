@@ -19,7 +19,9 @@ from tests.pipeline.tracking.outcomes import DIGEST, candidate, failed, outcome
 
 
 def runs_of(projection: Projection, kind: str = "candidate") -> list[Run]:
-    wanted = f"tags.`coldpress.campaign` = '{projection.campaign}' AND tags.`coldpress.kind` = '{kind}'"
+    wanted = (
+        f"tags.`coldpress.campaign` = '{projection.campaign}' AND tags.`coldpress.kind` = '{kind}'"
+    )
     return list(projection.client.search_runs([projection.experiment_id], wanted))
 
 
@@ -81,15 +83,24 @@ def test_a_candidate_becomes_a_run(projection: Projection) -> None:
     assert expected.items() <= winner.data.tags.items()
     assert "coldpress.problem" not in winner.data.tags
     loser = runs["torchscript-frozen"].data.tags
-    assert (loser["coldpress.problem"], loser["coldpress.winner"]) == ("error_ratio 41.2 > 3", "false")
+    assert (loser["coldpress.problem"], loser["coldpress.winner"]) == (
+        "error_ratio 41.2 > 3",
+        "false",
+    )
 
 
 def test_the_winner_has_the_gain_of_runtime_settings(projection: Projection) -> None:
-    gained = EnvironmentRecord(variables={"LD_PRELOAD": "a.so"}, plain_p50=72.0, p50=40.0, gain=1.8, gain_ci=(1.7, 1.9))
+    gained = EnvironmentRecord(
+        variables={"LD_PRELOAD": "a.so"}, plain_p50=72.0, p50=40.0, gain=1.8, gain_ci=(1.7, 1.9)
+    )
     projection.log_outcome(outcome("gained", environment=gained))
-    winner, loser = (by_recipe(projection)[recipe].data for recipe in ("portable", "torchscript-frozen"))
+    winner, loser = (
+        by_recipe(projection)[recipe].data for recipe in ("portable", "torchscript-frozen")
+    )
     assert winner.tags["coldpress.settings"] == "LD_PRELOAD=a.so"
-    assert {name: value for name, value in winner.metrics.items() if name.startswith("settings/")} == {
+    assert {
+        name: value for name, value in winner.metrics.items() if name.startswith("settings/")
+    } == {
         "settings/gain": 1.8,
         "settings/ci_low": 1.7,
         "settings/ci_high": 1.9,
@@ -101,22 +112,48 @@ def test_the_winner_has_the_gain_of_runtime_settings(projection: Projection) -> 
 
 
 def test_every_run_has_its_freezing_report(projection: Projection) -> None:
-    report = encode(FreezingReport(ops_before={"aten::dropout": 2}, changes=(Change(name="dropouts removed", count=2),)))
+    report = encode(
+        FreezingReport(
+            ops_before={"aten::dropout": 2}, changes=(Change(name="dropouts removed", count=2),)
+        )
+    )
     made = [candidate("portable", reports={"payloads/all.pt2": report}, strides_equal=True)]
-    made.append(candidate("torchscript-frozen", reports={"payloads/all.pt": report}, problem="error_ratio 41.2 > 3"))
+    made.append(
+        candidate(
+            "torchscript-frozen",
+            reports={"payloads/all.pt": report},
+            problem="error_ratio 41.2 > 3",
+        )
+    )
     projection.log_outcome(outcome("page", candidates=tuple(made)))
-    pages = {recipe: text_of(projection, run.info.run_id, "freezing.md") for recipe, run in by_recipe(projection).items()}
+    pages = {
+        recipe: text_of(projection, run.info.run_id, "freezing.md")
+        for recipe, run in by_recipe(projection).items()
+    }
     head = "# What freezing did: page for portable, {}\n\n{}\n"
-    assert pages["portable"].startswith(head.format("portable", "Passes: speedup 2.00 over eager, error ratio 1.25"))
+    assert pages["portable"].startswith(
+        head.format("portable", "Passes: speedup 2.00 over eager, error ratio 1.25")
+    )
     assert "| strides | of all outputs equal to eager's |" in pages["portable"]
-    assert pages["torchscript-frozen"].startswith(head.format("torchscript-frozen", "Does not pass: error_ratio 41.2 > 3"))
+    assert pages["torchscript-frozen"].startswith(
+        head.format("torchscript-frozen", "Does not pass: error_ratio 41.2 > 3")
+    )
     assert all("| done | dropouts removed 2 |" in page for page in pages.values())
 
 
 def test_a_failed_candidate_becomes_a_failed_run(projection: Projection) -> None:
-    broken = candidate("inductor-frozen", problem="x" * 5000, failure="build", drift=None, latency_ms=None, num_payloads=0)
+    broken = candidate(
+        "inductor-frozen",
+        problem="x" * 5000,
+        failure="build",
+        drift=None,
+        latency_ms=None,
+        num_payloads=0,
+    )
     failure = Failure(kind="build", log_tail="g++: fatal error")
-    projection.log_outcome(outcome("broken", candidates=(candidate("portable"), broken), failure=failure))
+    projection.log_outcome(
+        outcome("broken", candidates=(candidate("portable"), broken), failure=failure)
+    )
     runs = by_recipe(projection)
     run = runs["inductor-frozen"]
     assert run.info.status == "FAILED"
@@ -138,7 +175,9 @@ def test_an_outcome_without_candidates_becomes_one_run(projection: Projection) -
 
 def test_infinite_figures_are_logged_and_missing_ones_omitted(projection: Projection) -> None:
     drift = {"error_ratio": float("inf"), "max_abs_err": None, "margin": 0.0}
-    projection.log_outcome(outcome("infinite", candidates=(candidate("portable", drift=drift, problem="not finite"),)))
+    projection.log_outcome(
+        outcome("infinite", candidates=(candidate("portable", drift=drift, problem="not finite"),))
+    )
     metrics = by_recipe(projection)["portable"].data.metrics
     assert metrics["drift/error_ratio"] > 1e300
     assert "drift/max_abs_err" not in metrics
@@ -153,19 +192,26 @@ def test_logging_twice_changes_nothing(projection: Projection) -> None:
     before = {run.info.run_id: run.to_dictionary() for run in runs_of(projection)}
     assert [projection.log_outcome(item) for item in both] == first
     resumed = Projection.open(projection.tracking_uri, projection.campaign)
-    assert resumed.start("catalog.yaml", 1_800_000_000.0) == projection.start("catalog.yaml", 1_700_000_000.0)
+    assert resumed.start("catalog.yaml", 1_800_000_000.0) == projection.start(
+        "catalog.yaml", 1_700_000_000.0
+    )
     assert [resumed.log_outcome(item.as_cached()) for item in both] == first
     assert {run.info.run_id: run.to_dictionary() for run in runs_of(projection)} == before
     assert len(before) == 3
     (parent,) = runs_of(projection, "campaign")
-    assert {run.data.tags["mlflow.parentRunId"] for run in runs_of(projection)} == {parent.info.run_id}
+    assert {run.data.tags["mlflow.parentRunId"] for run in runs_of(projection)} == {
+        parent.info.run_id
+    }
 
 
 def test_an_incomplete_run_is_completed(projection: Projection) -> None:
     (record, *_) = run_records(outcome("broke-off"), projection.campaign)
     parent = runs_of(projection, "campaign")[0].info.run_id
     run = projection.client.create_run(
-        projection.experiment_id, start_time=123, tags={**record.tags, "mlflow.parentRunId": parent}, run_name=record.name
+        projection.experiment_id,
+        start_time=123,
+        tags={**record.tags, "mlflow.parentRunId": parent},
+        run_name=record.name,
     )
     projection.client.log_metric(run.info.run_id, "drift/error_ratio", 1.25, timestamp=123)
     resumed = Projection.open(projection.tracking_uri, projection.campaign)
@@ -180,7 +226,9 @@ def test_an_incomplete_run_is_completed(projection: Projection) -> None:
 def test_a_changed_outcome_replaces_its_runs(projection: Projection) -> None:
     projection.log_outcome(failed("changed", "timeout"))
     projection.log_outcome(outcome("changed", candidates=(candidate("portable", speedup=3.0),)))
-    projection.log_outcome(outcome("changed", candidates=(candidate("portable", speedup=1.5, capture="trace"),)))
+    projection.log_outcome(
+        outcome("changed", candidates=(candidate("portable", speedup=1.5, capture="trace"),))
+    )
     (run,) = runs_of(projection)
     assert run.data.tags["coldpress.recipe"] == "portable"
     assert run.data.metrics["speedup/value"] == 1.5
@@ -190,7 +238,10 @@ def test_a_changed_outcome_replaces_its_runs(projection: Projection) -> None:
 def test_duplicate_runs_are_removed(projection: Projection) -> None:
     kept = projection.log_outcome(outcome("doubled"))
     (record, *_) = run_records(outcome("doubled"), projection.campaign)
-    for kind_tags in (record.tags, {"coldpress.campaign": projection.campaign, "coldpress.kind": "campaign"}):
+    for kind_tags in (
+        record.tags,
+        {"coldpress.campaign": projection.campaign, "coldpress.kind": "campaign"},
+    ):
         projection.client.create_run(projection.experiment_id, start_time=123, tags=dict(kind_tags))
     resumed = Projection.open(projection.tracking_uri, projection.campaign)
     resumed.start("catalog.yaml", 0.0)
@@ -203,7 +254,11 @@ def test_duplicate_runs_are_removed(projection: Projection) -> None:
 
 
 def test_finish_writes_table_figures_and_counts(projection: Projection) -> None:
-    outcomes = [outcome("one"), failed("two", reason="a | b"), outcome("three", drift={"error_ratio": float("inf")}).as_cached()]
+    outcomes = [
+        outcome("one"),
+        failed("two", reason="a | b"),
+        outcome("three", drift={"error_ratio": float("inf")}).as_cached(),
+    ]
     projection.finish(outcomes, 1, interrupted=False)
     projection.finish(outcomes, 1, interrupted=False)
     (parent,) = runs_of(projection, "campaign")
@@ -214,7 +269,9 @@ def test_finish_writes_table_figures_and_counts(projection: Projection) -> None:
     assert parent.data.metrics["build_s/total"] == 5.0
     assert parent.data.tags["coldpress.exit_code"] == "1"
     mlflow.set_tracking_uri(projection.tracking_uri)
-    table = projection.client.load_table(projection.experiment_id, "summary.json", run_ids=[parent.info.run_id])
+    table = projection.client.load_table(
+        projection.experiment_id, "summary.json", run_ids=[parent.info.run_id]
+    )
     assert list(table["model"]) == ["one", "two", "three"]
     assert table["speedup_ci_low"][0] == 1.8
     for name in ("speedups.png", "drift.png"):
@@ -225,9 +282,12 @@ def test_finish_writes_table_figures_and_counts(projection: Projection) -> None:
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "interrupted", "status"), [(0, False, "FINISHED"), (3, False, "FAILED"), (130, True, "KILLED")]
+    ("exit_code", "interrupted", "status"),
+    [(0, False, "FINISHED"), (3, False, "FAILED"), (130, True, "KILLED")],
 )
-def test_the_parent_run_ends_with_a_status(projection: Projection, exit_code: int, interrupted: bool, status: str) -> None:
+def test_the_parent_run_ends_with_a_status(
+    projection: Projection, exit_code: int, interrupted: bool, status: str
+) -> None:
     projection.finish([], exit_code, interrupted=interrupted)
     assert runs_of(projection, "campaign")[0].info.status == status
 
@@ -246,7 +306,10 @@ def test_an_existing_summary_is_left_alone(projection: Projection) -> None:
 
 
 def test_a_killed_driver_invalidates_the_completeness_mark(projection: Projection) -> None:
-    first, edited = outcome("edited"), outcome("edited", judge_key="b", candidates=(candidate("portable", speedup=3.0),))
+    first, edited = (
+        outcome("edited"),
+        outcome("edited", judge_key="b", candidates=(candidate("portable", speedup=3.0),)),
+    )
     projection.log_outcome(first)
     projection.finish([first], 0, interrupted=False, complete=True)
     killed = Projection.open(projection.tracking_uri, projection.campaign)
@@ -267,10 +330,14 @@ def test_a_killed_driver_invalidates_the_completeness_mark(projection: Projectio
 
 @pytest.mark.parametrize("complete", [True, False])
 def test_a_replay_updates_the_completeness_mark(projection: Projection, complete: bool) -> None:
-    projection.finish([outcome("one")], 0, interrupted=False, finished=1_700_000_100.0, complete=True)
+    projection.finish(
+        [outcome("one")], 0, interrupted=False, finished=1_700_000_100.0, complete=True
+    )
     replay = Projection.open(projection.tracking_uri, projection.campaign)
     replay.start("catalog.yaml", 0.0, resume=False)
-    replay.finish([outcome("one")], 0, interrupted=False, finished=1_700_000_100.0, complete=complete)
+    replay.finish(
+        [outcome("one")], 0, interrupted=False, finished=1_700_000_100.0, complete=complete
+    )
     assert replay.num_written == 0
     later = Projection.open(projection.tracking_uri, projection.campaign)
     later.start("catalog.yaml", 0.0, expected=outcomes_digest([outcome("one")]))

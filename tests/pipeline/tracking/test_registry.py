@@ -35,8 +35,15 @@ def registered(
 ) -> bool:
     """Register a copy of an artifact; whether anything was changed."""
 
-    settings: dict[str, Any] = {"mode": "copy", "store_uri": "store", "rolled_back": lambda *_: False, **changes}
-    return Registry(projection, [item], **settings).register(item, serving, partial(copied, artifact), run_id=run_id)
+    settings: dict[str, Any] = {
+        "mode": "copy",
+        "store_uri": "store",
+        "rolled_back": lambda *_: False,
+        **changes,
+    }
+    return Registry(projection, [item], **settings).register(
+        item, serving, partial(copied, artifact), run_id=run_id
+    )
 
 
 def copied(artifact: Artifact, folder: Path) -> Artifact:
@@ -49,21 +56,33 @@ def alias_of(projection: Projection, name: str, device_class: str = "portable") 
 
 
 def uploads(projection: Projection, digest: str) -> list[Any]:
-    return list(projection.client.search_logged_models([projection.experiment_id], f"tags.`coldpress.artifact` = '{digest}'"))
+    return list(
+        projection.client.search_logged_models(
+            [projection.experiment_id], f"tags.`coldpress.artifact` = '{digest}'"
+        )
+    )
 
 
-def test_a_registered_artifact_loads_by_its_alias(projection: Projection, artifact: Artifact, source: nn.Module) -> None:
+def test_a_registered_artifact_loads_by_its_alias(
+    projection: Projection, artifact: Artifact, source: nn.Module
+) -> None:
     item = outcome("by.alias", artifact="sha256:" + 64 * "1")
     run_id = projection.log_outcome(item)
     assert registered(projection, item, artifact, run_id=run_id)
     found = projection.client.get_model_version_by_alias("by.alias", "portable")
     assert (found.version, found.run_id) == (1, run_id)
-    expected = {"coldpress.artifact": item.artifact, "coldpress.version": "3", "coldpress.device_class": "portable"}
+    expected = {
+        "coldpress.artifact": item.artifact,
+        "coldpress.version": "3",
+        "coldpress.device_class": "portable",
+    }
     assert expected.items() <= found.tags.items()
     assert found.tags["coldpress.store"] == str(Path("store").absolute())
     model = mlflow.pyfunc.load_model("models:/by.alias@portable")
     answer = model.predict({"x": X})
-    np.testing.assert_allclose(answer, source(torch.from_numpy(X)).detach().numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        answer, source(torch.from_numpy(X)).detach().numpy(), rtol=1e-5, atol=1e-6
+    )
     np.testing.assert_array_equal(model.predict(X), answer)
     assert model.get_raw_model().manifest.version == 3
     assert model.metadata.signature.inputs.inputs[0].shape == (-1, 4)
@@ -71,7 +90,9 @@ def test_a_registered_artifact_loads_by_its_alias(projection: Projection, artifa
         model.predict({"x": np.zeros((9, 4), np.float32)})
 
 
-def test_a_registered_version_holds_the_whole_artifact(projection: Projection, artifact: Artifact) -> None:
+def test_a_registered_version_holds_the_whole_artifact(
+    projection: Projection, artifact: Artifact
+) -> None:
     item = outcome("whole", artifact="sha256:" + 64 * "2")
     registered(projection, item, artifact)
     (upload,) = uploads(projection, str(item.artifact))
@@ -97,20 +118,28 @@ def test_registering_twice_makes_one_version(projection: Projection, artifact: A
     assert alias_of(projection, "once") == "2"
 
 
-def test_a_broken_upload_is_deleted_and_a_complete_one_reused(projection: Projection, artifact: Artifact) -> None:
+def test_a_broken_upload_is_deleted_and_a_complete_one_reused(
+    projection: Projection, artifact: Artifact
+) -> None:
     item = outcome("crashed", artifact="sha256:" + 64 * "5")
     tags = {"coldpress.artifact": str(item.artifact), "coldpress.campaign": projection.campaign}
-    broken = projection.client.create_logged_model(projection.experiment_id, name="broken", tags=tags)
+    broken = projection.client.create_logged_model(
+        projection.experiment_id, name="broken", tags=tags
+    )
     projection.start("catalog.yaml", 0.0)
     registered(projection, item, artifact)
     (upload,) = uploads(projection, str(item.artifact))
     assert upload.model_id != broken.model_id
     projection.client.delete_registered_model("crashed")
     registered(projection, item, artifact)
-    assert [found.model_id for found in uploads(projection, str(item.artifact))] == [upload.model_id]
+    assert [found.model_id for found in uploads(projection, str(item.artifact))] == [
+        upload.model_id
+    ]
 
 
-def test_concurrent_campaigns_register_one_version(projection: Projection, artifact: Artifact) -> None:
+def test_concurrent_campaigns_register_one_version(
+    projection: Projection, artifact: Artifact
+) -> None:
     item = outcome("together", artifact="sha256:" + 32 * "18")
     client, others = projection.client, []
 
@@ -118,64 +147,122 @@ def test_concurrent_campaigns_register_one_version(projection: Projection, artif
         others.append(registered(projection, item, artifact))
         return copied(artifact, folder)
 
-    registry = Registry(projection, [item], mode="copy", store_uri="store", rolled_back=lambda *_: False)
+    registry = Registry(
+        projection, [item], mode="copy", store_uri="store", rolled_back=lambda *_: False
+    )
     registry.register(item, "portable", lay_out, run_id=None)
     assert others == [True]
-    assert [str(found.version) for found in client.search_model_versions("name = 'together'")] == ["1"]
+    assert [str(found.version) for found in client.search_model_versions("name = 'together'")] == [
+        "1"
+    ]
     assert alias_of(projection, "together") == "1"
     assert len(uploads(projection, str(item.artifact))) == 1
 
 
-def test_a_damaged_artifact_is_not_registered(projection: Projection, artifact: Artifact, tmp_path: Path) -> None:
+def test_a_damaged_artifact_is_not_registered(
+    projection: Projection, artifact: Artifact, tmp_path: Path
+) -> None:
     (tmp_path / "manifest.json").write_bytes(artifact.manifest.to_bytes())
     with pytest.raises(IntegrityError, match="missing"):
-        registered(projection, outcome("damaged", artifact="sha256:" + 64 * "6"), Artifact.read(tmp_path))
+        registered(
+            projection, outcome("damaged", artifact="sha256:" + 64 * "6"), Artifact.read(tmp_path)
+        )
     assert not projection.client.search_registered_models("name = 'damaged'")
 
 
-def test_a_class_that_keeps_eager_uses_the_portable_artifact(projection: Projection, artifact: Artifact) -> None:
-    kept = outcome("kept", artifact="sha256:" + 64 * "8", device_class="cpu-x86-64-v3", verdict="kept-eager", recipe=None)
+def test_a_class_that_keeps_eager_uses_the_portable_artifact(
+    projection: Projection, artifact: Artifact
+) -> None:
+    kept = outcome(
+        "kept",
+        artifact="sha256:" + 64 * "8",
+        device_class="cpu-x86-64-v3",
+        verdict="kept-eager",
+        recipe=None,
+    )
     assert registered(projection, kept, artifact)
-    assert projection.client.get_model_version("kept", "1").tags["coldpress.device_class"] == "portable"
+    assert (
+        projection.client.get_model_version("kept", "1").tags["coldpress.device_class"]
+        == "portable"
+    )
     (upload,) = uploads(projection, str(kept.artifact))
     assert (upload.name, upload.params["recipe"]) == ("kept-portable", "portable")
-    assert registered(projection, replace(kept, device_class="portable", verdict="published"), artifact)
-    assert (alias_of(projection, "kept", "cpu-x86-64-v3"), alias_of(projection, "kept")) == ("1", "1")
+    assert registered(
+        projection, replace(kept, device_class="portable", verdict="published"), artifact
+    )
+    assert (alias_of(projection, "kept", "cpu-x86-64-v3"), alias_of(projection, "kept")) == (
+        "1",
+        "1",
+    )
 
 
-def test_an_alias_never_moves_to_an_older_version(projection: Projection, artifact: Artifact) -> None:
-    old, new = outcome("forward", artifact="sha256:" + 64 * "9"), outcome("forward", artifact="sha256:" + 64 * "b", version=4)
+def test_an_alias_never_moves_to_an_older_version(
+    projection: Projection, artifact: Artifact
+) -> None:
+    old, new = (
+        outcome("forward", artifact="sha256:" + 64 * "9"),
+        outcome("forward", artifact="sha256:" + 64 * "b", version=4),
+    )
     registered(projection, old, artifact)
     registered(projection, new, artifact)
     assert not registered(projection, old, artifact)
     assert alias_of(projection, "forward") == "2"
-    assert registered(projection, replace(old, version=5), artifact), "the older artifact, carried into a newer version"
+    assert registered(projection, replace(old, version=5), artifact), (
+        "the older artifact, carried into a newer version"
+    )
     assert alias_of(projection, "forward") == "1"
     assert projection.client.get_model_version("forward", "1").tags["coldpress.version"] == "5"
     assert not registered(projection, new, artifact)
     assert alias_of(projection, "forward") == "1"
-    registered(projection, replace(old, artifact="sha256:" + 64 * "c", version=1), artifact, store_uri="another")
+    registered(
+        projection,
+        replace(old, artifact="sha256:" + 64 * "c", version=1),
+        artifact,
+        store_uri="another",
+    )
     assert alias_of(projection, "forward") == "3", "versions of different stores have no order"
 
 
-def test_an_alias_never_moves_to_a_rolled_back_version(projection: Projection, artifact: Artifact) -> None:
-    old, new = outcome("back", artifact="sha256:" + 64 * "9"), outcome("back", artifact="sha256:" + 64 * "b", version=4)
+def test_an_alias_never_moves_to_a_rolled_back_version(
+    projection: Projection, artifact: Artifact
+) -> None:
+    old, new = (
+        outcome("back", artifact="sha256:" + 64 * "9"),
+        outcome("back", artifact="sha256:" + 64 * "b", version=4),
+    )
     registered(projection, old, artifact)
     registered(projection, new, artifact, rolled_back=lambda item, _: item.version == 4)
     assert alias_of(projection, "back") == "1"
-    assert len(projection.client.search_model_versions("name = 'back'")) == 2, "it is registered, for people"
+    assert len(projection.client.search_model_versions("name = 'back'")) == 2, (
+        "it is registered, for people"
+    )
     assert registered(projection, new, artifact)
     assert alias_of(projection, "back") == "2"
 
 
-def test_entries_set_the_registered_name_and_tags(projection: Projection, artifact: Artifact) -> None:
-    given = {"team": "risk", "a=b": "1", "/root": "2", "mlflow.runName": "mine", "coldpress.artifact": "mine", "long": "x" * 5000}
+def test_entries_set_the_registered_name_and_tags(
+    projection: Projection, artifact: Artifact
+) -> None:
+    given = {
+        "team": "risk",
+        "a=b": "1",
+        "/root": "2",
+        "mlflow.runName": "mine",
+        "coldpress.artifact": "mine",
+        "long": "x" * 5000,
+    }
     name = """Joe's "best" model-frozen"""
     item = outcome("joe", artifact="sha256:" + 64 * "d", registered_name=name, tags=given)
     for _ in range(2):
         run_id = projection.log_outcome(item)
         registered(projection, item, artifact, run_id=run_id)
-    expected = {"team": "risk", "a_b": "1", "_root": "2", "mlflow_runName": "mine", "coldpress.artifact": str(item.artifact)}
+    expected = {
+        "team": "risk",
+        "a_b": "1",
+        "_root": "2",
+        "mlflow_runName": "mine",
+        "coldpress.artifact": str(item.artifact),
+    }
     (found,) = projection.client.search_model_versions(f"name IN ({name!r})")
     assert found.run_id == run_id
     assert expected.items() <= found.tags.items()
@@ -186,10 +273,16 @@ def test_entries_set_the_registered_name_and_tags(projection: Projection, artifa
     assert not projection.client.search_registered_models("name = 'joe'")
 
 
-def test_a_reference_leaves_the_artifact_in_its_store(projection: Projection, artifact: Artifact, tmp_path: Path) -> None:
+def test_a_reference_leaves_the_artifact_in_its_store(
+    projection: Projection, artifact: Artifact, tmp_path: Path
+) -> None:
     store = Store.open(str(tmp_path / "store"), create=True)
-    version = store.publish("referred", source_key="k", artifacts={"portable": artifact}, carried={})
-    item = outcome("referred", artifact=str(version.images["portable"].digest), version=version.number)
+    version = store.publish(
+        "referred", source_key="k", artifacts={"portable": artifact}, carried={}
+    )
+    item = outcome(
+        "referred", artifact=str(version.images["portable"].digest), version=version.number
+    )
     registered(projection, item, artifact, mode="reference", store_uri=str(store.root))
     (upload,) = uploads(projection, str(item.artifact))
     folder = Path(upload.artifact_location.removeprefix("file://")) / "artifact"

@@ -1,4 +1,6 @@
-"""Campaigns against real MLflow servers: on sqlite and PostgreSQL, with artifacts in a folder and in S3."""
+"""Campaigns against real MLflow servers: on sqlite and PostgreSQL, with artifacts in a folder and
+in S3.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ from tests.steps import HERE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-MANY: Models = {f"model-{index:02}": {HERE: "published", "portable": "published"} for index in range(12)}
+MANY: Models = {
+    f"model-{index:02}": {HERE: "published", "portable": "published"} for index in range(12)
+}
 """Enough to be in the middle of a campaign."""
 
 NUM_CAMPAIGNS = 4
@@ -49,8 +53,12 @@ def postgres() -> Iterator[Postgres]:
 
 
 @pytest.fixture
-def make_server(s3_address: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[MakeServer]:
-    """Start a server on an empty database, `sqlite` or `postgresql`, and an empty `folder` or `s3` for artifacts."""
+def make_server(
+    s3_address: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[MakeServer]:
+    """Start a server on an empty database, `sqlite` or `postgresql`, and an empty `folder` or `s3`
+    for artifacts.
+    """
     with ExitStack() as held:
 
         def start(backend: str, artifacts: str, *, num_workers: int = 1) -> MlflowServer:
@@ -62,7 +70,9 @@ def make_server(s3_address: str, tmp_path: Path, request: pytest.FixtureRequest)
             place = str(tmp_path / "destination")
             if artifacts == "s3":
                 environment = {**SETTINGS, **ENVIRONMENT, "MLFLOW_S3_ENDPOINT_URL": s3_address}
-                with pytest.MonkeyPatch.context() as patched:  # clients of the server have no credentials
+                with (
+                    pytest.MonkeyPatch.context() as patched
+                ):  # clients of the server have no credentials
                     for variable, value in ENVIRONMENT.items():
                         patched.setenv(variable, value)
                     make_bucket(s3_address, name)
@@ -79,7 +89,14 @@ def run_again(tmp_path: Path, artifacts: dict[str, Artifact]) -> Callable[..., A
 
     def run(uri: str, *, store: str = "store", campaign: str = "served", **options: Any) -> Any:
         (tmp_path / store).mkdir()
-        return run_judged(Store.open(str(tmp_path / store / "store"), create=True), uri, campaign, artifacts, apart=True, **options)
+        return run_judged(
+            Store.open(str(tmp_path / store / "store"), create=True),
+            uri,
+            campaign,
+            artifacts,
+            apart=True,
+            **options,
+        )
 
     return run
 
@@ -100,7 +117,13 @@ def without_summary(runs: list[Any]) -> list[Any]:
 @pytest.mark.parametrize("place", ["folder", "s3"])
 @pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
 def test_a_server_shows_the_same_as_a_database(
-    backend: str, place: str, make_server: MakeServer, run_again: Callable[..., Any], uri: str, tmp_path: Path, scripted: Frozen
+    backend: str,
+    place: str,
+    make_server: MakeServer,
+    run_again: Callable[..., Any],
+    uri: str,
+    tmp_path: Path,
+    scripted: Frozen,
 ) -> None:
     """And its clients load what it stores, without credentials for the storage."""
     assert run_again(uri).exit_code == 1
@@ -115,43 +138,67 @@ def test_a_server_shows_the_same_as_a_database(
     mlflow.set_tracking_uri(server.uri)
     loaded = mlflow.pyfunc.load_model(f"models:/first@{HERE}")
     given = torch.randn(2, 4)
-    torch.testing.assert_close(torch.as_tensor(loaded.predict({"x": given.numpy()})), scripted.model(given))
+    torch.testing.assert_close(
+        torch.as_tensor(loaded.predict({"x": given.numpy()})), scripted.model(given)
+    )
 
 
-def test_an_old_server_shows_the_same(run_again: Callable[..., Any], uri: str, tmp_path: Path) -> None:
-    """One that searches the versions of one model at a time: as the registry of two campaigns, and as a catalog."""
+def test_an_old_server_shows_the_same(
+    run_again: Callable[..., Any], uri: str, tmp_path: Path
+) -> None:
+    """One that searches the versions of one model at a time: as the registry of two campaigns, and
+    as a catalog.
+    """
     assert run_again(uri).exit_code == 1
     (tmp_path / "store").rename(tmp_path / "earlier")
     venv.create(tmp_path / "venv", with_pip=True)
     python = str(tmp_path / "venv" / "bin" / "python")
     subprocess.run([python, "-m", "pip", "install", "--quiet", *OLD_MLFLOW], check=True)
-    places = ["--backend-store-uri", f"sqlite:///{tmp_path}/server.db", "--artifacts-destination", str(tmp_path / "destination")]
+    places = [
+        "--backend-store-uri",
+        f"sqlite:///{tmp_path}/server.db",
+        "--artifacts-destination",
+        str(tmp_path / "destination"),
+    ]
     with MlflowServer(places, tmp_path, python=python) as server:
         report = run_again(server.uri)
         assert (report.exit_code, report.infrastructure) == (1, ())
         assert logged(server.uri) == logged(uri)
-        assert stored_files(server.uri, tmp_path / "served") == stored_files(uri, tmp_path / "direct")
+        assert stored_files(server.uri, tmp_path / "served") == stored_files(
+            uri, tmp_path / "direct"
+        )
         report = run_again(server.uri, store="second", campaign="second")
         assert (report.exit_code, report.infrastructure) == (1, ())
         client = mlflow.MlflowClient(server.uri, server.uri)
         for name in ("digits", "it's"):
             client.create_registered_model(name)
             client.create_model_version(name, source="mlflow-artifacts:/nowhere")
-            client.create_model_version(name, source="mlflow-artifacts:/nowhere", tags={"coldpress.artifact": "sha256:0"})
-        assert [(model.name, model.version) for model in list_registry(server.uri, None, None)] == [("digits", "1"), ("it's", "1")]
+            client.create_model_version(
+                name, source="mlflow-artifacts:/nowhere", tags={"coldpress.artifact": "sha256:0"}
+            )
+        assert [(model.name, model.version) for model in list_registry(server.uri, None, None)] == [
+            ("digits", "1"),
+            ("it's", "1"),
+        ]
 
 
 @pytest.mark.parametrize(("backend", "place"), [("sqlite", "folder"), ("postgresql", "s3")])
 def test_campaigns_at_once_share_a_server(
     backend: str, place: str, make_server: MakeServer, run_again: Callable[..., Any], uri: str
 ) -> None:
-    """They make the same models at other sites: each logs its runs, and the first version of an artifact stays."""
+    """They make the same models at other sites: each logs its runs, and the first version of an
+    artifact stays.
+    """
     names = [f"site-{index}" for index in range(NUM_CAMPAIGNS)]
     run_again(uri, store="alone", campaign="alone")
     server = make_server(backend, place, num_workers=4)
     with ThreadPoolExecutor(NUM_CAMPAIGNS) as pool:
-        reports = list(pool.map(lambda name: run_again(server.uri, store=name, campaign=name), names))
-    assert [(report.exit_code, report.infrastructure) for report in reports] == [(1, ())] * NUM_CAMPAIGNS
+        reports = list(
+            pool.map(lambda name: run_again(server.uri, store=name, campaign=name), names)
+        )
+    assert [(report.exit_code, report.infrastructure) for report in reports] == [
+        (1, ())
+    ] * NUM_CAMPAIGNS
     alone, found = shown(uri), shown(server.uri)
     for name in names:
         assert of_campaign(found, name) == of_campaign(alone, "alone")
@@ -161,8 +208,14 @@ def test_campaigns_at_once_share_a_server(
 
 def of_campaign(found: dict[str, Any], campaign: str) -> str:
     """The runs of a campaign, without its name."""
-    runs = {key: run for key, run in found["runs"].items() if run["data"]["tags"]["coldpress.campaign"] == campaign}
-    return json.dumps(without_summary(without_ids({**found, "runs": runs})["runs"]), sort_keys=True).replace(campaign, "NAME")
+    runs = {
+        key: run
+        for key, run in found["runs"].items()
+        if run["data"]["tags"]["coldpress.campaign"] == campaign
+    }
+    return json.dumps(
+        without_summary(without_ids({**found, "runs": runs})["runs"]), sort_keys=True
+    ).replace(campaign, "NAME")
 
 
 def served_artifacts(found: dict[str, Any]) -> dict[tuple[str, str], str]:

@@ -55,12 +55,30 @@ def version(projection: Projection, artifact: Artifact) -> Projection:
 def serving(folder: Path, tracking_uri: str) -> Iterator[str]:
     """Run `mlflow models serve` in the environment of the tests; its URL."""
     port, binaries = free_port(), Path(sys.executable).parent
-    environ = {**os.environ, "MLFLOW_TRACKING_URI": tracking_uri, "PATH": f"{binaries}:{os.environ['PATH']}"}
-    command = [str(binaries / "mlflow"), "models", "serve", "-m", URI, "--env-manager", "local", "-h", LOOPBACK, "-p", str(port)]
+    environ = {
+        **os.environ,
+        "MLFLOW_TRACKING_URI": tracking_uri,
+        "PATH": f"{binaries}:{os.environ['PATH']}",
+    }
+    command = [
+        str(binaries / "mlflow"),
+        "models",
+        "serve",
+        "-m",
+        URI,
+        "--env-manager",
+        "local",
+        "-h",
+        LOOPBACK,
+        "-p",
+        str(port),
+    ]
     url, log = f"http://{LOOPBACK}:{port}", folder / "serve.log"
     with (
         log.open("w") as file,
-        subprocess.Popen(command, cwd=folder, env=environ, stdout=file, stderr=subprocess.STDOUT) as process,
+        subprocess.Popen(
+            command, cwd=folder, env=environ, stdout=file, stderr=subprocess.STDOUT
+        ) as process,
     ):
         try:
             deadline = time.monotonic() + 120
@@ -90,12 +108,27 @@ def test_mlflow_finds_both_environments(version: Projection) -> None:
 
 def test_requirements_are_those_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    wheel = {text for text in project["project"]["dependencies"] if not text.startswith(("rich", "typer", "torch"))}
+    wheel = {
+        text
+        for text in project["project"]["dependencies"]
+        if not text.startswith(("rich", "typer", "torch"))
+    }
     assert {text for text in REQUIREMENTS if not text.startswith("mlflow")} == wheel
 
 
-def test_a_version_loads_where_coldpress_is_not_installed(version: Projection, tmp_path: Path) -> None:
-    command = [sys.executable, "-I", "-W", "ignore", "-c", WITHOUT_FREEZER, version.client.tracking_uri, URI]
+def test_a_version_loads_where_coldpress_is_not_installed(
+    version: Projection, tmp_path: Path
+) -> None:
+    command = [
+        sys.executable,
+        "-I",
+        "-W",
+        "ignore",
+        "-c",
+        WITHOUT_FREEZER,
+        version.client.tracking_uri,
+        URI,
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     place, shape = done.stdout.split(maxsplit=1)
@@ -116,7 +149,11 @@ def test_imported_code_is_not_mixed_with_a_versions(version: Projection) -> None
 def test_mlflow_serves_a_version(version: Projection, source: nn.Module, tmp_path: Path) -> None:
     with serving(tmp_path, version.client.tracking_uri) as url:
         body = json.dumps({"inputs": {"x": X.tolist()}}).encode()
-        request = urllib.request.Request(f"{url}/invocations", body, {"Content-Type": "application/json"})
+        request = urllib.request.Request(
+            f"{url}/invocations", body, {"Content-Type": "application/json"}
+        )
         with urllib.request.urlopen(request, timeout=60) as response:
             found = json.load(response)["predictions"]
-    torch.testing.assert_close(torch.tensor(found), source(torch.from_numpy(X)).detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        torch.tensor(found), source(torch.from_numpy(X)).detach(), rtol=1e-5, atol=1e-6
+    )

@@ -18,13 +18,24 @@ from freezer.spec.parse import declared_spec
 from pipeline.tracking.registry import DATA, _signature, _write_model_files
 from tests.steps import QUICK, manifest_of
 
-PAYLOAD = Payload(path="payloads/all.pt2", digest="sha256:" + 64 * "0", size_bytes=0, kind="exported", num_threads=None)
+PAYLOAD = Payload(
+    path="payloads/all.pt2",
+    digest="sha256:" + 64 * "0",
+    size_bytes=0,
+    kind="exported",
+    num_threads=None,
+)
 
 
 def manifest_with(dtype: str) -> Manifest:
-    items = {"x": {"shape": ["batch", 0, 4], "dtype": dtype}, "state": {"tuple": [{"shape": [], "dtype": dtype}, {"value": 1}]}}
+    items = {
+        "x": {"shape": ["batch", 0, 4], "dtype": dtype},
+        "state": {"tuple": [{"shape": [], "dtype": dtype}, {"value": 1}]},
+    }
     output = OutputSpec(name="output", dtype=dtype, rank=0)
-    return manifest_of(PAYLOAD, inputs=declared_spec(items, {"batch": {"max": 4}}), outputs=(output,))
+    return manifest_of(
+        PAYLOAD, inputs=declared_spec(items, {"batch": {"max": 4}}), outputs=(output,)
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bool", "complex64", "bfloat16"])
@@ -59,4 +70,6 @@ def test_nested_inputs_are_passed_by_path(tmp_path: Path) -> None:
     arrays = {name: x.numpy() for name in ("x", "state.0", "state.1", "opts.scale")}
     np.testing.assert_array_equal(model.predict(arrays), (x + x + x * x).numpy())
     with pytest.raises(MlflowException, match=r"missing inputs \['state\.0', 'state\.1'\]"):
-        model.predict({"x": arrays["x"], "state": (arrays["x"], arrays["x"]), "opts.scale": arrays["x"]})
+        model.predict(
+            {"x": arrays["x"], "state": (arrays["x"], arrays["x"]), "opts.scale": arrays["x"]}
+        )

@@ -1,4 +1,6 @@
-"""Models of a real MLflow registry as sources: which version a URI means, and which models are listed."""
+"""Models of a real MLflow registry as sources: which version a URI means, and which models are
+listed.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ from mlflow import MlflowClient
 from freezer.errors import CatalogError, InfrastructureError, SourceError
 from freezer.store.store import NAME
 from pipeline.tracking import source_models
-from pipeline.tracking.source_models import RegistryModel, download, list_registry, resolve_model, slug
+from pipeline.tracking.source_models import (
+    RegistryModel,
+    download,
+    list_registry,
+    resolve_model,
+    slug,
+)
 from tests.pipeline.shown import empty_database
 
 FROZEN = {"coldpress.artifact": "sha256:" + 64 * "a"}
@@ -57,21 +65,41 @@ def registry(template: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_uri_means_one_version(registry: str, text: str, version: str) -> None:
     model = resolve_model(registry, text)
     name = text.removeprefix("models:/").partition("/")[0].partition("@")[0]
-    assert (model.name, model.version, model.run_id, model.model_uri) == (name, version, None, f"models:/{name}/{version}")
+    assert (model.name, model.version, model.run_id, model.model_uri) == (
+        name,
+        version,
+        None,
+        f"models:/{name}/{version}",
+    )
     assert model.tags == ({"n": version} if name == "digits" else {})
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("models:/digits/3", r"models:/digits/3 is a frozen artifact \(tag coldpress.artifact\).*name the model it was made"),
+        (
+            "models:/digits/3",
+            (
+                r"models:/digits/3 is a frozen artifact \(tag coldpress.artifact\).*name the model"
+                r" it was made"
+            ),
+        ),
         ("models:/digits@cpu-x86-64-v4", "models:/digits/3 is a frozen artifact"),
         ("models:/digits-frozen", "all versions of model 'digits-frozen' are frozen artifacts"),
         ("models:/digits/9", "model 'digits' has no version '9'; it has 3, 2, 1$"),
-        ("models:/digits/Production", "model 'digits' has no version 'Production'; it has 3, 2, 1$"),
-        ("models:/digits@chamipon", r"no alias 'chamipon'; it has champion \(version 1\), cpu-x86-64-v4 \(version 3\)$"),
+        (
+            "models:/digits/Production",
+            "model 'digits' has no version 'Production'; it has 3, 2, 1$",
+        ),
+        (
+            "models:/digits@chamipon",
+            r"no alias 'chamipon'; it has champion \(version 1\), cpu-x86-64-v4 \(version 3\)$",
+        ),
         ('models:/it\'s "quoted"@x', "no alias 'x'; it has none$"),
-        ("models:/digit", "no registered model 'digit'; it has digits, .*Credit Risk, digits-frozen, empty"),
+        (
+            "models:/digit",
+            "no registered model 'digit'; it has digits, .*Credit Risk, digits-frozen, empty",
+        ),
         ("models:/empty", "has no version that is ready; log one"),
         ("models:/", "is not a registered model; expected models:/NAME@ALIAS"),
         ("models:/digits@", "is not a registered model"),
@@ -89,7 +117,10 @@ def test_a_version_that_is_not_ready_is_rejected(registry: str, tmp_path: Path) 
     shutil.copy(registry.removeprefix("sqlite:///"), tmp_path / "mlflow.db")
     copy = f"sqlite:///{tmp_path}/mlflow.db"
     with sqlite3.connect(tmp_path / "mlflow.db") as connection:
-        connection.execute("UPDATE model_versions SET status = 'FAILED_REGISTRATION' WHERE name = 'digits' AND version = 2")
+        connection.execute(
+            "UPDATE model_versions SET status = 'FAILED_REGISTRATION' WHERE name = 'digits' AND"
+            " version = 2"
+        )
     with pytest.raises(SourceError, match="models:/digits/2 is FAILED_REGISTRATION"):
         resolve_model(copy, "models:/digits/2")
     assert resolve_model(copy, "models:/digits").version == "1"
@@ -110,7 +141,11 @@ def test_unreachable_mlflow_is_an_infrastructure_error(tmp_path: Path) -> None:
 
 def test_list_registry_orders_by_name_and_omits_frozen(registry: str) -> None:
     found = list(list_registry(registry, None, None))
-    assert [(model.name, model.version) for model in found] == [("Credit Risk", "1"), ("digits", "2"), ('it\'s "quoted"', "1")]
+    assert [(model.name, model.version) for model in found] == [
+        ("Credit Risk", "1"),
+        ("digits", "2"),
+        ('it\'s "quoted"', "1"),
+    ]
     assert found[1].tags == {"n": "2"}
     assert found[1].model_uri == "models:/digits/2"
 
@@ -130,12 +165,16 @@ def test_list_registry_orders_by_name_and_omits_frozen(registry: str) -> None:
 def test_list_registry_applies_filter_and_alias(
     registry: str, filter_string: str | None, alias: str | None, expected: dict[str, str]
 ) -> None:
-    assert {model.name: model.version for model in list_registry(registry, filter_string, alias)} == expected
+    assert {
+        model.name: model.version for model in list_registry(registry, filter_string, alias)
+    } == expected
 
 
 @pytest.mark.parametrize("text", ["bogus", "name =", "name = 3"])
 def test_an_invalid_filter_is_a_catalog_error(registry: str, text: str) -> None:
-    with pytest.raises(CatalogError, match=r"MLflow rejects the filter.*(Invalid|Expected)") as caught:
+    with pytest.raises(
+        CatalogError, match=r"MLflow rejects the filter.*(Invalid|Expected)"
+    ) as caught:
         list(list_registry(registry, text, None))
     assert caught.value.code == "CP-REGISTRY-FILTER"
 
@@ -144,15 +183,23 @@ def test_list_registry_reads_all_pages(registry: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(source_models, "MODELS_PAGE", 2)
     monkeypatch.setattr(source_models, "VERSIONS_PAGE", 1)
     monkeypatch.setattr(source_models, "SEARCH_CHARS", 1)
-    assert [model.name for model in list_registry(registry, None, None)] == ["Credit Risk", "digits", 'it\'s "quoted"']
+    assert [model.name for model in list_registry(registry, None, None)] == [
+        "Credit Risk",
+        "digits",
+        'it\'s "quoted"',
+    ]
 
 
 def test_frozen_models_are_ruled_out_together(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fleet of thousands has as many frozen models, whose versions are searched: together, or the listing takes minutes."""
+    """A fleet of thousands has as many frozen models, whose versions are searched: together, or the
+    listing takes minutes.
+    """
     client = MlflowClient(uri, uri)
     for index in range(60):
         client.create_registered_model(f"a-model-of-the-fleet-{index:02d}-frozen")
-        client.create_model_version(f"a-model-of-the-fleet-{index:02d}-frozen", source="file:///nowhere", tags=FROZEN)
+        client.create_model_version(
+            f"a-model-of-the-fleet-{index:02d}-frozen", source="file:///nowhere", tags=FROZEN
+        )
     searched: list[str] = []
     search = MlflowClient.search_model_versions
 

@@ -1,4 +1,6 @@
-"""A judge gets the artifact that serves now from the store: real builds and judges in their children, without Ray."""
+"""A judge gets the artifact that serves now from the store: real builds and judges in their
+children, without Ray.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def common(store: Path, *, allow: bool = False, work: int = 0) -> dict[str, Any]
     path = (str(MODELS),)
     entry = Entry(
         name="busy",
-        source=parse_source("python:campaign_models:busy", folder=MODELS, search_path=path, args={"work": work}),
+        source=parse_source(
+            "python:campaign_models:busy", folder=MODELS, search_path=path, args={"work": work}
+        ),
         spec=InputSpec(inputs=(TensorSpec(name="x", dtype="float32", shape=(2, 16)),)),
         samples=None,
         task_metric=None,
@@ -55,12 +59,16 @@ def judged(store: Path, key: str, **options: Any) -> JudgeResult:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store that serves the model without extra work as version 1, and has a candidate with it."""
+    """A store that serves the model without extra work as version 1, and has a candidate
+    with it.
+    """
     store = tmp_path_factory.mktemp("store")
     result = judged(store, "fast")
     assert (result.verdict, result.previous) == ("published", None), result.reason
     artifact = Artifact.read(judged_folder(store, "fast", "busy") / "artifact")
-    Store.open(str(store)).publish("busy", source_key="fast", artifacts={HERE: artifact}, carried={})
+    Store.open(str(store)).publish(
+        "busy", source_key="fast", artifacts={HERE: artifact}, carried={}
+    )
     return store
 
 
@@ -69,7 +77,12 @@ def test_slower_artifact_does_not_replace(store: Path) -> None:
     assert (result.verdict, result.has_artifact) == ("kept-previous", False), result.reason
     previous = result.previous
     assert previous is not None
-    assert (previous.version, previous.recipe, previous.same_weights, previous.problem) == (1, RECIPE, True, None)
+    assert (previous.version, previous.recipe, previous.same_weights, previous.problem) == (
+        1,
+        RECIPE,
+        True,
+        None,
+    )
     assert previous.artifact == Store.open(str(store)).version("busy").images[HERE].digest
     assert previous.speedup_ci is not None
     assert previous.speedup_ci[1] < 0.9
@@ -82,7 +95,9 @@ def test_slower_artifact_does_not_replace(store: Path) -> None:
 
 def test_damaged_artifact_is_replaced(store: Path, tmp_path: Path) -> None:
     artifact = Artifact.read(judged_folder(store, "fast", "busy") / "artifact")
-    Store.open(str(tmp_path)).publish("busy", source_key="fast", artifacts={HERE: artifact}, carried={})
+    Store.open(str(tmp_path)).publish(
+        "busy", source_key="fast", artifacts={HERE: artifact}, carried={}
+    )
     (payload,) = artifact.manifest.payloads
     flip_a_byte(tmp_path / "busy" / "blobs" / "sha256" / payload.digest.removeprefix("sha256:"))
     replacing = judged(tmp_path, "slow", work=60)
@@ -91,7 +106,9 @@ def test_damaged_artifact_is_replaced(store: Path, tmp_path: Path) -> None:
     assert "tampered" in replacing.reason
 
 
-def test_crash_of_the_old_artifact_fails_nothing(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crash_of_the_old_artifact_fails_nothing(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Code for an older torch may kill the process that opens it."""
     workplace(str(store)).folder("candidates", "b").mkdir(parents=True)
     asked: list[str | None] = []
@@ -101,23 +118,36 @@ def test_crash_of_the_old_artifact_fails_nothing(store: Path, monkeypatch: pytes
         if request.previous is None:
             return End(value=JudgeResult(key="j", verdict="published", reason="it is fast"))
         (staging / OPENED).touch()
-        return End(failure=Failure(kind="crash", code="CP-CRASH", message="the process died of SIGSEGV"))
+        return End(
+            failure=Failure(kind="crash", code="CP-CRASH", message="the process died of SIGSEGV")
+        )
 
     monkeypatch.setattr("pipeline.worker.judge_task.in_child", isolated)
-    result = judge(JudgeRequest(key="j", builds={RECIPE: "b"}, policy=QUICK, campaign="c", **common(store)))
+    result = judge(
+        JudgeRequest(key="j", builds={RECIPE: "b"}, policy=QUICK, campaign="c", **common(store))
+    )
     assert [digest is None for digest in asked] == [False, True]
     assert (result.verdict, result.previous) == ("published", None)
-    assert result.reason == "it is fast; not compared with the artifact that serves now: the process died of SIGSEGV"
+    assert (
+        result.reason
+        == "it is fast; not compared with the artifact that serves now: the process died of SIGSEGV"
+    )
 
 
-def test_judge_over_its_time_leaves_the_old_artifact(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_judge_over_its_time_leaves_the_old_artifact(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     workplace(str(store)).folder("candidates", "b").mkdir(parents=True, exist_ok=True)
 
     def in_child(child: Any, request: JudgeRequest, staging: Path, *args: Any) -> End:
         assert request.previous is not None
         (staging / OPENED).touch()
-        return End(failure=Failure(kind="timeout", code="CP-TIMEOUT", message="did not end within 900 s"))
+        return End(
+            failure=Failure(kind="timeout", code="CP-TIMEOUT", message="did not end within 900 s")
+        )
 
     monkeypatch.setattr("pipeline.worker.judge_task.in_child", in_child)
-    result = judge(JudgeRequest(key="late", builds={RECIPE: "b"}, policy=QUICK, campaign="c", **common(store)))
+    result = judge(
+        JudgeRequest(key="late", builds={RECIPE: "b"}, policy=QUICK, campaign="c", **common(store))
+    )
     assert (result.verdict, result.failure and result.failure.kind) == ("failed", "timeout")

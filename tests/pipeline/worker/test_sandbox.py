@@ -30,11 +30,18 @@ FIRST_START_S = 60
 
 
 def isolated(
-    tmp_path: Path, function: Callable[..., Any], *args: Any, timeout_s: float = 60, memory_gb: float = 4, asked: bool = True
+    tmp_path: Path,
+    function: Callable[..., Any],
+    *args: Any,
+    timeout_s: float = 60,
+    memory_gb: float = 4,
+    asked: bool = True,
 ) -> End:
     bounds = Bounds(timeout_s=timeout_s, memory_bytes=int(memory_gb * 1e9), asked=asked)
     (tmp_path / "staging").mkdir(exist_ok=True)
-    return run_isolated(function, args, folder=tmp_path / "staging", log=tmp_path / "log", bounds=bounds)
+    return run_isolated(
+        function, args, folder=tmp_path / "staging", log=tmp_path / "log", bounds=bounds
+    )
 
 
 def failed(tmp_path: Path, function: Callable[..., Any], *args: Any, **limits: Any) -> Failure:
@@ -97,10 +104,18 @@ def test_result_of_another_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "kind", "message"),
     [
-        (raise_compiler_was_killed, "memory", "requested more memory than its limit of 4.0 GB .*cc1plus.*raise limits.memory_gb"),
+        (
+            raise_compiler_was_killed,
+            "memory",
+            "requested more memory than its limit of 4.0 GB .*cc1plus.*raise limits.memory_gb",
+        ),
         (raise_gpu_full, "memory", "out of memory; end other processes on that GPU"),
         (faults.raise_without_words, "error", "_SpeechlessError: no message"),
-        (faults.save_beyond_a_full_disk, "disk", "could not write a file, and the process died of SIGABRT"),
+        (
+            faults.save_beyond_a_full_disk,
+            "disk",
+            "could not write a file, and the process died of SIGABRT",
+        ),
         (faults.crash_with_words_of_the_disk, "crash", "died of SIGABRT"),
         (faults.recurse, "crash", "died of SIGSEGV"),
         (faults.kill_itself, "crash", "died of SIGKILL"),
@@ -112,7 +127,9 @@ def test_result_of_another_process(tmp_path: Path) -> None:
         (faults.ask_for_input, "error", "EOFError"),
     ],
 )
-def test_failures_are_typed(tmp_path: Path, function: Callable[[], None], kind: str, message: str) -> None:
+def test_failures_are_typed(
+    tmp_path: Path, function: Callable[[], None], kind: str, message: str
+) -> None:
     failure = failed(tmp_path, function)
     assert failure.kind == kind, failure
     assert re.search(message, failure.message), failure.message
@@ -136,7 +153,10 @@ def test_crash_reports_its_source_line(tmp_path: Path) -> None:
     failure = failed(tmp_path, faults.segfault)
     assert (failure.kind, "died of SIGSEGV" in failure.message) == ("crash", True)
     assert "Fatal Python error: Segmentation fault" in failure.log_tail
-    assert f'faults.py", line {faults.segfault.__code__.co_firstlineno + 2} in segfault' in failure.log_tail
+    assert (
+        f'faults.py", line {faults.segfault.__code__.co_firstlineno + 2} in segfault'
+        in failure.log_tail
+    )
 
 
 def test_timeout_ends_all_children_and_reports_the_line(tmp_path: Path) -> None:
@@ -151,7 +171,9 @@ def test_timeout_ends_all_children_and_reports_the_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("function", [faults.spin, faults.stop_itself])
-def test_timeout_ends_a_child_that_ignores_signals(tmp_path: Path, function: Callable[[], None]) -> None:
+def test_timeout_ends_a_child_that_ignores_signals(
+    tmp_path: Path, function: Callable[[], None]
+) -> None:
     end = isolated(tmp_path, function, timeout_s=0.5)
     assert end.failure is not None
     assert end.failure.kind == "timeout"
@@ -164,7 +186,9 @@ def test_hanging_compiler_is_named(tmp_path: Path) -> None:
     compiler.chmod(0o755)
     failure = failed(tmp_path, faults.hang_in_a_compiler, str(compiler), timeout_s=1)
     assert failure.kind == "timeout"
-    assert f"still running: /bin/sh {compiler} -O2 x.cpp; sleep 1000; sleep 1000" in failure.log_tail
+    assert (
+        f"still running: /bin/sh {compiler} -O2 x.cpp; sleep 1000; sleep 1000" in failure.log_tail
+    )
 
 
 def test_child_that_kills_its_supervisor_is_a_crash(tmp_path: Path) -> None:
@@ -209,12 +233,24 @@ def slowly_started(folder: Path, imports: str, start_limit_s: float) -> str:
     ("imports", "start_limit_s", "expected"),
     [
         ("import time; time.sleep(4)", 60, "True"),
-        ("import time; time.sleep(5)", 1, "a child process did not start within 1 s, or its forkserver died"),
-        ("import os; os._exit(1)", 60, "a child process did not start within 60 s, or its forkserver died"),
+        (
+            "import time; time.sleep(5)",
+            1,
+            "a child process did not start within 1 s, or its forkserver died",
+        ),
+        (
+            "import os; os._exit(1)",
+            60,
+            "a child process did not start within 60 s, or its forkserver died",
+        ),
     ],
 )
-def test_forkserver_start(tmp_path: Path, imports: str, start_limit_s: float, expected: str) -> None:
-    """Its duration counts against no limit of the item; one that hangs or dies is an infrastructure error."""
+def test_forkserver_start(
+    tmp_path: Path, imports: str, start_limit_s: float, expected: str
+) -> None:
+    """Its duration counts against no limit of the item; one that hangs or dies is an infrastructure
+    error.
+    """
     found = slowly_started(tmp_path, imports, start_limit_s)
     assert re.match(expected, found), found
 
@@ -223,7 +259,11 @@ def test_forkserver_start(tmp_path: Path, imports: str, start_limit_s: float, ex
 def test_memory_limit_stops_the_child(tmp_path: Path, function: Callable[[], None]) -> None:
     end = isolated(tmp_path, function, memory_gb=1.2)
     assert end.failure is not None
-    assert (end.failure.kind, end.failure.code, end.failure.tried_bytes) == ("memory", "CP-MEMORY", 1.2e9)
+    assert (end.failure.kind, end.failure.code, end.failure.tried_bytes) == (
+        "memory",
+        "CP-MEMORY",
+        1.2e9,
+    )
     assert 1.2e9 < end.peak_bytes < 4e9
     assert "used more than 1.2 GB; raise limits.memory_gb" in end.failure.message
 
@@ -233,7 +273,10 @@ def test_large_request_is_refused_before_it_is_resident(tmp_path: Path) -> None:
     assert end.failure is not None
     assert (end.failure.kind, end.failure.code) == ("memory", "CP-MEMORY-NODE")
     assert end.peak_bytes < 1.2e9, "nothing of it was ever resident"
-    assert re.search(r"requested more memory than its limit of 1.2 GB plus spare \(MemoryError: .*\)", end.failure.message)
+    assert re.search(
+        r"requested more memory than its limit of 1.2 GB plus spare \(MemoryError: .*\)",
+        end.failure.message,
+    )
     assert "kept = bytearray(num_bytes)" in end.failure.log_tail, "the line that asked for it"
 
 
@@ -287,7 +330,9 @@ def test_log_grows_while_the_child_runs(tmp_path: Path) -> None:
     log, released = tmp_path / "log", tmp_path / "released"
     with ThreadPoolExecutor(max_workers=1) as pool:
         end = pool.submit(isolated, tmp_path, print_then_wait, str(released))
-        wait_until(lambda: log.exists() and log.read_text() == "started\n", "the log of a running child")
+        wait_until(
+            lambda: log.exists() and log.read_text() == "started\n", "the log of a running child"
+        )
         assert not end.done()
         released.touch()
     assert end.result().failure is None
@@ -303,7 +348,9 @@ def test_killed_forkserver_is_replaced(tmp_path: Path) -> None:
     found = isolated(tmp_path, kill_the_forkserver)
     assert found.failure is None
     assert isolated(tmp_path, add, 1, 2).value[0] == 3, "by another forkserver"
-    assert [child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE] == []
+    assert [
+        child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE
+    ] == []
 
 
 WORKER = """
@@ -326,9 +373,15 @@ if __name__ == "__main__":
 def test_killed_worker_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "worker.py").write_text(WORKER)
     (tmp_path / "system").mkdir()
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "TMPDIR": str(tmp_path / "system")}
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parents[3]),
+        "TMPDIR": str(tmp_path / "system"),
+    }
     with subprocess.Popen(
-        [sys.executable, str(tmp_path / "worker.py"), str(tmp_path)], env=env, stderr=subprocess.DEVNULL
+        [sys.executable, str(tmp_path / "worker.py"), str(tmp_path)],
+        env=env,
+        stderr=subprocess.DEVNULL,
     ) as worker:
         faults.wait_for_lines(tmp_path / "pids", 2, timeout_s=60)
         below = psutil.Process(worker.pid).children(recursive=True)
@@ -356,7 +409,11 @@ def test_detached_processes_are_ended(tmp_path: Path, then: str) -> None:
     assert all(gone(int(pid)) for pid in (tmp_path / "pids").read_text().split())
 
 
-@pytest.mark.parametrize(("function", "argument"), [(faults.remove_its_folder, "staging"), (faults.return_twice, None)])
-def test_strange_items_have_results(tmp_path: Path, function: Callable[..., int], argument: str | None) -> None:
+@pytest.mark.parametrize(
+    ("function", "argument"), [(faults.remove_its_folder, "staging"), (faults.return_twice, None)]
+)
+def test_strange_items_have_results(
+    tmp_path: Path, function: Callable[..., int], argument: str | None
+) -> None:
     end = isolated(tmp_path, function, *([str(tmp_path / argument)] if argument else []))
     assert end.failure is None

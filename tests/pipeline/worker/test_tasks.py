@@ -1,4 +1,6 @@
-"""A build and a judge in their sandboxed children, without Ray, and what they write into the store."""
+"""A build and a judge in their sandboxed children, without Ray, and what they write into
+the store.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,12 @@ def entry() -> Entry:
 
 def broken() -> Entry:
     """An entry whose factory raises."""
-    return replace(entry(), source=parse_source("python:campaign_models:raises", folder=MODELS, search_path=(str(MODELS),)))
+    return replace(
+        entry(),
+        source=parse_source(
+            "python:campaign_models:raises", folder=MODELS, search_path=(str(MODELS),)
+        ),
+    )
 
 
 def kind_of(result: BuildResult | JudgeResult) -> str | None:
@@ -82,7 +89,14 @@ def test_judge_reports_what_freezing_did(tmp_path: Path) -> None:
     (built,) = build(BuildRequest(builds={"torchscript-frozen": "b"}, **common))  # type: ignore[arg-type]
     assert built.failure is None, built.failure
     why = {"inductor-frozen": "inductor: no compiler"}
-    request = JudgeRequest(key="j", builds={"torchscript-frozen": "b"}, policy=QUICK, campaign="c", failures=why, **common)  # type: ignore[arg-type]
+    request = JudgeRequest(
+        key="j",
+        builds={"torchscript-frozen": "b"},
+        policy=QUICK,
+        campaign="c",
+        failures=why,
+        **common,
+    )  # type: ignore[arg-type]
     result = judge(request)
     assert result.verdict == "published", result.failure
     (candidate,) = result.candidates
@@ -90,20 +104,43 @@ def test_judge_reports_what_freezing_did(tmp_path: Path) -> None:
     assert report.num_constants == 24, "weight and bias of 6 linear layers and 6 layer norms"
     assert len(report.constants) == 10, "the ledger keeps short lists"
     assert report.notes[-1] == "Only the first 10 are listed of 24 constants."
-    assert (candidate.capture, candidate.lowering, candidate.strides_equal) == ("trace", "torchscript", True)
+    assert (candidate.capture, candidate.lowering, candidate.strides_equal) == (
+        "trace",
+        "torchscript",
+        True,
+    )
     assert candidate.tried[-1]["outcome"] == "captured and lowered"
-    assert JudgeResult.from_json(json.loads((judged_folder(tmp_path, "j", "good", why) / "result.json").read_text())) == result
-    freezing = Artifact.read(judged_folder(tmp_path, "j", "good", why) / "artifact").manifest.freezing
+    assert (
+        JudgeResult.from_json(
+            json.loads((judged_folder(tmp_path, "j", "good", why) / "result.json").read_text())
+        )
+        == result
+    )
+    freezing = Artifact.read(
+        judged_folder(tmp_path, "j", "good", why) / "artifact"
+    ).manifest.freezing
     assert freezing.failures == why
     assert len(freezing.reports["payloads/all.pt"].constants) == 24
 
 
 @pytest.mark.slow
 def test_judge_builds_the_winner_for_further_threads(tmp_path: Path) -> None:
-    common: dict[str, Any] = {"entry": entry(), "device_class": HERE, "num_threads": 2, "store": str(tmp_path)}
+    common: dict[str, Any] = {
+        "entry": entry(),
+        "device_class": HERE,
+        "num_threads": 2,
+        "store": str(tmp_path),
+    }
     (built,) = build(BuildRequest(builds={"inductor-frozen": "b"}, **common))
     assert built.failure is None, built.failure
-    request = JudgeRequest(key="j", builds={"inductor-frozen": "b"}, policy=QUICK, campaign="c", further_threads=(1,), **common)
+    request = JudgeRequest(
+        key="j",
+        builds={"inductor-frozen": "b"},
+        policy=QUICK,
+        campaign="c",
+        further_threads=(1,),
+        **common,
+    )
     result = judge(request)
     assert result.verdict == "published", result.failure
     artifact = Artifact.read(judged_folder(tmp_path, "j", "good") / "artifact")
@@ -117,11 +154,17 @@ def test_judge_builds_the_winner_for_further_threads(tmp_path: Path) -> None:
         (2, "payloads/all.pt2"),
         (1, "payloads/all-threads1.pt2"),
     ]
-    assert damage_of(workplace(str(tmp_path)).folder("candidates", "b")) is None, "the candidate of the build stays as it was"
+    assert damage_of(workplace(str(tmp_path)).folder("candidates", "b")) is None, (
+        "the candidate of the build stays as it was"
+    )
 
 
-def test_death_in_a_further_build_leaves_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child dies after the verdict: the model is judged again for the deciding thread count alone."""
+def test_death_in_a_further_build_leaves_the_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child dies after the verdict: the model is judged again for the deciding thread count
+    alone.
+    """
     workplace(str(tmp_path)).folder("candidates", "b").mkdir(parents=True)
     asked: list[tuple[int, ...]] = []
 
@@ -130,12 +173,19 @@ def test_death_in_a_further_build_leaves_the_verdict(tmp_path: Path, monkeypatch
         if not request.further_threads:
             return End(value=JudgeResult(key="j", verdict="published", reason="it is fast"))
         (staging / FURTHER).mkdir()
-        return End(failure=Failure(kind="memory", code="CP-MEMORY", message="used more than 8.0 GB"))
+        return End(
+            failure=Failure(kind="memory", code="CP-MEMORY", message="used more than 8.0 GB")
+        )
 
     monkeypatch.setattr("pipeline.worker.judge_task.in_child", isolated)
-    result = judge(replace(of_a_broken_model(tmp_path, {"torchscript-frozen": "b"}), further_threads=(2, 1)))
+    result = judge(
+        replace(of_a_broken_model(tmp_path, {"torchscript-frozen": "b"}), further_threads=(2, 1))
+    )
     assert asked == [(2, 1), ()]
-    assert (result.verdict, result.reason) == ("published", "it is fast; not frozen for threads 2, 1: used more than 8.0 GB")
+    assert (result.verdict, result.reason) == (
+        "published",
+        "it is fast; not frozen for threads 2, 1: used more than 8.0 GB",
+    )
 
 
 def test_final_failure_is_read_back(tmp_path: Path) -> None:
@@ -160,16 +210,29 @@ def test_missing_recipes_make_another_result(tmp_path: Path) -> None:
         workplace(str(tmp_path)).folder("candidates", key).mkdir(parents=True)
     before = JudgeResult(key="j", verdict="kept-eager", reason="as it was")
     kept(tmp_path, before, missing=["inductor-frozen"])
-    assert judge(replace(both, builds={"torchscript-frozen": "b"}, failures={"inductor-frozen": "too late"})) == before
+    assert (
+        judge(
+            replace(
+                both, builds={"torchscript-frozen": "b"}, failures={"inductor-frozen": "too late"}
+            )
+        )
+        == before
+    )
     again = judge(both)
     assert kind_of(again) == "source", "it was judged"
     assert judge(both) == again
-    assert judged_folder(tmp_path, "j", "good", ["inductor-frozen"]).is_dir(), "another campaign may need it"
+    assert judged_folder(tmp_path, "j", "good", ["inductor-frozen"]).is_dir(), (
+        "another campaign may need it"
+    )
 
 
-def test_concurrent_judges_return_the_stored_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_judges_return_the_stored_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     workplace(str(tmp_path)).folder("candidates", "b").mkdir(parents=True)
-    faster = JudgeResult(key="j", verdict="published", reason="of another campaign", has_artifact=True)
+    faster = JudgeResult(
+        key="j", verdict="published", reason="of another campaign", has_artifact=True
+    )
 
     def meanwhile(*args: Any) -> End:
         kept(tmp_path, faster)
@@ -180,7 +243,9 @@ def test_concurrent_judges_return_the_stored_result(tmp_path: Path, monkeypatch:
     assert judge(request) == faster
 
 
-def test_concurrent_builds_have_their_own_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_builds_have_their_own_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     common: dict[str, Any] = {"device_class": HERE, "num_threads": 2, "store": str(tmp_path)}
     request = BuildRequest(builds={"torchscript-frozen": "b"}, entry=broken(), **common)
     run, logs = run_isolated, []
@@ -196,25 +261,38 @@ def test_concurrent_builds_have_their_own_logs(tmp_path: Path, monkeypatch: pyte
     assert failed.failure is not None
     assert failed.failure.kind == "source"
     assert "of another worker" not in failed.failure.log_tail
-    assert log_path(str(tmp_path), "b").read_text().splitlines()[-1] == failed.failure.log_tail.splitlines()[-1]
+    assert (
+        log_path(str(tmp_path), "b").read_text().splitlines()[-1]
+        == failed.failure.log_tail.splitlines()[-1]
+    )
     assert not logs[0].exists()
 
 
 GROUP = {"torchscript-frozen": "a", "inductor-frozen": "b", "torchscript-exact": "c"}
 
 
-def of_a_group(store: Path, end: str, *, seconds: float = 300, build_s: float | None = None) -> tuple[list[str | None], int]:
-    """Build a group whose second recipe ends as asked; return the kind of each failure, and how often the model was loaded."""
+def of_a_group(
+    store: Path, end: str, *, seconds: float = 300, build_s: float | None = None
+) -> tuple[list[str | None], int]:
+    """Build a group whose second recipe ends as asked; return the kind of each failure, and how
+    often the model was loaded.
+    """
     loads = store / "loads"
-    source = parse_source("python:campaign_models:unexportable", folder=MODELS, search_path=(str(MODELS),))
+    source = parse_source(
+        "python:campaign_models:unexportable", folder=MODELS, search_path=(str(MODELS),)
+    )
     source = replace(source, args={"end": end, "loads": str(loads)})
     limits = Limits(speedup_min=0.0, timeout_s=seconds, build_s=build_s)
     spec = InputSpec(inputs=(TensorSpec(name="x", dtype="float32", shape=(2, 16)),))
     made = replace(entry(), source=source, spec=spec, limits=limits)
-    results = build(BuildRequest(entry=made, builds=GROUP, device_class=HERE, num_threads=1, store=str(store)))
+    results = build(
+        BuildRequest(entry=made, builds=GROUP, device_class=HERE, num_threads=1, store=str(store))
+    )
     assert [result.key for result in results] == ["a", "b", "c"]
     for result in results:
-        assert workplace(str(store)).folder("candidates", result.key).is_dir() == (result.failure is None)
+        assert workplace(str(store)).folder("candidates", result.key).is_dir() == (
+            result.failure is None
+        )
     return [kind_of(result) for result in results], len(loads.read_text().splitlines())
 
 
@@ -222,10 +300,14 @@ def of_a_group(store: Path, end: str, *, seconds: float = 300, build_s: float | 
     ("end", "expected"),
     [("raise", [None, "capture", None]), ("crash", [None, "crash", None])],
 )
-def test_recipes_of_a_group_are_independent(tmp_path: Path, end: str, expected: list[str | None]) -> None:
+def test_recipes_of_a_group_are_independent(
+    tmp_path: Path, end: str, expected: list[str | None]
+) -> None:
     kinds, loads = of_a_group(tmp_path, end)
     assert kinds == expected
-    assert loads == {"raise": 1, "crash": 3}[end], "after a crash, a recipe is built alone before it is blamed"
+    assert loads == {"raise": 1, "crash": 3}[end], (
+        "after a crash, a recipe is built alone before it is blamed"
+    )
     log = log_path(str(tmp_path), "b").read_text()
     assert ("not to be exported" if end == "raise" else "Segmentation fault") in log
     assert "not to be exported" not in log_path(str(tmp_path), "c").read_text()
@@ -242,7 +324,11 @@ def test_builds_beyond_the_limit_are_skipped(tmp_path: Path) -> None:
 
 
 def test_model_that_cannot_be_loaded_is_loaded_once(tmp_path: Path) -> None:
-    results = build(BuildRequest(entry=broken(), builds=GROUP, device_class=HERE, num_threads=1, store=str(tmp_path)))
+    results = build(
+        BuildRequest(
+            entry=broken(), builds=GROUP, device_class=HERE, num_threads=1, store=str(tmp_path)
+        )
+    )
     assert [kind_of(result) for result in results] == ["source"] * 3
     for result in results:
         assert "no weights at hand" in log_path(str(tmp_path), result.key).read_text()
@@ -251,8 +337,16 @@ def test_model_that_cannot_be_loaded_is_loaded_once(tmp_path: Path) -> None:
 def test_damaged_model_file_is_a_source_failure(tmp_path: Path) -> None:
     (tmp_path / "damaged.pt").write_bytes(b"PK\x03\x04" + bytes(1000))
     source = parse_source("torchscript:damaged.pt", folder=tmp_path)
-    common: dict[str, Any] = {"device_class": HERE, "num_threads": 2, "store": str(tmp_path / "store")}
-    (result,) = build(BuildRequest(builds={"torchscript-frozen": "b"}, entry=replace(entry(), source=source), **common))
+    common: dict[str, Any] = {
+        "device_class": HERE,
+        "num_threads": 2,
+        "store": str(tmp_path / "store"),
+    }
+    (result,) = build(
+        BuildRequest(
+            builds={"torchscript-frozen": "b"}, entry=replace(entry(), source=source), **common
+        )
+    )
     assert result.failure is not None
     assert (result.failure.kind, result.failure.code) == ("source", "CP-SOURCE"), result.failure
     assert list((tmp_path / "store" / WORK / "staging").iterdir()) == []
@@ -275,12 +369,18 @@ def test_probe_returns_the_toolchain() -> None:
 )
 def test_drivers_and_workers_import_no_torch(module: str) -> None:
     """It would cost each of them two seconds and 180 MB; children import it."""
-    code = f"import sys, {module}; print(sorted({{'torch', 'mlflow', 'matplotlib'}} & set(sys.modules)))"
+    code = (
+        f"import sys, {module}; print(sorted({{'torch', 'mlflow', 'matplotlib'}} &"
+        " set(sys.modules)))"
+    )
     assert python(code).splitlines()[-1] == "[]"
 
 
 NOBODY = 65534
-BEGIN = "import os; from pipeline.worker.judge_task import *; os.setpriority(os.PRIO_PROCESS, 0, {}); {}; print(come_first())"
+BEGIN = (
+    "import os; from pipeline.worker.judge_task import *; os.setpriority(os.PRIO_PROCESS, 0, {});"
+    " {}; print(come_first())"
+)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to come before others")

@@ -14,12 +14,21 @@ from pathlib import Path
 import pytest
 
 from pipeline.workspace.processes import boot_id
-from pipeline.workspace.staging import ABANDONED_S, move_whole, remove_abandoned, staging_folder, temporary_folder, temporary_place
+from pipeline.workspace.staging import (
+    ABANDONED_S,
+    move_whole,
+    remove_abandoned,
+    staging_folder,
+    temporary_folder,
+    temporary_place,
+)
 
 
 def a_dead_process() -> str:
     """A pid without a process."""
-    return subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        ["sh", "-c", "echo $$"], capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def staged(store: Path) -> list[str]:
@@ -42,18 +51,24 @@ def test_folders_of_killed_workers_are_removed(tmp_path: Path) -> None:
         elsewhere = mine.with_name(f"another-{host}~{boot}~{namespace}~{dead}~x")
         elsewhere.mkdir()
         with staging_folder(str(tmp_path)) as next_one:
-            assert staged(tmp_path) == sorted(path.name for path in (mine, next_one, container, elsewhere))
+            assert staged(tmp_path) == sorted(
+                path.name for path in (mine, next_one, container, elsewhere)
+            )
         assert (mine / "kept").exists()
     assert staged(tmp_path) == sorted([container.name, elsewhere.name])
 
 
 @pytest.mark.parametrize("boot", ["11111111-2222-3333-4444-555555555555~", ""])
 def test_foreign_folders_are_removed_when_old(tmp_path: Path, boot: str) -> None:
-    """Of another machine with the same host name, of an earlier boot, or named by an earlier release."""
+    """Of another machine with the same host name, of an earlier boot, or named by an earlier
+    release.
+    """
     dead, long_ago = a_dead_process(), time.time() - ABANDONED_S - 3600
     with staging_folder(str(tmp_path)) as mine:
         namespace = mine.name.split("~")[2]
-    running, abandoned = (mine.with_name(f"{platform.node()}~{boot}{namespace}~{dead}~{name}") for name in "ab")
+    running, abandoned = (
+        mine.with_name(f"{platform.node()}~{boot}{namespace}~{dead}~{name}") for name in "ab"
+    )
     pod = mine.with_name(f"a-pod-that-was~{boot}{namespace}~{dead}~x")
     for folder in (running, abandoned, pod):
         folder.mkdir()
@@ -74,13 +89,22 @@ def test_folders_are_removed_by_several_at_once(tmp_path: Path) -> None:
     assert staged(tmp_path) == []
 
 
-def test_temporary_folders_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_folders_of_killed_processes_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with temporary_folder() as living, temporary_folder() as mine:
         assert mine.stat().st_mode & 0o777 == 0o700
-        kept = [living, mine, living.with_name(f"other-{mine.name}"), living.with_name("coldpress-mlflow-x1y2")]
+        kept = [
+            living,
+            mine,
+            living.with_name(f"other-{mine.name}"),
+            living.with_name("coldpress-mlflow-x1y2"),
+        ]
         killed = mine.with_name(mine.name.replace(f"~{os.getpid()}~", f"~{a_dead_process()}~"))
-        kept.append(living.with_name(killed.name.replace(boot_id(), "11111111-2222-3333-4444-555555555555")))
+        kept.append(
+            living.with_name(killed.name.replace(boot_id(), "11111111-2222-3333-4444-555555555555"))
+        )
         for folder in (killed, *kept):
             (folder / "artifact").mkdir(parents=True)
         monkeypatch.setattr(tempfile, "tempdir", str(mine))

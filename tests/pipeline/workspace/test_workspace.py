@@ -48,7 +48,9 @@ def made(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("provider", ["bucket", "gs"])
-def test_folder_travels_whole(provider: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_folder_travels_whole(
+    provider: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     bucket = request.getfixturevalue(provider)
     here, there = machine(bucket, tmp_path / "here"), machine(bucket, tmp_path / "there")
     assert not there.is_listed("candidates", "key")
@@ -65,13 +67,17 @@ def test_folder_travels_whole(provider: str, tmp_path: Path, request: pytest.Fix
     there.keep(tmp_path / "made", "candidates", "key")
     assert here.read("candidates", "key", "wall_s") == b"1.5", "the first one stays"
     assert {path for path in tmp_path.rglob("*") if path.is_file()} == {
-        tmp_path / folder / name for folder in ("brought", "made") for name in ("deep/payload", "wall_s")
+        tmp_path / folder / name
+        for folder in ("brought", "made")
+        for name in ("deep/payload", "wall_s")
     }, "nothing is left"
     there.drop("candidates", "key")
     assert not here.has("candidates", "key")
 
 
-def test_folder_needs_its_marker(bucket: str, s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_needs_its_marker(
+    bucket: str, s3_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Wire(s3_address) as wire:
         monkeypatch.setenv("AWS_ENDPOINT_URL", wire.address)
         here = machine(bucket, tmp_path / "here")
@@ -92,7 +98,11 @@ def test_damaged_files_are_rejected(bucket: str, s3_address: str, tmp_path: Path
     overwrite(s3_address, f"{place}/.coldpress/judged/key/deep/payload", b"PAYLOAD" * 100)
     with pytest.raises(IntegrityError, match="changed or damaged"):
         here.bring("judged", "key", tmp_path / "brought")
-    overwrite(s3_address, f"{place}/.coldpress/judged/key.json", b'{"files": {"../out": {"digest": "", "size_bytes": 1}}}')
+    overwrite(
+        s3_address,
+        f"{place}/.coldpress/judged/key.json",
+        b'{"files": {"../out": {"digest": "", "size_bytes": 1}}}',
+    )
     with pytest.raises(IntegrityError, match="outside the artifact's folder"):
         here.bring("judged", "key", tmp_path / "brought")
     overwrite(s3_address, f"{place}/.coldpress/judged/key.json", b"{")
@@ -105,11 +115,19 @@ def test_damaged_files_are_rejected(bucket: str, s3_address: str, tmp_path: Path
 
 def test_sources_are_shipped_once(bucket: str, s3_address: str, tmp_path: Path) -> None:
     (tmp_path / "catalog").mkdir()
-    (tmp_path / "catalog" / "ranker.py").write_text("import helper\n\ndef model():\n    return helper.made()\n")
-    (tmp_path / "catalog" / "helper.py").write_text("import torch\n\ndef made():\n    return torch.nn.Linear(2, 2)\n")
+    (tmp_path / "catalog" / "ranker.py").write_text(
+        "import helper\n\ndef model():\n    return helper.made()\n"
+    )
+    (tmp_path / "catalog" / "helper.py").write_text(
+        "import torch\n\ndef made():\n    return torch.nn.Linear(2, 2)\n"
+    )
     given = replace(
         entry("ranker", tmp_path / "catalog"),
-        source=parse_source("python:ranker:model", folder=tmp_path / "catalog", search_path=(str(tmp_path / "catalog"),)),
+        source=parse_source(
+            "python:ranker:model",
+            folder=tmp_path / "catalog",
+            search_path=(str(tmp_path / "catalog"),),
+        ),
         search_path=(str(tmp_path / "catalog"),),
     )
     driver = machine(bucket, tmp_path / "driver")
@@ -124,7 +142,10 @@ def test_sources_are_shipped_once(bucket: str, s3_address: str, tmp_path: Path) 
         node = machine(bucket, tmp_path / name)
         here: Entry = arrived(travelling, node)
         assert Path(here.search_path[0]).is_relative_to(tmp_path / name)
-        assert {path.name for path in Path(here.search_path[0]).iterdir()} == {"ranker.py", "helper.py"}
+        assert {path.name for path in Path(here.search_path[0]).iterdir()} == {
+            "ranker.py",
+            "helper.py",
+        }
         assert arrived(travelling, node) == here
     again = Materials(driver.root, "sqlite://", digests, place=driver)
     again.ship_from_now_on()
@@ -136,7 +157,9 @@ def test_ledger_in_a_bucket(bucket: str, tmp_path: Path, monkeypatch: pytest.Mon
     store = Store.open(bucket)
     with Ledger(store, "one") as ledger:
         for index in range(MERGE_AT + 2):
-            ledger.append("build", f"key{index}", model="m", device_class="portable", data={"index": index})
+            ledger.append(
+                "build", f"key{index}", model="m", device_class="portable", data={"index": index}
+            )
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
         other = Store.open(bucket)
         assert other.root != store.root
@@ -163,7 +186,9 @@ def test_part_that_another_process_fetches_stays(bucket: str, tmp_path: Path) ->
     class Listed(RemoteFiles):
         def names(self, folder: str) -> list[str]:
             found = super().names(folder)
-            with Ledger(Store(tmp_path / "machine", RemoteFiles(location, work=WORK)), "other") as ledger:
+            with Ledger(
+                Store(tmp_path / "machine", RemoteFiles(location, work=WORK)), "other"
+            ) as ledger:
                 ledger.append("build", "key", model="m", device_class="portable", data={})
                 ledger_folder(Store(tmp_path / "machine", RemoteFiles(location, work=WORK)))
             return found
@@ -172,7 +197,9 @@ def test_part_that_another_process_fetches_stays(bucket: str, tmp_path: Path) ->
     assert [row.key for row in read_rows(folder)] == ["key"]
 
 
-def test_failed_write_adds_no_row(bucket: str, s3_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_adds_no_row(
+    bucket: str, s3_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Wire(s3_address) as wire:
         monkeypatch.setenv("AWS_ENDPOINT_URL", wire.address)
         with Ledger(Store.open(bucket), "one") as ledger:
@@ -182,10 +209,15 @@ def test_failed_write_adds_no_row(bucket: str, s3_address: str, monkeypatch: pyt
                 ledger.append("build", "second", model="m", device_class="portable", data={})
             wire.restore()
             ledger.append("build", "third", model="m", device_class="portable", data={})
-        assert {row.key for row in read_rows(ledger_folder(Store.open(bucket)))} == {"first", "third"}
+        assert {row.key for row in read_rows(ledger_folder(Store.open(bucket)))} == {
+            "first",
+            "third",
+        }
 
 
-def test_lease_in_a_bucket_excludes_a_second_driver(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lease_in_a_bucket_excludes_a_second_driver(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     remote = Store.open(bucket).remote
     assert remote is not None
     with campaign_lock(tmp_path / "one", "c", remote=remote) as lease:
@@ -208,7 +240,9 @@ def test_lease_in_a_bucket_excludes_a_second_driver(bucket: str, tmp_path: Path,
     assert read_holder(lease_of(tmp_path, "c", remote)) is None
 
 
-def test_one_of_two_simultaneous_drivers_continues(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_two_simultaneous_drivers_continues(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The rival writes its lease after both have seen that there is none."""
     remote = Store.open(bucket).remote
     assert remote is not None
@@ -223,7 +257,10 @@ def test_one_of_two_simultaneous_drivers_continues(bucket: str, tmp_path: Path, 
         lease.write()
 
     monkeypatch.setattr(time, "sleep", then_the_rival)
-    with pytest.raises(InfrastructureError, match="is being run by another driver"), campaign_lock(tmp_path, "c", remote=remote):
+    with (
+        pytest.raises(InfrastructureError, match="is being run by another driver"),
+        campaign_lock(tmp_path, "c", remote=remote),
+    ):
         pass
     assert read_holder(rival) is not None, "the rival's lease stays"
 

@@ -1,7 +1,9 @@
-"""CUDA headers and libraries for compiling the host code of a package where no toolkit is installed.
+"""CUDA headers and libraries for compiling the host code of a package where no toolkit is
+installed.
 
-Inductor looks for a toolkit in CUDA_HOME or /usr/local/cuda. A torch from PyPI brings the files in packages of its own
-(`nvidia/cu13`, or `nvidia/cuda_runtime` and others of CUDA 12), without the names that a linker looks for.
+Inductor looks for a toolkit in CUDA_HOME or /usr/local/cuda. A torch from PyPI brings the files in
+packages of its own (`nvidia/cu13`, or `nvidia/cuda_runtime` and others of CUDA 12), without the
+names that a linker looks for.
 """
 
 from __future__ import annotations
@@ -18,12 +20,19 @@ from pathlib import Path
 from freezer.errors import BuildError
 
 _HEADER = "cuda_runtime_api.h"
-_DRIVER = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib/aarch64-linux-gnu", "/usr/local/nvidia/lib64", "/usr/lib/wsl/lib")
+_DRIVER = (
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/local/nvidia/lib64",
+    "/usr/lib/wsl/lib",
+)
 
 
 @contextlib.contextmanager
 def cuda_toolkit(folder: Path) -> Iterator[None]:
-    """Let torch find CUDA's headers and libraries during a build: an installed toolkit's, or else those of torch's packages.
+    """Let torch find CUDA's headers and libraries during a build: an installed toolkit's, or else
+    those of torch's packages.
 
     Args:
         folder: where to make a temporary folder of links.
@@ -50,11 +59,14 @@ def cuda_toolkit(folder: Path) -> Iterator[None]:
 def nvidia_folders(search_path: Sequence[str]) -> list[Path]:
     """The folders of NVIDIA's packages, in the order of the search path."""
     roots = [Path(entry) / "nvidia" for entry in search_path if entry]
-    return [part for root in roots if root.is_dir() for part in sorted(root.iterdir()) if part.is_dir()]
+    return [
+        part for root in roots if root.is_dir() for part in sorted(root.iterdir()) if part.is_dir()
+    ]
 
 
 def link_toolkit(home: Path, packages: Sequence[Path], driver: Path | None) -> None:
-    """Link headers and libraries as in a toolkit: `include`, and `lib64` with the names that a linker looks for.
+    """Link headers and libraries as in a toolkit: `include`, and `lib64` with the names that a
+    linker looks for.
 
     Raises:
         BuildError: no package has the headers.
@@ -72,8 +84,8 @@ def link_toolkit(home: Path, packages: Sequence[Path], driver: Path | None) -> N
                     (lib / name).symlink_to(item)
     if not (include / _HEADER).exists():
         raise BuildError(
-            f"inductor: no {_HEADER} to compile the host code with; install CUDA's toolkit and set CUDA_HOME, or pip install "
-            "nvidia-cuda-runtime for the CUDA of this torch",
+            f"inductor: no {_HEADER} to compile the host code with; install CUDA's toolkit and set"
+            " CUDA_HOME, or pip install nvidia-cuda-runtime for the CUDA of this torch",
             code="CP-CUDA-HEADERS",
         )
     if driver is not None and not (lib / "libcuda.so").exists():
@@ -83,4 +95,7 @@ def link_toolkit(home: Path, packages: Sequence[Path], driver: Path | None) -> N
 def driver_library(folders: Sequence[str] = _DRIVER) -> Path | None:
     """The driver's libcuda.so.1, if it is found."""
     places = [*folders, *os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)]
-    return next((path for place in places if place and (path := Path(place) / "libcuda.so.1").exists()), None)
+    return next(
+        (path for place in places if place and (path := Path(place) / "libcuda.so.1").exists()),
+        None,
+    )

@@ -1,4 +1,6 @@
-"""AOTInductor with freezing: a shared library with folded constants and packed weights for one device class."""
+"""AOTInductor with freezing: a shared library with folded constants and packed weights for one
+device class.
+"""
 
 from __future__ import annotations
 
@@ -47,27 +49,33 @@ from freezer.runtime.tensors import addresses_of, program_bytes, program_dtypes,
 SUFFIX = ".pt2"
 
 MAX_PRINTED = 16
-"""Elements of a tensor that is not freed while Inductor works: it prints those of up to 4, also replaced ones."""
+"""Elements of a tensor that is not freed while Inductor works: it prints those of up to 4, also
+replaced ones.
+"""
 
 
 def build(captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]) -> Lowered:
     """Compile a package for the target's device class and thread count. Requires a C++ compiler.
 
-    The program's own tensors (`captured.owned`) are freed as soon as Inductor has copied them; the program cannot be used
-    afterwards.
+    The program's own tensors (`captured.owned`) are freed as soon as Inductor has copied them; the
+    program cannot be used afterwards.
 
     Raises:
-        BuildError: calls change buffers; this process would pack weights for another instruction set than the class's; or Inductor
-            fails.
+        BuildError: calls change buffers; this process would pack weights for another instruction
+            set than the class's; or Inductor fails.
         LeakError: the package has instructions outside the device class.
     """
     if captured.mutates:
         raise BuildError(
-            f"inductor: a call changes {', '.join(captured.mutates)}, and a package would lose it; torchscript-frozen keeps state",
+            f"inductor: a call changes {', '.join(captured.mutates)}, and a package would lose it;"
+            " torchscript-frozen keeps state",
             code="CP-STATE",
         )
     if not captured.program.graph_signature.user_inputs:
-        raise BuildError("inductor: the model takes no tensor, which Inductor cannot compile; use torchscript-frozen")
+        raise BuildError(
+            "inductor: the model takes no tensor, which Inductor cannot compile; use"
+            " torchscript-frozen"
+        )
     try:
         with torch.no_grad(), torchscript_deprecations_silenced():
             return _build(captured, path, target, settings)
@@ -95,7 +103,11 @@ def _build(captured: Captured, path: Path, target: Target, settings: Mapping[str
             package_pt2(str(path), aoti_files=files, extra_files={TABLE: table} if table else None)
         with timed(phases_s, "instructions"):
             instructions = check_package(path, cache, target.device_class)
-    stored = "beside the shared library, and mapped into memory at load" if beside else "in the shared library"
+    stored = (
+        "beside the shared library, and mapped into memory at load"
+        if beside
+        else "in the shared library"
+    )
     report = replace(
         report,
         ops_after=observed.ops,
@@ -106,11 +118,20 @@ def _build(captured: Captured, path: Path, target: Target, settings: Mapping[str
         instructions_of=target.device_class.name,
         notes=(f"The weights are stored {stored} ({size_mb:.1f} MB).",),
     )
-    return Lowered(report=report, texts={GRAPH: shortened(observed.graph), CODE: observed.code}, layouts=layouts)
+    return Lowered(
+        report=report,
+        texts={GRAPH: shortened(observed.graph), CODE: observed.code},
+        layouts=layouts,
+    )
 
 
 def _compile(
-    captured: Captured, target: Target, config: Mapping[str, Any], cache: Path, observed: Observed, phases_s: dict[str, float]
+    captured: Captured,
+    target: Target,
+    config: Mapping[str, Any],
+    cache: Path,
+    observed: Observed,
+    phases_s: dict[str, float],
 ) -> tuple[list[Any], str | None]:
     """Freeze and compile the program; free the tensors that it owns.
 
@@ -161,7 +182,9 @@ def _compile(
         warnings.simplefilter("ignore")  # from torch's own code while it tunes
         args, kwargs = captured.program.example_inputs
         options = known({**straying("torch._inductor.config"), **config, **hooks})
-        files = aot_compile(captured.program.module(check_guards=False), args, kwargs, options=options)
+        files = aot_compile(
+            captured.program.module(check_guards=False), args, kwargs, options=options
+        )
     started, written, ended = *times_s, time.monotonic()
     phases_s |= {"lower": written - started, "compile": ended - written}
     return list(files), next(iter(tables), None)
@@ -175,11 +198,20 @@ def configuration(settings: Mapping[str, Any], target: Target, *, beside: bool) 
         target: the device class and thread count.
         beside: whether the weights are stored beside the shared library.
     """
-    config = {**settings, "aot_inductor.package": True, "cpp.cxx": (None, compiler()), **(BESIDE if beside else {})}
+    config = {
+        **settings,
+        "aot_inductor.package": True,
+        "cpp.cxx": (None, compiler()),
+        **(BESIDE if beside else {}),
+    }
     config["aot_inductor.metadata"] = {}  # torch adds to the one it finds
     cpu = host_class(target.device_class)
     if cpu.kind == "cpu":
-        config |= {"cpp.march": cpu.march, "cpp.simdlen": cpu.simdlen, "cpp.threads": target.num_threads}
+        config |= {
+            "cpp.march": cpu.march,
+            "cpp.simdlen": cpu.simdlen,
+            "cpp.threads": target.num_threads,
+        }
     if target.device_class.capability is not None:
         config["cuda.arch"] = str(target.device_class.capability)
     return config
@@ -197,13 +229,16 @@ def known(config: Mapping[str, Any]) -> dict[str, Any]:
     lacking = [name for name in REQUIRED if name in config and name not in names]
     if lacking:
         raise BuildError(
-            f"inductor: torch {torch.__version__} has no setting {', '.join(lacking)}; use another torch, from 2.11 on"
+            f"inductor: torch {torch.__version__} has no setting {', '.join(lacking)}; use another"
+            " torch, from 2.11 on"
         )
     return {name: value for name, value in config.items() if name in names}
 
 
 def weights_table(graph: Any) -> str:
-    """The table that the loader reads: the constants of Inductor's GraphLowering in the order and at the positions of its file."""
+    """The table that the loader reads: the constants of Inductor's GraphLowering in the order and
+    at the positions of its file.
+    """
     entries, position = [], 0
     for name in graph.constants:
         if name in graph.folded_constants:
@@ -227,7 +262,9 @@ def weights_table(graph: Any) -> str:
 
 
 def _description(tensor: Tensor) -> str:
-    return base64.b64encode(bytes(torch.ops.mkldnn._get_mkldnn_serialized_md(tensor).tolist())).decode()
+    return base64.b64encode(
+        bytes(torch.ops.mkldnn._get_mkldnn_serialized_md(tensor).tolist())
+    ).decode()
 
 
 def _tensors_in(graph: torch.fx.Graph) -> list[Tensor]:
@@ -239,7 +276,12 @@ def _tensors_in(graph: torch.fx.Graph) -> list[Tensor]:
             value = getattr(value, part)
         if isinstance(value, torch.nn.Module):
             found += [*value.parameters(), *value.buffers()]
-            found += [item for part in value.modules() for item in vars(part).values() if isinstance(item, Tensor)]
+            found += [
+                item
+                for part in value.modules()
+                for item in vars(part).values()
+                if isinstance(item, Tensor)
+            ]
         elif isinstance(value, Tensor):
             found.append(value)
     return found

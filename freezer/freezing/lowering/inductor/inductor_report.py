@@ -20,10 +20,16 @@ KERNEL = "kernel of Inductor"
 
 
 def report_before(captured: Captured) -> FreezingReport:
-    """The operators and weights of a captured program. Compiling may free the weights, so they are counted before."""
+    """The operators and weights of a captured program.
+
+    Compiling may free the weights, so they are counted before.
+    """
     program = captured.program
     names = [*program.graph_signature.parameters, *program.graph_signature.buffers]
-    tensors = [program.state_dict[name] if name in program.state_dict else program.constants[name] for name in names]
+    tensors = [
+        program.state_dict[name] if name in program.state_dict else program.constants[name]
+        for name in names
+    ]
     return FreezingReport(
         ops_before=fx_operators(program.graph_module),
         num_constants=len(set(map(identity_of, tensors))),
@@ -61,8 +67,12 @@ class Observed:
             constants: all of them.
             known: memory addresses of the captured program's tensors.
         """
-        self.folded_bytes = tensors_bytes(t for t in constants if not t.is_mkldnn and address_of(t) not in known)
-        self.packed_bytes = tuple(torch.ops.mkldnn._nbytes(tensor) for tensor in constants if tensor.is_mkldnn)
+        self.folded_bytes = tensors_bytes(
+            t for t in constants if not t.is_mkldnn and address_of(t) not in known
+        )
+        self.packed_bytes = tuple(
+            torch.ops.mkldnn._nbytes(tensor) for tensor in constants if tensor.is_mkldnn
+        )
 
     def see_code(self, graph: Any, wrapper: str, kernels: str) -> None:
         """Count what Inductor's GraphLowering was compiled to."""
@@ -74,20 +84,38 @@ class Observed:
             self.ops[KERNEL] += bool(loops)
             for node in (part.node for part in parts if part.is_extern()):
                 if type(node).__name__ != "MultiOutput":
-                    kind = getattr(node, "op_overload", None) or getattr(node, "python_kernel_name", None) or type(node).__name__
+                    kind = (
+                        getattr(node, "op_overload", None)
+                        or getattr(node, "python_kernel_name", None)
+                        or type(node).__name__
+                    )
                     self.ops[str(kind)] += 1
-                    texts = (item for item in getattr(node, "constant_args", ()) if isinstance(item, str))
+                    texts = (
+                        item for item in getattr(node, "constant_args", ()) if isinstance(item, str)
+                    )
                     self.fused.update(text for text in texts if text not in ("none", ""))
 
     def changes(self) -> Iterator[Change]:
         """What was packed and fused."""
         if self.packed_bytes:
-            yield Change(name="weights packed", count=len(self.packed_bytes), note=f"{sum(self.packed_bytes)} bytes")
+            yield Change(
+                name="weights packed",
+                count=len(self.packed_bytes),
+                note=f"{sum(self.packed_bytes)} bytes",
+            )
         if self.fused:
             note = _listed(self.fused)
-            yield Change(name="operations fused into convolutions and linear layers", count=self.fused.total(), note=note)
+            yield Change(
+                name="operations fused into convolutions and linear layers",
+                count=self.fused.total(),
+                note=note,
+            )
         if self.num_loops > self.ops[KERNEL]:
-            yield Change(name="loops fused into kernels", count=self.num_loops, note=f"in {self.ops[KERNEL]} kernels")
+            yield Change(
+                name="loops fused into kernels",
+                count=self.num_loops,
+                note=f"in {self.ops[KERNEL]} kernels",
+            )
 
 
 def _listed(counts: Mapping[str, int]) -> str:

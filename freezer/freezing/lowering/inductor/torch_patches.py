@@ -1,6 +1,7 @@
 """Patches of Inductor for the time of a build.
 
-Each fixes a behavior of torch 2.13 that would build something else than the recipe asks for; its test fails without the patch.
+Each fixes a behavior of torch 2.13 that would build something else than the recipe asks for; its
+test fails without the patch.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ import torch
 
 from freezer.hardware.device_classes import DeviceClass
 
-_MKLDNN_PASSES = ("torch._inductor.fx_passes.mkldnn_fusion", "torch._inductor.fx_passes.quantization")
+_MKLDNN_PASSES = (
+    "torch._inductor.fx_passes.mkldnn_fusion",
+    "torch._inductor.fx_passes.quantization",
+)
 """Modules whose patterns pack weights."""
 
 _X86_VECTORS = (
@@ -40,7 +44,8 @@ _FOLDED = ("add", "sub", "mul", "div")
 def vectors_of(device_class: DeviceClass) -> Iterator[None]:
     """Let Inductor use the vector instructions of the class, not those of this CPU.
 
-    `cpp.march` is not enough: for 512-bit vectors Inductor adds -mavx512vnni, -mavx512bf16 and -mamx-* if this CPU has them.
+    `cpp.march` is not enough: for 512-bit vectors Inductor adds -mavx512vnni, -mavx512bf16 and
+    -mamx-* if this CPU has them.
     """
     if device_class.kind != "cpu":
         yield
@@ -53,7 +58,9 @@ def vectors_of(device_class: DeviceClass) -> Iterator[None]:
 
 
 def _vectors(device_class: DeviceClass) -> Any:
-    """Inductor's description of the vector instructions of a CPU class, with the compiler flags of the class."""
+    """Inductor's description of the vector instructions of a CPU class, with the compiler flags of
+    the class.
+    """
     from torch._inductor import cpu_vec_isa
 
     names = {"x86_64": _X86_VECTORS, "aarch64": _ARM_VECTORS}[device_class.machine]
@@ -85,8 +92,8 @@ def _vectors(device_class: DeviceClass) -> Any:
 def own_cache(folder: Path) -> Iterator[Path]:
     """Use a temporary Inductor cache for one build.
 
-    Inductor's cache keeps builds with their weights forever, and looks up timings by shape only, also those of other thread counts
-    and instruction sets.
+    Inductor's cache keeps builds with their weights forever, and looks up timings by shape only,
+    also those of other thread counts and instruction sets.
 
     Args:
         folder: where to make the cache, on a disk with room for the weights twice.
@@ -94,7 +101,9 @@ def own_cache(folder: Path) -> Iterator[Path]:
     from torch._inductor.utils import clear_caches
 
     with (
-        tempfile.TemporaryDirectory(prefix=".inductor-", dir=folder, ignore_cleanup_errors=True) as cache,
+        tempfile.TemporaryDirectory(
+            prefix=".inductor-", dir=folder, ignore_cleanup_errors=True
+        ) as cache,
         mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=cache),
     ):
         clear_caches()
@@ -106,7 +115,9 @@ def own_cache(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def weight_packing(wanted: bool) -> Iterator[None]:
-    """Pack weights or not, for each build; Inductor decides once per process, by `cpp.weight_prepack` at its first freeze."""
+    """Pack weights or not, for each build; Inductor decides once per process, by
+    `cpp.weight_prepack` at its first freeze.
+    """
     from torch._inductor import config
     from torch._inductor.fx_passes import freezing_patterns as patterns
 
@@ -123,12 +134,16 @@ def weight_packing(wanted: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def linears_of_vectors() -> Iterator[None]:
-    """Support linear layers on a single vector: Inductor multiplies the sizes before the last, and fails without any."""
+    """Support linear layers on a single vector: Inductor multiplies the sizes before the last, and
+    fails without any.
+    """
     from torch._inductor.fx_passes import mkldnn_fusion
 
     def product(function: Callable[[Any, Any], Any], sizes: Iterable[Any]) -> Any:
         found = list(sizes)
-        return functools.reduce(function, found) if found else None  # None equals no size, so the reshapes around the layer stay
+        return (
+            functools.reduce(function, found) if found else None
+        )  # None equals no size, so the reshapes around the layer stay
 
     with mock.patch.object(mkldnn_fusion, "reduce", product):
         yield
@@ -138,8 +153,8 @@ def linears_of_vectors() -> Iterator[None]:
 def linked_to_the_cpu_library() -> Iterator[None]:
     """Link a payload for CPUs to libtorch_cpu.so, not to libtorch.so.
 
-    In torch's CUDA builds libtorch.so loads CUDA's libraries, and the linker keeps it for its copies of functions of libstdc++. The
-    native runtime loads libtorch_cpu.so alone.
+    In torch's CUDA builds libtorch.so loads CUDA's libraries, and the linker keeps it for its
+    copies of functions of libstdc++. The native runtime loads libtorch_cpu.so alone.
     """
     from torch._inductor import cpp_builder
 
@@ -169,8 +184,8 @@ def _without_packing(patterns: Any) -> Any:
 def name_scalars(graph: torch.fx.Graph) -> None:
     """Give each number that will be folded into a convolution its own buffer.
 
-    Inductor's folding puts all of them into one buffer, `other_tensor`: with `conv1(x) * 2` and `conv2(x) * 3` in one model, both
-    are multiplied by 3.
+    Inductor's folding puts all of them into one buffer, `other_tensor`: with `conv1(x) * 2` and
+    `conv2(x) * 3` in one model, both are multiplied by 3.
 
     Args:
         graph: graph of a GraphModule with aten operators and weights as attributes.
@@ -195,8 +210,9 @@ def name_scalars(graph: torch.fx.Graph) -> None:
 def clip_windows(graph: torch.fx.Graph) -> None:
     """Clip windows of average pools to the padded input.
 
-    In ceil mode a window may be larger (EfficientNet of transformers: 2,560 by 2,560 over 7 by 7). ATen's kernels stop at the
-    border, but Inductor's loops visit the whole window. The divisor only counts the padded input, so the result is the same.
+    In ceil mode a window may be larger (EfficientNet of transformers: 2,560 by 2,560 over 7 by 7).
+    ATen's kernels stop at the border, but Inductor's loops visit the whole window. The divisor only
+    counts the padded input, so the result is the same.
 
     Args:
         graph: graph with aten operators.
@@ -205,19 +221,24 @@ def clip_windows(graph: torch.fx.Graph) -> None:
         sizes = node.args[0].meta["val"].shape[-2:]
         kernel, padding = _both(node.args[1]), _both(node.args[3] if len(node.args) > 3 else 0)
         whole = [size + 2 * pad for size, pad in zip(sizes, padding, strict=True)]
-        if all(isinstance(size, int) for size in sizes) and any(k > size for k, size in zip(kernel, whole, strict=True)):
+        if all(isinstance(size, int) for size in sizes) and any(
+            k > size for k, size in zip(kernel, whole, strict=True)
+        ):
             stride = _both(node.args[2]) if len(node.args) > 2 and node.args[2] else kernel
             clipped = [min(k, size) for k, size in zip(kernel, whole, strict=True)]
             node.args = (node.args[0], clipped, stride, *node.args[3:])
 
 
 def multiply_single_positions(graph: torch.fx.Graph) -> None:
-    """Turn 1x1 convolutions of one image over a single position, as in squeeze and excitation, into products with a vector.
+    """Turn 1x1 convolutions of one image over a single position, as in squeeze and excitation, into
+    products with a vector.
 
-    Inductor fuses such a product with its neighbors, where a packed convolution is a call of oneDNN that prepares itself each time.
+    Inductor fuses such a product with its neighbors, where a packed convolution is a call of oneDNN
+    that prepares itself each time.
 
     Args:
-        graph: graph of a GraphModule with aten operators, after batch norms were folded into convolutions.
+        graph: graph of a GraphModule with aten operators, after batch norms were folded into
+            convolutions.
     """
     aten = torch.ops.aten
 
@@ -233,7 +254,10 @@ def multiply_single_positions(graph: torch.fx.Graph) -> None:
         if not plain or tuple(value.shape) != (1, num_in, *(1 for _ in kernel)):
             continue
         with graph.inserting_before(conv):
-            vector, matrix = call(aten.reshape.default, image, [1, num_in]), call(aten.reshape.default, weight, [num_out, num_in])
+            vector, matrix = (
+                call(aten.reshape.default, image, [1, num_in]),
+                call(aten.reshape.default, weight, [num_out, num_in]),
+            )
             total = call(aten.sum.dim_IntList, call(aten.mul.Tensor, vector, matrix), [-1])
             biased = total if bias is None else call(aten.add.Tensor, total, bias)
             result = call(aten.reshape.default, biased, [1, num_out, *kernel])

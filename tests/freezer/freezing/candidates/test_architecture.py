@@ -24,7 +24,9 @@ class Own(nn.Sequential):
 
 def digest(model: nn.Module, points: tuple[Mapping[str, int], ...] = ()) -> str:
     name = "input" if isinstance(model, nn.Sequential) else "x"
-    return architecture_digest(subject_of(model, {name: X}, {name: {0: BATCH}}, points), target_here(HERE, 1))
+    return architecture_digest(
+        subject_of(model, {name: X}, {name: {0: BATCH}}, points), target_here(HERE, 1)
+    )
 
 
 def test_weights_do_not_change_the_architecture() -> None:
@@ -34,7 +36,15 @@ def test_weights_do_not_change_the_architecture() -> None:
 
 
 def test_what_changes_speed_changes_the_architecture() -> None:
-    layers = [nn.Sequential(nn.Linear(4, 8), kind) for kind in (nn.ReLU(), nn.GELU(), nn.GELU(approximate="tanh"))]
-    models = [mlp(), Own(nn.Linear(4, 8), nn.ReLU()), *layers, nn.Sequential(nn.Linear(4, 9), nn.ReLU())]
+    layers = [
+        nn.Sequential(nn.Linear(4, 8), kind)
+        for kind in (nn.ReLU(), nn.GELU(), nn.GELU(approximate="tanh"))
+    ]
+    models = [
+        mlp(),
+        Own(nn.Linear(4, 8), nn.ReLU()),
+        *layers,
+        nn.Sequential(nn.Linear(4, 9), nn.ReLU()),
+    ]
     found = [*map(digest, models), digest(mlp(), ({"batch": 2},))]
     assert len(set(found)) == len(found)

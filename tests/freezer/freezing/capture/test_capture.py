@@ -46,10 +46,20 @@ class Answer:
 def served(subject: Subject, name: CaptureName) -> FrozenModel:
     """The captured program as a FrozenModel, without any lowering."""
     captured = captured_by(subject, name)
-    payload = Payload(path="", digest="", size_bytes=0, kind="exported", num_threads=None, convention=captured.convention)
+    payload = Payload(
+        path="",
+        digest="",
+        size_bytes=0,
+        kind="exported",
+        num_threads=None,
+        convention=captured.convention,
+    )
     run = captured.program.module() if name == "export" else captured.program
     return FrozenModel(
-        spec=subject.spec, outputs=subject.outputs, structure=subject.structure, payloads=[OpenPayload(payload=payload, run=run)]
+        spec=subject.spec,
+        outputs=subject.outputs,
+        structure=subject.structure,
+        payloads=[OpenPayload(payload=payload, run=run)],
     )
 
 
@@ -62,14 +72,18 @@ def served(subject: Subject, name: CaptureName) -> FrozenModel:
         (lambda x: Answer(logits=x * 2, loss=None, states=(x, x + 1)), NamedOutput),
     ],
 )
-def test_captured_model_keeps_the_result_structure(name: CaptureName, function: Callable[[Tensor], Any], kind: type) -> None:
+def test_captured_model_keeps_the_result_structure(
+    name: CaptureName, function: Callable[[Tensor], Any], kind: type
+) -> None:
     subject = subject_of(Calling(function), {"x": X}, {"x": {0: BATCH}})
     model = served(subject, name)
     for batch in (1, 3, 4):
         x = random_inputs(batch, 4, seed=batch)
         expected, got = leaves_of(function(x)), model(x)
         assert isinstance(got, kind)
-        assert all(torch.equal(one, other) for one, other in zip(leaves_of(got), expected, strict=True))
+        assert all(
+            torch.equal(one, other) for one, other in zip(leaves_of(got), expected, strict=True)
+        )
 
 
 @pytest.mark.parametrize("name", ["export", "trace", "as-is"])
@@ -83,7 +97,10 @@ def test_capture_changes_neither_source_nor_sets(name: CaptureName) -> None:
     captured = captured_by(subject, name)
     captured.program.module()(X) if name == "export" else captured.program(X)
     assert float(model.state_dict()["count"]) == 0
-    assert all(torch.equal(one["x"], item.tensors["x"]) for one, item in zip(before, subject.sets, strict=True))
+    assert all(
+        torch.equal(one["x"], item.tensors["x"])
+        for one, item in zip(before, subject.sets, strict=True)
+    )
 
 
 def test_export_names_changed_buffers() -> None:
@@ -109,8 +126,16 @@ class InPlace(nn.Module):
         return self.last * 1
 
 
-def test_activations_in_place_are_told_from_changes_of_state(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_activations_in_place_are_told_from_changes_of_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert captured_by(subject_of(InPlace(), {"x": X}), "export").mutates == ("model.last",)
-    layers = nn.Sequential(nn.Conv1d(2, 4, 1), nn.BatchNorm1d(4), nn.ReLU(inplace=True), nn.Hardswish(inplace=True)).eval()
-    monkeypatch.delattr(torch.export.ExportedProgram, "run_decompositions")  # which takes seconds for a large model
-    assert captured_by(subject_of(layers, {"input": random_inputs(3, 2, 5)}), "export").mutates == ()
+    layers = nn.Sequential(
+        nn.Conv1d(2, 4, 1), nn.BatchNorm1d(4), nn.ReLU(inplace=True), nn.Hardswish(inplace=True)
+    ).eval()
+    monkeypatch.delattr(
+        torch.export.ExportedProgram, "run_decompositions"
+    )  # which takes seconds for a large model
+    assert (
+        captured_by(subject_of(layers, {"input": random_inputs(3, 2, 5)}), "export").mutates == ()
+    )

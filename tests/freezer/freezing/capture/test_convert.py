@@ -45,7 +45,12 @@ class Nested(nn.Module):
     """Takes tuples, dicts, an optional tensor and a number; returns a dict and a tuple."""
 
     def forward(
-        self, x: Tensor, state: tuple[Tensor, Tensor], options: dict[str, Tensor], rate: int = 3, bias: Tensor | None = None
+        self,
+        x: Tensor,
+        state: tuple[Tensor, Tensor],
+        options: dict[str, Tensor],
+        rate: int = 3,
+        bias: Tensor | None = None,
     ) -> tuple[dict[str, Tensor], tuple[Tensor, Tensor]]:
         y = (x * state[0] + state[1]) * options["gain"] * rate
         if bias is not None:
@@ -63,7 +68,10 @@ NESTED: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("model", "inputs"),
     [
-        (lambda: torchscript(seeded(TinyConv), random_inputs(2, 3, 16, 16)), {"x": {"shape": ["batch", 3, 16, 16]}}),
+        (
+            lambda: torchscript(seeded(TinyConv), random_inputs(2, 3, 16, 16)),
+            {"x": {"shape": ["batch", 3, 16, 16]}},
+        ),
         (lambda: torchscript(mlp()), [{"shape": ["batch", 4]}]),
         (lambda: torchscript(Nested()), {**NESTED, "rate": {"value": 5}, "bias": {"shape": [4]}}),
     ],
@@ -74,7 +82,9 @@ def test_converted_program_answers_like_its_source(model: Any, inputs: Any) -> N
     assert (captured.name, captured.convention) == ("convert", "flat")
     assert "batch from 1 to 4" in captured.guards
     assert captured.warnings == ()
-    assert captured.notes[-1].startswith("PyTorch's converter made the program from TorchScript; its answers match")
+    assert captured.notes[-1].startswith(
+        "PyTorch's converter made the program from TorchScript; its answers match"
+    )
     module = captured.program.module()
     for item in found.sets:
         expected = leaves_of(call_source(found.fresh(), found.spec, item.tensors))
@@ -94,14 +104,23 @@ class Sized(nn.Module):
     [
         (
             Halving,
-            rf"it does not take prim::Loop at {re.escape(place_of(Halving.forward, 'while'))} \(.*dynamic value of",
+            (
+                rf"it does not take prim::Loop at {re.escape(place_of(Halving.forward, 'while'))}"
+                r" \(.*dynamic value of"
+            ),
             "CP-CAPTURE",
         ),
         (Branching, "RuntimeError: aten::gt", "CP-CAPTURE"),
-        (Sized, r"makes a program of fixed sizes, batch == 4, since forward asks for a size", "CP-EXPORT-DIMS"),
+        (
+            Sized,
+            r"makes a program of fixed sizes, batch == 4, since forward asks for a size",
+            "CP-EXPORT-DIMS",
+        ),
     ],
 )
-def test_failed_conversion_names_the_users_line(model: type[nn.Module], message: str, code: str) -> None:
+def test_failed_conversion_names_the_users_line(
+    model: type[nn.Module], message: str, code: str
+) -> None:
     with pytest.raises(CaptureError, match=rf"^PyTorch's converter:? {message}") as caught:
         converted(subject(torchscript(model())))
     assert caught.value.code == code
@@ -131,7 +150,11 @@ def test_conversion_does_not_change_the_source() -> None:
 
 @pytest.mark.slow
 def test_converted_model_becomes_an_inductor_candidate(tmp_path: Path) -> None:
-    found = subject(torchscript(seeded(TinyConv), random_inputs(2, 3, 16, 16)), {"x": {"shape": [2, 3, 16, 16]}}, {})
+    found = subject(
+        torchscript(seeded(TinyConv), random_inputs(2, 3, 16, 16)),
+        {"x": {"shape": [2, 3, 16, 16]}},
+        {},
+    )
     candidate = candidate_of(found, "inductor-frozen", tmp_path / "candidate")
     assert (candidate.capture, candidate.lowering) == ("convert", "inductor")
     assert [item["outcome"] for item in candidate.tried] == [

@@ -63,7 +63,8 @@ def captured(model: nn.Module, name: CaptureName, *, dynamic: bool = False) -> A
 def test_wrong_trace_names_set_output_and_line() -> None:
     place = re.escape(place_of(Sized.forward, "int("))
     message = (
-        r"^the trace differs from the model on input set \d \(batch=(2|4)\): output 'output' is off by up to \d\.\d+, "
+        r"^the trace differs from the model on input set \d \(batch=(2|4)\): output 'output' is off"
+        r" by up to \d\.\d+, "
         rf"since a trace keeps the values of its example at {place}$"
     )
     with pytest.raises(CaptureError) as caught:
@@ -82,16 +83,33 @@ def differing(right: Callable[[Tensor], Any], traced: Callable[[Tensor], Any]) -
     [
         (differing(lambda x: x, lambda x: x * 2), "output 'output' is off by up to"),
         (differing(nudging, lambda x: nudging(x) + 0.01), "output 'output' is off by up to"),
-        (differing(lambda x: x, lambda x: x[:1]), r"output 'output' differs: got shape \[1, 4\], expected \[2, 4\]"),
-        (differing(lambda x: (x, x), lambda x: (x, x.half())), r"output '1' differs: got dtype torch.float16"),
-        (differing(lambda x: x.int(), lambda x: x.int() + 1), r"output 'output' differs: 8 of 8 elements differ"),
-        (differing(lambda x: x, lambda x: x / 0), "output 'output' differs: NaN or Inf at other places"),
-        (differing(lambda x: torch.complex(x, x), lambda x: torch.complex(x, -x)), "output 'output' is off by up to"),
+        (
+            differing(lambda x: x, lambda x: x[:1]),
+            r"output 'output' differs: got shape \[1, 4\], expected \[2, 4\]",
+        ),
+        (
+            differing(lambda x: (x, x), lambda x: (x, x.half())),
+            r"output '1' differs: got dtype torch.float16",
+        ),
+        (
+            differing(lambda x: x.int(), lambda x: x.int() + 1),
+            r"output 'output' differs: 8 of 8 elements differ",
+        ),
+        (
+            differing(lambda x: x, lambda x: x / 0),
+            "output 'output' differs: NaN or Inf at other places",
+        ),
+        (
+            differing(lambda x: torch.complex(x, x), lambda x: torch.complex(x, -x)),
+            "output 'output' is off by up to",
+        ),
         (differing(lambda x: (x, x), lambda x: (x,)), "it gives 1 tensors, expected 2"),
     ],
 )
 def test_every_difference_is_found(model: nn.Module, problem: str) -> None:
-    with pytest.raises(CaptureError, match=f"^the trace differs from the model on input set 0: {problem}") as caught:
+    with pytest.raises(
+        CaptureError, match=f"^the trace differs from the model on input set 0: {problem}"
+    ) as caught:
         captured(model, "trace")
     assert caught.value.code == "CP-TRACE-DIFFERS"
 
@@ -103,7 +121,9 @@ def test_trace_keeps_state_from_its_initial_state() -> None:
 
 @pytest.mark.parametrize("model", [AttributeCounter, ReassignedCounter, Sluggish])
 def test_lost_state_shows_in_the_second_call(model: type[nn.Module]) -> None:
-    with pytest.raises(CaptureError, match=r"on the second call with input set 0: output 'output' is off by"):
+    with pytest.raises(
+        CaptureError, match=r"on the second call with input set 0: output 'output' is off by"
+    ):
         captured(seeded(model), "trace")
     program = captured(seeded(model), "script").program
     eager = seeded(model)
@@ -113,7 +133,9 @@ def test_lost_state_shows_in_the_second_call(model: type[nn.Module]) -> None:
 def test_random_model_is_not_compared() -> None:
     assert not run_eager(subject(Random())).deterministic
     found = captured(Random(), "trace")
-    assert found.warnings == ("the trace was not compared with the model, whose answers to the same inputs differ",)
+    assert found.warnings == (
+        "the trace was not compared with the model, whose answers to the same inputs differ",
+    )
 
 
 def test_rounding_is_accepted() -> None:
@@ -132,6 +154,9 @@ def test_failing_eager_model_is_reported(name: CaptureName) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x + torch.ones(2, 4)
 
-    with pytest.raises(CaptureError, match=r"^the eager model fails on input set \d \(batch=4\): RuntimeError: The size") as caught:
+    with pytest.raises(
+        CaptureError,
+        match=r"^the eager model fails on input set \d \(batch=4\): RuntimeError: The size",
+    ) as caught:
         captured(Fixed(), name, dynamic=True)
     assert caught.value.code == "CP-CAPTURE"

@@ -45,14 +45,20 @@ class TinyUnet(nn.Module):
 
 def unet(multiple_of: int | None = None) -> Subject:
     step = {"multiple_of": multiple_of} if multiple_of else {}
-    dims = {"batch": {"max": 2}, "height": {"min": 16, "max": 64, **step}, "width": {"min": 16, "max": 32, **step}}
+    dims = {
+        "batch": {"max": 2},
+        "height": {"min": 16, "max": 64, **step},
+        "width": {"min": 16, "max": 32, **step},
+    }
     spec = declared_spec({"x": {"shape": ["batch", 3, "height", "width"]}}, dims)
     return prepare("unet", seeded(TinyUnet), spec)
 
 
 def subject(model: nn.Module | Callable[[Tensor], Any], dims: Any = None) -> Subject:
     module = model if isinstance(model, nn.Module) else Calling(model)
-    return prepare("model", module.eval(), declared_spec({"x": {"shape": ["batch", 4]}}, dims or BATCH))
+    return prepare(
+        "model", module.eval(), declared_spec({"x": {"shape": ["batch", 4]}}, dims or BATCH)
+    )
 
 
 def export(model: nn.Module | Callable[[Tensor], Any], dims: Any = None) -> Captured:
@@ -61,10 +67,15 @@ def export(model: nn.Module | Callable[[Tensor], Any], dims: Any = None) -> Capt
 
 def test_error_says_how_to_declare_multiples() -> None:
     remedies = (
-        "`dims: {height: {min: 16, max: 64, multiple_of: 4}}` and declare `dims: {width: {min: 16, max: 32, multiple_of: 4}}`"
+        "`dims: {height: {min: 16, max: 64, multiple_of: 4}}` and declare `dims: {width: {min: 16,"
+        " max: 32, multiple_of: 4}}`"
     )
     with pytest.raises(
-        CaptureError, match=rf"no program takes all declared .* height and width: .*; declare {re.escape(remedies)}$"
+        CaptureError,
+        match=(
+            r"no program takes all declared .* height and width: .*; declare"
+            rf" {re.escape(remedies)}$"
+        ),
     ) as caught:
         captured_by(unet(), "export")
     assert caught.value.code == "CP-EXPORT-DIMS"
@@ -85,8 +96,18 @@ def fixed(x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("model", "dims", "needs", "remedy"),
     [
-        (even, {"max": 16}, "(batch % 2) == 0", "declare `dims: {batch: {min: 2, max: 16, multiple_of: 2}}`"),
-        (lambda x: x * 2 if x.shape[0] < 8 else x, {"max": 16}, "batch <= 7", "declare `dims: {batch: {min: 1, max: 7}}`"),
+        (
+            even,
+            {"max": 16},
+            "(batch % 2) == 0",
+            "declare `dims: {batch: {min: 2, max: 16, multiple_of: 2}}`",
+        ),
+        (
+            lambda x: x * 2 if x.shape[0] < 8 else x,
+            {"max": 16},
+            "batch <= 7",
+            "declare `dims: {batch: {min: 1, max: 7}}`",
+        ),
         (
             lambda x: x[2:],
             {"min": 3, "max": 16},
@@ -98,7 +119,9 @@ def fixed(x: Tensor) -> Tensor:
 def test_error_says_how_to_declare_sizes(model: Any, dims: Any, needs: str, remedy: str) -> None:
     with pytest.raises(CaptureError) as caught:
         export(model, {"batch": dims})
-    assert str(caught.value).startswith("torch.export: no program takes all declared sizes of batch: it needs ")
+    assert str(caught.value).startswith(
+        "torch.export: no program takes all declared sizes of batch: it needs "
+    )
     assert needs in str(caught.value)
     assert f"; {remedy}" in str(caught.value)
     assert caught.value.code == "CP-EXPORT-DIMS"
@@ -107,18 +130,26 @@ def test_error_says_how_to_declare_sizes(model: Any, dims: Any, needs: str, reme
 def test_silently_narrowed_program_is_refused() -> None:
     with pytest.raises(CaptureError) as caught:
         export(halved, {"batch": {"min": 2, "max": 16, "multiple_of": 2}})
-    assert str(caught.value) == (
-        "torch.export: the program does not take batch=2 (batch // 2 != 1), got batch from 2 to 16 in multiples of 2; "
-        "declare `dims: {batch: {min: 4, max: 16, multiple_of: 2}}`"
+    assert (
+        str(caught.value)
+        == "torch.export: the program does not take batch=2 (batch // 2 != 1), got batch from 2 to"
+        " 16 in multiples of 2; declare `dims: {batch: {min: 4, max: 16, multiple_of: 2}}`"
     )
-    assert "(batch % (batch // 2)) == 0" in export(halved, {"batch": {"min": 4, "max": 16, "multiple_of": 2}}).guards
+    assert (
+        "(batch % (batch // 2)) == 0"
+        in export(halved, {"batch": {"min": 4, "max": 16, "multiple_of": 2}}).guards
+    )
 
 
 def test_error_names_dims_that_must_be_equal() -> None:
-    spec = declared_spec({"x": {"shape": ["rows", "columns"]}}, {"rows": {"max": 4}, "columns": {"max": 4}})
+    spec = declared_spec(
+        {"x": {"shape": ["rows", "columns"]}}, {"rows": {"max": 4}, "columns": {"max": 4}}
+    )
     samples = [{"x": torch.ones(size, size)} for size in (1, 2, 4)]
     square = prepare("model", Calling(lambda x: x + 1), spec, samples)
-    with pytest.raises(CaptureError, match=r"it needs columns == rows; name both rows in the shapes$"):
+    with pytest.raises(
+        CaptureError, match=r"it needs columns == rows; name both rows in the shapes$"
+    ):
         captured_by(replace(square, model=Calling(lambda x: x + x.transpose(0, 1))), "export")
 
 
@@ -127,8 +158,10 @@ def test_wrong_answer_at_size_one_is_found() -> None:
         return x * 2 if x.shape[0] >= 2 else x
 
     message = (
-        r"^the exported program differs from the model on input set 0 \(batch=1\): output 'output' is off by up to .*; "
-        r"torch\.export assumes batch larger than 1: declare `dims: {batch: {min: 2, max: 16}}`, or do not read that size in "
+        r"^the exported program differs from the model on input set 0 \(batch=1\): output 'output'"
+        r" is off by up to .*; "
+        r"torch\.export assumes batch larger than 1: declare `dims: {batch: {min: 2, max: 16}}`, or"
+        r" do not read that size in "
         r"forward$"
     )
     with pytest.raises(CaptureError, match=message) as caught:
@@ -147,11 +180,16 @@ def by_type(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("model", "refused"),
-    [(to_numpy, r"torch\.export: .* at test_export\.py"), (by_type, "the exported program differs from the model")],
+    [
+        (to_numpy, r"torch\.export: .* at test_export\.py"),
+        (by_type, "the exported program differs from the model"),
+    ],
 )
 def test_strict_tracing_is_tried_second(model: Any, refused: str, tmp_path: Path) -> None:
     recipe = replace(RECIPES["portable"], ways=RECIPES["portable"].ways[:2])
-    candidate = build(subject(model), recipe, target_here("portable", torch.get_num_threads()), tmp_path)
+    candidate = build(
+        subject(model), recipe, target_here("portable", torch.get_num_threads()), tmp_path
+    )
     assert candidate.capture == "export-strict"
     assert re.match(refused, candidate.tried[0]["outcome"])
     served = candidate.open(subject(model))
@@ -169,10 +207,16 @@ def test_strict_tracing_is_skipped_when_useless(model: Any) -> None:
     attempt = Attempt(subject(model), None)
     with pytest.raises(CaptureError):
         attempt.capture("export")
-    assert attempt.unfit("export-strict") == "strict tracing would fail for the same reason as torch.export"
+    assert (
+        attempt.unfit("export-strict")
+        == "strict tracing would fail for the same reason as torch.export"
+    )
     taken = Attempt(subject(mlp()), None)
     taken.capture("export")
-    assert taken.unfit("export-strict") == "torch.export took the model, and strict tracing gives the same program"
+    assert (
+        taken.unfit("export-strict")
+        == "torch.export took the model, and strict tracing gives the same program"
+    )
 
 
 def test_failed_export_names_the_users_line() -> None:
@@ -195,5 +239,8 @@ def test_declared_multiples_are_served_and_enforced(tmp_path: Path) -> None:
     for sizes in ((1, 16, 16), (2, 20, 28), (1, 64, 32)):
         x = random_inputs(sizes[0], 3, *sizes[1:])
         torch.testing.assert_close(served(x), found.model(x))
-    with pytest.raises(ContractError, match=r"got shape \[1, 3, 18, 16\], expected .* height from 16 to 64 in multiples of 4"):
+    with pytest.raises(
+        ContractError,
+        match=r"got shape \[1, 3, 18, 16\], expected .* height from 16 to 64 in multiples of 4",
+    ):
         served(random_inputs(1, 3, 18, 16))

@@ -28,5 +28,8 @@ def test_outputs_get_eagers_layout(tmp_path: Path) -> None:
     subject = subject_of(seeded(Attention), {"x": X}, {"x": {0: BATCH}})
     candidate = candidate_of(subject, "portable", tmp_path / "candidate")
     assert candidate.capture == "export"
-    assert "The program gives output 'out' eager's layout." in candidate.reports["payloads/all.pt2"].notes
+    assert (
+        "The program gives output 'out' eager's layout."
+        in candidate.reports["payloads/all.pt2"].notes
+    )
     assert judgement_of(subject, [candidate]).verdict == "published"

@@ -99,13 +99,17 @@ class Gatherer(nn.Module):
         return out
 
 
-def frozen(subject: Subject, capture: CaptureName, folder: Path, recipe: str = "torchscript-frozen") -> Candidate:
+def frozen(
+    subject: Subject, capture: CaptureName, folder: Path, recipe: str = "torchscript-frozen"
+) -> Candidate:
     only = replace(RECIPES[recipe], ways=((capture, "torchscript"),))
     return build(subject, only, target_here(HERE, torch.get_num_threads()), folder)
 
 
 @pytest.mark.parametrize(("model", "capture"), [(CallsScripted, "trace"), (HoldsTraced, "script")])
-def test_mixed_models_keep_their_control_flow(model: type[nn.Module], capture: CaptureName, tmp_path: Path) -> None:
+def test_mixed_models_keep_their_control_flow(
+    model: type[nn.Module], capture: CaptureName, tmp_path: Path
+) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         source = model().eval()
@@ -147,7 +151,9 @@ class Remembering(nn.Module):
 
 def kept(*names: str, reset: str | None = None) -> Subject:
     spec = declared_spec({"x": {"shape": [2, 4]}}, {})
-    return prepare("model", seeded(Remembering), spec, options=SubjectOptions(preserve=names, reset=reset))
+    return prepare(
+        "model", seeded(Remembering), spec, options=SubjectOptions(preserve=names, reset=reset)
+    )
 
 
 def test_script_keeps_methods_and_attributes() -> None:
@@ -162,14 +168,20 @@ def test_script_keeps_methods_and_attributes() -> None:
     assert torch.equal(program.scaled(3), eager.scaled(3))
     program.reset()
     assert (program.steps, float(program.kept.sum())) == (0, 0)
-    assert not any(hasattr(function, "_torchscript_modifier") for function in vars(Remembering).values())
+    assert not any(
+        hasattr(function, "_torchscript_modifier") for function in vars(Remembering).values()
+    )
 
 
 @pytest.mark.parametrize("capture", ["trace", "export"])
 def test_trace_and_export_cannot_keep_names(capture: CaptureName) -> None:
     what = {"trace": "a trace", "export": "an exported program"}[capture]
     with pytest.raises(
-        CaptureError, match=rf"^{what} keeps no attribute or method, and 'version', 'reset' must stay; preserve needs"
+        CaptureError,
+        match=(
+            rf"^{what} keeps no attribute or method, and 'version', 'reset' must stay; preserve"
+            r" needs"
+        ),
     ) as caught:
         captured_by(kept("version", reset="reset"), capture)
     assert caught.value.code == "CP-PRESERVE"

@@ -32,17 +32,24 @@ def subject(model: nn.Module, *, dynamic: bool = False) -> Subject:
 
 @pytest.mark.parametrize(("model", "part"), [(Branching, "x.sum()"), (Halving, "while")])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_trace_refuses_models_that_read_values(model: type[nn.Module], part: str, dynamic: bool) -> None:
+def test_trace_refuses_models_that_read_values(
+    model: type[nn.Module], part: str, dynamic: bool
+) -> None:
     place = re.escape(place_of(model.forward, part))
     with pytest.raises(
-        CaptureError, match=f"^the trace would keep for all calls what Python reads of its inputs at {place}; use"
+        CaptureError,
+        match=(
+            f"^the trace would keep for all calls what Python reads of its inputs at {place}; use"
+        ),
     ) as caught:
         captured_by(subject(model(), dynamic=dynamic), "trace")
     assert caught.value.code == "CP-TRACE-VALUES"
 
 
 def test_reading_changing_state_is_refused() -> None:
-    with pytest.raises(CaptureError, match="what Python reads of state that a call changes at test_") as caught:
+    with pytest.raises(
+        CaptureError, match="what Python reads of state that a call changes at test_"
+    ) as caught:
         captured_by(subject(seeded(Stateful)), "trace")
     assert caught.value.code == "CP-TRACE-VALUES"
 
@@ -84,7 +91,9 @@ SEQ = Dim(name="seq", min=4, max=64)
 
 
 class Factor(nn.Module):
-    """Multiplies by 2 at sizes from 20 to 40, of which the least, the middle and the most are none."""
+    """Multiplies by 2 at sizes from 20 to 40, of which the least, the middle and the most
+    are none.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         return x * (2.0 if 20 <= x.shape[1] <= 40 else 1.0)
@@ -104,7 +113,10 @@ class Cropped(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.down, self.up = nn.Parameter(torch.randn(2, 1, 3, 3)), nn.Parameter(torch.randn(2, 1, 2, 2))
+        self.down, self.up = (
+            nn.Parameter(torch.randn(2, 1, 3, 3)),
+            nn.Parameter(torch.randn(2, 1, 2, 2)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         y = conv_transpose2d(conv2d(x, self.down, stride=2, padding=1), self.up, stride=2)
@@ -115,7 +127,11 @@ class Cropped(nn.Module):
 
 @pytest.mark.parametrize(
     ("model", "inputs", "axes"),
-    [(Factor, random_inputs(2, 8), (1,)), (OddPad, random_inputs(2, 8), (1,)), (Cropped, random_inputs(1, 1, 8, 8), (2, 3))],
+    [
+        (Factor, random_inputs(2, 8), (1,)),
+        (OddPad, random_inputs(2, 8), (1,)),
+        (Cropped, random_inputs(1, 1, 8, 8), (2, 3)),
+    ],
 )
 def test_candidate_is_right_at_every_declared_size(
     model: type[nn.Module], inputs: Tensor, axes: tuple[int, ...], tmp_path: Path
@@ -126,7 +142,9 @@ def test_candidate_is_right_at_every_declared_size(
     assert candidate.capture == "script"
     frozen = candidate.open(found)
     for size in SEQ.sizes:
-        x = random_inputs(*(size if axis in axes else length for axis, length in enumerate(inputs.shape)))
+        x = random_inputs(
+            *(size if axis in axes else length for axis, length in enumerate(inputs.shape))
+        )
         with torch.no_grad():
             torch.testing.assert_close(frozen(x), eager(x))
 
@@ -166,7 +184,9 @@ def proven_trace(function: Callable[..., Tensor]) -> Attempt:
     """An attempt whose plain trace was refused for the sizes that Python reads."""
     attempt = Attempt(varying(function), None)
     assert "no trace was refused" in str(attempt.unfit("trace-sizes"))
-    with pytest.raises(CaptureError, match=r"for all sizes; torch\.jit\.script is tried first") as caught:
+    with pytest.raises(
+        CaptureError, match=r"for all sizes; torch\.jit\.script is tried first"
+    ) as caught:
         attempt.capture("trace")
     assert caught.value.code == "CP-TRACE-SIZES"
     return attempt
@@ -175,7 +195,9 @@ def proven_trace(function: Callable[..., Tensor]) -> Attempt:
 def test_harmless_read_is_proven_at_every_size() -> None:
     captured = proven_trace(checking).capture("trace-sizes")
     found = f"Python reads sizes at {place_of(checking, 'if')}, which a trace keeps for all sizes"
-    assert captured.notes == (f"{found}; at 244 sizes it reads the same, or the answers match the model's.",)
+    assert captured.notes == (
+        f"{found}; at 244 sizes it reads the same, or the answers match the model's.",
+    )
     assert "TracerWarning" in captured.warnings[0]
 
 
@@ -189,12 +211,18 @@ def test_harmless_read_is_proven_at_every_size() -> None:
     ],
 )
 def test_one_wrong_size_is_found(function: Callable[..., Tensor], sizes: str) -> None:
-    with pytest.raises(CaptureError, match=f"the trace differs from the model on {sizes}: output 'output' is off by"):
+    with pytest.raises(
+        CaptureError,
+        match=f"the trace differs from the model on {sizes}: output 'output' is off by",
+    ):
         proven_trace(function).capture("trace-sizes")
 
 
 def test_unproven_trace_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(CaptureError, match=r"cannot be compared with the model on batch=\d, seq=6\d: its answers differ"):
+    with pytest.raises(
+        CaptureError,
+        match=r"cannot be compared with the model on batch=\d, seq=6\d: its answers differ",
+    ):
         proven_trace(at_random).capture("trace-sizes")
     monkeypatch.setattr(equivalence, "SIZES_LIMIT_S", -1)
     with pytest.raises(CaptureError, match=r"proven at 0 of 6\d sizes") as caught:
@@ -212,7 +240,9 @@ def length(x: Tensor, *_: Tensor) -> Tensor:
     return x + (0 if int(x.shape[1]) else 1)
 
 
-@pytest.mark.parametrize(("function", "num_calls"), [(checking, 0), (with_value, 244), (length, 240)])
+@pytest.mark.parametrize(
+    ("function", "num_calls"), [(checking, 0), (with_value, 244), (length, 240)]
+)
 def test_model_runs_only_where_python_may_read_otherwise(
     function: Callable[..., Tensor], num_calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,5 +276,7 @@ def test_sizes_beside_a_refused_guard_are_compared() -> None:
     attempt = Attempt(subject_of(AtTheGuard(), {"x": random_inputs(2, 8)}, {"x": {1: SEQ}}), None)
     with pytest.raises(CaptureError, match="seq <= 19"):
         attempt.capture("export")
-    with pytest.raises(CaptureError, match=r"the script differs from the model on input set \d+ \(seq=20\)"):
+    with pytest.raises(
+        CaptureError, match=r"the script differs from the model on input set \d+ \(seq=20\)"
+    ):
         attempt.capture("script")

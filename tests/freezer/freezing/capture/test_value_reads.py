@@ -74,7 +74,9 @@ def num_positive(x: Tensor) -> Tensor:
         (num_positive, "shape[0]"),
     ],
 )
-def test_reading_inputs_is_noted_with_the_line(function: Callable[[Tensor], Any], part: str) -> None:
+def test_reading_inputs_is_noted_with_the_line(
+    function: Callable[[Tensor], Any], part: str
+) -> None:
     assert reads(Calling(function)) == {INPUTS: [place_of(function, part)]}
 
 
@@ -89,7 +91,11 @@ with torchscript_deprecations_silenced():
 
 
 def traced_sizes(x: Tensor) -> Tensor:
-    return x.reshape(x.shape[0] * 2, -1) * x.numel() + torch.zeros(x.shape[0] * 2, 1) + torch.tensor(0.5)
+    return (
+        x.reshape(x.shape[0] * 2, -1) * x.numel()
+        + torch.zeros(x.shape[0] * 2, 1)
+        + torch.tensor(0.5)
+    )
 
 
 def repeating(x: Tensor) -> Tensor:
@@ -175,7 +181,9 @@ class Encoding(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
+        self.encoder = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1
+        )
 
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
         out: Tensor = self.encoder(x, src_key_padding_mask=padding)
@@ -185,4 +193,6 @@ class Encoding(nn.Module):
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_modules_that_avoid_function_modes_are_noted() -> None:
     padding = torch.arange(5) >= torch.tensor([[3], [5]])
-    assert reads(seeded(Encoding), random_inputs(2, 5, 8), padding) == {INPUTS: [place_of(Encoding.forward, "self.encoder(")]}
+    assert reads(seeded(Encoding), random_inputs(2, 5, 8), padding) == {
+        INPUTS: [place_of(Encoding.forward, "self.encoder(")]
+    }

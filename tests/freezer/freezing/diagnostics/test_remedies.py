@@ -17,10 +17,17 @@ from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 ALL = [(family, known) for family, table in FAMILIES.items() for known in table]
 
 
-@pytest.mark.parametrize(("family", "known"), ALL, ids=[f"{family}-{index}" for index, (family, _) in enumerate(ALL)])
+@pytest.mark.parametrize(
+    ("family", "known"), ALL, ids=[f"{family}-{index}" for index, (family, _) in enumerate(ALL)]
+)
 def test_remedy_uses_only_its_patterns_groups(family: Family, known: Remedy) -> None:
     groups = set(re.compile(known.pattern).groupindex)
-    used = {name for text in (known.means, known.remedy) for _, name, _, _ in Formatter().parse(text) if name}
+    used = {
+        name
+        for text in (known.means, known.remedy)
+        for _, name, _, _ in Formatter().parse(text)
+        if name
+    }
     assert used <= groups
     for text in (known.means, known.remedy):
         assert text == text.strip().rstrip(".;:"), "a part of a sentence"
@@ -41,10 +48,30 @@ def test_remedy_uses_only_its_patterns_groups(family: Family, known: Remedy) -> 
             "does not know the type 'numpy.ndarray'",
             "annotate with Tensor",
         ),
-        ("script", "[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0", "could not write the file", "free space"),
-        ("script", "Unknown type name 'np.ndarray':\n", "does not know the type 'np.ndarray'", "annotate with Tensor"),
-        ("script", "keyword-arg expansion is not supported:\n", "expands **kwargs", "write out its arguments"),
-        ("script", "with statements aren't supported:\n", "does not take with statements", "plain Python"),
+        (
+            "script",
+            "[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0",
+            "could not write the file",
+            "free space",
+        ),
+        (
+            "script",
+            "Unknown type name 'np.ndarray':\n",
+            "does not know the type 'np.ndarray'",
+            "annotate with Tensor",
+        ),
+        (
+            "script",
+            "keyword-arg expansion is not supported:\n",
+            "expands **kwargs",
+            "write out its arguments",
+        ),
+        (
+            "script",
+            "with statements aren't supported:\n",
+            "does not take with statements",
+            "plain Python",
+        ),
         (
             "script",
             "Return value was annotated as having type int but is actually of type Tensor:\n",
@@ -53,17 +80,33 @@ def test_remedy_uses_only_its_patterns_groups(family: Family, known: Remedy) -> 
         ),
         (
             "script",
-            "Expected a value of type 'Tensor' for argument 'x' but instead found type 'int'.\nInferred 'x' to be of type 'Tensor' "
-            "because it was not annotated with an explicit type.\n",
+            (
+                "Expected a value of type 'Tensor' for argument 'x' but instead found type"
+                " 'int'.\nInferred 'x' to be of type 'Tensor' because it was not annotated with an"
+                " explicit type.\n"
+            ),
             "a parameter has no type",
             "annotate the parameters",
         ),
-        ("script", "Python builtin <built-in method random of Random object> is", "does not know 'random'", "torch.rand"),
-        ("script", "Unable to extract string literal index. ModuleDict indexing is", "not a literal", "iterate"),
         (
             "script",
-            "Module 'Uses' has no attribute 'plain' (This attribute exists on the Python module, but we failed to convert Python "
-            "type: 'tests.Plain' to a TorchScript type.",
+            "Python builtin <built-in method random of Random object> is",
+            "does not know 'random'",
+            "torch.rand",
+        ),
+        (
+            "script",
+            "Unable to extract string literal index. ModuleDict indexing is",
+            "not a literal",
+            "iterate",
+        ),
+        (
+            "script",
+            (
+                "Module 'Uses' has no attribute 'plain' (This attribute exists on the Python"
+                " module, but we failed to convert Python type: 'tests.Plain' to a TorchScript"
+                " type."
+            ),
             "the attribute 'plain', a tests.Plain",
             "in __init__",
         ),
@@ -74,9 +117,24 @@ def test_remedy_uses_only_its_patterns_groups(family: Family, known: Remedy) -> 
             "does not depend",
             "remove it",
         ),
-        ("trace", "Could not export Python function call 'Double'", "the Python function 'Double'", "@torch.jit.unused"),
-        ("export", "There was no fake impl registered for <CustomOpDef(a::b)>", "the operator a::b has no fake", "register_fake"),
-        ("inductor", "NotImplementedError: Cannot access storage of SparseTensorImpl", "sparse tensors", "torchscript-frozen"),
+        (
+            "trace",
+            "Could not export Python function call 'Double'",
+            "the Python function 'Double'",
+            "@torch.jit.unused",
+        ),
+        (
+            "export",
+            "There was no fake impl registered for <CustomOpDef(a::b)>",
+            "the operator a::b has no fake",
+            "register_fake",
+        ),
+        (
+            "inductor",
+            "NotImplementedError: Cannot access storage of SparseTensorImpl",
+            "sparse tensors",
+            "torchscript-frozen",
+        ),
     ],
 )
 def test_message_is_explained(family: Family, text: str, means: str, remedy: str) -> None:
@@ -121,8 +179,13 @@ def to_list(x: Tensor) -> Tensor:
         (to_list, "the result of .tolist() has no type"),
     ],
 )
-def test_refusal_of_torch_jit_script_is_explained(function: Callable[..., Tensor], means: str) -> None:
-    with torchscript_deprecations_silenced(), pytest.raises((RuntimeError, NotSupportedError)) as caught:
+def test_refusal_of_torch_jit_script_is_explained(
+    function: Callable[..., Tensor], means: str
+) -> None:
+    with (
+        torchscript_deprecations_silenced(),
+        pytest.raises((RuntimeError, NotSupportedError)) as caught,
+    ):
         torch.jit.script(function)
     found = explain(str(caught.value), "script")
     assert found is not None

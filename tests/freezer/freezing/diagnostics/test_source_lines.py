@@ -83,7 +83,9 @@ class Generated(nn.Module):
 
 
 def test_lines_that_call_freezer_are_ignored() -> None:
-    with pytest.raises(CaptureError, match=r"what Python reads of its inputs at a line of torch; ") as caught:
+    with pytest.raises(
+        CaptureError, match=r"what Python reads of its inputs at a line of torch; "
+    ) as caught:
         captured_by(subject_of(Generated(), {"x": X}), "trace")
     assert "test_source_lines.py" not in str(caught.value)
     with pytest.raises(CaptureError, match=re.escape(place_of(reads_in_no_file, "return"))):
@@ -136,7 +138,9 @@ class Structured(nn.Module):
         ),
     ],
 )
-def test_script_error_has_line_and_remedy(model: type[nn.Module], what: str, part: str, remedy: str) -> None:
+def test_script_error_has_line_and_remedy(
+    model: type[nn.Module], what: str, part: str, remedy: str
+) -> None:
     subject = subject_of(model(), {"x": X})
     with pytest.raises(CaptureError) as caught:
         captured_by(subject, "script")
@@ -151,7 +155,10 @@ def test_script_error_has_line_and_remedy(model: type[nn.Module], what: str, par
 def test_messages_omit_addresses() -> None:
     with pytest.raises(
         CaptureError,
-        match=r"^torch\.jit\.script: the source of <function Answer\.__init__> cannot be read: .* in a file, or use a tuple",
+        match=(
+            r"^torch\.jit\.script: the source of <function Answer\.__init__> cannot be read: .* in"
+            r" a file, or use a tuple"
+        ),
     ):
         captured_by(subject_of(Structured(), {"x": X}), "script")
 
@@ -162,9 +169,10 @@ def test_export_error_has_line_and_remedy() -> None:
 
     with pytest.raises(CaptureError) as caught:
         captured_by(subject_of(Calling(to_numpy), {"x": X}), "export")
-    assert str(caught.value) == (
-        f"torch.export: forward uses NumPy at {place_of(to_numpy, 'return')}; use torch's own operations in forward, or move NumPy "
-        "code before or after the model"
+    assert (
+        str(caught.value)
+        == f"torch.export: forward uses NumPy at {place_of(to_numpy, 'return')}; use torch's own"
+        " operations in forward, or move NumPy code before or after the model"
     )
 
 

@@ -23,7 +23,15 @@ from freezer.runtime.pytree import leaves_of
 from freezer.spec.inputs import Dim
 from tests.freezer.models_engines import Kinds, convnet, encoder
 from tests.models import Counter, mlp, seeded
-from tests.steps import BATCH, HERE, candidate_of, captured_by, judgement_of, random_inputs, subject_of
+from tests.steps import (
+    BATCH,
+    HERE,
+    candidate_of,
+    captured_by,
+    judgement_of,
+    random_inputs,
+    subject_of,
+)
 
 SETTINGS = RECIPES["onnxruntime"].settings
 X = random_inputs(2, 4)
@@ -31,7 +39,9 @@ LENGTH = Dim(name="length", min=2, max=9)
 IDS = torch.arange(10).reshape(2, 5)
 
 
-def built(model: nn.Module, inputs: Mapping[str, Any], folder: Path, dims: Any = None) -> tuple[Subject, Candidate]:
+def built(
+    model: nn.Module, inputs: Mapping[str, Any], folder: Path, dims: Any = None
+) -> tuple[Subject, Candidate]:
     subject = subject_of(model, inputs, dims)
     return subject, candidate_of(subject, "onnxruntime", folder / "candidate")
 
@@ -54,7 +64,9 @@ def assert_like_eager(subject: Subject, candidate: Candidate) -> None:
 
 
 def test_convnet_is_fused_and_keeps_its_layout(tmp_path: Path) -> None:
-    subject, candidate = built(convnet(), {"image": random_inputs(2, 3, 8, 8)}, tmp_path, {"image": {0: BATCH}})
+    subject, candidate = built(
+        convnet(), {"image": random_inputs(2, 3, 8, 8)}, tmp_path, {"image": {0: BATCH}}
+    )
     assert_like_eager(subject, candidate)
     (report,) = candidate.reports.values()
     assert report.ops_before["aten.batch_norm.default"] == 1
@@ -71,7 +83,10 @@ def test_encoder_keeps_two_varying_dims(tmp_path: Path) -> None:
     subject, candidate = built(encoder(), inputs, tmp_path, dims)
     model = candidate.open(subject)
     for batch, length in ((1, 2), (3, 4), (4, 9)):
-        ids, mask = torch.arange(batch * length).reshape(batch, length) % 20, torch.zeros(batch, length, dtype=torch.bool)
+        ids, mask = (
+            torch.arange(batch * length).reshape(batch, length) % 20,
+            torch.zeros(batch, length, dtype=torch.bool),
+        )
         mask[0, length // 2 :] = True
         with torch.no_grad():
             expected = leaves_of(subject.model(ids=ids, mask=mask, scale=2.0))
@@ -88,7 +103,11 @@ def test_outputs_are_new_tensors_like_eagers(tmp_path: Path) -> None:
     expected = subject.model(*tensors)
     for _ in range(2):
         for one, other in zip(run(*tensors), expected, strict=True):
-            assert (one.dtype, one.shape, strides(one)) == (other.dtype, other.shape, strides(other))
+            assert (one.dtype, one.shape, strides(one)) == (
+                other.dtype,
+                other.shape,
+                strides(other),
+            )
             torch.testing.assert_close(one, other)
             if one.numel():  # writing into an output changes neither an input nor a later answer
                 one.fill_(0)
@@ -96,13 +115,22 @@ def test_outputs_are_new_tensors_like_eagers(tmp_path: Path) -> None:
 
 
 class Swin(nn.Module):
-    """Its attention's result is viewed in another shape, which its strides allow only as ATen computes it without gradients."""
+    """Its attention's result is viewed in another shape, which its strides allow only as ATen
+    computes it without gradients.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         from transformers import SwinConfig, SwinForImageClassification
 
-        sizes = {"image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [1, 2], "num_heads": [2, 2], "window_size": 4}
+        sizes = {
+            "image_size": 32,
+            "patch_size": 2,
+            "embed_dim": 16,
+            "depths": [1, 2],
+            "num_heads": [2, 2],
+            "window_size": 4,
+        }
         self.model = SwinForImageClassification(SwinConfig(**sizes, num_labels=3))
 
     def forward(self, image: Tensor) -> Tensor:
@@ -129,7 +157,9 @@ def test_views_become_dense(tmp_path: Path) -> None:
 
 
 def test_state_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match="a call changes count, and an ONNX file keeps no state") as caught:
+    with pytest.raises(
+        BuildError, match="a call changes count, and an ONNX file keeps no state"
+    ) as caught:
         lowered(Counter(), tmp_path)
     assert caught.value.code == "CP-STATE"
 
@@ -137,7 +167,12 @@ def test_state_is_refused(tmp_path: Path) -> None:
 def lowered(model: nn.Module, folder: Path, *, x: Tensor = X, name: str = HERE) -> None:
     """Lower without a recipe, which would refuse some models before."""
     captured = captured_by(subject_of(model, {"x": x}), "export")
-    onnx_runtime.build(captured, folder / "all.onnx", Target(device_class=device_class(name), num_threads=1), SETTINGS)
+    onnx_runtime.build(
+        captured,
+        folder / "all.onnx",
+        Target(device_class=device_class(name), num_threads=1),
+        SETTINGS,
+    )
 
 
 class Applied(nn.Module):
@@ -154,21 +189,37 @@ class Applied(nn.Module):
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (torch.special.bessel_j0, r"the operator prims\.bessel_j0 has no counterpart in ONNX; .* use inductor-frozen"),
-        (lambda x: torch.view_as_complex(x.reshape(2, 2, 2)), "an input or output is complex, which ONNX lacks"),
-        (lambda x: (x.bfloat16() @ x.bfloat16().T).float(), "ONNX Runtime has no MatMul for these dtypes on a CPU"),
+        (
+            torch.special.bessel_j0,
+            r"the operator prims\.bessel_j0 has no counterpart in ONNX; .* use inductor-frozen",
+        ),
+        (
+            lambda x: torch.view_as_complex(x.reshape(2, 2, 2)),
+            "an input or output is complex, which ONNX lacks",
+        ),
+        (
+            lambda x: (x.bfloat16() @ x.bfloat16().T).float(),
+            "ONNX Runtime has no MatMul for these dtypes on a CPU",
+        ),
     ],
     ids=["operator", "complex", "dtype"],
 )
-def test_what_the_engine_lacks_is_named(function: Callable[[Tensor], Tensor], says: str, tmp_path: Path) -> None:
+def test_what_the_engine_lacks_is_named(
+    function: Callable[[Tensor], Tensor], says: str, tmp_path: Path
+) -> None:
     with pytest.raises(BuildError, match=says):
         lowered(Applied(function), tmp_path)
 
 
-@pytest.mark.skipif(detect().hardware in (None, "cpu-x86-64-v3", "cpu-aarch64"), reason="this machine has no lesser class")
+@pytest.mark.skipif(
+    detect().hardware in (None, "cpu-x86-64-v3", "cpu-aarch64"),
+    reason="this machine has no lesser class",
+)
 def test_lesser_class_is_refused(tmp_path: Path) -> None:
     lesser = next(name for name in reversed(detect().classes) if name != "portable")
-    with pytest.raises(BuildError, match="ONNX Runtime cannot be limited to the instructions of") as caught:
+    with pytest.raises(
+        BuildError, match="ONNX Runtime cannot be limited to the instructions of"
+    ) as caught:
         lowered(Applied(torch.relu), tmp_path, name=lesser)
     assert caught.value.code == "CP-DEVICE-CLASS"
 
@@ -178,7 +229,9 @@ def test_gpu_class_is_refused(tmp_path: Path) -> None:
         lowered(Applied(torch.relu), tmp_path, name="cuda-sm90")
 
 
-def test_weights_beyond_one_file_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_beyond_one_file_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(onnx_runtime, "MAX_BYTES", 50)
     with pytest.raises(BuildError, match=r"one ONNX file holds .* use inductor-frozen"):
         lowered(mlp(), tmp_path)
@@ -186,6 +239,8 @@ def test_weights_beyond_one_file_are_refused(tmp_path: Path, monkeypatch: pytest
 
 def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_runtime, "installed_versions", lambda: {"onnxruntime": "1.32.0"})
-    with pytest.raises(BuildError, match="not installed: onnx, onnxscript; pip install onnx onnxscript") as caught:
+    with pytest.raises(
+        BuildError, match="not installed: onnx, onnxscript; pip install onnx onnxscript"
+    ) as caught:
         lowered(Applied(torch.relu), tmp_path)
     assert caught.value.code == "CP-DEPENDENCY"

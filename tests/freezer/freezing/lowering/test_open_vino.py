@@ -1,4 +1,6 @@
-"""OpenVINO payloads: conversion, what they answer, what is refused, and a freeze that a fresh process serves."""
+"""OpenVINO payloads: conversion, what they answer, what is refused, and a freeze that a fresh
+process serves.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,16 @@ from freezer.hardware.device_classes import device_class
 from freezer.runtime.openvino_loader import open_openvino
 from freezer.spec.inputs import Dim
 from tests.models import Counter, seeded
-from tests.steps import BATCH, HERE, QUICK_OPTIONS, candidate_of, captured_by, python, random_inputs, subject_of
+from tests.steps import (
+    BATCH,
+    HERE,
+    QUICK_OPTIONS,
+    candidate_of,
+    captured_by,
+    python,
+    random_inputs,
+    subject_of,
+)
 
 pytest.importorskip("openvino")
 
@@ -30,7 +41,9 @@ SEQUENCE = Dim(name="sequence", min=2, max=16)
 
 
 class Attention(nn.Module):
-    """An encoder layer whose outputs have many dtypes and layouts: new, equal to an input, and constant."""
+    """An encoder layer whose outputs have many dtypes and layouts: new, equal to an input, and
+    constant.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +52,9 @@ class Attention(nn.Module):
         self.head = nn.Linear(32, 50)
         self.register_buffer("labels", torch.arange(50))
 
-    def forward(self, ids: Tensor, mask: Tensor, scale: Tensor, unused: Tensor) -> dict[str, Tensor]:
+    def forward(
+        self, ids: Tensor, mask: Tensor, scale: Tensor, unused: Tensor
+    ) -> dict[str, Tensor]:
         hidden = self.layer(self.embedding(ids), src_key_padding_mask=mask)
         return {
             "logits": self.head(hidden) * scale,
@@ -85,11 +100,15 @@ DIMS = {name: {0: BATCH, 1: SEQUENCE} for name in ("ids", "mask")}
 @pytest.fixture(scope="module")
 def attention(tmp_path_factory: pytest.TempPathFactory) -> tuple[Subject, Candidate]:
     subject = subject_of(seeded(Attention), sentences(2, 7), DIMS)
-    return subject, candidate_of(subject, "openvino", tmp_path_factory.mktemp("openvino") / "candidate")
+    return subject, candidate_of(
+        subject, "openvino", tmp_path_factory.mktemp("openvino") / "candidate"
+    )
 
 
 @pytest.mark.parametrize("sizes", [(1, 2), (2, 7), (4, 16)])
-def test_answers_like_eager_in_every_size(attention: tuple[Subject, Candidate], sizes: tuple[int, int]) -> None:
+def test_answers_like_eager_in_every_size(
+    attention: tuple[Subject, Candidate], sizes: tuple[int, int]
+) -> None:
     subject, candidate = attention
     inputs = sentences(*sizes)
     with torch.no_grad():
@@ -106,7 +125,9 @@ def test_outputs_are_new_tensors(attention: tuple[Subject, Candidate]) -> None:
     kept = {name: tensor.clone() for name, tensor in first.items()}
     again = sentences(2, 7) | {"ids": inputs["ids"].flip(1)}
     served(**again)
-    assert all(torch.equal(first[name], kept[name]) for name in kept), "a later call does not change them"
+    assert all(torch.equal(first[name], kept[name]) for name in kept), (
+        "a later call does not change them"
+    )
     for tensor in first.values():
         tensor.zero_()
     assert torch.equal(inputs["ids"], sentences(2, 7)["ids"])
@@ -170,22 +191,38 @@ def test_tensors_returned_twice_are_distinct(tmp_path: Path) -> None:
 
 
 def test_state_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match=r"openvino: a call changes .*count.*; torchscript-frozen does") as caught:
-        candidate_of(subject_of(seeded(Counter), {"x": random_inputs(2, 4)}), "openvino", tmp_path / "candidate")
+    with pytest.raises(
+        BuildError, match=r"openvino: a call changes .*count.*; torchscript-frozen does"
+    ) as caught:
+        candidate_of(
+            subject_of(seeded(Counter), {"x": random_inputs(2, 4)}),
+            "openvino",
+            tmp_path / "candidate",
+        )
     assert caught.value.code == "CP-STATE"
 
 
 def test_operator_that_cannot_be_converted_is_named(tmp_path: Path) -> None:
-    says = r"OpenVINO has no counterpart of aten\.special_bessel_j0\.default; write it in other operations of torch, or use "
+    says = (
+        r"OpenVINO has no counterpart of aten\.special_bessel_j0\.default; write it in other"
+        r" operations of torch, or use "
+    )
     with pytest.raises(BuildError, match=says):
-        candidate_of(subject_of(Bessel(), {"x": random_inputs(2, 3)}), "openvino", tmp_path / "candidate")
+        candidate_of(
+            subject_of(Bessel(), {"x": random_inputs(2, 3)}), "openvino", tmp_path / "candidate"
+        )
 
 
 @pytest.mark.parametrize("name", ["cpu-aarch64", "cuda-sm90"])
 def test_other_classes_than_the_machines_are_refused(name: str, tmp_path: Path) -> None:
     captured = captured_by(subject_of(Bessel(), {"x": random_inputs(2, 3)}), "export")
     with pytest.raises(BuildError, match="OpenVINO") as caught:
-        open_vino.build(captured, tmp_path / "all.ovir", Target(device_class=device_class(name), num_threads=1), SETTINGS)
+        open_vino.build(
+            captured,
+            tmp_path / "all.ovir",
+            Target(device_class=device_class(name), num_threads=1),
+            SETTINGS,
+        )
     assert caught.value.code == "CP-DEVICE-CLASS"
 
 
@@ -198,7 +235,9 @@ def test_damaged_file_is_refused(attention: tuple[Subject, Candidate], tmp_path:
             open_openvino(tmp_path / "all.ovir", SETTINGS)
 
 
-def test_compiled_graphs_are_cached(attention: tuple[Subject, Candidate], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_graphs_are_cached(
+    attention: tuple[Subject, Candidate], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     subject, candidate = attention
     expected = candidate.open(subject)(**sentences(2, 7))
     monkeypatch.setenv("COLDPRESS_OPENVINO_CACHE", str(tmp_path / "cache"))

@@ -36,13 +36,18 @@ def tripled(x: Tensor) -> Any:
 
 
 def in_a_branch(x: Tensor) -> Tensor:
-    out: Tensor = torch.cond(x.sum() > 0, lambda x: torch.ops.coldpress_own.tripled(x) + 1, lambda x: x * 2, (x,))
+    out: Tensor = torch.cond(
+        x.sum() > 0, lambda x: torch.ops.coldpress_own.tripled(x) + 1, lambda x: x * 2, (x,)
+    )
     return out
 
 
 @pytest.mark.parametrize("recipe", ["torchscript-frozen", "portable", "inductor-frozen"])
 def test_payload_with_a_custom_operator_is_refused(recipe: str, tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match=r": the graph calls coldpress_own::tripled, .*; write it in torch's operations") as caught:
+    with pytest.raises(
+        BuildError,
+        match=r": the graph calls coldpress_own::tripled, .*; write it in torch's operations",
+    ) as caught:
         candidate_of(subject_of(Calling(tripled), {"x": X}), recipe, tmp_path / "candidate")
     assert caught.value.code == "CP-CUSTOM-OPERATOR"
 
@@ -54,17 +59,23 @@ def test_discarded_model_has_no_further_way(tmp_path: Path) -> None:
 
     def refused(model: nn.Module, folder: Path) -> str:
         folder.mkdir()
-        recipe = replace(RECIPES["inductor-frozen"], ways=(("export", "inductor"), ("trace", "torchscript")))
+        recipe = replace(
+            RECIPES["inductor-frozen"], ways=(("export", "inductor"), ("trace", "torchscript"))
+        )
         with pytest.raises(BuildError) as caught:
             build(subject_of(model, {"x": X}), recipe, target_here(HERE, 1), folder, discard=True)
         return str(caught.value)
 
     model, counter = Tripled(4, 4), seeded(Counter)
     assert re.match(
-        r"export: inductor: the graph calls coldpress_own.*; trace: torchscript: the graph", refused(model, tmp_path / "1")
+        r"export: inductor: the graph calls coldpress_own.*; trace: torchscript: the graph",
+        refused(model, tmp_path / "1"),
     )
     assert address_of(model.weight) is not None
-    assert re.match(r"export: inductor: a call changes [^;]*; torchscript-frozen keeps state$", refused(counter, tmp_path / "2"))
+    assert re.match(
+        r"export: inductor: a call changes [^;]*; torchscript-frozen keeps state$",
+        refused(counter, tmp_path / "2"),
+    )
     assert all(address_of(buffer) is None for buffer in counter.buffers())
 
 
@@ -102,9 +113,16 @@ def test_operators_inductor_compiles_pass() -> None:
 
     def decomposed(x: Tensor) -> Any:
         q = torch.ops.quantized_decomposed.quantize_per_tensor(x, 0.1, 0, -128, 127, torch.int8)
-        return torch.ops.quantized_decomposed.dequantize_per_tensor(q, 0.1, 0, -128, 127, torch.int8)
+        return torch.ops.quantized_decomposed.dequantize_per_tensor(
+            q, 0.1, 0, -128, 127, torch.int8
+        )
 
     program = Attempt(subject_of(Calling(decomposed), {"x": X}), None).capture("export").program
     check_operators(program, "inductor")
-    with pytest.raises(BuildError, match="quantized_decomposed::dequantize_per_tensor, quantized_decomposed::quantize_per_tensor"):
+    with pytest.raises(
+        BuildError,
+        match=(
+            "quantized_decomposed::dequantize_per_tensor, quantized_decomposed::quantize_per_tensor"
+        ),
+    ):
         check_operators(program, "exported")

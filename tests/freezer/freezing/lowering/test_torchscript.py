@@ -25,7 +25,15 @@ from tests.conftest import Frozen, frozen
 from tests.freezer.models_reports import ConvNet, Heads, Stateful, Tied
 from tests.freezer.models_state import RunningMean
 from tests.models import TinyConv, seeded
-from tests.steps import HERE, candidate_of, copy_of, judgement_of, random_inputs, rewritten, subject_of
+from tests.steps import (
+    HERE,
+    candidate_of,
+    copy_of,
+    judgement_of,
+    random_inputs,
+    rewritten,
+    subject_of,
+)
 
 SETTINGS = RECIPES["torchscript-optimized"].settings
 X, ROW = random_inputs(2, 3, 16, 16), random_inputs(2, 4)
@@ -35,7 +43,9 @@ X, ROW = random_inputs(2, 3, 16, 16), random_inputs(2, 4)
 def optimized(tmp_path_factory: pytest.TempPathFactory) -> Frozen:
     """A torchscript-optimized artifact of a convnet for batch 1 to 4; read it, never write it."""
     out = tmp_path_factory.mktemp("optimized") / "conv"
-    return frozen(seeded(TinyConv), X, out, name="conv", recipe="torchscript-optimized", device_class=HERE)
+    return frozen(
+        seeded(TinyConv), X, out, name="conv", recipe="torchscript-optimized", device_class=HERE
+    )
 
 
 def report_of(model: nn.Module, x: Tensor, recipe: str, folder: Path) -> FreezingReport:
@@ -46,19 +56,34 @@ def report_of(model: nn.Module, x: Tensor, recipe: str, folder: Path) -> Freezin
 
 def counts(report: FreezingReport) -> tuple[dict[str, int], dict[str, int]]:
     """What was done by freezing, and at load."""
-    done, at_load = ({change.name: change.count for change in changes} for changes in (report.changes, report.changes_at_load))
+    done, at_load = (
+        {change.name: change.count for change in changes}
+        for changes in (report.changes, report.changes_at_load)
+    )
     return done, at_load
 
 
 def test_folded_layers_and_constants_are_counted(tmp_path: Path) -> None:
     report = report_of(ConvNet(), X, "torchscript-optimized", tmp_path)
-    assert counts(report) == ({"batch norms folded": 3, "dropouts removed": 2}, {"convolutions moved to oneDNN's layouts": 3})
-    assert report.ops_before == {"aten::_convolution": 3, "aten::batch_norm": 3, "aten::relu": 3, "aten::dropout": 2}
+    assert counts(report) == (
+        {"batch norms folded": 3, "dropouts removed": 2},
+        {"convolutions moved to oneDNN's layouts": 3},
+    )
+    assert report.ops_before == {
+        "aten::_convolution": 3,
+        "aten::batch_norm": 3,
+        "aten::relu": 3,
+        "aten::dropout": 2,
+    }
     assert report.ops_after == {"aten::_convolution": 3, "aten::relu": 3}
-    assert report.num_constants == 3 * 7, "weight and bias of each convolution; five tensors of each batch norm"
+    assert report.num_constants == 3 * 7, (
+        "weight and bias of each convolution; five tensors of each batch norm"
+    )
     assert report.constants_bytes == 3 * (4 * (81 + 3 + 4 * 3) + 8)
     assert report.constants[0] == "features.0.weight"
-    assert report.folded_bytes == 3 * 4 * (81 + 3), "a new weight and a new bias for each convolution"
+    assert report.folded_bytes == 3 * 4 * (81 + 3), (
+        "a new weight and a new bias for each convolution"
+    )
     exact = report_of(ConvNet(), X, "torchscript-exact", tmp_path)
     assert (counts(exact), exact.folded_bytes) == (({"dropouts removed": 2}, {}), 0)
 
@@ -78,16 +103,22 @@ def test_tied_weights_count_once(tmp_path: Path) -> None:
 def test_kept_attributes_are_reported(freeze: bool, tmp_path: Path) -> None:
     with torchscript_deprecations_silenced():
         program = torch.jit.script(Stateful().eval())
-    captured = Captured(name="script", program=program, convention="native", preserve=("reset", "version"))
+    captured = Captured(
+        name="script", program=program, convention="native", preserve=("reset", "version")
+    )
     settings = RECIPES["torchscript-frozen" if freeze else "portable"].settings
     report = torchscript.build(captured, tmp_path / "all.pt", target_here(HERE, 1), settings).report
     assert report.preserved == (
         PreservedName(name="reset", kind="method", why="requested"),
         PreservedName(name="version", kind="attribute", why="requested"),
     )
-    assert report.ops_after["aten::zero_"] == 1, "the graph of a preserved method is the payload's too"
+    assert report.ops_after["aten::zero_"] == 1, (
+        "the graph of a preserved method is the payload's too"
+    )
     if freeze:
-        assert report.kept == tuple(KeptTensor(name=name, reason="a call changes it") for name in ("total", "last"))
+        assert report.kept == tuple(
+            KeptTensor(name=name, reason="a call changes it") for name in ("total", "last")
+        )
         assert report.constants == ("linear.weight", "linear.bias")
     else:
         assert report.ops_after == report.ops_before
@@ -113,25 +144,35 @@ def write_unoptimizable(path: Path) -> None:
 
 def test_artifact_contains_the_frozen_module(optimized: Frozen) -> None:
     manifest = optimized.artifact.manifest
-    assert manifest.recipe.settings == {"freeze": True, "optimize_numerics": True, "optimize_for_inference": True}
+    assert manifest.recipe.settings == {
+        "freeze": True,
+        "optimize_numerics": True,
+        "optimize_for_inference": True,
+    }
     with torchscript_deprecations_silenced():
         stored = torch.jit.load(str(payload_of(optimized.artifact)))
     assert "mkldnn" not in str(stored.graph)
     assert "batch_norm" not in str(stored.graph)
-    assert manifest.payloads[0].num_threads is None, "weights are laid out at load, for the threads that serve"
+    assert manifest.payloads[0].num_threads is None, (
+        "weights are laid out at load, for the threads that serve"
+    )
     served = open_torchscript(payload_of(optimized.artifact), SETTINGS)
     assert "mkldnn" in str(served.graph)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("opened_with", [1, 2])
-def test_answers_equal_the_source_with_any_thread_count(optimized: Frozen, opened_with: int) -> None:
+def test_answers_equal_the_source_with_any_thread_count(
+    optimized: Frozen, opened_with: int
+) -> None:
     with threads(opened_with):
         model = freezer.load(optimized.artifact.folder)
     for num_threads, batch in ((2, 1), (1, 3), (3, 4)):
         x = random_inputs(batch, 3, 16, 16, seed=batch)
         with threads(num_threads):
             for _ in range(3):  # TorchScript's executor specializes on the first calls
-                torch.testing.assert_close(model(x), optimized.model(x).detach(), rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(
+                    model(x), optimized.model(x).detach(), rtol=1e-4, atol=1e-5
+                )
             assert torch.get_num_threads() == num_threads
 
 
@@ -152,7 +193,9 @@ def test_load_refuses_a_payload_that_cannot_be_optimized(optimized: Frozen, tmp_
     path = payload_of(copied)
     path.unlink()
     write_unoptimizable(path)
-    payload = replace(copied.manifest.payloads[0], digest=digest_file(path), size_bytes=path.stat().st_size)
+    payload = replace(
+        copied.manifest.payloads[0], digest=digest_file(path), size_bytes=path.stat().st_size
+    )
     broken = rewritten(copied, payloads=(payload,))
     with pytest.raises(IncompatibleError, match=r"does_not_open: got .*'forward'") as caught:
         freezer.load(broken.folder)
@@ -163,7 +206,9 @@ def test_candidate_that_cannot_be_optimized_is_rejected(tmp_path: Path) -> None:
     subject = subject_of(seeded(TinyConv), {"x": X})
     broken = candidate_of(subject, "torchscript-optimized", tmp_path / "broken")
     write_unoptimizable(broken.folder / broken.payloads[0].path)
-    found = judgement_of(subject, [broken, candidate_of(subject, "torchscript-frozen", tmp_path / "c")])
+    found = judgement_of(
+        subject, [broken, candidate_of(subject, "torchscript-frozen", tmp_path / "c")]
+    )
     assert found.verdict == "published"
     problem = found.trials[0].problem
     assert problem is not None

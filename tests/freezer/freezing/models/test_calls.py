@@ -1,4 +1,6 @@
-"""Copies of source models, also on another device: `meta` shows what was moved, `cpu:0` computes."""
+"""Copies of source models, also on another device: `meta` shows what was moved, `cpu:0`
+computes.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,12 @@ class Sparse(nn.Module):
         super().__init__()
         weight = torch.eye(4)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Sparse (CSR|CSC|invariant)", category=UserWarning)
-            self.weight = nn.Buffer(weight.to_sparse_csr() if layout is torch.sparse_csr else weight.to_sparse_csc())
+            warnings.filterwarnings(
+                "ignore", message="Sparse (CSR|CSC|invariant)", category=UserWarning
+            )
+            self.weight = nn.Buffer(
+                weight.to_sparse_csr() if layout is torch.sparse_csr else weight.to_sparse_csc()
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.weight @ x.t()
@@ -130,12 +136,17 @@ def test_model_on_moves_all_tensors() -> None:
     model: Any = seeded(Holding)
     moved: Any = model_on(model, META)
     deep = moved.several[1]["deep"][0]
-    found = {tensor.device.type for tensor in (moved.linear.weight, moved.shift, moved.plain, moved.several[0], deep)}
+    found = {
+        tensor.device.type
+        for tensor in (moved.linear.weight, moved.shift, moved.plain, moved.several[0], deep)
+    }
     assert found == {"meta"}
     assert moved.several[1]["deep"][1] == 1
     assert moved(torch.ones(2, device="meta")).is_meta
     assert device_of_model(moved) == META
-    assert {tensor.device.type for tensor in (model.linear.weight, model.plain, model.several[0])} == {"cpu"}
+    assert {
+        tensor.device.type for tensor in (model.linear.weight, model.plain, model.several[0])
+    } == {"cpu"}
     assert device_of_model(nn.ReLU()) == CPU
     assert device_of_model(nn.ReLU(), [torch.ones(1, device="meta")]) == META
     assert device_of_model(model, [torch.ones(1, device="meta")]) == CPU

@@ -32,7 +32,9 @@ class Attending(nn.Module):
         places = self.table(torch.arange(length, device=x.device))
         h = (x + places).to(torch.float32) * self.weight * options["scale"]
         mask = torch.full((length, length), True, dtype=torch.bool).tril()
-        h = nn.functional.scaled_dot_product_attention(h[:, : length - 1], h, h, attn_mask=mask[: length - 1])
+        h = nn.functional.scaled_dot_product_attention(
+            h[:, : length - 1], h, h, attn_mask=mask[: length - 1]
+        )
         scores = self.last(h.reshape(size, -1, 4)) / length
         return {
             "scores": scores,
@@ -49,21 +51,35 @@ def loaded(program: torch.export.ExportedProgram, folder: Path) -> torch.export.
 @pytest.fixture(scope="module")
 def attending(tmp_path_factory: pytest.TempPathFactory) -> torch.export.ExportedProgram:
     """Loaded from a file, for batch 1 to 4 and length 3 to 8. Do not write to it."""
-    batch, length = torch.export.Dim("batch", min=1, max=4), torch.export.Dim("length", min=3, max=8)
+    batch, length = (
+        torch.export.Dim("batch", min=1, max=4),
+        torch.export.Dim("length", min=3, max=8),
+    )
     shapes = {"x": {0: batch, 1: length}, "options": {"scale": None}}
     x, scale = random_inputs(2, 4, 4), random_inputs(4)
-    program = torch.export.export(seeded(Attending), (x,), {"options": {"scale": scale}}, dynamic_shapes=shapes, strict=False)
+    program = torch.export.export(
+        seeded(Attending), (x,), {"options": {"scale": scale}}, dynamic_shapes=shapes, strict=False
+    )
     return loaded(program, tmp_path_factory.mktemp("program"))
 
 
-def subject_of_program(program: torch.export.ExportedProgram, *, batch: int = 4, length: int = 8) -> Subject:
-    inputs: dict[str, Any] = {"x": {"shape": ["batch", "length", 4]}, "options": {"dict": {"scale": {"shape": [4]}}}}
+def subject_of_program(
+    program: torch.export.ExportedProgram, *, batch: int = 4, length: int = 8
+) -> Subject:
+    inputs: dict[str, Any] = {
+        "x": {"shape": ["batch", "length", 4]},
+        "options": {"dict": {"scale": {"shape": [4]}}},
+    }
     return prepare(
-        "model", module_of(program), declared_spec(inputs, {"batch": {"max": batch}, "length": {"min": 3, "max": length}})
+        "model",
+        module_of(program),
+        declared_spec(inputs, {"batch": {"max": batch}, "length": {"min": 3, "max": length}}),
     )
 
 
-def test_module_has_the_programs_signature_and_weights(attending: torch.export.ExportedProgram) -> None:
+def test_module_has_the_programs_signature_and_weights(
+    attending: torch.export.ExportedProgram,
+) -> None:
     module = module_of(attending)
     assert not module.training
     assert module.eval() is module
@@ -72,7 +88,10 @@ def test_module_has_the_programs_signature_and_weights(attending: torch.export.E
     for given in (module(x, options=options), module(x=x, options=options), module(x, options)):
         assert list(given) == ["scores", "padded", "first"]
         assert all(torch.equal(given[key], expected[key]) for key in expected)
-    assert module.get_parameter("last.weight").data_ptr() == attending.state_dict["last.weight"].data_ptr()
+    assert (
+        module.get_parameter("last.weight").data_ptr()
+        == attending.state_dict["last.weight"].data_ptr()
+    )
     assert "_assert_tensor_metadata" in str(attending.graph)
 
 
@@ -87,14 +106,21 @@ def test_copy_runs_in_float64(attending: torch.export.ExportedProgram) -> None:
     assert module.get_parameter("last.weight").dtype == torch.float32
 
 
-@pytest.mark.parametrize(("shape", "guard"), [((5, 4, 4), r"x\.size\(\)\[0\] <= 4"), ((2, 4, 5), r"x\.size\(\)\[2\] == 4")])
-def test_module_rejects_other_sizes(shape: tuple[int, ...], guard: str, attending: torch.export.ExportedProgram) -> None:
+@pytest.mark.parametrize(
+    ("shape", "guard"),
+    [((5, 4, 4), r"x\.size\(\)\[0\] <= 4"), ((2, 4, 5), r"x\.size\(\)\[2\] == 4")],
+)
+def test_module_rejects_other_sizes(
+    shape: tuple[int, ...], guard: str, attending: torch.export.ExportedProgram
+) -> None:
     with pytest.raises(AssertionError, match=rf"Guard failed: {guard}"):
         module_of(attending)(random_inputs(*shape), options={"scale": random_inputs(4)})
 
 
 @pytest.mark.parametrize("name", ["export", "trace"])
-def test_module_is_captured_with_its_dims(name: CaptureName, attending: torch.export.ExportedProgram) -> None:
+def test_module_is_captured_with_its_dims(
+    name: CaptureName, attending: torch.export.ExportedProgram
+) -> None:
     subject = subject_of_program(attending)
     captured = captured_by(subject, name)
     assert captured.warnings == ()
@@ -107,7 +133,9 @@ def test_module_is_captured_with_its_dims(name: CaptureName, attending: torch.ex
 
 
 def test_program_keeps_state(tmp_path: Path) -> None:
-    program = loaded(torch.export.export(seeded(Counter), (random_inputs(2, 4),), strict=False), tmp_path)
+    program = loaded(
+        torch.export.export(seeded(Counter), (random_inputs(2, 4),), strict=False), tmp_path
+    )
     subject = prepare("model", module_of(program), declared_spec({"x": {"shape": [2, 4]}}, {}))
     zeros = torch.zeros(2, 4)
     for recipe in ("torchscript-frozen", "portable"):

@@ -19,26 +19,59 @@ class Tables(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.kinds, self.bag = nn.Embedding(50, 4), nn.Embedding(2, 4), nn.EmbeddingBag(30, 4)
+        self.words, self.kinds, self.bag = (
+            nn.Embedding(50, 4),
+            nn.Embedding(2, 4),
+            nn.EmbeddingBag(30, 4),
+        )
         self.rows = nn.Parameter(torch.ones(20, 4))
         self.columns: Tensor = nn.Buffer(torch.ones(4, 11))
 
-    def forward(self, ids: Tensor, kinds: Tensor, bag: Tensor, rows: Tensor, columns: Tensor, both: Tensor) -> Tensor:
+    def forward(
+        self, ids: Tensor, kinds: Tensor, bag: Tensor, rows: Tensor, columns: Tensor, both: Tensor
+    ) -> Tensor:
         part = torch.cat([ids.to(torch.int64), ids.to(torch.int64)], 1)[:, 1:].contiguous()
-        words = self.words(part).mean(1) + self.words(both) + self.kinds(kinds.long().unsqueeze(0)[0].clone())
-        tables = self.rows[rows] + self.columns.index_select(1, columns).t() + self.rows.half()[both].float()
-        out: Tensor = words + self.bag(bag) + tables + self.columns.t().gather(0, columns.view(-1, 1).expand(-1, 4))
+        words = (
+            self.words(part).mean(1)
+            + self.words(both)
+            + self.kinds(kinds.long().unsqueeze(0)[0].clone())
+        )
+        tables = (
+            self.rows[rows]
+            + self.columns.index_select(1, columns).t()
+            + self.rows.half()[both].float()
+        )
+        out: Tensor = (
+            words
+            + self.bag(bag)
+            + tables
+            + self.columns.t().gather(0, columns.view(-1, 1).expand(-1, 4))
+        )
         return out
 
 
 def inputs() -> dict[str, Any]:
     wide = {"shape": ["batch", 3], "dtype": "int32"}
     narrow = {"shape": ["batch"], "dtype": "int64"}
-    return {"ids": wide, "kinds": {**narrow, "dtype": "uint8"}, "bag": wide, "rows": narrow, "columns": narrow, "both": narrow}
+    return {
+        "ids": wide,
+        "kinds": {**narrow, "dtype": "uint8"},
+        "bag": wide,
+        "rows": narrow,
+        "columns": narrow,
+        "both": narrow,
+    }
 
 
 BATCH = {"batch": {"max": 4}}
-FOUND = {"ids": (0, 49), "kinds": (0, 1), "bag": (0, 29), "rows": (0, 19), "columns": (0, 10), "both": (0, 19)}
+FOUND = {
+    "ids": (0, 49),
+    "kinds": (0, 1),
+    "bag": (0, 29),
+    "rows": (0, 19),
+    "columns": (0, 10),
+    "both": (0, 19),
+}
 
 
 def test_shortest_table_bounds_each_input() -> None:
@@ -86,7 +119,11 @@ def test_views_casts_and_copies_are_followed(function: Callable[[Tensor], Tensor
 @pytest.mark.parametrize("function", [lambda ids: ids % 10, lambda ids: ids.clone().clamp_(0, 9)])
 def test_arithmetic_needs_a_declared_range(function: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(
-        SpecError, match=r"input 'ids': an integer input needs `range: \[low, high\]`.* or samples; .* none of its tables"
+        SpecError,
+        match=(
+            r"input 'ids': an integer input needs `range: \[low, high\]`.* or samples; .* none of"
+            r" its tables"
+        ),
     ):
         prepare("m", Function(function).eval(), declared_spec(ids(), BATCH))
 
@@ -96,7 +133,11 @@ def test_found_range_is_tried() -> None:
         return torch.cat([ids, ids + 5])
 
     with pytest.raises(
-        SpecError, match=r"m: the tables .* allow 'ids': \[0, 9\], but the model fails .*IndexError.*declare `range"
+        SpecError,
+        match=(
+            r"m: the tables .* allow 'ids': \[0, 9\], but the model fails .*IndexError.*declare"
+            r" `range"
+        ),
     ) as caught:
         prepare("m", Function(shifted).eval(), declared_spec(ids(), BATCH))
     assert caught.value.__cause__ is not None
@@ -113,7 +154,9 @@ def test_failing_model_is_reported_as_such() -> None:
     def fails(ids: Tensor) -> Tensor:
         raise RuntimeError("no such thing")
 
-    with pytest.raises(SpecError, match=r"input 'ids': .*; with zeros the model fails: RuntimeError: no such thing"):
+    with pytest.raises(
+        SpecError, match=r"input 'ids': .*; with zeros the model fails: RuntimeError: no such thing"
+    ):
         prepare("m", Function(fails).eval(), declared_spec(ids(), BATCH))
 
 
@@ -121,4 +164,6 @@ def test_samples_alone_need_no_range() -> None:
     model, spec = Function(lambda ids: ids).eval(), declared_spec(ids(), BATCH)
     samples = [{"ids": torch.full((2, 6), 4)}]
     assert prepare("m", model, spec, samples).spec.tensors[0].range is None
-    assert prepare("m", model, spec, samples, SubjectOptions(fill_up=True)).spec.tensors[0].range == (0, 9)
+    assert prepare("m", model, spec, samples, SubjectOptions(fill_up=True)).spec.tensors[
+        0
+    ].range == (0, 9)

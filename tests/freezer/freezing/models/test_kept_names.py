@@ -45,13 +45,27 @@ def as_given(model: nn.Module, *, scripted: bool) -> nn.Module:
 
 @pytest.mark.parametrize("scripted", [False, True])
 def test_existing_names_are_accepted(scripted: bool) -> None:
-    names = ("version", "offset", "sub.version", "holder.part.scale", "encode", "conv.weight", "norm.running_mean")
+    names = (
+        "version",
+        "offset",
+        "sub.version",
+        "holder.part.scale",
+        "encode",
+        "conv.weight",
+        "norm.running_mean",
+    )
     subject = prepared(as_given(seeded(Versioned), scripted=scripted), X, preserve=names)
     assert subject.kept_names == names
     counting = as_given(seeded(InPlace), scripted=scripted)
     subject = prepared(counting, random_inputs(2, 4), preserve=["count", "reset"], reset="reset")
-    assert (subject.preserve, subject.reset, subject.kept_names) == (("count", "reset"), "reset", ("count", "reset"))
-    assert prepared(as_given(seeded(Constant), scripted=scripted), X, preserve=["rate"]).kept_names == ("rate",)
+    assert (subject.preserve, subject.reset, subject.kept_names) == (
+        ("count", "reset"),
+        "reset",
+        ("count", "reset"),
+    )
+    assert prepared(
+        as_given(seeded(Constant), scripted=scripted), X, preserve=["rate"]
+    ).kept_names == ("rate",)
 
 
 class Tied(nn.Module):
@@ -69,7 +83,11 @@ class Tied(nn.Module):
 
 @pytest.mark.parametrize("scripted", [False, True])
 def test_shared_submodule_keeps_both_names(scripted: bool, tmp_path: Path) -> None:
-    subject = prepared(as_given(seeded(Tied), scripted=scripted), random_inputs(2, 4), preserve=["decoder.scale", "encoder.scale"])
+    subject = prepared(
+        as_given(seeded(Tied), scripted=scripted),
+        random_inputs(2, 4),
+        preserve=["decoder.scale", "encoder.scale"],
+    )
     model = candidate_of(subject, "torchscript-frozen", tmp_path / "candidate").open(subject)
     assert (model.decoder.scale, model.encoder.scale) == (3, 3)
     assert torch.equal(model(random_inputs(2, 4)), random_inputs(2, 4) * 3 * 3)
@@ -79,13 +97,28 @@ def test_shared_submodule_keeps_both_names(scripted: bool, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("encoed", r"model: preserve: the model has no attribute or method 'encoed'; did you mean 'encode'\?"),
+        (
+            "encoed",
+            (
+                r"model: preserve: the model has no attribute or method 'encoed'; did you mean"
+                r" 'encode'\?"
+            ),
+        ),
         ("subb.version", r"'subb' of 'subb\.version' is not a submodule; did you mean 'sub'\?"),
         ("sub", r"'sub' is a submodule; name its attributes: sub\.NAME"),
-        ("sub.bump", r"'sub\.bump' is a method of a submodule, which freezing drops; add a method to the model that calls it"),
+        (
+            "sub.bump",
+            (
+                r"'sub\.bump' is a method of a submodule, which freezing drops; add a method to the"
+                r" model that calls it"
+            ),
+        ),
         ("forward", "'forward' is always kept; remove it from preserve"),
         ("training", "'training' is always False in a frozen model; remove it"),
-        ("state_dict", "'state_dict' is a name that every TorchScript module uses itself; rename it"),
+        (
+            "state_dict",
+            "'state_dict' is a name that every TorchScript module uses itself; rename it",
+        ),
     ],
 )
 def test_names_that_cannot_be_kept_are_rejected(name: str, message: str, scripted: bool) -> None:
@@ -98,23 +131,35 @@ def test_names_that_cannot_be_kept_are_rejected(name: str, message: str, scripte
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("rest", r"model: reset: the model has no attribute or method 'rest'; did you mean 'reset'\?"),
-        ("memory.clear", r"'memory\.clear' is a method of a submodule; add a method to the model that calls it"),
+        (
+            "rest",
+            r"model: reset: the model has no attribute or method 'rest'; did you mean 'reset'\?",
+        ),
+        (
+            "memory.clear",
+            r"'memory\.clear' is a method of a submodule; add a method to the model that calls it",
+        ),
     ],
 )
 def test_missing_reset_method_is_rejected(name: str, message: str, scripted: bool) -> None:
     with pytest.raises(SpecError, match=message) as caught:
-        prepared(as_given(seeded(OptionalState), scripted=scripted), random_inputs(2, 4), reset=name)
+        prepared(
+            as_given(seeded(OptionalState), scripted=scripted), random_inputs(2, 4), reset=name
+        )
     assert caught.value.code == "CP-RESET"
 
 
 @pytest.mark.parametrize("scripted", [False, True])
 def test_reset_method_takes_no_arguments(scripted: bool) -> None:
     model = as_given(seeded(Versioned), scripted=scripted)
-    with pytest.raises(SpecError, match=r"reset: upgrade\(by\) takes arguments, expected none") as caught:
+    with pytest.raises(
+        SpecError, match=r"reset: upgrade\(by\) takes arguments, expected none"
+    ) as caught:
         prepared(model, X, reset="upgrade")
     assert caught.value.code == "CP-RESET"
-    with pytest.raises(SpecError, match="reset: 'version' is a int, expected a method without arguments"):
+    with pytest.raises(
+        SpecError, match="reset: 'version' is a int, expected a method without arguments"
+    ):
         prepared(model, X, reset="version")
 
 
@@ -126,5 +171,10 @@ def test_prepare_rejects_other_types() -> None:
 
 def test_freeze_checks_names_before_writing(tmp_path: Any) -> None:
     with pytest.raises(SpecError, match="no attribute or method 'none'"):
-        freeze(seeded(Versioned), {"x": X}, out=tmp_path / "out", options=FreezeOptions(preserve=["none"]))
+        freeze(
+            seeded(Versioned),
+            {"x": X},
+            out=tmp_path / "out",
+            options=FreezeOptions(preserve=["none"]),
+        )
     assert not (tmp_path / "out").exists()

@@ -43,15 +43,21 @@ def test_placed_subject_keeps_its_host() -> None:
     assert subject.on_host is subject
 
 
-@pytest.mark.parametrize(("recipe", "model"), [("torchscript-frozen", Counter), ("torchscript-optimized", Mlp)])
-def test_freeze_on_another_device(recipe: str, model: type[nn.Module], tmp_path: Path, target: Target) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "model"), [("torchscript-frozen", Counter), ("torchscript-optimized", Mlp)]
+)
+def test_freeze_on_another_device(
+    recipe: str, model: type[nn.Module], tmp_path: Path, target: Target
+) -> None:
     subject = subject_of(seeded(model), {"x": X}, {"x": {0: BATCH}})
     (tmp_path / "candidate").mkdir()
     candidate = build(subject, RECIPES[recipe], target, tmp_path / "candidate")
     judgement = judge(subject, [candidate], target, limits=ANY_SPEED, policy=QUICK)
     assert judgement.winner is not None, judgement.reason
     assert judgement.reference.float64
-    artifact = assemble(subject, judgement, target, dest=tmp_path / "out", provenance={}, failures={})
+    artifact = assemble(
+        subject, judgement, target, dest=tmp_path / "out", provenance={}, failures={}
+    )
     torch.testing.assert_close(freezer.load(artifact.folder)(x=X), subject.fresh()(X))
 
 
@@ -59,10 +65,20 @@ def test_keep_eager_writes_the_captured_program(tmp_path: Path, target: Target) 
     model = mlp()
     subject = subject_of(model, {"x": X}, {"x": {0: BATCH}})
     slow = replace(ANY_SPEED, speedup_min=1e9)
-    artifact, why = keep_eager(subject, target, dest=tmp_path / "out", limits=slow, policy=QUICK, provenance={}, failures={})
+    artifact, why = keep_eager(
+        subject,
+        target,
+        dest=tmp_path / "out",
+        limits=slow,
+        policy=QUICK,
+        provenance={},
+        failures={},
+    )
     assert artifact is not None
     assert why == "the captured program serves (export)"
-    assert (artifact.manifest.verdict, artifact.manifest.device_class) == ("kept-eager", HERE), "at any speed"
+    assert (artifact.manifest.verdict, artifact.manifest.device_class) == ("kept-eager", HERE), (
+        "at any speed"
+    )
     assert artifact.manifest.recipe.name == "captured"
     assert artifact.manifest.recipe.lowering == "exported"
     assert torch.equal(freezer.load(artifact.folder)(x=X), model(X))
@@ -85,12 +101,19 @@ class Breaks(nn.Module):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (MakesOnCpu, "on cpu, expected a dense tensor on meta; .* it runs on the CPU, but not on meta"),
+        (
+            MakesOnCpu,
+            "on cpu, expected a dense tensor on meta; .* it runs on the CPU, but not on meta",
+        ),
         (Breaks, "it runs on the CPU, but not on meta: create tensors on the device"),
     ],
 )
-def test_placed_rejects_models_tied_to_the_cpu(model: type[nn.Module], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("freezer.freezing.models.calls.same_bytes", lambda *_: True)  # meta tensors have no bytes
+def test_placed_rejects_models_tied_to_the_cpu(
+    model: type[nn.Module], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "freezer.freezing.models.calls.same_bytes", lambda *_: True
+    )  # meta tensors have no bytes
     subject = subject_of(model(), {"x": X})
     with pytest.raises(JudgeError, match=message) as caught:
         placed(subject, torch.device("meta"))

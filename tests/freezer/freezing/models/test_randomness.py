@@ -57,8 +57,12 @@ def test_baked_in_values_are_rejected(function: Callable[[Tensor], Tensor], tmp_
     assert judgement.reason == f"portable: {PROBLEM}"
 
 
-@pytest.mark.parametrize(("recipe", "function"), [("torchscript-frozen", of_torch), ("portable", dropped)])
-def test_random_models_are_published(function: Callable[[Tensor], Tensor], recipe: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "function"), [("torchscript-frozen", of_torch), ("portable", dropped)]
+)
+def test_random_models_are_published(
+    function: Callable[[Tensor], Tensor], recipe: str, tmp_path: Path
+) -> None:
     subject = subject_of(Calling(function), {"x": X})
     judgement = judgement_of(subject, [candidate_of(subject, recipe, tmp_path / "candidate")])
     assert judgement.verdict == "published", judgement.reason
@@ -85,7 +89,12 @@ def test_one_draw_counts_as_one_sample() -> None:
 
 def test_canary_accepts_other_draws(tmp_path: Path) -> None:
     options = replace(QUICK_OPTIONS, recipes=["torchscript-frozen"])
-    result = freeze(Calling(of_torch).eval(), {"x": random_inputs(32, 32)}, out=tmp_path / "artifact", options=options)
+    result = freeze(
+        Calling(of_torch).eval(),
+        {"x": random_inputs(32, 32)},
+        out=tmp_path / "artifact",
+        options=options,
+    )
     assert result.artifact is not None, result.reason
     model = open_artifact(result.artifact, torch.get_num_threads(), LoadOptions(canary=False))
     for _ in range(20):
@@ -101,5 +110,10 @@ def test_rounding_is_not_randomness() -> None:
 def test_repeated_values_may_be_chance() -> None:
     coins = [torch.tensor(0), torch.tensor(1)]
     throws = iter([0] * (NUM_MORE_CALLS - 1) + [1])
-    assert baked_in([[coins[0]], [coins[1]]], [[coins[0]], [coins[0]]], lambda: [coins[next(throws)]]) is None
-    assert baked_in([[coins[0]], [coins[1]]], [[coins[0]], [coins[0]]], lambda: [coins[0]]) == PROBLEM
+    assert (
+        baked_in([[coins[0]], [coins[1]]], [[coins[0]], [coins[0]]], lambda: [coins[next(throws)]])
+        is None
+    )
+    assert (
+        baked_in([[coins[0]], [coins[1]]], [[coins[0]], [coins[0]]], lambda: [coins[0]]) == PROBLEM
+    )

@@ -16,7 +16,8 @@ from freezer.spec.parse import declared_spec
 from freezer.spec.sizes import interior_points
 
 SPEC = declared_spec(
-    {"x": {"shape": ["batch", 4]}, "ids": {"shape": ["batch"], "dtype": "int64", "range": [3, 5]}}, {"batch": {"max": 9}}
+    {"x": {"shape": ["batch", 4]}, "ids": {"shape": ["batch"], "dtype": "int64", "range": [3, 5]}},
+    {"batch": {"max": 9}},
 )
 
 
@@ -39,7 +40,11 @@ def test_generated_values_fit_dtype_and_range() -> None:
     )
     assert abs(float(normal.mean())) < 0.2
     assert 0.8 < float(normal.std()) < 1.2
-    assert (float(uniform.min()) >= 2, float(uniform.max()) <= 4, float(uniform.std()) > 0.4) == (True, True, True)
+    assert (float(uniform.min()) >= 2, float(uniform.max()) <= 4, float(uniform.std()) > 0.4) == (
+        True,
+        True,
+        True,
+    )
     assert ids.dtype == torch.int32
     assert ids.unique().tolist() == [7, 8, 9]
     assert set(coins.tolist()) == {False, True}
@@ -50,7 +55,10 @@ def test_generated_values_fit_dtype_and_range() -> None:
 
 
 def masks_of(name: str, dtype: str, *shape: int) -> list[torch.Tensor]:
-    return [item.tensors[name] for item in generate(declared_spec({name: {"shape": list(shape), "dtype": dtype}}, {}))]
+    return [
+        item.tensors[name]
+        for item in generate(declared_spec({name: {"shape": list(shape), "dtype": dtype}}, {}))
+    ]
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int64", "bfloat16"])
@@ -63,7 +71,9 @@ def test_generated_masks_are_ones_then_zeros(name: str, dtype: str) -> None:
             assert mask.shape == shape
             lengths = mask.to(torch.int64).sum(-1, keepdim=True)
             ones = torch.arange(shape[-1]) < lengths
-            assert torch.equal(mask != 0, ones.flip(-1) if index % 4 == 2 else ones), "ones, then zeros"
+            assert torch.equal(mask != 0, ones.flip(-1) if index % 4 == 2 else ones), (
+                "ones, then zeros"
+            )
             assert lengths.min() >= 1
         whole = [bool((mask != 0).all()) for mask in masks]
         either = dtype == "bool" or name == "key_padding_mask"
@@ -72,7 +82,9 @@ def test_generated_masks_are_ones_then_zeros(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("order", [("batch", "seq"), ("seq", "batch")])
 def test_largest_corner_is_padded_on_both_sides(order: tuple[str, str]) -> None:
-    """A candidate that uses row 0's mask for all rows differs there, whatever the order of the dims."""
+    """A candidate that uses row 0's mask for all rows differs there, whatever the order of the
+    dims.
+    """
     sizes = {"batch": 6, "seq": 9}
     inputs = {
         "x": {"shape": ["batch", "seq"]},
@@ -80,20 +92,29 @@ def test_largest_corner_is_padded_on_both_sides(order: tuple[str, str]) -> None:
         "lengths": {"shape": ["batch"], "dtype": "int64", "range": [1, 9]},
     }
     sets = generate(declared_spec(inputs, {name: {"max": sizes[name]} for name in order}))
-    padded = [item.tensors["attention_mask"] for item in sets if item.point == sizes and not item.tensors["attention_mask"].all()]
+    padded = [
+        item.tensors["attention_mask"]
+        for item in sets
+        if item.point == sizes and not item.tensors["attention_mask"].all()
+    ]
     assert all((mask != mask[0]).any() for mask in padded), "rows differ"
     assert {bool(mask[:, 0].all()) for mask in padded} == {True, False}, "right and left"
     assert all(int(item.tensors["lengths"].max()) <= item.point["seq"] for item in sets)
 
 
 def test_mask_example_gets_no_range() -> None:
-    spec, _ = example_spec({"attention_mask": torch.ones(2, 6, dtype=torch.int64), "mask_ids": torch.tensor([0, 7])}, {})
+    spec, _ = example_spec(
+        {"attention_mask": torch.ones(2, 6, dtype=torch.int64), "mask_ids": torch.tensor([0, 7])},
+        {},
+    )
     assert [item.range for item in spec.tensors] == [None, (0, 7)]
     assert (generate(spec)[0].tensors["attention_mask"] == 0).any()
 
 
 def test_integer_input_needs_a_range() -> None:
-    with pytest.raises(SpecError, match=r"input 'x': an integer input needs `range: \[low, high\]`"):
+    with pytest.raises(
+        SpecError, match=r"input 'x': an integer input needs `range: \[low, high\]`"
+    ):
         generate(spec_of(dtype="int64"))
 
 
@@ -103,12 +124,16 @@ def test_sets_respect_multiples() -> None:
     assert {item.tensors["x"].shape[0] for item in generate(spec)} == {4, 12, 44, *between}
     sets = input_sets(match_samples([{"x": torch.zeros(8)}], spec), spec, (), fill_up=False)
     assert {item.point["n"] for item in sets} == {8, 4, 12, 44, *between}
-    with pytest.raises(SpecError, match="dim 'n' is 6, expected one size for all inputs, 4 to 44 in multiples of 4"):
+    with pytest.raises(
+        SpecError, match="dim 'n' is 6, expected one size for all inputs, 4 to 44 in multiples of 4"
+    ):
         match_samples([{"x": torch.zeros(6)}], spec)
 
 
 def test_missing_points_repeat_rows() -> None:
-    sets = match_samples([{"x": torch.arange(8.0).reshape(2, 4), "ids": torch.tensor([3, 4])}], SPEC)
+    sets = match_samples(
+        [{"x": torch.arange(8.0).reshape(2, 4), "ids": torch.tensor([3, 4])}], SPEC
+    )
     covered = input_sets(sets, SPEC, (), fill_up=False)
     assert [item.point["batch"] for item in covered] == [2, 1, 9, 3, 5, 8]
     assert covered[2].tensors["ids"].tolist() == [3, 4, 3, 4, 3, 4, 3, 4, 3]

@@ -1,4 +1,6 @@
-"""Sources: python factories, TorchScript files, transformers classes and folders; digests of weights."""
+"""Sources: python factories, TorchScript files, transformers classes and folders; digests of
+weights.
+"""
 
 from __future__ import annotations
 
@@ -42,16 +44,21 @@ def load(text: str, folder: Path = Path(), **settings: Any) -> nn.Module:
 
 
 def test_seed_sets_a_factorys_random_weights(tmp_path: Path) -> None:
-    (tmp_path / "seeded_module.py").write_text("from torch import nn\ndef make():\n    return nn.Linear(2, 2)\n")
+    (tmp_path / "seeded_module.py").write_text(
+        "from torch import nn\ndef make():\n    return nn.Linear(2, 2)\n"
+    )
     one, same, other = (
-        weights_digest(load("python:seeded_module:make", seed=seed, search_path=(str(tmp_path),))) for seed in (0, 0, 1)
+        weights_digest(load("python:seeded_module:make", seed=seed, search_path=(str(tmp_path),)))
+        for seed in (0, 0, 1)
     )
     assert one == same != other
 
 
 def test_factory_may_import_neighbours_late(tmp_path: Path) -> None:
     (tmp_path / "late_neighbour.py").write_text("from torch import nn\nmodel = nn.Linear(2, 3)\n")
-    (tmp_path / "late_factory.py").write_text("def make():\n    import late_neighbour\n    return late_neighbour.model\n")
+    (tmp_path / "late_factory.py").write_text(
+        "def make():\n    import late_neighbour\n    return late_neighbour.model\n"
+    )
     path = list(sys.path)
     assert isinstance(load("python:late_factory:make", search_path=(str(tmp_path),)), nn.Linear)
     assert sys.path == path
@@ -67,7 +74,10 @@ def test_torchscript_path_is_relative_to_the_folder(tmp_path: Path) -> None:
 
 
 def test_transformers_config_makes_random_weights() -> None:
-    one, same, other = (load("transformers:BertConfig", args=TINY_BERT, weights="random", seed=seed) for seed in (0, 0, 1))
+    one, same, other = (
+        load("transformers:BertConfig", args=TINY_BERT, weights="random", seed=seed)
+        for seed in (0, 0, 1)
+    )
     assert type(one).__name__ == "BertModel"
     assert weights_digest(one) == weights_digest(same) != weights_digest(other)
     named = load("transformers:BertForSequenceClassification", args=TINY_BERT, weights="random")
@@ -90,12 +100,24 @@ def test_transformers_folder_keeps_its_class(tmp_path: Path) -> None:
         ("resnet50", "got 'resnet50', expected python:…, torchscript:…, export:…"),
         ("onnx:model.onnx", "expected python:…"),
         ("model.pt", "a file needs its kind before it, as in torchscript:model.pt"),
-        ("https://host/model.pt2", "a file needs its kind before it, as in torchscript:https://host/model.pt2"),
-        ("pickle:model.pt", r"runs code when it is loaded; add `trust: true` \(with `coldpress freeze`, `--trust`\)"),
+        (
+            "https://host/model.pt2",
+            "a file needs its kind before it, as in torchscript:https://host/model.pt2",
+        ),
+        (
+            "pickle:model.pt",
+            (
+                r"runs code when it is loaded; add `trust: true` \(with `coldpress freeze`,"
+                r" `--trust`\)"
+            ),
+        ),
         ("python:module", "expected python:MODULE:FUNCTION"),
         (
             "torchscript:none.jit",
-            r"none\.jit does not exist; paths are relative to the catalog's folder \(.*, the working directory\)",
+            (
+                r"none\.jit does not exist; paths are relative to the catalog's folder \(.*, the"
+                r" working directory\)"
+            ),
         ),
     ],
 )
@@ -107,23 +129,46 @@ def test_parse_source_rejects_bad_sources(tmp_path: Path, text: str, message: st
 @pytest.mark.parametrize(
     ("text", "settings", "message"),
     [
-        ("python:tests.models:none", {}, "module 'tests.models' has no function 'none'; it has: .*mlp"),
-        ("python:tests.no_such:mlp", {}, "module 'tests.no_such' cannot be imported: ModuleNotFoundError"),
+        (
+            "python:tests.models:none",
+            {},
+            "module 'tests.models' has no function 'none'; it has: .*mlp",
+        ),
+        (
+            "python:tests.no_such:mlp",
+            {},
+            "module 'tests.no_such' cannot be imported: ModuleNotFoundError",
+        ),
         ("python:tests.models:no_model", {}, "returned a str, expected an nn.Module"),
-        ("python:tests.models:broken", {}, "source python:tests.models:broken: RuntimeError: weights are gone"),
-        ("python:tests.models:mlp", {"args": {"width": 1}}, "TypeError: .*unexpected keyword argument 'width'"),
+        (
+            "python:tests.models:broken",
+            {},
+            "source python:tests.models:broken: RuntimeError: weights are gone",
+        ),
+        (
+            "python:tests.models:mlp",
+            {"args": {"width": 1}},
+            "TypeError: .*unexpected keyword argument 'width'",
+        ),
         ("transformers:NoSuchConfig", {"weights": "random"}, "has no class 'NoSuchConfig'"),
         ("torchscript:bad.jit", {}, "source torchscript:.*bad.jit: RuntimeError"),
     ],
 )
-def test_load_source_explains_failures(tmp_path: Path, text: str, settings: Any, message: str) -> None:
+def test_load_source_explains_failures(
+    tmp_path: Path, text: str, settings: Any, message: str
+) -> None:
     (tmp_path / "bad.jit").write_bytes(b"no zip")
     with pytest.raises(SourceError, match=message):
         load(text, tmp_path, **settings)
 
 
 def test_digest_covers_parameters_and_buffers() -> None:
-    digests = {weights_digest(mlp()), weights_digest(mlp(9)), weights_digest(mlp().double()), weights_digest(mlp().half())}
+    digests = {
+        weights_digest(mlp()),
+        weights_digest(mlp(9)),
+        weights_digest(mlp().double()),
+        weights_digest(mlp().half()),
+    }
     assert len(digests) == 4
     assert weights_digest(mlp()) == weights_digest(mlp())
     counter = seeded(Counter)
@@ -142,7 +187,9 @@ def test_digest_covers_unsaved_buffers() -> None:
 class Two(nn.Module):
     """A model with nested inputs and a constant."""
 
-    def forward(self, x: torch.Tensor, state: tuple[torch.Tensor, torch.Tensor], scale: float = 1.0) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, state: tuple[torch.Tensor, torch.Tensor], scale: float = 1.0
+    ) -> torch.Tensor:
         out: torch.Tensor = x * scale + state[0] + state[1]
         return out
 
@@ -176,11 +223,16 @@ def test_exported_program_has_its_own_spec(tmp_path: Path) -> None:
 def test_method_selects_a_program(tmp_path: Path) -> None:
     from torch.export.pt2_archive._package import package_pt2
 
-    programs = {name: torch.export.export(mlp(hidden), (X,)) for name, hidden in (("forward", 8), ("encode", 5))}
+    programs = {
+        name: torch.export.export(mlp(hidden), (X,))
+        for name, hidden in (("forward", 8), ("encode", 5))
+    }
     package_pt2(str(tmp_path / "both.pt2"), exported_programs=programs)
     assert torch.equal(load("export:both.pt2", tmp_path, method="encode")(X), mlp(5)(X))
     assert torch.equal(load("export:both.pt2", tmp_path)(X), mlp()(X))
-    with pytest.raises(SourceError, match="has no method 'decode'; it has encode, forward") as caught:
+    with pytest.raises(
+        SourceError, match="has no method 'decode'; it has encode, forward"
+    ) as caught:
         load("export:both.pt2", tmp_path, method="decode")
     assert caught.value.code == "CP-SOURCE-METHOD"
     with torchscript_deprecations_silenced():
@@ -209,7 +261,11 @@ def pickled_inputs(name: str, content: bytes) -> bytes:
 
 
 def called_in_size(name: str, content: bytes) -> bytes:
-    return re.sub(rb'"expr_str": "([^"]*)"', lambda found: f'"expr_str": "{CALL} or '.encode() + found[1] + b'"', content)
+    return re.sub(
+        rb'"expr_str": "([^"]*)"',
+        lambda found: f'"expr_str": "{CALL} or '.encode() + found[1] + b'"',
+        content,
+    )
 
 
 def called_in_guard(name: str, content: bytes) -> bytes:
@@ -225,7 +281,9 @@ def dynamic(path: Path) -> None:
         return x.flatten() * (x.shape[0] // 2) + x.shape[0] * 2.5
 
     program = torch.export.export(
-        Plain(forward), (torch.ones(4, 3),), dynamic_shapes={"x": {0: torch.export.Dim("n", min=2, max=8)}}
+        Plain(forward),
+        (torch.ones(4, 3),),
+        dynamic_shapes={"x": {0: torch.export.Dim("n", min=2, max=8)}},
     )
     torch.export.save(program, path)
 
@@ -250,7 +308,9 @@ def test_load_without_trust_runs_no_code(
     with zipfile.ZipFile("good.pt2") as good, zipfile.ZipFile("bad.pt2", "w") as bad:
         for name in good.namelist():
             bad.writestr(name, attack(name, good.read(name)))
-    with pytest.raises(SourceError, match=r"torch would run when it opens the file; .* add `trust: true`") as caught:
+    with pytest.raises(
+        SourceError, match=r"torch would run when it opens the file; .* add `trust: true`"
+    ) as caught:
         load("export:bad.pt2", tmp_path)
     assert caught.value.code == "CP-TRUST"
     with pytest.raises(IntegrityError, match="torch would run when it opens the file"):

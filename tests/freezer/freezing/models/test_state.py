@@ -1,4 +1,6 @@
-"""Frozen stateful models answer like eager over sequences of calls, and reset restores the initial state."""
+"""Frozen stateful models answer like eager over sequences of calls, and reset restores the initial
+state.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,15 @@ from freezer.freezing.models.subject import Subject, SubjectOptions, prepare
 from freezer.freezing.models.weights import weights_digest
 from freezer.freezing.validation.reference import run_reference
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from tests.freezer.models_state import HiddenState, InPlace, Number, OptionalState, Reassigned, RunningMean, Tracker
+from tests.freezer.models_state import (
+    HiddenState,
+    InPlace,
+    Number,
+    OptionalState,
+    Reassigned,
+    RunningMean,
+    Tracker,
+)
 from tests.models import seeded
 from tests.steps import ANY_SPEED, BATCH, HERE, QUICK, candidate_of, judgement_of, random_inputs
 
@@ -36,12 +46,20 @@ FAST = {
 
 
 def inputs_of(model: type[nn.Module], seed: int = 0) -> Tensor:
-    return random_inputs(2, 3, 8, 8, seed=seed) if model is RunningMean else random_inputs(2, 4, seed=seed)
+    return (
+        random_inputs(2, 3, 8, 8, seed=seed)
+        if model is RunningMean
+        else random_inputs(2, 4, seed=seed)
+    )
 
 
-def stateful(model: nn.Module, x: Tensor, reset: str | None = "reset", dims: Any = None, **kwargs: Any) -> Subject:
+def stateful(
+    model: nn.Module, x: Tensor, reset: str | None = "reset", dims: Any = None, **kwargs: Any
+) -> Subject:
     spec, example = example_spec({"x": x}, dims or {})
-    return prepare("model", model, spec, [example], SubjectOptions(fill_up=True, reset=reset, **kwargs))
+    return prepare(
+        "model", model, spec, [example], SubjectOptions(fill_up=True, reset=reset, **kwargs)
+    )
 
 
 def scripted(model: nn.Module) -> nn.Module:
@@ -52,7 +70,9 @@ def scripted(model: nn.Module) -> nn.Module:
 
 def alike(recipe: str, model: type[nn.Module]) -> Callable[[Tensor, Tensor], None]:
     """A comparison of answers: exact if the same kernels run."""
-    same_kernels = recipe in ("torchscript-exact", "portable") or (recipe == "torchscript-frozen" and model is not RunningMean)
+    same_kernels = recipe in ("torchscript-exact", "portable") or (
+        recipe == "torchscript-frozen" and model is not RunningMean
+    )
 
     def check(got: Tensor, expected: Tensor) -> None:
         if same_kernels:
@@ -71,7 +91,9 @@ def alike(recipe: str, model: type[nn.Module]) -> Callable[[Tensor, Tensor], Non
         for recipe in RECIPES
     ],
 )
-def test_frozen_stateful_model_answers_like_eager(kind: type[nn.Module], recipe: str, tmp_path: Path) -> None:
+def test_frozen_stateful_model_answers_like_eager(
+    kind: type[nn.Module], recipe: str, tmp_path: Path
+) -> None:
     subject = stateful(seeded(kind), inputs_of(kind))
     candidate = candidate_of(subject, recipe, tmp_path / "c")
     assert candidate.capture == "script"
@@ -99,7 +121,9 @@ def test_torchscript_file_keeps_state_and_methods(recipe: str, tmp_path: Path) -
     spec, _ = example_spec({"x": inputs_of(Tracker)}, {})
     source = parse_source("torchscript:tracker.pt", folder=tmp_path)
     kept = ["threshold", "encode", "windows"]
-    subject = load_subject(source, "tracker", spec, None, SubjectOptions(preserve=kept, reset="reset"))
+    subject = load_subject(
+        source, "tracker", spec, None, SubjectOptions(preserve=kept, reset="reset")
+    )
     candidate = candidate_of(subject, recipe, tmp_path / "c")
     found = judgement_of(subject, [candidate])
     assert (found.verdict, found.reference.stateful) == ("published", True), found.reason
@@ -121,7 +145,9 @@ def test_method_of_a_file_keeps_its_reset(tmp_path: Path) -> None:
     spec, _ = example_spec({"x": inputs_of(Tracker)}, {})
     source = parse_source("torchscript:tracker.pt", folder=tmp_path, method="follow")
     kept = ["model.threshold", "encode"]
-    subject = load_subject(source, "tracker", spec, None, SubjectOptions(preserve=kept, reset="reset"))
+    subject = load_subject(
+        source, "tracker", spec, None, SubjectOptions(preserve=kept, reset="reset")
+    )
     candidate = candidate_of(subject, "torchscript-frozen", tmp_path / "c")
     found = judgement_of(subject, [candidate])
     assert (found.verdict, found.reference.stateful) == ("published", True), found.reason
@@ -140,11 +166,19 @@ def test_judging_resets_between_sets(kind: type[nn.Module], tmp_path: Path) -> N
     assert found.verdict == "published", found.reason
     assert [trial.problem for trial in found.trials] == [None, None, None]
     reference = found.reference
-    assert (reference.stateful, reference.deterministic, reference.float64) == (True, True, True), reference.note
-    assert [call.kind for call in reference.calls] == ["single"] * len(subject.sets) + ["sequence"] * 4 + ["after-reset"]
+    assert (reference.stateful, reference.deterministic, reference.float64) == (
+        True,
+        True,
+        True,
+    ), reference.note
+    assert [call.kind for call in reference.calls] == ["single"] * len(subject.sets) + [
+        "sequence"
+    ] * 4 + ["after-reset"]
     assert torch.equal(reference.calls[-1].eager[0], reference.calls[0].eager[0])
     for call in reference.singles:
-        assert torch.equal(call.eager[0], subject.fresh()(subject.sets[call.set_index].tensors["x"]).detach())
+        assert torch.equal(
+            call.eager[0], subject.fresh()(subject.sets[call.set_index].tensors["x"]).detach()
+        )
 
 
 class Forgetful(InPlace):
@@ -192,7 +226,10 @@ def used(model: nn.Module) -> nn.Module:
 
 
 def test_incomplete_reset_is_an_error() -> None:
-    message = r"model: after reset\(\) the model answers input set \d differently .* call it before freezing"
+    message = (
+        r"model: after reset\(\) the model answers input set \d differently .* call it before"
+        r" freezing"
+    )
     for model in (seeded(Lasting), used(seeded(InPlace))):
         with pytest.raises(JudgeError, match=message) as caught:
             run_reference(stateful(model, inputs_of(InPlace)))
@@ -203,14 +240,18 @@ def test_incomplete_reset_is_an_error() -> None:
 
 
 def test_failing_reset_is_an_error() -> None:
-    with pytest.raises(JudgeError, match=r"model: reset\(\) raises RuntimeError: no state") as caught:
+    with pytest.raises(
+        JudgeError, match=r"model: reset\(\) raises RuntimeError: no state"
+    ) as caught:
         run_reference(stateful(seeded(Failing), inputs_of(InPlace)))
     assert caught.value.code == "CP-RESET"
 
 
 def test_inductor_rejects_reset_methods(tmp_path: Path) -> None:
     with pytest.raises(FreezeError, match="reset") as caught:
-        candidate_of(stateful(seeded(InPlace), inputs_of(InPlace)), "inductor-frozen", tmp_path / "c")
+        candidate_of(
+            stateful(seeded(InPlace), inputs_of(InPlace)), "inductor-frozen", tmp_path / "c"
+        )
     assert caught.value.code == "CP-PRESERVE"
 
 
@@ -248,13 +289,17 @@ def test_value_of_the_first_input_is_state() -> None:
 
 
 def test_cache_by_size_is_not_state() -> None:
-    found = run_reference(stateful(Memo().eval(), random_inputs(2, 4), reset=None, dims={"x": {0: BATCH}}))
+    found = run_reference(
+        stateful(Memo().eval(), random_inputs(2, 4), reset=None, dims={"x": {0: BATCH}})
+    )
     assert (found.stateful, found.deterministic) == (False, True)
 
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A torchscript-optimized artifact of a model with state, a version and a reset method, for batch 1 to 4."""
+    """A torchscript-optimized artifact of a model with state, a version and a reset method, for
+    batch 1 to 4.
+    """
     out = tmp_path_factory.mktemp("state") / "hidden"
     result = freeze(
         seeded(HiddenState),

@@ -97,7 +97,10 @@ def test_named_devices_have_their_lines(saved: bool, tmp_path: Path) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a worker with a GPU takes it")
 def test_gpu_file_is_rejected_on_a_cpu(tmp_path: Path) -> None:
     scripted(MadeForGpu(), tmp_path)
-    with pytest.raises(SourceError, match=r"names the device cuda \(test_torchscript_module\.py:\d+: return y\.cuda"):
+    with pytest.raises(
+        SourceError,
+        match=r"names the device cuda \(test_torchscript_module\.py:\d+: return y\.cuda",
+    ):
         load_source(parse_source("torchscript:model.pt", folder=tmp_path))
 
 

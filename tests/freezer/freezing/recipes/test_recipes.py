@@ -19,7 +19,13 @@ def names(*wanted: str, portable: bool = False) -> list[str]:
 
 
 def test_select_auto_and_all() -> None:
-    assert names("auto") == ["torchscript-frozen", "torchscript-optimized", "openvino", "onnxruntime", "inductor-frozen"]
+    assert names("auto") == [
+        "torchscript-frozen",
+        "torchscript-optimized",
+        "openvino",
+        "onnxruntime",
+        "inductor-frozen",
+    ]
     assert names("all") == [name for name in RECIPES if name != "portable"]
     assert names("all", portable=True) == ["portable"]
     assert names("auto", portable=True) == ["portable"]
@@ -34,10 +40,17 @@ def test_select_by_name() -> None:
 
 def test_auto_leaves_out_engines_that_are_not_installed() -> None:
     def with_packages(*wanted: str) -> list[str]:
-        return [recipe.name for recipe in select(wanted, portable=False, installed=("torch", "onnxruntime", "openvino"))]
+        return [
+            recipe.name
+            for recipe in select(
+                wanted, portable=False, installed=("torch", "onnxruntime", "openvino")
+            )
+        ]
 
     assert with_packages("auto") == [name for name in names("auto") if name != "onnxruntime"]
-    assert with_packages("auto", "onnxruntime") == names("auto"), "a named recipe is tried, and fails with the command to install"
+    assert with_packages("auto", "onnxruntime") == names("auto"), (
+        "a named recipe is tried, and fails with the command to install"
+    )
     lacking = left_out(["auto"], installed=["onnxruntime", "openvino"])
     assert lacking == "onnxruntime is left out, which needs `pip install onnx onnxscript`"
     assert not left_out(["auto"], installed=["onnxruntime", "onnx", "onnxscript", "openvino"])
@@ -50,7 +63,9 @@ def test_packages_of_other_engines_are_not_in_the_toolchain() -> None:
 
 
 def test_unknown_recipe_lists_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="unknown recipe 'tensorrt'; expected auto, all, eager, torchscript-frozen"):
+    with pytest.raises(
+        UsageError, match="unknown recipe 'tensorrt'; expected auto, all, eager, torchscript-frozen"
+    ):
         names("tensorrt")
 
 
@@ -63,14 +78,19 @@ def test_recipe_names_known_captures_and_lowerings(key: str) -> None:
 
 
 def test_captures_are_tried_in_order() -> None:
-    through_torchscript = [(name, "torchscript") for name in ("as-is", "trace", "script", "trace-sizes")]
+    through_torchscript = [
+        (name, "torchscript") for name in ("as-is", "trace", "script", "trace-sizes")
+    ]
     assert list(RECIPES["torchscript-frozen"].ways) == through_torchscript
     exported = [("export", "exported"), ("export-strict", "exported")]
     assert list(RECIPES["portable"].ways) == [*exported, *through_torchscript]
 
 
 def test_recipes_differ_in_settings() -> None:
-    settings = [sorted((*recipe.settings.items(), ("portable", recipe.portable))) for recipe in RECIPES.values()]
+    settings = [
+        sorted((*recipe.settings.items(), ("portable", recipe.portable)))
+        for recipe in RECIPES.values()
+    ]
     assert all(settings.count(one) == 1 for one in settings)
 
 

@@ -15,10 +15,16 @@ from freezer.hardware.device_classes import device_class
 from freezer.runtime.devices import host_fingerprint
 from tests.steps import HERE, python
 
-V4, GPU, PORTABLE = device_class("cpu-x86-64-v4"), device_class("cuda-sm80"), device_class("portable")
+V4, GPU, PORTABLE = (
+    device_class("cpu-x86-64-v4"),
+    device_class("cuda-sm80"),
+    device_class("portable"),
+)
 
-CHECK = "from freezer.errors import UsageError\nfrom freezer.freezing.target.target import target_here\n" + (
-    "try:\n    target_here({here!r}, 1)\nexcept UsageError as error:\n    print(error.coded)\nelse:\n    print('no refusal')\n"
+CHECK = (
+    "from freezer.errors import UsageError\nfrom freezer.freezing.target.target import"
+    " target_here\n" + "try:\n    target_here({here!r}, 1)\nexcept UsageError as error:\n   "
+    " print(error.coded)\nelse:\n    print('no refusal')\n"
 )
 
 
@@ -28,11 +34,16 @@ def said(**environ: str) -> str:
 
 
 def test_reduced_precision_is_refused_by_name() -> None:
-    assert said(ONEDNN_DEFAULT_FPMATH_MODE="BF16") == (
-        "CP-ENVIRONMENT: ONEDNN_DEFAULT_FPMATH_MODE=BF16 in the environment lets oneDNN compute float32 in fewer bits, "
-        "also in the source model; expected unset, or strict. Unset it before Python, or the worker, starts"
+    assert (
+        said(ONEDNN_DEFAULT_FPMATH_MODE="BF16")
+        == "CP-ENVIRONMENT: ONEDNN_DEFAULT_FPMATH_MODE=BF16 in the environment lets oneDNN compute"
+        " float32 in fewer bits, also in the source model; expected unset, or strict. Unset it"
+        " before Python, or the worker, starts"
     )
-    assert said(ONEDNN_DEFAULT_FPMATH_MODE="STRICT", ONEDNN_VERBOSE="0", OMP_NUM_THREADS="2") == "no refusal"
+    assert (
+        said(ONEDNN_DEFAULT_FPMATH_MODE="STRICT", ONEDNN_VERBOSE="0", OMP_NUM_THREADS="2")
+        == "no refusal"
+    )
 
 
 @pytest.mark.parametrize(
@@ -40,7 +51,10 @@ def test_reduced_precision_is_refused_by_name() -> None:
     [
         ({"ONEDNN_CPU_ISA_HINTS": "PREFER_YMM"}, "pack weights for other vectors"),
         ({"MKL_CBWR": "COMPATIBLE"}, "expected unset, or auto or off"),
-        ({"MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}, r"other instructions than those of cpu-x86-64-v4; expected unset, or AVX512"),
+        (
+            {"MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},
+            r"other instructions than those of cpu-x86-64-v4; expected unset, or AVX512",
+        ),
         ({"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}, "in fewer bits"),
         ({"TORCH_DISABLE_FUNCTIONALIZATION_META_REFERENCE": "1"}, "strides"),
     ],
@@ -58,7 +72,12 @@ def test_changed_numbers_or_packing_are_refused(environ: Mapping[str, str], matc
         dict.fromkeys(REFUSED_VARIABLES, ""),
         {name: refused.plain[0].upper() for name, refused in REFUSED_VARIABLES.items()},
         V4.limits,
-        {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3", "TORCHINDUCTOR_FREEZING": "1", "TORCH_LOGS": "+inductor"},
+        {
+            "OMP_NUM_THREADS": "3",
+            "MKL_NUM_THREADS": "3",
+            "TORCHINDUCTOR_FREEZING": "1",
+            "TORCH_LOGS": "+inductor",
+        },
     ],
 )
 def test_harmless_variables_are_accepted(environ: Mapping[str, str]) -> None:
@@ -69,7 +88,9 @@ def test_gpu_variables_are_refused_for_gpus_only() -> None:
     with pytest.raises(UsageError, match="every CUDA library multiply float32 in fewer bits"):
         check_environment(GPU, {"NVIDIA_TF32_OVERRIDE": "1"})
     check_environment(GPU, {"MKL_ENABLE_INSTRUCTIONS": "SSE4_2"})
-    check_environment(PORTABLE, {"MKL_ENABLE_INSTRUCTIONS": "AVX2"})  # set by the limits of another class
+    check_environment(
+        PORTABLE, {"MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+    )  # set by the limits of another class
 
 
 SETTINGS = """
@@ -113,11 +134,17 @@ USERS = {
 
 
 def test_environment_changes_no_torch_setting() -> None:
-    bare = {name: value for name, value in os.environ.items() if not CLEARED.fullmatch(name)} | {"PYTHONHASHSEED": "0"}
-    plain, users = (json.loads(python(SETTINGS, env={**bare, **more}).splitlines()[-1]) for more in ({}, USERS))
+    bare = {name: value for name, value in os.environ.items() if not CLEARED.fullmatch(name)} | {
+        "PYTHONHASHSEED": "0"
+    }
+    plain, users = (
+        json.loads(python(SETTINGS, env={**bare, **more}).splitlines()[-1]) for more in ({}, USERS)
+    )
     differ = {name for name in plain["outside"] if plain["outside"][name] != users["outside"][name]}
     assert len(differ) >= len(USERS) - 1, "torch reads them"
-    assert {name: value for name, value in users["inside"].items() if value != plain["inside"][name]} == {}
+    assert {
+        name: value for name, value in users["inside"].items() if value != plain["inside"][name]
+    } == {}
     assert plain["inside"]["torch._dynamo.config.recompile_limit"] == "77", "set by the program"
     assert plain["inside"]["torch._inductor.config.max_fusion_size"] == "64", "the default of torch"
 
@@ -137,7 +164,11 @@ print(works(*compile))
 
 def test_compilers_ignore_include_paths(tmp_path: Path) -> None:
     (tmp_path / "only_on_the_path.h").write_text("")
-    assert python(INCLUDE, env={**os.environ, "CPATH": str(tmp_path)}).split() == ["True", "False", "True"]
+    assert python(INCLUDE, env={**os.environ, "CPATH": str(tmp_path)}).split() == [
+        "True",
+        "False",
+        "True",
+    ]
 
 
 COMPILER = """

@@ -10,7 +10,9 @@ from torch import Tensor
 from freezer.freezing.validation.drift import Call, DriftReport, Gate, assess, report, scales_of
 
 
-def call(r: Any, e: Any, c: Any, *, index: int = 0, noise: float = 0.0, kind: Any = "single") -> Call:
+def call(
+    r: Any, e: Any, c: Any, *, index: int = 0, noise: float = 0.0, kind: Any = "single"
+) -> Call:
     def leaves(given: Any) -> list[Tensor]:
         return list(given) if isinstance(given, list) else [given]
 
@@ -24,14 +26,20 @@ def call(r: Any, e: Any, c: Any, *, index: int = 0, noise: float = 0.0, kind: An
     )
 
 
-def drift(*calls: Call, limit: float = 3.0, float64: bool = True, names: tuple[str, ...] = ("out",)) -> DriftReport:
+def drift(
+    *calls: Call, limit: float = 3.0, float64: bool = True, names: tuple[str, ...] = ("out",)
+) -> DriftReport:
     gate = Gate(error_ratio_max=limit, float64=float64)
     scales = [scales_of(calls, index, float64=float64) for index in range(len(names))]
     return report(assess("recipe", names, iter(calls), gate, scales), gate)
 
 
-def rounded(size: int, native: float, candidate: float, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-    """A reference, and two float32 outputs that are off by `native` and by `candidate` in every element."""
+def rounded(
+    size: int, native: float, candidate: float, scale: float = 1.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A reference, and two float32 outputs that are off by `native` and by `candidate` in every
+    element.
+    """
     signs = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(size)[:size]
     r = scale * (1 + torch.arange(size, dtype=torch.float64) / size)
     return r, (r + signs * native).float(), (r + signs * candidate).float()

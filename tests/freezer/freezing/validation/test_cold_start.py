@@ -16,7 +16,10 @@ from tests.steps import copy_of
     ("stderr", "message"),
     [
         (
-            "noise\nTraceback (most recent call last):\n  File 'a.py', line 1\nRuntimeError: \nUnknown op: a::b.\n  ~~ <--- HERE",
+            (
+                "noise\nTraceback (most recent call last):\n  File 'a.py', line 1\nRuntimeError:"
+                " \nUnknown op: a::b.\n  ~~ <--- HERE"
+            ),
             "RuntimeError: Unknown op: a::b.",
         ),
         ("Killed\n", "Killed"),
@@ -31,7 +34,9 @@ def test_measure_reports_a_payload_that_fails(scripted: Frozen, tmp_path: Path) 
     broken = copy_of(scripted.artifact, tmp_path / "broken")
     manifest = broken.manifest
     (broken.folder / manifest.payloads[0].path).write_bytes(b"no TorchScript")
-    with pytest.raises(JudgeError, match=r"^a fresh process could not open and call all\.pt: RuntimeError: [^\n]+$"):
+    with pytest.raises(
+        JudgeError, match=r"^a fresh process could not open and call all\.pt: RuntimeError: [^\n]+$"
+    ):
         measure(
             Opening(
                 folder=broken.folder,

@@ -1,4 +1,6 @@
-"""Random outputs: candidates with other means, variances or frequencies are rejected, right ones are not."""
+"""Random outputs: candidates with other means, variances or frequencies are rejected, right ones
+are not.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ import torch
 from torch import Tensor, nn
 
 import freezer
-from freezer.freezing.validation.distributions import MAX_ELEMENTS, NUM_RUNS, distribution_problem, sampled
+from freezer.freezing.validation.distributions import (
+    MAX_ELEMENTS,
+    NUM_RUNS,
+    distribution_problem,
+    sampled,
+)
 from freezer.freezing.validation.judge import Judgement
 from tests.steps import QUICK_OPTIONS, candidate_of, judgement_of, random_inputs, subject_of
 
@@ -57,7 +64,9 @@ def judged(model: nn.Module, served: nn.Module, folder: Path) -> Judgement:
 
 
 @pytest.mark.parametrize("model", [Noisy, Dropping, Sampling])
-def test_zeroed_weights_within_noise_are_rejected(model: Callable[[], Noisy], tmp_path: Path) -> None:
+def test_zeroed_weights_within_noise_are_rejected(
+    model: Callable[[], Noisy], tmp_path: Path
+) -> None:
     assert judged(model(), model(), tmp_path / "right").verdict == "published"
     zeroed = model()
     for parameter in zeroed.parameters():
@@ -67,7 +76,10 @@ def test_zeroed_weights_within_noise_are_rejected(model: Callable[[], Noisy], tm
 
 def test_other_variance_is_rejected(tmp_path: Path) -> None:
     found = judged(Noisy(2.0), Noisy(1.5), tmp_path)
-    assert "the variances of output 'output' differ from eager's over 16 runs of each (by chance in 1e-05 of" in found.reason
+    assert (
+        "the variances of output 'output' differ from eager's over 16 runs of each (by chance in"
+        " 1e-05 of" in found.reason
+    )
 
 
 def runs(draw: Callable[[], Tensor], num: int = NUM_RUNS) -> list[Any]:
@@ -101,14 +113,19 @@ def test_rounding_of_means_is_allowed() -> None:
         return mean * (1 + off) + 1e-2 * torch.randn(20_000)
 
     assert distribution_problem(["y"], runs(lambda: draw(0)), runs(lambda: draw(3e-6))) is None
-    assert "means" in str(distribution_problem(["y"], runs(lambda: draw(0)), runs(lambda: draw(1e-3))))
+    assert "means" in str(
+        distribution_problem(["y"], runs(lambda: draw(0)), runs(lambda: draw(1e-3)))
+    )
 
 
 def test_one_wrong_output_of_many_is_found() -> None:
     torch.manual_seed(0)
 
     def several(wrong: float) -> list[Any]:
-        return [sampled([[torch.randn(50) + wrong * (index == 7) for index in range(10)]]) for _ in range(NUM_RUNS)]
+        return [
+            sampled([[torch.randn(50) + wrong * (index == 7) for index in range(10)]])
+            for _ in range(NUM_RUNS)
+        ]
 
     names = [f"y{index}" for index in range(10)]
     assert distribution_problem(names, several(0), several(0)) is None
@@ -129,7 +146,10 @@ def test_shapes_that_vary_are_reported() -> None:
 def test_artifact_that_draws_integers_loads(tmp_path: Path) -> None:
     """The canary does not expect the integers that were drawn for the golden outputs."""
     result = freezer.freeze(
-        Sampling().eval(), [X], out=tmp_path / "made", options=replace(QUICK_OPTIONS, recipes=["torchscript-frozen"])
+        Sampling().eval(),
+        [X],
+        out=tmp_path / "made",
+        options=replace(QUICK_OPTIONS, recipes=["torchscript-frozen"]),
     )
     assert result.artifact is not None, result.reason
     ids, _ = freezer.load(str(tmp_path / "made"))(X)

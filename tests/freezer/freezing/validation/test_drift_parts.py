@@ -14,8 +14,12 @@ from freezer.numerics import Magnitudes, distances
 from tests.freezer.freezing.validation.drift_calls import call, drift
 
 
-def masked(fill: float, dtype: torch.dtype = torch.float32, *, off: float = 0.0, size: int = 400) -> Call:
-    """Logits of some 10, a quarter of them masked; the candidate's others are off by a part of themselves."""
+def masked(
+    fill: float, dtype: torch.dtype = torch.float32, *, off: float = 0.0, size: int = 400
+) -> Call:
+    """Logits of some 10, a quarter of them masked; the candidate's others are off by a part of
+    themselves.
+    """
     generator = torch.Generator().manual_seed(0)
     r = torch.randn(4, size // 4, dtype=torch.float64, generator=generator) * 10
     r[:, ::4] = fill
@@ -37,15 +41,21 @@ def test_fill_values_hide_no_other_error(fill: float, dtype: torch.dtype, off: f
 
 def test_fill_values_of_small_outputs_are_pooled_separately() -> None:
     assert drift(*(replace(masked(-1e9, size=16), set_index=index) for index in range(4))).passed
-    assert not drift(*(replace(masked(-1e9, off=1e-2, size=16), set_index=index) for index in range(4))).passed
+    assert not drift(
+        *(replace(masked(-1e9, off=1e-2, size=16), set_index=index) for index in range(4))
+    ).passed
 
 
 def scaled(fill: float, *, rows: int, live: int, off: float, add: float = 0.0) -> list[Call]:
-    """Four sets of `rows` scores, of which all but `live` are masked; the candidate's live ones are off."""
+    """Four sets of `rows` scores, of which all but `live` are masked; the candidate's live ones are
+    off.
+    """
     generator, calls = torch.Generator().manual_seed(0), []
     for index in range(4):
         r = torch.full((1, rows), fill, dtype=torch.float64)
-        r[:, torch.randperm(rows, generator=generator)[:live]] = torch.randn(live, dtype=torch.float64, generator=generator) * 10
+        r[:, torch.randperm(rows, generator=generator)[:live]] = (
+            torch.randn(live, dtype=torch.float64, generator=generator) * 10
+        )
         e = r.float()
         calls.append(call(r, e, torch.where(r == fill, e, e * (1 + off) + add), index=index))
     return calls
@@ -53,9 +63,16 @@ def scaled(fill: float, *, rows: int, live: int, off: float, add: float = 0.0) -
 
 @pytest.mark.parametrize(
     ("fill", "rows", "live", "off", "add"),
-    [(-1e9, 20_000, 50, -1.0, 0.0), (-1e9, 5, 2, 0.0, 100.0), (-65504.0, 400, 300, 1e-2, 0.0), (-1e6, 400, 300, 1e-2, 0.0)],
+    [
+        (-1e9, 20_000, 50, -1.0, 0.0),
+        (-1e9, 5, 2, 0.0, 100.0),
+        (-65504.0, 400, 300, 1e-2, 0.0),
+        (-1e6, 400, 300, 1e-2, 0.0),
+    ],
 )
-def test_few_values_below_fill_values_are_judged(fill: float, rows: int, live: int, off: float, add: float) -> None:
+def test_few_values_below_fill_values_are_judged(
+    fill: float, rows: int, live: int, off: float, add: float
+) -> None:
     """Top-50 of 20,000 logits, pointer scores of five, and fill values that are not extreme."""
     assert drift(*scaled(fill, rows=rows, live=live, off=1e-7)).passed
     assert not drift(*scaled(fill, rows=rows, live=live, off=off, add=add)).passed
@@ -69,8 +86,12 @@ def test_sets_are_pooled_by_magnitude() -> None:
     assert not drift(*scaled(-1e9, rows=5, live=2, off=0.0, add=100.0), alone).passed
 
 
-def boxes(axis: int, *, probabilities: float = 1.0, size: float = 1e-4, num_sets: int = 2) -> list[Call]:
-    """Four box coordinates in pixels beside two class probabilities, on `axis` of the output; all between on one row."""
+def boxes(
+    axis: int, *, probabilities: float = 1.0, size: float = 1e-4, num_sets: int = 2
+) -> list[Call]:
+    """Four box coordinates in pixels beside two class probabilities, on `axis` of the output; all
+    between on one row.
+    """
     generator, calls = torch.Generator().manual_seed(0), []
     for index in range(num_sets):
         pixels = torch.rand(1, 100, 4, dtype=torch.float64, generator=generator).exp2() * 300
@@ -112,14 +133,21 @@ def split(values: Tensor, eager: Tensor | None = None) -> list[int]:
     """Elements of each part."""
     magnitudes = Magnitudes()
     magnitudes.add(values, eager)
-    return [sums.num_elements for sums in distances(values, values, limits=magnitudes.limits(torch.float32))]
+    return [
+        sums.num_elements
+        for sums in distances(values, values, limits=magnitudes.limits(torch.float32))
+    ]
 
 
 def test_small_probabilities_pass() -> None:
-    logits = torch.randn(50_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 8
+    logits = (
+        torch.randn(50_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 8
+    )
     probabilities = logits.softmax(0)
     assert split(probabilities, eager=logits.float().softmax(0))[0] > 49_900
-    assert drift(call(probabilities, logits.float().softmax(0), logits.float().log_softmax(0).exp())).passed
+    assert drift(
+        call(probabilities, logits.float().softmax(0), logits.float().log_softmax(0).exp())
+    ).passed
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,10 @@ def test_figures_of_every_output_and_set() -> None:
 
 @pytest.mark.parametrize(
     ("model", "fact"),
-    [(Counter, "a call changes what later calls answer"), (Random, "the same inputs give different outputs")],
+    [
+        (Counter, "a call changes what later calls answer"),
+        (Random, "the same inputs give different outputs"),
+    ],
 )
 def test_facts_of_a_model(model: type[nn.Module], fact: str) -> None:
     assert fact in debug(subject_of(seeded(model), {"x": X})).facts
@@ -82,12 +85,20 @@ def test_nonfinite_elements_are_counted() -> None:
 def test_constant_output_is_warned_of() -> None:
     found = debug(subject_of(Calling(lambda x: (x, x[:1] * 0)), {"x": X}, {"x": {0: BATCH}}))
     (warning,) = found.warnings
-    assert warning == "output '1' is the same for all input sets, so drift in it would not show; check the weights"
+    assert (
+        warning
+        == "output '1' is the same for all input sets, so drift in it would not show; check the"
+        " weights"
+    )
 
 
-def coldpress(folder: Path, *arguments: str, inputs: str = '{"x": {"shape": [2, 3]}}') -> subprocess.CompletedProcess[str]:
+def coldpress(
+    folder: Path, *arguments: str, inputs: str = '{"x": {"shape": [2, 3]}}'
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "freezer.cli", "freeze", *arguments, "--inputs", inputs]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, timeout=120)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=folder, timeout=120
+    )
 
 
 def test_command_runs_scripted_functions_as_python(tmp_path: Path) -> None:
@@ -104,7 +115,9 @@ def test_command_runs_scripted_functions_as_python(tmp_path: Path) -> None:
 def test_command_debugs_a_torchscript_file(tmp_path: Path) -> None:
     with torchscript_deprecations_silenced():
         torch.jit.save(torch.jit.script(nn.Linear(3, 2).eval()), str(tmp_path / "linear.pt"))
-    done = coldpress(tmp_path, "--debug", "torchscript:linear.pt", inputs='{"input": {"shape": [2, 3]}}')
+    done = coldpress(
+        tmp_path, "--debug", "torchscript:linear.pt", inputs='{"input": {"shape": [2, 3]}}'
+    )
     assert done.returncode == 0, done.stderr
     assert "float32 [2, 2]" in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["linear.pt"]
@@ -112,7 +125,9 @@ def test_command_debugs_a_torchscript_file(tmp_path: Path) -> None:
 
 def test_failed_freeze_writes_its_errors(tmp_path: Path) -> None:
     (tmp_path / "scripted_model.py").write_text(SCRIPTED)
-    done = coldpress(tmp_path, "python:scripted_model:listing", "--out", "out", "--recipe", "torchscript-frozen")
+    done = coldpress(
+        tmp_path, "python:scripted_model:listing", "--out", "out", "--recipe", "torchscript-frozen"
+    )
     assert done.returncode == 1
     [folder] = (tmp_path / "out.evidence").iterdir()
     assert "evidence and full errors: out.evidence" in done.stdout
@@ -122,8 +137,14 @@ def test_failed_freeze_writes_its_errors(tmp_path: Path) -> None:
     assert "Traceback (most recent call last)" in text
     assert "scripted_model.py" in text
     done = coldpress(tmp_path, "python:scripted_model:missing", "--out", "out")
-    assert (done.returncode, "full error: out.evidence/errors.txt" in done.stderr) == (1, True), done.stderr
-    assert "Traceback (most recent call last)" in (tmp_path / "out.evidence" / "errors.txt").read_text()
+    assert (done.returncode, "full error: out.evidence/errors.txt" in done.stderr) == (
+        1,
+        True,
+    ), done.stderr
+    assert (
+        "Traceback (most recent call last)"
+        in (tmp_path / "out.evidence" / "errors.txt").read_text()
+    )
     done = coldpress(tmp_path, "python:scripted_model:listing")
     assert done.returncode == 2
     assert "--out is missing: name the folder to write, or --debug to write nothing" in done.stderr

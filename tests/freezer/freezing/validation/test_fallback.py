@@ -1,4 +1,6 @@
-"""The fallback of a winner that needs an engine: which candidate it is, and that it serves from the winner's artifact."""
+"""The fallback of a winner that needs an engine: which candidate it is, and that it serves from the
+winner's artifact.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +46,15 @@ def test_the_fallback_serves_from_the_artifact(
     (tmp_path / "work").mkdir()
     found = with_fallback(subject, judgement, TARGET, tmp_path / "work")
     assert found.fallback is not None
-    speeds = {trial.candidate.recipe: trial.speedup.value for trial in judgement.trials[1:] if trial.speedup}
+    speeds = {
+        trial.candidate.recipe: trial.speedup.value
+        for trial in judgement.trials[1:]
+        if trial.speedup
+    }
     assert found.fallback.candidate.recipe == max(speeds, key=speeds.__getitem__)
-    artifact = assemble(subject, found, TARGET, dest=tmp_path / "artifact", provenance={}, failures={})
+    artifact = assemble(
+        subject, found, TARGET, dest=tmp_path / "artifact", provenance={}, failures={}
+    )
     artifact.verify()
     kinds = {}
     for installed in (True, False):
@@ -61,7 +69,9 @@ def test_the_fallback_serves_from_the_artifact(
     assert [refusal.reason for refusal in model.ladder] == ["runtime_missing"]
 
 
-def test_no_fallback_beyond_the_size_limit(subject: Subject, judgement: Judgement, tmp_path: Path) -> None:
+def test_no_fallback_beyond_the_size_limit(
+    subject: Subject, judgement: Judgement, tmp_path: Path
+) -> None:
     assert judgement.winner is not None
     limits = Limits(size_mb_max=judgement.winner.candidate.size_bytes / 1e6)
     found = with_fallback(subject, replace(judgement, limits=limits), TARGET, tmp_path)
@@ -70,6 +80,8 @@ def test_no_fallback_beyond_the_size_limit(subject: Subject, judgement: Judgemen
     assert "size_mb_max" in found.winner.dropped[-1].reason
 
 
-def test_a_winner_for_torch_alone_has_no_fallback(subject: Subject, judgement: Judgement, tmp_path: Path) -> None:
+def test_a_winner_for_torch_alone_has_no_fallback(
+    subject: Subject, judgement: Judgement, tmp_path: Path
+) -> None:
     alone = replace(judgement, winner=judgement.trials[1])
     assert with_fallback(subject, alone, TARGET, tmp_path) is alone

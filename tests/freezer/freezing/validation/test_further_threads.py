@@ -18,12 +18,23 @@ from freezer.freezing.validation.judge import Judgement, judge
 from freezer.hardware.cgroups import counts_within
 from freezer.limits import Limits
 from tests.models import mlp
-from tests.steps import ANY_SPEED, BATCH, HERE, QUICK, QUICK_OPTIONS, candidate_of, random_inputs, subject_of
+from tests.steps import (
+    ANY_SPEED,
+    BATCH,
+    HERE,
+    QUICK,
+    QUICK_OPTIONS,
+    candidate_of,
+    random_inputs,
+    subject_of,
+)
 
 TARGET = target_here(HERE, (2, 1))
 
 
-@pytest.mark.parametrize(("cpus", "expected"), [(1, (1,)), (2, (2, 1)), (6, (6, 4, 2, 1)), (8, (8, 4, 2, 1))])
+@pytest.mark.parametrize(
+    ("cpus", "expected"), [(1, (1,)), (2, (2, 1)), (6, (6, 4, 2, 1)), (8, (8, 4, 2, 1))]
+)
 def test_default_counts(cpus: int, expected: tuple[int, ...]) -> None:
     assert counts_within(cpus) == expected
 
@@ -34,20 +45,28 @@ def subject() -> Subject:
 
 
 def judged(subject: Subject, folder: Path, limits: Limits = ANY_SPEED) -> Judgement:
-    """The judgement of a candidate for 2 threads; TorchScript stands for a library, which takes seconds to build."""
+    """The judgement of a candidate for 2 threads; TorchScript stands for a library, which takes
+    seconds to build.
+    """
     candidate = candidate_of(subject, "torchscript-frozen", folder / "candidate", TARGET.at(2))
-    own = replace(candidate, payloads=tuple(replace(payload, num_threads=2) for payload in candidate.payloads))
+    own = replace(
+        candidate, payloads=tuple(replace(payload, num_threads=2) for payload in candidate.payloads)
+    )
     return judge(subject, [own], TARGET, limits=limits, policy=QUICK)
 
 
 def with_payload(judgement: Judgement, content: bytes | None = None) -> Candidate:
-    """The winner with a payload for 1 thread: a copy of the one for 2, or a file of this content."""
+    """The winner with a payload for 1 thread: a copy of the one for 2, or a file of this
+    content.
+    """
     assert judgement.winner is not None, judgement.reason
     candidate = judgement.winner.candidate
     (payload,) = candidate.payloads
     data = (candidate.folder / payload.path).read_bytes() if content is None else content
     (candidate.folder / "payloads" / "one.pt").write_bytes(data)
-    return replace(candidate, payloads=(payload, replace(payload, path="payloads/one.pt", num_threads=1)))
+    return replace(
+        candidate, payloads=(payload, replace(payload, path="payloads/one.pt", num_threads=1))
+    )
 
 
 def test_payload_for_a_further_count_is_kept(subject: Subject, tmp_path: Path) -> None:
@@ -56,7 +75,10 @@ def test_payload_for_a_further_count_is_kept(subject: Subject, tmp_path: Path) -
     assert found.winner is not None
     assert found.winner is found.best is found.trials[0]
     assert [payload.num_threads for payload in found.winner.candidate.payloads] == [2, 1]
-    assert {(row.num_threads, row.payload) for row in found.winner.points} == {(2, "payloads/all.pt"), (1, "payloads/one.pt")}
+    assert {(row.num_threads, row.payload) for row in found.winner.points} == {
+        (2, "payloads/all.pt"),
+        (1, "payloads/one.pt"),
+    }
     assert found.winner.drift is not None
     assert {row.num_threads for row in found.winner.drift.rows} == {2, 1}
     assert (found.verdict, found.winner.speedup) == (judgement.verdict, judgement.winner.speedup)  # type: ignore[union-attr]
@@ -88,7 +110,9 @@ def test_size_limit_holds_for_all_counts(subject: Subject, tmp_path: Path) -> No
     assert "size_mb_max is" in found.winner.dropped[0].reason
 
 
-def test_failed_build_leaves_the_winner(subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_build_leaves_the_winner(
+    subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*args: object) -> Candidate:
         raise BuildError("inductor: no room")
 
@@ -97,12 +121,16 @@ def test_failed_build_leaves_the_winner(subject: Subject, tmp_path: Path, monkey
     found = with_further_threads(subject, judgement, TARGET, tmp_path)
     assert (found.verdict, found.cells) == ("published", judgement.cells)
     assert found.winner is not None
-    assert [(item.num_threads, item.reason) for item in found.winner.dropped] == [(1, "inductor: no room")]
+    assert [(item.num_threads, item.reason) for item in found.winner.dropped] == [
+        (1, "inductor: no room")
+    ]
 
 
 def test_torchscript_is_timed_with_every_default_count(tmp_path: Path) -> None:
     options = replace(QUICK_OPTIONS, num_threads=None, recipes=["torchscript-frozen"])
-    artifact = freeze(mlp(), {"x": random_inputs(2, 4)}, out=tmp_path / "out", options=options).artifact
+    artifact = freeze(
+        mlp(), {"x": random_inputs(2, 4)}, out=tmp_path / "out", options=options
+    ).artifact
     assert artifact is not None
     assert artifact.manifest.latency is not None
     timed = tuple(dict.fromkeys(row.num_threads for row in artifact.manifest.latency.points))

@@ -61,14 +61,33 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Incumbent:
     fast = subject()
     candidate = candidate_of(fast, RECIPE, folder / "c", TARGET)
     provenance = {"source": "here", "weights": candidate.weights}
-    made = assemble(fast, judged(candidate, model=fast), TARGET, dest=folder / "a", provenance=provenance, failures={})
-    return Incumbent(folder=made.folder, manifest=replace(made.manifest, version=3), digest="sha256:3")
+    made = assemble(
+        fast,
+        judged(candidate, model=fast),
+        TARGET,
+        dest=folder / "a",
+        provenance=provenance,
+        failures={},
+    )
+    return Incumbent(
+        folder=made.folder, manifest=replace(made.manifest, version=3), digest="sha256:3"
+    )
 
 
 def judged(
-    candidate: Candidate, incumbent: Incumbent | None = None, limits: Limits = ANY_SPEED, model: Subject | None = None
+    candidate: Candidate,
+    incumbent: Incumbent | None = None,
+    limits: Limits = ANY_SPEED,
+    model: Subject | None = None,
 ) -> Judgement:
-    return judge(model or subject(SLOW), [candidate], TARGET, limits=limits, policy=QUICK, incumbent=incumbent)
+    return judge(
+        model or subject(SLOW),
+        [candidate],
+        TARGET,
+        limits=limits,
+        policy=QUICK,
+        incumbent=incumbent,
+    )
 
 
 def changed(incumbent: Incumbent, **changes: Any) -> Incumbent:
@@ -83,13 +102,20 @@ def test_slower_artifact_does_not_replace(slow: Candidate, published: Incumbent)
     found = judged(slow, published)
     assert (found.verdict, found.winner) == ("kept-previous", None), found.reason
     assert found.previous is not None
-    assert (found.previous.version, found.previous.same_weights, found.previous.problem) == (3, True, None)
+    assert (found.previous.version, found.previous.same_weights, found.previous.problem) == (
+        3,
+        True,
+        None,
+    )
     assert found.previous.speedup_ci is not None
     assert found.previous.p50_ms is not None
     assert found.previous.speedup_ci[1] < 0.9
     assert found.previous.p50_ms is not None
     assert found.previous.error_ratio is not None, "it passed today's gate"
-    assert f" as fast as version 3 ({RECIPE}, torch {torch.__version__}); --allow-regression" in found.reason
+    assert (
+        f" as fast as version 3 ({RECIPE}, torch {torch.__version__}); --allow-regression"
+        in found.reason
+    )
     assert found.reason.endswith("; --allow-regression replaces it")
 
 
@@ -112,7 +138,9 @@ def test_slower_new_weights_do_not_replace(slow: Candidate, published: Incumbent
 
 def test_faster_artifact_replaces(slow: Candidate, published: Incumbent, tmp_path: Path) -> None:
     fast = candidate_of(subject(), RECIPE, tmp_path / "fast", TARGET)
-    incumbent = replace(published, folder=slow.folder, manifest=replace(published.manifest, payloads=slow.payloads))
+    incumbent = replace(
+        published, folder=slow.folder, manifest=replace(published.manifest, payloads=slow.payloads)
+    )
     found = judged(fast, incumbent, model=subject())
     assert found.verdict == "published"
     assert found.previous is not None
@@ -129,21 +157,31 @@ def test_eager_does_not_replace_what_is_faster(slow: Candidate, published: Incum
 
 
 def test_payload_of_a_candidate_competes_once(slow: Candidate, published: Incumbent) -> None:
-    same = replace(published, folder=slow.folder, manifest=replace(published.manifest, payloads=slow.payloads))
+    same = replace(
+        published, folder=slow.folder, manifest=replace(published.manifest, payloads=slow.payloads)
+    )
     found = judged(slow, same)
     assert (found.verdict, found.previous) == ("published", None)
     assert found.sampling is not None
     assert sorted(found.sampling.samples_ms) == ["eager", RECIPE]
 
 
-def test_artifact_that_cannot_be_compared_is_replaced(slow: Candidate, published: Incumbent, tmp_path: Path) -> None:
+def test_artifact_that_cannot_be_compared_is_replaced(
+    slow: Candidate, published: Incumbent, tmp_path: Path
+) -> None:
     other = subject(0, 1.0)
     drifting = candidate_of(other, RECIPE, tmp_path / "drifting", TARGET)
     for incumbent, problem in (
-        (replace(published, problem="canary: this machine computes different results"), "canary: this machine"),
+        (
+            replace(published, problem="canary: this machine computes different results"),
+            "canary: this machine",
+        ),
         (changed(published, inputs=subject(rows=3).spec), "its inputs or outputs differ"),
         (changed(published, verdict="kept-eager"), "it is not frozen"),
-        (changed(published, payloads=[replace(published.manifest.payloads[0], num_threads=99)]), "no payload for"),
+        (
+            changed(published, payloads=[replace(published.manifest.payloads[0], num_threads=99)]),
+            "no payload for",
+        ),
         (replace(published, folder=drifting.folder), "it does not pass today's drift gate: "),
     ):
         found = judged(slow, incumbent)
@@ -156,7 +194,9 @@ def test_artifact_that_cannot_be_compared_is_replaced(slow: Candidate, published
 def test_artifact_beyond_a_new_limit_is_replaced(slow: Candidate, published: Incumbent) -> None:
     size_mb = (slow.size_bytes + published.manifest.payloads[0].size_bytes) / 2e6
     heavy = replace(published.manifest.payloads[0], size_bytes=int(1e9))
-    found = judged(slow, changed(published, payloads=(heavy,)), replace(ANY_SPEED, size_mb_max=1.0 + size_mb))
+    found = judged(
+        slow, changed(published, payloads=(heavy,)), replace(ANY_SPEED, size_mb_max=1.0 + size_mb)
+    )
     assert found.verdict == "published"
     assert "; that no longer qualifies: 1000.0 MB; size_mb_max is " in found.reason
 
@@ -185,9 +225,20 @@ def test_artifact_beyond_a_new_limit_is_replaced(slow: Candidate, published: Inc
     ],
 )
 def test_what_counts_as_worse(
-    faster: tuple[float, float, float], error_ratio: float | None, before: float, same_weights: bool, stays: bool
+    faster: tuple[float, float, float],
+    error_ratio: float | None,
+    before: float,
+    same_weights: bool,
+    stays: bool,
 ) -> None:
     value, low, high = faster
-    record = PreviousRecord(version=1, artifact="a", recipe="r", torch="2", same_weights=same_weights, error_ratio=before)
+    record = PreviousRecord(
+        version=1,
+        artifact="a",
+        recipe="r",
+        torch="2",
+        same_weights=same_weights,
+        error_ratio=before,
+    )
     worse = regression(Speedup(value=value, low=low, high=high), error_ratio, record)
     assert (worse is not None) == stays

@@ -27,7 +27,9 @@ from tests.steps import QUICK, QUICK_OPTIONS, random_inputs
 OUTPUTS = [[random_inputs(3, 4, seed=seed)] for seed in range(3)]
 
 
-def trial(recipe: str, capture: CaptureName, lowering: PayloadKind, problem: str | None = None) -> Trial:
+def trial(
+    recipe: str, capture: CaptureName, lowering: PayloadKind, problem: str | None = None
+) -> Trial:
     candidate: Any = SimpleNamespace(recipe=recipe, capture=capture, lowering=lowering)
     return Trial(candidate=candidate, drift=None, problem=problem)
 
@@ -36,7 +38,9 @@ LEGACY = trial("torchscript-frozen", "as-is", "torchscript")
 CONVERTED = trial("inductor-frozen", "convert", "inductor")
 
 
-def compared(*trials: Trial, sampling: Sampling | None = None, off: float = 0.0) -> Migration | None:
+def compared(
+    *trials: Trial, sampling: Sampling | None = None, off: float = 0.0
+) -> Migration | None:
     outputs = {item.candidate.recipe: OUTPUTS for item in trials}
     outputs["inductor-frozen"] = [[tensors[0] + off] for tensors in OUTPUTS]
     return compare(trials, outputs, sampling, QUICK)
@@ -49,9 +53,15 @@ def test_gain_is_over_the_fastest_torchscript() -> None:
         "inductor-frozen": [[1.0] * 3, [1.1] * 3],
     }
     sampling = Sampling(samples_ms=samples_ms, num_dropped=0, settled=True, stable=True)
-    found = compared(LEGACY, trial("torchscript-optimized", "as-is", "torchscript"), CONVERTED, sampling=sampling)
+    found = compared(
+        LEGACY, trial("torchscript-optimized", "as-is", "torchscript"), CONVERTED, sampling=sampling
+    )
     assert found is not None
-    assert (found.possible, found.recipe, found.against) == (True, "inductor-frozen", "torchscript-optimized")
+    assert (found.possible, found.recipe, found.against) == (
+        True,
+        "inductor-frozen",
+        "torchscript-optimized",
+    )
     assert found.gain == pytest.approx(2.0)
     assert found.gain_ci is not None
     assert found.gain_ci[0] <= 2.0 <= found.gain_ci[1]
@@ -62,18 +72,29 @@ def test_difference_of_outputs() -> None:
     assert found is not None
     assert found.max_abs_diff == pytest.approx(0.5)
     everything = torch.cat([tensors[0] for tensors in OUTPUTS])
-    assert found.relative_rms_diff == pytest.approx(0.5 / math.sqrt(float((everything**2).mean())), rel=1e-5)
+    assert found.relative_rms_diff == pytest.approx(
+        0.5 / math.sqrt(float((everything**2).mean())), rel=1e-5
+    )
     assert found.gain is None, "nothing was timed"
 
 
 def test_rejected_conversion_has_a_reason() -> None:
     rejected = compared(LEGACY, trial("inductor-frozen", "convert", "inductor", "wrong"))
     assert rejected is not None
-    assert (rejected.possible, rejected.reason) == (False, "inductor-frozen does not pass the drift gate")
+    assert (rejected.possible, rejected.reason) == (
+        False,
+        "inductor-frozen does not pass the drift gate",
+    )
 
 
 def test_model_without_conversion_has_no_migration() -> None:
-    assert compared(trial("torchscript-frozen", "trace", "torchscript"), trial("inductor-frozen", "export", "inductor")) is None
+    assert (
+        compared(
+            trial("torchscript-frozen", "trace", "torchscript"),
+            trial("inductor-frozen", "export", "inductor"),
+        )
+        is None
+    )
     assert refused({"portable": "export: no"}) is None
 
 
@@ -101,11 +122,17 @@ def test_converted_file_competes_as_inductor(tmp_path: Path) -> None:
     manifest = result.artifact.manifest
     stored = manifest.freezing.migration
     assert stored is not None
-    assert (stored.possible, stored.recipe, stored.against) == (True, "inductor-frozen", "torchscript-frozen")
+    assert (stored.possible, stored.recipe, stored.against) == (
+        True,
+        "inductor-frozen",
+        "torchscript-frozen",
+    )
     assert (stored.gain or 0) > 0
     assert 0 <= (stored.relative_rms_diff or 0) < 1e-5
     (row,) = [text for name, text in describe(manifest) if name == "migration"]
-    assert row.startswith(f"converted to an exported program, inductor-frozen is {stored.gain:.2f} times as fast as")
+    assert row.startswith(
+        f"converted to an exported program, inductor-frozen is {stored.gain:.2f} times as fast as"
+    )
     assert row[1:] in str(manifest_markdown(manifest))
 
 

@@ -19,7 +19,12 @@ X = random_inputs(2, 4)
 def test_reference_is_the_model_in_float64() -> None:
     subject = subject_of(mlp(), {"x": X}, {"x": {0: BATCH}})
     found = run_reference(subject)
-    assert (found.float64, found.note, found.stateful, found.deterministic) == (True, None, False, True)
+    assert (found.float64, found.note, found.stateful, found.deterministic) == (
+        True,
+        None,
+        False,
+        True,
+    )
     wide = mlp().double()
     for call in found.calls:
         x = subject.sets[call.set_index].tensors["x"]
@@ -37,14 +42,19 @@ def test_state_in_buffers_and_attributes_is_detected(model: type[nn.Module]) -> 
     sequence = [call for call in found.calls if call.kind == "sequence"]
     assert not torch.equal(sequence[0].eager[0], sequence[2].eager[0]), "one input, another answer"
     first = seeded(model)(X)
-    assert torch.equal(found.singles[0].eager[0], first), "single calls start from the initial state"
+    assert torch.equal(found.singles[0].eager[0], first), (
+        "single calls start from the initial state"
+    )
 
 
 def test_noise_of_random_models_is_measured() -> None:
     found = run_reference(subject_of(Random(), {"x": random_inputs(100, 100)}))
     assert not found.deterministic
     assert not found.stateful
-    assert found.note == "'output' differ from run to run, so the distributions over 16 runs are compared too"
+    assert (
+        found.note
+        == "'output' differ from run to run, so the distributions over 16 runs are compared too"
+    )
     assert found.calls[0].noise_rmse[0] == pytest.approx(0.1 * 2**0.5, rel=0.05)
 
 
@@ -56,7 +66,9 @@ def squares_in_float32(x: Tensor) -> Tensor:
 
 
 def asks_for_dtypes(x: Tensor) -> Tensor:
-    scores = torch.softmax(x, dim=-1, dtype=torch.float32) + x.sum(-1, keepdim=True, dtype=torch.float32)
+    scores = torch.softmax(x, dim=-1, dtype=torch.float32) + x.sum(
+        -1, keepdim=True, dtype=torch.float32
+    )
     places = torch.arange(4, dtype=torch.float32) @ torch.tensor([[0.5], [1.0], [2.0], [3.0]])
     return (scores @ torch.ones(4, 2) + places).float() / torch.arange(1, 3)
 
@@ -76,7 +88,10 @@ class Loose(nn.Module):
 @pytest.mark.parametrize(
     ("model", "note"),
     [
-        (lambda: Calling(asks_for_dtypes), "float64 where forward asks for torch.float32 (_to_copy, arange, sum)"),
+        (
+            lambda: Calling(asks_for_dtypes),
+            "float64 where forward asks for torch.float32 (_to_copy, arange, sum)",
+        ),
         (Loose, None),
     ],
 )
@@ -92,7 +107,12 @@ def test_widened_values_equal_float64(dtype: torch.dtype) -> None:
     assert found.float64
     for call in found.singles:
         x = subject.sets[call.set_index].tensors["x"].double()
-        torch.testing.assert_close(call.reference[0], x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6), rtol=1e-14, atol=0)
+        torch.testing.assert_close(
+            call.reference[0],
+            x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6),
+            rtol=1e-14,
+            atol=0,
+        )
 
 
 def either(x: Tensor) -> Tensor:
@@ -103,7 +123,10 @@ def either(x: Tensor) -> Tensor:
 def test_branches_of_torch_cond_are_widened() -> None:
     subject = subject_of(Calling(either), {"x": X})
     found = run_reference(subject)
-    assert (found.float64, found.note) == (True, "float64 where forward asks for torch.float32 (_to_copy)")
+    assert (found.float64, found.note) == (
+        True,
+        "float64 where forward asks for torch.float32 (_to_copy)",
+    )
     for call in found.singles:
         x = subject.sets[call.set_index].tensors["x"].double()
         exact = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) if x.sum() > 0 else x * 2
@@ -119,11 +142,21 @@ def rounds(x: Tensor) -> Tensor:
 def test_casts_below_own_precision_are_kept() -> None:
     subject = subject_of(Calling(rounds), {"x": X})
     found = run_reference(subject)
-    assert found.note == "rounded to torch.bfloat16 (_to_copy) as in forward, below the model's own torch.float32"
+    assert (
+        found.note
+        == "rounded to torch.bfloat16 (_to_copy) as in forward, below the model's own torch.float32"
+    )
     for call in found.singles:
-        assert torch.equal(call.reference[0], subject.sets[call.set_index].tensors["x"].bfloat16().double() * 2)
-    half = run_reference(subject_of(Calling(lambda x: x.float().bfloat16() * 2), {"x": X.bfloat16()}))
-    assert half.note == "float64 where forward asks for torch.bfloat16 (_to_copy) and torch.float32 (_to_copy)"
+        assert torch.equal(
+            call.reference[0], subject.sets[call.set_index].tensors["x"].bfloat16().double() * 2
+        )
+    half = run_reference(
+        subject_of(Calling(lambda x: x.float().bfloat16() * 2), {"x": X.bfloat16()})
+    )
+    assert (
+        half.note
+        == "float64 where forward asks for torch.bfloat16 (_to_copy) and torch.float32 (_to_copy)"
+    )
 
 
 def lower(x: Tensor) -> Tensor:
@@ -142,7 +175,10 @@ def checked(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("function", "why"),
-    [(lower, "forward casts to torch.bfloat16"), (of_its_dtype, r"float64 gives shape [2, 8], eager [2, 4]")],
+    [
+        (lower, "forward casts to torch.bfloat16"),
+        (of_its_dtype, r"float64 gives shape [2, 8], eager [2, 4]"),
+    ],
 )
 def test_without_float64_the_reference_is_eager(function: Any, why: str) -> None:
     found = run_reference(subject_of(Calling(function), {"x": X}))
@@ -154,7 +190,9 @@ def test_without_float64_the_reference_is_eager(function: Any, why: str) -> None
 def test_model_that_requires_its_own_casts() -> None:
     found = run_reference(subject_of(Calling(checked), {"x": X}))
     assert found.float64
-    assert str(found.note).startswith("casts within forward are not widened: float64 does not run: AssertionError")
+    assert str(found.note).startswith(
+        "casts within forward are not widened: float64 does not run: AssertionError"
+    )
     assert all(torch.equal(call.reference[0], call.eager[0].double()) for call in found.calls)
 
 
@@ -172,11 +210,16 @@ class Narrow(nn.Module):
 
 def test_writes_into_narrow_tensors_prevent_float64() -> None:
     found = run_reference(subject_of(Narrow(), {"x": X}))
-    assert (found.float64, found.note) == (False, "float64 does not run throughout: forward casts to torch.float32 (copy_)")
+    assert (found.float64, found.note) == (
+        False,
+        "float64 does not run throughout: forward casts to torch.float32 (copy_)",
+    )
 
 
 def test_constants_that_vary_are_rejected() -> None:
-    subject = subject_of(Calling(lambda x: {"y": x * 2, "rows": x.shape[0]}), {"x": X}, {"x": {0: BATCH}})
+    subject = subject_of(
+        Calling(lambda x: {"y": x * 2, "rows": x.shape[0]}), {"x": X}, {"x": {0: BATCH}}
+    )
     with pytest.raises(JudgeError, match="changes from call to call") as caught:
         run_reference(subject)
     assert caught.value.code == "CP-OUTPUTS"
@@ -207,4 +250,8 @@ def test_outputs_without_correct_digits_are_named() -> None:
         return {"right": x, "lost": (x * 1e-3 + 1e6) - 1e6}
 
     found = run_reference(subject_of(Calling(cancelled), {"x": X}))
-    assert found.note == "eager has no correct digits in 'lost' (error above 10%), so the bounds are against eager there"
+    assert (
+        found.note
+        == "eager has no correct digits in 'lost' (error above 10%), so the bounds are against"
+        " eager there"
+    )

@@ -20,7 +20,12 @@ from tests.steps import QUICK_OPTIONS, random_inputs
 POLICY = SamplingPolicy(time_limit_s=120.0, block_ms=20.0, busy_limit=2.0, steal_limit=2.0)
 
 STARTED = ColdStart(
-    import_torch_ms=1e3, open_ms=1.0, first_call_ms=1.0, second_call_ms=1.0, memory_before_mb=100.0, memory_peak_mb=200.0
+    import_torch_ms=1e3,
+    open_ms=1.0,
+    first_call_ms=1.0,
+    second_call_ms=1.0,
+    memory_before_mb=100.0,
+    memory_peak_mb=200.0,
 )
 
 
@@ -34,14 +39,21 @@ class Large(nn.Module):
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     options = replace(QUICK_OPTIONS, name="large", recipes=["torchscript-exact"], num_threads=1)
-    result = freeze(Large().eval(), {"x": random_inputs(1, 500_000)}, out=tmp_path_factory.mktemp("large") / "out", options=options)
+    result = freeze(
+        Large().eval(),
+        {"x": random_inputs(1, 500_000)},
+        out=tmp_path_factory.mktemp("large") / "out",
+        options=options,
+    )
     assert result.artifact is not None, result.reason
     return result.artifact
 
 
 @pytest.fixture
 def opening(large: Artifact, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Opening:
-    """The artifact, where glibc maps every tensor anew and no library but those of `tmp_path` is installed."""
+    """The artifact, where glibc maps every tensor anew and no library but those of `tmp_path` is
+    installed.
+    """
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "4096")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     monkeypatch.delenv("LD_PRELOAD", raising=False)
@@ -74,15 +86,26 @@ def test_settings_that_avoid_page_faults_gain(opening: Opening) -> None:
 
 
 @pytest.mark.slow
-def test_what_does_not_work_is_recorded_with_its_reason(opening: Opening, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two preloaded libraries one crashes the process; the other changes nothing, but two processes may differ in speed."""
+def test_what_does_not_work_is_recorded_with_its_reason(
+    opening: Opening, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two preloaded libraries one crashes the process; the other changes nothing, but two
+    processes may differ in speed.
+    """
     monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_")
     for name, body in (("libtcmalloc_minimal.so.4", "abort();"), ("libjemalloc.so.2", "")):
-        code = f"#include <stdlib.h>\n__attribute__((constructor)) static void start(void) {{ {body} }}\n"
+        code = (
+            f"#include <stdlib.h>\n__attribute__((constructor)) static void start(void) {{ {body}"
+            " }\n"
+        )
         command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(tmp_path / name)]
         subprocess.run(command, input=code, text=True, check=True)
     found = found_by(opening)
-    reasons = {item.variables["LD_PRELOAD"]: item.problem for item in found.tried if "LD_PRELOAD" in item.variables}
+    reasons = {
+        item.variables["LD_PRELOAD"]: item.problem
+        for item in found.tried
+        if "LD_PRELOAD" in item.variables
+    }
     assert list(reasons) == ["libtcmalloc_minimal.so.4", "libjemalloc.so.2"]
     assert reasons["libtcmalloc_minimal.so.4"].startswith("exit code -6")
     assert reasons["libjemalloc.so.2"] in ("", "no gain beyond noise")

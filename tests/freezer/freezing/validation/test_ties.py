@@ -30,9 +30,13 @@ class Scores(nn.Module):
         swap: exchange two scores that are not neighbours.
     """
 
-    def __init__(self, head: Head, *, in_parts: bool = False, off: float = 0.0, swap: bool = False) -> None:
+    def __init__(
+        self, head: Head, *, in_parts: bool = False, off: float = 0.0, swap: bool = False
+    ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(4000, 64, generator=torch.Generator().manual_seed(0)))
+        self.weight = nn.Parameter(
+            torch.randn(4000, 64, generator=torch.Generator().manual_seed(0))
+        )
         self.head, self.in_parts, self.off, self.swap = head, in_parts, off, swap
 
     def forward(self, x: Tensor) -> Any:
@@ -72,7 +76,9 @@ def judged(head: Head, folder: Path, **served: Any) -> Judgement:
     folder.mkdir(exist_ok=True)
     subject = subject_of(Scores(head), {"x": X})
     right = candidate_of(subject, "torchscript-frozen", folder / "right")
-    other = candidate_of(subject_of(Scores(head, **served), {"x": X}), "torchscript-frozen", folder / "served")
+    other = candidate_of(
+        subject_of(Scores(head, **served), {"x": X}), "torchscript-frozen", folder / "served"
+    )
     return judgement_of(subject, [replace(other, weights=right.weights)])
 
 
@@ -94,13 +100,17 @@ def test_other_sides_of_ties_pass(head: Head, tmp_path: Path) -> None:
     ],
 )
 def test_other_differences_are_rejected(head: Head, wrong: dict[str, Any], tmp_path: Path) -> None:
-    """Two scores exchanged, or all scores off by less than the steps between most of them, with ties besides."""
+    """Two scores exchanged, or all scores off by less than the steps between most of them, with
+    ties besides.
+    """
     found = judged(head, tmp_path, in_parts=True, **wrong)
     assert found.verdict == "rejected"
 
 
 def test_artifact_with_ties_loads(tmp_path: Path) -> None:
-    """The golden outputs have the artifact's own answers at ties, so the canary finds them equal."""
+    """The golden outputs have the artifact's own answers at ties, so the canary finds them
+    equal.
+    """
 
     class Folded(nn.Sequential):
         """Freezing folds the norm into the layer, which changes the rounding."""
@@ -124,11 +134,15 @@ def test_artifact_with_ties_loads(tmp_path: Path) -> None:
 
 
 def call(r: Tensor, e: Tensor, c: Tensor) -> Call:
-    return Call(kind="single", set_index=0, reference=[r], eager=[e], candidate=[c], noise_rmse=[0.0])
+    return Call(
+        kind="single", set_index=0, reference=[r], eager=[e], candidate=[c], noise_rmse=[0.0]
+    )
 
 
 def test_answers_must_be_eagers_or_the_references() -> None:
-    """Of four places where all three differ, the candidate has eager's answer, the reference's, a rerun's, and none of them."""
+    """Of four places where all three differ, the candidate has eager's answer, the reference's, a
+    rerun's, and none of them.
+    """
     r = torch.tensor([1, 2, 3, 4, 5, 6, 7, 8] * 4)
     e, c, rerun = r.clone(), r.clone(), r.clone()
     e[0], c[1], e[1], c[2], rerun[2] = 9, 2, 9, 9, 9
@@ -156,7 +170,9 @@ def test_eagers_own_flip_does_not_widen_the_gate() -> None:
 
 
 def test_noise_of_reruns_explains_no_drift() -> None:
-    """An element that is off by more than rounding is not excused by reruns whose noise reaches as far."""
+    """An element that is off by more than rounding is not excused by reruns whose noise reaches as
+    far.
+    """
     generator = torch.Generator().manual_seed(0)
     r = torch.randn(1000, dtype=torch.float64, generator=generator)
     noise = 1e-5 * torch.randn(1000, dtype=torch.float64, generator=generator)
@@ -166,12 +182,28 @@ def test_noise_of_reruns_explains_no_drift() -> None:
 
 
 def test_other_calls_explain_only_equal_answers() -> None:
-    """The answer that a model without its state gives to the same inputs after other calls is not a tie."""
+    """The answer that a model without its state gives to the same inputs after other calls is not a
+    tie.
+    """
     first, later = torch.arange(10), torch.arange(10)
     later[0], rerun = 7, torch.arange(10)
-    assert at_ties([call(first, first, first), call(later, later, first)], {0}, lambda _: [[first], [later]]) is None
+    assert (
+        at_ties(
+            [call(first, first, first), call(later, later, first)],
+            {0},
+            lambda _: [[first], [later]],
+        )
+        is None
+    )
     rerun[0] = 7
-    assert at_ties([call(first, first, first), call(first, first, later)], {0}, lambda _: [[rerun], [first]]) is not None
+    assert (
+        at_ties(
+            [call(first, first, first), call(first, first, later)],
+            {0},
+            lambda _: [[rerun], [first]],
+        )
+        is not None
+    )
 
 
 def test_mostly_different_answers_are_no_ties() -> None:

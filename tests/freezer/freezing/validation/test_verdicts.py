@@ -18,9 +18,24 @@ from freezer.limits import Limits, Objective
 from freezer.timing.sampling import Sampling, Speedup
 
 
-def trial(recipe: str, *, speedup: float, size_mb: float, load_ms: float, memory_mb: float, problem: str | None = None) -> Trial:
+def trial(
+    recipe: str,
+    *,
+    speedup: float,
+    size_mb: float,
+    load_ms: float,
+    memory_mb: float,
+    problem: str | None = None,
+) -> Trial:
     """A timed trial; the interval of its speedup is 5% to each side."""
-    payload = Payload(path="payloads/all.pt2", digest="", size_bytes=int(size_mb * 1e6), kind="exported", num_threads=1, dims=())
+    payload = Payload(
+        path="payloads/all.pt2",
+        digest="",
+        size_bytes=int(size_mb * 1e6),
+        kind="exported",
+        num_threads=1,
+        dims=(),
+    )
     candidate = Candidate(
         folder=Path(),
         recipe=recipe,
@@ -45,7 +60,14 @@ def trial(recipe: str, *, speedup: float, size_mb: float, load_ms: float, memory
     )
     faster = Speedup(value=speedup, low=speedup * 0.95, high=speedup * 1.05)
     latency_ms = {"p50": 10 / speedup, "p95": 12 / speedup}
-    return Trial(candidate=candidate, drift=None, problem=problem, latency_ms=latency_ms, speedup=faster, cold_start=cold)
+    return Trial(
+        candidate=candidate,
+        drift=None,
+        problem=problem,
+        latency_ms=latency_ms,
+        speedup=faster,
+        cold_start=cold,
+    )
 
 
 FAST = trial("fast", speedup=3.0, size_mb=40, load_ms=900, memory_mb=214)
@@ -59,7 +81,9 @@ CELL = Cell(
     num_threads=1,
     point={"batch": 4},
     sampling=Sampling(
-        samples_ms={name: [[10.0] * 20] * 20 for name in (EAGER, *(one.candidate.recipe for one in TRIALS))},
+        samples_ms={
+            name: [[10.0] * 20] * 20 for name in (EAGER, *(one.candidate.recipe for one in TRIALS))
+        },
         num_dropped=0,
         settled=True,
         stable=True,
@@ -70,7 +94,9 @@ CELL = Cell(
 
 def winner(objective: Objective, **limits: Any) -> tuple[str, str, str]:
     """Verdict, recipe and reason."""
-    verdict, reason, best = decide(TRIALS, (CELL,), Limits(**limits), objective, on_drift_alone=False)
+    verdict, reason, best = decide(
+        TRIALS, (CELL,), Limits(**limits), objective, on_drift_alone=False
+    )
     return verdict, best.candidate.recipe, reason
 
 
@@ -83,14 +109,21 @@ def winner(objective: Objective, **limits: Any) -> tuple[str, str, str]:
         (
             "load",
             "small",
-            "small: 300 ms from opening to the first answer, the least of those within the limits; 1.50 times as fast",
+            (
+                "small: 300 ms from opening to the first answer, the least of those within the"
+                " limits; 1.50 times as fast"
+            ),
         ),
         ("memory", "small", "small: 120.0 MB of memory, the least"),
         ("size", "small", "small: 20.0 MB, the least"),
     ],
 )
-def test_objective_selects_among_those_within_the_limits(objective: Objective, recipe: str, reason: str) -> None:
-    """`slow` needs least of everything, but is slower than eager; the smallest is hardly smaller than a faster one."""
+def test_objective_selects_among_those_within_the_limits(
+    objective: Objective, recipe: str, reason: str
+) -> None:
+    """`slow` needs least of everything, but is slower than eager; the smallest is hardly smaller
+    than a faster one.
+    """
     verdict, found, why = winner(objective)
     assert (verdict, found) == ("published", recipe)
     assert why.startswith(reason)

@@ -25,7 +25,12 @@ from freezer.files.atomic import write_whole
 from freezer.freezing.candidates.build import build
 from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.lowering.inductor import inductor
-from freezer.freezing.lowering.inductor.torch_patches import clip_windows, multiply_single_positions, own_cache, weight_packing
+from freezer.freezing.lowering.inductor.torch_patches import (
+    clip_windows,
+    multiply_single_positions,
+    own_cache,
+    weight_packing,
+)
 from freezer.freezing.models.subject import Subject
 from freezer.freezing.models.weights import weights_digest
 from freezer.freezing.recipes.recipes import RECIPES, Recipe
@@ -58,13 +63,17 @@ class Built:
         return self.candidate.folder / self.candidate.payloads[0].path
 
 
-def built(model: nn.Module, folder: Path, recipe: Recipe, x: Tensor = X, *, discard: bool = False) -> Built:
+def built(
+    model: nn.Module, folder: Path, recipe: Recipe, x: Tensor = X, *, discard: bool = False
+) -> Built:
     subject = subject_of(model, {"x": x})
     folder.mkdir()
     before = dict(os.environ)
     candidate = build(subject, recipe, TARGET, folder, discard=discard)
     (report,) = candidate.reports.values()
-    return Built(subject=subject, candidate=candidate, report=report, environment=(before, dict(os.environ)))
+    return Built(
+        subject=subject, candidate=candidate, report=report, environment=(before, dict(os.environ))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +85,15 @@ def frozen(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @pytest.fixture(scope="module")
 def unpacked(frozen: Built, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The same without packed weights, built after it in the same process, and with the weights in the library.
+    """The same without packed weights, built after it in the same process, and with the weights in
+    the library.
 
-    The linker keeps libraries that are not needed, as it does where they define what others define too.
-    """
+    The linker keeps libraries that are not needed, as it does where they define what others define
+    too."""
     folder = tmp_path_factory.mktemp("unpacked")
-    script = '#!/bin/sh\ncase "$*" in *-shared*) set -- -Wl,--no-as-needed "$@" ;; esac\nexec g++ "$@"\n'
+    script = (
+        '#!/bin/sh\ncase "$*" in *-shared*) set -- -Wl,--no-as-needed "$@" ;; esac\nexec g++ "$@"\n'
+    )
     write_whole(folder / "g++", script.encode(), mode=0o755)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CXX", str(folder / "g++"))
@@ -102,33 +114,44 @@ def test_frozen_model_answers_with_eagers_strides(frozen: Built) -> None:
 
 def test_payload_needs_the_cpu_library_alone(unpacked: Built) -> None:
     with read_package(unpacked.payload).shared_library() as library:
-        listed = subprocess.run(["objdump", "-p", str(library)], capture_output=True, text=True, check=True).stdout
+        listed = subprocess.run(
+            ["objdump", "-p", str(library)], capture_output=True, text=True, check=True
+        ).stdout
     needed = {line.split()[1] for line in listed.splitlines() if "NEEDED" in line}
     assert {name for name in needed if "torch" in name} == {"libtorch_cpu.so"}
 
 
 def test_report_counts_kernels_calls_and_constants(frozen: Built) -> None:
     report, kernels = frozen.report, frozen.report.ops_after["kernel of Inductor"]
-    assert (report.ops_before["aten.conv2d.default"], report.ops_before["aten.batch_norm.default"]) == (3, 2)
+    assert (
+        report.ops_before["aten.conv2d.default"],
+        report.ops_before["aten.batch_norm.default"],
+    ) == (3, 2)
     assert report.ops_after == {
         "mkldnn._convolution_pointwise.default": 3,
         "mkldnn._linear_pointwise.default": 5,
         "kernel of Inductor": kernels,
     }
     notes = {change.name: (change.count, change.note) for change in report.changes}
-    assert notes["operations fused into convolutions and linear layers"] == (4, "2 relu, 1 sigmoid, 1 tanh")
+    assert notes["operations fused into convolutions and linear layers"] == (
+        4,
+        "2 relu, 1 sigmoid, 1 tanh",
+    )
     assert notes["weights packed"][0] == 8
     num_loops, note = notes["loops fused into kernels"]
     assert num_loops > kernels > 0
     assert note == f"in {kernels} kernels"
-    # three biases of 8, of which two came with batch norms; the sum of the product; and the buffer that is given back
+    # three biases of 8, of which two came with batch norms; the sum of the product; and the buffer
+    # that is given back
     assert report.folded_bytes == 4 * (3 * 8 + 100 + 100)
     model = seeded(Known)
     names = [*dict(model.named_parameters(remove_duplicate=False)), *dict(model.named_buffers())]
     assert set(report.constants) == set(names)
     assert report.num_constants == len(names) - 1, "tied weights are one constant"
     assert report.constants_bytes == tensors_bytes(program_tensors(model))
-    assert report.notes[-1].startswith("The weights are stored beside the shared library, and mapped into memory at load")
+    assert report.notes[-1].startswith(
+        "The weights are stored beside the shared library, and mapped into memory at load"
+    )
 
 
 def test_evidence_has_graph_and_code(frozen: Built) -> None:
@@ -158,7 +181,9 @@ def test_packing_is_decided_per_build(unpacked: Built) -> None:
             for e in es
             if hasattr(e, "handler")
         ]
-        assert any("mkldnn_fusion" in handler.__module__ for handler in handlers), "and packing is there again"
+        assert any("mkldnn_fusion" in handler.__module__ for handler in handlers), (
+            "and packing is there again"
+        )
 
 
 @pytest.mark.slow
@@ -201,7 +226,11 @@ def test_dropped_model_unmaps_its_weights(frozen: Built, tmp_path: Path) -> None
 
     opened = tmp_path / "opened.pt2"
     opened.write_bytes(frozen.payload.read_bytes())
-    unpacked = [entry for entry in json.loads(zipfile.ZipFile(opened).read(table_in(opened)))["constants"] if not entry["packed"]]
+    unpacked = [
+        entry
+        for entry in json.loads(zipfile.ZipFile(opened).read(table_in(opened)))["constants"]
+        if not entry["packed"]
+    ]
     assert any(entry["shape"] for entry in unpacked), "of such torch keeps a handle for ever"
     for _ in range(3):
         run = open_inductor(opened, BESIDE)
@@ -233,7 +262,9 @@ def table_in(package: Path) -> str:
     return next(name for name in zipfile.ZipFile(package).namelist() if name.endswith(TABLE))
 
 
-def test_unmappable_weights_are_copied(frozen: Built, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_unmappable_weights_are_copied(
+    frozen: Built, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     expected = open_inductor(frozen.payload, BESIDE)(X)
     monkeypatch.delattr(torch._C._aoti, "AOTIModelContainerRunnerCpu")
     found = open_inductor(frozen.payload, BESIDE)(X)
@@ -242,13 +273,22 @@ def test_unmappable_weights_are_copied(frozen: Built, monkeypatch: pytest.Monkey
     assert "they are copied, which needs twice their size" in caplog.text
 
 
-@pytest.mark.parametrize(("size_bytes", "compression"), [(5, zipfile.ZIP_STORED), (4, zipfile.ZIP_DEFLATED)])
-def test_weights_that_differ_from_their_table_are_refused(size_bytes: int, compression: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("size_bytes", "compression"), [(5, zipfile.ZIP_STORED), (4, zipfile.ZIP_DEFLATED)]
+)
+def test_weights_that_differ_from_their_table_are_refused(
+    size_bytes: int, compression: int, tmp_path: Path
+) -> None:
     path = tmp_path / "all.pt2"
     with zipfile.ZipFile(path, "w", compression) as archive:
-        archive.writestr(f"all/extra/{TABLE}", json.dumps({"size_bytes": size_bytes, "constants": []}))
+        archive.writestr(
+            f"all/extra/{TABLE}", json.dumps({"size_bytes": size_bytes, "constants": []})
+        )
         archive.writestr("all/data/aotinductor/model/model.blob", b"1234")
-    with pytest.raises(IntegrityError, match=r"all\.pt2: .*(match the table|is compressed); pull the artifact again"):
+    with pytest.raises(
+        IntegrityError,
+        match=r"all\.pt2: .*(match the table|is compressed); pull the artifact again",
+    ):
         open_inductor(path, BESIDE)
 
 
@@ -256,8 +296,16 @@ def test_build_leaves_the_process_and_the_model_unchanged(frozen: Built) -> None
     before, after = frozen.environment
     assert after == before
     assert weights_digest(frozen.subject.model) == weights_digest(seeded(Known))
-    assert sorted(path.name for path in frozen.payload.parent.iterdir()) == ["all.pt2"], "no cache in the candidate"
-    assert list(frozen.report.phases_s) == ["capture", "lower", "compile", "package", "instructions"]
+    assert sorted(path.name for path in frozen.payload.parent.iterdir()) == ["all.pt2"], (
+        "no cache in the candidate"
+    )
+    assert list(frozen.report.phases_s) == [
+        "capture",
+        "lower",
+        "compile",
+        "package",
+        "instructions",
+    ]
     assert (frozen.report.memory_peak_bytes or 0) > 0
 
 
@@ -266,7 +314,9 @@ def test_scalars_vectors_and_discarded_weights(tmp_path: Path) -> None:
     one = built(model, tmp_path / "candidate", RECIPES["inductor-frozen"], discard=True)
     torch.testing.assert_close(one.candidate.open(one.subject)(X), seeded(Scalars)(X))
     assert sum(tensor.untyped_storage().nbytes() for tensor in program_tensors(model)) == 0
-    assert OF_PYTHON_MODULE.untyped_storage().nbytes() > 0, "what the model reads and has not is not discarded"
+    assert OF_PYTHON_MODULE.untyped_storage().nbytes() > 0, (
+        "what the model reads and has not is not discarded"
+    )
     assert one.candidate.weights == weights_digest(seeded(Scalars))
 
 
@@ -276,11 +326,15 @@ TEMPLATE = "CppMicroGemm"
 
 @contextlib.contextmanager
 def timings_seen() -> Iterator[list[Mapping[str, float]]]:
-    """What torch times in this block: for each product that it tunes, the ways to compute it and how long they took, in ms."""
+    """What torch times in this block: for each product that it tunes, the ways to compute it and
+    how long they took, in ms.
+    """
     from torch._inductor import select_algorithm
 
     seen: list[Mapping[str, float]] = []
-    select_algorithm.add_feedback_saver(lambda times, *_: seen.append({choice.name: times[choice] for choice in times}))
+    select_algorithm.add_feedback_saver(
+        lambda times, *_: seen.append({choice.name: times[choice] for choice in times})
+    )
     try:
         yield seen
     finally:
@@ -299,17 +353,25 @@ def test_max_autotune_takes_the_fastest(tmp_path: Path, capfd: pytest.CaptureFix
         assert one.environment[0] == one.environment[1]
     assert capfd.readouterr() == ("", "")
     assert len(seen) == 2, "one for each layer"
-    assert all(sorted(TEMPLATE in name for name in times) == [False, True] for times in seen), "oneDNN's, and Inductor's own C++"
+    assert all(sorted(TEMPLATE in name for name in times) == [False, True] for times in seen), (
+        "oneDNN's, and Inductor's own C++"
+    )
     in_templates = sum(TEMPLATE in min(times, key=times.__getitem__) for times in seen)
-    by_onednn = [one.report.ops_after.get("mkldnn._linear_pointwise.default", 0) for one in (plain, tuned)]
+    by_onednn = [
+        one.report.ops_after.get("mkldnn._linear_pointwise.default", 0) for one in (plain, tuned)
+    ]
     assert by_onednn == [2, 2 - in_templates]
-    code = [(one.candidate.folder / "evidence" / "all-code.txt").read_text() for one in (plain, tuned)]
+    code = [
+        (one.candidate.folder / "evidence" / "all-code.txt").read_text() for one in (plain, tuned)
+    ]
     assert ["micro_gemm" in text for text in code] == [False, in_templates > 0]
 
 
 def test_torch_without_a_required_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inductor, "REQUIRED", ("freezing", "of another torch"))
-    with pytest.raises(BuildError, match=r"has no setting of another torch; use another torch, from 2\.11 on"):
+    with pytest.raises(
+        BuildError, match=r"has no setting of another torch; use another torch, from 2\.11 on"
+    ):
         inductor.known({"freezing": True, "of another torch": 1})
     assert inductor.known({"freezing": True, "of a later torch": 1}) == {"freezing": True}
 
@@ -333,13 +395,23 @@ def test_cache_is_removed_after_a_failure(tmp_path: Path, monkeypatch: pytest.Mo
     ("args", "clipped"),
     [
         ({"kernel_size": 50, "ceil_mode": True}, [5, 7]),
-        ({"kernel_size": (50, 3), "ceil_mode": True, "padding": (2, 1), "count_include_pad": False}, [9, 3]),
+        (
+            {
+                "kernel_size": (50, 3),
+                "ceil_mode": True,
+                "padding": (2, 1),
+                "count_include_pad": False,
+            },
+            [9, 3],
+        ),
         ({"kernel_size": 3, "ceil_mode": True}, [3, 3]),
     ],
 )
 def test_pool_windows_are_clipped(args: dict[str, Any], clipped: list[int]) -> None:
     x = random_inputs(2, 3, 5, 7)
-    traced = make_fx(lambda tensor: nn.functional.avg_pool2d(tensor, **args), tracing_mode="fake")(x)
+    traced = make_fx(lambda tensor: nn.functional.avg_pool2d(tensor, **args), tracing_mode="fake")(
+        x
+    )
     clip_windows(traced.graph)
     traced.recompile()
     (pool,) = traced.graph.find_nodes(op="call_function", target=torch.ops.aten.avg_pool2d.default)
@@ -361,13 +433,18 @@ def test_pool_windows_are_clipped(args: dict[str, Any], clipped: list[int]) -> N
     ],
     ids=str,
 )
-def test_convolutions_over_one_position_are_products(layer: nn.Module, size: tuple[int, ...], convolutions: int) -> None:
+def test_convolutions_over_one_position_are_products(
+    layer: nn.Module, size: tuple[int, ...], convolutions: int
+) -> None:
     x = random_inputs(*size)
     weights = [weight.detach() for weight in layer.parameters()]
     traced = make_fx(partial(_call, layer), tracing_mode="fake")(weights, x)
     multiply_single_positions(traced.graph)
     traced.recompile()
-    assert len(traced.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)) == convolutions
+    assert (
+        len(traced.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default))
+        == convolutions
+    )
     torch.testing.assert_close(traced(weights, x), layer(x))
 
 

@@ -38,9 +38,16 @@ print(json.dumps([opening.bytes, calling.bytes, peak_bytes()]))
 
 @pytest.mark.slow
 def test_large_model_loads_within_its_size(tmp_path: Path) -> None:
-    available = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable:"))
+    available = next(
+        line
+        for line in Path("/proc/meminfo").read_text().splitlines()
+        if line.startswith("MemAvailable:")
+    )
     if int(available.split()[1]) * 1024 < NEEDED_BYTES:
-        pytest.skip(f"needs {NEEDED_BYTES / 1e9:.0f} GB of memory; this machine has {available.split(':')[1].strip()} available")
+        pytest.skip(
+            f"needs {NEEDED_BYTES / 1e9:.0f} GB of memory; this machine has"
+            f" {available.split(':')[1].strip()} available"
+        )
     model = seeded(Wide, WIDTH, LAYERS)
     x = random_inputs(1, WIDTH)
     with torch.no_grad():
@@ -51,9 +58,17 @@ def test_large_model_loads_within_its_size(tmp_path: Path) -> None:
     folder.mkdir()
     subject = subject_of(model, {"x": x})
     with peak_memory() as peak:
-        candidate = build(subject, RECIPES["inductor-frozen"], target_here(HERE, torch.get_num_threads()), folder, discard=True)
+        candidate = build(
+            subject,
+            RECIPES["inductor-frozen"],
+            target_here(HERE, torch.get_num_threads()),
+            folder,
+            discard=True,
+        )
     assert peak.bytes is not None
-    assert peak.bytes < 2.5 * weights_bytes, "of the copies that capturing makes, and of those that lowering does"
+    assert peak.bytes < 2.5 * weights_bytes, (
+        "of the copies that capturing makes, and of those that lowering does"
+    )
     path = folder / candidate.payloads[0].path
     printed = python(_LOAD.format(width=WIDTH), path, tmp_path / "output.pt")
     opening, calling, whole = json.loads(printed.splitlines()[-1])

@@ -1,4 +1,6 @@
-"""Tensors that a build may free: those of its own copy of the model, after the outermost graph has copied them."""
+"""Tensors that a build may free: those of its own copy of the model, after the outermost graph has
+copied them.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def test_program_owns_copied_tensors_only(name: CaptureName) -> None:
     model = seeded(Foreign)
     assert isinstance(model, Foreign)
     found = captured(model, name)
-    assert addresses_of(model.theirs) <= addresses_of(program_tensors(found.program)), "torch.export takes them as they are"
+    assert addresses_of(model.theirs) <= addresses_of(program_tensors(found.program)), (
+        "torch.export takes them as they are"
+    )
     assert not addresses_of(found.owned) & addresses_of((*model.theirs, *model.parameters()))
     assert sorted(tensor.numel() for tensor in found.owned) == [8, 8, 8, 64, 64, 64]
 
@@ -43,8 +47,15 @@ def test_build_frees_its_own_tensors_only(tmp_path: Path) -> None:
     found = captured(model)
     packed = found.program.state_dict["model.head.weight"]
     assert address_of(packed) in addresses_of(found.owned)
-    inductor.build(found, tmp_path / "all.pt2", target_here(HERE, torch.get_num_threads()), RECIPES["inductor-frozen"].settings)
-    assert [bool(torch.equal(one, other)) for one, other in zip(before, model.theirs, strict=True)] == [True] * 4
+    inductor.build(
+        found,
+        tmp_path / "all.pt2",
+        target_here(HERE, torch.get_num_threads()),
+        RECIPES["inductor-frozen"].settings,
+    )
+    assert [
+        bool(torch.equal(one, other)) for one, other in zip(before, model.theirs, strict=True)
+    ] == [True] * 4
     assert address_of(packed) is None, "the copy is freed where the frozen graph has another"
     run = open_inductor(tmp_path / "all.pt2", {})
     for x in (X.abs(), -X.abs()):
