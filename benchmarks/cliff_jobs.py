@@ -11,11 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from freezer.freezing.models.loaders import load_source
-from freezer.freezing.models.sources import Source
-from freezer.limits import Limits, SamplingPolicy
-from freezer.spec.inputs import Dim, InputSpec
-from freezer.spec.items import TensorSpec
+from freezer.freezing.models import load_source
+from freezer.freezing.sources import Source
+from freezer.spec import Dim, InputSpec, Limits, SamplingPolicy, TensorSpec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -64,14 +62,12 @@ def do_build(job: Mapping[str, Any]) -> dict[str, Any]:
     import safetensors.torch
     import torch
 
-    from freezer.freezing.candidates.build import build, build_further
-    from freezer.freezing.models.calls import call_source
-    from freezer.freezing.models.subject import prepare
-    from freezer.freezing.models.weights import weights_digest
-    from freezer.freezing.packaging.assemble import assemble
-    from freezer.freezing.recipes.recipes import RECIPES
+    from freezer.freezing.candidates import build, build_further
+    from freezer.freezing.judging import judge
+    from freezer.freezing.models import call_source, prepare, weights_digest
+    from freezer.freezing.packaging import assemble
+    from freezer.freezing.recipes import RECIPES
     from freezer.freezing.target.target import target_here
-    from freezer.freezing.validation.judge import judge
     from freezer.runtime.input_sets import generate_at
     from freezer.runtime.pytree import leaves_of
 
@@ -124,7 +120,7 @@ def do_measure(job: Mapping[str, Any]) -> dict[str, Any]:
     import safetensors.torch
     import torch
 
-    from freezer.timing.sampling import sample
+    from freezer.timing import sample
 
     folder = Path(job["folder"])
     torch.set_num_threads(job["num_threads"])
@@ -141,8 +137,8 @@ def do_measure(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _payload(job: Mapping[str, Any], folder: Path) -> tuple[Callable[[Tensor], Tensor], None]:
-    from freezer.artifact.payload_selection import set_for
-    from freezer.freezing.candidates.candidate import Candidate
+    from freezer.artifact import set_for
+    from freezer.freezing.candidates import Candidate
     from freezer.runtime.payloads import LOADERS
 
     num_threads, shape = job["payload"]

@@ -33,12 +33,10 @@ from typing import Any, Literal
 from benchmarks import children
 from benchmarks.cliff_jobs import BATCH_MAX
 from benchmarks.pages import machine, markdown_table, today
-from freezer.artifact.folder import Artifact
+from freezer.artifact import Artifact
 from freezer.errors import UsageError
-from freezer.hardware.cgroups import available_cpus
-from freezer.hardware.device_classes import DEVICE_CLASSES, best_level
-from freezer.hardware.machine import detect
-from freezer.store.store import Store
+from freezer.hardware import DEVICE_CLASSES, available_cpus, best_level, detect
+from freezer.store import Store
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
 LIMIT_VARIABLES = {name for known in DEVICE_CLASSES.values() for name in known.limits} | {

@@ -30,7 +30,7 @@ from typing import Any
 
 from benchmarks import children
 from benchmarks.pages import ROOT, machine, markdown_table, results_page, today
-from freezer.files.atomic import write_whole
+from freezer.files import write_whole
 
 ANSWERED = b"answered"
 WORK = ROOT / ".bench" / "cold-start"
@@ -133,7 +133,7 @@ def prepare(job: Mapping[str, Any]) -> dict[str, Any]:
     import torch
 
     import freezer
-    from freezer.hardware.cgroups import available_cpus
+    from freezer.hardware import available_cpus
 
     model, folder = MODELS[job["model"]], Path(job["folder"])
     module_name, function = model.factory.split(":")

@@ -29,15 +29,14 @@ import torch
 from torch import nn
 
 from benchmarks.pages import machine, markdown_table, results_page
-from freezer.artifact.manifest import PayloadKind
-from freezer.freezing.candidates.build import build
-from freezer.freezing.models.samples import example_spec
-from freezer.freezing.models.subject import SubjectOptions, prepare
-from freezer.freezing.recipes.recipes import RECIPES
+from freezer.artifact import PayloadKind
+from freezer.freezing.candidates import build
+from freezer.freezing.models import SubjectOptions, example_spec, prepare
+from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target.target import class_here, target_here
-from freezer.limits import SamplingPolicy
 from freezer.runtime.payloads import LOADERS, open_torchscript
-from freezer.timing.sampling import sample, speedup
+from freezer.spec import SamplingPolicy
+from freezer.timing import sample, speedup
 
 SHAPE = (1, 3, 64, 64)
 POLICY = SamplingPolicy(time_limit_s=10, warmup_s=1, accept_noise=True)

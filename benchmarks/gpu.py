@@ -24,16 +24,15 @@ from torch import Tensor, nn
 
 import freezer
 from benchmarks.pages import markdown_table, results_page, today
-from freezer.artifact.manifest import Payload
+from freezer.artifact import Payload
 from freezer.errors import ColdpressError, UsageError
-from freezer.freezing.recipes.recipes import RECIPES
+from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target.target import toolchain
-from freezer.limits import Limits, SamplingPolicy
 from freezer.runtime.cuda_graphs import CudaGraphs
 from freezer.runtime.devices import facts_of, no_cuda, visible
 from freezer.runtime.precision import full_on_gpu
-from freezer.timing.meters import meter_of
-from freezer.timing.sampling import Sampling, sample
+from freezer.spec import Limits, SamplingPolicy
+from freezer.timing import Sampling, meter_of, sample
 
 POLICY = SamplingPolicy(time_limit_s=8.0, percentiles=("p50", "p90"))
 NUM_INPUTS = 4

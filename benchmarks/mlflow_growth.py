@@ -24,10 +24,10 @@ import torch
 from sqlalchemy import create_engine, inspect, text
 
 from benchmarks.pages import machine, markdown_table, today
-from freezer.artifact.folder import Artifact
+from freezer.artifact import Artifact
 from freezer.freezing.freeze import FreezeOptions, freeze
-from freezer.limits import SamplingPolicy
-from freezer.store.store import Store
+from freezer.spec import SamplingPolicy
+from freezer.store import Store
 from tests.mlflow_servers import MlflowServer, Postgres, server_options
 from tests.pipeline.campaigns import run_judged
 from tests.steps import HERE

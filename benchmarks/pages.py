@@ -8,7 +8,7 @@ import datetime
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from freezer.hardware.machine import detect
+from freezer.hardware import detect
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from benchmarks.peer_engines import Inputs
-    from freezer.spec.inputs import InputSpec
+    from freezer.spec import InputSpec
 
 PREPARED = "prepared.pt"
 """In a model's folder: the spec, inputs and answers of eager, which is built first."""
@@ -67,7 +67,7 @@ def _ready(job: Mapping[str, Any]) -> tuple[Iterator[Callable[[], Any]], dict[st
     import torch
 
     from benchmarks.peer_engines import PEERS, Case, arrays_of
-    from freezer.freezing.models.loaders import load_source
+    from freezer.freezing.models import load_source
 
     torch.set_num_threads(job["num_threads"])
     torch.set_grad_enabled(False)
@@ -108,9 +108,9 @@ def _prepare(job: Mapping[str, Any], folder: Path) -> tuple[Any, dict[str, Any]]
 
     from benchmarks.peer_engines import arrays_of
     from freezer.runtime.input_sets import distinct_at
-    from pipeline.catalog.catalog import read_catalog
-    from pipeline.planning.keys import FileDigests
-    from pipeline.sources.materials import Materials
+    from pipeline.catalog import read_catalog
+    from pipeline.planning import FileDigests
+    from pipeline.sources import Materials
     from pipeline.worker.task_child import load_subject
 
     (entry,) = read_catalog(Path(job["catalog"]), only=[job["model"]]).entries
@@ -132,7 +132,7 @@ def _prepare(job: Mapping[str, Any], folder: Path) -> tuple[Any, dict[str, Any]]
 
 def _inputs(spec: InputSpec, tensors: Mapping[str, Tensor]) -> Inputs:
     from benchmarks.peer_engines import Inputs
-    from freezer.spec.inputs import bind
+    from freezer.spec import bind
 
     args, kwargs = bind(spec, tensors)
     return Inputs(args=tuple(args), kwargs=kwargs)

@@ -27,9 +27,9 @@ import psutil
 
 from benchmarks.pages import ROOT
 from benchmarks.peer_engines import PEERS, missing_packages
-from freezer.hardware.cgroups import available_cpus
-from freezer.limits import SamplingPolicy
-from freezer.timing.sampling import Sampling
+from freezer.hardware import available_cpus
+from freezer.spec import SamplingPolicy
+from freezer.timing import Sampling
 
 BLOCK_S = 120.0
 """Longest block of an entrant, with the wait for its threads."""

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from freezer.hardware.cgroups import available_cpus
+from freezer.hardware import available_cpus
 
 TUNING_S = 0.3
 """Time for which each setting of an engine is timed, twice, to find its best."""

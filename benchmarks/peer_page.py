@@ -14,8 +14,8 @@ from pathlib import Path
 from benchmarks.pages import machine, markdown_table, today
 from benchmarks.peer_contest import SQNR_MIN_DB, Contest, ContestOptions, Entrant
 from benchmarks.peer_engines import PEERS
-from freezer.limits import SamplingPolicy
-from freezer.timing.sampling import Speedup, speedup
+from freezer.spec import SamplingPolicy
+from freezer.timing import Speedup, speedup
 
 OWN = "coldpress"
 PACKAGES = ("onnx", "onnxscript", "onnxruntime", "openvino", "olive-ai")
@@ -303,8 +303,11 @@ def draw(contests: Sequence[Contest], path: Path) -> None:
             "marker": marker,
         }
         axes.scatter(
-            [x for x, _ in places], [y for _, y in places], label=PEERS[name].title, **style
-        )  # type: ignore[arg-type]
+            [x for x, _ in places],
+            [y for _, y in places],
+            label=PEERS[name].title,
+            **style,  # type: ignore[arg-type]
+        )
     axes.axvline(1, color="gray", linewidth=1)
     axes.set_xscale("log")
     ticks = [

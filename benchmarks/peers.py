@@ -33,9 +33,9 @@ from benchmarks.peer_engines import PEERS
 from benchmarks.peer_page import draw, render, summary_lines, versions
 from freezer.codec import decode, encode
 from freezer.errors import CatalogError, ColdpressError, UsageError
-from freezer.files.atomic import write_whole
-from freezer.hardware.cgroups import available_cpus
-from pipeline.catalog.catalog import read_catalog, refuse_bad_entries
+from freezer.files import write_whole
+from freezer.hardware import available_cpus
+from pipeline.catalog import read_catalog, refuse_bad_entries
 
 CATALOGS = (ROOT / "benchmarks" / "peers.yaml", ROOT / "examples" / "zoo.yaml")
 WORK = ROOT / ".bench"

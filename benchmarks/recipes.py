@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.pages import markdown_table
-from freezer.store.store import Store
-from pipeline.ledger.ledger import ledger_folder
-from pipeline.ledger.segments import read_rows
-from pipeline.records.outcome import SKIPPED, CandidateReport, Figures, Outcome
+from freezer.store import Store
+from pipeline.ledger import ledger_folder, read_rows
+from pipeline.records import SKIPPED, CandidateReport, Figures, Outcome
 
 HEAD = (
     "model",

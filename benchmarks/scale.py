@@ -31,8 +31,7 @@ from typing import Any
 
 from benchmarks import children
 from benchmarks.pages import machine, markdown_table, today
-from freezer.hardware.cgroups import available_cpus
-from freezer.hardware.machine import detect
+from freezer.hardware import available_cpus, detect
 from tests.raylets import RayCluster
 
 PLAN_SIZES = (100, 1_000, 10_000, 100_000)

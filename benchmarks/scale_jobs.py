@@ -12,27 +12,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from freezer.artifact.folder import MANIFEST, Artifact
-from freezer.files.atomic import link_or_copy
-from freezer.hardware.device_classes import PORTABLE, best_level
-from freezer.hardware.machine import detect
-from freezer.limits import SamplingPolicy
-from freezer.store.store import WORK, Store
-from pipeline.catalog.catalog import read_catalog
+from freezer.artifact import MANIFEST, Artifact
+from freezer.files import link_or_copy
+from freezer.hardware import PORTABLE, best_level, detect
+from freezer.spec import SamplingPolicy
+from freezer.store import WORK, Store
+from pipeline.catalog import read_catalog
 from pipeline.config import Config
-from pipeline.ledger.ledger import Ledger
-from pipeline.planning.keys import FileDigests
-from pipeline.planning.plan import FinishedWork, Plan, PlanRequest, make_plan
-from pipeline.records.class_facts import ClassFacts
-from pipeline.records.events import Event, LiveFigures
-from pipeline.records.outcome import Figures, flat_json
-from pipeline.reporting.remaining_time import ItemWork
+from pipeline.ledger import Ledger
+from pipeline.planning import FileDigests, FinishedWork, Plan, PlanRequest, make_plan
+from pipeline.records import ClassFacts, Event, Figures, LiveFigures, flat_json
+from pipeline.reporting import ItemWork
 from pipeline.run import run
 from pipeline.scheduling import executor, queue
-from pipeline.sources.materials import Materials
-from pipeline.worker.build_task import build
-from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest, JudgeResult
-from pipeline.workspace.workspace import judged_name, workplace
+from pipeline.sources import Materials
+from pipeline.worker import BuildRequest, BuildResult, JudgeRequest, JudgeResult, build
+from pipeline.workspace import judged_name, workplace
 
 CAMPAIGN = "scale"
 TEMPLATE = "template"

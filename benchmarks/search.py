@@ -21,9 +21,9 @@ from pathlib import Path
 
 from benchmarks.pages import markdown_table
 from benchmarks.recipes import outcomes_of, speedup_cell
-from freezer.hardware.device_classes import PORTABLE
-from freezer.store.store import Store
-from pipeline.records.outcome import SKIPPED, Outcome
+from freezer.hardware import PORTABLE
+from freezer.store import Store
+from pipeline.records import SKIPPED, Outcome
 
 HEAD = (
     "model",

@@ -33,8 +33,8 @@ import requests
 
 from benchmarks import children
 from benchmarks.pages import ROOT, machine, markdown_table, results_page, today
-from freezer.files.atomic import write_whole
-from freezer.store.store import Store
+from freezer.files import write_whole
+from freezer.store import Store
 from tests.raylets import DIES_WITH_US, LOOPBACK, free_port, wait_until
 
 WORK = ROOT / ".bench" / "serving"

@@ -34,9 +34,8 @@ from freezer.errors import (
     StoreUnreachableError,
     UsageError,
 )
-from freezer.hardware.device_classes import DeviceClass
-from freezer.limits import Limits, SamplingPolicy
-from freezer.spec.inputs import Dim
+from freezer.hardware import DeviceClass
+from freezer.spec import Dim, Limits, SamplingPolicy
 
 if TYPE_CHECKING:
     from freezer.freezing.freeze import FreezeOptions, FreezeResult, freeze

@@ -18,15 +18,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, MANIFEST, Artifact
-from freezer.artifact.manifest import Payload
+from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, MANIFEST, Artifact, Payload
 from freezer.codec import read_record
 from freezer.errors import ContractError, IntegrityError
-from freezer.files.scratch import scratch_folder
+from freezer.files import scratch_folder
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.serving.load import load
-from freezer.spec.items import TensorSpec, take_apart
-from freezer.store.store import Store
+from freezer.spec import TensorSpec, take_apart
+from freezer.store import Store
 
 if TYPE_CHECKING:
     import numpy as np

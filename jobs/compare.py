@@ -14,11 +14,11 @@ import typer
 from rich.console import Console
 
 from freezer.codec import encode
-from freezer.store.store import Store
+from freezer.store import Store
 from jobs.exits import exiting
 from pipeline.exit_codes import FAILED, OK
-from pipeline.ledger.campaign_history import History
-from pipeline.reporting.comparison import OutcomeChange, compare
+from pipeline.ledger import History
+from pipeline.reporting import OutcomeChange, compare
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -18,11 +18,11 @@ from rich.text import Text
 
 from freezer.codec import encode
 from freezer.errors import UsageError
-from freezer.store.store import Store
+from freezer.store import Store
 from jobs.exits import exiting
-from pipeline.ledger.campaign_history import History
-from pipeline.records.events import STYLES
-from pipeline.reporting.model_history import PastOutcome, past_outcomes
+from pipeline.ledger import History
+from pipeline.records import STYLES
+from pipeline.reporting import PastOutcome, past_outcomes
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -18,22 +18,27 @@ import typer
 from rich.console import Console
 
 from freezer.errors import UsageError
-from freezer.files.paths import check_file
-from freezer.freezing.recipes.recipes import select
-from freezer.hardware.device_classes import device_class as known_class
-from freezer.limits import SamplingPolicy
-from freezer.store.store import NAME
+from freezer.files import check_file
+from freezer.freezing.recipes import select
+from freezer.hardware import device_class as known_class
+from freezer.spec import SamplingPolicy
+from freezer.store import NAME
 from jobs.exits import exiting, say
-from pipeline.catalog.catalog import BadEntriesError, is_registry, refuse_bad_entries
-from pipeline.cluster.working_dir import check_absolute, in_job
+from pipeline.catalog import BadEntriesError, is_registry, refuse_bad_entries
+from pipeline.cluster import check_absolute, in_job
 from pipeline.config import Config
-from pipeline.ledger.lease import check_campaign
-from pipeline.reporting.campaign_report import CampaignReport, print_next_steps, print_report
-from pipeline.reporting.display import LineDisplay, display_for
-from pipeline.reporting.metrics import metered
+from pipeline.ledger import check_campaign
+from pipeline.reporting import (
+    CampaignReport,
+    LineDisplay,
+    display_for,
+    metered,
+    print_next_steps,
+    print_report,
+)
 from pipeline.run import explain as explain_
 from pipeline.run import read, run
-from pipeline.scheduling.fleet import WAIT_S
+from pipeline.scheduling import WAIT_S
 from pipeline.watch import watch as watch_
 
 LOG_WIDTH = 160

@@ -12,11 +12,11 @@ import typer
 from rich.console import Console
 
 from freezer.errors import UsageError
-from freezer.store.store import Store
+from freezer.store import Store
 from jobs.exits import exiting
 from pipeline.exit_codes import INFRASTRUCTURE, OK
-from pipeline.reporting.html_report import report_page
-from pipeline.tracking.ledger_replay import replay
+from pipeline.reporting import report_page
+from pipeline.tracking import replay
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

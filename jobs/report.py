@@ -12,9 +12,8 @@ import typer
 from rich.console import Console
 
 from freezer.errors import InfrastructureError
-from freezer.files.atomic import write_whole
-from freezer.files.paths import check_file
-from freezer.store.store import Store
+from freezer.files import check_file, write_whole
+from freezer.store import Store
 from jobs.exits import exiting, say
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -34,7 +33,7 @@ def main(
     """Write the report of a campaign: one HTML file that needs no network."""
     console, errors = Console(), Console(stderr=True)
     with exiting(errors):
-        from pipeline.reporting.html_report import report_page  # imports jinja2
+        from pipeline.reporting import report_page  # imports jinja2
 
         check_file(out, "--out")
         page = report_page(Store.open(store), campaign, against=against)

@@ -13,18 +13,13 @@ import typer
 from rich.console import Console
 
 from freezer.errors import UsageError
-from freezer.store.store import Store
+from freezer.store import Store
 from jobs.exits import exiting, say
-from pipeline.records.times import iso
-from pipeline.reporting.campaign_status import (
-    campaign_status,
-    campaigns_in_words,
-    in_words,
-    status_if_known,
-)
+from pipeline.records import iso
+from pipeline.reporting import campaign_status, campaigns_in_words, in_words, status_if_known
 
 if TYPE_CHECKING:
-    from pipeline.cluster.jobs_api import Job
+    from pipeline.cluster import Job
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -101,7 +96,7 @@ def main(
 
 def _newest_job(campaign: str, store: str, address: str, ca: str | None) -> Job | None:
     """Return the newest job of a campaign on the cluster, or None."""
-    from pipeline.cluster.jobs_api import Jobs, job_prefix  # imports ray
+    from pipeline.cluster import Jobs, job_prefix  # imports ray
 
     known = Jobs(address, ca=ca).find(job_prefix(campaign, store))
     return known[-1] if known else None

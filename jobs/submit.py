@@ -19,13 +19,12 @@ from rich.console import Console
 from freezer.errors import InfrastructureError, UsageError
 from jobs import optimize
 from jobs.exits import exiting
-from pipeline.catalog.catalog import is_registry
-from pipeline.cluster.jobs_api import Job, Jobs, job_prefix
-from pipeline.cluster.working_dir import PACKAGES, Upload, check_absolute, gather, stage
+from pipeline.catalog import is_registry
+from pipeline.cluster import PACKAGES, Job, Jobs, Upload, check_absolute, gather, job_prefix, stage
 from pipeline.exit_codes import INTERRUPTED, OK
-from pipeline.ledger.lease import check_campaign
-from pipeline.sources.named_files import named_files
-from pipeline.workspace.staging import temporary_place
+from pipeline.ledger import check_campaign
+from pipeline.sources import named_files
+from pipeline.workspace import temporary_place
 
 OPTIMIZE = "python -m jobs.optimize"
 

@@ -19,11 +19,17 @@ import typer
 from rich.console import Console
 
 from freezer.errors import UsageError
-from freezer.hardware.cgroups import available_cpus, machine_bytes
-from freezer.hardware.device_classes import PORTABLE, best_level, device_class
-from freezer.hardware.machine import detect, this_host
+from freezer.hardware import (
+    PORTABLE,
+    available_cpus,
+    best_level,
+    detect,
+    device_class,
+    machine_bytes,
+    this_host,
+)
 from jobs.exits import exiting
-from pipeline.records.class_facts import LABEL
+from pipeline.records import LABEL
 
 MEMORY_SHARE = 0.8
 """Share of the machine's memory that Ray schedules; the rest is for Ray itself and for low

@@ -12,25 +12,16 @@ from itertools import chain, groupby
 from pathlib import Path
 
 from freezer.errors import InfrastructureError, IntegrityError, StoreError
-from freezer.store.store import Store
-from pipeline.catalog.catalog import is_registry
+from freezer.store import Store
+from pipeline.catalog import is_registry
 from pipeline.config import Config
-from pipeline.ledger.campaign_record import CampaignRecord, Continued, Member, members_of
-from pipeline.ledger.lease import LeaseLostError
-from pipeline.ledger.ledger import Ledger
-from pipeline.planning.plan import Plan
+from pipeline.ledger import CampaignRecord, Continued, LeaseLostError, Ledger, Member, members_of
+from pipeline.planning import Plan
 from pipeline.publish import Publisher
-from pipeline.records.events import Event
-from pipeline.records.outcome import Outcome
-from pipeline.reporting.campaign_report import CampaignReport
-from pipeline.reporting.costs import class_costs
-from pipeline.reporting.display import Display
-from pipeline.reporting.html_report import report_page
-from pipeline.reporting.remaining_time import ItemWork
-from pipeline.scheduling.executor import Executor
-from pipeline.tracking.process import TrackerProcess
-from pipeline.tracking.projection import outcomes_digest
-from pipeline.tracking.tracker import Tracker, replay_command
+from pipeline.records import Event, Outcome
+from pipeline.reporting import CampaignReport, Display, ItemWork, class_costs, report_page
+from pipeline.scheduling import Executor
+from pipeline.tracking import Tracker, TrackerProcess, outcomes_digest, replay_command
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from freezer.limits import SamplingPolicy
-from pipeline.tracking.registry import ArtifactMode
+from freezer.spec import SamplingPolicy
+from pipeline.tracking import ArtifactMode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,15 +9,14 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from freezer.artifact.folder import Artifact
+from freezer.artifact import Artifact
 from freezer.errors import IntegrityError, NotPublishedError, StoreUnreachableError
-from freezer.hardware.device_classes import PORTABLE, device_class
-from freezer.store.oci_layout import Descriptor
-from freezer.store.store import Store, Version
-from pipeline.ledger.ledger import Draft, Ledger
-from pipeline.planning.plan import Item, Plan
-from pipeline.records.outcome import UNMEASURED, Failure, Outcome
-from pipeline.workspace.workspace import judged_name, workplace
+from freezer.hardware import PORTABLE, device_class
+from freezer.store import Descriptor, Store, Version
+from pipeline.ledger import Draft, Ledger
+from pipeline.planning import Item, Plan
+from pipeline.records import UNMEASURED, Failure, Outcome
+from pipeline.workspace import judged_name, workplace
 
 KEPT = ("unstable", "failed", "rejected", "kept-previous")
 """Verdicts after which the previous artifact of a class still serves."""

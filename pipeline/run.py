@@ -24,25 +24,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from freezer.errors import CatalogError
-from freezer.hardware.device_classes import auto_classes
-from freezer.hardware.machine import detect
-from freezer.store.store import WORK, Store
+from freezer.hardware import auto_classes, detect
+from freezer.store import WORK, Store
 from pipeline.campaign import NOTHING, Before, Campaign
-from pipeline.catalog.catalog import (
+from pipeline.catalog import (
     Catalog,
+    Entry,
     is_registry,
     read_catalog,
     read_registry,
     refuse_bad_entries,
 )
-from pipeline.catalog.entry import Entry
-from pipeline.cluster.connect import check_address, connect, joined_address
-from pipeline.cluster.ray_cluster import Cluster
+from pipeline.cluster import Cluster, check_address, connect, joined_address
 from pipeline.config import Config
-from pipeline.ledger.campaign_record import Continued
-from pipeline.ledger.ledger import Ledger
-from pipeline.planning.keys import FileDigests
-from pipeline.planning.plan import (
+from pipeline.ledger import Continued, Ledger
+from pipeline.planning import (
+    FileDigests,
     FinishedWork,
     Plan,
     PlanRequest,
@@ -50,20 +47,12 @@ from pipeline.planning.plan import (
     make_plan,
     recipes_left_out,
 )
-from pipeline.records.class_facts import ClassFacts
-from pipeline.records.events import Event, LiveFigures
-from pipeline.records.outcome import Outcome
-from pipeline.reporting.campaign_report import CampaignReport
-from pipeline.reporting.display import Display
-from pipeline.reporting.explain import explain_plan
-from pipeline.scheduling.executor import BuildRecords, Executor
-from pipeline.scheduling.facts_here import facts_here
-from pipeline.scheduling.fleet import Fleet
-from pipeline.scheduling.outcomes import skipped_outcomes
-from pipeline.sources.materials import Materials
-from pipeline.tracking.process import TrackerProcess
-from pipeline.workspace.staging import remove_abandoned
-from pipeline.workspace.workspace import workplace
+from pipeline.records import ClassFacts, Event, LiveFigures, Outcome
+from pipeline.reporting import CampaignReport, Display, explain_plan
+from pipeline.scheduling import BuildRecords, Executor, Fleet, facts_here, skipped_outcomes
+from pipeline.sources import Materials
+from pipeline.tracking import TrackerProcess
+from pipeline.workspace import remove_abandoned, workplace
 
 
 @dataclass(frozen=True, kw_only=True)

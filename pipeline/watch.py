@@ -14,12 +14,10 @@ from dataclasses import replace
 
 from freezer.errors import CatalogError, InfrastructureError
 from pipeline.campaign import Before
-from pipeline.catalog.entry import Entry
+from pipeline.catalog import Entry
 from pipeline.config import Config
-from pipeline.records.events import Event
-from pipeline.records.outcome import Outcome
-from pipeline.reporting.campaign_report import CampaignReport
-from pipeline.reporting.display import Display
+from pipeline.records import Event, Outcome
+from pipeline.reporting import CampaignReport, Display
 from pipeline.run import Driver, Work, driving, notes, prepared
 
 EMPTY, UNREACHABLE = "CP-CATALOG-EMPTY", "CP-TRACKING"

@@ -14,17 +14,16 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from freezer.artifact.folder import Artifact
-from freezer.freezing.candidates.build import build_further
-from freezer.freezing.candidates.candidate import Candidate
+from freezer.artifact import Artifact
+from freezer.freezing.candidates import Candidate, build_further
 from freezer.freezing.freeze import FreezeResult, freeze
-from freezer.freezing.models.subject import Subject
-from freezer.freezing.packaging.assemble import assemble
+from freezer.freezing.judging import Judgement, judge
+from freezer.freezing.models import Subject
+from freezer.freezing.packaging import assemble
+from freezer.freezing.payload_sets import other_payloads
+from freezer.freezing.payload_sets.further_threads import judge_further
 from freezer.freezing.target.target import target_here
-from freezer.freezing.validation import other_payloads
-from freezer.freezing.validation.further_threads import judge_further
-from freezer.freezing.validation.judge import Judgement, judge
-from freezer.store.store import Store
+from freezer.store import Store
 from tests.buckets import ENVIRONMENT, make_bucket, s3_server
 from tests.models import Mlp, TinyConv, seeded
 from tests.snapshots import model_state, process_state

@@ -13,26 +13,39 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from freezer.artifact.folder import GOLDEN_INPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
-from freezer.artifact.manifest import GoldenSet, Manifest, Payload
-from freezer.artifact.sections import DriftRecord, FreezingRecord, GateRecord, Needs, RecipeRecord
-from freezer.files.digest import digest_file
-from freezer.freezing.candidates.build import build
-from freezer.freezing.candidates.candidate import Candidate
-from freezer.freezing.capture.capture import Attempt
-from freezer.freezing.capture.program import Captured
+from freezer.artifact import (
+    GOLDEN_INPUTS,
+    MEDIA_SAFETENSORS,
+    Artifact,
+    DriftRecord,
+    FreezingRecord,
+    GateRecord,
+    GoldenSet,
+    Manifest,
+    Needs,
+    Payload,
+    RecipeRecord,
+    file_ref,
+)
+from freezer.files import digest_file
+from freezer.freezing.candidates import Candidate, build
+from freezer.freezing.capture import Attempt, Captured
 from freezer.freezing.freeze import FreezeOptions
-from freezer.freezing.models.samples import example_spec
-from freezer.freezing.models.subject import Subject, SubjectOptions, prepare
-from freezer.freezing.recipes.recipes import RECIPES, CaptureName
+from freezer.freezing.judging import Judgement, judge
+from freezer.freezing.models import Subject, SubjectOptions, example_spec, prepare
+from freezer.freezing.recipes import RECIPES, CaptureName
 from freezer.freezing.target.target import Target, class_here, target_here
-from freezer.freezing.validation.judge import Judgement, judge
-from freezer.hardware.device_classes import auto_classes
-from freezer.hardware.machine import detect
-from freezer.limits import Limits, SamplingPolicy
+from freezer.hardware import auto_classes, detect
 from freezer.runtime.tensors import dtypes_of, program_tensors
-from freezer.spec.inputs import Dim, InputSpec
-from freezer.spec.items import OutputSpec, OutputStructure, TensorSpec
+from freezer.spec import (
+    Dim,
+    InputSpec,
+    Limits,
+    OutputSpec,
+    OutputStructure,
+    SamplingPolicy,
+    TensorSpec,
+)
 
 QUICK = SamplingPolicy(
     time_limit_s=0.3, warmup_s=0.1, min_rounds=1, busy_limit=2.0, steal_limit=2.0

@@ -16,9 +16,7 @@ from pathlib import Path
 
 from freezer.artifact.manifest import FileRef, Manifest, Payload
 from freezer.errors import IntegrityError, NotPublishedError
-from freezer.files.atomic import move, sync, write_whole
-from freezer.files.digest import digest_file, verify_file
-from freezer.files.scratch import scratch_folder
+from freezer.files import digest_file, move, scratch_folder, sync, verify_file, write_whole
 
 MANIFEST = "manifest.json"
 GOLDEN_INPUTS = "golden/inputs.safetensors"

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from freezer.codec import stored_as, written_if
-from freezer.hardware.runtime_settings import assignments
-from freezer.limits import Clock, SamplingPolicy
+from freezer.hardware import assignments
+from freezer.spec import Clock, SamplingPolicy
 
 PointVerdict = Literal["faster", "not slower", "slower", "unstable", "not measured"]
 

@@ -16,9 +16,8 @@ from freezer.artifact.latency import LatencyRecord, PointFigures
 from freezer.artifact.sections import DriftRecord, FreezingRecord, GateRecord, Needs, RecipeRecord
 from freezer.codec import decode, encode, keyed_by, read_json, written_if
 from freezer.errors import IntegrityError
-from freezer.files.digest import check_digest
-from freezer.spec.inputs import Dim, InputSpec
-from freezer.spec.items import OutputSpec, OutputStructure
+from freezer.files import check_digest
+from freezer.spec import Dim, InputSpec, OutputSpec, OutputStructure
 
 FORMAT_VERSION = 1
 

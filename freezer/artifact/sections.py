@@ -12,8 +12,8 @@ from typing import Any
 
 from freezer.artifact.freezing_report import FreezingReport
 from freezer.codec import stored_as, written_if
-from freezer.hardware.device_classes import CudaNeeds
-from freezer.limits import Objective
+from freezer.hardware import CudaNeeds
+from freezer.spec import Objective
 
 NOT_TRIED = "not tried"
 """Prefix of the outcome of attempts that do not apply to the kind of model."""

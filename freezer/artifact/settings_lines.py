@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from freezer.artifact.latency import EnvironmentRecord
 from freezer.artifact.manifest import Manifest
-from freezer.hardware.runtime_settings import INSTALL, Exports, assignments, exports
+from freezer.hardware import INSTALL, Exports, assignments, exports
 
 
 def lacking(manifest: Manifest, environ: Mapping[str, str] | None = None) -> Exports:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from freezer.codec import encode, read_json, read_record
 from freezer.errors import IntegrityError, MissingDependencyError, UsageError, first_line
-from freezer.files.digest import digest_bytes
+from freezer.files import digest_bytes
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from freezer.checks.findings import CheckRequest, Finding, Level
 from freezer.errors import first_line, last_line
-from freezer.files.scratch import scratch_folder
+from freezer.files import scratch_folder
 from freezer.freezing.target.environment import cleared
 from freezer.freezing.target.toolchain import compiler, torch_versions
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from freezer.checks.findings import CheckRequest, Finding
 from freezer.errors import UsageError
-from freezer.files.scratch import VARIABLE, scratch_place
-from freezer.hardware.cgroups import ROOT, cpu_quota, machine_bytes
+from freezer.files import VARIABLE, scratch_place
+from freezer.hardware import ROOT, cpu_quota, machine_bytes
 
 LEAST_MEMORY_BYTES = 2e9
 """Below this, freezing a small model may fail: torch and Inductor use about 1 GB, and each worker

@@ -9,10 +9,17 @@ from collections.abc import Iterator, Mapping
 from freezer.checks.findings import CheckRequest, Finding
 from freezer.errors import UsageError
 from freezer.freezing.target.environment import check_environment
-from freezer.hardware.cgroups import available_cpus
-from freezer.hardware.device_classes import PORTABLE, cuda_version, device_class, least_driver
-from freezer.hardware.machine import Host, describe_host, this_host
-from freezer.limits import SamplingPolicy
+from freezer.hardware import (
+    PORTABLE,
+    Host,
+    available_cpus,
+    cuda_version,
+    describe_host,
+    device_class,
+    least_driver,
+    this_host,
+)
+from freezer.spec import SamplingPolicy
 
 WATCH_S = 1.0
 """Time for which other processes are watched."""
@@ -169,7 +176,7 @@ def check_neighbours(_: CheckRequest) -> Iterator[Finding]:
     """What other processes and the hypervisor take from the CPUs, by the meter and the limits of a
     judge.
     """
-    from freezer.timing.meters import CpuMeter
+    from freezer.timing import CpuMeter
 
     meter = CpuMeter(SamplingPolicy())
     time.sleep(WATCH_S)

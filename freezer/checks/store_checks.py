@@ -14,8 +14,7 @@ from urllib.parse import parse_qsl, urlparse
 from freezer.checks.findings import CheckRequest, Finding, Level
 from freezer.checks.limit_checks import space_finding
 from freezer.errors import ColdpressError, MissingDependencyError, UsageError
-from freezer.store.oci_layout import INDEX, LocalFiles
-from freezer.store.store import WORK, Store
+from freezer.store import INDEX, WORK, LocalFiles, Store
 
 MAX_SKEW_S = 5.0
 """Difference of two clocks that has no effect: buckets give whole seconds."""

@@ -18,10 +18,16 @@ import typer
 from rich.text import Text
 from safetensors import SafetensorError
 
-from freezer.artifact.describe import describe, readable
-from freezer.artifact.folder import MANIFEST, Artifact, folder_of
-from freezer.artifact.manifest import Manifest
-from freezer.artifact.settings_lines import export_lines, lacking
+from freezer.artifact import (
+    MANIFEST,
+    Artifact,
+    Manifest,
+    describe,
+    export_lines,
+    folder_of,
+    lacking,
+    readable,
+)
 from freezer.cli.arguments import (
     ClassOption,
     DeviceOption,
@@ -37,14 +43,10 @@ from freezer.cli.arguments import (
 )
 from freezer.codec import encode
 from freezer.errors import ColdpressError, IncompatibleError, UsageError
-from freezer.files.atomic import replacing
-from freezer.files.paths import check_file, check_folder
-from freezer.files.scratch import scratch_folder
-from freezer.hardware.device_classes import device_class
-from freezer.hardware.machine import detect
-from freezer.hardware.runtime_settings import assignments
+from freezer.files import check_file, check_folder, replacing, scratch_folder
+from freezer.hardware import assignments, detect, device_class
 from freezer.serving.compatibility import rungs
-from freezer.store.store import Store, Version
+from freezer.store import Store, Version
 
 if TYPE_CHECKING:
     from freezer.runtime.frozen_model import FrozenModel

@@ -8,9 +8,9 @@ from urllib.parse import urlparse
 import typer
 
 from freezer.errors import ColdpressError
-from freezer.files.buckets import SCHEMES
-from freezer.hardware.device_classes import DEVICE_CLASSES
-from freezer.store.store import Store
+from freezer.files import SCHEMES
+from freezer.hardware import DEVICE_CLASSES
+from freezer.store import Store
 
 
 def complete_model(context: typer.Context, incomplete: str) -> list[str]:

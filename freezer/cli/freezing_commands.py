@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from freezer.artifact.settings_lines import gain_text
+from freezer.artifact import gain_text
 from freezer.cli.arguments import REFUSED, ClassOption, console, say, table
 from freezer.errors import FreezeError, UsageError
-from freezer.files.paths import check_folder
-from freezer.hardware.device_classes import device_class
-from freezer.limits import Limits, Objective, SamplingPolicy, limit_problem
-from freezer.spec.parse import declared_spec
+from freezer.files import check_folder
+from freezer.hardware import device_class
+from freezer.spec import Limits, Objective, SamplingPolicy, declared_spec, limit_problem
 
 if TYPE_CHECKING:
     from freezer.freezing.freeze import FreezeResult
-    from freezer.freezing.models.subject import Subject
+    from freezer.freezing.models import Subject
 
 EXAMPLES = {
     "args": '{"hidden": 256}',
@@ -139,8 +138,8 @@ def freeze(
     if debug and not source.startswith("torchscript:"):  # needs the JIT to load
         os.environ["PYTORCH_JIT"] = "0"
     from freezer.freezing.freeze import FreezeOptions, freeze_source, load_subject
-    from freezer.freezing.models.sources import fetched, parse_source
-    from freezer.freezing.packaging.evidence import evidence_of
+    from freezer.freezing.packaging import evidence_of
+    from freezer.freezing.sources import fetched, parse_source
     from freezer.runtime.devices import CPU
 
     here = Path.cwd()
@@ -206,7 +205,7 @@ def _print_result(result: FreezeResult) -> None:
 
 def _debug(subject: Subject) -> None:
     """Print the outputs of the eager model."""
-    from freezer.freezing.validation.eager_check import debug as debug_here
+    from freezer.freezing.judging import debug as debug_here
 
     found = debug_here(subject)
     rows = table("input set", "sizes", "output", "shape", "from", "to", "off float64 by")

@@ -11,13 +11,12 @@ from typing import Annotated, Any
 
 import typer
 
-from freezer.artifact.describe import size_text
+from freezer.artifact import size_text
 from freezer.cli.arguments import REFUSED, StoreOption, console, say, say_error, table
 from freezer.cli.completion import complete_model
 from freezer.codec import encode
 from freezer.errors import UsageError
-from freezer.store.listing import ListedVersion, newest_versions, versions_of
-from freezer.store.store import Store
+from freezer.store import ListedVersion, Store, newest_versions, versions_of
 
 
 def list_models(

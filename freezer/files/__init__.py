@@ -3,3 +3,85 @@
 May import: freezer.errors.
 Read first: atomic.py.
 """
+
+from freezer.files.archives import (
+    begin_of,
+)
+from freezer.files.atomic import (
+    CHUNK_BYTES,
+    WAITS_S,
+    copy_whole,
+    link_or_copy,
+    link_whole,
+    make_folder,
+    move,
+    remove,
+    replacing,
+    retried,
+    sync,
+    write_whole,
+)
+from freezer.files.buckets import (
+    SCHEMES,
+    Bucket,
+    open_bucket,
+    path_in_bucket,
+    remedy,
+)
+from freezer.files.digest import (
+    check_digest,
+    digest_bytes,
+    digest_file,
+    verify_file,
+)
+from freezer.files.download import (
+    fetch,
+    file_name,
+    identity,
+    is_url,
+)
+from freezer.files.paths import (
+    check_file,
+    check_folder,
+)
+from freezer.files.scratch import (
+    VARIABLE,
+    cache_folder,
+    scratch_folder,
+    scratch_place,
+)
+
+__all__ = [
+    "CHUNK_BYTES",
+    "SCHEMES",
+    "VARIABLE",
+    "WAITS_S",
+    "Bucket",
+    "begin_of",
+    "cache_folder",
+    "check_digest",
+    "check_file",
+    "check_folder",
+    "copy_whole",
+    "digest_bytes",
+    "digest_file",
+    "fetch",
+    "file_name",
+    "identity",
+    "is_url",
+    "link_or_copy",
+    "link_whole",
+    "make_folder",
+    "move",
+    "open_bucket",
+    "path_in_bucket",
+    "remedy",
+    "remove",
+    "replacing",
+    "retried",
+    "scratch_folder",
+    "scratch_place",
+    "sync",
+    "verify_file",
+    "write_whole",
+]

@@ -20,29 +20,33 @@ from typing import get_args
 import torch
 from torch import nn
 
-from freezer.artifact.folder import Artifact
+from freezer.artifact import Artifact
 from freezer.errors import FreezeError, SpecError, UsageError, expected_names
-from freezer.files.paths import check_folder
-from freezer.freezing.candidates.build import build
-from freezer.freezing.candidates.build_all import build_all
-from freezer.freezing.models.calls import generators_kept
-from freezer.freezing.models.checks import check_mode
-from freezer.freezing.models.loaders import load_source, own_spec
-from freezer.freezing.models.samples import Dims, ExampleInputs, example_spec
-from freezer.freezing.models.sources import Source
-from freezer.freezing.models.subject import Subject, SubjectOptions, placed, prepare
-from freezer.freezing.models.weights import weights_digest
-from freezer.freezing.packaging.assemble import assemble
-from freezer.freezing.packaging.evidence import clear_evidence, evidence_of, write_refused
-from freezer.freezing.recipes.recipes import KEPT_EAGER
+from freezer.files import check_folder
+from freezer.freezing.candidates import build, build_all
+from freezer.freezing.judging import Judgement, TaskMetric, judge
+from freezer.freezing.models import (
+    Dims,
+    ExampleInputs,
+    Subject,
+    SubjectOptions,
+    check_mode,
+    example_spec,
+    generators_kept,
+    load_source,
+    own_spec,
+    placed,
+    prepare,
+    weights_digest,
+)
+from freezer.freezing.packaging import assemble, clear_evidence, evidence_of, write_refused
+from freezer.freezing.payload_sets import with_other_payloads
+from freezer.freezing.recipes import KEPT_EAGER
+from freezer.freezing.sources import Source
 from freezer.freezing.target.target import Target, aim, class_here, target_here
-from freezer.freezing.validation.judge import Judgement, TaskMetric, judge
-from freezer.freezing.validation.other_payloads import with_other_payloads
-from freezer.hardware.cgroups import counts_within, thread_budget
-from freezer.hardware.device_classes import PORTABLE
-from freezer.limits import Limits, Objective, SamplingPolicy
+from freezer.hardware import PORTABLE, counts_within, thread_budget
 from freezer.runtime.tensors import dtypes_of, program_tensors, read_samples
-from freezer.spec.inputs import InputSpec
+from freezer.spec import InputSpec, Limits, Objective, SamplingPolicy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,3 +3,95 @@
 May import: freezer.spec and below.
 Read first: device_classes.py.
 """
+
+from freezer.hardware.cgroups import (
+    ROOT,
+    available_cpus,
+    counts_within,
+    cpu_quota,
+    machine_bytes,
+    thread_budget,
+)
+from freezer.hardware.device_classes import (
+    DEVICE_CLASSES,
+    PORTABLE,
+    CudaHere,
+    CudaNeeds,
+    DeviceClass,
+    auto_classes,
+    best_level,
+    can_run,
+    cuda_needs,
+    cuda_version,
+    device_class,
+    least_driver,
+    packed_dtype,
+)
+from freezer.hardware.machine import (
+    Host,
+    Machine,
+    describe_host,
+    detect,
+    this_host,
+)
+from freezer.hardware.memory import (
+    own_process,
+    peak_bytes,
+    peak_memory,
+)
+from freezer.hardware.nvml import (
+    NvmlError,
+    Reading,
+    opened,
+    reading,
+)
+from freezer.hardware.runtime_settings import (
+    INSTALL,
+    SETTINGS,
+    Exports,
+    RuntimeSetting,
+    assignments,
+    exports,
+    merged,
+)
+
+__all__ = [
+    "DEVICE_CLASSES",
+    "INSTALL",
+    "PORTABLE",
+    "ROOT",
+    "SETTINGS",
+    "CudaHere",
+    "CudaNeeds",
+    "DeviceClass",
+    "Exports",
+    "Host",
+    "Machine",
+    "NvmlError",
+    "Reading",
+    "RuntimeSetting",
+    "assignments",
+    "auto_classes",
+    "available_cpus",
+    "best_level",
+    "can_run",
+    "counts_within",
+    "cpu_quota",
+    "cuda_needs",
+    "cuda_version",
+    "describe_host",
+    "detect",
+    "device_class",
+    "exports",
+    "least_driver",
+    "machine_bytes",
+    "merged",
+    "opened",
+    "own_process",
+    "packed_dtype",
+    "peak_bytes",
+    "peak_memory",
+    "reading",
+    "this_host",
+    "thread_budget",
+]

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from freezer.runtime.libtorch import Array
-from freezer.spec.sample_headers import COMPLEX128, READ_ERRORS, as_sets, unreadable
+from freezer.spec import COMPLEX128, READ_ERRORS, as_sets, unreadable
 
 
 def load_arrays(path: Path) -> dict[str, Array]:

@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from freezer.artifact.manifest import Manifest, Payload
-from freezer.artifact.payload_selection import is_exact
+from freezer.artifact import Manifest, Payload, is_exact
 from freezer.errors import CudaGraphsError, first_line
 
 NUM_WARM_UP = 4

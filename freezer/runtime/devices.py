@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from freezer.errors import UsageError
-from freezer.hardware.device_classes import CudaHere, DeviceClass
-from freezer.hardware.machine import Machine, detect, this_host
+from freezer.hardware import CudaHere, DeviceClass, Machine, detect, this_host
 from freezer.runtime.pytree import flatten
 from freezer.runtime.rebuilding import unflatten
 

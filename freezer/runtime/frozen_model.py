@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from freezer.artifact.manifest import Manifest, Payload
+from freezer.artifact import Manifest, Payload
 from freezer.errors import ContractError, Refusal
 from freezer.runtime.cuda_graphs import CudaGraphs
 from freezer.runtime.devices import CPU, current
@@ -23,8 +23,7 @@ from freezer.runtime.precision import full_on_gpu
 from freezer.runtime.preserved import REFUSED_NAMES, Preserved, read, refusal
 from freezer.runtime.rebuilding import rebuilder
 from freezer.runtime.threads import own_count, threads
-from freezer.spec.inputs import InputSpec
-from freezer.spec.items import OutputSpec, OutputStructure
+from freezer.spec import InputSpec, OutputSpec, OutputStructure
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

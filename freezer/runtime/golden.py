@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
-from freezer.artifact.manifest import Manifest
+from freezer.artifact import Manifest
 from freezer.errors import IntegrityError, first_line
-from freezer.spec.sample_headers import READ_ERRORS
+from freezer.spec import READ_ERRORS
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freezer.files.scratch import scratch_place
+from freezer.files import scratch_place
 from freezer.runtime.devices import CPU
 from freezer.runtime.inductor_package import (
     ALIGNMENT,

@@ -21,8 +21,7 @@ from pathlib import Path
 
 from freezer.codec import decode
 from freezer.errors import IntegrityError
-from freezer.files.archives import begin_of
-from freezer.files.scratch import scratch_folder
+from freezer.files import begin_of, scratch_folder
 
 TABLE = "coldpress-constants.json"
 """Name of the table in a package."""

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from freezer.errors import ContractError
-from freezer.spec.inputs import InputSpec
-from freezer.spec.items import InputItem, NestedSpec, TensorSpec, take_apart
+from freezer.spec import InputItem, InputSpec, NestedSpec, TensorSpec, take_apart
 
 
 class InputBinding:

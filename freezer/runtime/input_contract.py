@@ -13,8 +13,7 @@ from torch import Tensor
 from freezer.errors import ContractError
 from freezer.runtime.input_binding import InputBinding
 from freezer.runtime.pytree import leaves_of
-from freezer.spec.inputs import InputSpec
-from freezer.spec.items import TensorSpec, put_together
+from freezer.spec import InputSpec, TensorSpec, put_together
 
 
 class InputContract:

@@ -9,12 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from freezer.compare.numerics import same_tensors
 from freezer.errors import SpecError
-from freezer.numerics import same_tensors
 from freezer.runtime.devices import tensors_on
-from freezer.spec.inputs import InputSpec
-from freezer.spec.items import COMPLEX, FLOATING, INTEGRAL, TensorSpec
-from freezer.spec.sizes import interior_points
+from freezer.spec import COMPLEX, FLOATING, INTEGRAL, InputSpec, TensorSpec, interior_points
 
 
 def on_device(item: InputSet, device: torch.device) -> InputSet:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freezer.errors import MissingDependencyError
-from freezer.spec.items import DTYPES as ALL_DTYPES
+from freezer.spec import DTYPES as ALL_DTYPES
 
 DTYPES = tuple(name for name in ALL_DTYPES if name != "bfloat16")
 """Dtypes that both torch and numpy have, by their common name."""

@@ -10,13 +10,13 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from freezer.artifact.manifest import Manifest, Payload
+from freezer.artifact import Manifest, Payload
 from freezer.errors import ContractError, Refusal
 from freezer.runtime.input_binding import InputBinding
 from freezer.runtime.libtorch import Array
 from freezer.runtime.payload_choice import OpenPayload, PayloadChoice
 from freezer.runtime.rebuilding import rebuilder
-from freezer.spec.items import TensorSpec
+from freezer.spec import TensorSpec
 
 
 class NativeModel:

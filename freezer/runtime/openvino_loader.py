@@ -24,7 +24,7 @@ from torch import Tensor
 
 from freezer.codec import decode
 from freezer.errors import ContractError, MissingDependencyError
-from freezer.files.archives import begin_of
+from freezer.files import begin_of
 from freezer.runtime.devices import CPU
 
 GRAPH_FILE, WEIGHTS_FILE, CALLS_FILE = "model.xml", "model.bin", "calls.json"

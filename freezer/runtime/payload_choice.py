@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from freezer.artifact.manifest import Payload
-from freezer.artifact.payload_selection import is_exact, serving, set_within
+from freezer.artifact import Payload, is_exact, serving, set_within
 from freezer.errors import ContractError
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
-from freezer.artifact.manifest import PayloadKind
+from freezer.artifact import PayloadKind
 from freezer.errors import IntegrityError
 from freezer.runtime.devices import CPU
 from freezer.runtime.inductor_loader import open_inductor

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from freezer.errors import CaptureError
-from freezer.spec.items import OutputSpec, OutputStructure
+from freezer.spec import OutputSpec, OutputStructure
 
 
 def flatten(result: Any) -> tuple[OutputStructure, list[Tensor]]:

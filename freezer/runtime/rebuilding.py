@@ -7,7 +7,7 @@ from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from freezer.spec.items import OutputStructure
+from freezer.spec import OutputStructure
 
 
 class NamedOutput(dict[str, Any]):

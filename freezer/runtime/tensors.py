@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from freezer.artifact.folder import OWN_OUTPUTS
-from freezer.spec.sample_headers import COMPLEX128, READ_ERRORS, as_sets, unreadable
+from freezer.artifact import OWN_OUTPUTS
+from freezer.spec import COMPLEX128, READ_ERRORS, as_sets, unreadable
 
 
 def dense_parts(value: Any) -> Iterator[Tensor]:

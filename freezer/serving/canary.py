@@ -4,8 +4,8 @@ the outputs.
 
 from __future__ import annotations
 
-from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Artifact
-from freezer.numerics import comparable, distances, doubles, exact_problem
+from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Artifact
+from freezer.compare.numerics import comparable, distances, doubles, exact_problem
 from freezer.runtime.devices import tensors_on
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.golden import golden_inputs, golden_outputs

@@ -9,17 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from freezer.artifact.manifest import Manifest, Payload, PayloadKind, version_tuple
-from freezer.artifact.payload_selection import counts_of, set_within
+from freezer.artifact import Manifest, Payload, PayloadKind, counts_of, set_within, version_tuple
 from freezer.errors import Refusal
-from freezer.hardware.device_classes import (
-    DEVICE_CLASSES,
-    CudaHere,
-    DeviceClass,
-    can_run,
-    cuda_version,
-)
-from freezer.hardware.machine import Machine
+from freezer.hardware import DEVICE_CLASSES, CudaHere, DeviceClass, Machine, can_run, cuda_version
 
 NEWER_TORCH: Mapping[PayloadKind, Literal["opens", "canary decides"]] = {
     # its code calls libtorch, which promises little compatibility across versions

@@ -17,14 +17,13 @@ from pathlib import Path
 from rich.table import Table
 from torch import Tensor
 
-from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, OWN_OUTPUTS
-from freezer.artifact.manifest import FileRef, Manifest
+from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, OWN_OUTPUTS, FileRef, Manifest
+from freezer.compare.gate import POOL_BELOW, GoldenGate, OutputError, finite, golden_bound
+from freezer.compare.numerics import comparable, exact_problem, pooled, rms_errors
 from freezer.errors import IntegrityError
-from freezer.gate import POOL_BELOW, GoldenGate, OutputError, finite, golden_bound
-from freezer.numerics import comparable, exact_problem, pooled, rms_errors
 from freezer.runtime.golden import Sets, golden_inputs, golden_outputs, own_outputs
 from freezer.runtime.tensors import OWN_OUTPUT_BYTES, bytes_of
-from freezer.store.store import Store, Version
+from freezer.store import Store, Version
 
 REFERENCE = "reference"
 """Name of the golden outputs in place of a class."""

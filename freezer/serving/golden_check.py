@@ -12,10 +12,17 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from freezer.artifact.manifest import Manifest, Payload
+from freezer.artifact import Manifest, Payload
+from freezer.compare.gate import (
+    POOL_BELOW,
+    GoldenGate,
+    OutputError,
+    Sums,
+    gate_problem,
+    golden_bound,
+)
+from freezer.compare.slices import Slices
 from freezer.errors import CanaryError, IntegrityError
-from freezer.gate import POOL_BELOW, GoldenGate, OutputError, Sums, gate_problem, golden_bound
-from freezer.slices import Slices
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

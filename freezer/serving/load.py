@@ -18,10 +18,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
 
-from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, MANIFEST, Artifact, folder_of
-from freezer.artifact.manifest import ENGINES, Manifest
-from freezer.artifact.payload_selection import set_within
-from freezer.artifact.signatures import Claims, Signatures, read_keys
+from freezer.artifact import (
+    ENGINES,
+    GOLDEN_INPUTS,
+    GOLDEN_OUTPUTS,
+    MANIFEST,
+    Artifact,
+    Claims,
+    Manifest,
+    Signatures,
+    folder_of,
+    read_keys,
+    set_within,
+)
 from freezer.errors import (
     CudaGraphsError,
     IntegrityError,
@@ -29,11 +38,9 @@ from freezer.errors import (
     StoreUnreachableError,
     UsageError,
 )
-from freezer.files.scratch import scratch_folder
-from freezer.hardware.cgroups import thread_budget
-from freezer.hardware.device_classes import CudaHere
-from freezer.hardware.device_classes import device_class as class_named
-from freezer.hardware.machine import detect, this_host
+from freezer.files import scratch_folder
+from freezer.hardware import CudaHere, detect, this_host, thread_budget
+from freezer.hardware import device_class as class_named
 from freezer.serving.compatibility import native_payloads, refuse_by_isa
 from freezer.serving.selection import (
     Image,
@@ -44,7 +51,7 @@ from freezer.serving.selection import (
     select_image,
     slowdown,
 )
-from freezer.store.store import Store, Version
+from freezer.store import Store, Version
 
 if TYPE_CHECKING:
     from freezer.runtime.frozen_model import FrozenModel

@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from freezer.array_numerics import array_distances, array_problem, is_rounded, wide
-from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Artifact
-from freezer.artifact.manifest import Payload
-from freezer.artifact.payload_selection import counts_of, set_within
+from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Artifact, Payload, counts_of, set_within
+from freezer.compare.array_numerics import array_distances, array_problem, is_rounded, wide
 from freezer.errors import Refusal
 from freezer.runtime.array_files import load_arrays
 from freezer.runtime.golden import golden_inputs, golden_outputs

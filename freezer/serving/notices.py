@@ -5,11 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from freezer.artifact.latency import slower_than_eager
-from freezer.artifact.manifest import Manifest, Payload
-from freezer.artifact.payload_selection import counts_of
-from freezer.artifact.settings_lines import gain_text, lacking
-from freezer.hardware.device_classes import PORTABLE
+from freezer.artifact import Manifest, Payload, counts_of, gain_text, lacking, slower_than_eager
+from freezer.hardware import PORTABLE
 
 logger = logging.getLogger("coldpress")
 

@@ -9,12 +9,18 @@ from contextlib import ExitStack
 
 import torch
 
-from freezer.artifact.folder import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Artifact
-from freezer.artifact.manifest import Payload
-from freezer.artifact.payload_selection import counts_of, is_exact, set_within
+from freezer.artifact import (
+    GOLDEN_INPUTS,
+    GOLDEN_OUTPUTS,
+    Artifact,
+    Payload,
+    counts_of,
+    is_exact,
+    set_within,
+)
 from freezer.errors import Refusal
-from freezer.hardware.device_classes import device_class as class_named
-from freezer.hardware.machine import detect
+from freezer.hardware import detect
+from freezer.hardware import device_class as class_named
 from freezer.runtime.cuda_graphs import check_graphs
 from freezer.runtime.devices import CPU, current, device_of
 from freezer.runtime.frozen_model import CallOptions, FrozenModel

@@ -10,9 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Literal
 
-from freezer.artifact.folder import Artifact
-from freezer.artifact.manifest import Manifest
-from freezer.artifact.signatures import Claims, Signatures, problem_of
+from freezer.artifact import Artifact, Claims, Manifest, Signatures, problem_of
 from freezer.errors import (
     CanaryError,
     ColdpressError,
@@ -22,9 +20,8 @@ from freezer.errors import (
     StoreUnreachableError,
     last_line,
 )
-from freezer.hardware.device_classes import CudaHere
-from freezer.hardware.device_classes import device_class as class_named
-from freezer.hardware.machine import Host, Machine, describe_host
+from freezer.hardware import CudaHere, Host, Machine, describe_host
+from freezer.hardware import device_class as class_named
 from freezer.serving.compatibility import (
     native_payloads,
     refuse_by_class,

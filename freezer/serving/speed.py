@@ -18,14 +18,10 @@ from typing import Any
 
 import torch
 
-from freezer.artifact.folder import GOLDEN_INPUTS, Artifact
-from freezer.artifact.latency import LatencyRecord
-from freezer.artifact.manifest import Manifest
+from freezer.artifact import GOLDEN_INPUTS, Artifact, LatencyRecord, Manifest
 from freezer.errors import SpeedCheck, SpeedError, UsageError
-from freezer.files.scratch import scratch_folder
-from freezer.hardware.cgroups import available_cpus
-from freezer.hardware.device_classes import PORTABLE, device_class
-from freezer.limits import SamplingPolicy
+from freezer.files import scratch_folder
+from freezer.hardware import PORTABLE, available_cpus, device_class
 from freezer.runtime.devices import CPU, host_fingerprint
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.golden import golden_inputs
@@ -33,10 +29,9 @@ from freezer.runtime.input_sets import InputSet, distinct_at, on_device
 from freezer.runtime.threads import threads
 from freezer.serving.opening import open_artifact
 from freezer.serving.selection import LoadOptions
-from freezer.spec.inputs import bind
-from freezer.store.store import Store, Version
-from freezer.timing.meters import meter_of
-from freezer.timing.sampling import sample, speedup
+from freezer.spec import SamplingPolicy, bind
+from freezer.store import Store, Version
+from freezer.timing import meter_of, sample, speedup
 
 _LEAST_SHARE = 0.5
 """Share of the expected ratio below which the check fails; machines of one class differ by less."""

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from freezer.artifact.signatures import read_keys
+from freezer.artifact import read_keys
 from freezer.errors import (
     ColdpressError,
     IncompatibleError,
@@ -16,8 +16,7 @@ from freezer.errors import (
     SpeedCheck,
     UsageError,
 )
-from freezer.hardware.device_classes import PORTABLE
-from freezer.hardware.machine import describe_host
+from freezer.hardware import PORTABLE, describe_host
 from freezer.runtime.devices import with_index
 from freezer.serving.canary import run_canary
 from freezer.serving.compatibility import rungs

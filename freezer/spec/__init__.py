@@ -4,3 +4,97 @@ parsed.
 May import: freezer.files and below. Imports no torch.
 Read first: inputs.py.
 """
+
+from freezer.spec.inputs import (
+    Dim,
+    InputSpec,
+    bind,
+)
+from freezer.spec.items import (
+    COMPLEX,
+    DTYPES,
+    FLOATING,
+    INTEGRAL,
+    ConstantSpec,
+    InputItem,
+    NestedSpec,
+    OutputSpec,
+    OutputStructure,
+    TensorSpec,
+    put_together,
+    take_apart,
+)
+from freezer.spec.limits import (
+    CLOCKS,
+    Clock,
+    Limits,
+    Objective,
+    SamplingPolicy,
+    Timing,
+    limit_problem,
+    timing_of,
+)
+from freezer.spec.parse import (
+    declared_dim,
+    declared_item,
+    declared_spec,
+)
+from freezer.spec.sample_headers import (
+    BAD_SAMPLES,
+    COMPLEX128,
+    READ_ERRORS,
+    Header,
+    as_sets,
+    match_headers,
+    read_header,
+    unreadable,
+)
+from freezer.spec.sizes import (
+    all_sizes,
+    combinations,
+    distinct,
+    interior_points,
+    points_beside,
+)
+
+__all__ = [
+    "BAD_SAMPLES",
+    "CLOCKS",
+    "COMPLEX",
+    "COMPLEX128",
+    "DTYPES",
+    "FLOATING",
+    "INTEGRAL",
+    "READ_ERRORS",
+    "Clock",
+    "ConstantSpec",
+    "Dim",
+    "Header",
+    "InputItem",
+    "InputSpec",
+    "Limits",
+    "NestedSpec",
+    "Objective",
+    "OutputSpec",
+    "OutputStructure",
+    "SamplingPolicy",
+    "TensorSpec",
+    "Timing",
+    "all_sizes",
+    "as_sets",
+    "bind",
+    "combinations",
+    "declared_dim",
+    "declared_item",
+    "declared_spec",
+    "distinct",
+    "interior_points",
+    "limit_problem",
+    "match_headers",
+    "points_beside",
+    "put_together",
+    "read_header",
+    "take_apart",
+    "timing_of",
+    "unreadable",
+]

@@ -3,3 +3,41 @@
 May import: freezer.artifact and below. Imports no torch.
 Read first: store.py.
 """
+
+from freezer.store.bucket import (
+    RemoteFiles,
+)
+from freezer.store.listing import (
+    ListedVersion,
+    newest_versions,
+    versions_of,
+)
+from freezer.store.location import (
+    one_spelling,
+)
+from freezer.store.oci_layout import (
+    INDEX,
+    Descriptor,
+    LocalFiles,
+)
+from freezer.store.store import (
+    NAME,
+    WORK,
+    Store,
+    Version,
+)
+
+__all__ = [
+    "INDEX",
+    "NAME",
+    "WORK",
+    "Descriptor",
+    "ListedVersion",
+    "LocalFiles",
+    "RemoteFiles",
+    "Store",
+    "Version",
+    "newest_versions",
+    "one_spelling",
+    "versions_of",
+]

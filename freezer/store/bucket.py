@@ -24,10 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from freezer.errors import IntegrityError, StoreUnreachableError, first_line
-from freezer.files.atomic import replacing
-from freezer.files.buckets import Bucket, remedy
-from freezer.files.digest import verify_file
-from freezer.files.scratch import cache_folder
+from freezer.files import Bucket, cache_folder, remedy, replacing, verify_file
 
 _CHUNK_BYTES = 8 << 20
 _NUM_READS = 50

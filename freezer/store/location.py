@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlparse
 
 from freezer.errors import UsageError
-from freezer.files.buckets import SCHEMES, path_in_bucket
+from freezer.files import SCHEMES, path_in_bucket
 
 
 def one_spelling(uri: str) -> str:

@@ -17,21 +17,29 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from freezer.artifact.folder import MEDIA_MANIFEST, MEDIA_PAYLOAD, Artifact
-from freezer.artifact.manifest import FileRef
-from freezer.artifact.signatures import ANNOTATION, MEDIA_SIGNATURE, Signed
+from freezer.artifact import (
+    ANNOTATION,
+    MEDIA_MANIFEST,
+    MEDIA_PAYLOAD,
+    MEDIA_SIGNATURE,
+    Artifact,
+    FileRef,
+    Signed,
+)
 from freezer.codec import encode, read_record, stored_as, written_if
 from freezer.errors import IntegrityError, StoreUnreachableError
-from freezer.files.atomic import (
+from freezer.files import (
     CHUNK_BYTES,
+    check_digest,
     copy_whole,
+    digest_bytes,
     link_whole,
     make_folder,
     remove,
     retried,
+    verify_file,
     write_whole,
 )
-from freezer.files.digest import check_digest, digest_bytes, verify_file
 
 if TYPE_CHECKING:
     from freezer.store.bucket import RemoteFiles

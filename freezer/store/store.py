@@ -24,12 +24,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlparse
 
-from freezer.artifact.folder import MANIFEST, Artifact
-from freezer.artifact.manifest import FileRef, Manifest, Payload
-from freezer.artifact.signatures import (
+from freezer.artifact import (
     ANNOTATION,
+    MANIFEST,
     SIGNATURE,
+    Artifact,
     Claims,
+    FileRef,
+    Manifest,
+    Payload,
     Signatures,
     Signed,
     is_by,
@@ -37,10 +40,15 @@ from freezer.artifact.signatures import (
 )
 from freezer.codec import decode
 from freezer.errors import IntegrityError, NotPublishedError, StoreUnreachableError, UsageError
-from freezer.files.atomic import make_folder, move, write_whole
-from freezer.files.buckets import SCHEMES, open_bucket
-from freezer.files.digest import verify_file
-from freezer.files.scratch import cache_folder
+from freezer.files import (
+    SCHEMES,
+    cache_folder,
+    make_folder,
+    move,
+    open_bucket,
+    verify_file,
+    write_whole,
+)
 from freezer.store.location import local_folder
 from freezer.store.oci_layout import (
     DEVICE_CLASS,

@@ -3,3 +3,31 @@
 May import: freezer.runtime and below.
 Read first: sampling.py.
 """
+
+from freezer.timing.halving import (
+    Rivals,
+)
+from freezer.timing.meters import (
+    CpuMeter,
+    meter_of,
+)
+from freezer.timing.sampling import (
+    MIN_SAMPLES,
+    Sampling,
+    Speedup,
+    policy_for,
+    sample,
+    speedup,
+)
+
+__all__ = [
+    "MIN_SAMPLES",
+    "CpuMeter",
+    "Rivals",
+    "Sampling",
+    "Speedup",
+    "meter_of",
+    "policy_for",
+    "sample",
+    "speedup",
+]

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from freezer.hardware.nvml import NvmlError, Reading, opened, reading
-from freezer.limits import SamplingPolicy
+from freezer.hardware import NvmlError, Reading, opened, reading
 from freezer.runtime.devices import current, nvml_uuid
+from freezer.spec import SamplingPolicy
 from freezer.timing.disturbers import cpu_times, most_active
 
 ONE_THREAD = 0.05

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from freezer.limits import Clock, Objective, SamplingPolicy, Timing
+from freezer.spec import Clock, Objective, SamplingPolicy, Timing
 from freezer.timing.halving import Halving, Rivals
 from freezer.timing.meters import CpuMeter
 

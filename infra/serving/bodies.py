@@ -16,8 +16,7 @@ from safetensors import SafetensorError
 
 from freezer.errors import ContractError
 from freezer.runtime.libtorch import Array
-from freezer.spec.inputs import InputSpec
-from freezer.spec.items import TensorSpec, take_apart
+from freezer.spec import InputSpec, TensorSpec, take_apart
 
 _KINDS: Mapping[str, str] = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 """Kinds of numpy's dtypes that JSON's values may have, by the kind of the contract's dtype."""

@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from starlette.requests import ClientDisconnect
 
 import freezer
-from freezer.artifact.signatures import read_keys
+from freezer.artifact import read_keys
 from freezer.codec import encode
 from freezer.errors import (
     ColdpressError,
@@ -33,9 +33,9 @@ from freezer.errors import (
     UsageError,
     first_line,
 )
-from freezer.hardware.device_classes import device_class as class_named
-from freezer.hardware.machine import detect
-from freezer.store.store import Store, Version
+from freezer.hardware import detect
+from freezer.hardware import device_class as class_named
+from freezer.store import Store, Version
 from infra.serving.bodies import read_json, read_safetensors, write_json, write_safetensors
 
 JSON, BINARY = "application/json", "application/octet-stream"

@@ -21,7 +21,7 @@ from ray import serve
 from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle
 
-from freezer.hardware.device_classes import PORTABLE, can_run, device_class
+from freezer.hardware import PORTABLE, can_run, device_class
 from infra.serving.model_server import ModelServer, ServingOptions, refusal
 
 LABEL = "coldpress.dev/"

@@ -3,3 +3,33 @@
 May import: pipeline.tracking and below.
 Read first: catalog.py.
 """
+
+from pipeline.catalog.catalog import (
+    BadEntriesError,
+    Catalog,
+    is_registry,
+    read_catalog,
+    read_registry,
+    refuse_bad_entries,
+)
+from pipeline.catalog.entry import (
+    SOURCE_RUN,
+    Entry,
+    of_version,
+)
+from pipeline.catalog.files import (
+    read_file,
+)
+
+__all__ = [
+    "SOURCE_RUN",
+    "BadEntriesError",
+    "Catalog",
+    "Entry",
+    "is_registry",
+    "of_version",
+    "read_catalog",
+    "read_file",
+    "read_registry",
+    "refuse_bad_entries",
+]

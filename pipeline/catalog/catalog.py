@@ -78,7 +78,7 @@ def read_registry(
         CatalogError: no model matches, or MLflow rejects the filter.
         InfrastructureError: MLflow cannot be reached.
     """
-    from pipeline.tracking.source_models import list_registry, slug
+    from pipeline.tracking import list_registry, slug
 
     alias = catalog.removeprefix(REGISTRY).strip("/")
     if alias and not alias.startswith("@"):

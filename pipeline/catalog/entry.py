@@ -10,13 +10,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from freezer.freezing.models.sources import Source
-from freezer.limits import Limits, Objective
-from freezer.spec.inputs import InputSpec
-from pipeline.records.outcome import SOURCE_MODEL, SOURCE_VERSION
+from freezer.freezing.sources import Source
+from freezer.spec import InputSpec, Limits, Objective
+from pipeline.records import SOURCE_MODEL, SOURCE_VERSION
 
 if TYPE_CHECKING:
-    from pipeline.tracking.source_models import RegistryModel
+    from pipeline.tracking import RegistryModel
 
 SOURCE_RUN = "coldpress.source_run"
 """Tag: the run that logged a registry version.
@@ -34,7 +33,7 @@ class Entry:
         source: of the model.
         spec: of its inputs; None takes them from the samples or the source.
         samples: file with real input sets, or its URL.
-        task_metric: `MODULE:FUNCTION`, see `freezer.freezing.validation.judge.TaskMetric`.
+        task_metric: `MODULE:FUNCTION`, see `freezer.freezing.judging.session.TaskMetric`.
         objective: what the published candidate is best in, of those that meet the limits.
         price_per_hour: of a machine, by device class, in any currency.
         limits, device_classes, recipes: as requested; `auto` is resolved once the nodes are known.

@@ -19,15 +19,22 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, Valid
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from freezer.errors import ColdpressError, SpecError
-from freezer.files.download import file_name, is_url
-from freezer.freezing.models.sources import Source, module_file, parse_source
-from freezer.freezing.recipes.recipes import select
-from freezer.hardware.device_classes import PORTABLE, device_class
-from freezer.limits import Limits, Objective, limit_problem
-from freezer.spec.inputs import InputSpec
-from freezer.spec.parse import declared_dim, declared_item, declared_spec
-from freezer.spec.sample_headers import match_headers, read_header
-from freezer.store.store import NAME
+from freezer.files import file_name, is_url
+from freezer.freezing.recipes import select
+from freezer.freezing.sources import Source, module_file, parse_source
+from freezer.hardware import PORTABLE, device_class
+from freezer.spec import (
+    InputSpec,
+    Limits,
+    Objective,
+    declared_dim,
+    declared_item,
+    declared_spec,
+    limit_problem,
+    match_headers,
+    read_header,
+)
+from freezer.store import NAME
 
 SAMPLE_SUFFIXES = (".safetensors", ".npz")
 

@@ -4,3 +4,59 @@ only package that imports ray.
 May import: pipeline.ledger and below.
 Read first: ray_cluster.py.
 """
+
+from pipeline.cluster.client import (
+    check_address,
+    connect,
+    joined_address,
+)
+from pipeline.cluster.coordination import (
+    REST_S,
+    ClusterBoard,
+    Turns,
+)
+from pipeline.cluster.jobs_api import (
+    Job,
+    Jobs,
+    job_prefix,
+)
+from pipeline.cluster.ray_cluster import (
+    Ask,
+    Cluster,
+    Done,
+    Handle,
+    Node,
+    classes_of,
+)
+from pipeline.cluster.working_dir import (
+    PACKAGES,
+    Upload,
+    check_absolute,
+    gather,
+    in_job,
+    stage,
+)
+
+__all__ = [
+    "PACKAGES",
+    "REST_S",
+    "Ask",
+    "Cluster",
+    "ClusterBoard",
+    "Done",
+    "Handle",
+    "Job",
+    "Jobs",
+    "Node",
+    "Turns",
+    "Upload",
+    "check_absolute",
+    "check_address",
+    "classes_of",
+    "connect",
+    "gather",
+    "in_job",
+    "job_prefix",
+    "joined_address",
+    "stage",
+]

@@ -25,7 +25,7 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
 
 from freezer.errors import InfrastructureError, UsageError, first_line
-from freezer.store.location import one_spelling
+from freezer.store import one_spelling
 from pipeline.cluster import tokens
 from pipeline.exit_codes import FAILED, INFRASTRUCTURE, INTERRUPTED, OK, USAGE
 

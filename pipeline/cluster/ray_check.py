@@ -9,8 +9,8 @@ import ray
 
 from freezer.checks.findings import CheckRequest, Finding
 from freezer.errors import ColdpressError, UsageError
-from freezer.hardware.device_classes import PORTABLE
-from pipeline.cluster.connect import connect, joined_address
+from freezer.hardware import PORTABLE
+from pipeline.cluster.client import connect, joined_address
 from pipeline.cluster.ray_cluster import classes_of
 
 JOIN = (

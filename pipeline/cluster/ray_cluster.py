@@ -21,11 +21,11 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from freezer.errors import first_line
-from freezer.hardware.device_classes import DEVICE_CLASSES, PORTABLE, device_class
+from freezer.hardware import DEVICE_CLASSES, PORTABLE, device_class
 from pipeline.cluster.coordination import reported_by
 from pipeline.cluster.head_monitor import LOOK_S, Head
-from pipeline.failures.policy import kind_of_ray
-from pipeline.records.class_facts import LABEL
+from pipeline.failures import kind_of_ray
+from pipeline.records import LABEL
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,9 +17,9 @@ from urllib.parse import urlparse
 
 from pathspec import GitIgnoreSpec
 
-from freezer.artifact.folder import MANIFEST
+from freezer.artifact import MANIFEST
 from freezer.errors import UsageError
-from freezer.files.atomic import link_or_copy
+from freezer.files import link_or_copy
 
 MAX_BYTES = 500 * 1024 * 1024
 """Limit of a working directory; Ray's own limit is 512 MB including the archive."""

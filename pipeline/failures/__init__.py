@@ -3,3 +3,37 @@
 May import: pipeline.records.
 Read first: policy.py.
 """
+
+from pipeline.failures.classification import (
+    CODES,
+    GPU_MEMORY,
+    NODE_MEMORY,
+    classify,
+)
+from pipeline.failures.policy import (
+    LIFT,
+    MOST_STARTS,
+    attempts_left,
+    decide,
+    final_sentence,
+    is_kept,
+    is_missed,
+    kind_of_ray,
+    retry_rank,
+)
+
+__all__ = [
+    "CODES",
+    "GPU_MEMORY",
+    "LIFT",
+    "MOST_STARTS",
+    "NODE_MEMORY",
+    "attempts_left",
+    "classify",
+    "decide",
+    "final_sentence",
+    "is_kept",
+    "is_missed",
+    "kind_of_ray",
+    "retry_rank",
+]

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from pipeline.failures.classify import GPU_MEMORY, NODE_MEMORY, classify
-from pipeline.records.outcome import Failure
+from pipeline.failures.classification import GPU_MEMORY, NODE_MEMORY, classify
+from pipeline.records import Failure
 
 Kept = Literal["never", "memory", "quarantine", "key"]
 """What the next campaign does, see Decision; in order of how soon it retries."""

@@ -3,3 +3,59 @@
 May import: pipeline.workspace and below.
 Read first: ledger.py.
 """
+
+from pipeline.ledger.bucket_mirror import (
+    LEDGER,
+)
+from pipeline.ledger.campaign_history import (
+    History,
+    Reached,
+)
+from pipeline.ledger.campaign_record import (
+    CampaignRecord,
+    Continued,
+    Member,
+    members_of,
+)
+from pipeline.ledger.lease import (
+    Holder,
+    LeaseLostError,
+    campaign_lock,
+    check_campaign,
+    lease_of,
+    living_holder,
+    read_holder,
+)
+from pipeline.ledger.ledger import (
+    Draft,
+    Ledger,
+    ledger_folder,
+)
+from pipeline.ledger.segments import (
+    LedgerRow,
+    RowKind,
+    read_rows,
+)
+
+__all__ = [
+    "LEDGER",
+    "CampaignRecord",
+    "Continued",
+    "Draft",
+    "History",
+    "Holder",
+    "LeaseLostError",
+    "Ledger",
+    "LedgerRow",
+    "Member",
+    "Reached",
+    "RowKind",
+    "campaign_lock",
+    "check_campaign",
+    "lease_of",
+    "ledger_folder",
+    "living_holder",
+    "members_of",
+    "read_holder",
+    "read_rows",
+]

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from freezer.errors import StoreUnreachableError
-from freezer.store.bucket import RemoteFiles
-from freezer.store.store import WORK, Store
+from freezer.store import WORK, RemoteFiles, Store
 from pipeline.ledger.segments import OLD_SUFFIX, SUFFIX
 
 LEDGER = f"{WORK}/ledger"

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from freezer.errors import UsageError
-from freezer.store.store import Store
+from freezer.store import Store
 from pipeline.ledger.campaign_record import CampaignRecord, Member
 from pipeline.ledger.ledger import keep_newest, ledger_folder
 from pipeline.ledger.segments import LedgerRow, part_paths, read_rows
-from pipeline.records.outcome import Outcome
+from pipeline.records import Outcome
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

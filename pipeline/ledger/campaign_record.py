@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 from freezer.codec import decode, encode
 from pipeline.exit_codes import INFRASTRUCTURE
 from pipeline.ledger.ledger import Ledger
-from pipeline.records.class_facts import ClassFacts
-from pipeline.records.outcome import Outcome
+from pipeline.records import ClassFacts, Outcome
 
 
 class Member(NamedTuple):

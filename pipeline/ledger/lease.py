@@ -31,10 +31,9 @@ from pathlib import Path
 
 from freezer.codec import decode, encode
 from freezer.errors import InfrastructureError, IntegrityError, StoreUnreachableError, UsageError
-from freezer.files.atomic import WAITS_S, make_folder, retried, write_whole
-from freezer.store.bucket import RemoteFiles
-from freezer.store.store import WORK
-from pipeline.workspace.processes import boot_id, process_namespace, process_started
+from freezer.files import WAITS_S, make_folder, retried, write_whole
+from freezer.store import WORK, RemoteFiles
+from pipeline.workspace import boot_id, process_namespace, process_started
 
 HEARTBEAT_S = 5.0
 """Time between two heartbeats of a driver."""

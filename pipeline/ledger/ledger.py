@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from freezer.errors import StoreUnreachableError
-from freezer.files.atomic import remove
-from freezer.store.store import WORK, Store
+from freezer.files import remove
+from freezer.store import WORK, Store
 from pipeline.ledger.bucket_mirror import drop_part, mirrored, send_part
 from pipeline.ledger.lease import Lease, LeaseLostError, campaign_lock, check_campaign
 from pipeline.ledger.segments import (
@@ -79,8 +79,14 @@ class _Entry(NamedTuple):
     def row(self) -> LedgerRow:
         text = self.part.text(self.place)
         return LedgerRow(
-            self.kind, self.key, self.model, self.device_class, self.campaign, self.time, text
-        )  # type: ignore[arg-type]
+            self.kind,  # type: ignore[arg-type]
+            self.key,
+            self.model,
+            self.device_class,
+            self.campaign,
+            self.time,
+            text,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

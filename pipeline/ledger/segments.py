@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from freezer.errors import StoreUnreachableError
-from freezer.files.atomic import remove, retried, write_whole
+from freezer.files import remove, retried, write_whole
 
 SUFFIX, OLD_SUFFIX = ".arrow", ".parquet"
 

@@ -3,3 +3,49 @@
 May import: pipeline.catalog and below.
 Read first: plan.py.
 """
+
+from pipeline.planning.earlier_speeds import (
+    EarlierSpeeds,
+)
+from pipeline.planning.keys import (
+    FileDigests,
+    pinned,
+    source_key,
+)
+from pipeline.planning.memory_estimate import (
+    BASE_BYTES,
+    Demand,
+    corrected,
+    demand_of,
+    learned,
+)
+from pipeline.planning.plan import (
+    FinishedWork,
+    Item,
+    Plan,
+    PlanRequest,
+    Unplaced,
+    auto_classes_of,
+    make_plan,
+    recipes_left_out,
+)
+
+__all__ = [
+    "BASE_BYTES",
+    "Demand",
+    "EarlierSpeeds",
+    "FileDigests",
+    "FinishedWork",
+    "Item",
+    "Plan",
+    "PlanRequest",
+    "Unplaced",
+    "auto_classes_of",
+    "corrected",
+    "demand_of",
+    "learned",
+    "make_plan",
+    "pinned",
+    "recipes_left_out",
+    "source_key",
+]

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from freezer.freezing.recipes.recipes import needs_torch_alone
-from freezer.limits import timing_of
-from pipeline.ledger.ledger import Ledger
+from freezer.freezing.recipes import needs_torch_alone
+from freezer.spec import timing_of
+from pipeline.ledger import Ledger
 from pipeline.planning.plan import Item
-from pipeline.records.outcome import CandidateReport, Outcome
+from pipeline.records import CandidateReport, Outcome
 
 REACH = 0.9
 """A recipe may win if the upper bound of its speedup is at least this share of the winner's

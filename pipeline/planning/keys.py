@@ -16,16 +16,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from freezer.artifact.manifest import FORMAT_VERSION
+from freezer.artifact import FORMAT_VERSION
 from freezer.codec import encode
-from freezer.files.atomic import make_folder, move, write_whole
-from freezer.files.digest import digest_file
-from freezer.files.download import is_url
-from freezer.freezing.models.sources import FILE_KINDS, Source, module_file
-from freezer.freezing.recipes.recipes import Recipe, own_toolchain
-from freezer.limits import SamplingPolicy
-from pipeline.catalog.entry import SOURCE_RUN, Entry
-from pipeline.workspace.staging import own_path
+from freezer.files import digest_file, is_url, make_folder, move, write_whole
+from freezer.freezing.recipes import Recipe, own_toolchain
+from freezer.freezing.sources import FILE_KINDS, Source, module_file
+from freezer.spec import SamplingPolicy
+from pipeline.catalog import SOURCE_RUN, Entry
+from pipeline.workspace import own_path
 
 INPUTS_VERSION = 3
 """Incremented when the same spec or samples give other golden inputs."""

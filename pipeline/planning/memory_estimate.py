@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from freezer.freezing.models.sources import FILE_KINDS
-from pipeline.catalog.entry import Entry
+from freezer.freezing.sources import FILE_KINDS
+from pipeline.catalog import Entry
 
 BASE_BYTES = 1_000_000_000
 """Memory of a child with torch and its compiler, and the estimate of a model without weight files.

@@ -21,15 +21,13 @@ from freezer.errors import (
     NotPublishedError,
     StoreUnreachableError,
 )
-from freezer.freezing.recipes.recipes import left_out, made_for, select
-from freezer.hardware.cgroups import counts_within
-from freezer.hardware.device_classes import PORTABLE, auto_classes, device_class
-from freezer.limits import Limits, SamplingPolicy
-from freezer.store.store import Store
-from pipeline.catalog.entry import Entry
-from pipeline.failures.policy import LIFT, MOST_STARTS, decide, is_kept, is_missed
-from pipeline.ledger.ledger import Ledger
-from pipeline.ledger.segments import LedgerRow
+from freezer.freezing.recipes import left_out, made_for, select
+from freezer.hardware import PORTABLE, auto_classes, counts_within, device_class
+from freezer.spec import Limits, SamplingPolicy
+from freezer.store import Store
+from pipeline.catalog import Entry
+from pipeline.failures import LIFT, MOST_STARTS, decide, is_kept, is_missed
+from pipeline.ledger import Ledger, LedgerRow
 from pipeline.planning.keys import (
     BuildTarget,
     FileDigests,
@@ -39,8 +37,7 @@ from pipeline.planning.keys import (
     judge_key,
     source_key,
 )
-from pipeline.records.class_facts import LABEL, ClassFacts
-from pipeline.records.outcome import FinishedBuild, Outcome
+from pipeline.records import LABEL, ClassFacts, FinishedBuild, Outcome
 
 PORTABLE_TIME_LIMIT_S = 4.0
 """Sampling time of a portable artifact, whose speed is reported and decides nothing."""

@@ -3,3 +3,59 @@
 May import: freezer.
 Read first: outcome.py.
 """
+
+from pipeline.records.class_facts import (
+    LABEL,
+    ClassFacts,
+)
+from pipeline.records.events import (
+    STYLES,
+    Event,
+    LiveFigures,
+    verdict_text,
+)
+from pipeline.records.outcome import (
+    SKIPPED,
+    SOURCE_MODEL,
+    SOURCE_VERSION,
+    UNMEASURED,
+    CandidateReport,
+    Failure,
+    Figures,
+    FinishedBuild,
+    Outcome,
+    OutputDrift,
+    flat_json,
+    nested_json,
+)
+from pipeline.records.summary import (
+    Summary,
+    summarize,
+)
+from pipeline.records.times import (
+    iso,
+)
+
+__all__ = [
+    "LABEL",
+    "SKIPPED",
+    "SOURCE_MODEL",
+    "SOURCE_VERSION",
+    "STYLES",
+    "UNMEASURED",
+    "CandidateReport",
+    "ClassFacts",
+    "Event",
+    "Failure",
+    "Figures",
+    "FinishedBuild",
+    "LiveFigures",
+    "Outcome",
+    "OutputDrift",
+    "Summary",
+    "flat_json",
+    "iso",
+    "nested_json",
+    "summarize",
+    "verdict_text",
+]

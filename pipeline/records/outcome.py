@@ -9,11 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from freezer.artifact.freezing_report import FreezingReport
-from freezer.artifact.latency import EnvironmentRecord
-from freezer.artifact.sections import FreezingRecord, Migration, PreviousRecord, Tradeoff
+from freezer.artifact import (
+    EnvironmentRecord,
+    FreezingRecord,
+    FreezingReport,
+    Migration,
+    PreviousRecord,
+    Tradeoff,
+)
 from freezer.codec import decode, encode, stored_as, written_if
-from freezer.limits import Clock, Objective
+from freezer.spec import Clock, Objective
 
 DRIFT = "CP-DRIFT"
 """Code of a rejected outcome."""
@@ -160,7 +165,7 @@ class CandidateReport:
         reports: by payload path, the JSON form of FreezingReport, with short lists.
         migration: of a model converted from TorchScript, the JSON form of Migration.
         points: figures of each payload wherever it was timed, the deciding place first; the JSON
-            form of freezer.freezing.validation.timed_cells.PointFigures.
+            form of freezer.freezing.judging.timed_cells.PointFigures.
         outputs: drift of each output and input set, the worst first. Earlier releases did not store
             it.
     """

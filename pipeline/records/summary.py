@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from freezer.hardware.device_classes import PORTABLE
+from freezer.hardware import PORTABLE
 from pipeline.records.outcome import Outcome
 
 NUM_GAINS = 3

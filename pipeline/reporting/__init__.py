@@ -3,3 +3,65 @@
 May import: pipeline.scheduling and below.
 Read first: campaign_report.py.
 """
+
+from pipeline.reporting.campaign_report import (
+    CampaignReport,
+    print_next_steps,
+    print_report,
+)
+from pipeline.reporting.comparison import (
+    OutcomeChange,
+    compare,
+)
+from pipeline.reporting.costs import (
+    class_costs,
+)
+from pipeline.reporting.display import (
+    Display,
+    LineDisplay,
+    display_for,
+)
+from pipeline.reporting.explain import (
+    explain_plan,
+)
+from pipeline.reporting.html_report import (
+    report_page,
+)
+from pipeline.reporting.metrics import (
+    metered,
+)
+from pipeline.reporting.model_history import (
+    PastOutcome,
+    past_outcomes,
+)
+from pipeline.reporting.remaining_time import (
+    ItemWork,
+)
+from pipeline.reporting.status import (
+    campaign_status,
+    campaigns_in_words,
+    in_words,
+    status_if_known,
+)
+
+__all__ = [
+    "CampaignReport",
+    "Display",
+    "ItemWork",
+    "LineDisplay",
+    "OutcomeChange",
+    "PastOutcome",
+    "campaign_status",
+    "campaigns_in_words",
+    "class_costs",
+    "compare",
+    "display_for",
+    "explain_plan",
+    "in_words",
+    "metered",
+    "past_outcomes",
+    "print_next_steps",
+    "print_report",
+    "report_page",
+    "status_if_known",
+]

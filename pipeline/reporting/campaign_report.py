@@ -16,21 +16,18 @@ from urllib.parse import urlparse
 from rich.console import Console
 from rich.text import Text
 
-from freezer.artifact.sections import Tradeoff
+from freezer.artifact import Tradeoff
 from freezer.codec import encode
 from freezer.errors import InfrastructureError
-from freezer.files.atomic import write_whole
-from freezer.files.buckets import SCHEMES
-from freezer.hardware.device_classes import PORTABLE
-from freezer.limits import Objective
-from freezer.store.location import one_spelling
+from freezer.files import SCHEMES, write_whole
+from freezer.hardware import PORTABLE
+from freezer.spec import Objective
+from freezer.store import one_spelling
 from pipeline.exit_codes import FAILED, INFRASTRUCTURE, INTERRUPTED, OK
-from pipeline.records.events import STYLES
-from pipeline.records.outcome import Outcome
-from pipeline.records.times import iso
+from pipeline.records import STYLES, Outcome, iso
 from pipeline.reporting.costs import ClassCost
-from pipeline.tracking.connection import without_password
-from pipeline.workspace.workspace import log_place
+from pipeline.tracking import without_password
+from pipeline.workspace import log_place
 
 UNEXPLAINED = ("crash", "timeout", "memory", "output", "error")
 """Failures that are printed with the end of their log, since the reason alone does not explain

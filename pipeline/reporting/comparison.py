@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from freezer.freezing.recipes.recipes import EAGER
-from pipeline.records.outcome import Outcome
+from freezer.freezing.recipes import EAGER
+from pipeline.records import Outcome
 
 ChangeKind = Literal[
     "newly failing", "slower", "drifted", "faster", "fixed", "new", "removed", "unchanged"

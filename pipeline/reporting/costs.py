@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from freezer.artifact.latency import num_items
-from pipeline.planning.plan import Item
-from pipeline.records.outcome import Outcome
+from freezer.artifact import num_items
+from pipeline.planning import Item
+from pipeline.records import Outcome
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.records.events import STYLES, Event, LiveFigures, verdict_text
+from pipeline.records import STYLES, Event, LiveFigures, verdict_text
 from pipeline.reporting.remaining_time import CampaignProgress, ItemWork, Running
 
 MARGIN_LINES = 6

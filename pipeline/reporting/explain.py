@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.planning.plan import Item, Plan
-from pipeline.records.events import Event
-from pipeline.records.outcome import SKIPPED, Outcome
+from pipeline.planning import Item, Plan
+from pipeline.records import SKIPPED, Event, Outcome
 from pipeline.reporting.display import Display
-from pipeline.scheduling.executor import BuildRecords
-from pipeline.scheduling.item_state import Decide, ItemState, QueueTask, advance
+from pipeline.scheduling import BuildRecords, Decide, ItemState, QueueTask, advance
 
 
 def explain_plan(

@@ -17,10 +17,9 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from freezer.store.store import Store
-from pipeline.ledger.campaign_history import History
-from pipeline.records.outcome import Outcome
-from pipeline.records.summary import summarize
+from freezer.store import Store
+from pipeline.ledger import History
+from pipeline.records import Outcome, summarize
 from pipeline.reporting.report_data import ROW, CampaignData, campaign_data, details, overview
 
 CHUNK = 50

@@ -22,8 +22,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from freezer.errors import UsageError
-from pipeline.records.events import STYLES, Event, LiveFigures
-from pipeline.records.outcome import Outcome
+from pipeline.records import STYLES, Event, LiveFigures, Outcome
 from pipeline.reporting.display import Display
 from pipeline.reporting.remaining_time import CampaignProgress, ItemWork
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.ledger.campaign_history import Reached
-from pipeline.records.outcome import Outcome
+from pipeline.ledger import Reached
+from pipeline.records import Outcome
 from pipeline.reporting.comparison import OutcomeChange, ServedSpeed, compare, served_speed
 
 

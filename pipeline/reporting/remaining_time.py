@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from pipeline.records.events import Event
+from pipeline.records import Event
 
 JUDGE_BASE_S = 10.0
 JUDGE_SHARE = 0.5

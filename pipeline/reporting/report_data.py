@@ -11,14 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from freezer.artifact.describe import describe_freezing
-from freezer.artifact.latency import place_text
+from freezer.artifact import describe_freezing, place_text
 from freezer.codec import encode
-from freezer.hardware.device_classes import DEVICE_CLASSES, PORTABLE, can_run
-from pipeline.ledger.campaign_history import History
-from pipeline.ledger.campaign_record import CampaignRecord
-from pipeline.records.outcome import CandidateReport, Outcome
-from pipeline.records.times import iso
+from freezer.hardware import DEVICE_CLASSES, PORTABLE, can_run
+from pipeline.ledger import CampaignRecord, History
+from pipeline.records import CandidateReport, Outcome, iso
 from pipeline.reporting.comparison import OutcomeChange, compare
 from pipeline.reporting.model_history import PastOutcome, past_outcomes, size_mb
 

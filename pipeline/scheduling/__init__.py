@@ -3,3 +3,37 @@
 May import: pipeline.worker and below.
 Read first: item_state.py, then executor.py.
 """
+
+from pipeline.scheduling.executor import (
+    BuildRecords,
+    Executor,
+)
+from pipeline.scheduling.fleet import (
+    WAIT_S,
+    Fleet,
+)
+from pipeline.scheduling.item_state import (
+    Decide,
+    ItemState,
+    QueueTask,
+    advance,
+)
+from pipeline.scheduling.local_facts import (
+    facts_here,
+)
+from pipeline.scheduling.outcomes import (
+    skipped_outcomes,
+)
+
+__all__ = [
+    "WAIT_S",
+    "BuildRecords",
+    "Decide",
+    "Executor",
+    "Fleet",
+    "ItemState",
+    "QueueTask",
+    "advance",
+    "facts_here",
+    "skipped_outcomes",
+]

@@ -14,19 +14,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from freezer.errors import ColdpressError, IntegrityError
-from freezer.hardware.device_classes import PORTABLE, device_class
-from freezer.store.store import Store
-from pipeline.catalog.entry import Entry
-from pipeline.cluster.ray_cluster import Done, Handle
-from pipeline.failures.classify import CODES, NODE_MEMORY, classify
-from pipeline.failures.policy import decide, is_kept
-from pipeline.ledger.ledger import Ledger
-from pipeline.planning.earlier_speeds import EarlierSpeeds
-from pipeline.planning.keys import pinned
-from pipeline.planning.memory_estimate import Demand, demand_of, learned
-from pipeline.planning.plan import FinishedWork, Item, Plan
-from pipeline.records.events import Event
-from pipeline.records.outcome import Failure, FinishedBuild, Outcome
+from freezer.hardware import PORTABLE, device_class
+from freezer.store import Store
+from pipeline.catalog import Entry
+from pipeline.cluster import Done, Handle
+from pipeline.failures import CODES, NODE_MEMORY, classify, decide, is_kept
+from pipeline.ledger import Ledger
+from pipeline.planning import (
+    Demand,
+    EarlierSpeeds,
+    FinishedWork,
+    Item,
+    Plan,
+    demand_of,
+    learned,
+    pinned,
+)
+from pipeline.records import Event, Failure, FinishedBuild, Outcome
 from pipeline.scheduling.fleet import Fleet
 from pipeline.scheduling.item_state import (
     BuildEnded,
@@ -45,11 +49,9 @@ from pipeline.scheduling.item_state import (
 )
 from pipeline.scheduling.queue import Progress, Slot, Task, ask_bytes
 from pipeline.scheduling.scheduler import Places
-from pipeline.sources.materials import Materials
-from pipeline.worker.build_task import build
-from pipeline.worker.judge_task import judge
-from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest, JudgeResult
-from pipeline.workspace.workspace import build_wall_s, log_place, workplace
+from pipeline.sources import Materials
+from pipeline.worker import BuildRequest, BuildResult, JudgeRequest, JudgeResult, build, judge
+from pipeline.workspace import build_wall_s, log_place, workplace
 
 IDLE_S = 1.0
 """Interval between two checks for tasks that can start while none ends."""

@@ -17,13 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from freezer.artifact.manifest import version_tuple
+from freezer.artifact import version_tuple
 from freezer.errors import InfrastructureError
-from freezer.hardware.device_classes import PORTABLE, auto_classes
-from freezer.hardware.machine import detect
-from pipeline.cluster.ray_cluster import Ask, Cluster, Handle, Node, classes_of
-from pipeline.records.class_facts import LABEL, ClassFacts
-from pipeline.records.events import Event
+from freezer.hardware import PORTABLE, auto_classes, detect
+from pipeline.cluster import Ask, Cluster, Handle, Node, classes_of
+from pipeline.records import LABEL, ClassFacts, Event
 from pipeline.scheduling.node_check import NodeCheck, NodeChecks
 
 REFRESH_S = 2.0

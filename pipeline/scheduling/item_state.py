@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from pipeline.failures.policy import attempts_left, decide, final_sentence
-from pipeline.planning.memory_estimate import Demand, corrected, learned
-from pipeline.planning.plan import Item
-from pipeline.records.outcome import SKIPPED, Failure, Outcome
+from pipeline.failures import attempts_left, decide, final_sentence
+from pipeline.planning import Demand, Item, corrected, learned
+from pipeline.records import SKIPPED, Failure, Outcome
 from pipeline.scheduling.outcomes import failed_outcome, outcome_of
-from pipeline.worker.requests import BuildResult, JudgeResult
+from pipeline.worker import BuildResult, JudgeResult
 
 NO_DEMAND = Demand(asked=0, least=0)
 

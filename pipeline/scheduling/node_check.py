@@ -15,14 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from freezer.errors import InfrastructureError
-from freezer.files.atomic import make_folder, remove, write_whole
-from freezer.hardware.device_classes import PORTABLE
-from pipeline.cluster.ray_cluster import Cluster, Done, Handle, Node
-from pipeline.records.class_facts import ClassFacts
+from freezer.files import make_folder, remove, write_whole
+from freezer.hardware import PORTABLE
+from pipeline.cluster import Cluster, Done, Handle, Node
+from pipeline.records import ClassFacts
 from pipeline.scheduling.queue import takes_gpu
-from pipeline.worker.probe_task import probe
-from pipeline.workspace.staging import own_path
-from pipeline.workspace.workspace import workplace
+from pipeline.worker import probe
+from pipeline.workspace import own_path, workplace
 
 SOON_S = 20.0
 """Delay before the nodes that have not answered are reported."""

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from freezer.errors import CatalogError, ColdpressError
-from pipeline.failures.policy import retry_rank
-from pipeline.planning.plan import Item, Unplaced
-from pipeline.records.outcome import SKIPPED, CandidateReport, Failure, Outcome
-from pipeline.worker.requests import BuildResult, JudgeResult
+from pipeline.failures import retry_rank
+from pipeline.planning import Item, Unplaced
+from pipeline.records import SKIPPED, CandidateReport, Failure, Outcome
+from pipeline.worker import BuildResult, JudgeResult
 
 
 def outcome_of(item: Item, result: JudgeResult, builds: Mapping[str, BuildResult]) -> Outcome:

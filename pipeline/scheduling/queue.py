@@ -21,10 +21,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from freezer.hardware.device_classes import device_class
-from pipeline.cluster.ray_cluster import Node
-from pipeline.planning.memory_estimate import Demand
-from pipeline.planning.plan import Item
+from freezer.hardware import device_class
+from pipeline.cluster import Node
+from pipeline.planning import Demand, Item
 from pipeline.scheduling.item_state import ItemState
 
 JUDGE_BATCH = 16

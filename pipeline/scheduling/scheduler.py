@@ -10,12 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain
 
-from pipeline.cluster.coordination import REST_S, ClusterBoard, Turns
-from pipeline.cluster.ray_cluster import Ask, Done, Node
-from pipeline.failures.classify import CODES
-from pipeline.planning.memory_estimate import BASE_BYTES
-from pipeline.records.events import Event
-from pipeline.records.outcome import Failure
+from pipeline.cluster import REST_S, Ask, ClusterBoard, Done, Node, Turns
+from pipeline.failures import CODES
+from pipeline.planning import BASE_BYTES
+from pipeline.records import Event, Failure
 from pipeline.scheduling.fleet import Fleet
 from pipeline.scheduling.queue import Queue, Slot, Task, begins_turn, ends_turn, missing, serves
 

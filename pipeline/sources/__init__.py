@@ -3,3 +3,19 @@
 May import: pipeline.planning and below.
 Read first: materials.py.
 """
+
+from pipeline.sources.file_names import (
+    named_files,
+)
+from pipeline.sources.materials import (
+    Materials,
+)
+from pipeline.sources.transfer import (
+    arrived,
+)
+
+__all__ = [
+    "Materials",
+    "arrived",
+    "named_files",
+]

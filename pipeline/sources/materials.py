@@ -18,20 +18,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from freezer.errors import CatalogError, ColdpressError, InfrastructureError, SourceError
-from freezer.files.atomic import write_whole
-from freezer.files.download import fetch, identity, is_url
-from freezer.freezing.models.sources import FILE_KINDS, Source, fetched
-from freezer.spec.parse import declared_spec
-from freezer.store.store import WORK
-from pipeline.catalog.entry import SOURCE_RUN, Entry, of_version
-from pipeline.planning.keys import FileDigests, source_key
-from pipeline.records.outcome import SOURCE_VERSION
+from freezer.files import fetch, identity, is_url, write_whole
+from freezer.freezing.sources import FILE_KINDS, Source, fetched
+from freezer.spec import declared_spec
+from freezer.store import WORK
+from pipeline.catalog import SOURCE_RUN, Entry, of_version
+from pipeline.planning import FileDigests, source_key
+from pipeline.records import SOURCE_VERSION
 from pipeline.sources.transfer import sent, ship
-from pipeline.workspace.staging import move_whole, staging_folder
+from pipeline.workspace import move_whole, staging_folder
 
 if TYPE_CHECKING:
-    from pipeline.tracking.mlmodel import Described
-    from pipeline.workspace.workspace import Workplace
+    from pipeline.tracking import Described
+    from pipeline.workspace import Workplace
 
 
 class Materials:
@@ -137,7 +136,7 @@ class Materials:
                 code="CP-FETCH-DIGEST",
             )
         if source.kind == "mlflow" and SOURCE_VERSION not in entry.tags:
-            from pipeline.tracking.source_models import resolve_model
+            from pipeline.tracking import resolve_model
 
             entry = of_version(entry, resolve_model(self._tracking_uri, source.location))
         elif source.kind in FILE_KINDS and is_url(source.location) and source.sha256 is None:
@@ -168,9 +167,7 @@ class Materials:
         """Return the entry with the downloaded version as source, and with its inputs if the entry
         declares none.
         """
-        from pipeline.tracking.connection import MODELS
-        from pipeline.tracking.mlmodel import describe
-        from pipeline.tracking.source_models import RegistryModel, download, slug
+        from pipeline.tracking import MODELS, RegistryModel, describe, download, slug
 
         source = entry.source
         name, _, version = source.location.removeprefix(MODELS).rpartition("/")

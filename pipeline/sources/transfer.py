@@ -15,13 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from freezer.errors import SourceError
-from freezer.files.atomic import copy_whole, make_folder
-from freezer.files.digest import digest_file
-from freezer.freezing.models.sources import FILE_KINDS, module_file
-from freezer.store.store import WORK
-from pipeline.catalog.entry import Entry
-from pipeline.workspace.staging import move_whole, staging_folder
-from pipeline.workspace.workspace import Workplace
+from freezer.files import copy_whole, digest_file, make_folder
+from freezer.freezing.sources import FILE_KINDS, module_file
+from freezer.store import WORK
+from pipeline.catalog import Entry
+from pipeline.workspace import Workplace, move_whole, staging_folder
 
 SHIPPED = Path("/coldpress-sources")
 """Placeholder for the folder of shipped files, in entries sent between machines that share no

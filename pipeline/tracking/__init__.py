@@ -4,3 +4,53 @@ that imports mlflow.
 May import: pipeline.cluster and below.
 Read first: projection.py.
 """
+
+from pipeline.tracking.connection import (
+    MODELS,
+    without_password,
+)
+from pipeline.tracking.ledger_replay import (
+    replay,
+)
+from pipeline.tracking.mlmodel import (
+    Described,
+    describe,
+)
+from pipeline.tracking.process import (
+    TrackerProcess,
+)
+from pipeline.tracking.projection import (
+    outcomes_digest,
+)
+from pipeline.tracking.registry import (
+    ArtifactMode,
+)
+from pipeline.tracking.source_models import (
+    RegistryModel,
+    download,
+    list_registry,
+    resolve_model,
+    slug,
+)
+from pipeline.tracking.tracker import (
+    Tracker,
+    replay_command,
+)
+
+__all__ = [
+    "MODELS",
+    "ArtifactMode",
+    "Described",
+    "RegistryModel",
+    "Tracker",
+    "TrackerProcess",
+    "describe",
+    "download",
+    "list_registry",
+    "outcomes_digest",
+    "replay",
+    "replay_command",
+    "resolve_model",
+    "slug",
+    "without_password",
+]

@@ -24,8 +24,8 @@ from freezer.errors import (
     UsageError,
     first_line,
 )
-from freezer.files.atomic import move
-from pipeline.workspace.staging import temporary_place
+from freezer.files import move
+from pipeline.workspace import temporary_place
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -9,8 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import quote
 
-from pipeline.records.outcome import CandidateReport, Outcome
-from pipeline.records.summary import Summary, summarize
+from pipeline.records import CandidateReport, Outcome, Summary, summarize
 from pipeline.tracking.connection import MODELS
 
 MAX_CHARS = 7500

@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from freezer.errors import InfrastructureError
-from freezer.store.store import Store
+from freezer.store import Store
 from pipeline.exit_codes import INTERRUPTED
-from pipeline.ledger.campaign_history import History, Reached
-from pipeline.ledger.lease import campaign_lock
-from pipeline.ledger.ledger import ledger_folder
+from pipeline.ledger import History, Reached, campaign_lock, ledger_folder
 from pipeline.tracking.registry import ArtifactMode
 from pipeline.tracking.tracker import Tracker
 

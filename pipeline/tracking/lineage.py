@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pipeline.records.outcome import SOURCE_MODEL, SOURCE_VERSION, Outcome
-from pipeline.records.times import iso
+from pipeline.records import SOURCE_MODEL, SOURCE_VERSION, Outcome, iso
 from pipeline.tracking.connection import MISSING, MODELS, one_transaction, reaching
 from pipeline.tracking.registry import ARTIFACT, CAMPAIGN
 

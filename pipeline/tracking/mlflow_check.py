@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 from freezer.checks.findings import CheckRequest, Finding
 from freezer.errors import ColdpressError
-from freezer.files.paths import check_file
+from freezer.files import check_file
 from pipeline.tracking.connection import connect, database_file, resolve, without_password
 
 

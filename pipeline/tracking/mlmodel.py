@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from freezer.errors import SourceError
-from freezer.spec.items import DTYPES, INTEGRAL
+from freezer.spec import DTYPES, INTEGRAL
 
 if TYPE_CHECKING:
     import numpy as np

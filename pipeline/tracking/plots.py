@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from pipeline.records.outcome import CandidateReport, Outcome
+from pipeline.records import CandidateReport, Outcome
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

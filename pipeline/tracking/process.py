@@ -26,13 +26,12 @@ from multiprocessing.connection import Connection
 from typing import Any, Self
 
 from freezer.errors import ColdpressError
-from freezer.store.store import Store
-from pipeline.records.outcome import Outcome
+from freezer.store import Store
+from pipeline.records import Outcome
 from pipeline.tracking.connection import preload, resolve
 from pipeline.tracking.registry import ArtifactMode
 from pipeline.tracking.tracker import Tracker, replay_command
-from pipeline.workspace.processes import die_with
-from pipeline.workspace.staging import temporary_folder
+from pipeline.workspace import die_with, temporary_folder
 
 LOT = 256
 """Outcomes sent at once at the end: pickling thousands takes more memory than the outcomes."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.records.outcome import Outcome
+from pipeline.records import Outcome
 from pipeline.tracking import plots
 from pipeline.tracking.connection import connect, one_transaction, quoted, reaching, resolve, upload
 from pipeline.tracking.descriptions import campaign_description

@@ -26,12 +26,10 @@ from urllib.parse import urlparse
 
 import yaml
 
-from freezer.artifact.describe import FREEZING, manifest_markdown
-from freezer.artifact.folder import MANIFEST, Artifact
-from freezer.artifact.manifest import Manifest
+from freezer.artifact import FREEZING, MANIFEST, Artifact, Manifest, manifest_markdown
 from freezer.codec import encode
 from freezer.errors import InfrastructureError
-from pipeline.records.outcome import Outcome
+from pipeline.records import Outcome
 from pipeline.tracking.connection import MODELS, one_transaction, quoted, reaching, upload
 from pipeline.tracking.descriptions import model_description, version_description
 from pipeline.tracking.run_records import free_tags

@@ -18,11 +18,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
-from freezer.artifact.describe import FREEZING, figures_text, freezing_markdown
-from freezer.artifact.latency import EnvironmentRecord
-from freezer.hardware.device_classes import PORTABLE
-from freezer.hardware.runtime_settings import assignments
-from pipeline.records.outcome import SKIPPED, CandidateReport, Outcome
+from freezer.artifact import FREEZING, EnvironmentRecord, figures_text, freezing_markdown
+from freezer.hardware import PORTABLE, assignments
+from pipeline.records import SKIPPED, CandidateReport, Outcome
 from pipeline.tracking.descriptions import candidate_description
 from pipeline.tracking.experiment import NOTE
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from freezer.errors import CatalogError, SourceError
-from freezer.store.store import NAME
+from freezer.store import NAME
 from pipeline.tracking.connection import MISSING, MODELS, connect, quoted, reaching, resolve
 from pipeline.tracking.mlmodel import MLMODEL
 from pipeline.tracking.registry import ARTIFACT

@@ -9,11 +9,12 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from freezer.errors import InfrastructureError, IntegrityError, NotPublishedError
-from freezer.store.store import Store, Version
-from pipeline.records.outcome import Outcome
+from freezer.store import Store, Version
+from pipeline.records import Outcome
 from pipeline.tracking.connection import without_password
 from pipeline.tracking.lineage import tag_source
 from pipeline.tracking.registry import ArtifactMode, Registry
@@ -113,9 +114,7 @@ class Tracker:
         for outcome in sorted(outcomes, key=lambda outcome: outcome.verdict == "kept-eager"):
             if self.broke_off:
                 return
-            changed = self._tried(
-                lambda outcome=outcome: self._log(projection, registry, outcome, reached)
-            )  # type: ignore[misc]
+            changed = self._tried(partial(self._log, projection, registry, outcome, reached))
             self.num_logged += changed is True
             self.num_unchanged += changed is False
         self._tried(

@@ -3,3 +3,29 @@
 May import: pipeline.sources and below.
 Read first: tasks.py.
 """
+
+from pipeline.worker.build_task import (
+    build,
+)
+from pipeline.worker.judge_task import (
+    judge,
+)
+from pipeline.worker.probe_task import (
+    probe,
+)
+from pipeline.worker.requests import (
+    BuildRequest,
+    BuildResult,
+    JudgeRequest,
+    JudgeResult,
+)
+
+__all__ = [
+    "BuildRequest",
+    "BuildResult",
+    "JudgeRequest",
+    "JudgeResult",
+    "build",
+    "judge",
+    "probe",
+]

@@ -16,15 +16,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from freezer.errors import FreezeError
-from freezer.files.atomic import write_whole
-from pipeline.failures.classify import classify
-from pipeline.records.outcome import SKIPPED, Failure
-from pipeline.sources.transfer import arrived
+from freezer.files import write_whole
+from pipeline.failures import classify
+from pipeline.records import SKIPPED, Failure
+from pipeline.sources import arrived
 from pipeline.worker.requests import BuildRequest, BuildResult
 from pipeline.worker.sandbox import log_tail
 from pipeline.worker.task_child import LOG, in_child, load_subject
-from pipeline.workspace.staging import staging_folder
-from pipeline.workspace.workspace import WALL_TIME, Workplace, log_path, note_digests, workplace
+from pipeline.workspace import (
+    WALL_TIME,
+    Workplace,
+    log_path,
+    note_digests,
+    staging_folder,
+    workplace,
+)
 
 ARCHITECTURE = "architecture"
 """File of a build's staging with the digest of the model's architecture, which a failed build has
@@ -108,13 +114,13 @@ def _build_child(request: BuildRequest, staging: Path) -> Iterator[tuple[BuildRe
 
     Yield each result, and the number of bytes printed until then.
     """
-    from freezer.freezing.candidates.architecture import architecture_digest
-    from freezer.freezing.candidates.build import build as build_candidate
-    from freezer.freezing.capture.capture import Attempt
-    from freezer.freezing.models.weights import is_large, let_go
-    from freezer.freezing.recipes.recipes import RECIPES
+    from freezer.freezing.candidates import architecture_digest
+    from freezer.freezing.candidates import build as build_candidate
+    from freezer.freezing.capture import Attempt
+    from freezer.freezing.models import is_large, let_go
+    from freezer.freezing.recipes import RECIPES
     from freezer.freezing.target.target import target_here
-    from freezer.hardware.peak_memory import own_process
+    from freezer.hardware import own_process
 
     started, spent_s = time.monotonic(), request.spent_s
     own_process()

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pipeline.failures.classify import classify
-from pipeline.records.outcome import Failure
-from pipeline.workspace.processes import die_with, oom_score
+from pipeline.failures import classify
+from pipeline.records import Failure
+from pipeline.workspace import die_with, oom_score
 
 TEMPORARY = {
     "TMPDIR": "",

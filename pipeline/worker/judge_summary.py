@@ -8,15 +8,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from freezer.codec import encode
-from freezer.freezing.recipes.recipes import EAGER
-from pipeline.records.outcome import UNMEASURED, CandidateReport, Figures, OutputDrift
+from freezer.freezing.recipes import EAGER
+from pipeline.records import UNMEASURED, CandidateReport, Figures, OutputDrift
 from pipeline.worker.requests import JudgeRequest, JudgeResult
 
 if TYPE_CHECKING:
-    from freezer.artifact.sections import Migration
-    from freezer.freezing.validation.drift import DriftRow
-    from freezer.freezing.validation.judge import Judgement
-    from freezer.freezing.validation.trials import Trial
+    from freezer.artifact import Migration
+    from freezer.freezing.drift import DriftRow
+    from freezer.freezing.judging import Judgement, Trial
 
 MAX_LISTED_IN_LEDGER = 10
 """Length of each list of a freezing report in the ledger; the manifest has longer ones."""

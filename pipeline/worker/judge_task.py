@@ -14,22 +14,23 @@ from dataclasses import replace
 from pathlib import Path
 
 from freezer.errors import IntegrityError
-from freezer.files.atomic import make_folder, write_whole
-from freezer.store.store import WORK
-from pipeline.failures.policy import decide
-from pipeline.records.outcome import Failure, flat_json
-from pipeline.sources.transfer import arrived
+from freezer.files import make_folder, write_whole
+from freezer.store import WORK
+from pipeline.failures import decide
+from pipeline.records import Failure, flat_json
+from pipeline.sources import arrived
 from pipeline.worker.child import End
 from pipeline.worker.judge_summary import summary
 from pipeline.worker.previous import OPENED, bring_previous, open_previous
 from pipeline.worker.requests import JudgeRequest, JudgeResult
 from pipeline.worker.task_child import LOG, in_child, load_subject
-from pipeline.workspace.staging import remove_tree, staging_folder
-from pipeline.workspace.workspace import (
+from pipeline.workspace import (
     Workplace,
     damage_of,
     judged_name,
     log_path,
+    remove_tree,
+    staging_folder,
     workplace,
 )
 
@@ -158,14 +159,14 @@ def _bring_candidates(
 
 
 def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) -> JudgeResult:
-    from freezer.freezing.candidates.candidate import Candidate
+    from freezer.freezing.candidates import Candidate
     from freezer.freezing.freeze import keep_eager
-    from freezer.freezing.models.sources import find_function
-    from freezer.freezing.models.weights import weights_digest
-    from freezer.freezing.packaging.assemble import assemble
+    from freezer.freezing.judging import judge as judge_candidates
+    from freezer.freezing.models import weights_digest
+    from freezer.freezing.packaging import assemble
+    from freezer.freezing.payload_sets import with_other_payloads
+    from freezer.freezing.sources import find_function
     from freezer.freezing.target.target import target_here
-    from freezer.freezing.validation.judge import judge as judge_candidates
-    from freezer.freezing.validation.other_payloads import with_other_payloads
     from freezer.runtime.devices import host_fingerprint
 
     come_first()

@@ -7,16 +7,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from freezer.artifact.folder import Artifact
+from freezer.artifact import Artifact
 from freezer.errors import IncompatibleError, IntegrityError, NotPublishedError
-from freezer.files.atomic import make_folder
-from freezer.hardware.device_classes import PORTABLE
-from freezer.store.store import Store
+from freezer.files import make_folder
+from freezer.hardware import PORTABLE
+from freezer.store import Store
 from pipeline.worker.requests import JudgeRequest
 
 if TYPE_CHECKING:
+    from freezer.freezing.judging import Incumbent
     from freezer.freezing.target.target import Target
-    from freezer.freezing.validation.incumbent import Incumbent
 
 FOLDER = "previous"
 """Folder of a judge's staging with the artifact."""
@@ -65,7 +65,7 @@ def open_previous(digest: str, staging: Path, target: Target) -> Incumbent:
         staging: folder of the judge.
         target: of the judge.
     """
-    from freezer.freezing.validation.incumbent import Incumbent
+    from freezer.freezing.judging import Incumbent
     from freezer.serving.load import load
 
     (staging / OPENED).touch()

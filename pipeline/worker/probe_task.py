@@ -8,9 +8,9 @@ import subprocess
 import sys
 from typing import Any
 
-from freezer.hardware.device_classes import device_class
-from freezer.limits import Limits
-from pipeline.records.class_facts import ClassFacts
+from freezer.hardware import device_class
+from freezer.spec import Limits
+from pipeline.records import ClassFacts
 from pipeline.worker.task_child import bounds_of
 
 PROBE_TIMEOUT_S = 120.0

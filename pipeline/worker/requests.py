@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from freezer.artifact.sections import PreviousRecord, Tradeoff
+from freezer.artifact import PreviousRecord, Tradeoff
 from freezer.codec import decode, written_if
-from freezer.limits import Clock, SamplingPolicy
-from pipeline.catalog.entry import Entry
-from pipeline.records.outcome import UNMEASURED, CandidateReport, Failure, Figures, nested_json
+from freezer.spec import Clock, SamplingPolicy
+from pipeline.catalog import Entry
+from pipeline.records import UNMEASURED, CandidateReport, Failure, Figures, nested_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

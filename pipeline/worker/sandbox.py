@@ -31,27 +31,20 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from freezer.errors import ColdpressError, InfrastructureError
-from freezer.files.atomic import make_folder
+from freezer.files import make_folder
 from freezer.freezing.diagnostics.remedies import NOT_WRITTEN, ROOM
-from pipeline.failures.classify import CODES, GPU_MEMORY, NODE_MEMORY
-from pipeline.records.outcome import Failure
+from pipeline.failures import CODES, GPU_MEMORY, NODE_MEMORY
+from pipeline.records import Failure
 from pipeline.worker.child import End, received
 from pipeline.worker.supervisor import LOG_LIMIT_BYTES, MAX_PROCESSES, Bounds, SupervisorReport
-from pipeline.workspace.processes import (
-    KILL_WAIT_S,
-    adopting,
-    children,
-    descendants,
-    kill,
-    process_started,
-)
+from pipeline.workspace import KILL_WAIT_S, adopting, children, descendants, kill, process_started
 
 PRELOAD = [
     "torch",
     "torch._inductor.compile_fx",
-    "freezer.freezing.candidates.build",
-    "freezer.freezing.validation.judge",
-    "freezer.freezing.packaging.assemble",
+    "freezer.freezing.candidates.builder",
+    "freezer.freezing.judging.session",
+    "freezer.freezing.packaging.writer",
 ]
 START_LIMIT_S = 300.0
 """Limit for the start of a child. The first one of a worker waits until its forkserver has imported

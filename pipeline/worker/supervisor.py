@@ -26,20 +26,20 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Literal, NoReturn
 
-from freezer.files.atomic import make_folder, retried
-from pipeline.failures.classify import CODES, classify
-from pipeline.records.outcome import Failure
+from freezer.files import make_folder, retried
+from pipeline.failures import CODES, classify
+from pipeline.records import Failure
 from pipeline.worker.child import run_child
-from pipeline.workspace.processes import (
+from pipeline.workspace import (
     command_of,
     descendants,
     kill_descendants,
     oom_score,
     reap,
+    remove_tree,
     set_subreaper,
     tree_bytes,
 )
-from pipeline.workspace.staging import remove_tree
 
 POLL_S = 0.1
 LOG_LIMIT_BYTES = 64 * 1024 * 1024

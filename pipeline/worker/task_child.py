@@ -9,17 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from freezer.hardware.cgroups import machine_bytes
-from freezer.hardware.device_classes import device_class
-from freezer.limits import Limits
-from pipeline.catalog.entry import Entry
+from freezer.hardware import device_class, machine_bytes
+from freezer.spec import Limits
+from pipeline.catalog import Entry
 from pipeline.worker.child import End
 from pipeline.worker.requests import BuildRequest, JudgeRequest
 from pipeline.worker.sandbox import run_isolated
 from pipeline.worker.supervisor import Bounds
 
 if TYPE_CHECKING:
-    from freezer.freezing.models.subject import Subject
+    from freezer.freezing.models import Subject
     from freezer.freezing.target.target import Target
 
 _MEMORY_SHARE = 0.8
@@ -62,7 +61,7 @@ def load_subject(entry: Entry, target: Target | None = None) -> Subject:
     `freezer.freezing.freeze.load_subject`.
     """
     from freezer.freezing.freeze import load_subject as load
-    from freezer.freezing.models.subject import SubjectOptions
+    from freezer.freezing.models import SubjectOptions
     from freezer.runtime.devices import CPU
 
     options = SubjectOptions(

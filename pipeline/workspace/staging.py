@@ -17,8 +17,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from freezer.files.atomic import WAITS_S, make_folder, move, retried
-from freezer.store.store import WORK
+from freezer.files import WAITS_S, make_folder, move, retried
+from freezer.store import WORK
 from pipeline.workspace.processes import boot_id, process_namespace, process_started
 
 REMOVE_LIMIT_S = 60.0

@@ -25,13 +25,10 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from freezer.artifact.manifest import check_inside
+from freezer.artifact import check_inside
 from freezer.errors import IntegrityError, StoreUnreachableError
-from freezer.files.atomic import make_folder, move, remove, write_whole
-from freezer.files.buckets import SCHEMES
-from freezer.files.digest import digest_file, verify_file
-from freezer.store.bucket import RemoteFiles
-from freezer.store.store import WORK, Store
+from freezer.files import SCHEMES, digest_file, make_folder, move, remove, verify_file, write_whole
+from freezer.store import WORK, RemoteFiles, Store
 from pipeline.workspace.staging import move_whole, own_path, remove_tree
 
 _Kind = Literal["candidates", "judged", "sources"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.search import pairs_of, summary
-from pipeline.records.outcome import CandidateReport, Figures, Outcome
+from pipeline.records import CandidateReport, Figures, Outcome
 
 
 def outcome(

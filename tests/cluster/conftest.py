@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from freezer.hardware.machine import detect
-from pipeline.cluster.connect import connect
-from pipeline.cluster.ray_cluster import Cluster
+from freezer.hardware import detect
+from pipeline.cluster import Cluster, connect
 from tests.raylets import ROOT, RayCluster
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 import freezer
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from freezer.store.store import Store
+from freezer.store import Store
 from tests.buckets import objects
 from tests.cluster.conftest import V3, V4
 from tests.pipeline.test_whole_campaigns import SHIPPED, write_catalog

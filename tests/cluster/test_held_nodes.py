@@ -14,8 +14,8 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from freezer.errors import InfrastructureError
-from pipeline.cluster.ray_cluster import Cluster, Node
-from pipeline.scheduling.fleet import Fleet
+from pipeline.cluster import Cluster, Node
+from pipeline.scheduling import Fleet
 from tests.cluster.conftest import V3, V4
 from tests.raylets import wait_until
 

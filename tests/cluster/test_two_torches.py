@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from freezer.artifact.manifest import version_tuple
-from freezer.hardware.device_classes import PORTABLE
-from freezer.store.store import Store
+from freezer.artifact import version_tuple
+from freezer.hardware import PORTABLE
+from freezer.store import Store
 from tests.cluster.conftest import V3, V4, watched
 from tests.faults.sites import Driver
 from tests.pipeline.test_whole_campaigns import write_catalog

@@ -24,10 +24,10 @@ import pipeline.scheduling.node_check
 import pipeline.worker.build_task
 import pipeline.worker.judge_task
 import pipeline.worker.probe_task
-from freezer.limits import SamplingPolicy
+from freezer.spec import SamplingPolicy
 from jobs.exits import exiting
 from pipeline.config import Config
-from pipeline.reporting.display import LineDisplay
+from pipeline.reporting import LineDisplay
 from pipeline.run import run
 
 POLICY = SamplingPolicy(

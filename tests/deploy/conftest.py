@@ -11,11 +11,10 @@ import torch
 from transformers import ResNetConfig, ResNetModel
 
 import freezer
-from freezer.artifact.folder import Artifact
-from freezer.hardware.device_classes import PORTABLE, best_level
-from freezer.hardware.machine import detect
-from freezer.limits import SamplingPolicy
-from freezer.store.store import Store
+from freezer.artifact import Artifact
+from freezer.hardware import PORTABLE, best_level, detect
+from freezer.spec import SamplingPolicy
+from freezer.store import Store
 
 LEVEL = best_level(detect().classes)
 THREADS = 1

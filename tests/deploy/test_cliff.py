@@ -16,8 +16,8 @@ import pytest
 import torch
 from transformers import MobileNetV2Config, MobileNetV2Model
 
-from freezer.hardware.device_classes import PORTABLE
-from freezer.store.store import Store
+from freezer.hardware import PORTABLE
+from freezer.store import Store
 from tests.deploy.conftest import LEVEL, THREADS, frozen_pair
 from tests.steps import copy_of, python
 
@@ -31,7 +31,7 @@ LOWER = {"cpu-x86-64-v4": "AVX2", "cpu-x86-64-v3": "SSE41"}.get(str(LEVEL), "SSE
 
 QUICKLY = """
 import sys
-from freezer.limits import SamplingPolicy
+from freezer.spec.limits import SamplingPolicy
 SamplingPolicy.__init__.__kwdefaults__.update(time_limit_s=4, warmup_s=0.5, min_rounds=2, busy_limit=2.0, steal_limit=2.0)
 """
 """Samples quickly, and accepts a busy machine."""

@@ -19,26 +19,27 @@ import torch
 from torch import Tensor, nn
 
 import freezer
-from freezer.artifact.folder import (
+from freezer.artifact import (
+    FORMAT_VERSION,
     GOLDEN_INPUTS,
     GOLDEN_OUTPUTS,
     MEDIA_SAFETENSORS,
     Artifact,
+    GoldenSet,
+    Needs,
     file_ref,
 )
-from freezer.artifact.manifest import FORMAT_VERSION, GoldenSet
-from freezer.artifact.sections import Needs
-from freezer.files.digest import digest_file
-from freezer.freezing.models.samples import Dims
-from freezer.freezing.recipes.recipes import RECIPES
-from freezer.gate import EAGER_REFERENCE_TOL, POOL_BELOW, SMALL_TENSOR
-from freezer.hardware.device_classes import DEVICE_CLASSES
+from freezer.compare.gate import EAGER_REFERENCE_TOL, POOL_BELOW, SMALL_TENSOR
+from freezer.files import digest_file
+from freezer.freezing.models import Dims
+from freezer.freezing.recipes import RECIPES
+from freezer.hardware import DEVICE_CLASSES
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.tensors import load_tensors, save_tensors
 from freezer.serving.canary import canary_figures
 from freezer.serving.opening import open_artifact
 from freezer.serving.selection import LoadOptions
-from freezer.spec.items import NestedSpec
+from freezer.spec import NestedSpec
 from tests.conftest import Frozen, Several
 from tests.freezer.models_state import InPlace
 from tests.models import TinyConv, seeded

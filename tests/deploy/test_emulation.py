@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from freezer.artifact.folder import Artifact
-from freezer.hardware.device_classes import device_class
-from freezer.hardware.machine import detect
-from freezer.store.store import Store
+from freezer.artifact import Artifact
+from freezer.hardware import detect, device_class
+from freezer.store import Store
 from tests.conftest import Frozen, frozen
 from tests.models import TinyConv, seeded
 from tests.raylets import ROOT

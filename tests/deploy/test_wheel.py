@@ -16,8 +16,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from freezer.hardware.device_classes import PORTABLE
-from freezer.store.store import Store
+from freezer.hardware import PORTABLE
+from freezer.store import Store
 from tests.conftest import Frozen
 from tests.deploy.conftest import LEVEL, THREADS
 from tests.raylets import ROOT

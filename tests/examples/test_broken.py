@@ -13,12 +13,11 @@ import pytest
 
 import examples.broken
 from examples.prepare import prepare
-from freezer.hardware.device_classes import PORTABLE, best_level
-from freezer.hardware.machine import detect
-from freezer.store.store import WORK
-from pipeline.catalog.catalog import read_catalog
-from pipeline.ledger.segments import read_rows
-from pipeline.records.outcome import Outcome
+from freezer.hardware import PORTABLE, best_level, detect
+from freezer.store import WORK
+from pipeline.catalog import read_catalog
+from pipeline.ledger import read_rows
+from pipeline.records import Outcome
 from tests.lines import place_of
 from tests.raylets import ROOT
 

@@ -17,11 +17,10 @@ from examples.models import (
     digits_accuracy,
 )
 from examples.prepare import SAMPLE_SIZES, prepare
-from freezer.freezing.models.calls import call_source
-from freezer.freezing.models.sources import find_function
-from freezer.freezing.models.subject import Subject
+from freezer.freezing.models import Subject, call_source
+from freezer.freezing.sources import find_function
 from freezer.runtime.pytree import leaves_of
-from pipeline.catalog.catalog import Catalog, read_catalog
+from pipeline.catalog import Catalog, read_catalog
 from pipeline.worker.task_child import load_subject
 
 CATALOG = Path(examples.models.__file__).with_name("catalog.yaml")

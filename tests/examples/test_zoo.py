@@ -19,13 +19,12 @@ from examples.models import DATA, digits
 from examples.prepare import prepare
 from examples.zoo import audio_codec
 from examples.zoo_files import ALIAS, MAX_RECORDINGS, REGISTERED, ZOO_FILES
-from freezer.freezing.models.calls import call_source
-from freezer.freezing.models.sources import KINDS
-from freezer.freezing.models.subject import Subject
+from freezer.freezing.models import Subject, call_source
+from freezer.freezing.sources import KINDS
 from freezer.runtime.pytree import leaves_of
-from pipeline.catalog.catalog import read_catalog
-from pipeline.planning.keys import FileDigests
-from pipeline.sources.materials import Materials
+from pipeline.catalog import read_catalog
+from pipeline.planning import FileDigests
+from pipeline.sources import Materials
 from pipeline.worker.task_child import load_subject
 
 ZOO = Path(examples.zoo.__file__).with_name("zoo.yaml")

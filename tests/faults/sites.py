@@ -18,10 +18,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from freezer.hardware.device_classes import PORTABLE
-from freezer.store.store import Store
-from pipeline.ledger.ledger import ledger_folder
-from pipeline.ledger.segments import read_rows
+from freezer.hardware import PORTABLE
+from freezer.store import Store
+from pipeline.ledger import ledger_folder, read_rows
 from tests.cluster.conftest import V3, V4, write_slow_catalog
 from tests.pipeline.shown import shown
 from tests.raylets import ROOT, RayCluster

@@ -14,10 +14,9 @@ import pytest
 import torch
 
 from freezer.errors import ColdpressError
-from freezer.freezing.validation.judge import judge
-from freezer.limits import SamplingPolicy
+from freezer.freezing.judging import judge
 from freezer.runtime.threads import threads
-from freezer.spec.inputs import Dim
+from freezer.spec import Dim, SamplingPolicy
 from tests.steps import ANY_SPEED, candidate_of, random_inputs, subject_of, target_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "what-freezes.md"

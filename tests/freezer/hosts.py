@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 import archspec.cpu
 
-from freezer.hardware.machine import Host
+from freezer.hardware import Host
 from freezer.hardware.nvml import Gpu
 
 INTEL, AMD = "GenuineIntel", "AuthenticAMD"

@@ -11,7 +11,7 @@ from torch import Tensor, library, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
-from freezer.spec.inputs import Dim
+from freezer.spec import Dim
 from tests.freezer.cases import DIFFERS, FIXED, Case
 from tests.models import Calling, linear_then
 from tests.steps import BATCH, random_inputs

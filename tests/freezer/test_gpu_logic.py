@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import freezer
-from freezer.artifact.manifest import Manifest, Payload
-from freezer.artifact.sections import DriftRecord, Needs
+from freezer.artifact import DriftRecord, Manifest, Needs, Payload
 from freezer.errors import BuildError, ContractError, CudaGraphsError, IncompatibleError, UsageError
 from freezer.freezing.lowering import exported
 from freezer.freezing.lowering.inductor.cuda_toolkit import (
@@ -25,10 +24,9 @@ from freezer.freezing.lowering.inductor.cuda_toolkit import (
 from freezer.freezing.lowering.inductor.inductor import configuration, known
 from freezer.freezing.lowering.isa_check import host_class
 from freezer.freezing.models.torchscript_module import device_uses
-from freezer.freezing.recipes.recipes import KEPT_EAGER, RECIPES, made_for, select
+from freezer.freezing.recipes import KEPT_EAGER, RECIPES, made_for, select
 from freezer.freezing.target.target import Target
-from freezer.hardware.device_classes import DEVICE_CLASSES, CudaHere, cuda_needs
-from freezer.hardware.machine import Host
+from freezer.hardware import DEVICE_CLASSES, CudaHere, Host, cuda_needs
 from freezer.runtime.cuda_graphs import CudaGraphs, check_graphs
 from freezer.runtime.frozen_model import CallOptions, FrozenModel
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
@@ -43,9 +41,8 @@ from freezer.serving.selection import (
     failure,
     select_image,
 )
-from freezer.spec.inputs import InputSpec
-from freezer.spec.items import OutputSpec, OutputStructure, TensorSpec
-from freezer.store.store import Store
+from freezer.spec import InputSpec, OutputSpec, OutputStructure, TensorSpec
+from freezer.store import Store
 from tests.conftest import Frozen
 from tests.freezer.gpu_settings import settings_on_gpu
 from tests.freezer.hosts import A100, H100, INTEL, x86

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from freezer.store.store import Store
+from freezer.store import Store
 from tests.conftest import Frozen
 from tests.steps import python
 
@@ -146,7 +146,7 @@ def test_freezing_works_with_minimal_dependencies(tmp_path: Path) -> None:
 import sys, warnings
 sys.modules.update(dict.fromkeys({blocked!r}))
 import torch, freezer
-from freezer.limits import Limits, SamplingPolicy
+from freezer.spec.limits import Limits, SamplingPolicy
 from tests.models import mlp
 model, x = mlp(), torch.ones(2, 4)
 quick = dict(time_limit_s=0.3, warmup_s=0.1, min_rounds=1, busy_limit=2.0, steal_limit=2.0)

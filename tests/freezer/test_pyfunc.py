@@ -14,16 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from freezer.artifact.folder import Artifact
-from freezer.artifact.manifest import Payload
+from freezer.artifact import Artifact, Payload
 from freezer.errors import ContractError, IncompatibleError, IntegrityError
 from freezer.pyfunc import PyfuncModel, _load_pyfunc
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.payload_choice import OpenPayload
 from freezer.runtime.pytree import flatten, output_specs
-from freezer.spec.inputs import Dim, InputSpec
-from freezer.spec.items import ConstantSpec, TensorSpec
-from freezer.store.store import Store
+from freezer.spec import ConstantSpec, Dim, InputSpec, TensorSpec
+from freezer.store import Store
 from tests.conftest import Frozen
 from tests.steps import copy_of, flip_a_byte
 

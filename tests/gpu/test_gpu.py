@@ -15,21 +15,20 @@ import torch
 from torch import Tensor, nn
 
 import freezer
-from freezer.artifact.folder import GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
+from freezer.artifact import GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
 from freezer.errors import ContractError, CudaGraphsError, IncompatibleError, UsageError
 from freezer.freezing.freeze import FreezeOptions, FreezeResult, freeze
 from freezer.freezing.lowering.inductor.cuda_toolkit import driver_library
-from freezer.freezing.models.samples import Dims
+from freezer.freezing.models import Dims
+from freezer.freezing.recipes import RECIPES
 from freezer.freezing.recipes.inductor_settings import COMMON
-from freezer.freezing.recipes.recipes import RECIPES
 from freezer.hardware import nvml
-from freezer.limits import Limits
 from freezer.runtime.devices import visible
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.tensors import load_tensors, save_tensors
 from freezer.serving.verify import verify
-from freezer.spec.inputs import Dim
-from freezer.store.store import Store
+from freezer.spec import Dim, Limits
+from freezer.store import Store
 from tests.freezer.gpu_settings import settings_on_gpu
 from tests.gpu.models import SHAPES, made
 from tests.models import Counter

@@ -22,7 +22,7 @@ import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from freezer.store.store import Store
+from freezer.store import Store
 from tests.conftest import Frozen
 from tests.raylets import ROOT, free_port, wait_until
 from tests.steps import random_inputs

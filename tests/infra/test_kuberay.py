@@ -23,7 +23,7 @@ from jsonschema import Draft202012Validator, ValidationError
 from jsonschema.validators import extend
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
-from freezer.hardware.device_classes import DEVICE_CLASSES
+from freezer.hardware import DEVICE_CLASSES
 from jobs.worker_labels import MEMORY_SHARE
 from tests.infra.test_images import PINNED, PROJECT
 from tests.infra.test_ray import FLEET, labels_of

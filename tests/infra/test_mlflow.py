@@ -25,8 +25,8 @@ from mlflow.models import infer_signature
 from typer.testing import CliRunner
 
 from freezer.errors import InfrastructureError
-from freezer.hardware.device_classes import PORTABLE
-from freezer.store.store import Store
+from freezer.hardware import PORTABLE
+from freezer.store import Store
 from jobs.replay import app
 from pipeline.tracking.connection import connect
 from tests.buckets import ENVIRONMENT, empty_bucket, make_bucket

@@ -22,11 +22,11 @@ import requests
 import yaml
 
 from benchmarks.serving_load import start_service
-from freezer.hardware.device_classes import PORTABLE
-from freezer.store.store import Store
+from freezer.hardware import PORTABLE
+from freezer.store import Store
 from infra.serving.model_server import ServingMetrics
-from pipeline.records.events import Event, LiveFigures
-from pipeline.reporting.campaign_status import campaign_status
+from pipeline.records import Event, LiveFigures
+from pipeline.reporting import campaign_status
 from pipeline.reporting.display import QuietDisplay
 from pipeline.reporting.metrics import CampaignMetrics
 from tests.conftest import Frozen

@@ -20,10 +20,9 @@ from botocore.session import get_session
 from botocore.validate import validate_parameters
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
-from freezer.hardware.device_classes import DEVICE_CLASSES, PORTABLE, can_run
-from freezer.hardware.machine import detect
+from freezer.hardware import DEVICE_CLASSES, PORTABLE, can_run, detect
 from jobs.worker_labels import MEMORY_SHARE
-from pipeline.records.class_facts import LABEL
+from pipeline.records import LABEL
 from tests.pipeline.cluster.test_tls_campaign import OWN, certificates
 from tests.raylets import DIES_WITH_US, LOOPBACK, ROOT, START_S, Raylet, free_port, wait_until
 
@@ -217,7 +216,7 @@ def started(unit: str, environ: Mapping[str, str], log: Path) -> Iterator[None]:
 
 CONNECTS = """
 import json, platform, sys
-from pipeline.cluster.connect import connect
+from pipeline.cluster.client import connect
 with connect(sys.argv[1]) as cluster:
     [node] = cluster.nodes()
     handle = cluster.glance(platform.node, name="glance", device_class_="portable", node=node)

@@ -22,10 +22,10 @@ from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor
 
 import freezer
-from freezer.artifact.folder import GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
+from freezer.artifact import GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
 from freezer.errors import UsageError
-from freezer.files.scratch import cache_folder
-from freezer.store.store import Store
+from freezer.files import cache_folder
+from freezer.store import Store
 from infra.serving import model_server
 from infra.serving.model_server import BINARY, JSON, ModelServer, ServingOptions
 from infra.serving.service import http_server

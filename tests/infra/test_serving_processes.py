@@ -25,8 +25,8 @@ from safetensors.torch import load, save
 
 import freezer
 from benchmarks.serving_load import is_ready, load_url, running_service, start_service
-from freezer.hardware.device_classes import DEVICE_CLASSES, can_run
-from freezer.store.store import Store
+from freezer.hardware import DEVICE_CLASSES, can_run
+from freezer.store import Store
 from infra.serving.model_server import BINARY, JSON
 from infra.serving.service import main
 from tests.infra.manifests import check_manifest, manifests

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.jobs_api import job_prefix
+from pipeline.cluster import job_prefix
 from tests.jobs.test_submit import HANGS, write_catalog
 from tests.pipeline.heads import Head, Terminal, started_head
 

@@ -11,12 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 import jobs.optimize
-from freezer.store.store import Store
+from freezer.store import Store
 from pipeline.config import Config
-from pipeline.ledger.campaign_record import CampaignRecord
-from pipeline.ledger.ledger import Ledger
-from pipeline.records.class_facts import ClassFacts
-from pipeline.reporting.campaign_report import CampaignReport
+from pipeline.ledger import CampaignRecord, Ledger
+from pipeline.records import ClassFacts
+from pipeline.reporting import CampaignReport
 from tests.steps import HERE
 
 CATALOG = """

@@ -17,14 +17,11 @@ import pytest
 from typer.testing import CliRunner
 
 from freezer.errors import UsageError
-from freezer.store.store import Store
+from freezer.store import Store
 from jobs.submit import app, checked_options
-from pipeline.cluster import working_dir
-from pipeline.cluster.jobs_api import Job, job_prefix
-from pipeline.cluster.working_dir import gather, stage
-from pipeline.ledger.campaign_record import CampaignRecord, Member
-from pipeline.ledger.ledger import Ledger
-from pipeline.sources.named_files import named_files
+from pipeline.cluster import Job, gather, job_prefix, stage, working_dir
+from pipeline.ledger import CampaignRecord, Ledger, Member
+from pipeline.sources import named_files
 from tests.pipeline.heads import Head, started_head
 
 ROOT = Path(__file__).parents[2]

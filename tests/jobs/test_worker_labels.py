@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from freezer.errors import UsageError
-from freezer.hardware.cgroups import available_cpus
-from freezer.hardware.device_classes import PORTABLE, device_class
-from freezer.hardware.machine import detect
+from freezer.hardware import PORTABLE, available_cpus, detect, device_class
 from jobs.worker_labels import this_worker
 
 ROOT = Path(__file__).parents[2]

@@ -20,28 +20,20 @@ from typing import Any, cast
 
 from rich.console import Console
 
-from freezer.artifact.folder import Artifact, write_artifact
-from freezer.freezing.models.sources import parse_source
-from freezer.limits import Limits, SamplingPolicy
-from freezer.spec.inputs import InputSpec
-from freezer.spec.items import TensorSpec
-from freezer.store.store import Store
+from freezer.artifact import Artifact, write_artifact
+from freezer.freezing.sources import parse_source
+from freezer.spec import InputSpec, Limits, SamplingPolicy, TensorSpec
+from freezer.store import Store
 from pipeline.campaign import NOTHING, Before, Campaign
-from pipeline.catalog.entry import Entry
+from pipeline.catalog import Entry
 from pipeline.config import Config
-from pipeline.ledger.campaign_record import Continued
-from pipeline.ledger.ledger import Ledger
-from pipeline.planning.keys import FileDigests
-from pipeline.planning.plan import FinishedWork, Item, Plan, PlanRequest, make_plan
-from pipeline.records.class_facts import ClassFacts
-from pipeline.records.outcome import CandidateReport, Failure, Figures, Outcome
-from pipeline.reporting.campaign_report import CampaignReport
-from pipeline.reporting.display import Display, LineDisplay
-from pipeline.scheduling.executor import Executor
-from pipeline.scheduling.item_state import ItemState
-from pipeline.tracking.process import TrackerProcess
-from pipeline.tracking.tracker import Tracker
-from pipeline.workspace.workspace import judged_name, workplace
+from pipeline.ledger import Continued, Ledger
+from pipeline.planning import FileDigests, FinishedWork, Item, Plan, PlanRequest, make_plan
+from pipeline.records import CandidateReport, ClassFacts, Failure, Figures, Outcome
+from pipeline.reporting import CampaignReport, Display, LineDisplay
+from pipeline.scheduling import Executor, ItemState
+from pipeline.tracking import Tracker, TrackerProcess
+from pipeline.workspace import judged_name, workplace
 from tests.steps import HERE
 
 DEFAULT_LIMITS = Limits()

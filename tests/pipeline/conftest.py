@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from freezer.store.store import Store
-from pipeline.ledger.ledger import Ledger
+from freezer.store import Store
+from pipeline.ledger import Ledger
 from tests.pipeline.shown import empty_database
 
 

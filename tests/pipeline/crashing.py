@@ -22,24 +22,21 @@ from typing import Any
 import mlflow
 from rich.console import Console
 
-from freezer.artifact.folder import Artifact, write_artifact
-from freezer.store.store import Store
+from freezer.artifact import Artifact, write_artifact
+from freezer.store import Store
 from pipeline.campaign import Campaign
-from pipeline.cluster.ray_cluster import Done, Handle
+from pipeline.cluster import Done, Handle
 from pipeline.config import Config
-from pipeline.ledger.campaign_record import Continued
-from pipeline.ledger.ledger import Ledger
-from pipeline.planning.keys import FileDigests
-from pipeline.records.outcome import Failure, Figures
-from pipeline.reporting.display import LineDisplay
-from pipeline.scheduling.executor import Executor
-from pipeline.sources.materials import Materials
-from pipeline.tracking.tracker import Tracker
-from pipeline.worker import build_task, judge_task
+from pipeline.ledger import Continued, Ledger
+from pipeline.planning import FileDigests
+from pipeline.records import Failure, Figures
+from pipeline.reporting import LineDisplay
+from pipeline.scheduling import Executor
+from pipeline.sources import Materials
+from pipeline.tracking import Tracker
+from pipeline.worker import BuildRequest, BuildResult, JudgeResult, build_task, judge_task
 from pipeline.worker.child import End
-from pipeline.worker.requests import BuildRequest, BuildResult, JudgeResult
-from pipeline.workspace.staging import remove_abandoned
-from pipeline.workspace.workspace import WALL_TIME, workplace
+from pipeline.workspace import WALL_TIME, remove_abandoned, workplace
 from tests.pipeline.campaigns import entry, plan_of
 from tests.pipeline.one_node import NoRay, OneNode
 from tests.steps import HERE

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from freezer.limits import SamplingPolicy
+from freezer.spec import SamplingPolicy
 from pipeline.config import Config
-from pipeline.reporting.display import LineDisplay
+from pipeline.reporting import LineDisplay
 from pipeline.run import run
 
 ALLOW = "--allow-regression"

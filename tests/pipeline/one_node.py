@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from freezer.freezing.models.sources import Source
-from freezer.limits import Limits, SamplingPolicy
-from pipeline.catalog.entry import Entry
-from pipeline.cluster.ray_cluster import Cluster, Node
+from freezer.freezing.sources import Source
+from freezer.spec import Limits, SamplingPolicy
+from pipeline.catalog import Entry
+from pipeline.cluster import Cluster, Node
+from pipeline.planning import Demand, Item
 from pipeline.planning.keys import make_key
-from pipeline.planning.memory_estimate import Demand
-from pipeline.planning.plan import Item
-from pipeline.records.outcome import Outcome
-from pipeline.scheduling.fleet import Fleet
-from pipeline.scheduling.item_state import Attempts, ItemState
+from pipeline.records import Outcome
+from pipeline.scheduling import Fleet, ItemState
+from pipeline.scheduling.item_state import Attempts
 from pipeline.scheduling.queue import Progress, Task
 from tests.steps import HERE
 

@@ -16,10 +16,9 @@ from typing import Any
 
 import pytest
 
-from freezer.files.digest import digest_bytes
-from freezer.store.store import Store
-from pipeline.ledger.ledger import ledger_folder
-from pipeline.ledger.segments import read_rows
+from freezer.files import digest_bytes
+from freezer.store import Store
+from pipeline.ledger import ledger_folder, read_rows
 from tests.conftest import Frozen
 from tests.pipeline.shown import shown, without_ids
 from tests.steps import HERE

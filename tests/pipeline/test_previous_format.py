@@ -21,10 +21,10 @@ import pytest
 import torch
 
 import freezer
-from freezer.hardware.machine import detect
-from freezer.store.store import Store
-from pipeline.ledger.ledger import Ledger
-from pipeline.records.outcome import Outcome
+from freezer.hardware import detect
+from freezer.store import Store
+from pipeline.ledger import Ledger
+from pipeline.records import Outcome
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "campaign.tgz"
 ROOT = Path(__file__).parents[2]

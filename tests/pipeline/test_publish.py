@@ -9,18 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from freezer.artifact.folder import Artifact
-from freezer.artifact.latency import EnvironmentRecord
-from freezer.artifact.sections import GateRecord, PreviousRecord
-from freezer.limits import Limits
-from freezer.store.store import Store
-from pipeline.catalog.entry import Entry
-from pipeline.ledger.ledger import Ledger, ledger_folder
-from pipeline.ledger.segments import read_rows
-from pipeline.planning.plan import Item, Plan, auto_classes_of
+from freezer.artifact import Artifact, EnvironmentRecord, GateRecord, PreviousRecord
+from freezer.spec import Limits
+from freezer.store import Store
+from pipeline.catalog import Entry
+from pipeline.ledger import Ledger, ledger_folder, read_rows
+from pipeline.planning import Item, Plan, auto_classes_of
 from pipeline.publish import Publisher
-from pipeline.records.outcome import Failure, Outcome
-from pipeline.tracking.tracker import Tracker
+from pipeline.records import Failure, Outcome
+from pipeline.tracking import Tracker
 from tests.conftest import Frozen
 from tests.pipeline.campaigns import entry, judged, judged_folder, plan_of, run_judged
 from tests.steps import HERE, copy_of, flip_a_byte

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import freezer
-from freezer.hardware.device_classes import PORTABLE
-from freezer.store.store import Store
+from freezer.hardware import PORTABLE
+from freezer.store import Store
 from tests.buckets import objects
 from tests.pipeline.test_whole_campaigns import (
     built_in,

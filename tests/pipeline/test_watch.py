@@ -21,8 +21,8 @@ import torch
 from mlflow import MlflowClient
 from mlflow.models import infer_signature
 
-from freezer.hardware.device_classes import PORTABLE
-from freezer.store.store import Store
+from freezer.hardware import PORTABLE
+from freezer.store import Store
 from tests.pipeline.shown import shown
 from tests.pipeline.test_whole_campaigns import environment, wait_for
 

@@ -20,13 +20,11 @@ import torch
 from safetensors.torch import save_file
 
 import freezer
-from freezer.hardware.device_classes import PORTABLE, best_level
-from freezer.hardware.machine import detect
+from freezer.hardware import PORTABLE, best_level, detect
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from freezer.store.store import Store
-from pipeline.ledger.campaign_record import CampaignRecord
-from pipeline.ledger.ledger import Ledger
-from pipeline.workspace.staging import staging_folder
+from freezer.store import Store
+from pipeline.ledger import CampaignRecord, Ledger
+from pipeline.workspace import staging_folder
 from tests.raylets import ROOT, RayCluster
 
 pytestmark = pytest.mark.cluster

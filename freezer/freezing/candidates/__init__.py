@@ -3,3 +3,25 @@
 May import: freezer.freezing.lowering and below.
 Read first: build.py.
 """
+
+from freezer.freezing.candidates.architecture import (
+    architecture_digest,
+)
+from freezer.freezing.candidates.builder import (
+    build,
+    build_all,
+    build_further,
+)
+from freezer.freezing.candidates.candidate import (
+    EVIDENCE,
+    Candidate,
+)
+
+__all__ = [
+    "EVIDENCE",
+    "Candidate",
+    "architecture_digest",
+    "build",
+    "build_all",
+    "build_further",
+]

@@ -15,8 +15,8 @@ from contextlib import suppress
 from torch import nn
 
 from freezer.codec import encode
-from freezer.freezing.models.subject import Subject
-from freezer.freezing.recipes.recipes import RECIPES
+from freezer.freezing.models import Subject
+from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target.target import Target, toolchain
 
 

@@ -8,11 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from freezer.artifact.freezing_report import FreezingReport
-from freezer.artifact.manifest import Payload
-from freezer.artifact.payload_selection import set_for
+from freezer.artifact import FreezingReport, Payload, set_for
 from freezer.codec import decode, encode
-from freezer.freezing.models.subject import Subject
+from freezer.freezing.models import Subject
 from freezer.runtime.frozen_model import CallOptions, FrozenModel
 from freezer.runtime.payload_choice import OpenPayload
 from freezer.runtime.payloads import LOADERS

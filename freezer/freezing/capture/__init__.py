@@ -4,3 +4,15 @@ equivalent to the model.
 May import: freezer.freezing.target and below.
 Read first: capture.py.
 """
+
+from freezer.freezing.capture.capture import (
+    Attempt,
+)
+from freezer.freezing.capture.program import (
+    Captured,
+)
+
+__all__ = [
+    "Attempt",
+    "Captured",
+]

@@ -22,10 +22,9 @@ from freezer.freezing.capture.export import DIMS, export, strict_may_help
 from freezer.freezing.capture.program import Captured
 from freezer.freezing.capture.script import as_is, script
 from freezer.freezing.capture.trace import trace
-from freezer.freezing.models.checks import PRESERVE
-from freezer.freezing.models.subject import Subject
-from freezer.freezing.recipes.recipes import CaptureName
-from freezer.spec.sizes import interior_points, points_beside
+from freezer.freezing.models import PRESERVE, Subject
+from freezer.freezing.recipes import CaptureName
+from freezer.spec import interior_points, points_beside
 
 NUM_FURTHER_POINTS = 6
 """Points between the bounds at which a capture for all sizes is compared; the judge's input sets

@@ -22,9 +22,7 @@ from freezer.freezing.capture.equivalence import EagerAnswers
 from freezer.freezing.capture.export import DIMS, export_flat, named
 from freezer.freezing.capture.program import Captured, FlatModule
 from freezer.freezing.diagnostics.source_lines import line_of_node
-from freezer.freezing.models.exported_program import module_of
-from freezer.freezing.models.subject import Subject
-from freezer.freezing.models.torchscript_module import flat_forward
+from freezer.freezing.models import Subject, flat_forward, module_of
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 
 

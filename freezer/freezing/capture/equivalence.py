@@ -14,11 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from freezer.compare.numerics import comparable, in_double, structure_problem
 from freezer.errors import CaptureError
 from freezer.freezing.diagnostics.messages import run_sentence
-from freezer.freezing.models.calls import call_source, same_each_time
-from freezer.freezing.models.subject import Subject
-from freezer.numerics import comparable, in_double, structure_problem
+from freezer.freezing.models import Subject, call_source, same_each_time
 from freezer.runtime.input_sets import InputSet
 from freezer.runtime.pytree import leaves_of
 from freezer.runtime.tensors import same_bytes

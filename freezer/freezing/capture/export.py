@@ -27,11 +27,11 @@ from freezer.freezing.capture.mutation import changed_state
 from freezer.freezing.capture.program import Captured, FlatModule, lines_of
 from freezer.freezing.diagnostics.messages import code_of, export_sentence
 from freezer.freezing.diagnostics.source_lines import line_of_stack
-from freezer.freezing.models.subject import Subject
-from freezer.freezing.recipes.recipes import CaptureName
+from freezer.freezing.models import Subject
+from freezer.freezing.recipes import CaptureName
 from freezer.runtime.input_sets import InputSet
 from freezer.runtime.tensors import address_of, addresses_of, program_tensors
-from freezer.spec.inputs import Dim, InputSpec
+from freezer.spec import Dim, InputSpec
 
 NUM_SIZES = 4096
 """The most combinations of sizes to try; beyond that, only each dim's sizes with the largest of the

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from freezer.freezing.diagnostics.source_lines import warned_at
-from freezer.freezing.recipes.recipes import CaptureName
+from freezer.freezing.recipes import CaptureName
 from freezer.runtime.pytree import leaves_of
-from freezer.spec.inputs import InputSpec, bind
+from freezer.spec import InputSpec, bind
 
 
 @dataclass(frozen=True, kw_only=True)

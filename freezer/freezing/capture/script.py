@@ -23,8 +23,7 @@ from freezer.freezing.capture.equivalence import (
 )
 from freezer.freezing.capture.program import Captured, lines_of
 from freezer.freezing.diagnostics.messages import code_of, script_sentence
-from freezer.freezing.models.checks import PRESERVE
-from freezer.freezing.models.subject import Subject
+from freezer.freezing.models import PRESERVE, Subject
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 
 

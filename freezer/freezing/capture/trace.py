@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.jit._trace import TracerWarning
 
 from freezer.errors import CaptureError
-from freezer.files.digest import digest_bytes
+from freezer.files import digest_bytes
 from freezer.freezing.capture.equivalence import (
     DIFFERS,
     SIZES,
@@ -36,11 +36,11 @@ from freezer.freezing.capture.program import Captured, FlatModule, lines_of
 from freezer.freezing.capture.value_reads import OF_SIZES, same_reads, values_read
 from freezer.freezing.diagnostics.messages import code_of, trace_sentence
 from freezer.freezing.diagnostics.source_lines import line_of_node, warned_at
-from freezer.freezing.models.subject import Subject
+from freezer.freezing.models import Subject
 from freezer.runtime.input_sets import InputSet
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.tensors import bytes_of, dense_parts, memory_of
-from freezer.spec.sizes import all_sizes, combinations, distinct
+from freezer.spec import all_sizes, combinations, distinct
 
 VALUES = "CP-TRACE-VALUES"
 

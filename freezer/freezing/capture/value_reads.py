@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdRef, WeakTensorKeyDictionary
 
 from freezer.freezing.diagnostics.source_lines import running_at
-from freezer.freezing.models.samples import tensors_in
+from freezer.freezing.models import tensors_in
 
 _READS = frozenset(
     (

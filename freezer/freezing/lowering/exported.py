@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from freezer.artifact.freezing_report import FreezingReport, KeptTensor, stored_as_captured
+from freezer.artifact import FreezingReport, KeptTensor, stored_as_captured
 from freezer.errors import BuildError
-from freezer.freezing.capture.program import Captured
+from freezer.freezing.capture import Captured
 from freezer.freezing.lowering.operators import fx_operators
 from freezer.freezing.lowering.result import Lowered
 from freezer.freezing.target.target import Target

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from freezer.errors import BuildError, LeakError
-from freezer.hardware.device_classes import DEVICE_CLASSES, DeviceClass
+from freezer.hardware import DEVICE_CLASSES, DeviceClass
 
 X86_V4, NEOVERSE_V1, NEOVERSE_V2 = "x86-64-v4", "armv8.4-a+sve", "armv9-a"
 LEVELS: Mapping[str, str] = {X86_V4: "avx512f", NEOVERSE_V1: "sve", NEOVERSE_V2: "sve2"}

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from freezer.artifact.manifest import PayloadKind
-from freezer.freezing.capture.program import Captured
+from freezer.artifact import PayloadKind
+from freezer.freezing.capture import Captured
 from freezer.freezing.lowering import exported, onnx_runtime, open_vino, torchscript
 from freezer.freezing.lowering.inductor import inductor
 from freezer.freezing.lowering.result import Lowered

@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 
-from freezer.artifact.freezing_report import Change
+from freezer.artifact import Change
 from freezer.errors import BuildError, MissingDependencyError, UsageError
-from freezer.freezing.capture.program import Captured
+from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics.messages import onnx_sentence
 from freezer.freezing.lowering.engine_outputs import output_orders, values_named
 from freezer.freezing.lowering.inductor.inductor_report import report_before
 from freezer.freezing.lowering.readable import GRAPH
 from freezer.freezing.lowering.result import Lowered, timed
-from freezer.freezing.recipes.recipes import ENGINE_PACKAGES
+from freezer.freezing.recipes import ENGINE_PACKAGES
 from freezer.freezing.target.target import Target, check_unlimited
 from freezer.freezing.target.toolchain import installed_versions
 from freezer.runtime.onnxruntime_loader import OUTPUT_ORDERS, session_options

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from freezer.artifact.manifest import PayloadKind
+from freezer.artifact import PayloadKind
 from freezer.errors import BuildError
 
 _OF_TORCH = frozenset(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from freezer.artifact.freezing_report import FreezingReport
+from freezer.artifact import FreezingReport
 
 
 @contextlib.contextmanager

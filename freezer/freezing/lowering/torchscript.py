@@ -12,15 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from freezer.artifact.freezing_report import (
-    Change,
-    FreezingReport,
-    KeptTensor,
-    PreservedName,
-    stored_as_captured,
-)
+from freezer.artifact import Change, FreezingReport, KeptTensor, PreservedName, stored_as_captured
 from freezer.errors import BuildError
-from freezer.freezing.capture.program import Captured
+from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics.messages import code_of, script_sentence
 from freezer.freezing.lowering.operators import script_operators
 from freezer.freezing.lowering.readable import torchscript_texts

@@ -4,3 +4,73 @@ before it is frozen.
 May import: freezer.freezing.diagnostics, freezer.timing and below.
 Read first: subject.py.
 """
+
+from freezer.freezing.models.calls import (
+    baked_in,
+    call_source,
+    device_of_model,
+    generators_kept,
+    same_each_time,
+)
+from freezer.freezing.models.checks import (
+    PRESERVE,
+    RESET,
+    check_mode,
+)
+from freezer.freezing.models.exported_program import (
+    module_of,
+)
+from freezer.freezing.models.loaders import (
+    load_source,
+    own_spec,
+)
+from freezer.freezing.models.samples import (
+    Dims,
+    ExampleInputs,
+    example_spec,
+    tensors_in,
+)
+from freezer.freezing.models.subject import (
+    Subject,
+    SubjectOptions,
+    placed,
+    prepare,
+)
+from freezer.freezing.models.torchscript_module import (
+    flat_forward,
+)
+from freezer.freezing.models.weights import (
+    give_back,
+    is_large,
+    let_go,
+    tensors_of,
+    weights_digest,
+)
+
+__all__ = [
+    "PRESERVE",
+    "RESET",
+    "Dims",
+    "ExampleInputs",
+    "Subject",
+    "SubjectOptions",
+    "baked_in",
+    "call_source",
+    "check_mode",
+    "device_of_model",
+    "example_spec",
+    "flat_forward",
+    "generators_kept",
+    "give_back",
+    "is_large",
+    "let_go",
+    "load_source",
+    "module_of",
+    "own_spec",
+    "placed",
+    "prepare",
+    "same_each_time",
+    "tensors_in",
+    "tensors_of",
+    "weights_digest",
+]

@@ -18,13 +18,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx, nn
 
+from freezer.compare.numerics import comparable, in_double, same_tensors, square_sum
 from freezer.errors import JudgeError
-from freezer.numerics import comparable, in_double, same_tensors, square_sum
 from freezer.runtime.devices import CPU, DEPTH, moved_to_device
 from freezer.runtime.input_sets import InputSet
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.tensors import same_bytes
-from freezer.spec.inputs import InputSpec, bind
+from freezer.spec import InputSpec, bind
 
 NUM_MORE_CALLS = 16
 """A fair coin falls the same way this often once in 65,536 times."""

@@ -16,8 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from freezer.errors import SourceError, SpecError
 from freezer.freezing.models.calls import copied
-from freezer.spec.inputs import InputSpec
-from freezer.spec.items import ConstantSpec
+from freezer.spec import ConstantSpec, InputSpec
 
 PRESERVE, RESET = "CP-PRESERVE", "CP-RESET"
 

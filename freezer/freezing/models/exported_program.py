@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from freezer.freezing.models.samples import example_spec
-from freezer.spec.inputs import Dim, InputSpec
+from freezer.spec import Dim, InputSpec
 
 UNBOUNDED_MAX = 8
 """The largest size of a dim that the program does not bound, unless its example is larger."""

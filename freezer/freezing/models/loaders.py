@@ -13,14 +13,13 @@ import torch
 from torch import nn
 
 from freezer.errors import MissingDependencyError, SourceError, first_line
-from freezer.files.digest import digest_file
-from freezer.files.download import is_url
+from freezer.files import digest_file, is_url
 from freezer.freezing.models.exported_program import module_of, spec_of
-from freezer.freezing.models.sources import TRUST, Source, find_function, on_path
 from freezer.freezing.models.torchscript_module import named_devices, with_forward
+from freezer.freezing.sources import TRUST, Source, find_function, on_path
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.pt2_archives import LEGACY, code_in
-from freezer.spec.inputs import InputSpec
+from freezer.spec import InputSpec
 
 OWN_SPEC = "coldpress.inputs"
 """The key of a loaded model's own input spec in the `meta` of its graph."""

@@ -31,9 +31,17 @@ from freezer.runtime.input_sets import (
     resize,
     tried_points,
 )
-from freezer.spec.inputs import Dim, InputSpec
-from freezer.spec.items import INTEGRAL, ConstantSpec, InputItem, NestedSpec, TensorSpec
-from freezer.spec.sample_headers import Header, match_headers
+from freezer.spec import (
+    INTEGRAL,
+    ConstantSpec,
+    Dim,
+    Header,
+    InputItem,
+    InputSpec,
+    NestedSpec,
+    TensorSpec,
+    match_headers,
+)
 
 _OF_SELF = (
     *(

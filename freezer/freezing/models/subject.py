@@ -19,9 +19,7 @@ from freezer.freezing.models.torchscript_module import named_devices
 from freezer.runtime.devices import CPU, tensors_on
 from freezer.runtime.input_sets import InputSet, generate_at, on_device, resize
 from freezer.runtime.pytree import flatten, output_specs
-from freezer.spec.inputs import InputSpec
-from freezer.spec.items import DTYPES, OutputSpec, OutputStructure
-from freezer.spec.sample_headers import BAD_SAMPLES
+from freezer.spec import BAD_SAMPLES, DTYPES, InputSpec, OutputSpec, OutputStructure
 
 
 @dataclass(frozen=True, kw_only=True)

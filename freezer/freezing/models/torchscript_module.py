@@ -12,8 +12,7 @@ from torch import nn
 
 from freezer.freezing.diagnostics.source_lines import marked_in
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from freezer.spec.inputs import InputSpec
-from freezer.spec.items import ConstantSpec, InputItem, TensorSpec
+from freezer.spec import ConstantSpec, InputItem, InputSpec, TensorSpec
 
 
 def named_devices(module: torch.jit.ScriptModule, kind: str) -> list[str]:

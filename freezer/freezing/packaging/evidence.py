@@ -17,17 +17,23 @@ from typing import Any
 
 from torch import Tensor
 
-from freezer.artifact.folder import DRIFT_EVIDENCE, GOLDEN_INPUTS, GOLDEN_OUTPUTS, LATENCY_EVIDENCE
-from freezer.artifact.manifest import GoldenSet
-from freezer.artifact.payload_selection import counts_of, serving, set_for
-from freezer.freezing.candidates.candidate import EVIDENCE, Candidate
-from freezer.freezing.models.subject import Subject
-from freezer.freezing.validation.drift import DriftReport, DriftRow
-from freezer.freezing.validation.judge import Judgement
-from freezer.freezing.validation.reference import Reference
-from freezer.numerics import comparable, doubles
+from freezer.artifact import (
+    DRIFT_EVIDENCE,
+    GOLDEN_INPUTS,
+    GOLDEN_OUTPUTS,
+    LATENCY_EVIDENCE,
+    GoldenSet,
+    counts_of,
+    serving,
+    set_for,
+)
+from freezer.compare.numerics import comparable, doubles
+from freezer.compare.slices import Slices
+from freezer.freezing.candidates import EVIDENCE, Candidate
+from freezer.freezing.drift import DriftReport, DriftRow, Reference
+from freezer.freezing.judging import Judgement
+from freezer.freezing.models import Subject
 from freezer.runtime.tensors import save_tensors
-from freezer.slices import Slices
 
 GOLDEN_BYTES = 8 * 1024 * 1024
 """Limit on the size of the golden inputs; at least one set for each payload is kept."""

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from freezer.artifact.manifest import ENGINES, PayloadKind
+from freezer.artifact import ENGINES, PayloadKind
 from freezer.errors import UsageError, expected_names
 from freezer.freezing.recipes.inductor_settings import CUDA, recipe_settings
 

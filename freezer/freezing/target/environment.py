@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from freezer.errors import UsageError
-from freezer.hardware.device_classes import DeviceClass
+from freezer.hardware import DeviceClass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

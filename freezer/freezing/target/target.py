@@ -10,17 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from freezer.errors import UsageError
-from freezer.freezing.models.calls import device_of_model
+from freezer.freezing.models import device_of_model
 from freezer.freezing.target.environment import check_environment
 from freezer.freezing.target.toolchain import toolchain_with, torch_versions
-from freezer.hardware.device_classes import (
+from freezer.hardware import (
     PORTABLE,
     DeviceClass,
     best_level,
+    describe_host,
+    detect,
     device_class,
     packed_dtype,
+    this_host,
 )
-from freezer.hardware.machine import describe_host, detect, this_host
 from freezer.runtime.devices import CPU, class_of, device_of, gpu_versions, with_index
 
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
-from freezer.freezing.recipes.recipes import ENGINE_PACKAGES
+from freezer.freezing.recipes import ENGINE_PACKAGES
 
 
 def toolchain_with(torch_versions: Mapping[str, str | None]) -> dict[str, Any]:

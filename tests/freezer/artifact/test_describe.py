@@ -6,10 +6,20 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from freezer.artifact.describe import describe, describe_freezing, manifest_markdown
-from freezer.artifact.freezing_report import Change, FreezingReport, KeptTensor, PreservedName
-from freezer.artifact.latency import LatencyRecord
-from freezer.artifact.sections import CandidateRecord, FreezingRecord, Migration, Tradeoff
+from freezer.artifact import (
+    CandidateRecord,
+    Change,
+    FreezingRecord,
+    FreezingReport,
+    KeptTensor,
+    LatencyRecord,
+    Migration,
+    PreservedName,
+    Tradeoff,
+    describe,
+    describe_freezing,
+    manifest_markdown,
+)
 from tests.steps import write_plain_artifact
 
 REPORT = FreezingReport(

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from freezer.artifact.folder import MANIFEST, Artifact, write_artifact
-from freezer.artifact.manifest import check_inside
+from freezer.artifact import MANIFEST, Artifact, check_inside, write_artifact
 from freezer.errors import IntegrityError, NotPublishedError
 from tests.steps import flip_a_byte, rewritten, write_plain_artifact
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from freezer.artifact.freezing_report import FreezingReport, KeptTensor
+from freezer.artifact import FreezingReport, KeptTensor
 from freezer.codec import decode
 
 

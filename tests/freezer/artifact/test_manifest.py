@@ -8,15 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from freezer.artifact.latency import LatencyRecord
-from freezer.artifact.manifest import FORMAT_VERSION, Manifest
-from freezer.artifact.sections import DriftRecord, FreezingRecord
+from freezer.artifact import FORMAT_VERSION, DriftRecord, FreezingRecord, LatencyRecord, Manifest
 from freezer.codec import encode
 from freezer.errors import IntegrityError
-from freezer.hardware.device_classes import CudaNeeds
-from freezer.limits import SamplingPolicy
-from freezer.spec.inputs import Dim
-from freezer.spec.items import ConstantSpec, TensorSpec
+from freezer.hardware import CudaNeeds
+from freezer.spec import ConstantSpec, Dim, SamplingPolicy, TensorSpec
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 

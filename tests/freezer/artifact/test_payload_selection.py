@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from freezer.artifact.manifest import Payload
-from freezer.artifact.payload_selection import (
+from freezer.artifact import (
+    Payload,
     counts_of,
     is_special,
     serving,
@@ -13,7 +13,7 @@ from freezer.artifact.payload_selection import (
     set_within,
     without_special,
 )
-from freezer.spec.inputs import Dim
+from freezer.spec import Dim
 
 
 def payload(name: str, num_threads: int | None, batch: tuple[int, int] = (1, 8)) -> Payload:

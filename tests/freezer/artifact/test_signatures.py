@@ -26,11 +26,11 @@ from cryptography.hazmat.primitives.serialization import (
 from typer.testing import CliRunner
 
 import freezer
-from freezer.artifact.signatures import ANNOTATION, SIGNATURE, Claims, read_keys, signed_with
+from freezer.artifact import ANNOTATION, SIGNATURE, Claims, read_keys, signed_with
 from freezer.cli.app import app
 from freezer.errors import IncompatibleError, IntegrityError, UsageError
-from freezer.files.digest import digest_bytes
-from freezer.store.store import Store
+from freezer.files import digest_bytes
+from freezer.store import Store
 from tests.models import mlp
 from tests.steps import HERE, random_inputs
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from freezer.artifact.folder import Artifact
+from freezer.artifact import Artifact
 from freezer.checks.findings import CheckRequest, Finding
 from freezer.checks.store_checks import check_store
 from freezer.files import buckets
-from freezer.store.store import Store
+from freezer.store import Store
 from tests.buckets import objects
 from tests.pipeline.full_disks import full_disk
 from tests.steps import write_plain_artifact

@@ -21,14 +21,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from freezer.artifact.folder import Artifact
-from freezer.artifact.manifest import Manifest
+from freezer.artifact import Artifact, Manifest
 from freezer.cli.progress import progress
 from freezer.freezing.freeze import FreezeOptions, FreezeResult, freeze_source
-from freezer.freezing.models.sources import Source
-from freezer.hardware.device_classes import DEVICE_CLASSES
-from freezer.hardware.machine import detect
-from freezer.store.store import Store
+from freezer.freezing.sources import Source
+from freezer.hardware import DEVICE_CLASSES, detect
+from freezer.store import Store
 from tests.conftest import Frozen
 from tests.freezer.cli.conftest import Run
 from tests.lines import place_of
@@ -39,7 +37,7 @@ ROOT = Path(__file__).parents[3]
 
 QUICKLY = """
 import sys
-from freezer.limits import SamplingPolicy
+from freezer.spec.limits import SamplingPolicy
 SamplingPolicy.__init__.__kwdefaults__.update(time_limit_s=0.3, warmup_s=0.1, min_rounds=1, busy_limit=2.0, steal_limit=2.0)
 from freezer.cli.app import main
 main()

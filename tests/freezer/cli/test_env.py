@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from freezer.artifact.folder import Artifact
-from freezer.artifact.latency import EnvironmentRecord, SettingGain
+from freezer.artifact import Artifact, EnvironmentRecord, SettingGain
 from freezer.serving.load import load
 from tests.conftest import Frozen
 from tests.freezer.cli.conftest import Run

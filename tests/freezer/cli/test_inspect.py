@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from freezer.artifact.sections import FreezingRecord, Migration
+from freezer.artifact import FreezingRecord, Migration
 from freezer.freezing.freeze import FreezeOptions, FreezeResult, freeze
 from freezer.freezing.packaging.evidence import MAX_TEXT_BYTES, write_texts
-from freezer.store.store import Store
+from freezer.store import Store
 from tests.conftest import Frozen
 from tests.freezer.cli.conftest import Run
 from tests.freezer.models_reports import ConvNet

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from freezer.artifact.folder import Artifact
-from freezer.store.store import Store
+from freezer.artifact import Artifact
+from freezer.store import Store
 from tests.buckets import objects
 from tests.freezer.cli.conftest import Run
 from tests.steps import flip_a_byte, write_plain_artifact

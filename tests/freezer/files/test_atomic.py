@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from freezer.files import atomic
-from freezer.files.atomic import link_or_copy, link_whole, sync, write_whole
+from freezer.files import atomic, link_or_copy, link_whole, sync, write_whole
 
 STEPS = ("open", "write", "fsync", "replace", "link")
 

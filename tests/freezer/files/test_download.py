@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from freezer.errors import IntegrityError, SourceError
-from freezer.files.download import fetch, identity, is_url
-from freezer.freezing.models.loaders import load_source
-from freezer.freezing.models.sources import fetched, parse_source
+from freezer.files import fetch, identity, is_url
+from freezer.freezing.models import load_source
+from freezer.freezing.sources import fetched, parse_source
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from tests.buckets import overwrite
 from tests.models import mlp

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from freezer.errors import UsageError
-from freezer.files.paths import check_file, check_folder
+from freezer.files import check_file, check_folder
 
 
 @pytest.fixture

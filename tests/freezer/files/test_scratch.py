@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from freezer.errors import UsageError
-from freezer.files.scratch import scratch_place
+from freezer.files import scratch_place
 from tests.conftest import Frozen
 from tests.steps import HERE
 

@@ -13,13 +13,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import freezer
-from freezer.artifact.folder import Artifact
-from freezer.artifact.sections import GateRecord
+from freezer.artifact import Artifact, GateRecord
 from freezer.errors import JudgeError, SpecError, UsageError
 from freezer.freezing.freeze import FreezeResult, freeze
-from freezer.freezing.models.samples import Dims, example_spec
-from freezer.limits import Limits
-from freezer.spec.inputs import Dim
+from freezer.freezing.models import Dims, example_spec
+from freezer.spec import Dim, Limits
 from tests.conftest import Frozen
 from tests.models import AttributeCounter, Counter, Writing, mlp, seeded
 from tests.steps import BATCH, HERE, QUICK_OPTIONS, random_inputs

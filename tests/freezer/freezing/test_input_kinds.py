@@ -18,19 +18,15 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import freezer
-from freezer.artifact.folder import Artifact
+from freezer.artifact import Artifact
 from freezer.cli.app import app
 from freezer.errors import ContractError, JudgeError, SpecError
 from freezer.freezing.freeze import freeze
-from freezer.freezing.models.samples import Dims
-from freezer.freezing.models.subject import Subject, prepare
+from freezer.freezing.models import Dims, Subject, prepare
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.tensors import read_samples
-from freezer.spec.inputs import Dim, InputSpec
-from freezer.spec.items import DTYPES
-from freezer.spec.parse import declared_spec
-from freezer.spec.sample_headers import match_headers, read_header
+from freezer.spec import DTYPES, Dim, InputSpec, declared_spec, match_headers, read_header
 from tests.models import seeded
 from tests.steps import HERE, QUICK_OPTIONS, candidate_of, judgement_of
 

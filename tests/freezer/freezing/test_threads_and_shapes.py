@@ -15,15 +15,15 @@ import pytest
 import torch
 
 import freezer
-from freezer.artifact.describe import readable
+from freezer.artifact import readable
 from freezer.cli.app import main
 from freezer.errors import ContractError, IncompatibleError, UsageError
+from freezer.freezing.judging import judge
+from freezer.freezing.judging.timed_cells import general
 from freezer.freezing.target.target import target_here
-from freezer.freezing.validation.judge import judge
-from freezer.freezing.validation.timed_cells import general
 from freezer.pyfunc import _load_pyfunc
 from freezer.serving.canary import canary_figures
-from freezer.spec.inputs import Dim
+from freezer.spec import Dim
 from tests.conftest import Several
 from tests.models import mlp
 from tests.steps import (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from freezer.hardware.cgroups import available_cpus, cpu_quota, machine_bytes, thread_budget
+from freezer.hardware import available_cpus, cpu_quota, machine_bytes, thread_budget
 
 AFFINITY = len(os.sched_getaffinity(0))
 V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"

@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 
-from freezer.artifact.manifest import Manifest, Payload, PayloadKind
-from freezer.artifact.sections import Needs
-from freezer.hardware.device_classes import (
+from freezer.artifact import Manifest, Needs, Payload, PayloadKind
+from freezer.hardware import (
     DEVICE_CLASSES,
     CudaHere,
     CudaNeeds,
     cuda_needs,
+    describe_host,
     least_driver,
 )
-from freezer.hardware.machine import describe_host
 from freezer.serving.compatibility import refuse_by_cuda, unserved_gpus
 from tests.freezer.hosts import A100, H100, INTEL, x86
 from tests.steps import manifest_of

@@ -9,15 +9,17 @@ import archspec.cpu
 import pytest
 
 from freezer.errors import UsageError
-from freezer.hardware.device_classes import (
+from freezer.hardware import (
     DEVICE_CLASSES,
     DeviceClass,
+    Host,
     auto_classes,
     best_level,
     can_run,
+    describe_host,
+    detect,
     device_class,
 )
-from freezer.hardware.machine import Host, describe_host, detect
 from tests.freezer import hosts
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from freezer.artifact.manifest import Manifest, Payload
-from freezer.hardware.device_classes import DEVICE_CLASSES, can_run
-from freezer.hardware.machine import Host, describe_host
+from freezer.artifact import Manifest, Payload
+from freezer.hardware import DEVICE_CLASSES, Host, can_run, describe_host
 from freezer.hardware.nvml import Gpu
 from freezer.serving.compatibility import refuse_by_isa, rungs
 from tests.freezer import hosts

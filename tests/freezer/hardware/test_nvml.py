@@ -10,9 +10,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from freezer.hardware import machine
-from freezer.hardware.machine import this_host
-from freezer.hardware.nvml import Gpu, NvmlError, Reading, num_others, reading
+from freezer.hardware import NvmlError, Reading, machine, reading, this_host
+from freezer.hardware.nvml import Gpu, num_others
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import nn
 
-from freezer.freezing.models.weights import give_back, is_large, let_go
-from freezer.hardware.peak_memory import peak_bytes, peak_memory
+from freezer.freezing.models import give_back, is_large, let_go
+from freezer.hardware import peak_bytes, peak_memory
 from freezer.runtime.tensors import address_of, addresses_of, program_tensors
 from tests.models import mlp
 from tests.steps import python
@@ -27,7 +27,7 @@ MB = 1_000_000
 _IN_A_FRESH_PROCESS = """
 import json, sys, time
 from pathlib import Path
-from freezer.hardware.peak_memory import own_process, peak_bytes, peak_memory
+from freezer.hardware.memory import own_process, peak_bytes, peak_memory
 
 def take(size_mb, seconds=0.0):
     held = b"x" * size_mb * 1_000_000
@@ -106,7 +106,7 @@ def test_the_peak_excludes_the_parent_process() -> None:
     held = torch.ones(100 * MB)
     assert peak_bytes() >= held.nbytes
     assert (
-        float(python("from freezer.hardware.peak_memory import peak_bytes; print(peak_bytes())"))
+        float(python("from freezer.hardware.memory import peak_bytes; print(peak_bytes())"))
         < held.nbytes / 2
     )
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from freezer.hardware.runtime_settings import exports, library, merged
+from freezer.hardware import exports, merged
+from freezer.hardware.runtime_settings import library
 
 TCMALLOC, OPENMP = "libtcmalloc_minimal.so.4", "libiomp5.so"
 TUNABLES = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=68719476736"

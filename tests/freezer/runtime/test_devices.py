@@ -9,8 +9,7 @@ import torch
 
 from freezer.errors import UsageError
 from freezer.freezing.target.target import aim, target_here
-from freezer.hardware.device_classes import DEVICE_CLASSES
-from freezer.hardware.machine import describe_host
+from freezer.hardware import DEVICE_CLASSES, describe_host
 from freezer.runtime import devices
 from freezer.runtime.devices import CPU, class_of, cuda_here, device_of, visible, with_index
 from tests.freezer.hosts import H100, HASWELL, INTEL, x86

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 import freezer
-from freezer.artifact.manifest import Payload
+from freezer.artifact import Payload
 from freezer.errors import ContractError
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.payload_choice import OpenPayload
 from freezer.runtime.pytree import flatten, output_specs
 from freezer.runtime.rebuilding import NamedOutput
-from freezer.spec.inputs import Dim, InputSpec
-from freezer.spec.items import ConstantSpec, TensorSpec
+from freezer.spec import ConstantSpec, Dim, InputSpec, TensorSpec
 from tests.conftest import Frozen
 from tests.steps import BATCH, random_inputs
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import freezer
-from freezer.artifact.folder import Artifact
+from freezer.artifact import Artifact
 from freezer.errors import IncompatibleError
 from freezer.freezing.freeze import FreezeResult, freeze
 from freezer.runtime.onnxruntime_loader import open_onnxruntime

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from freezer.artifact.manifest import Payload
+from freezer.artifact import Payload
 from freezer.errors import BuildError, ContractError, NotPreservedError
-from freezer.freezing.capture.program import Captured
+from freezer.freezing.capture import Captured
 from freezer.freezing.lowering import torchscript
-from freezer.freezing.models.samples import example_spec
-from freezer.freezing.recipes.recipes import RECIPES
+from freezer.freezing.models import example_spec
+from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target.target import target_here
 from freezer.runtime.frozen_model import CallOptions, FrozenModel
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced

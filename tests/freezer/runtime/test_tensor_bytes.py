@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from freezer.freezing.models.weights import weights_digest
+from freezer.freezing.models import weights_digest
 from freezer.runtime.tensors import dense_parts, same_bytes
 
 EYE = torch.eye(4)

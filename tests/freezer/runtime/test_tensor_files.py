@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from freezer.runtime.tensors import load_tensors, read_samples, save_tensors
-from freezer.spec.items import DTYPES
-from freezer.spec.sample_headers import read_header
+from freezer.spec import DTYPES, read_header
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import freezer
-from freezer.artifact.folder import GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
+from freezer.artifact import GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
 from freezer.errors import CanaryError, IncompatibleError, IntegrityError
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.payload_choice import OpenPayload

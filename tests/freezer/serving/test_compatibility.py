@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from freezer.artifact.manifest import Manifest, Payload
-from freezer.artifact.sections import Dropped, FreezingRecord
+from freezer.artifact import Dropped, FreezingRecord, Manifest, Payload
 from freezer.errors import Refusal
-from freezer.hardware.machine import Machine, describe_host
+from freezer.hardware import Machine, describe_host
 from freezer.serving.compatibility import refuse_by_isa, refuse_by_threads, refuse_by_torch, rungs
 from tests.freezer import hosts
 from tests.steps import manifest_of

@@ -16,23 +16,23 @@ import torch
 from torch import Tensor
 
 import freezer
-from freezer.artifact.folder import (
+from freezer.artifact import (
     GOLDEN_INPUTS,
     GOLDEN_OUTPUTS,
     MEDIA_SAFETENSORS,
     OWN_OUTPUTS,
     Artifact,
+    GoldenSet,
     file_ref,
 )
-from freezer.artifact.manifest import GoldenSet
 from freezer.cli.app import main
 from freezer.codec import encode
+from freezer.compare.gate import OutputError, judge_rmse
 from freezer.errors import IntegrityError
-from freezer.gate import OutputError, judge_rmse
 from freezer.runtime.tensors import OWN_OUTPUT_BYTES, load_tensors, save_tensors, write_own_outputs
 from freezer.serving.diff import Difference, DiffRow, Pair, diff, matrix, problem, sentences
-from freezer.spec.items import OutputSpec
-from freezer.store.store import Store
+from freezer.spec import OutputSpec
+from freezer.store import Store
 from tests.conftest import Frozen
 from tests.steps import HERE, copy_of, flip_a_byte, rewritten
 

@@ -14,14 +14,12 @@ import pytest
 import torch
 
 import freezer
-from freezer.artifact.folder import Artifact
-from freezer.artifact.manifest import Fallback, Manifest, PayloadKind
-from freezer.artifact.sections import Needs
+from freezer.artifact import Artifact, Fallback, Manifest, Needs, PayloadKind
 from freezer.errors import IncompatibleError, NotPublishedError, StoreUnreachableError, UsageError
-from freezer.files.digest import digest_file, verify_file
-from freezer.hardware.machine import detect
+from freezer.files import digest_file, verify_file
+from freezer.hardware import detect
 from freezer.serving import load as load_module
-from freezer.store.store import Store
+from freezer.store import Store
 from tests.conftest import Frozen
 from tests.freezer.artifact.test_signatures import make_pair
 from tests.models import mlp

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import freezer
-from freezer.artifact.folder import GOLDEN_OUTPUTS, Artifact, file_ref
+from freezer.artifact import GOLDEN_OUTPUTS, Artifact, file_ref
 from freezer.errors import ContractError, IncompatibleError, MissingDependencyError, UsageError
-from freezer.files.digest import digest_file
+from freezer.files import digest_file
 from freezer.runtime.libtorch import Libtorch, libtorch, torch_version
 from freezer.runtime.native_model import NativeModel
 from tests.conftest import Frozen

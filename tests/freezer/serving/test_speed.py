@@ -13,11 +13,9 @@ import pytest
 import torch
 
 import freezer
-from freezer.artifact.folder import Artifact
-from freezer.artifact.latency import LatencyRecord, PointFigures
+from freezer.artifact import Artifact, LatencyRecord, PointFigures
 from freezer.errors import IncompatibleError, NotPublishedError, SpeedCheck, SpeedError, UsageError
-from freezer.hardware.cgroups import available_cpus
-from freezer.limits import SamplingPolicy
+from freezer.hardware import available_cpus
 from freezer.runtime.devices import host_fingerprint
 from freezer.serving.load import resolve_reference
 from freezer.serving.speed import (
@@ -28,7 +26,8 @@ from freezer.serving.speed import (
     fetch_portable,
     read_portable,
 )
-from freezer.store.store import Store
+from freezer.spec import SamplingPolicy
+from freezer.store import Store
 from tests.conftest import Frozen
 from tests.steps import HERE, QUICK
 

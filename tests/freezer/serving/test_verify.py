@@ -10,7 +10,7 @@ import torch
 
 import freezer
 from freezer.errors import CanaryError, IncompatibleError, IntegrityError
-from freezer.store.store import Store
+from freezer.store import Store
 from tests.conftest import Frozen
 from tests.steps import HERE, copy_of, flip_a_byte
 

@@ -9,9 +9,7 @@ import pytest
 
 from freezer.codec import decode, encode
 from freezer.errors import SpecError
-from freezer.spec.inputs import Dim, InputSpec
-from freezer.spec.items import ConstantSpec, TensorSpec
-from freezer.spec.parse import declared_spec
+from freezer.spec import ConstantSpec, Dim, InputSpec, TensorSpec, declared_spec
 
 FULL: dict[str, Any] = {
     "ids": {"shape": ["batch", "length"], "dtype": "int64", "range": [0, 99]},

@@ -9,9 +9,7 @@ import pytest
 
 from freezer.codec import decode, encode
 from freezer.errors import ContractError, SpecError
-from freezer.spec.inputs import InputSpec
-from freezer.spec.items import InputItem, put_together, take_apart
-from freezer.spec.parse import declared_spec
+from freezer.spec import InputItem, InputSpec, declared_spec, put_together, take_apart
 
 NESTED: dict[str, Any] = {
     "x": {"shape": ["batch", 4]},

@@ -14,10 +14,7 @@ from safetensors.torch import save_file
 from freezer.errors import SpecError
 from freezer.freezing.models.samples import match_samples
 from freezer.runtime.tensors import read_samples
-from freezer.spec.inputs import InputSpec
-from freezer.spec.items import DTYPES, TensorSpec
-from freezer.spec.parse import declared_spec
-from freezer.spec.sample_headers import match_headers, read_header
+from freezer.spec import DTYPES, InputSpec, TensorSpec, declared_spec, match_headers, read_header
 from tests.steps import python
 
 SPEC = declared_spec(

@@ -5,9 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freezer.spec.inputs import Dim, InputSpec
-from freezer.spec.items import TensorSpec
-from freezer.spec.sizes import all_sizes, combinations, interior_points, points_beside
+from freezer.spec import (
+    Dim,
+    InputSpec,
+    TensorSpec,
+    all_sizes,
+    combinations,
+    interior_points,
+    points_beside,
+)
 
 
 def spec_of(**bounds: tuple[int, int, int]) -> InputSpec:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from freezer.artifact.folder import Artifact
+from freezer.artifact import Artifact
 from tests.steps import write_plain_artifact
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import freezer
-from freezer.artifact.folder import Artifact
+from freezer.artifact import Artifact
 from freezer.errors import (
     IncompatibleError,
     IntegrityError,
@@ -25,8 +25,8 @@ from freezer.errors import (
 from freezer.files import buckets
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.serving.verify import verify
+from freezer.store import Store, Version
 from freezer.store.oci_layout import Layout
-from freezer.store.store import Store, Version
 from tests.buckets import Wire, cached_files, objects, overwrite
 from tests.conftest import Frozen
 from tests.steps import HERE, flip_a_byte, write_plain_artifact

@@ -17,22 +17,22 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import freezer
-from freezer.artifact.describe import describe
-from freezer.artifact.folder import (
+from freezer.artifact import (
     GOLDEN_INPUTS,
     GOLDEN_OUTPUTS,
     MEDIA_SAFETENSORS,
     OWN_OUTPUTS,
     Artifact,
+    describe,
     file_ref,
 )
 from freezer.codec import encode
 from freezer.errors import ColdpressError, IncompatibleError, IntegrityError
-from freezer.files.digest import digest_bytes
+from freezer.files import digest_bytes
 from freezer.pyfunc import _load_pyfunc
 from freezer.serving.diff import diff
 from freezer.serving.verify import verify
-from freezer.store.store import Store
+from freezer.store import Store
 from tests.conftest import Frozen
 from tests.freezer.artifact.test_signatures import make_pair
 from tests.steps import copy_of, rewritten

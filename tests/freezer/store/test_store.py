@@ -17,13 +17,12 @@ from typing import Any
 
 import pytest
 
-from freezer.artifact.folder import Artifact
+from freezer.artifact import Artifact
 from freezer.codec import encode
 from freezer.errors import IntegrityError, NotPublishedError, StoreUnreachableError, UsageError
-from freezer.files.digest import digest_bytes
-from freezer.store.listing import versions_of
-from freezer.store.oci_layout import Descriptor, Layout, OciImage
-from freezer.store.store import Store, Version
+from freezer.files import digest_bytes
+from freezer.store import Descriptor, Store, Version, versions_of
+from freezer.store.oci_layout import Layout, OciImage
 from tests.steps import flip_a_byte, write_plain_artifact
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"

@@ -13,9 +13,9 @@ from dataclasses import replace
 
 import pytest
 
-from freezer.limits import SamplingPolicy
+from freezer.spec import SamplingPolicy
+from freezer.timing import Sampling, sample, speedup
 from freezer.timing.halving import FALSE_STOPS, FIRST_LOOK, Halving
-from freezer.timing.sampling import Sampling, sample, speedup
 from tests.steps import QUICK
 
 POLICY = SamplingPolicy(num_bootstrap=1)

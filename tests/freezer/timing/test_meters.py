@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from freezer.hardware.nvml import NvmlError, Reading
-from freezer.timing.meters import CpuMeter, GpuMeter, meter_of
-from freezer.timing.sampling import TELLING_S, sample
+from freezer.hardware import NvmlError, Reading
+from freezer.timing import CpuMeter, meter_of, sample
+from freezer.timing.meters import GpuMeter
+from freezer.timing.sampling import TELLING_S
 from tests.steps import QUICK
 
 QUIET = Reading(others=0, sm_clock_mhz=1980, memory_clock_mhz=3201, temperature_c=40)

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from freezer.limits import SamplingPolicy, Timing
 from freezer.runtime.threads import threads
-from freezer.timing.meters import CpuMeter
-from freezer.timing.sampling import MIN_SAMPLES, TELLING_S, Sampling, policy_for, sample, speedup
+from freezer.spec import SamplingPolicy, Timing
+from freezer.timing import MIN_SAMPLES, CpuMeter, Sampling, policy_for, sample, speedup
+from freezer.timing.sampling import TELLING_S
 from tests.steps import QUICK
 
 ALL = SamplingPolicy(percentiles=tuple(MIN_SAMPLES), num_bootstrap=200)

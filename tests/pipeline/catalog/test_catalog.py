@@ -15,10 +15,8 @@ import pytest
 import yaml
 
 from freezer.errors import CatalogError
-from freezer.spec.inputs import Dim
-from freezer.spec.items import ConstantSpec, TensorSpec
-from pipeline.catalog.catalog import read_catalog, refuse_bad_entries
-from pipeline.catalog.entry import Entry
+from freezer.spec import ConstantSpec, Dim, TensorSpec
+from pipeline.catalog import Entry, read_catalog, refuse_bad_entries
 from pipeline.catalog.files import JSON_FIELDS, parquet_schema
 from pipeline.catalog.schema import SOURCE_SETTINGS
 

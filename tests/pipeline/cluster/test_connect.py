@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from freezer.errors import InfrastructureError
-from pipeline.cluster.connect import connect
+from pipeline.cluster import connect
 
 
 def test_local_ray_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.cluster.coordination import HEARTBEAT_S, READ_S, SILENCE_S, Turns
+from pipeline.cluster import Turns
+from pipeline.cluster.coordination import HEARTBEAT_S, READ_S, SILENCE_S
 
 
 class DictBoard:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from freezer.hardware.device_classes import PORTABLE
+from freezer.hardware import PORTABLE
 from tests.pipeline.test_whole_campaigns import SLOW_CATALOG, drive, outcomes, run, write_catalog
 from tests.raylets import LOOPBACK, Network, RayCluster, free_port
 
@@ -34,7 +34,7 @@ CONNECTS = (
     " connect.connect(sys.argv[1]).__enter__()"
 )
 STANDS_ON = """
-from pipeline.cluster.connect import connect
+from pipeline.cluster.client import connect
 with connect(None) as c: print(c.home, *(node.node_id for node in c.nodes()))
 """
 

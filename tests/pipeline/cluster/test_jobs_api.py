@@ -17,10 +17,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from freezer.errors import InfrastructureError
-from freezer.store.store import Store
+from freezer.store import Store
 from jobs import status, submit
-from pipeline.cluster import jobs_api
-from pipeline.cluster.jobs_api import Jobs, job_prefix
+from pipeline.cluster import Jobs, job_prefix, jobs_api
 from tests.pipeline.dashboards import Dashboard, serving
 from tests.pipeline.full_disks import full_disk
 from tests.raylets import LOOPBACK, ROOT

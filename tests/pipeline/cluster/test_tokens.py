@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from freezer.hardware.device_classes import PORTABLE
+from freezer.hardware import PORTABLE
 from tests.raylets import RayCluster
 
 pytestmark = pytest.mark.cluster
 
-LOCAL = "from pipeline.cluster.connect import connect; connect(None).__enter__()"
+LOCAL = "from pipeline.cluster.client import connect; connect(None).__enter__()"
 CONNECTS = """
 import platform, sys
-from pipeline.cluster.connect import connect
+from pipeline.cluster.client import connect
 with connect(sys.argv[1]) as cluster:
     started = [cluster.glance(platform.node, name="glance", device_class_="portable", node=node) for node in cluster.nodes()]
     done = [cluster.wait([handle], timeout_s=60)[0] for handle in started]

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from freezer.errors import BuildError, CaptureError, InfrastructureError, SpecError
-from pipeline.failures.classify import classify
+from pipeline.failures import classify
 
 
 def chained(error: Exception, cause: Exception) -> Exception:

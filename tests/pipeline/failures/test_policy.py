@@ -12,31 +12,18 @@ import pytest
 import ray.exceptions
 
 from freezer.errors import BuildError, CaptureError, FreezeError, JudgeError, LeakError, SourceError
-from freezer.limits import Limits
-from freezer.store.store import Store
-from pipeline.cluster.ray_cluster import Done, Handle, Node
-from pipeline.failures.classify import CODES
-from pipeline.failures.policy import (
-    BY_CODE,
-    MOST_ATTEMPTS,
-    POLICY,
-    RAY,
-    Decision,
-    attempts_left,
-    decide,
-    is_kept,
-    kind_of_ray,
-)
-from pipeline.ledger.ledger import Ledger
-from pipeline.planning.keys import FileDigests
-from pipeline.planning.plan import Item, Plan
-from pipeline.records.class_facts import ClassFacts
-from pipeline.records.events import Event
-from pipeline.records.outcome import Failure, Outcome
-from pipeline.scheduling.executor import Executor
+from freezer.spec import Limits
+from freezer.store import Store
+from pipeline.cluster import Done, Handle, Node
+from pipeline.failures import CODES, attempts_left, decide, is_kept, kind_of_ray
+from pipeline.failures.policy import BY_CODE, MOST_ATTEMPTS, POLICY, RAY, Decision
+from pipeline.ledger import Ledger
+from pipeline.planning import FileDigests, Item, Plan
+from pipeline.records import ClassFacts, Event, Failure, Outcome
+from pipeline.scheduling import Executor
 from pipeline.scheduling.outcomes import failed_outcome
-from pipeline.sources.materials import Materials
-from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest
+from pipeline.sources import Materials
+from pipeline.worker import BuildRequest, BuildResult, JudgeRequest
 from tests.pipeline import campaigns
 from tests.pipeline.campaigns import entry
 from tests.pipeline.one_node import NODE, NoRay, OneNode

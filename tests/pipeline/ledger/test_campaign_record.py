@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from freezer.store.store import Store
-from pipeline.ledger.campaign_record import CampaignRecord, Continued, Member
-from pipeline.ledger.ledger import Ledger
-from pipeline.records.class_facts import ClassFacts
+from freezer.store import Store
+from pipeline.ledger import CampaignRecord, Continued, Ledger, Member
+from pipeline.records import ClassFacts
 
 FACTS = {"portable": ClassFacts(num_threads=4, toolchain={"torch": "2.13.0", "driver": None})}
 RECORD = CampaignRecord(catalog="c", started=1.0, members=(), facts=FACTS)

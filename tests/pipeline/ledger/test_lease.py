@@ -18,18 +18,19 @@ from typing import Any
 import pytest
 
 from freezer.errors import InfrastructureError, UsageError
-from freezer.store.store import Store
-from pipeline.ledger import lease
-from pipeline.ledger.lease import (
+from freezer.store import Store
+from pipeline.ledger import (
     Holder,
     LeaseLostError,
+    Ledger,
     campaign_lock,
-    lease_path,
+    lease,
     living_holder,
     read_holder,
+    read_rows,
 )
-from pipeline.ledger.ledger import Ledger
-from pipeline.ledger.segments import part_paths, read_rows
+from pipeline.ledger.lease import lease_path
+from pipeline.ledger.segments import part_paths
 
 
 @pytest.fixture

@@ -16,8 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from freezer.errors import InfrastructureError, StoreUnreachableError
-from freezer.store.store import Store
-from pipeline.ledger.ledger import MERGE_AT, Draft, Ledger
+from freezer.store import Store
+from pipeline.ledger import Draft, Ledger
+from pipeline.ledger.ledger import MERGE_AT
 from pipeline.ledger.segments import part_paths, read_folder
 
 
@@ -69,9 +70,8 @@ def test_parts_are_merged(store: Store) -> None:
         assert len(part_paths(ledger.folder, "big")) == 4, "they are merged while the campaign runs"
     assert len(part_paths(ledger.folder)) == 1
     with Ledger(store, "big") as ledger:
-        assert [ledger.find("build", f"k{i}").data["index"] for i in range(MERGE_AT + 3)] == list(
-            range(MERGE_AT + 3)
-        )  # type: ignore[union-attr]
+        rows = [ledger.find("build", f"k{i}") for i in range(MERGE_AT + 3)]
+        assert [row and row.data["index"] for row in rows] == list(range(MERGE_AT + 3))
 
 
 WRITER = """
@@ -208,10 +208,6 @@ def test_models_that_share_a_key_have_their_own_rows(store: Store) -> None:
                 "outcome", "shared", model=model, device_class="portable", data={"of": model}
             )
     with Ledger(store, "later") as again:
-        assert [
-            again.find("outcome", "shared", model=model).data["of"] for model in ("one", "other")
-        ] == [
-            "one",
-            "other",
-        ]  # type: ignore[union-attr]
+        rows = [again.find("outcome", "shared", model=model) for model in ("one", "other")]
+        assert [row and row.data["of"] for row in rows] == ["one", "other"]
         assert again.find("outcome", "shared", model="third") is None

@@ -9,20 +9,12 @@ from typing import Any
 
 import pytest
 
-from freezer.freezing.models.sources import parse_source
-from freezer.freezing.recipes.recipes import RECIPES, Recipe
-from freezer.limits import Limits, SamplingPolicy
-from pipeline.catalog.entry import Entry
-from pipeline.planning.keys import (
-    BuildTarget,
-    FileDigests,
-    Key,
-    build_key,
-    differing,
-    judge_key,
-    make_key,
-    source_key,
-)
+from freezer.freezing.recipes import RECIPES, Recipe
+from freezer.freezing.sources import parse_source
+from freezer.spec import Limits, SamplingPolicy
+from pipeline.catalog import Entry
+from pipeline.planning import FileDigests, source_key
+from pipeline.planning.keys import BuildTarget, Key, build_key, differing, judge_key, make_key
 from tests.pipeline import campaigns
 
 POLICY = SamplingPolicy()

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from freezer.freezing.models.sources import Source
-from freezer.limits import Limits
-from pipeline.planning.memory_estimate import BASE_BYTES, Demand, corrected, demand_of, learned
+from freezer.freezing.sources import Source
+from freezer.spec import Limits
+from pipeline.planning import BASE_BYTES, Demand, corrected, demand_of, learned
 from tests.pipeline.campaigns import entry
 
 GB = 1_000_000_000

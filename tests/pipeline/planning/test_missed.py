@@ -12,18 +12,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from freezer.limits import SamplingPolicy
-from freezer.store.store import Store
-from pipeline.cluster.ray_cluster import Done, Handle
-from pipeline.failures.classify import CODES
-from pipeline.failures.policy import MOST_STARTS
-from pipeline.ledger.ledger import Ledger
-from pipeline.planning.plan import Item, Plan
-from pipeline.records.outcome import Failure, Outcome
-from pipeline.reporting.display import LineDisplay
-from pipeline.reporting.explain import explain_plan
-from pipeline.scheduling.executor import BuildRecords
-from pipeline.worker.requests import BuildResult, JudgeResult
+from freezer.spec import SamplingPolicy
+from freezer.store import Store
+from pipeline.cluster import Done, Handle
+from pipeline.failures import CODES, MOST_STARTS
+from pipeline.ledger import Ledger
+from pipeline.planning import Item, Plan
+from pipeline.records import Failure, Outcome
+from pipeline.reporting import LineDisplay, explain_plan
+from pipeline.scheduling import BuildRecords
+from pipeline.worker import BuildResult, JudgeResult
 from tests.pipeline import campaigns
 from tests.pipeline.failures.test_policy import Fake, executed
 from tests.steps import HERE

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from freezer.errors import CatalogError
-from freezer.freezing.models.sources import parse_source
-from freezer.store.store import Store
-from pipeline.catalog.entry import Entry
-from pipeline.ledger.ledger import Ledger
+from freezer.freezing.sources import parse_source
+from freezer.store import Store
+from pipeline.catalog import Entry
+from pipeline.ledger import Ledger
 from tests.pipeline.campaigns import entry, plan_of
 
 

@@ -9,32 +9,20 @@ from typing import Any
 
 import pytest
 
-from freezer.artifact.folder import Artifact
+from freezer.artifact import Artifact
 from freezer.codec import encode
 from freezer.errors import InfrastructureError
-from freezer.freezing.recipes.recipes import RECIPES
-from freezer.limits import SamplingPolicy
-from freezer.spec.inputs import Dim, InputSpec
-from freezer.spec.items import TensorSpec
-from freezer.store.store import Store
-from pipeline.catalog.entry import Entry
-from pipeline.ledger.ledger import Ledger
-from pipeline.planning.keys import (
-    BuildTarget,
-    FileDigests,
-    Key,
-    build_key,
-    judge_key,
-    make_key,
-    source_key,
-)
-from pipeline.planning.plan import Plan
-from pipeline.records.outcome import Outcome
+from freezer.freezing.recipes import RECIPES
+from freezer.spec import Dim, InputSpec, SamplingPolicy, TensorSpec
+from freezer.store import Store
+from pipeline.catalog import Entry
+from pipeline.ledger import Ledger
+from pipeline.planning import FileDigests, Plan, source_key
+from pipeline.planning.keys import BuildTarget, Key, build_key, judge_key, make_key
+from pipeline.records import Outcome
 from pipeline.scheduling.outcomes import outcome_of
 from pipeline.tracking.run_records import run_records
-from pipeline.worker.build_task import build
-from pipeline.worker.judge_task import judge
-from pipeline.worker.requests import BuildRequest, JudgeRequest, JudgeResult
+from pipeline.worker import BuildRequest, JudgeRequest, JudgeResult, build, judge
 from tests.pipeline.campaigns import judged_folder, plan_of
 from tests.pipeline.worker.test_tasks import entry
 from tests.steps import HERE, QUICK

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from freezer.freezing.recipes.recipes import EAGER
-from freezer.hardware.device_classes import PORTABLE
-from freezer.store.store import Store
-from pipeline.ledger.campaign_record import CampaignRecord, members_of
-from pipeline.ledger.ledger import Draft, Ledger
-from pipeline.records.class_facts import ClassFacts
-from pipeline.records.outcome import CandidateReport, Failure, Figures, Outcome, OutputDrift
+from freezer.freezing.recipes import EAGER
+from freezer.hardware import PORTABLE
+from freezer.store import Store
+from pipeline.ledger import CampaignRecord, Draft, Ledger, members_of
+from pipeline.records import CandidateReport, ClassFacts, Failure, Figures, Outcome, OutputDrift
 
 CLASSES = ("cpu-x86-64-v4", "cpu-x86-64-v3", PORTABLE)
 

@@ -11,17 +11,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from freezer.artifact.freezing_report import FreezingReport
-from freezer.artifact.latency import EnvironmentRecord
-from freezer.artifact.sections import Tradeoff
+from freezer.artifact import EnvironmentRecord, FreezingReport, Tradeoff
 from freezer.codec import encode
 from freezer.errors import InfrastructureError
-from freezer.limits import Limits
-from freezer.store.store import Store
-from pipeline.records.outcome import CandidateReport, Failure, Figures, Outcome
-from pipeline.reporting.campaign_report import CampaignReport, print_next_steps, print_report
+from freezer.spec import Limits
+from freezer.store import Store
+from pipeline.records import CandidateReport, Failure, Figures, Outcome
+from pipeline.reporting import CampaignReport, print_next_steps, print_report
 from pipeline.reporting.costs import ClassCost
-from pipeline.workspace.workspace import log_path
+from pipeline.workspace import log_path
 from tests.conftest import Frozen
 from tests.pipeline.campaigns import run_judged
 from tests.pipeline.tracking.test_ledger_replay import DOWN
@@ -97,8 +95,12 @@ SLOW = replace(
 
 def report_of(*outcomes: Outcome, **settings: object) -> CampaignReport:
     return CampaignReport(
-        campaign="c", started=1e9, finished=1e9 + 5, outcomes=outcomes, **settings
-    )  # type: ignore[arg-type]
+        campaign="c",
+        started=1e9,
+        finished=1e9 + 5,
+        outcomes=outcomes,
+        **settings,  # type: ignore[arg-type]
+    )
 
 
 def printed(report: CampaignReport, width: int = 200, store: str = "./store") -> str:

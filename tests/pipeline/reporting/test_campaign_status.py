@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from freezer.errors import StoreUnreachableError
-from freezer.store.store import Store
-from pipeline.ledger.campaign_history import History
-from pipeline.reporting.campaign_status import campaign_status, campaigns_in_words, in_words
+from freezer.store import Store
+from pipeline.ledger import History
+from pipeline.reporting import campaign_status, campaigns_in_words, in_words
 from tests.conftest import Frozen
 from tests.pipeline.campaigns import run_judged
 from tests.pipeline.tracking.test_ledger_replay import BAD, DOWN

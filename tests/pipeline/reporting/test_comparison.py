@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from freezer.store.store import Store
+from freezer.store import Store
 from jobs import compare as compare_command
 from jobs import history as history_command
-from pipeline.records.outcome import Outcome
-from pipeline.reporting.comparison import compare
+from pipeline.records import Outcome
+from pipeline.reporting import compare
 from tests.pipeline.reporting.past_campaigns import failed, kept_eager, published, write_campaign
 
 OLD = published("m", speedup=1.8)

@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from freezer.artifact.sections import PreviousRecord
-from freezer.limits import Limits, SamplingPolicy
+from freezer.artifact import PreviousRecord
+from freezer.spec import Limits, SamplingPolicy
+from pipeline.planning import Item
 from pipeline.planning.keys import make_key
-from pipeline.planning.plan import Item
-from pipeline.records.outcome import CandidateReport, Figures, Outcome
-from pipeline.reporting.costs import class_costs
+from pipeline.records import CandidateReport, Figures, Outcome
+from pipeline.reporting import class_costs
 from tests.pipeline.campaigns import entry
 
 PRICES = {"cpu-x86-64-v4": 0.36, "cpu-x86-64-v3": 0.18, "cuda-sm90": 3.6}

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pipeline.records.events import Event, verdict_text
-from pipeline.reporting.display import Display, LineDisplay, LiveDisplay, display_for
-from pipeline.reporting.remaining_time import CampaignProgress, ItemWork
+from pipeline.records import Event, verdict_text
+from pipeline.reporting import Display, ItemWork, LineDisplay, display_for
+from pipeline.reporting.display import LiveDisplay
+from pipeline.reporting.remaining_time import CampaignProgress
 from tests.pipeline.reporting.test_campaign_report import CRASH, FAILED, PUBLISHED
 
 RECIPES = ("torchscript-frozen", "inductor-frozen")

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 from typer.testing import CliRunner
 
-from freezer.store.store import Store
+from freezer.store import Store
 from jobs import report as report_command
 from tests.pipeline.reporting.past_campaigns import (
     CLASSES,

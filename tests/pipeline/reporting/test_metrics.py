@@ -12,12 +12,11 @@ from typer.testing import CliRunner
 
 import jobs.optimize
 from freezer.errors import UsageError
-from freezer.store.store import Store
+from freezer.store import Store
 from pipeline.campaign import Before
-from pipeline.records.events import Event, LiveFigures
-from pipeline.reporting.campaign_status import campaign_status
+from pipeline.records import Event, LiveFigures
+from pipeline.reporting import campaign_status, metered
 from pipeline.reporting.display import QuietDisplay
-from pipeline.reporting.metrics import metered
 from tests.pipeline.campaigns import Models, run_judged
 from tests.pipeline.reporting.test_campaign_report import FAILED
 from tests.pipeline.reporting.test_display import EVENTS, WORK

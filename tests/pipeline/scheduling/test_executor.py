@@ -10,23 +10,21 @@ from typing import Any
 
 import pytest
 
-from freezer.artifact.folder import Artifact
+from freezer.artifact import Artifact
 from freezer.errors import SourceError
-from freezer.freezing.models.loaders import load_source
-from freezer.freezing.models.sources import parse_source
-from freezer.store.store import Store
-from pipeline.cluster.coordination import READ_S, Turns
-from pipeline.cluster.ray_cluster import Done, Handle, Node
-from pipeline.ledger.ledger import Ledger
-from pipeline.planning.keys import FileDigests
-from pipeline.planning.plan import Item, Plan
+from freezer.freezing.models import load_source
+from freezer.freezing.sources import parse_source
+from freezer.store import Store
+from pipeline.cluster import Done, Handle, Node, Turns
+from pipeline.cluster.coordination import READ_S
+from pipeline.ledger import Ledger
+from pipeline.planning import FileDigests, Item, Plan
 from pipeline.publish import Publisher
-from pipeline.records.events import Event
-from pipeline.records.outcome import Failure, Outcome
-from pipeline.scheduling.executor import Executor
-from pipeline.sources.materials import Materials
-from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest, JudgeResult
-from pipeline.workspace.workspace import workplace
+from pipeline.records import Event, Failure, Outcome
+from pipeline.scheduling import Executor
+from pipeline.sources import Materials
+from pipeline.worker import BuildRequest, BuildResult, JudgeRequest, JudgeResult
+from pipeline.workspace import workplace
 from tests.conftest import Frozen
 from tests.pipeline.campaigns import entry, judged, plan_of
 from tests.pipeline.cluster.test_coordination import Clock, DictBoard

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from freezer.errors import InfrastructureError
-from pipeline.cluster.ray_cluster import Done, Handle, Node
-from pipeline.records.class_facts import ClassFacts
-from pipeline.records.events import Event
-from pipeline.scheduling.fleet import Fleet
+from pipeline.cluster import Done, Handle, Node
+from pipeline.records import ClassFacts, Event
+from pipeline.scheduling import Fleet
 from pipeline.scheduling.node_check import Sight
 from tests.pipeline.one_node import NoRay
 

@@ -13,22 +13,20 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pipeline.failures.policy import BY_CODE, MOST_ATTEMPTS, POLICY, decide
-from pipeline.records.outcome import Failure, Outcome
+from pipeline.failures import decide
+from pipeline.failures.policy import BY_CODE, MOST_ATTEMPTS, POLICY
+from pipeline.records import Failure, Outcome
+from pipeline.scheduling import Decide, ItemState, QueueTask, advance
 from pipeline.scheduling.item_state import (
     BuildEnded,
-    Decide,
     ItemEvent,
-    ItemState,
     JudgeEnded,
     OutcomeKnown,
-    QueueTask,
     RecordBuild,
     Start,
     TaskFailure,
-    advance,
 )
-from pipeline.worker.requests import BuildResult, JudgeResult
+from pipeline.worker import BuildResult, JudgeResult
 from tests.pipeline.one_node import item_of
 
 CLASSES, RECIPES = (

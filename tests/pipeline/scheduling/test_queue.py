@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from pipeline.cluster.ray_cluster import Node
-from pipeline.planning.memory_estimate import Demand
+from pipeline.cluster import Node
+from pipeline.planning import Demand
 from pipeline.scheduling.queue import (
     JUDGE_BATCH,
     LOOK_AHEAD,

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cluster.coordination import READ_S, Turns
-from pipeline.cluster.ray_cluster import Ask, Done, Handle, Node
-from pipeline.planning.memory_estimate import Demand
-from pipeline.records.events import Event
+from pipeline.cluster import Ask, Done, Handle, Node, Turns
+from pipeline.cluster.coordination import READ_S
+from pipeline.planning import Demand
+from pipeline.records import Event
 from pipeline.scheduling.queue import Task
 from pipeline.scheduling.scheduler import Places
-from pipeline.worker.requests import JudgeResult
+from pipeline.worker import JudgeResult
 from tests.pipeline.cluster.test_coordination import Clock, DictBoard
 from tests.pipeline.one_node import DEMAND, NoRay, OneNode, waiting
 

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from freezer.limits import Limits
-from freezer.store.store import Store
-from pipeline.cluster.ray_cluster import Done, Handle
-from pipeline.ledger.ledger import Ledger
-from pipeline.planning.plan import Plan
-from pipeline.records.outcome import SKIPPED, CandidateReport, Failure, Figures, Outcome
-from pipeline.scheduling.executor import BuildRecords
-from pipeline.worker.requests import BuildResult, JudgeResult
+from freezer.spec import Limits
+from freezer.store import Store
+from pipeline.cluster import Done, Handle
+from pipeline.ledger import Ledger
+from pipeline.planning import Plan
+from pipeline.records import SKIPPED, CandidateReport, Failure, Figures, Outcome
+from pipeline.scheduling import BuildRecords
+from pipeline.worker import BuildResult, JudgeResult
 from tests.pipeline import campaigns
 from tests.pipeline.failures.test_policy import Fake, executed
 from tests.pipeline.planning.test_missed import explained

@@ -21,11 +21,10 @@ from safetensors.torch import save_file
 
 from freezer.errors import CatalogError
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from freezer.spec.inputs import Dim
-from pipeline.catalog.catalog import Catalog, read_catalog, read_registry
-from pipeline.catalog.entry import Entry
-from pipeline.planning.keys import FileDigests, source_key
-from pipeline.sources.materials import Materials
+from freezer.spec import Dim
+from pipeline.catalog import Catalog, Entry, read_catalog, read_registry
+from pipeline.planning import FileDigests, source_key
+from pipeline.sources import Materials
 from pipeline.sources.transfer import module_closure, ship
 from pipeline.worker.task_child import load_subject
 from tests.models import mlp
@@ -407,7 +406,7 @@ def elsewhere(entry: Entry, folder: Path) -> str:
 import pickle, sys
 from pathlib import Path
 from freezer.runtime.tensors import read_samples
-from freezer.freezing.models.sources import find_function
+from freezer.freezing.sources import find_function
 from freezer.freezing.models.loaders import load_source
 entry = pickle.loads(Path(sys.argv[1]).read_bytes())
 assert len(read_samples(entry.samples)) == 1

@@ -10,7 +10,7 @@ import mlflow
 import pytest
 from torch import nn
 
-from freezer.artifact.folder import Artifact
+from freezer.artifact import Artifact
 from pipeline.tracking.projection import Projection
 from tests.conftest import Frozen
 from tests.steps import HERE

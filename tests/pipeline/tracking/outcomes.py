@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pipeline.records.outcome import CandidateReport, Failure, Figures, Outcome
+from pipeline.records import CandidateReport, Failure, Figures, Outcome
 
 Record = TypeVar("Record", CandidateReport, Outcome)
 FIGURES = Figures(

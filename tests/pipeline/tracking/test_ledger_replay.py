@@ -19,16 +19,12 @@ import pytest
 from mlflow import MlflowClient
 from typer.testing import CliRunner, Result
 
-from freezer.artifact.folder import Artifact
-from freezer.artifact.sections import GateRecord
-from freezer.limits import Limits
-from freezer.store.store import Store
+from freezer.artifact import Artifact, GateRecord
+from freezer.spec import Limits
+from freezer.store import Store
 from jobs.replay import app
-from pipeline.ledger.campaign_history import History
-from pipeline.ledger.campaign_record import CampaignRecord, Member
-from pipeline.ledger.lease import campaign_lock
-from pipeline.ledger.ledger import Ledger, ledger_folder
-from pipeline.records.outcome import Failure, Outcome
+from pipeline.ledger import CampaignRecord, History, Ledger, Member, campaign_lock, ledger_folder
+from pipeline.records import Failure, Outcome
 from tests.pipeline.campaigns import MODELS, run_judged
 from tests.pipeline.full_disks import full_disk
 from tests.pipeline.shown import empty_database, shown, without_ids

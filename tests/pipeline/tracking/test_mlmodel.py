@@ -23,9 +23,8 @@ from torch import nn
 
 from freezer.errors import SourceError
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from freezer.spec.parse import declared_spec
-from pipeline.tracking.mlmodel import Described, describe
-from pipeline.tracking.source_models import download, resolve_model
+from freezer.spec import declared_spec
+from pipeline.tracking import Described, describe, download, resolve_model
 from tests.models import Mlp, seeded
 from tests.pipeline.shown import empty_database
 

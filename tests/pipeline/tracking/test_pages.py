@@ -12,13 +12,13 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from freezer.artifact.folder import Artifact
-from pipeline.records.outcome import SOURCE_MODEL, SOURCE_VERSION, Failure, Outcome, OutputDrift
+from freezer.artifact import Artifact
+from pipeline.records import SOURCE_MODEL, SOURCE_VERSION, Failure, Outcome, OutputDrift
+from pipeline.tracking import resolve_model
 from pipeline.tracking.descriptions import MAX_CHARS
 from pipeline.tracking.experiment import NOTE, VIEWS
 from pipeline.tracking.lineage import tag_source
 from pipeline.tracking.projection import Projection
-from pipeline.tracking.source_models import resolve_model
 from tests.pipeline.shown import empty_database
 from tests.pipeline.tracking.outcomes import candidate, failed, outcome
 from tests.pipeline.tracking.test_projection import by_recipe, runs_of

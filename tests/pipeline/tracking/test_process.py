@@ -17,12 +17,13 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.tracking._model_registry.client import ModelRegistryClient
 
-from freezer.artifact.folder import Artifact
+from freezer.artifact import Artifact
 from freezer.errors import IntegrityError
-from freezer.limits import Limits
-from freezer.store.store import Store
-from pipeline.records.outcome import Failure, Outcome
-from pipeline.tracking.process import AHEAD, LOT, TrackerProcess
+from freezer.spec import Limits
+from freezer.store import Store
+from pipeline.records import Failure, Outcome
+from pipeline.tracking import TrackerProcess
+from pipeline.tracking.process import AHEAD, LOT
 from tests.conftest import Frozen
 from tests.pipeline.campaigns import run_judged
 from tests.pipeline.shown import empty_database, shown, without_ids

@@ -9,11 +9,11 @@ import mlflow
 import pytest
 from mlflow.entities import Run
 
-from freezer.artifact.freezing_report import Change, FreezingReport
-from freezer.artifact.latency import EnvironmentRecord
+from freezer.artifact import Change, EnvironmentRecord, FreezingReport
 from freezer.codec import encode
-from pipeline.records.outcome import Failure
-from pipeline.tracking.projection import Projection, outcomes_digest
+from pipeline.records import Failure
+from pipeline.tracking import outcomes_digest
+from pipeline.tracking.projection import Projection
 from pipeline.tracking.run_records import run_records, summary_table
 from tests.pipeline.tracking.outcomes import DIGEST, candidate, failed, outcome
 

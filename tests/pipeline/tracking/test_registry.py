@@ -14,11 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from freezer.artifact.describe import manifest_markdown
-from freezer.artifact.folder import Artifact
+from freezer.artifact import Artifact, manifest_markdown
 from freezer.errors import ContractError, IntegrityError
-from freezer.store.store import Store
-from pipeline.records.outcome import Outcome
+from freezer.store import Store
+from pipeline.records import Outcome
 from pipeline.tracking.projection import Projection
 from pipeline.tracking.registry import Registry
 from tests.pipeline.tracking.outcomes import X, outcome

@@ -19,10 +19,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from freezer.artifact.folder import Artifact
-from freezer.store.store import Store
+from freezer.artifact import Artifact
+from freezer.store import Store
 from jobs.replay import app
-from pipeline.tracking.source_models import list_registry
+from pipeline.tracking import list_registry
 from tests.buckets import ENVIRONMENT, make_bucket
 from tests.conftest import Frozen
 from tests.mlflow_servers import SETTINGS, MlflowServer, Postgres, server_options

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import freezer
-from freezer.artifact.folder import Artifact
+from freezer.artifact import Artifact
 from pipeline.tracking.projection import Projection
 from pipeline.tracking.serving_environment import REQUIREMENTS
 from tests.pipeline.tracking.outcomes import X, outcome

@@ -11,10 +11,9 @@ import torch
 from mlflow.exceptions import MlflowException
 from torch import Tensor, nn
 
-from freezer.artifact.manifest import Manifest, Payload
+from freezer.artifact import Manifest, Payload
 from freezer.freezing.freeze import FreezeOptions, freeze
-from freezer.spec.items import OutputSpec
-from freezer.spec.parse import declared_spec
+from freezer.spec import OutputSpec, declared_spec
 from pipeline.tracking.registry import DATA, _signature, _write_model_files
 from tests.steps import QUICK, manifest_of
 

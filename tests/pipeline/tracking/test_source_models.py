@@ -14,14 +14,14 @@ import pytest
 from mlflow import MlflowClient
 
 from freezer.errors import CatalogError, InfrastructureError, SourceError
-from freezer.store.store import NAME
-from pipeline.tracking import source_models
-from pipeline.tracking.source_models import (
+from freezer.store import NAME
+from pipeline.tracking import (
     RegistryModel,
     download,
     list_registry,
     resolve_model,
     slug,
+    source_models,
 )
 from tests.pipeline.shown import empty_database
 

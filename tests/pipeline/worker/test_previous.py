@@ -9,20 +9,16 @@ from typing import Any
 
 import pytest
 
-from freezer.artifact.folder import Artifact
-from freezer.freezing.models.sources import parse_source
-from freezer.limits import Limits
-from freezer.spec.inputs import InputSpec
-from freezer.spec.items import TensorSpec
-from freezer.store.store import Store
-from pipeline.catalog.entry import Entry
-from pipeline.records.outcome import Failure
-from pipeline.worker.build_task import build
+from freezer.artifact import Artifact
+from freezer.freezing.sources import parse_source
+from freezer.spec import InputSpec, Limits, TensorSpec
+from freezer.store import Store
+from pipeline.catalog import Entry
+from pipeline.records import Failure
+from pipeline.worker import BuildRequest, JudgeRequest, JudgeResult, build, judge
 from pipeline.worker.child import End
-from pipeline.worker.judge_task import judge
 from pipeline.worker.previous import OPENED
-from pipeline.worker.requests import BuildRequest, JudgeRequest, JudgeResult
-from pipeline.workspace.workspace import workplace
+from pipeline.workspace import workplace
 from tests.pipeline.campaigns import judged_folder
 from tests.steps import HERE, QUICK, flip_a_byte
 

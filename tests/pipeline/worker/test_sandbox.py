@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from freezer.errors import BuildError
-from pipeline.records.outcome import Failure
+from pipeline.records import Failure
 from pipeline.worker import sandbox
 from pipeline.worker.child import End
 from pipeline.worker.sandbox import _Forkserver, run_isolated

@@ -15,25 +15,28 @@ from typing import Any
 
 import pytest
 
-from freezer.artifact.folder import Artifact
-from freezer.artifact.freezing_report import FreezingReport
+from freezer.artifact import Artifact, FreezingReport
 from freezer.codec import decode
-from freezer.freezing.models.sources import parse_source
+from freezer.freezing.sources import parse_source
 from freezer.freezing.target.target import toolchain
-from freezer.limits import Limits
-from freezer.spec.inputs import InputSpec
-from freezer.spec.items import TensorSpec
-from freezer.store.store import WORK
-from pipeline.catalog.entry import Entry
-from pipeline.records.outcome import SKIPPED, Failure, flat_json
-from pipeline.worker.build_task import build
+from freezer.spec import InputSpec, Limits, TensorSpec
+from freezer.store import WORK
+from pipeline.catalog import Entry
+from pipeline.records import SKIPPED, Failure, flat_json
+from pipeline.worker import (
+    BuildRequest,
+    BuildResult,
+    JudgeRequest,
+    JudgeResult,
+    build,
+    judge,
+    probe,
+)
 from pipeline.worker.child import End
-from pipeline.worker.judge_task import FURTHER, judge
-from pipeline.worker.probe_task import probe
-from pipeline.worker.requests import BuildRequest, BuildResult, JudgeRequest, JudgeResult
+from pipeline.worker.judge_task import FURTHER
 from pipeline.worker.sandbox import run_isolated
 from pipeline.worker.task_child import in_child
-from pipeline.workspace.workspace import damage_of, log_path, workplace
+from pipeline.workspace import damage_of, log_path, workplace
 from tests.pipeline.campaigns import judged_folder
 from tests.steps import HERE, QUICK, python
 
@@ -95,8 +98,8 @@ def test_judge_reports_what_freezing_did(tmp_path: Path) -> None:
         policy=QUICK,
         campaign="c",
         failures=why,
-        **common,
-    )  # type: ignore[arg-type]
+        **common,  # type: ignore[arg-type]
+    )
     result = judge(request)
     assert result.verdict == "published", result.failure
     (candidate,) = result.candidates

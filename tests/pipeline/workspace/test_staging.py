@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.workspace.processes import boot_id
-from pipeline.workspace.staging import (
-    ABANDONED_S,
+from pipeline.workspace import (
+    boot_id,
     move_whole,
     remove_abandoned,
     staging_folder,
     temporary_folder,
     temporary_place,
 )
+from pipeline.workspace.staging import ABANDONED_S
 
 
 def a_dead_process() -> str:

@@ -9,21 +9,29 @@ from pathlib import Path
 import pytest
 
 from freezer.errors import InfrastructureError, IntegrityError, StoreUnreachableError, UsageError
-from freezer.files.buckets import open_bucket
-from freezer.freezing.models.sources import parse_source
-from freezer.store.bucket import RemoteFiles
-from freezer.store.store import WORK, Store
-from pipeline.catalog.entry import Entry
+from freezer.files import open_bucket
+from freezer.freezing.sources import parse_source
+from freezer.store import WORK, RemoteFiles, Store
+from pipeline.catalog import Entry
+from pipeline.ledger import (
+    History,
+    LeaseLostError,
+    Ledger,
+    campaign_lock,
+    lease_of,
+    ledger_folder,
+    read_holder,
+    read_rows,
+)
 from pipeline.ledger import lease as lease_module
 from pipeline.ledger.bucket_mirror import mirrored
-from pipeline.ledger.campaign_history import History
-from pipeline.ledger.lease import LeaseLostError, campaign_lock, lease_of, read_holder
-from pipeline.ledger.ledger import MERGE_AT, Ledger, ledger_folder
-from pipeline.ledger.segments import part_paths, read_rows
-from pipeline.planning.keys import FileDigests
-from pipeline.sources.materials import Materials
-from pipeline.sources.transfer import SHIPPED, arrived
-from pipeline.workspace.workspace import DIGESTS, Workplace, damage_of, note_digests
+from pipeline.ledger.ledger import MERGE_AT
+from pipeline.ledger.segments import part_paths
+from pipeline.planning import FileDigests
+from pipeline.sources import Materials, arrived
+from pipeline.sources.transfer import SHIPPED
+from pipeline.workspace import Workplace, damage_of, note_digests
+from pipeline.workspace.workspace import DIGESTS
 from tests.buckets import Wire, objects, overwrite
 from tests.pipeline.campaigns import entry
 

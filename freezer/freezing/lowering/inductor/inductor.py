@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from freezer.errors import BuildError, UsageError
-from freezer.freezing.capture.program import Captured
+from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics.messages import inductor_sentence
 from freezer.freezing.lowering.inductor.cuda_toolkit import cuda_toolkit
 from freezer.freezing.lowering.inductor.inductor_report import Observed, report_before
@@ -36,8 +36,8 @@ from freezer.freezing.lowering.inductor.torch_patches import (
 from freezer.freezing.lowering.isa_check import check_package, host_class
 from freezer.freezing.lowering.readable import CODE, GRAPH, shortened
 from freezer.freezing.lowering.result import Lowered, timed
-from freezer.freezing.models.weights import give_back
-from freezer.freezing.recipes.inductor_settings import BESIDE, REQUIRED
+from freezer.freezing.models import give_back
+from freezer.freezing.recipes import BESIDE, REQUIRED
 from freezer.freezing.target.target import Target, packed_layouts
 from freezer.freezing.target.toolchain import compiler
 from freezer.freezing.target.torch_config import straying

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freezer.artifact.freezing_report import Change, FreezingReport
-from freezer.freezing.capture.program import Captured
+from freezer.artifact import Change, FreezingReport
+from freezer.freezing.capture import Captured
 from freezer.freezing.lowering.operators import fx_operators
 from freezer.runtime.tensors import address_of, identity_of, tensors_bytes
 

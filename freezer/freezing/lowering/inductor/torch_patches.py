@@ -18,7 +18,7 @@ from unittest import mock
 
 import torch
 
-from freezer.hardware.device_classes import DeviceClass
+from freezer.hardware import DeviceClass
 
 _MKLDNN_PASSES = (
     "torch._inductor.fx_passes.mkldnn_fusion",

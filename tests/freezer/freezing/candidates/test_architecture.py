@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from freezer.freezing.candidates.architecture import architecture_digest
+from freezer.freezing.candidates import architecture_digest
 from freezer.freezing.target.target import target_here
 from tests.models import mlp
 from tests.steps import BATCH, HERE, subject_of

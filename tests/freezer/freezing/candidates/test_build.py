@@ -16,14 +16,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from freezer.artifact.manifest import PayloadKind
+from freezer.artifact import PayloadKind
 from freezer.errors import BuildError, CaptureError
-from freezer.files.digest import digest_file
-from freezer.freezing.candidates.build import build
-from freezer.freezing.candidates.candidate import CANDIDATE, Candidate
-from freezer.freezing.capture.capture import Attempt
-from freezer.freezing.models.weights import weights_digest
-from freezer.freezing.recipes.recipes import RECIPES, CaptureName, Recipe
+from freezer.files import digest_file
+from freezer.freezing.candidates import Candidate, build
+from freezer.freezing.candidates.candidate import CANDIDATE
+from freezer.freezing.capture import Attempt
+from freezer.freezing.models import weights_digest
+from freezer.freezing.recipes import RECIPES, CaptureName, Recipe
 from freezer.freezing.target.target import target_here
 from freezer.runtime.pytree import leaves_of
 from tests.lines import place_of

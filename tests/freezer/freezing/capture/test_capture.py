@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from freezer.artifact.manifest import Payload
-from freezer.freezing.models.subject import Subject
-from freezer.freezing.recipes.recipes import CaptureName
+from freezer.artifact import Payload
+from freezer.freezing.models import Subject
+from freezer.freezing.recipes import CaptureName
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.payload_choice import OpenPayload

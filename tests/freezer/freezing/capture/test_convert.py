@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from freezer.errors import CaptureError
-from freezer.freezing.capture.program import Captured
-from freezer.freezing.models.calls import call_source
-from freezer.freezing.models.subject import Subject, prepare
+from freezer.freezing.capture import Captured
+from freezer.freezing.models import Subject, call_source, prepare
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.pytree import leaves_of
-from freezer.spec.parse import declared_spec
+from freezer.spec import declared_spec
 from tests.lines import place_of
 from tests.models import Branching, Halving, TinyConv, mlp, seeded
 from tests.steps import candidate_of, captured_by, random_inputs

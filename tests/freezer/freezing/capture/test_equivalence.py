@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from freezer.errors import CaptureError
 from freezer.freezing.capture.equivalence import run_eager
-from freezer.freezing.models.subject import Subject
-from freezer.freezing.recipes.recipes import CaptureName
+from freezer.freezing.models import Subject
+from freezer.freezing.recipes import CaptureName
 from tests.lines import place_of
 from tests.models import (
     AttributeCounter,

@@ -13,15 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from freezer.errors import CaptureError, ContractError
-from freezer.freezing.candidates.build import build
-from freezer.freezing.candidates.candidate import Candidate
-from freezer.freezing.capture.capture import Attempt
-from freezer.freezing.capture.program import Captured
-from freezer.freezing.models.subject import Subject, prepare
-from freezer.freezing.recipes.recipes import RECIPES
+from freezer.freezing.candidates import Candidate, build
+from freezer.freezing.capture import Attempt, Captured
+from freezer.freezing.models import Subject, prepare
+from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target.target import target_here
-from freezer.spec.inputs import Dim
-from freezer.spec.parse import declared_spec
+from freezer.spec import Dim, declared_spec
 from tests.lines import place_of
 from tests.models import Branching, Calling, mlp, seeded
 from tests.steps import candidate_of, captured_by, random_inputs

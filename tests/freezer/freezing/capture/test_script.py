@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from freezer.errors import CaptureError
-from freezer.freezing.candidates.build import build
-from freezer.freezing.candidates.candidate import Candidate
-from freezer.freezing.models.subject import Subject, SubjectOptions, prepare
-from freezer.freezing.recipes.recipes import RECIPES, CaptureName
+from freezer.freezing.candidates import Candidate, build
+from freezer.freezing.models import Subject, SubjectOptions, prepare
+from freezer.freezing.recipes import RECIPES, CaptureName
 from freezer.freezing.target.target import target_here
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from freezer.spec.parse import declared_spec
+from freezer.spec import declared_spec
 from tests.models import Mlp, seeded
 from tests.steps import BATCH, HERE, captured_by, random_inputs, subject_of
 

@@ -12,12 +12,10 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, conv_transpose2d, pad
 
 from freezer.errors import CaptureError
-from freezer.freezing.capture import equivalence
-from freezer.freezing.capture.capture import Attempt
-from freezer.freezing.models.subject import Subject, prepare
+from freezer.freezing.capture import Attempt, equivalence
+from freezer.freezing.models import Subject, prepare
 from freezer.runtime.input_sets import InputSet
-from freezer.spec.inputs import Dim
-from freezer.spec.parse import declared_spec
+from freezer.spec import Dim, declared_spec
 from tests.freezer.freezing.capture.test_value_reads import Stateful
 from tests.lines import place_of
 from tests.models import Branching, Calling, Halving, seeded

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from freezer.errors import BuildError, LeakError
-from freezer.freezing.candidates.build import build
+from freezer.freezing.candidates import build
 from freezer.freezing.lowering.isa_check import (
     NEOVERSE_V1,
     NEOVERSE_V2,
@@ -31,10 +31,9 @@ from freezer.freezing.lowering.isa_check import (
     outside,
     x86_family,
 )
-from freezer.freezing.recipes.recipes import RECIPES
+from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target.target import Target
-from freezer.hardware.device_classes import DEVICE_CLASSES, device_class
-from freezer.hardware.machine import detect
+from freezer.hardware import DEVICE_CLASSES, detect, device_class
 from tests.conftest import Frozen
 from tests.models import mlp
 from tests.steps import HERE, random_inputs, subject_of

@@ -11,16 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from freezer.errors import BuildError
-from freezer.freezing.candidates.candidate import Candidate
+from freezer.freezing.candidates import Candidate
 from freezer.freezing.lowering import onnx_runtime
-from freezer.freezing.models.subject import Subject
-from freezer.freezing.recipes.recipes import RECIPES
+from freezer.freezing.models import Subject
+from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target.target import Target
-from freezer.hardware.device_classes import device_class
-from freezer.hardware.machine import detect
+from freezer.hardware import detect, device_class
 from freezer.runtime.onnxruntime_loader import open_onnxruntime
 from freezer.runtime.pytree import leaves_of
-from freezer.spec.inputs import Dim
+from freezer.spec import Dim
 from tests.freezer.models_engines import Kinds, convnet, encoder
 from tests.models import Counter, mlp, seeded
 from tests.steps import (

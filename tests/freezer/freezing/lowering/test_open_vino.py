@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from freezer.errors import BuildError, ContractError
-from freezer.freezing.candidates.candidate import Candidate
+from freezer.freezing.candidates import Candidate
 from freezer.freezing.freeze import freeze
 from freezer.freezing.lowering import open_vino
-from freezer.freezing.models.subject import Subject
-from freezer.freezing.recipes.recipes import RECIPES
+from freezer.freezing.models import Subject
+from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target.target import Target
-from freezer.hardware.device_classes import device_class
+from freezer.hardware import device_class
 from freezer.runtime.openvino_loader import open_openvino
-from freezer.spec.inputs import Dim
+from freezer.spec import Dim
 from tests.models import Counter, seeded
 from tests.steps import (
     BATCH,

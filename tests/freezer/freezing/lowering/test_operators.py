@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, library, nn
 
 from freezer.errors import BuildError
-from freezer.freezing.candidates.build import build
-from freezer.freezing.capture.capture import Attempt
-from freezer.freezing.lowering.operators import check_operators, operators_of
-from freezer.freezing.recipes.recipes import RECIPES
+from freezer.freezing.candidates import build
+from freezer.freezing.capture import Attempt
+from freezer.freezing.lowering import check_operators
+from freezer.freezing.lowering.operators import operators_of
+from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target.target import target_here
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.tensors import address_of

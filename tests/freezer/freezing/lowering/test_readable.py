@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from freezer.freezing.lowering.readable import captured_texts, shortened, torchscript_texts
+from freezer.freezing.lowering import captured_texts
+from freezer.freezing.lowering.readable import shortened, torchscript_texts
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from tests.freezer.models_reports import ConvNet, Stateful
 from tests.steps import BATCH, captured_by, random_inputs, subject_of

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor, nn
 
 import freezer
-from freezer.artifact.folder import Artifact
-from freezer.artifact.freezing_report import FreezingReport, KeptTensor, PreservedName
+from freezer.artifact import Artifact, FreezingReport, KeptTensor, PreservedName
 from freezer.errors import IncompatibleError
-from freezer.files.digest import digest_file
-from freezer.freezing.capture.program import Captured
+from freezer.files import digest_file
+from freezer.freezing.capture import Captured
 from freezer.freezing.lowering import torchscript
-from freezer.freezing.recipes.recipes import RECIPES
+from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target.target import target_here
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.payloads import open_torchscript

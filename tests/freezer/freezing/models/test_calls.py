@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from freezer.freezing.models.calls import copied, device_of_model, model_on
-from freezer.freezing.models.exported_program import module_of
+from freezer.freezing.models import device_of_model, module_of
+from freezer.freezing.models.calls import copied, model_on
 from freezer.runtime.devices import CPU, called_on
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from tests.models import Mlp, seeded

@@ -10,7 +10,7 @@ from torch import nn
 
 import freezer
 from freezer.errors import SourceError, SpecError
-from freezer.freezing.models.checks import check_mode
+from freezer.freezing.models import check_mode
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from tests.steps import random_inputs, subject_of
 

@@ -10,11 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from freezer.freezing.models.exported_program import module_of
-from freezer.freezing.models.subject import Subject, prepare
-from freezer.freezing.recipes.recipes import CaptureName
+from freezer.freezing.models import Subject, module_of, prepare
+from freezer.freezing.recipes import CaptureName
 from freezer.runtime.pytree import leaves_of
-from freezer.spec.parse import declared_spec
+from freezer.spec import declared_spec
 from tests.models import Counter, seeded
 from tests.steps import candidate_of, captured_by, random_inputs
 

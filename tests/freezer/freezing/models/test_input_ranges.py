@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from freezer.errors import JudgeError, SpecError
-from freezer.freezing.models.subject import SubjectOptions, prepare
-from freezer.spec.parse import declared_spec
+from freezer.freezing.models import SubjectOptions, prepare
+from freezer.spec import declared_spec
 
 
 class Tables(nn.Module):

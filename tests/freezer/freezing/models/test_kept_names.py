@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from freezer.errors import SpecError
 from freezer.freezing.freeze import FreezeOptions, freeze
-from freezer.freezing.models.samples import example_spec
-from freezer.freezing.models.subject import Subject, SubjectOptions, prepare
+from freezer.freezing.models import Subject, SubjectOptions, example_spec, prepare
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from tests.freezer.models_state import Constant, InPlace, OptionalState, Versioned
 from tests.models import seeded

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 import freezer
 from freezer.errors import JudgeError
-from freezer.freezing.candidates.build import build
+from freezer.freezing.candidates import build
 from freezer.freezing.freeze import keep_eager
-from freezer.freezing.models.subject import SubjectOptions, placed, prepare
-from freezer.freezing.packaging.assemble import assemble
-from freezer.freezing.recipes.recipes import RECIPES
+from freezer.freezing.judging import judge
+from freezer.freezing.models import SubjectOptions, placed, prepare
+from freezer.freezing.packaging import assemble
+from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target.target import Target, target_here
-from freezer.freezing.validation.judge import judge
 from tests.models import Counter, Mlp, Random, mlp, seeded
 from tests.steps import ANY_SPEED, BATCH, HERE, QUICK, random_inputs, subject_of
 
@@ -121,7 +121,7 @@ def test_placed_rejects_models_tied_to_the_cpu(
 
 
 def test_subject_starts_on_the_cpu() -> None:
-    from freezer.freezing.models.samples import example_spec
+    from freezer.freezing.models import example_spec
 
     spec, example = example_spec({"x": X}, {})
     subject = prepare("model", mlp(), spec, [example], SubjectOptions(device=APART))

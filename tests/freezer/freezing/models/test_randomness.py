@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from freezer.freezing.drift import Call, Gate, assess, run_reference
 from freezer.freezing.freeze import freeze
-from freezer.freezing.models.calls import NUM_MORE_CALLS, PROBLEM, baked_in
-from freezer.freezing.validation.drift import Call, Gate, assess
-from freezer.freezing.validation.reference import run_reference
+from freezer.freezing.models import baked_in
+from freezer.freezing.models.calls import NUM_MORE_CALLS, PROBLEM
 from freezer.serving.canary import canary_figures
 from freezer.serving.opening import open_artifact
 from freezer.serving.selection import LoadOptions

@@ -8,12 +8,10 @@ import pytest
 import torch
 
 from freezer.errors import SpecError
-from freezer.freezing.models.samples import example_spec, input_sets, match_samples
+from freezer.freezing.models import example_spec
+from freezer.freezing.models.samples import input_sets, match_samples
 from freezer.runtime.input_sets import generate
-from freezer.spec.inputs import InputSpec
-from freezer.spec.items import TensorSpec
-from freezer.spec.parse import declared_spec
-from freezer.spec.sizes import interior_points
+from freezer.spec import InputSpec, TensorSpec, declared_spec, interior_points
 
 SPEC = declared_spec(
     {"x": {"shape": ["batch", 4]}, "ids": {"shape": ["batch"], "dtype": "int64", "range": [3, 5]}},

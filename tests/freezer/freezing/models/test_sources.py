@@ -19,9 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from freezer.errors import IntegrityError, SourceError
-from freezer.freezing.models.loaders import load_source, own_spec
-from freezer.freezing.models.sources import module_file, parse_source
-from freezer.freezing.models.weights import weights_digest
+from freezer.freezing.models import load_source, own_spec, weights_digest
+from freezer.freezing.sources import module_file, parse_source
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.payloads import open_exported
 from tests.models import Counter, mlp, seeded

@@ -15,13 +15,11 @@ from torch import Tensor, nn
 
 import freezer
 from freezer.errors import FreezeError, JudgeError
-from freezer.freezing.candidates.candidate import Candidate
+from freezer.freezing.candidates import Candidate
+from freezer.freezing.drift import run_reference
 from freezer.freezing.freeze import FreezeOptions, freeze, load_subject
-from freezer.freezing.models.samples import example_spec
-from freezer.freezing.models.sources import parse_source
-from freezer.freezing.models.subject import Subject, SubjectOptions, prepare
-from freezer.freezing.models.weights import weights_digest
-from freezer.freezing.validation.reference import run_reference
+from freezer.freezing.models import Subject, SubjectOptions, example_spec, prepare, weights_digest
+from freezer.freezing.sources import parse_source
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from tests.freezer.models_state import (
     HiddenState,

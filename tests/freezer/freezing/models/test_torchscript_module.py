@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from freezer.errors import SourceError
-from freezer.freezing.models.loaders import load_source
-from freezer.freezing.models.sources import parse_source
+from freezer.freezing.models import load_source
 from freezer.freezing.models.torchscript_module import named_devices, with_forward
+from freezer.freezing.sources import parse_source
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from tests.lines import place_of
 

@@ -6,10 +6,10 @@ from typing import get_args
 
 import pytest
 
-from freezer.artifact.manifest import PayloadKind
+from freezer.artifact import PayloadKind
 from freezer.errors import UsageError
-from freezer.freezing.lowering.lowerings import LOWERINGS
-from freezer.freezing.recipes.recipes import RECIPES, CaptureName, left_out, own_toolchain, select
+from freezer.freezing.lowering import LOWERINGS
+from freezer.freezing.recipes import RECIPES, CaptureName, left_out, own_toolchain, select
 from freezer.runtime.payloads import LOADERS
 from freezer.serving.compatibility import NEWER_TORCH
 

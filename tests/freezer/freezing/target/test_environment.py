@@ -11,7 +11,7 @@ import pytest
 
 from freezer.errors import UsageError
 from freezer.freezing.target.environment import CLEARED, REFUSED_VARIABLES, check_environment
-from freezer.hardware.device_classes import device_class
+from freezer.hardware import device_class
 from freezer.runtime.devices import host_fingerprint
 from tests.steps import HERE, python
 

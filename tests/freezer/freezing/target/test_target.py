@@ -7,8 +7,7 @@ import torch
 
 from freezer.errors import UsageError
 from freezer.freezing.target.target import Target, class_here, packed_layouts, target_here
-from freezer.hardware.device_classes import best_level, device_class
-from freezer.hardware.machine import detect
+from freezer.hardware import best_level, detect, device_class
 from freezer.runtime.tensors import dtypes_of
 from freezer.runtime.threads import threads
 from tests.steps import HERE

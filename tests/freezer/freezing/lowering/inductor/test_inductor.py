@@ -19,11 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from freezer.artifact.freezing_report import FreezingReport
+from freezer.artifact import FreezingReport
 from freezer.errors import BuildError, IntegrityError
-from freezer.files.atomic import write_whole
-from freezer.freezing.candidates.build import build
-from freezer.freezing.candidates.candidate import Candidate
+from freezer.files import write_whole
+from freezer.freezing.candidates import Candidate, build
 from freezer.freezing.lowering.inductor import inductor
 from freezer.freezing.lowering.inductor.torch_patches import (
     clip_windows,
@@ -31,9 +30,8 @@ from freezer.freezing.lowering.inductor.torch_patches import (
     own_cache,
     weight_packing,
 )
-from freezer.freezing.models.subject import Subject
-from freezer.freezing.models.weights import weights_digest
-from freezer.freezing.recipes.recipes import RECIPES, Recipe
+from freezer.freezing.models import Subject, weights_digest
+from freezer.freezing.recipes import RECIPES, Recipe
 from freezer.freezing.target.target import target_here
 from freezer.runtime.inductor_loader import open_inductor
 from freezer.runtime.inductor_package import TABLE, read_package

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from freezer.freezing.candidates.build import build
-from freezer.freezing.recipes.recipes import RECIPES
+from freezer.freezing.candidates import build
+from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target.target import target_here
-from freezer.hardware.peak_memory import peak_memory
+from freezer.hardware import peak_memory
 from tests.freezer.models_inductor import Wide
 from tests.models import seeded
 from tests.steps import HERE, python, random_inputs, subject_of
@@ -24,7 +24,7 @@ import json, sys
 from pathlib import Path
 import torch
 from freezer.runtime.inductor_loader import open_inductor
-from freezer.hardware.peak_memory import peak_bytes, peak_memory
+from freezer.hardware.memory import peak_bytes, peak_memory
 
 x = torch.randn(1, {width}, generator=torch.Generator().manual_seed(0))
 with peak_memory() as opening:

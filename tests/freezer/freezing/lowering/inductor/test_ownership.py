@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from freezer.freezing.capture.program import Captured
+from freezer.freezing.capture import Captured
 from freezer.freezing.lowering.inductor import inductor
-from freezer.freezing.recipes.recipes import RECIPES, CaptureName
+from freezer.freezing.recipes import RECIPES, CaptureName
 from freezer.freezing.target.target import target_here
 from freezer.runtime.inductor_loader import open_inductor
 from freezer.runtime.tensors import address_of, addresses_of, program_tensors

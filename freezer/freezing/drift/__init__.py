@@ -1,0 +1,46 @@
+"""Drift: the reference outputs, and the distance of a candidate's outputs from them.
+
+Knows neither candidates nor clocks.
+"""
+
+from freezer.freezing.drift.distributions import (
+    distribution_problem,
+    sampled,
+)
+from freezer.freezing.drift.drift import (
+    STRIDES,
+    Call,
+    DriftReport,
+    DriftRow,
+    Gate,
+    assess,
+    report,
+)
+from freezer.freezing.drift.reference import (
+    Reference,
+    Runner,
+    run_calls,
+    run_reference,
+)
+from freezer.freezing.drift.ties import (
+    at_ties,
+    eager_reruns,
+)
+
+__all__ = [
+    "STRIDES",
+    "Call",
+    "DriftReport",
+    "DriftRow",
+    "Gate",
+    "Reference",
+    "Runner",
+    "assess",
+    "at_ties",
+    "distribution_problem",
+    "eager_reruns",
+    "report",
+    "run_calls",
+    "run_reference",
+    "sampled",
+]

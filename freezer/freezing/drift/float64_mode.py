@@ -1,0 +1,200 @@
+"""Run a model in float64 even where it asks for a narrower dtype itself; the float64 reference runs
+in this mode.
+
+`.double()` only converts weights, buffers and inputs. Many models cast inside: Llama's norms
+compute in `x.to(torch.float32)`, T5's attention uses `softmax(..., dtype=torch.float32)`. Their
+rounding errors would be attributed to eager.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from freezer.compare.numerics import comparable
+
+_DOUBLE = (torch.float64, torch.complex128)
+_FLOATING = (torch.float16, torch.bfloat16, torch.float32)
+_COMPLEX = {torch.float16: torch.complex32, torch.float32: torch.complex64}
+
+_FRESH = ("aten::lift_fresh", "aten::lift_fresh_copy")
+"""The last operator of torch.tensor: a view by its schema, but of a new tensor."""
+
+
+def own_dtype(model: nn.Module, inputs: Iterable[torch.dtype]) -> torch.dtype:
+    """The least precise floating dtype of a model's weights, buffers and inputs; without any,
+    torch's default.
+    """
+    given = {*(tensor.dtype for tensor in (*model.parameters(), *model.buffers())), *inputs}
+    real = [dtype.to_real() for dtype in given if dtype.is_floating_point or dtype.is_complex]
+    return max(real, key=lambda dtype: torch.finfo(dtype).eps, default=torch.get_default_dtype())
+
+
+class Widening(TorchDispatchMode):
+    """Replace the model's own precision, and any higher one, by float64 in tensors and requested
+    dtypes.
+
+    A request for less than the model's own precision is part of the model and stays: a float32
+    model that rounds to bfloat16 rounds in the reference too.
+
+    Attributes:
+        own: the model's own floating dtype.
+        widened: operators that requested a dtype and got float64, by dtype.
+        kept: operators that rounded to less than the model's own precision, by dtype.
+        narrow: operators that returned less than float64 nevertheless, or wrote into such a tensor,
+            by dtype.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, own: torch.dtype) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.own = own
+        enough = [dtype for dtype in _FLOATING if torch.finfo(dtype).eps <= torch.finfo(own).eps]
+        self._wide: Mapping[torch.dtype, torch.dtype] = {
+            **dict.fromkeys(enough, torch.float64),
+            **{_COMPLEX[dtype]: torch.complex128 for dtype in enough if dtype in _COMPLEX},
+        }
+        self.widened: defaultdict[torch.dtype, set[str]] = defaultdict(set)
+        self.kept: defaultdict[torch.dtype, set[str]] = defaultdict(set)
+        self.narrow: defaultdict[torch.dtype, set[str]] = defaultdict(set)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run an operator in float64."""
+        named = dict(kwargs or {})
+        if not isinstance(
+            func, torch._ops.OpOverload
+        ):  # a higher-order operator, such as torch.cond
+            return func(
+                *map(self._within, args),
+                **{name: self._within(value) for name, value in named.items()},
+            )
+        schema = func._schema
+        written = {
+            item.name
+            for item in schema.arguments
+            if item.alias_info is not None and item.alias_info.is_write
+        }
+        aliases = (
+            any(item.alias_info is not None for item in schema.returns)
+            and schema.name not in _FRESH
+        )
+        if aliases and not written:
+            with self:  # `x.to(dtype)` may be a view, and is not decomposed yet
+                parts = func.decompose(*args, **named)
+            return func(*args, **named) if parts is NotImplemented else parts
+        names = [item.name for item in schema.arguments]
+        given = {**dict(zip(names, args, strict=False)), **named}
+        for dtype in (
+            value
+            for value in given.values()
+            if isinstance(value, torch.dtype) and value in self._wide
+        ):
+            self.widened[dtype].add(_name(func))
+        given = {
+            name: value if name in written else pytree.tree_map(self.widen, value)
+            for name, value in given.items()
+        }
+        result = func(
+            *(given[name] for name in names[: len(args)]), **{name: given[name] for name in named}
+        )
+        self._record_narrow(func, given, result)
+        return result if aliases else pytree.tree_map(self.widen, result)
+
+    def widen(self, value: Any) -> Any:
+        """Widen a tensor or a dtype; return any other value unchanged."""
+        if isinstance(value, Tensor) and value.dtype in self._wide:
+            return value.to(self._wide[value.dtype])
+        return self._wide.get(value, value) if isinstance(value, torch.dtype) else value
+
+    def _within(self, value: Any) -> Any:
+        """Wrap a function to run in this mode; return any other value unchanged."""
+        if not callable(value) or isinstance(value, Tensor):
+            return value
+
+        def within(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return value(*args, **kwargs)
+
+        return within
+
+    def _record_narrow(self, func: Any, given: Mapping[str, Any], result: Any) -> None:
+        """Record an operator that takes float64 and returns less."""
+        if any(tensor.dtype in _DOUBLE for tensor in _tensors(list(given.values()))):
+            for tensor in _tensors(result):
+                if comparable(tensor) and tensor.dtype not in _DOUBLE:
+                    found = self.narrow if tensor.dtype in self._wide else self.kept
+                    found[tensor.dtype].add(_name(func))
+
+    def widen_attributes(self, model: nn.Module) -> None:
+        """Widen tensors that are plain attributes, which `.double()` skips."""
+        for module in model.modules():
+            if not isinstance(module, torch.jit.ScriptModule):
+                wide = {
+                    name: self.widen(value)
+                    for name, value in vars(module).items()
+                    if isinstance(value, Tensor)
+                }
+                vars(module).update(wide)
+
+    @property
+    def why_not(self) -> str | None:
+        """Why part of the model did not run in float64; None if all of it did."""
+        return (
+            f"float64 does not run throughout: forward casts to {_listed(self.narrow)}"
+            if self.narrow
+            else None
+        )
+
+    @property
+    def note(self) -> str | None:
+        """Which casts were widened, and which were kept; None without any."""
+        notes = []
+        if self.widened:
+            notes.append(f"float64 where forward asks for {_listed(self.widened)}")
+        if self.kept:
+            notes.append(
+                f"rounded to {_listed(self.kept)} as in forward, below the model's own {self.own}"
+            )
+        return "; ".join(notes) or None
+
+
+@contextlib.contextmanager
+def widening(mode: Widening) -> Iterator[None]:
+    """Run in the mode, without torch.compile, which torch.cond uses.
+
+    Otherwise torch.compile would remember that it could not compile the code in this mode, and fail
+    on it later outside the mode.
+    """
+    compiles = "torch._dynamo" in sys.modules  # the eager model ran before
+    with torch.compiler.set_stance("force_eager") if compiles else contextlib.nullcontext(), mode:
+        yield
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    return (value for value in pytree.tree_leaves(values) if isinstance(value, Tensor))
+
+
+def _name(func: Any) -> str:
+    name: str = func._schema.name
+    return name.removeprefix("aten::")
+
+
+def _listed(found: Mapping[torch.dtype, set[str]]) -> str:
+    return " and ".join(
+        f"{dtype} ({', '.join(sorted(names))})" for dtype, names in sorted(found.items(), key=str)
+    )

@@ -1,0 +1,263 @@
+"""Ties: places where rounding decides a discrete answer, such as the order of nearly equal scores,
+or a value between two decimals.
+
+There a right candidate may answer differently: ids, boxes in sorted order, `torch.round(x,
+decimals=2)`. A difference is allowed if eager gives the same answer at the same place, or the
+float64 reference does, or eager when each operand of each operator changes at random by up to eight
+units in its last place. This is discrete stochastic arithmetic (Vignes 2004, "Discrete stochastic
+arithmetic for validating results of numerical software"): what changes with the last place is
+decided by rounding. Any other difference stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from freezer.compare.numerics import HALVES, comparable, in_double, same_tensors
+from freezer.freezing.drift.drift import Call
+from freezer.freezing.drift.reference import Runner, run_calls, source_runner
+from freezer.freezing.models import Subject
+
+_NUM_RUNS = 32
+"""Runs with changed operands, at most.
+
+A place where they answer otherwise in 1 of 5 runs is missed once in 1,000 times.
+"""
+
+MAX_FRUITLESS_RUNS = 8
+"""Most consecutive runs that explain no further element; a candidate that drifts costs no more of
+them.
+"""
+
+MAX_SHARE = 0.25
+"""Share of an output's elements that may differ by ties; a candidate with more computes something
+else.
+"""
+
+ULPS = 8
+"""Largest change of an operand in units of the last place, as a sum of many loses several; in half
+precision, which is summed in float32, it is one."""
+
+_Places = Mapping[tuple[int, int], Tensor]
+"""Masks of elements by call and output."""
+
+Rerun = Callable[[int], Sequence[Sequence[Tensor]] | None]
+"""Outputs of eager in each call, with operands changed by a seed; None if it does not run."""
+
+
+def eager_reruns(subject: Subject, *, stateful: bool) -> Rerun:
+    """Reruns of a subject's eager model with changed operands."""
+
+    def fresh() -> Runner:
+        runner = source_runner(subject.fresh(), subject)
+
+        def call(tensors: Mapping[str, Tensor]) -> list[Tensor]:
+            with _Changing():  # type: ignore[no-untyped-call]
+                return runner.call(tensors)
+
+        return Runner(call=call, reset=runner.reset)
+
+    def rerun(seed: int) -> Sequence[Sequence[Tensor]] | None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            try:
+                return list(run_calls(fresh, subject, stateful=stateful))
+            except Exception:  # a changed index may be out of range
+                return None
+
+    return rerun
+
+
+def at_ties(
+    calls: Sequence[Call], outputs: Collection[int], rerun: Rerun
+) -> tuple[list[Call], _Places] | None:
+    """The calls with the candidate's answers in place of the reference's and eager's wherever a tie
+    explains the difference.
+
+    Where eager alone differs by a tie, the reference replaces its answer, so that such an error
+    does not count as its rounding.
+
+    Args:
+        calls: of a candidate.
+        outputs: indices of the outputs that did not pass.
+        rerun: see `eager_reruns`.
+
+    Returns:
+        The calls and the places of the ties; None if no difference, or one that no tie can explain,
+        is left.
+    """
+    places = [(position, index) for position in range(len(calls)) for index in outputs]
+    if any(len(call.candidate) != len(call.eager) for call in calls):
+        return None
+    if any(
+        calls[position].candidate[index].shape != calls[position].eager[index].shape
+        for position, index in places
+    ):
+        return None
+    masks = {
+        (position, index): _apart(calls[position], index, calls[position].candidate)
+        for position, index in places
+    }
+    num_apart = sum(int(mask.sum()) for mask in masks.values())
+    if not 0 < num_apart <= MAX_SHARE * sum(mask.numel() for mask in masks.values()):
+        return None
+    if not _explained(calls, masks, rerun):
+        return None
+    return [_settled(call, position, masks) for position, call in enumerate(calls)], masks
+
+
+def _explained(calls: Sequence[Call], masks: _Places, rerun: Rerun) -> bool:
+    """Whether the candidate's answer in each of the places is one that a right candidate
+    may give.
+    """
+    wanted = {
+        place: in_double(calls[place[0]].candidate[place[1]][mask]) for place, mask in masks.items()
+    }
+    bounds = {
+        (position, index): _rounding(calls[position], index)[mask]
+        for (position, index), mask in masks.items()
+    }
+    missing = {place: mask[mask] for place, mask in masks.items()}
+    num_missing, num_fruitless = sum(map(len, wanted.values())), 0
+    twins = {place: _twins(calls, *place) for place in masks}
+    for answers in _answers(calls, rerun):
+        for (position, index), mask in masks.items():
+            for answer in (answers[twin][index] for twin in twins[position, index]):
+                if not missing[position, index].any() or answer.shape != mask.shape:
+                    continue
+                near = (in_double(answer[mask]) - wanted[position, index]).abs() <= bounds[
+                    position, index
+                ]
+                if near.any():
+                    missing[position, index] &= ~(
+                        near & _jumps(calls[position], index, answer)[mask]
+                    )
+        before, num_missing = num_missing, sum(int(left.sum()) for left in missing.values())
+        num_fruitless = num_fruitless + 1 if num_missing == before else 0
+        if not num_missing or num_fruitless == MAX_FRUITLESS_RUNS:
+            break
+    return not num_missing
+
+
+def _twins(calls: Sequence[Call], position: int, index: int) -> list[int]:
+    """The calls with the same inputs in which eager answers alike, this one among them."""
+    call = calls[position]
+    same = [
+        other.set_index == call.set_index and same_tensors(other.eager[index], call.eager[index])
+        for other in calls
+    ]
+    return [place for place, alike in enumerate(same) if alike]
+
+
+def _answers(calls: Sequence[Call], rerun: Rerun) -> Iterator[Sequence[Sequence[Tensor]]]:
+    """Answers that a right candidate may give: eager's, the reference's, and those of the
+    reruns.
+    """
+    yield [call.eager for call in calls]
+    yield [call.reference for call in calls]
+    for seed in range(_NUM_RUNS):
+        if (answers := rerun(seed)) is not None:
+            yield answers
+
+
+def _typical(answer: Tensor, r: Tensor) -> float:
+    """Sixteen times the median error of an answer, which rounding hardly ever exceeds."""
+    error = (in_double(answer) - r).abs()[(r != 0) & answer.isfinite() & r.isfinite()]
+    return 16 * float(error.median()) if error.numel() else 0.0
+
+
+def _jumps(call: Call, index: int, answer: Tensor) -> Tensor:
+    """The elements in which an answer differs from the reference by a step; all of integers and
+    bools.
+    """
+    if not comparable(answer):
+        return torch.ones(answer.shape, dtype=torch.bool)
+    r = in_double(call.reference[index])
+    return (in_double(answer) - r).abs() > _typical(answer, r)
+
+
+def _rounding(call: Call, index: int) -> Tensor:
+    """For each element, the distance up to which two answers are one: by rounding of the value, and
+    of the typical element.
+    """
+    if not comparable(call.eager[index]):
+        return torch.zeros(call.eager[index].shape, dtype=torch.float64)
+    r, e, c = (
+        in_double(outputs[index]) for outputs in (call.reference, call.eager, call.candidate)
+    )
+    return 32 * torch.finfo(call.eager[index].dtype).eps * torch.maximum(
+        r.abs(), c.abs()
+    ) + _typical(e, r)
+
+
+def _apart(call: Call, index: int, outputs: Sequence[Tensor]) -> Tensor:
+    """The elements of an output that differ from the reference by more than rounding; of integers
+    and bools, from eager.
+    """
+    if not comparable(call.eager[index]):
+        return call.eager[index] != outputs[index]
+    return (in_double(outputs[index]) - in_double(call.reference[index])).abs() > _rounding(
+        call, index
+    )
+
+
+def _settled(call: Call, position: int, ties: _Places) -> Call:
+    reference, eager = list(call.reference), list(call.eager)
+    for place, index in ties:
+        if place != position:
+            continue
+        c, mask = call.candidate[index], ties[place, index]
+        if comparable(c):
+            flips = _apart(call, index, call.eager)
+            if int(flips.sum()) <= MAX_SHARE * flips.numel():
+                eager[index] = _with(eager[index], flips, reference[index])
+        reference[index], eager[index] = (
+            _with(one, mask, c) for one in (reference[index], eager[index])
+        )
+    return replace(call, reference=reference, eager=eager)
+
+
+def _with(tensor: Tensor, mask: Tensor, values: Tensor) -> Tensor:
+    """A copy with other values in some places, and the same strides."""
+    changed = tensor.clone(memory_format=torch.preserve_format)
+    changed[mask] = values[mask].to(tensor.dtype)
+    return changed
+
+
+class _Changing(TorchDispatchMode):
+    """Change each floating-point operand of each operator at random by a few units in its last
+    place, see ULPS.
+    """
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run an operator with changed operands, unless its result shares memory with one
+        of them.
+        """
+        named = dict(kwargs or {})
+        schema = getattr(func, "_schema", None)  # a higher-order operator has none
+        if schema is None or any(
+            item.alias_info is not None for item in (*schema.arguments, *schema.returns)
+        ):
+            return func(*args, **named)
+        return func(*pytree.tree_map(_changed, tuple(args)), **pytree.tree_map(_changed, named))
+
+
+def _changed(value: Any) -> Any:
+    if not isinstance(value, Tensor) or not comparable(value) or value.layout is not torch.strided:
+        return value
+    most = 1 if value.dtype in HALVES else ULPS
+    ulps = torch.randint(-most, most + 1, value.shape, device=value.device)
+    return value * (1 + torch.finfo(value.dtype).eps * ulps.to(value.dtype))

@@ -1,0 +1,151 @@
+"""Run the eager model on the input sets of a freeze, with every check that needs no graph; for
+`coldpress freeze --debug`.
+
+Nothing is captured or written. The command disables TorchScript (PYTORCH_JIT=0), so that debuggers
+work in scripted functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from freezer.compare.gate import DIGITS
+from freezer.compare.numerics import comparable, rms_errors, same_tensors
+from freezer.freezing.drift import Reference, run_reference
+from freezer.freezing.models import Subject
+from freezer.spec import OutputSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EagerFigure:
+    """One output of one input set, by the eager model.
+
+    Attributes:
+        point: sizes of the named dims.
+        low, high: range of the finite elements; None without any, and for complex and bool outputs.
+        num_not_finite: elements that are NaN or Inf.
+        relative_error: rmse / rms(r) against the float64 reference without fill values; None if
+            nothing can be compared.
+    """
+
+    set_index: int
+    point: Mapping[str, int]
+    output: str
+    shape: tuple[int, ...]
+    dtype: str
+    low: float | None
+    high: float | None
+    num_not_finite: int
+    relative_error: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Debugged:
+    """Result of `debug`.
+
+    Attributes:
+        figures: one for each output of each input set.
+        facts: properties that matter to a freeze, one sentence each.
+        warnings: likely mistakes.
+    """
+
+    figures: tuple[EagerFigure, ...]
+    facts: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def debug(subject: Subject) -> Debugged:
+    """Run the eager model over all input sets and a sequence of calls, as the judge does.
+
+    Raises:
+        JudgeError: it does not run, or its outputs cannot be judged.
+    """
+    reference = run_reference(subject)
+    singles = reference.singles
+    figures = tuple(
+        _figure(subject, call.set_index, output, e, r if reference.float64 else None, limits)
+        for call in singles
+        for output, e, r, limits in zip(
+            subject.outputs, call.eager, call.reference, reference.scales, strict=True
+        )
+    )
+    constant = [
+        output.name
+        for output, outputs in zip(
+            subject.outputs, zip(*(call.eager for call in singles), strict=True), strict=True
+        )
+        if outputs[0].numel() and all(same_tensors(outputs[0], other) for other in outputs[1:])
+    ]
+    varied = subject.spec.tensors and len(singles) > 1
+    warnings = [
+        f"output {name!r} is the same for all input sets, so drift in it would not show; check the"
+        " weights"
+        for name in constant
+        if varied
+    ]
+    if reference.float64 and reference.deterministic:
+        worst = {
+            figure.output: figure.relative_error
+            for figure in figures
+            if (figure.relative_error or 0.0) > DIGITS
+        }
+        warnings += [
+            f"output {name!r}: eager has no correct digits, its relative error is {error:.2g}"
+            for name, error in worst.items()
+        ]
+    return Debugged(
+        figures=figures, facts=tuple(_facts(subject, reference)), warnings=tuple(warnings)
+    )
+
+
+def _figure(
+    subject: Subject,
+    set_index: int,
+    output: OutputSpec,
+    e: Tensor,
+    r: Tensor | None,
+    limits: Sequence[float],
+) -> EagerFigure:
+    finite = torch.isfinite(e)
+    ordered = e[finite] if e.dtype != torch.bool and not e.is_complex() else e.new_empty(0)
+    rmse = size = 0.0
+    if r is not None and comparable(e):
+        rmse, size, _ = rms_errors(r, e, limits)
+    return EagerFigure(
+        set_index=set_index,
+        point=dict(subject.sets[set_index].point),
+        output=output.name,
+        shape=tuple(e.shape),
+        dtype=output.dtype,
+        low=float(ordered.min()) if ordered.numel() else None,
+        high=float(ordered.max()) if ordered.numel() else None,
+        num_not_finite=int((~finite).sum()),
+        relative_error=rmse / size if size > 0 else None,
+    )
+
+
+def _facts(subject: Subject, reference: Reference) -> list[str]:
+    if reference.float64:
+        measured = "runs in float64, which drift is measured against" + (
+            f": {reference.note}" if reference.note else ""
+        )
+    else:
+        measured = f"drift is measured against eager: {reference.note}"
+    return [
+        (
+            "a call changes what later calls answer"
+            if reference.stateful
+            else "a call changes nothing that later calls see"
+        ),
+        (
+            "the same inputs give the same outputs"
+            if reference.deterministic
+            else "the same inputs give different outputs"
+        ),
+        measured,
+        *([f"{subject.reset}() brings the initial state back"] if subject.reset else []),
+    ]

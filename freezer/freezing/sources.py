@@ -1,0 +1,201 @@
+"""Sources: where a model comes from, and the Python modules that sources name. Imports no torch.
+
+python:examples.models:ranker     a function that returns an nn.Module; called with the entry's args
+torchscript:models/vad.jit            a TorchScript file; `method` names another method than forward
+export:models/vit.pt2                   an ExportedProgram; `method` names one of several
+pickle:models/old.pth  a whole module written by torch.save; it may run any code, so only with `trust`
+transformers:./bert-folder              a local folder, or the name of a model on a hub
+transformers:BertConfig         a config class (or a model class), with `weights: random` and a seed
+
+A file may be a URL (https://, s3://, gs://), which is downloaded first (files/download.py).
+`mlflow:` is for catalogs: the pipeline resolves a model of a registry to one of these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any, Literal
+
+from freezer.errors import SourceError
+from freezer.files import fetch, is_url
+
+SourceKind = Literal["python", "torchscript", "export", "pickle", "transformers", "mlflow"]
+KINDS: tuple[SourceKind, ...] = ("python", "torchscript", "export", "pickle", "transformers")
+FILE_KINDS: tuple[SourceKind, ...] = ("torchscript", "export", "pickle")
+
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+
+# How a remedy names a setting, for readers of a catalog and users of the command.
+RELATIVE_TO = "the catalog's folder (with `coldpress freeze`, the working directory)"
+TRUST = "`trust: true` (with `coldpress freeze`, `--trust`)"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """Where a model comes from, with all settings that affect it.
+
+    Attributes:
+        kind: one of KINDS; or `mlflow`, which the pipeline resolves to one of them.
+        location: what follows the kind: `module:function`, an absolute path or a URL, a hub name, a
+            class name.
+        args: keyword arguments of a factory, or of a transformers config.
+        weights: `random` makes a transformers model from a config class; None loads weights.
+        seed: seed of random weights, and of torch while a factory runs.
+        method: method of a TorchScript module or a .pt2 archive, if not `forward`.
+        trust: allow the source to run code: pickles, and a hub's own code.
+        sha256: expected SHA-256 of the file, in hexadecimal; None skips the check.
+        search_path: folders to search for Python modules before sys.path.
+        origin: the source as requested, if it was resolved to this one.
+    """
+
+    kind: SourceKind
+    location: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+    weights: Literal["random"] | None = None
+    seed: int = 0
+    method: str | None = None
+    trust: bool = False
+    sha256: str | None = None
+    search_path: tuple[str, ...] = ()
+    origin: str | None = None
+
+    def __str__(self) -> str:
+        return self.origin or f"{self.kind}:{self.location}"
+
+
+def parse_source(text: str, *, folder: Path, **settings: Any) -> Source:
+    """Parse the text of a source. Fetches nothing.
+
+    Args:
+        text: as in the module's docstring.
+        folder: folder of the catalog, or the working directory; file paths are relative to it.
+        settings: the other attributes of Source.
+
+    Raises:
+        SourceError: the kind is unknown, the location is missing, a file does not exist, a setting
+            is not for this kind, or a pickle is not trusted.
+    """
+    kind, colon, location = text.partition(":")
+    known = next((known for known in KINDS if known == kind), None)
+    if not colon or known is None or not location:
+        hint = (
+            f"; a file needs its kind before it, as in torchscript:{text}"
+            if not colon or is_url(text)
+            else ""
+        )
+        raise SourceError(f"got {text!r}, expected {', '.join(f'{k}:…' for k in KINDS)}{hint}")
+    if kind == "python" and (location.count(":") != 1 or not all(location.split(":"))):
+        raise SourceError(f"got {text!r}, expected python:MODULE:FUNCTION")
+    source = Source(kind=known, location=location, **settings)
+    _check_settings(source)
+    if known in FILE_KINDS and not is_url(location):
+        location = str((folder / location).resolve())
+        if not Path(location).is_file():
+            raise SourceError(f"{location} does not exist; paths are relative to {RELATIVE_TO}")
+    elif kind == "transformers":
+        path = (folder / location).resolve()
+        if path.is_dir():
+            location = str(path)
+        elif not _HUB_NAME.fullmatch(location) or (
+            (folder / location).parent != folder and path.parent.is_dir()
+        ):
+            raise SourceError(
+                f"{path} is not a folder; paths are relative to {RELATIVE_TO}, hub names are NAME"
+                " or ORG/NAME"
+            )
+    return replace(source, location=location)
+
+
+def _check_settings(source: Source) -> None:
+    given = {
+        "args": (bool(source.args), ("python", "transformers")),
+        "weights": (source.weights is not None, ("transformers",)),
+        "method": (source.method is not None, ("torchscript", "export")),
+        "sha256": (source.sha256 is not None, FILE_KINDS),
+    }
+    for name, (is_given, kinds) in given.items():
+        if is_given and source.kind not in kinds:
+            raise SourceError(
+                f"{name!r} is for {' and '.join(kinds)} sources, and this is {source.kind};"
+                " remove it"
+            )
+    if source.kind == "pickle" and not source.trust:
+        raise SourceError(
+            f"{source.location} is a pickle, which runs code when it is loaded; add {TRUST} if you"
+            " know its origin, or save it with torch.export.save",
+            code="CP-TRUST",
+        )
+
+
+def fetched(source: Source, folder: Path) -> Source:
+    """The source with its file downloaded to a folder, if it is a URL.
+
+    Raises:
+        SourceError, IntegrityError: the download fails, or the file is not the pinned one.
+    """
+    if source.kind not in FILE_KINDS or not is_url(source.location):
+        return source
+    return replace(
+        source,
+        location=str(fetch(source.location, folder, sha256=source.sha256)),
+        origin=str(source),
+    )
+
+
+def find_function(location: str, search_path: Sequence[str]) -> Callable[..., Any]:
+    """Import the function that `MODULE:FUNCTION` names.
+
+    Raises:
+        SourceError: the module cannot be imported, or has no such function.
+    """
+    module_name, _, function_name = location.partition(":")
+    with on_path(search_path):
+        try:
+            module = importlib.import_module(module_name)
+        except Exception as error:
+            raise SourceError(
+                f"module {module_name!r} cannot be imported: {type(error).__name__}: {error}"
+            ) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        known = ", ".join(
+            name
+            for name, value in vars(module).items()
+            if callable(value) and not name.startswith("_")
+        )
+        raise SourceError(
+            f"module {module_name!r} has no function {function_name!r}; it has: {known or 'none'}"
+        )
+    return function  # type: ignore[no-any-return]
+
+
+def module_file(module_name: str, search_path: Sequence[str]) -> Path | None:
+    """The file of a module, found without importing anything; None if there is none."""
+    folders: Sequence[str] | None = [*search_path, *sys.path]
+    spec = None
+    for part in module_name.split("."):  # find_spec of the dotted name would import its packages
+        spec = PathFinder.find_spec(part, folders) if folders is not None else None
+        if spec is None:
+            return None
+        folders = spec.submodule_search_locations
+    return Path(spec.origin) if spec is not None and spec.origin else None
+
+
+@contextlib.contextmanager
+def on_path(folders: Sequence[str]) -> Iterator[None]:
+    """Search these folders for modules first."""
+    added = [folder for folder in folders if folder not in sys.path]
+    sys.path[:0] = added
+    try:
+        yield
+    finally:
+        for folder in added:
+            with contextlib.suppress(ValueError):
+                sys.path.remove(folder)

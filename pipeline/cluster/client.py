@@ -1,0 +1,192 @@
+"""Connect the driver to a Ray cluster, or start a local one."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import AuthenticationError
+
+from freezer.errors import ColdpressError, InfrastructureError, UsageError, first_line
+from freezer.hardware import available_cpus, detect
+from pipeline.cluster.head_monitor import CONNECT_S, LOOK_S, Head, host_and_port
+from pipeline.cluster.ray_cluster import Cluster
+from pipeline.cluster.tls import check_tls
+from pipeline.cluster.tokens import check_token, token_rejected
+from pipeline.cluster.working_dir import in_job
+from pipeline.records import LABEL
+
+_OBJECT_STORE_BYTES = 100_000_000
+"""Size of the object store; tasks exchange paths and figures, never weights."""
+
+LEAVE_S = 10.0
+"""Time limit of disconnecting from a cluster whose head is silent."""
+
+RAYLET_S = 15.0
+"""Time for a raylet of this machine to appear; Ray itself waits for a minute."""
+
+LOOKED_FOR = re.compile(
+    "No node info found|Can't find a `node_ip_address.json` file|This node has an IP address of"
+)
+"""Messages of several Ray releases when this machine has no raylet of the cluster."""
+
+
+@contextlib.contextmanager
+def connect(address: str | None) -> Iterator[Cluster]:
+    """Connect to the cluster at `address`, or start a local Ray that ends with the block.
+
+    Args:
+        address: `HOST:PORT`, `auto`, or None for a local Ray; inside a Ray job, None means the
+            job's cluster.
+
+    Raises:
+        UsageError: the address is that of a dashboard.
+        InfrastructureError: the cluster cannot be reached, rejects the token, or this machine has
+            not joined it.
+    """
+    check_address(address)
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default of 15 distorts timings
+    joined = joined_address(address)
+    try:
+        if joined:
+            place = host_and_port(joined)
+            if place is not None:  # Ray itself retries for minutes
+                check_tls(*place, limit_s=CONNECT_S)
+            _check_raylet(joined)
+            if place is not None and "://" not in joined:
+                check_token(joined)
+            ray.init(
+                address=joined,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                runtime_env=_own_code(),
+            )
+        else:
+            _init_local()
+    except AuthenticationError as error:
+        raise token_rejected(joined or "this machine", error) from error
+    except ColdpressError:
+        raise
+    except Exception as error:  # Ray raises a plain one if a node does not start in time
+        if not joined:
+            raise InfrastructureError(
+                f"no local Ray starts: {first_line(error)}; if this machine is busy, try again"
+                " later",
+                code="CP-RAY",
+            ) from error
+        if LOOKED_FOR.search(f"{error} {error.__cause__}"):
+            raise _no_raylet(joined) from error
+        raise InfrastructureError(
+            f"Ray at {joined} cannot be reached: {first_line(error)}; start it with `ray start"
+            " --head`, or correct --address",
+            code="CP-RAY",
+        ) from error
+    head = Head(joined if joined and "://" in joined else ray.get_runtime_context().gcs_address)
+    with head.watched():
+        try:
+            yield Cluster(joined=bool(joined), head=head)
+        finally:
+            if not head.is_silent:
+                ray.shutdown()
+            else:  # Ray would wait for the head, now and again at exit
+                atexit.unregister(ray.shutdown)
+                thread = threading.Thread(target=ray.shutdown, daemon=True)
+                thread.start()
+                thread.join(LEAVE_S)
+
+
+def joined_address(address: str | None) -> str | None:
+    """The address of the cluster to join, from `address` or RAY_ADDRESS; None for a local Ray."""
+    return address or os.environ.get("RAY_ADDRESS") or None
+
+
+def check_address(address: str | None) -> None:
+    """Reject the address of a dashboard, in `address` or RAY_ADDRESS: Ray's job commands take it,
+    but a driver cannot.
+
+    Raises:
+        UsageError: the address is that of a dashboard.
+    """
+    found = address or os.environ.get("RAY_ADDRESS", "")
+    if not re.match(r"https?://", found):
+        return
+    what, other = ("--address", "leave it out") if address else ("RAY_ADDRESS", "unset it")
+    raise UsageError(
+        f"{what} {found!r} is that of a dashboard, which accepts jobs: `python -m jobs.submit"
+        f" CATALOG --address {found}`. To run the campaign from here, {other} for a local Ray, or"
+        " set --address HOST:6379 to the head of a cluster"
+    )
+
+
+def _own_code() -> dict[str, Any] | None:
+    """Return a runtime environment with this Coldpress; a submitted job's working directory
+    contains it already.
+    """
+    if in_job():
+        return None
+    import freezer
+    import pipeline
+
+    return {
+        "py_modules": [str(Path(str(package.__file__)).parent) for package in (freezer, pipeline)]
+    }
+
+
+def _check_raylet(address: str) -> None:
+    """Check that a raylet runs on this machine: a driver reaches its cluster through one.
+
+    Raises:
+        InfrastructureError: no raylet appears within RAYLET_S.
+    """
+    if "://" in address or host_and_port(address) is None:
+        return
+    with contextlib.suppress(
+        ImportError, AttributeError
+    ):  # Ray before 2.60, whose own error arrives after a minute
+        from ray._private.services import find_node_ids
+
+        deadline = time.monotonic() + RAYLET_S
+        while not find_node_ids():
+            if time.monotonic() >= deadline:
+                raise _no_raylet(address)
+            time.sleep(LOOK_S / 2)
+
+
+def _no_raylet(address: str) -> InfrastructureError:
+    place = host_and_port(address)
+    host, head = (
+        (f"[{place[0]}]" if ":" in place[0] else place[0], address)
+        if place
+        else ("HEAD", "HEAD:6379")
+    )
+    return InfrastructureError(
+        f"no node of the Ray cluster at {address} runs on this machine, and a driver needs one;"
+        f" join the cluster with `ray start --address={head} --num-cpus=0`, or submit the campaign"
+        f" with `python -m jobs.submit CATALOG --address http://{host}:8265`",
+        code="CP-RAY",
+    )
+
+
+def _init_local() -> None:
+    num_cpus = available_cpus()
+    # Keep an idle worker for each core and class environment: starting one again imports torch.
+    os.environ.setdefault("RAY_num_workers_soft_limit", str(2 * num_cpus))
+    ray.init(
+        address="local",  # otherwise Ray would join the last cluster of this machine
+        num_cpus=num_cpus,
+        labels={f"{LABEL}{name}": "true" for name in detect().classes},
+        include_dashboard=False,
+        object_store_memory=_OBJECT_STORE_BYTES,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        _node_ip_address="127.0.0.1",
+    )

@@ -1,0 +1,152 @@
+"""Random outputs: candidates with other means, variances or frequencies are rejected, right ones
+are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import freezer
+from freezer.freezing.drift import distribution_problem, sampled
+from freezer.freezing.drift.distributions import MAX_ELEMENTS, NUM_RUNS
+from freezer.freezing.judging import Judgement
+from tests.steps import QUICK_OPTIONS, candidate_of, judgement_of, random_inputs, subject_of
+
+X = random_inputs(4, 16)
+
+
+class Noisy(nn.Module):
+    """Adds noise of twice the signal's size."""
+
+    def __init__(self, scale: float = 2.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.scale = nn.Linear(16, 64), scale
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.layer(x)
+        return h + self.scale * torch.randn_like(h)
+
+
+class Dropping(Noisy):
+    """Drops half of the values, as Monte Carlo dropout does."""
+
+    def forward(self, x: Tensor) -> Any:
+        return nn.functional.dropout(self.layer(x), 0.5, training=True)
+
+
+class Sampling(Noisy):
+    """Samples four tokens of 64, and whether to stop."""
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.layer(x)
+        return torch.multinomial((3 * h).softmax(-1), 4), torch.rand_like(h) < h.sigmoid()
+
+
+def judged(model: nn.Module, served: nn.Module, folder: Path) -> Judgement:
+    """Judge a candidate that was built from another model of the same weights."""
+    subject = subject_of(model, {"x": X})
+    folder.mkdir(exist_ok=True)
+    right = candidate_of(subject, "torchscript-frozen", folder / "right")
+    other = candidate_of(subject_of(served, {"x": X}), "torchscript-frozen", folder / "served")
+    return judgement_of(subject, [replace(other, weights=right.weights)])
+
+
+@pytest.mark.parametrize("model", [Noisy, Dropping, Sampling])
+def test_zeroed_weights_within_noise_are_rejected(
+    model: Callable[[], Noisy], tmp_path: Path
+) -> None:
+    assert judged(model(), model(), tmp_path / "right").verdict == "published"
+    zeroed = model()
+    for parameter in zeroed.parameters():
+        parameter.data.zero_()
+    assert judged(model(), zeroed, tmp_path / "zeroed").verdict == "rejected"
+
+
+def test_other_variance_is_rejected(tmp_path: Path) -> None:
+    found = judged(Noisy(2.0), Noisy(1.5), tmp_path)
+    assert (
+        "the variances of output 'output' differ from eager's over 16 runs of each (by chance in"
+        " 1e-05 of" in found.reason
+    )
+
+
+def runs(draw: Callable[[], Tensor], num: int = NUM_RUNS) -> list[Any]:
+    return [sampled([[draw()], [draw()]]) for _ in range(num)]
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: torch.randn(500),
+        lambda: torch.randn(1).expand(500),
+        lambda: torch.randn(500).div(torch.randn(500)),
+        lambda: 1e9 * (torch.rand(500) < 0.02) + torch.randn(500),
+        lambda: torch.randint(5, (500,)),
+        lambda: torch.rand(500) < 0.01,
+    ],
+    ids=["normal", "one for all", "Cauchy", "mixed scales", "integers", "rare bools"],
+)
+def test_equal_distributions_pass(draw: Callable[[], Tensor]) -> None:
+    """Of a test at 1e-5 not one of 6 x 2 comparisons is rejected."""
+    torch.manual_seed(0)
+    for _ in range(2):
+        assert distribution_problem(["y"], runs(draw), runs(draw)) is None
+
+
+def test_rounding_of_means_is_allowed() -> None:
+    torch.manual_seed(0)
+    mean = 10 * torch.randn(20_000)
+
+    def draw(off: float) -> Tensor:
+        return mean * (1 + off) + 1e-2 * torch.randn(20_000)
+
+    assert distribution_problem(["y"], runs(lambda: draw(0)), runs(lambda: draw(3e-6))) is None
+    assert "means" in str(
+        distribution_problem(["y"], runs(lambda: draw(0)), runs(lambda: draw(1e-3)))
+    )
+
+
+def test_one_wrong_output_of_many_is_found() -> None:
+    torch.manual_seed(0)
+
+    def several(wrong: float) -> list[Any]:
+        return [
+            sampled([[torch.randn(50) + wrong * (index == 7) for index in range(10)]])
+            for _ in range(NUM_RUNS)
+        ]
+
+    names = [f"y{index}" for index in range(10)]
+    assert distribution_problem(names, several(0), several(0)) is None
+    assert "means of output 'y7'" in str(distribution_problem(names, several(0), several(1)))
+
+
+def test_large_outputs_are_sampled_evenly() -> None:
+    ((kept,),) = sampled([[torch.arange(10 * MAX_ELEMENTS)]])
+    assert kept.tolist() == list(range(0, 10 * MAX_ELEMENTS, 10))
+    assert sampled([[torch.zeros(0)]])[0][0].numel() == 0
+
+
+def test_shapes_that_vary_are_reported() -> None:
+    ones = [sampled([[torch.ones(2 + index)]]) for index in range(NUM_RUNS)]
+    assert "shape of output 'y' varies" in str(distribution_problem(["y"], ones, ones))
+
+
+def test_artifact_that_draws_integers_loads(tmp_path: Path) -> None:
+    """The canary does not expect the integers that were drawn for the golden outputs."""
+    result = freezer.freeze(
+        Sampling().eval(),
+        [X],
+        out=tmp_path / "made",
+        options=replace(QUICK_OPTIONS, recipes=["torchscript-frozen"]),
+    )
+    assert result.artifact is not None, result.reason
+    ids, _ = freezer.load(str(tmp_path / "made"))(X)
+    assert ids.shape == (4, 4)

@@ -1,0 +1,172 @@
+"""Drift of the parts of an output: fill values, few or small values beside them, and slices."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from freezer.compare.numerics import Magnitudes, distances
+from freezer.freezing.drift import Call
+from tests.freezer.freezing.drift.drift_calls import call, drift
+
+
+def masked(
+    fill: float, dtype: torch.dtype = torch.float32, *, off: float = 0.0, size: int = 400
+) -> Call:
+    """Logits of some 10, a quarter of them masked; the candidate's others are off by a part of
+    themselves.
+    """
+    generator = torch.Generator().manual_seed(0)
+    r = torch.randn(4, size // 4, dtype=torch.float64, generator=generator) * 10
+    r[:, ::4] = fill
+    e = r.to(dtype)
+    c = torch.where(e.abs() == e.abs().max(), e, (r * (1 + off)).to(dtype))
+    return call(r, e, c)
+
+
+@pytest.mark.parametrize(
+    ("fill", "dtype", "off"),
+    [(-1e9, torch.float32, 1e-2), (1e12, torch.float32, 1e-2), (-65504.0, torch.float16, 0.5)],
+)
+def test_fill_values_hide_no_other_error(fill: float, dtype: torch.dtype, off: float) -> None:
+    assert drift(masked(fill, dtype)).passed
+    report = drift(masked(fill, dtype, off=off))
+    assert not report.passed
+    assert (report.rows[0].rms or math.inf) < 100, "figures of the part that failed"
+
+
+def test_fill_values_of_small_outputs_are_pooled_separately() -> None:
+    assert drift(*(replace(masked(-1e9, size=16), set_index=index) for index in range(4))).passed
+    assert not drift(
+        *(replace(masked(-1e9, off=1e-2, size=16), set_index=index) for index in range(4))
+    ).passed
+
+
+def scaled(fill: float, *, rows: int, live: int, off: float, add: float = 0.0) -> list[Call]:
+    """Four sets of `rows` scores, of which all but `live` are masked; the candidate's live ones are
+    off.
+    """
+    generator, calls = torch.Generator().manual_seed(0), []
+    for index in range(4):
+        r = torch.full((1, rows), fill, dtype=torch.float64)
+        r[:, torch.randperm(rows, generator=generator)[:live]] = (
+            torch.randn(live, dtype=torch.float64, generator=generator) * 10
+        )
+        e = r.float()
+        calls.append(call(r, e, torch.where(r == fill, e, e * (1 + off) + add), index=index))
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("fill", "rows", "live", "off", "add"),
+    [
+        (-1e9, 20_000, 50, -1.0, 0.0),
+        (-1e9, 5, 2, 0.0, 100.0),
+        (-65504.0, 400, 300, 1e-2, 0.0),
+        (-1e6, 400, 300, 1e-2, 0.0),
+    ],
+)
+def test_few_values_below_fill_values_are_judged(
+    fill: float, rows: int, live: int, off: float, add: float
+) -> None:
+    """Top-50 of 20,000 logits, pointer scores of five, and fill values that are not extreme."""
+    assert drift(*scaled(fill, rows=rows, live=live, off=1e-7)).passed
+    assert not drift(*scaled(fill, rows=rows, live=live, off=off, add=add)).passed
+
+
+def test_sets_are_pooled_by_magnitude() -> None:
+    """A set of fill values alone belongs to the fill values of the others, not to their logits."""
+    filled = torch.full((1, 5), -1e9, dtype=torch.float64)
+    alone = call(filled, filled.float(), filled.float(), index=4)
+    assert drift(*scaled(-1e9, rows=5, live=2, off=1e-7), alone).passed
+    assert not drift(*scaled(-1e9, rows=5, live=2, off=0.0, add=100.0), alone).passed
+
+
+def boxes(
+    axis: int, *, probabilities: float = 1.0, size: float = 1e-4, num_sets: int = 2
+) -> list[Call]:
+    """Four box coordinates in pixels beside two class probabilities, on `axis` of the output; all
+    between on one row.
+    """
+    generator, calls = torch.Generator().manual_seed(0), []
+    for index in range(num_sets):
+        pixels = torch.rand(1, 100, 4, dtype=torch.float64, generator=generator).exp2() * 300
+        between = torch.logspace(-6, 2, 100, dtype=torch.float64).reshape(1, 100, 1)
+        scores = torch.rand(1, 100, 2, dtype=torch.float64, generator=generator) * size + size / 10
+        r = torch.cat([pixels, between, scores], 2).movedim(2, axis).contiguous()
+        c = torch.cat([pixels, between, scores * probabilities], 2).movedim(2, axis).contiguous()
+        calls.append(call(r, r.float(), c.float(), index=index))
+    return calls
+
+
+def test_slices_are_judged_without_float64() -> None:
+    exact, zeroed = (boxes(2, probabilities=share, size=0.02)[0] for share in (1.0, 0.0))
+    assert drift(replace(exact, reference=exact.eager), float64=False).passed
+    report = drift(replace(zeroed, reference=zeroed.eager), float64=False)
+    assert "values at 5 of dim 2" in str(report.nearest_miss)
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_every_slice_is_judged_by_its_own_rms(axis: int) -> None:
+    assert drift(*boxes(axis)).passed
+    assert drift(*boxes(axis, probabilities=1 + 1e-6)).passed
+    report = drift(*boxes(axis, probabilities=0.0))
+    assert f"values at 5 of dim {axis}, of 6" in str(report.nearest_miss)
+
+
+def test_slices_without_correct_digits_are_not_judged() -> None:
+    """Channels that are zero but for rounding, or exactly zero in the reference."""
+    generator = torch.Generator().manual_seed(0)
+    r = torch.randn(4, 8, 16, dtype=torch.float64, generator=generator)
+    r[:, 3], r[:, 4] = r[:, 3] * 1e-9, 0.0
+    e, c = r.float(), r.float()
+    c[:, 3:5] += 1e-8
+    e[:, 3] -= 1e-9
+    assert drift(call(r, e, c)).passed
+
+
+def split(values: Tensor, eager: Tensor | None = None) -> list[int]:
+    """Elements of each part."""
+    magnitudes = Magnitudes()
+    magnitudes.add(values, eager)
+    return [
+        sums.num_elements
+        for sums in distances(values, values, limits=magnitudes.limits(torch.float32))
+    ]
+
+
+def test_small_probabilities_pass() -> None:
+    logits = (
+        torch.randn(50_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 8
+    )
+    probabilities = logits.softmax(0)
+    assert split(probabilities, eager=logits.float().softmax(0))[0] > 49_900
+    assert drift(
+        call(probabilities, logits.float().softmax(0), logits.float().log_softmax(0).exp())
+    ).passed
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1e-17, 1.0, 2.0, 3.0], [4]),
+        ([0.0, 0.0, 0.0, 1.0], [4]),
+        ([], [0]),
+        ([1.0, -1e9, 2.0, 0.0, math.inf], [3, 1]),
+        ([1.0, -1e5, 2.0, -1e9], [2, 1, 1]),
+    ],
+)
+def test_parts_ignore_rounded_zeros(values: list[float], expected: list[int]) -> None:
+    r = torch.tensor(values, dtype=torch.float64)
+    assert split(r) == expected
+    assert split(r, eager=torch.where(r.abs() < 1e-9, 0.0, r)) == expected
+
+
+def test_rounding_noise_is_no_part() -> None:
+    r = torch.tensor([1e-9, -2e-9, 3e-9, 1.0, 2.0], dtype=torch.float64)
+    assert split(r, eager=r + 1e-9) == [5]
+    assert split(r, eager=r * (1 + 1e-6)) == [3, 2]

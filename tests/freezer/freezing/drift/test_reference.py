@@ -1,0 +1,257 @@
+"""Reference: float64 where it runs, detection of state and randomness, sequences of calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from freezer.errors import JudgeError
+from freezer.freezing.drift import run_reference
+from tests.models import AttributeCounter, Calling, Counter, Random, mlp, seeded
+from tests.steps import BATCH, random_inputs, subject_of
+
+X = random_inputs(2, 4)
+
+
+def test_reference_is_the_model_in_float64() -> None:
+    subject = subject_of(mlp(), {"x": X}, {"x": {0: BATCH}})
+    found = run_reference(subject)
+    assert (found.float64, found.note, found.stateful, found.deterministic) == (
+        True,
+        None,
+        False,
+        True,
+    )
+    wide = mlp().double()
+    for call in found.calls:
+        x = subject.sets[call.set_index].tensors["x"]
+        assert torch.equal(call.reference[0], wide(x.double()).detach())
+        assert torch.equal(call.eager[0], mlp()(x).detach())
+        assert call.noise_rmse == [0.0]
+    assert [call.set_index for call in found.singles] == list(range(len(subject.sets)))
+
+
+@pytest.mark.parametrize("model", [Counter, AttributeCounter])
+def test_state_in_buffers_and_attributes_is_detected(model: type[nn.Module]) -> None:
+    found = run_reference(subject_of(seeded(model), {"x": X}))
+    assert found.stateful
+    assert found.deterministic
+    sequence = [call for call in found.calls if call.kind == "sequence"]
+    assert not torch.equal(sequence[0].eager[0], sequence[2].eager[0]), "one input, another answer"
+    first = seeded(model)(X)
+    assert torch.equal(found.singles[0].eager[0], first), (
+        "single calls start from the initial state"
+    )
+
+
+def test_noise_of_random_models_is_measured() -> None:
+    found = run_reference(subject_of(Random(), {"x": random_inputs(100, 100)}))
+    assert not found.deterministic
+    assert not found.stateful
+    assert (
+        found.note
+        == "'output' differ from run to run, so the distributions over 16 runs are compared too"
+    )
+    assert found.calls[0].noise_rmse[0] == pytest.approx(0.1 * 2**0.5, rel=0.05)
+
+
+def squares_in_float32(x: Tensor) -> Tensor:
+    """Like Llama's norms: computes in float32 in models of any dtype."""
+    wide = x.to(torch.float32)
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return wide.to(x.dtype)
+
+
+def asks_for_dtypes(x: Tensor) -> Tensor:
+    scores = torch.softmax(x, dim=-1, dtype=torch.float32) + x.sum(
+        -1, keepdim=True, dtype=torch.float32
+    )
+    places = torch.arange(4, dtype=torch.float32) @ torch.tensor([[0.5], [1.0], [2.0], [3.0]])
+    return (scores @ torch.ones(4, 2) + places).float() / torch.arange(1, 3)
+
+
+class Loose(nn.Module):
+    """Writes into a tensor that is a plain attribute, which `.double()` leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen, self.table = torch.zeros(4), torch.eye(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.add_(x[0])
+        return (x + self.seen) @ self.table
+
+
+@pytest.mark.parametrize(
+    ("model", "note"),
+    [
+        (
+            lambda: Calling(asks_for_dtypes),
+            "float64 where forward asks for torch.float32 (_to_copy, arange, sum)",
+        ),
+        (Loose, None),
+    ],
+)
+def test_casts_within_forward_are_widened(model: Any, note: str | None) -> None:
+    found = run_reference(subject_of(model(), {"x": X}))
+    assert (found.float64, found.note) == (True, note)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_widened_values_equal_float64(dtype: torch.dtype) -> None:
+    subject = subject_of(Calling(squares_in_float32), {"x": X.to(dtype)})
+    found = run_reference(subject)
+    assert found.float64
+    for call in found.singles:
+        x = subject.sets[call.set_index].tensors["x"].double()
+        torch.testing.assert_close(
+            call.reference[0],
+            x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6),
+            rtol=1e-14,
+            atol=0,
+        )
+
+
+def either(x: Tensor) -> Tensor:
+    out: Tensor = torch.cond(x.sum() > 0, squares_in_float32, lambda x: x.float() * 2, (x,))
+    return out
+
+
+def test_branches_of_torch_cond_are_widened() -> None:
+    subject = subject_of(Calling(either), {"x": X})
+    found = run_reference(subject)
+    assert (found.float64, found.note) == (
+        True,
+        "float64 where forward asks for torch.float32 (_to_copy)",
+    )
+    for call in found.singles:
+        x = subject.sets[call.set_index].tensors["x"].double()
+        exact = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) if x.sum() > 0 else x * 2
+        torch.testing.assert_close(call.reference[0], exact, rtol=1e-14, atol=0)
+    assert len({bool(item.tensors["x"].sum() > 0) for item in subject.sets}) == 2, "both are seen"
+    assert either(random_inputs(5, 4)).shape == (5, 4)
+
+
+def rounds(x: Tensor) -> Tensor:
+    return x.to(torch.bfloat16).to(x.dtype) * 2
+
+
+def test_casts_below_own_precision_are_kept() -> None:
+    subject = subject_of(Calling(rounds), {"x": X})
+    found = run_reference(subject)
+    assert (
+        found.note
+        == "rounded to torch.bfloat16 (_to_copy) as in forward, below the model's own torch.float32"
+    )
+    for call in found.singles:
+        assert torch.equal(
+            call.reference[0], subject.sets[call.set_index].tensors["x"].bfloat16().double() * 2
+        )
+    half = run_reference(
+        subject_of(Calling(lambda x: x.float().bfloat16() * 2), {"x": X.bfloat16()})
+    )
+    assert (
+        half.note
+        == "float64 where forward asks for torch.bfloat16 (_to_copy) and torch.float32 (_to_copy)"
+    )
+
+
+def lower(x: Tensor) -> Tensor:
+    return x.bfloat16() * 2
+
+
+def of_its_dtype(x: Tensor) -> Tensor:
+    return x.view(torch.int32).float()
+
+
+def checked(x: Tensor) -> Tensor:
+    wide = x.to(torch.float32)
+    assert wide.dtype == torch.float32
+    return wide.to(x.dtype)
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lower, "forward casts to torch.bfloat16"),
+        (of_its_dtype, r"float64 gives shape [2, 8], eager [2, 4]"),
+    ],
+)
+def test_without_float64_the_reference_is_eager(function: Any, why: str) -> None:
+    found = run_reference(subject_of(Calling(function), {"x": X}))
+    assert not found.float64
+    assert why in str(found.note)
+    assert all(torch.equal(call.reference[0], call.eager[0]) for call in found.calls)
+
+
+def test_model_that_requires_its_own_casts() -> None:
+    found = run_reference(subject_of(Calling(checked), {"x": X}))
+    assert found.float64
+    assert str(found.note).startswith(
+        "casts within forward are not widened: float64 does not run: AssertionError"
+    )
+    assert all(torch.equal(call.reference[0], call.eager[0].double()) for call in found.calls)
+
+
+class Narrow(nn.Module):
+    """Keeps what it has seen in a list, in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = [torch.zeros(4)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen[0].copy_(x.sum(0))
+        return x + self.seen[0]
+
+
+def test_writes_into_narrow_tensors_prevent_float64() -> None:
+    found = run_reference(subject_of(Narrow(), {"x": X}))
+    assert (found.float64, found.note) == (
+        False,
+        "float64 does not run throughout: forward casts to torch.float32 (copy_)",
+    )
+
+
+def test_constants_that_vary_are_rejected() -> None:
+    subject = subject_of(
+        Calling(lambda x: {"y": x * 2, "rows": x.shape[0]}), {"x": X}, {"x": {0: BATCH}}
+    )
+    with pytest.raises(JudgeError, match="changes from call to call") as caught:
+        run_reference(subject)
+    assert caught.value.code == "CP-OUTPUTS"
+    fixed = subject_of(Calling(lambda x: {"y": x * 2, "rows": x.shape[0]}), {"x": X})
+    assert len(run_reference(fixed).calls) > 8
+
+
+def test_finfo_min_is_eagers() -> None:
+    def fills(x: Tensor) -> Tensor:
+        return x.masked_fill(x < 0, torch.finfo(x.dtype).min)
+
+    call = run_reference(subject_of(Calling(fills), {"x": X})).calls[0]
+    assert call.reference[0].dtype == torch.float64
+    assert (call.reference[0] == torch.finfo(torch.float32).min).any()
+    assert call.reference[0].abs().max() <= torch.finfo(torch.float32).max
+
+
+def test_eager_is_the_reference_where_only_float64_is_nan() -> None:
+    def rounded(x: Tensor) -> Tensor:
+        return torch.sqrt(x * 0 - 1e-50) + x  # 1e-50 is 0 in float32
+
+    call = run_reference(subject_of(Calling(rounded), {"x": X})).calls[0]
+    assert torch.equal(call.reference[0], call.eager[0].double())
+
+
+def test_outputs_without_correct_digits_are_named() -> None:
+    def cancelled(x: Tensor) -> dict[str, Tensor]:
+        return {"right": x, "lost": (x * 1e-3 + 1e6) - 1e6}
+
+    found = run_reference(subject_of(Calling(cancelled), {"x": X}))
+    assert (
+        found.note
+        == "eager has no correct digits in 'lost' (error above 10%), so the bounds are against"
+        " eager there"
+    )

@@ -1,0 +1,211 @@
+"""Discrete outputs: what rounding decides may differ, anything else may not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import freezer
+from freezer.freezing.drift import Call, at_ties
+from freezer.freezing.judging import Judgement
+from tests.steps import QUICK_OPTIONS, candidate_of, judgement_of, random_inputs, subject_of
+
+X = random_inputs(16, 64)
+Head = Callable[[Tensor], Any]
+
+
+class Scores(nn.Module):
+    """4,000 scores, and an answer that depends on their order or steps.
+
+    Args:
+        in_parts: add the products in another order, so that the rounding is another.
+        off: relative error of the scores; at most 2e-4 of each.
+        swap: exchange two scores that are not neighbours.
+    """
+
+    def __init__(
+        self, head: Head, *, in_parts: bool = False, off: float = 0.0, swap: bool = False
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(
+            torch.randn(4000, 64, generator=torch.Generator().manual_seed(0))
+        )
+        self.head, self.in_parts, self.off, self.swap = head, in_parts, off, swap
+
+    def forward(self, x: Tensor) -> Any:
+        h = x @ self.weight.T
+        if self.in_parts:
+            h = x[:, 48:] @ self.weight[:, 48:].T + x[:, :48] @ self.weight[:, :48].T
+        if self.off:
+            h = h * (1 + self.off * torch.arange(4000).sin())
+        if self.swap:
+            h = torch.cat([h[:, 1:2], h[:, :1], h[:, 2:]], 1)
+        return self.head(h)
+
+
+def ids(h: Tensor) -> Any:
+    return h.argsort(-1)
+
+
+def top_boxes(h: Tensor) -> Any:
+    best, places = h.sigmoid().sort(-1, descending=True)
+    boxes = 300 * torch.stack([h.roll(step, -1) for step in range(1, 5)], -1)
+    return {"scores": best, "boxes": boxes.gather(1, places[..., None].expand(-1, -1, 4))}
+
+
+def decimals(h: Tensor) -> Any:
+    return torch.round(h, decimals=2)
+
+
+def above(h: Tensor) -> Any:
+    return h * 1e4 % 1 > 0.5
+
+
+HEADS = [ids, top_boxes, decimals, above]
+
+
+def judged(head: Head, folder: Path, **served: Any) -> Judgement:
+    """Judge a candidate that was built from another model of the same weights."""
+    folder.mkdir(exist_ok=True)
+    subject = subject_of(Scores(head), {"x": X})
+    right = candidate_of(subject, "torchscript-frozen", folder / "right")
+    other = candidate_of(
+        subject_of(Scores(head, **served), {"x": X}), "torchscript-frozen", folder / "served"
+    )
+    return judgement_of(subject, [replace(other, weights=right.weights)])
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_other_sides_of_ties_pass(head: Head, tmp_path: Path) -> None:
+    found = judged(head, tmp_path, in_parts=True)
+    assert found.verdict == "published", found.reason
+    assert found.winner is not None
+    assert found.winner.drift is not None
+    assert sum(row.num_ties for row in found.winner.drift.rows) > 0
+    assert found.winner.ties
+
+
+@pytest.mark.parametrize(
+    ("head", "wrong"),
+    [
+        (ids, {"swap": True}),
+        (decimals, {"off": 1e-4}),
+    ],
+)
+def test_other_differences_are_rejected(head: Head, wrong: dict[str, Any], tmp_path: Path) -> None:
+    """Two scores exchanged, or all scores off by less than the steps between most of them, with
+    ties besides.
+    """
+    found = judged(head, tmp_path, in_parts=True, **wrong)
+    assert found.verdict == "rejected"
+
+
+def test_artifact_with_ties_loads(tmp_path: Path) -> None:
+    """The golden outputs have the artifact's own answers at ties, so the canary finds them
+    equal.
+    """
+
+    class Folded(nn.Sequential):
+        """Freezing folds the norm into the layer, which changes the rounding."""
+
+        def forward(self, x: Tensor) -> Any:
+            for layer in self:
+                x = layer(x)
+            return x.softmax(-1).argsort(-1)
+
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(10_000)
+    norm.running_mean, norm.running_var = torch.randn(10_000), torch.rand(10_000) + 0.5
+    model = Folded(nn.Linear(64, 10_000), norm).eval()
+    options = replace(QUICK_OPTIONS, recipes=["torchscript-frozen"])
+    result = freezer.freeze(model, [X], out=tmp_path / "made", options=options)
+    assert result.artifact is not None, result.reason
+    assert result.judgement is not None
+    assert result.judgement.best is not None
+    assert result.judgement.best.ties, "the example needs ties"
+    assert freezer.load(str(tmp_path / "made"))(X).shape == (16, 10_000)
+
+
+def call(r: Tensor, e: Tensor, c: Tensor) -> Call:
+    return Call(
+        kind="single", set_index=0, reference=[r], eager=[e], candidate=[c], noise_rmse=[0.0]
+    )
+
+
+def test_answers_must_be_eagers_or_the_references() -> None:
+    """Of four places where all three differ, the candidate has eager's answer, the reference's, a
+    rerun's, and none of them.
+    """
+    r = torch.tensor([1, 2, 3, 4, 5, 6, 7, 8] * 4)
+    e, c, rerun = r.clone(), r.clone(), r.clone()
+    e[0], c[1], e[1], c[2], rerun[2] = 9, 2, 9, 9, 9
+    given = call(r, e, c)
+    found = at_ties([given], {0}, lambda _: [[rerun]])
+    assert found is not None
+    (settled,), places = found
+    assert places[0, 0].nonzero().flatten().tolist() == [0, 1, 2]
+    assert torch.equal(settled.eager[0], c)
+    c[3] = 9
+    assert at_ties([given], {0}, lambda _: [[rerun]]) is None
+    assert at_ties([given], {0}, lambda _: None) is None
+
+
+def test_eagers_own_flip_does_not_widen_the_gate() -> None:
+    """Where only eager is beside a step, its error of a whole step is not its rounding."""
+    r = torch.arange(100, dtype=torch.float64) / 100
+    e, c = r.float(), r.float()
+    e[3] += 0.01
+    c[5] += 0.01
+    found = at_ties([call(r, e, c)], {0}, lambda _: [[c]])
+    assert found is not None
+    (settled,), _ = found
+    assert torch.allclose(settled.eager[0].double()[:5], r[:5])
+
+
+def test_noise_of_reruns_explains_no_drift() -> None:
+    """An element that is off by more than rounding is not excused by reruns whose noise reaches as
+    far.
+    """
+    generator = torch.Generator().manual_seed(0)
+    r = torch.randn(1000, dtype=torch.float64, generator=generator)
+    noise = 1e-5 * torch.randn(1000, dtype=torch.float64, generator=generator)
+    c = (r + 30 * noise * (torch.arange(1000) % 10 == 0)).float()
+    calls = [call(r, (r + noise).float(), c)]
+    assert at_ties(calls, {0}, lambda _: [[(r + 30 * noise).float()]]) is None
+
+
+def test_other_calls_explain_only_equal_answers() -> None:
+    """The answer that a model without its state gives to the same inputs after other calls is not a
+    tie.
+    """
+    first, later = torch.arange(10), torch.arange(10)
+    later[0], rerun = 7, torch.arange(10)
+    assert (
+        at_ties(
+            [call(first, first, first), call(later, later, first)],
+            {0},
+            lambda _: [[first], [later]],
+        )
+        is None
+    )
+    rerun[0] = 7
+    assert (
+        at_ties(
+            [call(first, first, first), call(first, first, later)],
+            {0},
+            lambda _: [[rerun], [first]],
+        )
+        is not None
+    )
+
+
+def test_mostly_different_answers_are_no_ties() -> None:
+    r = torch.arange(100)
+    calls = [call(r, r, r.flip(0))]
+    assert at_ties(calls, {0}, lambda _: pytest.fail("not worth a run")) is None

@@ -1,0 +1,150 @@
+"""Checks of the eager model without a freeze: `coldpress freeze --debug`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from freezer.freezing.judging import debug
+from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from tests.models import Calling, Counter, Random, mlp, seeded
+from tests.steps import BATCH, random_inputs, subject_of
+
+X = random_inputs(2, 4)
+
+SCRIPTED = """
+import torch
+from torch import nn
+
+@torch.jit.script
+def gate(x: torch.Tensor) -> torch.Tensor:
+    if not torch.jit.is_scripting():
+        print("python runs", list(x.shape))
+    return x * 2
+
+class Model(nn.Module):
+    def forward(self, x):
+        return gate(x)
+
+def make():
+    return Model().eval()
+
+class Listing(nn.Module):
+    def forward(self, x):
+        return torch.tensor(sorted(x.flatten().tolist()))
+
+def listing():
+    return Listing().eval()
+"""
+
+
+def test_figures_of_every_output_and_set() -> None:
+    subject = subject_of(mlp(), {"x": X}, {"x": {0: BATCH}})
+    found = debug(subject)
+    assert len(found.figures) == len(subject.sets)
+    for figure, item in zip(found.figures, subject.sets, strict=True):
+        expected = mlp()(item.tensors["x"]).detach()
+        assert figure.shape == tuple(expected.shape)
+        assert (figure.low, figure.high) == (float(expected.min()), float(expected.max()))
+        assert figure.num_not_finite == 0
+        assert figure.relative_error is not None
+        assert 0 < figure.relative_error < 1e-5
+    assert found.facts == (
+        "a call changes nothing that later calls see",
+        "the same inputs give the same outputs",
+        "runs in float64, which drift is measured against",
+    )
+    assert found.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("model", "fact"),
+    [
+        (Counter, "a call changes what later calls answer"),
+        (Random, "the same inputs give different outputs"),
+    ],
+)
+def test_facts_of_a_model(model: type[nn.Module], fact: str) -> None:
+    assert fact in debug(subject_of(seeded(model), {"x": X})).facts
+
+
+def test_nonfinite_elements_are_counted() -> None:
+    def infinite(x: Tensor) -> Tensor:
+        return torch.where(x > 0, x, torch.full_like(x, float("inf")))
+
+    found = debug(subject_of(Calling(infinite), {"x": X}))
+    assert all(figure.num_not_finite > 0 for figure in found.figures)
+    assert all(figure.high is not None and figure.high < 100 for figure in found.figures)
+
+
+def test_constant_output_is_warned_of() -> None:
+    found = debug(subject_of(Calling(lambda x: (x, x[:1] * 0)), {"x": X}, {"x": {0: BATCH}}))
+    (warning,) = found.warnings
+    assert (
+        warning
+        == "output '1' is the same for all input sets, so drift in it would not show; check the"
+        " weights"
+    )
+
+
+def coldpress(
+    folder: Path, *arguments: str, inputs: str = '{"x": {"shape": [2, 3]}}'
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "freezer.cli", "freeze", *arguments, "--inputs", inputs]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=folder, timeout=120
+    )
+
+
+def test_command_runs_scripted_functions_as_python(tmp_path: Path) -> None:
+    (tmp_path / "scripted_model.py").write_text(SCRIPTED)
+    before = set(tmp_path.iterdir())
+    done = coldpress(tmp_path, "--debug", "python:scripted_model:make")
+    assert done.returncode == 0, done.stderr
+    assert "python runs [2, 3]" in done.stdout
+    assert "float32 [2, 3]" in done.stdout
+    assert "nothing was frozen and nothing was written" in done.stdout
+    assert {path for path in tmp_path.iterdir() if path.name != "__pycache__"} == before
+
+
+def test_command_debugs_a_torchscript_file(tmp_path: Path) -> None:
+    with torchscript_deprecations_silenced():
+        torch.jit.save(torch.jit.script(nn.Linear(3, 2).eval()), str(tmp_path / "linear.pt"))
+    done = coldpress(
+        tmp_path, "--debug", "torchscript:linear.pt", inputs='{"input": {"shape": [2, 3]}}'
+    )
+    assert done.returncode == 0, done.stderr
+    assert "float32 [2, 2]" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["linear.pt"]
+
+
+def test_failed_freeze_writes_its_errors(tmp_path: Path) -> None:
+    (tmp_path / "scripted_model.py").write_text(SCRIPTED)
+    done = coldpress(
+        tmp_path, "python:scripted_model:listing", "--out", "out", "--recipe", "torchscript-frozen"
+    )
+    assert done.returncode == 1
+    [folder] = (tmp_path / "out.evidence").iterdir()
+    assert "evidence and full errors: out.evidence" in done.stdout
+    assert done.stdout.count("torchscript-frozen: ") == 1, "printed once"
+    text = (folder / "errors.txt").read_text()
+    assert "torchscript-frozen" in text
+    assert "Traceback (most recent call last)" in text
+    assert "scripted_model.py" in text
+    done = coldpress(tmp_path, "python:scripted_model:missing", "--out", "out")
+    assert (done.returncode, "full error: out.evidence/errors.txt" in done.stderr) == (
+        1,
+        True,
+    ), done.stderr
+    assert (
+        "Traceback (most recent call last)"
+        in (tmp_path / "out.evidence" / "errors.txt").read_text()
+    )
+    done = coldpress(tmp_path, "python:scripted_model:listing")
+    assert done.returncode == 2
+    assert "--out is missing: name the folder to write, or --debug to write nothing" in done.stderr

@@ -1,0 +1,243 @@
+"""The artifact that serves now is timed beside a new one, which replaces it unless it is worse."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from freezer.artifact import Manifest, PreviousRecord
+from freezer.freezing.candidates import Candidate
+from freezer.freezing.judging import Incumbent, Judgement, judge
+from freezer.freezing.judging.incumbent import regression
+from freezer.freezing.models import Subject
+from freezer.freezing.packaging import assemble
+from freezer.freezing.target.target import target_here
+from freezer.spec import Limits
+from freezer.timing import Speedup
+from tests.models import seeded
+from tests.steps import ANY_SPEED, HERE, QUICK, candidate_of, random_inputs, subject_of
+
+RECIPE = "torchscript-frozen"
+SLOW = 100
+"""Products that make the model several times as slow."""
+
+TARGET = target_here(HERE, 1)
+"""One thread: on a busy machine, threads that wait for each other would hide the products."""
+
+
+class Laboring(nn.Module):
+    """A layer after a number of products with the identity: the same answers, later."""
+
+    def __init__(self, work: int = 0, bias: float = 0.0) -> None:
+        super().__init__()
+        self.work, self.layer = work, nn.Linear(16, 16)
+        self.layer.bias.data += bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self.work):
+            x = x @ torch.eye(16)
+        return torch.nn.functional.gelu(self.layer(x))
+
+
+def subject(*options: Any, rows: int = 2) -> Subject:
+    return subject_of(seeded(Laboring, *options), {"x": random_inputs(rows, 16)})
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Candidate:
+    return candidate_of(subject(SLOW), RECIPE, tmp_path_factory.mktemp("slow") / "c", TARGET)
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Incumbent:
+    """The artifact of the model without extra work."""
+    folder = tmp_path_factory.mktemp("published")
+    fast = subject()
+    candidate = candidate_of(fast, RECIPE, folder / "c", TARGET)
+    provenance = {"source": "here", "weights": candidate.weights}
+    made = assemble(
+        fast,
+        judged(candidate, model=fast),
+        TARGET,
+        dest=folder / "a",
+        provenance=provenance,
+        failures={},
+    )
+    return Incumbent(
+        folder=made.folder, manifest=replace(made.manifest, version=3), digest="sha256:3"
+    )
+
+
+def judged(
+    candidate: Candidate,
+    incumbent: Incumbent | None = None,
+    limits: Limits = ANY_SPEED,
+    model: Subject | None = None,
+) -> Judgement:
+    return judge(
+        model or subject(SLOW),
+        [candidate],
+        TARGET,
+        limits=limits,
+        policy=QUICK,
+        incumbent=incumbent,
+    )
+
+
+def changed(incumbent: Incumbent, **changes: Any) -> Incumbent:
+    return replace(incumbent, manifest=replace(incumbent.manifest, **changes))
+
+
+def of_other_weights(manifest: Manifest) -> dict[str, Any]:
+    return {"provenance": {**manifest.provenance, "weights": "sha256:other"}}
+
+
+def test_slower_artifact_does_not_replace(slow: Candidate, published: Incumbent) -> None:
+    found = judged(slow, published)
+    assert (found.verdict, found.winner) == ("kept-previous", None), found.reason
+    assert found.previous is not None
+    assert (found.previous.version, found.previous.same_weights, found.previous.problem) == (
+        3,
+        True,
+        None,
+    )
+    assert found.previous.speedup_ci is not None
+    assert found.previous.p50_ms is not None
+    assert found.previous.speedup_ci[1] < 0.9
+    assert found.previous.p50_ms is not None
+    assert found.previous.error_ratio is not None, "it passed today's gate"
+    assert (
+        f" as fast as version 3 ({RECIPE}, torch {torch.__version__}); --allow-regression"
+        in found.reason
+    )
+    assert found.reason.endswith("; --allow-regression replaces it")
+
+
+def test_slower_artifact_replaces_if_allowed(slow: Candidate, published: Incumbent) -> None:
+    found = judged(slow, published, replace(ANY_SPEED, allow_regression=True))
+    assert found.verdict == "published"
+    assert found.reason.endswith("; allowed by --allow-regression")
+    assert found.winner is not None
+    assert found.previous is not None
+    assert found.previous.speedup is not None
+
+
+def test_slower_new_weights_do_not_replace(slow: Candidate, published: Incumbent) -> None:
+    found = judged(slow, changed(published, **of_other_weights(published.manifest)))
+    assert found.verdict == "kept-previous"
+    assert found.previous is not None
+    assert not found.previous.same_weights
+    assert found.previous.error_ratio == published.manifest.drift.error_ratio, "as it was recorded"
+
+
+def test_faster_artifact_replaces(slow: Candidate, published: Incumbent, tmp_path: Path) -> None:
+    fast = candidate_of(subject(), RECIPE, tmp_path / "fast", TARGET)
+    incumbent = replace(
+        published, folder=slow.folder, manifest=replace(published.manifest, payloads=slow.payloads)
+    )
+    found = judged(fast, incumbent, model=subject())
+    assert found.verdict == "published"
+    assert found.previous is not None
+    assert found.previous.speedup is not None
+    assert found.previous.speedup > 1.1
+    assert ") as fast as version 3 (" in found.reason
+
+
+def test_eager_does_not_replace_what_is_faster(slow: Candidate, published: Incumbent) -> None:
+    """No candidate is fast enough, and the artifact that serves is."""
+    found = judged(slow, published, Limits(speedup_min=6.0))
+    assert found.verdict == "kept-previous", found.reason
+    assert "; eager is 0." in found.reason
+
+
+def test_payload_of_a_candidate_competes_once(slow: Candidate, published: Incumbent) -> None:
+    same = replace(
+        published, folder=slow.folder, manifest=replace(published.manifest, payloads=slow.payloads)
+    )
+    found = judged(slow, same)
+    assert (found.verdict, found.previous) == ("published", None)
+    assert found.sampling is not None
+    assert sorted(found.sampling.samples_ms) == ["eager", RECIPE]
+
+
+def test_artifact_that_cannot_be_compared_is_replaced(
+    slow: Candidate, published: Incumbent, tmp_path: Path
+) -> None:
+    other = subject(0, 1.0)
+    drifting = candidate_of(other, RECIPE, tmp_path / "drifting", TARGET)
+    for incumbent, problem in (
+        (
+            replace(published, problem="canary: this machine computes different results"),
+            "canary: this machine",
+        ),
+        (changed(published, inputs=subject(rows=3).spec), "its inputs or outputs differ"),
+        (changed(published, verdict="kept-eager"), "it is not frozen"),
+        (
+            changed(published, payloads=[replace(published.manifest.payloads[0], num_threads=99)]),
+            "no payload for",
+        ),
+        (replace(published, folder=drifting.folder), "it does not pass today's drift gate: "),
+    ):
+        found = judged(slow, incumbent)
+        assert found.verdict == "published", problem
+        assert found.previous is not None
+        assert problem in str(found.previous.problem)
+        assert f"; not compared with version 3 ({RECIPE}, torch " in found.reason
+
+
+def test_artifact_beyond_a_new_limit_is_replaced(slow: Candidate, published: Incumbent) -> None:
+    size_mb = (slow.size_bytes + published.manifest.payloads[0].size_bytes) / 2e6
+    heavy = replace(published.manifest.payloads[0], size_bytes=int(1e9))
+    found = judged(
+        slow, changed(published, payloads=(heavy,)), replace(ANY_SPEED, size_mb_max=1.0 + size_mb)
+    )
+    assert found.verdict == "published"
+    assert "; that no longer qualifies: 1000.0 MB; size_mb_max is " in found.reason
+
+
+@pytest.mark.parametrize(
+    ("faster", "error_ratio", "before", "same_weights", "stays"),
+    [
+        ((0.97, 0.95, 0.99), 1.0, 1.0, True, True),
+        ((0.97, 0.95, 1.01), 1.0, 1.0, True, False),
+        ((0.97, 0.95, 0.99), 1.0, 1.0, False, False),
+        ((0.90, 0.88, 0.94), 1.0, 1.0, False, True),
+        ((1.00, 0.98, 1.02), 2.5, 1.2, True, True),
+        ((1.05, 1.02, 1.08), 2.5, 1.2, True, False),
+        ((1.00, 0.98, 1.02), 1.9, 0.3, True, False),
+        ((1.00, 0.98, 1.02), None, 1.2, True, False),
+    ],
+    ids=[
+        "slower",
+        "not for certain",
+        "within 5%",
+        "beyond 5%",
+        "drifts more",
+        "drifts more, faster",
+        "within",
+        "no floats",
+    ],
+)
+def test_what_counts_as_worse(
+    faster: tuple[float, float, float],
+    error_ratio: float | None,
+    before: float,
+    same_weights: bool,
+    stays: bool,
+) -> None:
+    value, low, high = faster
+    record = PreviousRecord(
+        version=1,
+        artifact="a",
+        recipe="r",
+        torch="2",
+        same_weights=same_weights,
+        error_ratio=before,
+    )
+    worse = regression(Speedup(value=value, low=low, high=high), error_ratio, record)
+    assert (worse is not None) == stays

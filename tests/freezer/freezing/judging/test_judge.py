@@ -1,0 +1,288 @@
+"""Judge: baked-in state, lost branches, limits and verdicts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from freezer.errors import JudgeError
+from freezer.freezing.candidates import Candidate
+from freezer.freezing.judging import judge
+from freezer.freezing.judging.session import _quality
+from freezer.freezing.judging.verdicts import over_limit
+from freezer.freezing.models import Subject, weights_digest
+from freezer.freezing.packaging import assemble
+from freezer.freezing.recipes import EAGER
+from freezer.freezing.target.target import target_here
+from freezer.spec import Dim, Limits
+from freezer.timing import Speedup
+from tests.models import (
+    BakedCounter,
+    Branching,
+    Calling,
+    Counter,
+    Masking,
+    Mlp,
+    Random,
+    mlp,
+    seeded,
+)
+from tests.steps import (
+    ANY_SPEED,
+    BATCH,
+    HERE,
+    QUICK,
+    candidate_of,
+    judgement_of,
+    random_inputs,
+    subject_of,
+)
+
+X = random_inputs(2, 4)
+
+
+@pytest.fixture(scope="module")
+def mlp_candidate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Subject, Candidate]:
+    """A torchscript-frozen candidate; read it, never write it."""
+    subject = subject_of(mlp(), {"x": X})
+    return subject, candidate_of(
+        subject, "torchscript-frozen", tmp_path_factory.mktemp("mlp") / "c"
+    )
+
+
+def test_baked_in_counter_fails_in_the_sequence(tmp_path: Path) -> None:
+    subject = subject_of(seeded(Counter), {"x": X})
+    baked = candidate_of(
+        subject_of(seeded(BakedCounter), {"x": X}), "torchscript-frozen", tmp_path / "baked"
+    )
+    found = judgement_of(subject, [baked])
+    assert found.verdict == "rejected"
+    assert "(sequence)" in found.reason
+    (trial,) = found.trials
+    assert trial.drift is not None
+    assert {row.kind for row in trial.drift.rows if row.problem} == {"sequence"}, (
+        "every single call is right"
+    )
+
+
+def test_lost_branch_is_rejected(tmp_path: Path) -> None:
+    subject = subject_of(Branching(), {"x": X})
+    only = replace(subject, model=Calling(lambda x: x * 2), sets=subject.sets[:1])
+    found = judgement_of(
+        subject,
+        [
+            replace(
+                candidate_of(only, "torchscript-frozen", tmp_path / "c"),
+                weights=weights_digest(Branching()),
+            )
+        ],
+    )
+    assert found.verdict == "rejected"
+    assert "error_ratio" in found.reason
+    assert found.winner is None
+    assert found.sampling is None, "what is wrong is not timed"
+
+
+def test_mask_of_the_first_row_is_rejected(tmp_path: Path) -> None:
+    """At the largest sizes, too: a candidate may take another path there."""
+    inputs, seq = (
+        {"x": random_inputs(4, 8), "mask": torch.ones(4, 8)},
+        Dim(name="seq", min=4, max=8),
+    )
+    subject = subject_of(Masking(), inputs, {name: {0: BATCH, 1: seq} for name in inputs})
+    wrong = candidate_of(replace(subject, model=Masking(rows=1)), "portable", tmp_path / "c")
+    found = judgement_of(subject, [wrong])
+    assert found.verdict == "rejected"
+    (drift,) = (trial.drift for trial in found.trials)
+    assert drift is not None
+    assert {"batch": 4, "seq": 8} in [
+        subject.sets[row.set_index].point for row in drift.rows if row.problem
+    ]
+
+
+def test_random_model_is_judged_by_its_noise(tmp_path: Path) -> None:
+    x = random_inputs(64, 64)
+    subject = subject_of(Random(), {"x": x})
+    found = judgement_of(subject, [candidate_of(subject, "torchscript-frozen", tmp_path / "c")])
+    assert not found.reference.deterministic
+    assert found.verdict == "published", found.reason
+
+
+def test_candidates_compete_with_eager(tmp_path: Path) -> None:
+    subject = subject_of(mlp(), {"x": X}, {"x": {0: BATCH}})
+    right = candidate_of(subject, "torchscript-frozen", tmp_path / "right")
+    wrong_model = seeded(Mlp)
+    wrong_model.last.bias.data += 1.0  # type: ignore[operator,union-attr]
+    wrong = candidate_of(
+        subject_of(wrong_model, {"x": X}, {"x": {0: BATCH}}),
+        "torchscript-frozen",
+        tmp_path / "wrong",
+    )
+    wrong = replace(wrong, recipe="wrong", weights=right.weights)
+    found = judgement_of(subject, [right, wrong])
+    assert found.verdict == "published"
+    assert found.winner is not None
+    assert found.winner.candidate.recipe == right.recipe, (
+        "possibly with the captured program at sizes where it is slower"
+    )
+    assert found.sampling is not None
+    assert sorted(found.sampling.samples_ms) == ["eager", "torchscript-frozen"]
+    assert [trial.problem is None for trial in found.trials] == [True, False]
+    assert found.cells[0].point == {"batch": 1}
+
+
+def test_payload_that_does_not_open_is_rejected(tmp_path: Path) -> None:
+    subject = subject_of(mlp(), {"x": X})
+    candidate = candidate_of(subject, "torchscript-frozen", tmp_path / "c")
+    (candidate.folder / candidate.payloads[0].path).write_bytes(b"no zip")
+    found = judgement_of(subject, [candidate])
+    assert found.verdict == "rejected"
+    assert "torchscript-frozen: RuntimeError" in found.reason
+
+
+def test_candidates_of_other_weights_are_refused(mlp_candidate: tuple[Subject, Candidate]) -> None:
+    with pytest.raises(JudgeError) as caught:
+        judgement_of(subject_of(mlp(9), {"x": X}), [mlp_candidate[1]])
+    assert caught.value.code == "CP-WEIGHTS-DIFFER"
+
+
+@pytest.mark.parametrize(
+    ("limits", "verdict", "reason"),
+    [
+        (Limits(speedup_min=0.0), "published", "times as fast as eager"),
+        (Limits(speedup_min=1e6), "kept-eager", r"speedup .*; speedup_min is 1e\+06"),
+        (Limits(speedup_min=0.0, latency_ms_max=1e-6), "kept-eager", "ms; latency_ms_max is 1e-06"),
+        (Limits(speedup_min=0.0, size_mb_max=1e-6), "kept-eager", "MB; size_mb_max is 1e-06"),
+    ],
+)
+def test_limits_decide_the_verdict(
+    limits: Limits, verdict: str, reason: str, mlp_candidate: tuple[Subject, Candidate]
+) -> None:
+    subject, candidate = mlp_candidate
+    found = judgement_of(subject, [candidate], limits)
+    assert found.verdict == verdict
+    assert (found.winner is not None) is (verdict == "published")
+    assert re.search(reason, found.reason)
+
+
+def test_lower_bound_decides(mlp_candidate: tuple[Subject, Candidate]) -> None:
+    subject, candidate = mlp_candidate
+    found = judgement_of(subject, [candidate])
+    assert found.winner is not None
+    bounds = [
+        over_limit(found.winner, Speedup(value=1.2, low=low, high=1.3), Limits())
+        for low in (1.05, 1.06)
+    ]
+    assert bounds == ["speedup 1.20, at least 1.05; speedup_min is 1.05", None]
+
+
+def test_disturbed_judge_is_unstable(mlp_candidate: tuple[Subject, Candidate]) -> None:
+    subject, candidate = mlp_candidate
+    never_quiet = replace(QUICK, busy_limit=-1e9)
+    found = judge(
+        subject,
+        [candidate],
+        target_here(HERE, torch.get_num_threads()),
+        limits=ANY_SPEED,
+        policy=never_quiet,
+    )
+    assert found.verdict == "unstable"
+    assert found.winner is None
+    assert "disturbed" in found.reason
+
+
+def test_accepted_noise_publishes_by_the_lower_bound(
+    mlp_candidate: tuple[Subject, Candidate], tmp_path: Path
+) -> None:
+    subject, candidate = mlp_candidate
+    target, noise = target_here(HERE, 2), replace(QUICK, busy_limit=-1e9, accept_noise=True)
+    found = judge(subject, [candidate], target, limits=ANY_SPEED, policy=noise)
+    assert found.verdict == "published"
+    assert "; by disturbed rounds, since other processes used" in found.reason
+    latency = assemble(
+        subject, found, target, dest=tmp_path / "a", provenance={}, failures={}
+    ).manifest.latency
+    assert latency is not None
+    assert (latency.clock, latency.points[0].clock) == ("disturbed", "disturbed")
+    assert latency.speedup_ci is not None
+    assert latency.num_dropped_rounds == len(found.cells[0].sampling.samples_ms[EAGER])
+    hidden = judge(subject, [candidate], target, limits=Limits(speedup_min=1e6), policy=noise)
+    assert (hidden.verdict, hidden.winner) == (
+        "unstable",
+        None,
+    ), "noise does not replace what serves by the portable program"
+
+
+def test_portable_is_judged_on_drift_alone(tmp_path: Path) -> None:
+    subject = subject_of(mlp(), {"x": X})
+    found = judgement_of(
+        subject, [candidate_of(subject, "portable", tmp_path / "c")], Limits(speedup_min=1e6)
+    )
+    assert (found.verdict, found.reason) == ("published", "export program, judged on drift alone")
+    assert found.winner is not None
+    assert found.winner.speedup is not None, "speed is reported all the same"
+
+
+@pytest.mark.parametrize(
+    ("found", "number"), [(torch.tensor([0.5]), 0.5), (np.float32(0.5), 0.5), (float("nan"), None)]
+)
+def test_task_metric_is_stored_as_a_plain_number(found: Any, number: float | None) -> None:
+    kept = _quality(lambda _: found, lambda: None)
+    assert kept == number
+    assert type(kept) in (float, NoneType)
+    with pytest.raises(JudgeError, match=r"^task_metric: got Tensor \(.*\), expected one number$"):
+        _quality(lambda _: torch.ones(2), lambda: None)  # type: ignore[arg-type,return-value]
+
+
+def test_stateful_candidate_is_published_with_its_task_metric(tmp_path: Path) -> None:
+    def metric(model: Callable[..., Any]) -> float:
+        return float(model(x=torch.zeros(2, 4)).mean())
+
+    model = seeded(Counter)
+    before, subject = weights_digest(model), subject_of(model, {"x": X})
+    found = judgement_of(
+        subject, [candidate_of(subject, "torchscript-frozen", tmp_path / "c")], task_metric=metric
+    )
+    assert (found.verdict, found.reference.stateful) == ("published", True)
+    assert (found.task_metric, found.trials[0].task_metric) == (
+        1.0,
+        1.0,
+    ), "the metric starts from the initial state"
+    assert weights_digest(model) == before
+
+
+def test_memory_is_measured_in_a_fresh_process_if_limited(
+    mlp_candidate: tuple[Subject, Candidate],
+) -> None:
+    subject, candidate = mlp_candidate
+    found = judgement_of(subject, [candidate], Limits(speedup_min=0.0, memory_mb_max=1e-3))
+    assert found.verdict == "kept-eager"
+    assert re.search(
+        r"torchscript-frozen: \d+\.\d MB of memory; memory_mb_max is 0.001", found.reason
+    )
+    (tradeoff,) = found.pareto
+    assert tradeoff.memory_mb is not None
+    assert tradeoff.memory_mb > 0.1
+
+
+def test_candidate_that_no_fresh_process_can_call_is_rejected(
+    mlp_candidate: tuple[Subject, Candidate], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject, candidate = mlp_candidate
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
+    monkeypatch.syspath_prepend(tmp_path)  # for the fresh process alone: torch is imported here
+    found = judgement_of(subject, [candidate], objective="memory")
+    assert found.verdict == "rejected"
+    assert (
+        found.reason
+        == "torchscript-frozen: a fresh process could not open and call all.pt: ImportError: no"
+        " torch here"
+    )

@@ -1,0 +1,209 @@
+"""Cells: sharing the time limit, and selecting the payloads worth keeping."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from freezer.artifact import FreezingReport, Payload
+from freezer.codec import encode
+from freezer.freezing.candidates import Candidate
+from freezer.freezing.judging import Cell, figures_of, kept
+from freezer.freezing.judging.timed_cells import general, shared_out
+from freezer.freezing.recipes import EAGER
+from freezer.spec import Dim, Limits, SamplingPolicy
+from freezer.timing import Sampling
+
+POLICY = SamplingPolicy(percentiles=("p50", "p90"), num_bootstrap=200)
+RECIPE = "inductor-frozen"
+
+
+def payload(num_threads: int, batch: int | None) -> Payload:
+    dims = (Dim(name="batch", min=batch or 1, max=batch or 8),)
+    path = f"payloads/{f'batch{batch}' if batch else 'all'}-threads{num_threads}.pt2"
+    return Payload(
+        path=path, digest="", size_bytes=1, kind="inductor", num_threads=num_threads, dims=dims
+    )
+
+
+def candidate_of(*payloads: Payload) -> Candidate:
+    return Candidate(
+        folder=Path(),
+        recipe=RECIPE,
+        lowering="inductor",
+        capture="export",
+        settings={},
+        tried=(),
+        payloads=payloads,
+        reports={item.path: FreezingReport() for item in payloads},
+        warnings=(),
+        toolchain={},
+        weights="",
+        build_s=0.0,
+    )
+
+
+ALL = candidate_of(*(payload(count, batch) for count in (2, 1) for batch in (1, 8, None)))
+"""Payloads for 2 threads, which decide, and 1; for batch 1, which decides, batch 8, and all."""
+
+
+def cell(
+    num_threads: int,
+    batch: int,
+    *,
+    eager: float,
+    special: float,
+    dynamic: float,
+    stable: bool = True,
+) -> Cell:
+    """Twenty rounds of these latencies in milliseconds, with a little noise that is the same for
+    all.
+    """
+    times: Mapping[str, float] = {EAGER: eager, RECIPE: special, general(RECIPE): dynamic}
+    samples = {
+        name: [[ms * (1 + 0.01 * (i % 5)) for _ in range(4)] for i in range(20)]
+        for name, ms in times.items()
+    }
+    return Cell(
+        num_threads=num_threads,
+        point={"batch": batch},
+        sampling=Sampling(samples_ms=samples, num_dropped=0, settled=True, stable=stable),
+        payloads={
+            RECIPE: payload(num_threads, batch).path,
+            general(RECIPE): payload(num_threads, None).path,
+        },
+    )
+
+
+def cells(**changes: Cell) -> tuple[Cell, ...]:
+    """The four cells, where every payload gains; some replaced."""
+    gains = {
+        "two_one": cell(2, 1, eager=10, special=4, dynamic=6),
+        "two_eight": cell(2, 8, eager=80, special=30, dynamic=40),
+        "one_one": cell(1, 1, eager=18, special=7, dynamic=9),
+        "one_eight": cell(1, 8, eager=150, special=60, dynamic=70),
+    }
+    return tuple({**gains, **changes}.values())
+
+
+def names(candidate: Candidate) -> list[str]:
+    return [Path(item.path).stem for item in candidate.payloads]
+
+
+def test_point_payload_must_beat_the_general_one() -> None:
+    slow = cells(
+        two_eight=cell(2, 8, eager=80, special=40, dynamic=40),
+        one_one=cell(1, 1, eager=18, special=9.5, dynamic=9),
+    )
+    found, dropped = kept(ALL, slow, Limits(), POLICY)
+    assert names(found) == ["batch1-threads2", "all-threads2", "batch8-threads1", "all-threads1"]
+    assert set(found.reports) == {item.path for item in found.payloads}
+    assert [item.reason for item in dropped] == [
+        (
+            "at 2 threads, batch 8 1.00 times as fast as payloads/all-threads2.pt2, at least 1.00;"
+            " payloads/all-threads2.pt2 serves"
+        ),
+        (
+            "at 1 thread, batch 1 0.95 times as fast as payloads/all-threads1.pt2, at least 0.95;"
+            " payloads/all-threads1.pt2 serves"
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"two_one": cell(2, 1, eager=10, special=6, dynamic=4)}],
+    ids=["all gain", "deciding"],
+)
+def test_payloads_that_gain_or_decide_are_kept(changes: dict[str, Cell]) -> None:
+    assert kept(ALL, cells(**changes), Limits(), POLICY) == (ALL, ())
+
+
+def test_further_thread_count_must_beat_eager() -> None:
+    eager_is_as_fast = {
+        "one_one": cell(1, 1, eager=7, special=7, dynamic=9),
+        "one_eight": cell(1, 8, eager=60, special=60, dynamic=70),
+    }
+    found, dropped = kept(ALL, cells(**eager_is_as_fast), Limits(), POLICY)
+    assert names(found) == ["batch1-threads2", "batch8-threads2", "all-threads2"]
+    assert {item.reason for item in dropped} == {
+        "at best (1 thread, batch 1) 1.00 times as fast as eager, at least 1.00; speedup_min is"
+        " 1.05"
+    }
+    one_point = {**eager_is_as_fast, "one_eight": cell(1, 8, eager=150, special=60, dynamic=70)}
+    assert kept(ALL, cells(**one_point), Limits(), POLICY) == (ALL, ())
+    found, dropped = kept(ALL, cells(**one_point), Limits(speedup_min=4.0), POLICY)
+    assert [item.num_threads for item in dropped] == [1, 1, 1]
+
+
+def test_disturbed_cells_drop_their_payloads() -> None:
+    torn = cells(two_eight=cell(2, 8, eager=80, special=30, dynamic=40, stable=False))
+    found, dropped = kept(ALL, torn, Limits(), POLICY)
+    assert names(found) == [
+        "batch1-threads2",
+        "all-threads2",
+        "batch1-threads1",
+        "batch8-threads1",
+        "all-threads1",
+    ]
+    assert (
+        dropped[0].reason == "at 2 threads, batch 8 the machine was too disturbed to measure;"
+        " payloads/all-threads2.pt2 serves"
+    )
+    quiet = {"eager": 1.0, "special": 1.0, "dynamic": 1.0, "stable": False}
+    none = cells(one_one=cell(1, 1, **quiet), one_eight=cell(1, 8, **quiet))  # type: ignore[arg-type]
+    assert {item.reason for item in kept(ALL, none, Limits(), POLICY)[1]} == {
+        "with 1 thread the machine was too disturbed to measure"
+    }
+
+
+def test_figures_of_kept_payloads() -> None:
+    found, _ = kept(
+        ALL, cells(two_eight=cell(2, 8, eager=80, special=40, dynamic=40)), Limits(), POLICY
+    )
+    rows = [encode(item) for item in figures_of(found, cells(), POLICY, 1)]
+    assert [(row["threads"], row["point"]["batch"], Path(row["payload"]).stem) for row in rows] == [
+        (2, 1, "batch1-threads2"),
+        (2, 1, "all-threads2"),
+        (2, 8, "all-threads2"),
+        (1, 1, "batch1-threads1"),
+        (1, 1, "all-threads1"),
+        (1, 8, "batch8-threads1"),
+        (1, 8, "all-threads1"),
+    ]
+    first = json.loads(json.dumps(rows[0]))
+    assert set(first) == {
+        "threads",
+        "point",
+        "payload",
+        "eager_p50",
+        "p50",
+        "p90",
+        "p99",
+        "speedup",
+        "speedup_ci",
+        "verdict",
+    }
+    assert (first["eager_p50"], first["p50"]) == (pytest.approx(10.2), pytest.approx(4.08))
+    assert first["speedup"] == pytest.approx(2.5)
+    torn = [cell(2, 1, eager=10, special=4, dynamic=6, stable=False)]
+    assert [(item.speedup_ci, item.verdict) for item in figures_of(ALL, torn, POLICY, 1)] == [
+        (None, "unstable")
+    ] * 2
+    speeds = [cell(2, 1, eager=10, special=ms, dynamic=10) for ms in (9, 11)]
+    verdicts = [item.verdict for item in figures_of(ALL, speeds, POLICY, 1)]
+    assert verdicts == ["faster", "not slower", "slower", "not slower"]
+
+
+def test_cells_share_the_time_limit() -> None:
+    policy = SamplingPolicy()
+    assert shared_out(policy, 1) == [policy]
+    for num_cells in (2, 4, 6):
+        limits = [each.time_limit_s for each in shared_out(policy, num_cells)]
+        assert limits[0] == policy.time_limit_s / 2, "what decides has the largest share"
+        assert len(limits) == num_cells
+        assert sum(limits) == pytest.approx(policy.time_limit_s)
+    assert min(each.time_limit_s for each in shared_out(policy, 40)) == policy.time_limit_s / 10

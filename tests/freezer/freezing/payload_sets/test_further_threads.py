@@ -1,0 +1,151 @@
+"""Further thread counts: what is built and kept of the winner, and what stays if that fails."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import freezer
+from freezer.errors import BuildError
+from freezer.freezing.candidates import Candidate
+from freezer.freezing.freeze import freeze
+from freezer.freezing.judging import Judgement, judge
+from freezer.freezing.models import Subject
+from freezer.freezing.payload_sets import with_further_threads
+from freezer.freezing.payload_sets.further_threads import judge_further
+from freezer.freezing.target.target import target_here
+from freezer.hardware import counts_within
+from freezer.spec import Limits
+from tests.models import mlp
+from tests.steps import (
+    ANY_SPEED,
+    BATCH,
+    HERE,
+    QUICK,
+    QUICK_OPTIONS,
+    candidate_of,
+    random_inputs,
+    subject_of,
+)
+
+TARGET = target_here(HERE, (2, 1))
+
+
+@pytest.mark.parametrize(
+    ("cpus", "expected"), [(1, (1,)), (2, (2, 1)), (6, (6, 4, 2, 1)), (8, (8, 4, 2, 1))]
+)
+def test_default_counts(cpus: int, expected: tuple[int, ...]) -> None:
+    assert counts_within(cpus) == expected
+
+
+@pytest.fixture(scope="module")
+def subject() -> Subject:
+    return subject_of(mlp(), {"x": random_inputs(2, 4)}, {"x": {0: BATCH}})
+
+
+def judged(subject: Subject, folder: Path, limits: Limits = ANY_SPEED) -> Judgement:
+    """The judgement of a candidate for 2 threads; TorchScript stands for a library, which takes
+    seconds to build.
+    """
+    candidate = candidate_of(subject, "torchscript-frozen", folder / "candidate", TARGET.at(2))
+    own = replace(
+        candidate, payloads=tuple(replace(payload, num_threads=2) for payload in candidate.payloads)
+    )
+    return judge(subject, [own], TARGET, limits=limits, policy=QUICK)
+
+
+def with_payload(judgement: Judgement, content: bytes | None = None) -> Candidate:
+    """The winner with a payload for 1 thread: a copy of the one for 2, or a file of this
+    content.
+    """
+    assert judgement.winner is not None, judgement.reason
+    candidate = judgement.winner.candidate
+    (payload,) = candidate.payloads
+    data = (candidate.folder / payload.path).read_bytes() if content is None else content
+    (candidate.folder / "payloads" / "one.pt").write_bytes(data)
+    return replace(
+        candidate, payloads=(payload, replace(payload, path="payloads/one.pt", num_threads=1))
+    )
+
+
+def test_payload_for_a_further_count_is_kept(subject: Subject, tmp_path: Path) -> None:
+    judgement = judged(subject, tmp_path)
+    found = judge_further(subject, judgement, with_payload(judgement), TARGET)
+    assert found.winner is not None
+    assert found.winner is found.best is found.trials[0]
+    assert [payload.num_threads for payload in found.winner.candidate.payloads] == [2, 1]
+    assert {(row.num_threads, row.payload) for row in found.winner.points} == {
+        (2, "payloads/all.pt"),
+        (1, "payloads/one.pt"),
+    }
+    assert found.winner.drift is not None
+    assert {row.num_threads for row in found.winner.drift.rows} == {2, 1}
+    assert (found.verdict, found.winner.speedup) == (judgement.verdict, judgement.winner.speedup)  # type: ignore[union-attr]
+
+
+def test_wrong_payload_for_a_further_count_is_dropped(subject: Subject, tmp_path: Path) -> None:
+    """It is of a model with another bias; the verdict stays."""
+    judgement, changed = judged(subject, tmp_path), mlp()
+    changed.last.bias.data += 1.0  # type: ignore[operator,union-attr]
+    other = subject_of(changed, {"x": random_inputs(2, 4)}, {"x": {0: BATCH}})
+    wrong = candidate_of(other, "torchscript-frozen", tmp_path / "wrong")
+    candidate = with_payload(judgement, (wrong.folder / wrong.payloads[0].path).read_bytes())
+    found = judge_further(subject, judgement, candidate, TARGET)
+    assert found.verdict == "published"
+    assert found.winner is not None
+    assert [payload.path for payload in found.winner.candidate.payloads] == ["payloads/all.pt"]
+    (dropped,) = found.winner.dropped
+    assert (dropped.payload, dropped.num_threads) == ("payloads/one.pt", 1)
+    assert "error_ratio" in dropped.reason or "rmse" in dropped.reason, dropped.reason
+
+
+def test_size_limit_holds_for_all_counts(subject: Subject, tmp_path: Path) -> None:
+    judgement = judged(subject, tmp_path)
+    candidate = with_payload(judgement)
+    limits = replace(ANY_SPEED, size_mb_max=1.5 * candidate.payloads[0].size_bytes / 1e6)
+    found = judge_further(subject, replace(judgement, limits=limits), candidate, TARGET)
+    assert found.winner is not None
+    assert [payload.num_threads for payload in found.winner.candidate.payloads] == [2]
+    assert "size_mb_max is" in found.winner.dropped[0].reason
+
+
+def test_failed_build_leaves_the_winner(
+    subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: object) -> Candidate:
+        raise BuildError("inductor: no room")
+
+    monkeypatch.setattr("freezer.freezing.payload_sets.further_threads.build_further", fails)
+    judgement = judged(subject, tmp_path)
+    found = with_further_threads(subject, judgement, TARGET, tmp_path)
+    assert (found.verdict, found.cells) == ("published", judgement.cells)
+    assert found.winner is not None
+    assert [(item.num_threads, item.reason) for item in found.winner.dropped] == [
+        (1, "inductor: no room")
+    ]
+
+
+def test_torchscript_is_timed_with_every_default_count(tmp_path: Path) -> None:
+    options = replace(QUICK_OPTIONS, num_threads=None, recipes=["torchscript-frozen"])
+    artifact = freeze(
+        mlp(), {"x": random_inputs(2, 4)}, out=tmp_path / "out", options=options
+    ).artifact
+    assert artifact is not None
+    assert artifact.manifest.latency is not None
+    timed = tuple(dict.fromkeys(row.num_threads for row in artifact.manifest.latency.points))
+    assert timed == counts_within(timed[0])
+    assert [payload.num_threads for payload in artifact.manifest.payloads] == [None]
+
+
+@pytest.mark.slow
+def test_inductor_is_built_for_every_default_count(tmp_path: Path) -> None:
+    options = replace(QUICK_OPTIONS, num_threads=None, recipes=["inductor-frozen"])
+    result = freeze(mlp(), {"x": random_inputs(2, 4)}, out=tmp_path / "out", options=options)
+    assert result.artifact is not None
+    assert result.judgement is not None
+    counts = counts_within(result.judgement.cells[0].num_threads)
+    assert [payload.num_threads for payload in result.artifact.manifest.payloads] == list(counts)
+    for count in counts:
+        assert freezer.load(tmp_path / "out", threads=count).payload_for({}).num_threads == count

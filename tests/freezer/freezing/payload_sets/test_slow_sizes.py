@@ -1,0 +1,212 @@
+"""Sizes: where the winner is slower than eager, what says so, and what serves there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import freezer
+from freezer.artifact import describe, readable
+from freezer.freezing.candidates import Candidate
+from freezer.freezing.judging import Judgement, judge
+from freezer.freezing.models import Subject
+from freezer.freezing.packaging import assemble
+from freezer.freezing.payload_sets.slow_sizes import nearest_sizes, with_captured
+from freezer.spec import Dim
+from tests.steps import (
+    ANY_SPEED,
+    HERE,
+    QUICK,
+    QUICK_OPTIONS,
+    candidate_of,
+    random_inputs,
+    subject_of,
+    target_of,
+)
+
+ONE = 1
+"""Thread: other processes disturb it least."""
+
+BATCH = Dim(name="batch", min=1, max=1024)
+POLICY = replace(QUICK, min_rounds=3, block_ms=2.0, time_limit_s=1.0)
+"""Three rounds give an interval."""
+
+
+class SlowWhenTraced(nn.Module):
+    """Many small operators in eager mode; a few in a trace, with work that grows with the square of
+    the batch.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
+            return (x + 40.0) + 0.0 * (x @ x.t()).sin().cos().sin().cos().sin().sum()
+        for _ in range(40):
+            x = x + 1.0
+        return x
+
+
+@pytest.fixture(scope="module")
+def subject() -> Subject:
+    return subject_of(SlowWhenTraced(), {"x": random_inputs(2, 16)}, {"x": {0: BATCH}})
+
+
+@pytest.fixture(scope="module")
+def candidate(subject: Subject, tmp_path_factory: pytest.TempPathFactory) -> Candidate:
+    """Faster than eager at batch 1 and 32, slower at batch 1024."""
+    return candidate_of(subject, "torchscript-frozen", tmp_path_factory.mktemp("slow") / "c")
+
+
+def judged(subject: Subject, candidate: Candidate, **changes: Any) -> Judgement:
+    target = target_of(subject, "torchscript-frozen", ONE)
+    return judge(subject, [candidate], target, limits=ANY_SPEED, policy=replace(POLICY, **changes))
+
+
+def test_slower_sizes_are_reported(
+    subject: Subject, candidate: Candidate, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = judged(subject, candidate)
+    assert found.winner is not None
+    assert [(item.point["batch"], item.verdict) for item in found.winner.points] == [
+        (1, "faster"),
+        (32, "faster"),
+        (1024, "slower"),
+    ]
+    place = f"{ONE} thread, batch 1024 ({found.winner.points[2].speedup:.2f})"
+    assert found.reason.endswith(f"; slower than eager with {place}")
+    target = target_of(subject, "torchscript-frozen", ONE)
+    artifact = assemble(subject, found, target, dest=tmp_path / "a", provenance={}, failures={})
+    assert [
+        text.rpartition(", ")[2] for name, text in describe(artifact.manifest) if name == "point"
+    ] == [
+        "faster",
+        "faster",
+        "slower",
+    ]
+    freezer.load(artifact.folder)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"model for {HERE} was measured slower than eager with {place}"
+    ]
+
+
+def test_slow_size_is_not_measured(subject: Subject, candidate: Candidate) -> None:
+    found = judged(subject, candidate, time_limit_s=1e-4)
+    assert found.winner is not None
+    assert [(item.verdict, item.eager_p50) for item in found.winner.points[1:]] == [
+        ("not measured", None)
+    ] * 2
+
+
+def test_captured_program_serves_where_it_is_faster(tmp_path: Path) -> None:
+    options = replace(QUICK_OPTIONS, recipes=["torchscript-frozen"], num_threads=ONE, policy=POLICY)
+    model = SlowWhenTraced().eval()
+    found = freezer.freeze(
+        model,
+        {"x": random_inputs(2, 16)},
+        out=tmp_path / "a",
+        dims={"x": {0: BATCH}},
+        options=options,
+    )
+    assert found.reason.endswith("; the captured program serves batch from 182 to 1024"), (
+        "sizes nearer to 1024 than to 32"
+    )
+    artifact = found.artifact
+    assert artifact is not None
+    assert artifact.manifest.latency is not None
+    rows = [
+        (item.point["batch"], item.payload.removeprefix("payloads/"), item.verdict)
+        for item in artifact.manifest.latency.points
+    ]
+    assert rows[:2] == [(1, "all.pt", "faster"), (32, "all.pt", "faster")]
+    assert [row[:2] for row in rows[2:]] == [(1024, "captured.pt2"), (1024, "all.pt")]
+    assert rows[3][2] == "slower"
+    frozen = freezer.load(artifact.folder)
+    assert [frozen.payload_for({"batch": size}).path for size in (1, 181)] == [
+        "payloads/all.pt"
+    ] * 2
+    assert [frozen.payload_for({"batch": size}).path for size in (182, 1024)] == [
+        "payloads/captured.pt2"
+    ] * 2
+    x = random_inputs(200, 16)
+    torch.testing.assert_close(frozen(x), model(x))
+    code = readable(artifact, "code", captured=False).split("\n")
+    assert {"# payloads/captured.pt2", "# payloads/all.pt"} <= set(code)
+
+
+def test_captured_program_is_left_out_with_a_reason(
+    subject: Subject, candidate: Candidate, tmp_path: Path
+) -> None:
+    found = judged(subject, candidate)
+    target = target_of(subject, "torchscript-frozen", ONE)
+    small = replace(found, limits=replace(ANY_SPEED, size_mb_max=0.001))
+    stateful = replace(found, reference=replace(found.reference, stateful=True))
+    for number, (judgement, why) in enumerate(
+        [(small, "size_mb_max is 0.001"), (stateful, "belong to one payload")]
+    ):
+        (tmp_path / str(number)).mkdir()
+        kept = with_captured(subject, judgement, target, tmp_path / str(number))
+        assert why in kept.reason
+        assert kept.winner is not None
+        assert [why in item.reason for item in kept.winner.dropped] == [True]
+        assert kept.winner.candidate == candidate
+
+
+def test_cold_start_opens_what_serves_its_inputs(
+    subject: Subject, candidate: Candidate, tmp_path: Path
+) -> None:
+    (candidate.folder / "payloads" / "captured.pt2").write_bytes(b"does not open")
+    large = replace(
+        candidate.payloads[0],
+        path="payloads/captured.pt2",
+        kind="exported",
+        dims=(replace(BATCH, min=182),),
+    )
+    found = judged(subject, candidate)
+    assert found.winner is not None
+    winner = replace(
+        found.winner, candidate=replace(candidate, payloads=(large, *candidate.payloads))
+    )
+    target = target_of(subject, "torchscript-frozen", ONE)
+    artifact = assemble(
+        subject,
+        replace(found, winner=winner),
+        target,
+        dest=tmp_path / "a",
+        provenance={},
+        failures={},
+    )
+    assert artifact.manifest.golden[0].point["batch"] < 182
+
+
+DIMS = (BATCH, Dim(name="height", min=32, max=128, multiple_of=8))
+
+
+@pytest.mark.parametrize(
+    ("gains", "sizes"),
+    [
+        ([(1024, 128)], [(182, 1024), (96, 128)]),
+        ([(32, 64), (1024, 128)], [(6, 1024), (48, 128)]),
+        ([(32, 64)], [(6, 181), (48, 88)]),
+    ],
+)
+def test_sizes_go_to_the_nearest_timed_place(
+    gains: list[tuple[int, int]], sizes: list[tuple[int, int]]
+) -> None:
+    timed = [
+        {"batch": 1, "height": 32},
+        {"batch": 32, "height": 64},
+        {"batch": 1024, "height": 128},
+    ]
+    found = nearest_sizes(
+        DIMS, [{"batch": batch, "height": height} for batch, height in gains], timed
+    )
+    assert [(dim.min, dim.max) for dim in found] == sizes
+    crossed = [{"batch": 1, "height": 128}, {"batch": 1024, "height": 32}]
+    alone = nearest_sizes(DIMS, crossed, [*timed, *crossed])
+    assert [(dim.min, dim.max) for dim in alone] == [(182, 1024), (32, 40)], (
+        "between them is a place where it gains nothing"
+    )
