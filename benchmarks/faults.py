@@ -5,7 +5,7 @@ recovery took.
     benchmarks/results/faults-DATE.md]
 
 Each scenario injects a fault into a campaign on a Ray cluster on this machine, and checks the end
-(tests/faults/sites.py). The JUnit reports of these tests become a table. A scenario takes about a
+(tests/support/fault_sites.py). The JUnit reports of these tests become a table. A scenario takes about a
 minute.
 """
 

@@ -28,9 +28,9 @@ from freezer.artifact import Artifact
 from freezer.freezing.freeze import FreezeOptions, freeze
 from freezer.spec import SamplingPolicy
 from freezer.store import Store
-from tests.mlflow_servers import MlflowServer, Postgres, server_options
-from tests.pipeline.campaigns import run_judged
-from tests.steps import HERE
+from tests.support.campaigns import run_judged
+from tests.support.mlflow_servers import MlflowServer, Postgres, server_options
+from tests.support.steps import HERE
 
 CLASSES = (HERE, "portable")
 

@@ -32,7 +32,7 @@ from typing import Any
 from benchmarks import children
 from benchmarks.pages import machine, markdown_table, today
 from freezer.hardware import available_cpus, detect
-from tests.raylets import RayCluster
+from tests.support.raylets import RayCluster
 
 PLAN_SIZES = (100, 1_000, 10_000, 100_000)
 IDLE_SIZES = (100, 1_000)

@@ -35,7 +35,7 @@ from benchmarks import children
 from benchmarks.pages import ROOT, machine, markdown_table, results_page, today
 from freezer.files import write_whole
 from freezer.store import Store
-from tests.raylets import DIES_WITH_US, LOOPBACK, free_port, wait_until
+from tests.support.raylets import DIES_WITH_US, LOOPBACK, free_port, wait_until
 
 WORK = ROOT / ".bench" / "serving"
 QUEUE = 64

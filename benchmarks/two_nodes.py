@@ -24,7 +24,7 @@ from benchmarks.pages import ROOT, machine, markdown_table, results_page, today
 from benchmarks.recipes import outcomes_of, ratio_cell, speedup_cell
 from freezer.store import Store
 from pipeline.records import Outcome
-from tests.raylets import RayCluster
+from tests.support.raylets import RayCluster
 
 CLASSES = ("cpu-x86-64-v4", "cpu-x86-64-v3")
 CAMPAIGN = "zoo"

@@ -24,10 +24,10 @@ from freezer.freezing.payload_sets import other_payloads
 from freezer.freezing.payload_sets.further_threads import judge_further
 from freezer.freezing.target.target import target_here
 from freezer.store import Store
-from tests.buckets import ENVIRONMENT, make_bucket, s3_server
-from tests.models import Mlp, TinyConv, seeded
-from tests.snapshots import model_state, process_state
-from tests.steps import (
+from tests.support.buckets import ENVIRONMENT, make_bucket, s3_server
+from tests.support.models import Mlp, TinyConv, seeded
+from tests.support.snapshots import model_state, process_state
+from tests.support.steps import (
     ANY_SPEED,
     BATCH,
     HERE,
@@ -157,7 +157,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Several:
     everything = replace(
         judgement, winner=replace(judgement.winner, candidate=candidate, dropped=())
     )
-    made = {"source": "tests.models.TinyConv", "weights": candidate.weights}
+    made = {"source": "tests.support.models.TinyConv", "weights": candidate.weights}
     artifact = assemble(
         subject, everything, target, dest=folder / "conv", provenance=made, failures={}
     )

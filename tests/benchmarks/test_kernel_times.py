@@ -14,7 +14,7 @@ from benchmarks import kernel_times
 def test_page_has_the_kernels_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     catalog, page = tmp_path / "catalog.yaml", tmp_path / "page.md"
     catalog.write_text(
-        "models: [{name: conv, source: 'python:tests.models:TinyConv', inputs: {x: {shape: [1, 3,"
+        "models: [{name: conv, source: 'python:tests.support.models:TinyConv', inputs: {x: {shape: [1, 3,"
         " 16, 16]}}}]\n"
     )
     monkeypatch.setattr(sys, "argv", ["kernel_times", str(catalog), "--out", str(page)])

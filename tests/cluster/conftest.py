@@ -13,7 +13,7 @@ import pytest
 
 from freezer.hardware import detect
 from pipeline.cluster import Cluster, connect
-from tests.raylets import ROOT, RayCluster
+from tests.support.raylets import ROOT, RayCluster
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
 MODELS = ROOT / "tests" / "pipeline" / "models" / "campaign_models.py"
@@ -44,7 +44,7 @@ def watched(folder: Path, *options: str) -> list[str]:
     """The command of a watched campaign on a folder's catalog; its store and its name are the
     folder's name.
     """
-    script = ROOT / "tests" / "cluster" / "watched.py"
+    script = ROOT / "tests" / "support" / "watched.py"
     words = (
         script,
         folder / "catalog.yaml",

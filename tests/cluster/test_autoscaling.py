@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from tests.cluster.conftest import V3, V4, write_slow_catalog
-from tests.cluster.local_machines import HEAD, identity, write_settings
-from tests.raylets import RayCluster, wait_until
+from tests.support.local_machines import HEAD, identity, write_settings
+from tests.support.raylets import RayCluster, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

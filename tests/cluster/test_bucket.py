@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 import freezer
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.store import Store
-from tests.buckets import objects
 from tests.cluster.conftest import V3, V4
 from tests.pipeline.test_whole_campaigns import SHIPPED, write_catalog
-from tests.raylets import ROOT, RayCluster
+from tests.support.buckets import objects
+from tests.support.raylets import ROOT, RayCluster
 
 pytestmark = [
     pytest.mark.cluster,
@@ -51,7 +51,7 @@ def test_nodes_that_share_only_a_bucket(
     unreachable = {**caches[V3], "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
     cut_off = private_cluster.start(num_cpus=1, classes=[V3], environ=unreachable)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache of the driver"))
-    script = ROOT / "tests" / "pipeline" / "drive.py"
+    script = ROOT / "tests" / "support" / "drive.py"
     words = (
         script,
         catalog,

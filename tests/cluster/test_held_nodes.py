@@ -17,7 +17,7 @@ from freezer.errors import InfrastructureError
 from pipeline.cluster import Cluster, Node
 from pipeline.scheduling import Fleet
 from tests.cluster.conftest import V3, V4
-from tests.raylets import wait_until
+from tests.support.raylets import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.cluster.conftest import MODELS, outcomes, watched
-from tests.raylets import RayCluster
+from tests.support.raylets import RayCluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

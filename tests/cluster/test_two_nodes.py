@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import V3, V4, outcomes, watched, write_slow_catalog
-from tests.cluster.watched import Interval, intervals
-from tests.faults.sites import Driver
-from tests.raylets import RayCluster
+from tests.support.fault_sites import Driver
+from tests.support.raylets import RayCluster
+from tests.support.watched import Interval, intervals
 
 pytestmark = pytest.mark.cluster
 

@@ -19,9 +19,9 @@ from freezer.artifact import version_tuple
 from freezer.hardware import PORTABLE
 from freezer.store import Store
 from tests.cluster.conftest import V3, V4, watched
-from tests.faults.sites import Driver
 from tests.pipeline.test_whole_campaigns import write_catalog
-from tests.raylets import ROOT, RayCluster
+from tests.support.fault_sites import Driver
+from tests.support.raylets import ROOT, RayCluster
 
 NEWER = os.environ.get("COLDPRESS_NEWER_TORCH", "")
 REASON = (

@@ -19,7 +19,7 @@ from transformers import MobileNetV2Config, MobileNetV2Model
 from freezer.hardware import PORTABLE
 from freezer.store import Store
 from tests.deploy.conftest import LEVEL, THREADS, frozen_pair
-from tests.steps import copy_of, python
+from tests.support.steps import copy_of, python
 
 pytestmark = [
     pytest.mark.skipif(LEVEL is None, reason="needs a CPU of x86-64-v3 or better"),

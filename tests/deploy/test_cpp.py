@@ -41,9 +41,17 @@ from freezer.serving.opening import open_artifact
 from freezer.serving.selection import LoadOptions
 from freezer.spec import NestedSpec
 from tests.conftest import Frozen, Several
-from tests.freezer.models_state import InPlace
-from tests.models import TinyConv, seeded
-from tests.steps import BATCH, HERE, QUICK_OPTIONS, copy_of, flip_a_byte, random_inputs, rewritten
+from tests.support.models import TinyConv, seeded
+from tests.support.models_state import InPlace
+from tests.support.steps import (
+    BATCH,
+    HERE,
+    QUICK_OPTIONS,
+    copy_of,
+    flip_a_byte,
+    random_inputs,
+    rewritten,
+)
 
 SOURCE = Path(__file__).parents[2] / "examples" / "cpp"
 LINE = re.compile(r" *(\d+)  +([\d.]+|inf)? +([\d.e+-]+)  ([^:]+)(?:: (.+))?")

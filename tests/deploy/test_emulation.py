@@ -17,9 +17,9 @@ from freezer.artifact import Artifact
 from freezer.hardware import detect, device_class
 from freezer.store import Store
 from tests.conftest import Frozen, frozen
-from tests.models import TinyConv, seeded
-from tests.raylets import ROOT
-from tests.steps import HERE, python, random_inputs
+from tests.support.models import TinyConv, seeded
+from tests.support.raylets import ROOT
+from tests.support.steps import HERE, python, random_inputs
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
 THREADS = torch.get_num_threads()
@@ -39,8 +39,8 @@ FREEZE = """
 import sys
 from pathlib import Path
 from tests.conftest import frozen
-from tests.models import TinyConv, seeded
-from tests.steps import random_inputs
+from tests.support.models import TinyConv, seeded
+from tests.support.steps import random_inputs
 x = random_inputs(2, 3, 16, 16)
 frozen(seeded(TinyConv), x, Path(sys.argv[1]), name="conv", recipe="inductor-frozen", device_class=sys.argv[2])
 """

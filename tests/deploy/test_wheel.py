@@ -20,8 +20,8 @@ from freezer.hardware import PORTABLE
 from freezer.store import Store
 from tests.conftest import Frozen
 from tests.deploy.conftest import LEVEL, THREADS
-from tests.raylets import ROOT
-from tests.steps import random_inputs, write_plain_artifact
+from tests.support.raylets import ROOT
+from tests.support.steps import random_inputs, write_plain_artifact
 
 pytestmark = pytest.mark.skipif(LEVEL is None, reason="needs a CPU of x86-64-v3 or better")
 

@@ -18,8 +18,8 @@ from freezer.store import WORK
 from pipeline.catalog import read_catalog
 from pipeline.ledger import read_rows
 from pipeline.records import Outcome
-from tests.lines import place_of
-from tests.raylets import ROOT
+from tests.support.lines import place_of
+from tests.support.raylets import ROOT
 
 BROKEN = Path(examples.broken.__file__).with_name("broken.yaml")
 
@@ -62,7 +62,7 @@ def test_every_entry_says_how_it_ends(tags: dict[str, dict[str, str]]) -> None:
 @pytest.mark.slow
 def test_every_entry_ends_as_its_tags_say(tags: dict[str, dict[str, str]], tmp_path: Path) -> None:
     classes = (PORTABLE, str(best_level(detect().classes)))
-    script = ROOT / "tests" / "pipeline" / "drive.py"
+    script = ROOT / "tests" / "support" / "drive.py"
     words = [
         script,
         BROKEN,

@@ -14,8 +14,8 @@ import pytest
 from mlflow import MlflowClient
 
 from tests.cluster.conftest import V3, V4, skip_without_v4
-from tests.faults.sites import Site
-from tests.raylets import RayCluster
+from tests.support.fault_sites import Site
+from tests.support.raylets import RayCluster
 
 Record = Callable[[str, object], None]
 

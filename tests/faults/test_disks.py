@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import V4
-from tests.faults.sites import Site, failing_disk
-from tests.raylets import wait_until
-from tests.steps import flip_a_byte
+from tests.support.fault_sites import Site, failing_disk
+from tests.support.raylets import wait_until
+from tests.support.steps import flip_a_byte
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.sites import failing_disk
-from tests.raylets import ROOT
+from tests.support.fault_sites import failing_disk
+from tests.support.raylets import ROOT
 
 DURABLE = """
 import os, sys

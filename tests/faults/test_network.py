@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.conftest import V3, V4
-from tests.faults.sites import Driver, Site
-from tests.raylets import Network
+from tests.support.fault_sites import Driver, Site
+from tests.support.raylets import Network
 
 pytestmark = [
     pytest.mark.cluster,

@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from tests.cluster.conftest import V3, V4
-from tests.faults.sites import Site
-from tests.mlflow_servers import MlflowServer, server_options
-from tests.raylets import Raylet, free_port, wait_until
+from tests.support.fault_sites import Site
+from tests.support.mlflow_servers import MlflowServer, server_options
+from tests.support.raylets import Raylet, free_port, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -44,10 +44,10 @@ from freezer.serving.selection import (
 from freezer.spec import InputSpec, OutputSpec, OutputStructure, TensorSpec
 from freezer.store import Store
 from tests.conftest import Frozen
-from tests.freezer.gpu_settings import settings_on_gpu
-from tests.freezer.hosts import A100, H100, INTEL, x86
-from tests.models import mlp
-from tests.steps import BATCH, captured_by, manifest_of, random_inputs, subject_of
+from tests.support.gpu_settings import settings_on_gpu
+from tests.support.hosts import A100, H100, INTEL, x86
+from tests.support.models import mlp
+from tests.support.steps import BATCH, captured_by, manifest_of, random_inputs, subject_of
 
 SM90 = DEVICE_CLASSES["cuda-sm90"]
 GPU = torch.device("cuda", 1)

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from freezer.store import Store
 from tests.conftest import Frozen
-from tests.steps import python
+from tests.support.steps import python
 
 MAIN = "import sys; from freezer.cli import main; sys.argv = ['coldpress', *sys.argv[1:]]; main()"
 
@@ -147,7 +147,7 @@ import sys, warnings
 sys.modules.update(dict.fromkeys({blocked!r}))
 import torch, freezer
 from freezer.spec.limits import Limits, SamplingPolicy
-from tests.models import mlp
+from tests.support.models import mlp
 model, x = mlp(), torch.ones(2, 4)
 quick = dict(time_limit_s=0.3, warmup_s=0.1, min_rounds=1, busy_limit=2.0, steal_limit=2.0)
 options = freezer.FreezeOptions(

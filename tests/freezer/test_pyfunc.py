@@ -23,7 +23,7 @@ from freezer.runtime.pytree import flatten, output_specs
 from freezer.spec import ConstantSpec, Dim, InputSpec, TensorSpec
 from freezer.store import Store
 from tests.conftest import Frozen
-from tests.steps import copy_of, flip_a_byte
+from tests.support.steps import copy_of, flip_a_byte
 
 pd = pytest.importorskip("pandas")  # comes with mlflow
 

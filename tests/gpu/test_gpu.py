@@ -29,10 +29,10 @@ from freezer.runtime.tensors import load_tensors, save_tensors
 from freezer.serving.verify import verify
 from freezer.spec import Dim, Limits
 from freezer.store import Store
-from tests.freezer.gpu_settings import settings_on_gpu
-from tests.gpu.models import SHAPES, made
-from tests.models import Counter
-from tests.steps import ANY_SPEED, QUICK, copy_of, rewritten
+from tests.support.gpu_models import SHAPES, made
+from tests.support.gpu_settings import settings_on_gpu
+from tests.support.models import Counter
+from tests.support.steps import ANY_SPEED, QUICK, copy_of, rewritten
 
 OPTIONS = FreezeOptions(limits=ANY_SPEED, policy=QUICK, num_threads=1)
 RECIPES_ON_GPU = [name for name, recipe in RECIPES.items() if not recipe.portable]

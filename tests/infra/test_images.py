@@ -24,8 +24,8 @@ from packaging.utils import canonicalize_name
 
 from freezer.store import Store
 from tests.conftest import Frozen
-from tests.raylets import ROOT, free_port, wait_until
-from tests.steps import random_inputs
+from tests.support.raylets import ROOT, free_port, wait_until
+from tests.support.steps import random_inputs
 
 IMAGES = ROOT / "infra" / "images"
 FILES = sorted(IMAGES.glob("*.Dockerfile"))

@@ -29,13 +29,13 @@ from freezer.hardware import PORTABLE
 from freezer.store import Store
 from jobs.replay import app
 from pipeline.tracking.connection import connect
-from tests.buckets import ENVIRONMENT, empty_bucket, make_bucket
-from tests.infra.manifests import check_manifest, manifests
-from tests.mlflow_servers import ALLOWED_HOSTS, MlflowServer, Postgres
-from tests.pipeline.shown import shown, stored_files
 from tests.pipeline.test_whole_campaigns import environment
 from tests.pipeline.tracking.test_servers import logged
-from tests.raylets import LOOPBACK, ROOT
+from tests.support.buckets import ENVIRONMENT, empty_bucket, make_bucket
+from tests.support.manifests import check_manifest, manifests
+from tests.support.mlflow_servers import ALLOWED_HOSTS, MlflowServer, Postgres
+from tests.support.raylets import LOOPBACK, ROOT
+from tests.support.shown import shown, stored_files
 
 FOLDER = ROOT / "infra" / "mlflow"
 SCRIPT = FOLDER / "backup.sh"

@@ -32,10 +32,10 @@ from pipeline.reporting.metrics import CampaignMetrics
 from tests.conftest import Frozen
 from tests.infra.test_serving import X, json_of, publish, wrong_artifact
 from tests.pipeline.reporting.test_campaign_report import FAILED
-from tests.pipeline.scrapes import Scrape, scraped, summed
 from tests.pipeline.test_whole_campaigns import CATALOG, environment, write_catalog
-from tests.raylets import LOOPBACK, ROOT, free_port, wait_until
-from tests.steps import HERE
+from tests.support.raylets import LOOPBACK, ROOT, free_port, wait_until
+from tests.support.scrapes import Scrape, scraped, summed
+from tests.support.steps import HERE
 from tests.test_links import anchors
 
 FOLDER = ROOT / "infra" / "observability"

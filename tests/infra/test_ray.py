@@ -24,7 +24,15 @@ from freezer.hardware import DEVICE_CLASSES, PORTABLE, can_run, detect
 from jobs.worker_labels import MEMORY_SHARE
 from pipeline.records import LABEL
 from tests.pipeline.cluster.test_tls_campaign import OWN, certificates
-from tests.raylets import DIES_WITH_US, LOOPBACK, ROOT, START_S, Raylet, free_port, wait_until
+from tests.support.raylets import (
+    DIES_WITH_US,
+    LOOPBACK,
+    ROOT,
+    START_S,
+    Raylet,
+    free_port,
+    wait_until,
+)
 
 FOLDER = ROOT / "infra" / "ray"
 UNCOMMON = {

@@ -29,11 +29,11 @@ from freezer.store import Store
 from infra.serving import model_server
 from infra.serving.model_server import BINARY, JSON, ModelServer, ServingOptions
 from infra.serving.service import http_server
-from tests.buckets import Wire, overwrite
 from tests.conftest import Frozen
 from tests.freezer.artifact.test_signatures import make_pair
-from tests.raylets import LOOPBACK, free_port, wait_until
-from tests.steps import HERE, copy_of, random_inputs, rewritten
+from tests.support.buckets import Wire, overwrite
+from tests.support.raylets import LOOPBACK, free_port, wait_until
+from tests.support.steps import HERE, copy_of, random_inputs, rewritten
 
 X = random_inputs(2, 4)
 

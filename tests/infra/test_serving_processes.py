@@ -29,10 +29,10 @@ from freezer.hardware import DEVICE_CLASSES, can_run
 from freezer.store import Store
 from infra.serving.model_server import BINARY, JSON
 from infra.serving.service import main
-from tests.infra.manifests import check_manifest, manifests
 from tests.infra.test_serving import X, json_of
-from tests.raylets import LOOPBACK, ROOT, RayCluster, free_port, wait_until
-from tests.steps import HERE
+from tests.support.manifests import check_manifest, manifests
+from tests.support.raylets import LOOPBACK, ROOT, RayCluster, free_port, wait_until
+from tests.support.steps import HERE
 
 SERVING = ROOT / "infra" / "serving"
 

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.cluster import job_prefix
 from tests.jobs.test_submit import HANGS, write_catalog
-from tests.pipeline.heads import Head, Terminal, started_head
+from tests.support.heads import Head, Terminal, started_head
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

@@ -16,7 +16,7 @@ from pipeline.config import Config
 from pipeline.ledger import CampaignRecord, Ledger
 from pipeline.records import ClassFacts
 from pipeline.reporting import CampaignReport
-from tests.steps import HERE
+from tests.support.steps import HERE
 
 CATALOG = """
 defaults: {recipes: [torchscript-frozen]}

@@ -22,7 +22,7 @@ from jobs.submit import app, checked_options
 from pipeline.cluster import Job, gather, job_prefix, stage, working_dir
 from pipeline.ledger import CampaignRecord, Ledger, Member
 from pipeline.sources import named_files
-from tests.pipeline.heads import Head, started_head
+from tests.support.heads import Head, started_head
 
 ROOT = Path(__file__).parents[2]
 PLACES = ["--store", "/shared/store", "--tracking-uri", "http://127.0.0.1:5000"]

@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 
 from freezer.store import Store
 from pipeline.ledger import Ledger
-from tests.pipeline.shown import empty_database
+from tests.support.shown import empty_database
 
 
 @pytest.fixture(scope="session")

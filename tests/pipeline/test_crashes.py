@@ -20,8 +20,8 @@ from freezer.files import digest_bytes
 from freezer.store import Store
 from pipeline.ledger import ledger_folder, read_rows
 from tests.conftest import Frozen
-from tests.pipeline.shown import shown, without_ids
-from tests.steps import HERE
+from tests.support.shown import shown, without_ids
+from tests.support.steps import HERE
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,7 +34,7 @@ def run(scripted: Frozen, portable: Frozen, template: Path) -> Iterator[Trial]:
     number of instants.
     """
     folders = [f"{HERE}={scripted.artifact.folder}", f"portable={portable.artifact.folder}"]
-    command = [sys.executable, "-W", "ignore", "-m", "tests.pipeline.crashing", *folders]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.support.crashing", *folders]
     with subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as server:

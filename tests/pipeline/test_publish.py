@@ -19,8 +19,8 @@ from pipeline.publish import Publisher
 from pipeline.records import Failure, Outcome
 from pipeline.tracking import Tracker
 from tests.conftest import Frozen
-from tests.pipeline.campaigns import entry, judged, judged_folder, plan_of, run_judged
-from tests.steps import HERE, copy_of, flip_a_byte
+from tests.support.campaigns import entry, judged, judged_folder, plan_of, run_judged
+from tests.support.steps import HERE, copy_of, flip_a_byte
 
 
 @pytest.fixture

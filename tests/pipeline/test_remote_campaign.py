@@ -15,7 +15,6 @@ import torch
 import freezer
 from freezer.hardware import PORTABLE
 from freezer.store import Store
-from tests.buckets import objects
 from tests.pipeline.test_whole_campaigns import (
     built_in,
     drive,
@@ -25,6 +24,7 @@ from tests.pipeline.test_whole_campaigns import (
     slow_catalog,
     wait_for,
 )
+from tests.support.buckets import objects
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

@@ -25,7 +25,7 @@ from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.store import Store
 from pipeline.ledger import CampaignRecord, Ledger
 from pipeline.workspace import staging_folder
-from tests.raylets import ROOT, RayCluster
+from tests.support.raylets import ROOT, RayCluster
 
 pytestmark = pytest.mark.cluster
 
@@ -86,7 +86,7 @@ def write_catalog(folder: Path, text: str) -> Path:
 
 def drive(folder: Path, campaign: str = "test") -> list[str]:
     """The command of a quick campaign."""
-    script = ROOT / "tests" / "pipeline" / "drive.py"
+    script = ROOT / "tests" / "support" / "drive.py"
     paths = [
         folder / "catalog.yaml",
         folder / "store",

@@ -20,7 +20,7 @@ from freezer.artifact import (
     describe_freezing,
     manifest_markdown,
 )
-from tests.steps import write_plain_artifact
+from tests.support.steps import write_plain_artifact
 
 REPORT = FreezingReport(
     ops_before={"aten::conv2d": 2, "aten::batch_norm": 2, "aten::relu": 2, "aten::add_": 1},

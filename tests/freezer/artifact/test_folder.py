@@ -9,7 +9,7 @@ import pytest
 
 from freezer.artifact import MANIFEST, Artifact, check_inside, write_artifact
 from freezer.errors import IntegrityError, NotPublishedError
-from tests.steps import flip_a_byte, rewritten, write_plain_artifact
+from tests.support.steps import flip_a_byte, rewritten, write_plain_artifact
 
 
 @pytest.fixture

@@ -31,8 +31,8 @@ from freezer.cli.app import app
 from freezer.errors import IncompatibleError, IntegrityError, UsageError
 from freezer.files import digest_bytes
 from freezer.store import Store
-from tests.models import mlp
-from tests.steps import HERE, random_inputs
+from tests.support.models import mlp
+from tests.support.steps import HERE, random_inputs
 
 X = random_inputs(2, 4)
 

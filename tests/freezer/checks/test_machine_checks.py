@@ -10,8 +10,8 @@ import pytest
 from freezer.checks.findings import CheckRequest
 from freezer.checks.limit_checks import check_memory, clock_finding
 from freezer.checks.machine_checks import classes_finding, gpu_finding
-from tests.freezer import hosts
 from tests.freezer.hardware.test_cgroups import GROUPS, V2, tree
+from tests.support import hosts
 
 ONE_GPU = replace(hosts.CASCADE_LAKE, gpus=(hosts.H100,), no_gpu="", driver="550.54.15")
 

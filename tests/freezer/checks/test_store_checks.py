@@ -19,9 +19,9 @@ from freezer.checks.findings import CheckRequest, Finding
 from freezer.checks.store_checks import check_store
 from freezer.files import buckets
 from freezer.store import Store
-from tests.buckets import objects
-from tests.pipeline.full_disks import full_disk
-from tests.steps import write_plain_artifact
+from tests.support.buckets import objects
+from tests.support.full_disks import full_disk
+from tests.support.steps import write_plain_artifact
 
 
 def findings(uri: object) -> dict[str, Finding]:

@@ -29,9 +29,9 @@ from freezer.hardware import DEVICE_CLASSES, detect
 from freezer.store import Store
 from tests.conftest import Frozen
 from tests.freezer.cli.conftest import Run
-from tests.lines import place_of
-from tests.models import mlp, reading_sizes
-from tests.steps import HERE, QUICK, copy_of, flip_a_byte, python, random_inputs
+from tests.support.lines import place_of
+from tests.support.models import mlp, reading_sizes
+from tests.support.steps import HERE, QUICK, copy_of, flip_a_byte, python, random_inputs
 
 ROOT = Path(__file__).parents[3]
 
@@ -174,7 +174,7 @@ def test_exit_code_2_usage(
 ) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()
-    freeze = ("freeze", "python:tests.models:mlp", "--out", tmp_path / "out")
+    freeze = ("freeze", "python:tests.support.models:mlp", "--out", tmp_path / "out")
     for arguments, message in (
         (("pull", "mlp", "--store", published.root, "--dest", tmp_path / "full"), "is not empty"),
         (
@@ -219,11 +219,11 @@ def test_exit_code_2_usage(
             "expected a .safetensors, .npz or .npy file",
         ),
         (
-            ("freeze", "python:tests.models:broken", "--out", tmp_path / "full"),
+            ("freeze", "python:tests.support.models:broken", "--out", tmp_path / "full"),
             f"--out {tmp_path}/full is not empty",
         ),
         (
-            ("freeze", "python:tests.models:broken", "--out", "."),
+            ("freeze", "python:tests.support.models:broken", "--out", "."),
             "--out . is the working directory",
         ),
     ):
@@ -259,7 +259,7 @@ def test_wrong_options_of_freeze_fail_before_torch_is_imported(
         "-c",
         FREEZE_ONLY_PARSES,
         "freeze",
-        "python:tests.models:mlp",
+        "python:tests.support.models:mlp",
         "--out",
         str(tmp_path / "out"),
     ]
@@ -429,7 +429,7 @@ def test_freeze_applies_the_limits_of_a_class(tmp_path: Path) -> None:
     done = in_a_process(
         *(
             "freeze",
-            "python:tests.models:mlp",
+            "python:tests.support.models:mlp",
             "--args",
             '{"hidden": 64}',
             "--out",
@@ -471,7 +471,7 @@ def quick_judge(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("quick_judge")
 def test_freeze_keeps_limits(coldpress: Run, tmp_path: Path) -> None:
     source = (
-        "python:tests.models:mlp",
+        "python:tests.support.models:mlp",
         "--inputs",
         '{"x": {"shape": [2, 4]}}',
         "--recipe",
@@ -491,7 +491,13 @@ def test_freeze_and_inspect_show_warnings_of_the_capture(coldpress: Run, tmp_pat
     inputs = ("--inputs", '{"x": {"shape": [2, "n"]}}', "--dims", '{"n": {"min": 2, "max": 9}}')
     out = tmp_path / "out"
     code, text, err = coldpress(
-        "freeze", "python:tests.models:reading_sizes", *inputs, "--recipe", "eager", "--out", out
+        "freeze",
+        "python:tests.support.models:reading_sizes",
+        *inputs,
+        "--recipe",
+        "eager",
+        "--out",
+        out,
     )
     assert code == 0, err
     warning = "TracerWarning: Converting a tensor to a Python integer"
@@ -514,7 +520,7 @@ def test_freeze_accepts_noise_on_request(
     monkeypatch.setattr("freezer.freezing.freeze.freeze_source", noted)
     for more in ((), ("--accept-noise",)):
         code, out, _ = coldpress(
-            "freeze", "python:tests.models:mlp", "--out", tmp_path / "out", *more
+            "freeze", "python:tests.support.models:mlp", "--out", tmp_path / "out", *more
         )
         assert (code, out.splitlines()[1]) == (
             1,
@@ -526,7 +532,7 @@ def test_freeze_accepts_noise_on_request(
 def test_freeze_reports_a_broken_source(coldpress: Run, tmp_path: Path) -> None:
     code, _, err = coldpress(
         "freeze",
-        "python:tests.models:broken",
+        "python:tests.support.models:broken",
         "--inputs",
         '{"x": {"shape": [2]}}',
         "--out",

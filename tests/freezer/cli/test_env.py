@@ -16,7 +16,7 @@ from freezer.artifact import Artifact, EnvironmentRecord, SettingGain
 from freezer.serving.load import load
 from tests.conftest import Frozen
 from tests.freezer.cli.conftest import Run
-from tests.steps import copy_of, random_inputs
+from tests.support.steps import copy_of, random_inputs
 
 JEMALLOC = "libjemalloc.so.2"
 

@@ -16,9 +16,9 @@ from freezer.freezing.packaging.evidence import MAX_TEXT_BYTES, write_texts
 from freezer.store import Store
 from tests.conftest import Frozen
 from tests.freezer.cli.conftest import Run
-from tests.freezer.models_reports import ConvNet
-from tests.models import Branching
-from tests.steps import (
+from tests.support.models import Branching
+from tests.support.models_reports import ConvNet
+from tests.support.steps import (
     ANY_SPEED,
     HERE,
     QUICK,

@@ -14,9 +14,9 @@ import pytest
 
 from freezer.artifact import Artifact
 from freezer.store import Store
-from tests.buckets import objects
 from tests.freezer.cli.conftest import Run
-from tests.steps import flip_a_byte, write_plain_artifact
+from tests.support.buckets import objects
+from tests.support.steps import flip_a_byte, write_plain_artifact
 
 V4 = "cpu-x86-64-v4"
 LONG = "a-model-of-the-risk-team-with-a-long-name"

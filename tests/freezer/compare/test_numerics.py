@@ -11,7 +11,7 @@ from torch import Tensor
 
 from freezer.compare.gate import GoldenGate, OutputError, gate_problem
 from freezer.compare.numerics import distances, exact_problem, pooled, rms_errors
-from tests.steps import random_inputs
+from tests.support.steps import random_inputs
 
 APART = (2.0**29,)
 """The scales of `masked` outputs."""

@@ -19,9 +19,9 @@ from freezer.files import fetch, identity, is_url
 from freezer.freezing.models import load_source
 from freezer.freezing.sources import fetched, parse_source
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from tests.buckets import overwrite
-from tests.models import mlp
-from tests.pipeline.full_disks import full_disk
+from tests.support.buckets import overwrite
+from tests.support.full_disks import full_disk
+from tests.support.models import mlp
 
 CONTENT = b"the bytes of a model" * 1000
 DIGEST = hashlib.sha256(CONTENT).hexdigest()

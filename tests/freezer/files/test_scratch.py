@@ -13,7 +13,7 @@ import torch
 from freezer.errors import UsageError
 from freezer.files import scratch_place
 from tests.conftest import Frozen
-from tests.steps import HERE
+from tests.support.steps import HERE
 
 MOUNT = 'mount -t tmpfs -o "$0" tmpfs "$1" && shift && exec "$@"'
 """For a shell in its own mount namespace: mount a file system with options $0 at $1, and run a

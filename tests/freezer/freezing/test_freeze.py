@@ -19,8 +19,8 @@ from freezer.freezing.freeze import FreezeResult, freeze
 from freezer.freezing.models import Dims, example_spec
 from freezer.spec import Dim, Limits
 from tests.conftest import Frozen
-from tests.models import AttributeCounter, Counter, Writing, mlp, seeded
-from tests.steps import BATCH, HERE, QUICK_OPTIONS, random_inputs
+from tests.support.models import AttributeCounter, Counter, Writing, mlp, seeded
+from tests.support.steps import BATCH, HERE, QUICK_OPTIONS, random_inputs
 
 X = random_inputs(2, 4)
 
@@ -86,7 +86,7 @@ def test_manifest_records_the_judgement(inductor: Frozen) -> None:
     )
     assert manifest.latency.cold_start is not None
     assert manifest.latency.cold_start.open_ms > 0
-    assert manifest.provenance["source"] == "tests.models.TinyConv"
+    assert manifest.provenance["source"] == "tests.support.models.TinyConv"
     assert manifest.provenance["weights"] == judgement.winner.candidate.weights
     assert [dict(item.point) for item in manifest.golden] == [
         {"batch": 2},

@@ -27,8 +27,8 @@ from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.tensors import read_samples
 from freezer.spec import DTYPES, Dim, InputSpec, declared_spec, match_headers, read_header
-from tests.models import seeded
-from tests.steps import HERE, QUICK_OPTIONS, candidate_of, judgement_of
+from tests.support.models import seeded
+from tests.support.steps import HERE, QUICK_OPTIONS, candidate_of, judgement_of
 
 BATCH = Dim(name="batch", min=1, max=4)
 RECIPES = {"torchscript-frozen": HERE, "portable": "portable"}

@@ -25,8 +25,8 @@ from freezer.pyfunc import _load_pyfunc
 from freezer.serving.canary import canary_figures
 from freezer.spec import Dim
 from tests.conftest import Several
-from tests.models import mlp
-from tests.steps import (
+from tests.support.models import mlp
+from tests.support.steps import (
     ANY_SPEED,
     BATCH,
     HERE,
@@ -283,7 +283,7 @@ def test_command_takes_thread_counts_and_points(
     out = tmp_path / "out"
     arguments = [
         "freeze",
-        "python:tests.models:mlp",
+        "python:tests.support.models:mlp",
         "--out",
         str(out),
         "--inputs",

@@ -16,9 +16,9 @@ import freezer
 from freezer.errors import JudgeError, SpecError
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from tests.conftest import Frozen
-from tests.models import Counter, seeded
-from tests.snapshots import changes, model_state, process_state, script_state
-from tests.steps import ANY_SPEED, HERE, QUICK, random_inputs
+from tests.support.models import Counter, seeded
+from tests.support.snapshots import changes, model_state, process_state, script_state
+from tests.support.steps import ANY_SPEED, HERE, QUICK, random_inputs
 
 IMAGE = random_inputs(2, 3, 8, 8)
 

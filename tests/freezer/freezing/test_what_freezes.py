@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.freezer.cases import RECIPES, Case, failed, outcome_of, rows_of
-from tests.freezer.models_export import EXPORT
-from tests.freezer.models_inputs import INPUTS, complex_inside
-from tests.freezer.models_operations import OPERATIONS
-from tests.freezer.models_torchscript import TORCHSCRIPT
-from tests.freezer.models_weights import WEIGHTS
-from tests.models import Calling
+from tests.support.cases import RECIPES, Case, failed, outcome_of, rows_of
+from tests.support.models import Calling
+from tests.support.models_export import EXPORT
+from tests.support.models_inputs import INPUTS, complex_inside
+from tests.support.models_operations import OPERATIONS
+from tests.support.models_torchscript import TORCHSCRIPT
+from tests.support.models_weights import WEIGHTS
 
 CASES: Mapping[str, Case] = {**WEIGHTS, **INPUTS, **OPERATIONS, **TORCHSCRIPT, **EXPORT}
 ROWS = {**rows_of("Features"), **rows_of("Corners")}

@@ -17,8 +17,8 @@ from freezer.hardware import (
     least_driver,
 )
 from freezer.serving.compatibility import refuse_by_cuda, unserved_gpus
-from tests.freezer.hosts import A100, H100, INTEL, x86
-from tests.steps import manifest_of
+from tests.support.hosts import A100, H100, INTEL, x86
+from tests.support.steps import manifest_of
 
 SM90 = DEVICE_CLASSES["cuda-sm90"]
 HERE = CudaHere(devices=(("cuda:0", 90), ("cuda:1", 80)), runtime="12.8", driver="550.54.15")

@@ -20,7 +20,7 @@ from freezer.hardware import (
     detect,
     device_class,
 )
-from tests.freezer import hosts
+from tests.support import hosts
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
 

@@ -10,9 +10,9 @@ from freezer.artifact import Manifest, Payload
 from freezer.hardware import DEVICE_CLASSES, Host, can_run, describe_host
 from freezer.hardware.nvml import Gpu
 from freezer.serving.compatibility import refuse_by_isa, rungs
-from tests.freezer import hosts
-from tests.freezer.hosts import A100, AMD, H100, x86
-from tests.steps import manifest_of
+from tests.support import hosts
+from tests.support.hosts import A100, AMD, H100, x86
+from tests.support.steps import manifest_of
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
 ALL = tuple(DEVICE_CLASSES)

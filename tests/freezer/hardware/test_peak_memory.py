@@ -18,8 +18,8 @@ from torch import nn
 from freezer.freezing.models import give_back, is_large, let_go
 from freezer.hardware import peak_bytes, peak_memory
 from freezer.runtime.tensors import address_of, addresses_of, program_tensors
-from tests.models import mlp
-from tests.steps import python
+from tests.support.models import mlp
+from tests.support.steps import python
 
 MB = 1_000_000
 

@@ -12,9 +12,9 @@ from freezer.freezing.target.target import aim, target_here
 from freezer.hardware import DEVICE_CLASSES, describe_host
 from freezer.runtime import devices
 from freezer.runtime.devices import CPU, class_of, cuda_here, device_of, visible, with_index
-from tests.freezer.hosts import H100, HASWELL, INTEL, x86
-from tests.models import mlp
-from tests.steps import HERE
+from tests.support.hosts import H100, HASWELL, INTEL, x86
+from tests.support.models import mlp
+from tests.support.steps import HERE
 
 SM90 = DEVICE_CLASSES["cuda-sm90"]
 HOST = describe_host(x86("haswell", INTEL, gpus=(H100,)), {})

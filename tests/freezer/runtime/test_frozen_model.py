@@ -18,7 +18,7 @@ from freezer.runtime.pytree import flatten, output_specs
 from freezer.runtime.rebuilding import NamedOutput
 from freezer.spec import ConstantSpec, Dim, InputSpec, TensorSpec
 from tests.conftest import Frozen
-from tests.steps import BATCH, random_inputs
+from tests.support.steps import BATCH, random_inputs
 
 LENGTH = Dim(name="length", min=2, max=8)
 SPEC = InputSpec(

@@ -18,8 +18,8 @@ from freezer.errors import IncompatibleError
 from freezer.freezing.freeze import FreezeResult, freeze
 from freezer.runtime.onnxruntime_loader import open_onnxruntime
 from freezer.serving.compatibility import refuse_by_engine
-from tests.freezer.models_engines import convnet
-from tests.steps import BATCH, QUICK_OPTIONS, copy_of, flip_a_byte, python, random_inputs
+from tests.support.models_engines import convnet
+from tests.support.steps import BATCH, QUICK_OPTIONS, copy_of, flip_a_byte, python, random_inputs
 
 IMAGE = random_inputs(3, 3, 8, 8)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.steps import python
+from tests.support.steps import python
 
 IMPORT = """
 import sys, warnings
@@ -39,7 +39,7 @@ import sys
 from dataclasses import replace
 import torch
 from freezer.freezing.freeze import freeze
-from tests.steps import QUICK_OPTIONS
+from tests.support.steps import QUICK_OPTIONS
 model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()).eval()
 options = replace(QUICK_OPTIONS, recipes=["onnxruntime", "openvino"])
 result = freeze(model, [torch.randn(2, 3, 8, 8)], out=sys.argv[1], options=options)

@@ -11,8 +11,8 @@ from torch import nn
 from freezer.freezing.lowering import exported
 from freezer.freezing.target.target import target_here
 from freezer.runtime.payloads import open_exported
-from tests.models import Counter, Mlp, seeded
-from tests.steps import HERE, captured_by, random_inputs, subject_of
+from tests.support.models import Counter, Mlp, seeded
+from tests.support.steps import HERE, captured_by, random_inputs, subject_of
 
 
 @pytest.mark.parametrize("make", [Mlp, Counter], ids=["stateless", "stateful"])

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from freezer.runtime.precision import plain_precision
-from tests.models import seeded
-from tests.steps import candidate_of, judgement_of, random_inputs, subject_of
+from tests.support.models import seeded
+from tests.support.steps import candidate_of, judgement_of, random_inputs, subject_of
 
 OPERATIONS = ("matmul", "conv", "rnn")
 

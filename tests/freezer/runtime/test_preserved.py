@@ -24,9 +24,9 @@ from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.payload_choice import OpenPayload
 from freezer.runtime.payloads import open_torchscript
 from freezer.runtime.pytree import flatten, output_specs
-from tests.freezer.models_state import Constant, Number, Versioned
-from tests.models import seeded
-from tests.steps import random_inputs
+from tests.support.models import seeded
+from tests.support.models_state import Constant, Number, Versioned
+from tests.support.steps import random_inputs
 
 X = random_inputs(2, 3, 8, 8)
 KINDS = ("torchscript-exact", "torchscript-frozen", "torchscript-optimized", "portable")

@@ -19,7 +19,7 @@ from freezer.serving.canary import canary_figures, run_canary
 from freezer.serving.opening import open_artifact
 from freezer.serving.selection import LoadOptions
 from tests.conftest import Frozen
-from tests.steps import QUICK_OPTIONS, copy_of, random_inputs, rewritten
+from tests.support.steps import QUICK_OPTIONS, copy_of, random_inputs, rewritten
 
 
 def with_golden(artifact: Artifact, folder: Path, change: dict[str, Tensor]) -> Artifact:

@@ -10,8 +10,8 @@ from freezer.artifact import Dropped, FreezingRecord, Manifest, Payload
 from freezer.errors import Refusal
 from freezer.hardware import Machine, describe_host
 from freezer.serving.compatibility import refuse_by_isa, refuse_by_threads, refuse_by_torch, rungs
-from tests.freezer import hosts
-from tests.steps import manifest_of
+from tests.support import hosts
+from tests.support.steps import manifest_of
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
 ALL = ("portable", "cuda-sm80", V3, "cuda-sm90", V4)

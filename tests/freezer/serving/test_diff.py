@@ -34,7 +34,7 @@ from freezer.serving.diff import Difference, DiffRow, Pair, diff, matrix, proble
 from freezer.spec import OutputSpec
 from freezer.store import Store
 from tests.conftest import Frozen
-from tests.steps import HERE, copy_of, flip_a_byte, rewritten
+from tests.support.steps import HERE, copy_of, flip_a_byte, rewritten
 
 OTHER = "cpu-neoverse-v9"
 """A class for other hardware: diff runs no model."""

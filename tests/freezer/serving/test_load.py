@@ -22,8 +22,8 @@ from freezer.serving import load as load_module
 from freezer.store import Store
 from tests.conftest import Frozen
 from tests.freezer.artifact.test_signatures import make_pair
-from tests.models import mlp
-from tests.steps import HERE, copy_of, flip_a_byte, python, random_inputs, rewritten
+from tests.support.models import mlp
+from tests.support.steps import HERE, copy_of, flip_a_byte, python, random_inputs, rewritten
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
 X = random_inputs(2, 4)

@@ -20,7 +20,7 @@ from freezer.runtime.libtorch import Libtorch, libtorch, torch_version
 from freezer.runtime.native_model import NativeModel
 from tests.conftest import Frozen
 from tests.freezer.serving.test_load import needing
-from tests.steps import copy_of, flip_a_byte, python, random_inputs, rewritten
+from tests.support.steps import copy_of, flip_a_byte, python, random_inputs, rewritten
 
 ALONE = """
 import sys, numpy as np, freezer

@@ -29,7 +29,7 @@ from freezer.serving.speed import (
 from freezer.spec import SamplingPolicy
 from freezer.store import Store
 from tests.conftest import Frozen
-from tests.steps import HERE, QUICK
+from tests.support.steps import HERE, QUICK
 
 THREADS = torch.get_num_threads()
 

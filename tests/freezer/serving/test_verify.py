@@ -12,7 +12,7 @@ import freezer
 from freezer.errors import CanaryError, IncompatibleError, IntegrityError
 from freezer.store import Store
 from tests.conftest import Frozen
-from tests.steps import HERE, copy_of, flip_a_byte
+from tests.support.steps import HERE, copy_of, flip_a_byte
 
 THREADS = torch.get_num_threads()
 

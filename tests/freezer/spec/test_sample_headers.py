@@ -15,7 +15,7 @@ from freezer.errors import SpecError
 from freezer.freezing.models.samples import match_samples
 from freezer.runtime.tensors import read_samples
 from freezer.spec import DTYPES, InputSpec, TensorSpec, declared_spec, match_headers, read_header
-from tests.steps import python
+from tests.support.steps import python
 
 SPEC = declared_spec(
     {"x": {"shape": ["batch", 4]}, "ids": {"shape": ["batch"], "dtype": "int64", "range": [3, 5]}},

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from freezer.artifact import Artifact
-from tests.steps import write_plain_artifact
+from tests.support.steps import write_plain_artifact
 
 
 @pytest.fixture

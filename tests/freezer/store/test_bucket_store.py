@@ -27,9 +27,9 @@ from freezer.runtime.frozen_model import FrozenModel
 from freezer.serving.verify import verify
 from freezer.store import Store, Version
 from freezer.store.oci_layout import Layout
-from tests.buckets import Wire, cached_files, objects, overwrite
 from tests.conftest import Frozen
-from tests.steps import HERE, flip_a_byte, write_plain_artifact
+from tests.support.buckets import Wire, cached_files, objects, overwrite
+from tests.support.steps import HERE, flip_a_byte, write_plain_artifact
 
 V4 = "cpu-x86-64-v4"
 

@@ -35,7 +35,7 @@ from freezer.serving.verify import verify
 from freezer.store import Store
 from tests.conftest import Frozen
 from tests.freezer.artifact.test_signatures import make_pair
-from tests.steps import copy_of, rewritten
+from tests.support.steps import copy_of, rewritten
 
 VALUES: tuple[Any, ...] = (None, 7, -1.5, "²", "\ud800", "a/\0", [], {}, [7], {"a": 7}, 10**30)
 """Replacements of every value of a document."""

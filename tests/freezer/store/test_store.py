@@ -23,7 +23,7 @@ from freezer.errors import IntegrityError, NotPublishedError, StoreUnreachableEr
 from freezer.files import digest_bytes
 from freezer.store import Descriptor, Store, Version, versions_of
 from freezer.store.oci_layout import Layout, OciImage
-from tests.steps import flip_a_byte, write_plain_artifact
+from tests.support.steps import flip_a_byte, write_plain_artifact
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
 

@@ -16,7 +16,7 @@ import pytest
 from freezer.spec import SamplingPolicy
 from freezer.timing import Sampling, sample, speedup
 from freezer.timing.halving import FALSE_STOPS, FIRST_LOOK, Halving
-from tests.steps import QUICK
+from tests.support.steps import QUICK
 
 POLICY = SamplingPolicy(num_bootstrap=1)
 NUM_CONTESTS = 300

@@ -13,7 +13,7 @@ from freezer.hardware import NvmlError, Reading
 from freezer.timing import CpuMeter, meter_of, sample
 from freezer.timing.meters import GpuMeter
 from freezer.timing.sampling import TELLING_S
-from tests.steps import QUICK
+from tests.support.steps import QUICK
 
 QUIET = Reading(others=0, sm_clock_mhz=1980, memory_clock_mhz=3201, temperature_c=40)
 

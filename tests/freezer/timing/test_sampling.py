@@ -20,7 +20,7 @@ from freezer.runtime.threads import threads
 from freezer.spec import SamplingPolicy, Timing
 from freezer.timing import MIN_SAMPLES, CpuMeter, Sampling, policy_for, sample, speedup
 from freezer.timing.sampling import TELLING_S
-from tests.steps import QUICK
+from tests.support.steps import QUICK
 
 ALL = SamplingPolicy(percentiles=tuple(MIN_SAMPLES), num_bootstrap=200)
 

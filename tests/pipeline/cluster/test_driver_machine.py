@@ -15,7 +15,7 @@ import pytest
 
 from freezer.hardware import PORTABLE
 from tests.pipeline.test_whole_campaigns import SLOW_CATALOG, drive, outcomes, run, write_catalog
-from tests.raylets import LOOPBACK, Network, RayCluster, free_port
+from tests.support.raylets import LOOPBACK, Network, RayCluster, free_port
 
 pytestmark = [
     pytest.mark.cluster,

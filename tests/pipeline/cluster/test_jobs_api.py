@@ -20,9 +20,9 @@ from freezer.errors import InfrastructureError
 from freezer.store import Store
 from jobs import status, submit
 from pipeline.cluster import Jobs, job_prefix, jobs_api
-from tests.pipeline.dashboards import Dashboard, serving
-from tests.pipeline.full_disks import full_disk
-from tests.raylets import LOOPBACK, ROOT
+from tests.support.dashboards import Dashboard, serving
+from tests.support.full_disks import full_disk
+from tests.support.raylets import LOOPBACK, ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore:ssl=None is deprecated:DeprecationWarning")
 

@@ -10,7 +10,7 @@ import pytest
 
 from freezer.checks.findings import CheckRequest
 from pipeline.cluster.ray_check import check_ray
-from tests.raylets import LOOPBACK, RayCluster, free_port
+from tests.support.raylets import LOOPBACK, RayCluster, free_port
 
 
 def test_an_address_without_ray_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.jobs.test_submit import CATALOG, write_catalog
-from tests.pipeline.heads import Head, started_head
-from tests.raylets import ROOT
+from tests.support.heads import Head, started_head
+from tests.support.raylets import ROOT
 
 pytestmark = [
     pytest.mark.cluster,

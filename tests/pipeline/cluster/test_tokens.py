@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from freezer.hardware import PORTABLE
-from tests.raylets import RayCluster
+from tests.support.raylets import RayCluster
 
 pytestmark = pytest.mark.cluster
 

@@ -24,9 +24,9 @@ from pipeline.scheduling import Executor
 from pipeline.scheduling.outcomes import failed_outcome
 from pipeline.sources import Materials
 from pipeline.worker import BuildRequest, BuildResult, JudgeRequest
-from tests.pipeline import campaigns
-from tests.pipeline.campaigns import entry
-from tests.pipeline.one_node import NODE, NoRay, OneNode
+from tests.support import campaigns
+from tests.support.campaigns import entry
+from tests.support.one_node import NODE, NoRay, OneNode
 
 FACTS = ClassFacts(num_threads=2, toolchain={"torch": "2.13.0"}, memory_bytes=10 * 10**9)
 

@@ -15,7 +15,7 @@ from freezer.spec import Limits, SamplingPolicy
 from pipeline.catalog import Entry
 from pipeline.planning import FileDigests, source_key
 from pipeline.planning.keys import BuildTarget, Key, build_key, differing, judge_key, make_key
-from tests.pipeline import campaigns
+from tests.support import campaigns
 
 POLICY = SamplingPolicy()
 TOOLCHAIN = {"torch": "2.13.0", "cxx": "g++ 12"}

@@ -9,7 +9,7 @@ from typing import Any
 from freezer.freezing.sources import Source
 from freezer.spec import Limits
 from pipeline.planning import BASE_BYTES, Demand, corrected, demand_of, learned
-from tests.pipeline.campaigns import entry
+from tests.support.campaigns import entry
 
 GB = 1_000_000_000
 

@@ -22,9 +22,9 @@ from pipeline.records import Failure, Outcome
 from pipeline.reporting import LineDisplay, explain_plan
 from pipeline.scheduling import BuildRecords
 from pipeline.worker import BuildResult, JudgeResult
-from tests.pipeline import campaigns
 from tests.pipeline.failures.test_policy import Fake, executed
-from tests.steps import HERE
+from tests.support import campaigns
+from tests.support.steps import HERE
 
 ONE, OTHER = "torchscript-frozen", "torchscript-exact"
 

@@ -12,7 +12,7 @@ from freezer.freezing.sources import parse_source
 from freezer.store import Store
 from pipeline.catalog import Entry
 from pipeline.ledger import Ledger
-from tests.pipeline.campaigns import entry, plan_of
+from tests.support.campaigns import entry, plan_of
 
 
 def of_files(folder: Path, name: str) -> Entry:

@@ -23,9 +23,9 @@ from pipeline.records import Outcome
 from pipeline.scheduling.outcomes import outcome_of
 from pipeline.tracking.run_records import run_records
 from pipeline.worker import BuildRequest, JudgeRequest, JudgeResult, build, judge
-from tests.pipeline.campaigns import judged_folder, plan_of
 from tests.pipeline.worker.test_tasks import entry
-from tests.steps import HERE, QUICK
+from tests.support.campaigns import judged_folder, plan_of
+from tests.support.steps import HERE, QUICK
 
 POINTS = ({"batch": 1}, {"batch": 3})
 SPEC = InputSpec(

@@ -21,9 +21,9 @@ from pipeline.reporting import CampaignReport, print_next_steps, print_report
 from pipeline.reporting.costs import ClassCost
 from pipeline.workspace import log_path
 from tests.conftest import Frozen
-from tests.pipeline.campaigns import run_judged
 from tests.pipeline.tracking.test_ledger_replay import DOWN
-from tests.steps import HERE
+from tests.support.campaigns import run_judged
+from tests.support.steps import HERE
 
 PUBLISHED = Outcome(
     model="resnet50",

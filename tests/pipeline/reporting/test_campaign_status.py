@@ -12,9 +12,9 @@ from freezer.store import Store
 from pipeline.ledger import History
 from pipeline.reporting import campaign_status, campaigns_in_words, in_words
 from tests.conftest import Frozen
-from tests.pipeline.campaigns import run_judged
 from tests.pipeline.tracking.test_ledger_replay import BAD, DOWN
-from tests.steps import HERE
+from tests.support.campaigns import run_judged
+from tests.support.steps import HERE
 
 
 def after_three(error: BaseException) -> Callable[[int], None]:

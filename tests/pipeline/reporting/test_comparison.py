@@ -16,7 +16,7 @@ from jobs import compare as compare_command
 from jobs import history as history_command
 from pipeline.records import Outcome
 from pipeline.reporting import compare
-from tests.pipeline.reporting.past_campaigns import failed, kept_eager, published, write_campaign
+from tests.support.past_campaigns import failed, kept_eager, published, write_campaign
 
 OLD = published("m", speedup=1.8)
 

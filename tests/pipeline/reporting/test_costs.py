@@ -12,7 +12,7 @@ from pipeline.planning import Item
 from pipeline.planning.keys import make_key
 from pipeline.records import CandidateReport, Figures, Outcome
 from pipeline.reporting import class_costs
-from tests.pipeline.campaigns import entry
+from tests.support.campaigns import entry
 
 PRICES = {"cpu-x86-64-v4": 0.36, "cpu-x86-64-v3": 0.18, "cuda-sm90": 3.6}
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from freezer.store import Store
 from jobs import report as report_command
-from tests.pipeline.reporting.past_campaigns import (
+from tests.support.past_campaigns import (
     CLASSES,
     failed,
     kept_eager,

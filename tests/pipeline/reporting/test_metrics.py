@@ -17,12 +17,12 @@ from pipeline.campaign import Before
 from pipeline.records import Event, LiveFigures
 from pipeline.reporting import campaign_status, metered
 from pipeline.reporting.display import QuietDisplay
-from tests.pipeline.campaigns import Models, run_judged
 from tests.pipeline.reporting.test_campaign_report import FAILED
 from tests.pipeline.reporting.test_display import EVENTS, WORK
-from tests.pipeline.scrapes import Scrape, scraped, summed
-from tests.raylets import LOOPBACK, free_port
-from tests.steps import HERE
+from tests.support.campaigns import Models, run_judged
+from tests.support.raylets import LOOPBACK, free_port
+from tests.support.scrapes import Scrape, scraped, summed
+from tests.support.steps import HERE
 
 MODELS: Models = {
     "gone": {HERE: "failed", "portable": "failed"},

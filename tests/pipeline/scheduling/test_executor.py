@@ -26,10 +26,10 @@ from pipeline.sources import Materials
 from pipeline.worker import BuildRequest, BuildResult, JudgeRequest, JudgeResult
 from pipeline.workspace import workplace
 from tests.conftest import Frozen
-from tests.pipeline.campaigns import entry, judged, plan_of
 from tests.pipeline.cluster.test_coordination import Clock, DictBoard
-from tests.pipeline.one_node import NoRay, OneNode
-from tests.steps import HERE
+from tests.support.campaigns import entry, judged, plan_of
+from tests.support.one_node import NoRay, OneNode
+from tests.support.steps import HERE
 
 HOME = Node(node_id="home", num_cpus=2, classes=("portable",))
 ROOMY = replace(HOME, memory_bytes=64 * 10**9)

@@ -13,7 +13,7 @@ from pipeline.cluster import Done, Handle, Node
 from pipeline.records import ClassFacts, Event
 from pipeline.scheduling import Fleet
 from pipeline.scheduling.node_check import Sight
-from tests.pipeline.one_node import NoRay
+from tests.support.one_node import NoRay
 
 V4, GPU = "cpu-x86-64-v4", "cuda-sm90"
 PLAIN = {"torch": "2.13.0", "driver": None}

@@ -27,7 +27,7 @@ from pipeline.scheduling.item_state import (
     TaskFailure,
 )
 from pipeline.worker import BuildResult, JudgeResult
-from tests.pipeline.one_node import item_of
+from tests.support.one_node import item_of
 
 CLASSES, RECIPES = (
     ("cpu-x86-64-v4", "portable"),

@@ -19,7 +19,7 @@ from pipeline.scheduling.queue import (
     fits,
     missing,
 )
-from tests.pipeline.one_node import waiting
+from tests.support.one_node import waiting
 
 V3, V4, GPU, ANY = "cpu-x86-64-v3", "cpu-x86-64-v4", "cuda-sm90", "portable"
 

@@ -16,7 +16,7 @@ from pipeline.scheduling.queue import Task
 from pipeline.scheduling.scheduler import Places
 from pipeline.worker import JudgeResult
 from tests.pipeline.cluster.test_coordination import Clock, DictBoard
-from tests.pipeline.one_node import DEMAND, NoRay, OneNode, waiting
+from tests.support.one_node import DEMAND, NoRay, OneNode, waiting
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
 

@@ -16,10 +16,10 @@ from pipeline.planning import Plan
 from pipeline.records import SKIPPED, CandidateReport, Failure, Figures, Outcome
 from pipeline.scheduling import BuildRecords
 from pipeline.worker import BuildResult, JudgeResult
-from tests.pipeline import campaigns
 from tests.pipeline.failures.test_policy import Fake, executed
 from tests.pipeline.planning.test_missed import explained
-from tests.steps import HERE
+from tests.support import campaigns
+from tests.support.steps import HERE
 
 CHEAP, SLOW, FAST = RECIPES = ("torchscript-frozen", "torchscript-exact", "inductor-frozen")
 

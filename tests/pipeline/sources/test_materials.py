@@ -27,7 +27,7 @@ from pipeline.planning import FileDigests, source_key
 from pipeline.sources import Materials
 from pipeline.sources.transfer import module_closure, ship
 from pipeline.worker.task_child import load_subject
-from tests.models import mlp
+from tests.support.models import mlp
 
 MODELS = Path(__file__).parents[1] / "models"
 ENTRY = (
@@ -72,7 +72,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("registry")
     script = """
 import sys, mlflow, numpy as np, torch
-from tests.models import mlp
+from tests.support.models import mlp
 from mlflow.models import infer_signature
 mlflow.set_tracking_uri(sys.argv[1])
 x = np.ones((2, 4), np.float32)

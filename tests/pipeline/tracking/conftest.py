@@ -13,7 +13,7 @@ from torch import nn
 from freezer.artifact import Artifact
 from pipeline.tracking.projection import Projection
 from tests.conftest import Frozen
-from tests.steps import HERE
+from tests.support.steps import HERE
 
 
 @pytest.fixture(scope="session")

@@ -25,10 +25,10 @@ from freezer.store import Store
 from jobs.replay import app
 from pipeline.ledger import CampaignRecord, History, Ledger, Member, campaign_lock, ledger_folder
 from pipeline.records import Failure, Outcome
-from tests.pipeline.campaigns import MODELS, run_judged
-from tests.pipeline.full_disks import full_disk
-from tests.pipeline.shown import empty_database, shown, without_ids
-from tests.steps import HERE
+from tests.support.campaigns import MODELS, run_judged
+from tests.support.full_disks import full_disk
+from tests.support.shown import empty_database, shown, without_ids
+from tests.support.steps import HERE
 
 DOWN = "http://127.0.0.1:9"
 ROOT = Path(__file__).parents[3]
@@ -199,7 +199,7 @@ def test_a_killed_campaign_shows_its_final_outcomes(
     empty: Store, uri: str, artifacts: dict[str, Artifact]
 ) -> None:
     folders = [f"{name}={artifact.folder}" for name, artifact in artifacts.items()]
-    module = [sys.executable, "-W", "ignore", "-m", "tests.pipeline.campaigns"]
+    module = [sys.executable, "-W", "ignore", "-m", "tests.support.campaigns"]
     done = subprocess.run(
         [*module, str(empty.root), DOWN, "killed", "3", *folders],
         cwd=ROOT,

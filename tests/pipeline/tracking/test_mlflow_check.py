@@ -8,7 +8,7 @@ import pytest
 
 from freezer.checks.findings import CheckRequest, Finding
 from pipeline.tracking.mlflow_check import check_mlflow
-from tests.raylets import LOOPBACK, free_port
+from tests.support.raylets import LOOPBACK, free_port
 
 
 def finding(tracking_uri: str | None) -> Finding:

@@ -25,8 +25,8 @@ from freezer.errors import SourceError
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.spec import declared_spec
 from pipeline.tracking import Described, describe, download, resolve_model
-from tests.models import Mlp, seeded
-from tests.pipeline.shown import empty_database
+from tests.support.models import Mlp, seeded
+from tests.support.shown import empty_database
 
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
 REQUIREMENTS = ["torch"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.tracking import plots
-from tests.pipeline.tracking.outcomes import candidate, failed, outcome
+from tests.support.outcomes import candidate, failed, outcome
 
 
 def axes_of(figure: Any) -> Any:

@@ -25,9 +25,9 @@ from pipeline.records import Failure, Outcome
 from pipeline.tracking import TrackerProcess
 from pipeline.tracking.process import AHEAD, LOT
 from tests.conftest import Frozen
-from tests.pipeline.campaigns import run_judged
-from tests.pipeline.shown import empty_database, shown, without_ids
-from tests.steps import HERE
+from tests.support.campaigns import run_judged
+from tests.support.shown import empty_database, shown, without_ids
+from tests.support.steps import HERE
 
 ROOT = Path(__file__).parents[3]
 

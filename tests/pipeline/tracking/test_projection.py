@@ -15,7 +15,7 @@ from pipeline.records import Failure
 from pipeline.tracking import outcomes_digest
 from pipeline.tracking.projection import Projection
 from pipeline.tracking.run_records import run_records, summary_table
-from tests.pipeline.tracking.outcomes import DIGEST, candidate, failed, outcome
+from tests.support.outcomes import DIGEST, candidate, failed, outcome
 
 
 def runs_of(projection: Projection, kind: str = "candidate") -> list[Run]:

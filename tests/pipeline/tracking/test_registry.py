@@ -20,7 +20,7 @@ from freezer.store import Store
 from pipeline.records import Outcome
 from pipeline.tracking.projection import Projection
 from pipeline.tracking.registry import Registry
-from tests.pipeline.tracking.outcomes import X, outcome
+from tests.support.outcomes import X, outcome
 
 
 def registered(

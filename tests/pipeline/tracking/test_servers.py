@@ -23,13 +23,13 @@ from freezer.artifact import Artifact
 from freezer.store import Store
 from jobs.replay import app
 from pipeline.tracking import list_registry
-from tests.buckets import ENVIRONMENT, make_bucket
 from tests.conftest import Frozen
-from tests.mlflow_servers import SETTINGS, MlflowServer, Postgres, server_options
-from tests.pipeline.campaigns import Models, run_judged
-from tests.pipeline.shown import shown, stored_files, without_ids
-from tests.raylets import wait_until
-from tests.steps import HERE
+from tests.support.buckets import ENVIRONMENT, make_bucket
+from tests.support.campaigns import Models, run_judged
+from tests.support.mlflow_servers import SETTINGS, MlflowServer, Postgres, server_options
+from tests.support.raylets import wait_until
+from tests.support.shown import shown, stored_files, without_ids
+from tests.support.steps import HERE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -23,9 +23,9 @@ import freezer
 from freezer.artifact import Artifact
 from pipeline.tracking.projection import Projection
 from pipeline.tracking.serving_environment import REQUIREMENTS
-from tests.pipeline.tracking.outcomes import X, outcome
 from tests.pipeline.tracking.test_registry import registered
-from tests.raylets import LOOPBACK, ROOT, free_port
+from tests.support.outcomes import X, outcome
+from tests.support.raylets import LOOPBACK, ROOT, free_port
 
 NAME = "served"
 URI = f"models:/{NAME}@portable"

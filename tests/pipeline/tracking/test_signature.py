@@ -15,7 +15,7 @@ from freezer.artifact import Manifest, Payload
 from freezer.freezing.freeze import FreezeOptions, freeze
 from freezer.spec import OutputSpec, declared_spec
 from pipeline.tracking.registry import DATA, _signature, _write_model_files
-from tests.steps import QUICK, manifest_of
+from tests.support.steps import QUICK, manifest_of
 
 PAYLOAD = Payload(
     path="payloads/all.pt2",

@@ -23,7 +23,7 @@ from pipeline.tracking import (
     slug,
     source_models,
 )
-from tests.pipeline.shown import empty_database
+from tests.support.shown import empty_database
 
 FROZEN = {"coldpress.artifact": "sha256:" + 64 * "a"}
 

@@ -19,8 +19,8 @@ from pipeline.worker import BuildRequest, JudgeRequest, JudgeResult, build, judg
 from pipeline.worker.child import End
 from pipeline.worker.previous import OPENED
 from pipeline.workspace import workplace
-from tests.pipeline.campaigns import judged_folder
-from tests.steps import HERE, QUICK, flip_a_byte
+from tests.support.campaigns import judged_folder
+from tests.support.steps import HERE, QUICK, flip_a_byte
 
 MODELS = Path(__file__).parents[1] / "models"
 RECIPE = "torchscript-frozen"

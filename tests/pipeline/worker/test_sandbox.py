@@ -22,8 +22,8 @@ from pipeline.worker import sandbox
 from pipeline.worker.child import End
 from pipeline.worker.sandbox import _Forkserver, run_isolated
 from pipeline.worker.supervisor import LOG_LIMIT_BYTES, Bounds
-from tests.pipeline import faults
-from tests.raylets import wait_until
+from tests.support import faults
+from tests.support.raylets import wait_until
 
 FIRST_START_S = 60
 """The first child of a process waits until its forkserver has imported torch."""

@@ -37,8 +37,8 @@ from pipeline.worker.judge_task import FURTHER
 from pipeline.worker.sandbox import run_isolated
 from pipeline.worker.task_child import in_child
 from pipeline.workspace import damage_of, log_path, workplace
-from tests.pipeline.campaigns import judged_folder
-from tests.steps import HERE, QUICK, python
+from tests.support.campaigns import judged_folder
+from tests.support.steps import HERE, QUICK, python
 
 MODELS = Path(__file__).parents[1] / "models"
 

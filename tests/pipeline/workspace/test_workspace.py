@@ -32,8 +32,8 @@ from pipeline.sources import Materials, arrived
 from pipeline.sources.transfer import SHIPPED
 from pipeline.workspace import Workplace, damage_of, note_digests
 from pipeline.workspace.workspace import DIGESTS
-from tests.buckets import Wire, objects, overwrite
-from tests.pipeline.campaigns import entry
+from tests.support.buckets import Wire, objects, overwrite
+from tests.support.campaigns import entry
 
 
 @pytest.fixture(autouse=True)

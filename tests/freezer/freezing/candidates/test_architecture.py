@@ -9,8 +9,8 @@ from torch import nn
 
 from freezer.freezing.candidates import architecture_digest
 from freezer.freezing.target.target import target_here
-from tests.models import mlp
-from tests.steps import BATCH, HERE, subject_of
+from tests.support.models import mlp
+from tests.support.steps import BATCH, HERE, subject_of
 
 X = torch.ones(2, 4)
 

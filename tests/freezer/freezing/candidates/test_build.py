@@ -26,8 +26,8 @@ from freezer.freezing.models import weights_digest
 from freezer.freezing.recipes import RECIPES, CaptureName, Recipe
 from freezer.freezing.target.target import target_here
 from freezer.runtime.pytree import leaves_of
-from tests.lines import place_of
-from tests.models import (
+from tests.support.lines import place_of
+from tests.support.models import (
     AttributeCounter,
     Branching,
     Calling,
@@ -38,7 +38,7 @@ from tests.models import (
     mlp,
     seeded,
 )
-from tests.steps import BATCH, HERE, candidate_of, random_inputs, subject_of
+from tests.support.steps import BATCH, HERE, candidate_of, random_inputs, subject_of
 
 X = random_inputs(2, 4)
 

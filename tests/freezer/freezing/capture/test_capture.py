@@ -18,8 +18,8 @@ from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.payload_choice import OpenPayload
 from freezer.runtime.pytree import leaves_of
 from freezer.runtime.rebuilding import NamedOutput
-from tests.models import Calling, Counter, mlp, seeded
-from tests.steps import BATCH, captured_by, random_inputs, subject_of
+from tests.support.models import Calling, Counter, mlp, seeded
+from tests.support.steps import BATCH, captured_by, random_inputs, subject_of
 
 X = random_inputs(2, 4)
 

@@ -17,9 +17,9 @@ from freezer.freezing.models import Subject, call_source, prepare
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.pytree import leaves_of
 from freezer.spec import declared_spec
-from tests.lines import place_of
-from tests.models import Branching, Halving, TinyConv, mlp, seeded
-from tests.steps import candidate_of, captured_by, random_inputs
+from tests.support.lines import place_of
+from tests.support.models import Branching, Halving, TinyConv, mlp, seeded
+from tests.support.steps import candidate_of, captured_by, random_inputs
 
 X: dict[str, Any] = {"x": {"shape": ["batch", 4]}}
 BATCH: dict[str, Any] = {"batch": {"max": 4}}

@@ -14,8 +14,8 @@ from freezer.errors import CaptureError
 from freezer.freezing.capture.equivalence import run_eager
 from freezer.freezing.models import Subject
 from freezer.freezing.recipes import CaptureName
-from tests.lines import place_of
-from tests.models import (
+from tests.support.lines import place_of
+from tests.support.models import (
     AttributeCounter,
     Calling,
     Counter,
@@ -23,7 +23,7 @@ from tests.models import (
     ReassignedCounter,
     seeded,
 )
-from tests.steps import BATCH, captured_by, random_inputs, subject_of
+from tests.support.steps import BATCH, captured_by, random_inputs, subject_of
 
 X = random_inputs(2, 4)
 

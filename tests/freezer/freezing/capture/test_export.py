@@ -19,9 +19,9 @@ from freezer.freezing.models import Subject, prepare
 from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target.target import target_here
 from freezer.spec import Dim, declared_spec
-from tests.lines import place_of
-from tests.models import Branching, Calling, mlp, seeded
-from tests.steps import candidate_of, captured_by, random_inputs
+from tests.support.lines import place_of
+from tests.support.models import Branching, Calling, mlp, seeded
+from tests.support.steps import candidate_of, captured_by, random_inputs
 
 BATCH = {"batch": {"max": 16}}
 

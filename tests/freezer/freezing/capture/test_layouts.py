@@ -6,8 +6,8 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from tests.models import seeded
-from tests.steps import BATCH, candidate_of, judgement_of, random_inputs, subject_of
+from tests.support.models import seeded
+from tests.support.steps import BATCH, candidate_of, judgement_of, random_inputs, subject_of
 
 X = random_inputs(2, 5, 8)
 

@@ -17,8 +17,8 @@ from freezer.freezing.recipes import RECIPES, CaptureName
 from freezer.freezing.target.target import target_here
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.spec import declared_spec
-from tests.models import Mlp, seeded
-from tests.steps import BATCH, HERE, captured_by, random_inputs, subject_of
+from tests.support.models import Mlp, seeded
+from tests.support.steps import BATCH, HERE, captured_by, random_inputs, subject_of
 
 X = random_inputs(2, 4)
 SIGNS = (X.abs(), -X.abs())

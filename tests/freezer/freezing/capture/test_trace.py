@@ -17,9 +17,9 @@ from freezer.freezing.models import Subject, prepare
 from freezer.runtime.input_sets import InputSet
 from freezer.spec import Dim, declared_spec
 from tests.freezer.freezing.capture.test_value_reads import Stateful
-from tests.lines import place_of
-from tests.models import Branching, Calling, Halving, seeded
-from tests.steps import BATCH, candidate_of, captured_by, random_inputs, subject_of
+from tests.support.lines import place_of
+from tests.support.models import Branching, Calling, Halving, seeded
+from tests.support.steps import BATCH, candidate_of, captured_by, random_inputs, subject_of
 
 X = random_inputs(2, 4)
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from freezer.freezing.capture.value_reads import INPUTS, OF_SIZES, RANDOM, STATE, values_read
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from tests.lines import place_of
-from tests.models import Calling, Counter, TinyConv, seeded
-from tests.steps import random_inputs
+from tests.support.lines import place_of
+from tests.support.models import Calling, Counter, TinyConv, seeded
+from tests.support.steps import random_inputs
 
 X = random_inputs(2, 4)
 

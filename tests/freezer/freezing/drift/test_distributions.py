@@ -17,7 +17,7 @@ import freezer
 from freezer.freezing.drift import distribution_problem, sampled
 from freezer.freezing.drift.distributions import MAX_ELEMENTS, NUM_RUNS
 from freezer.freezing.judging import Judgement
-from tests.steps import QUICK_OPTIONS, candidate_of, judgement_of, random_inputs, subject_of
+from tests.support.steps import QUICK_OPTIONS, candidate_of, judgement_of, random_inputs, subject_of
 
 X = random_inputs(4, 16)
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from freezer.compare.gate import OutputError, judge_rmse
 from freezer.freezing.drift import Call, Gate, assess
 from freezer.freezing.drift.drift import scales_of
-from tests.freezer.freezing.drift.drift_calls import call, drift, rounded
+from tests.support.drift_calls import call, drift, rounded
 
 EPS = float(np.finfo(np.float32).eps)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from freezer.compare.numerics import Magnitudes, distances
 from freezer.freezing.drift import Call
-from tests.freezer.freezing.drift.drift_calls import call, drift
+from tests.support.drift_calls import call, drift
 
 
 def masked(

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from freezer.errors import JudgeError
 from freezer.freezing.drift import run_reference
-from tests.models import AttributeCounter, Calling, Counter, Random, mlp, seeded
-from tests.steps import BATCH, random_inputs, subject_of
+from tests.support.models import AttributeCounter, Calling, Counter, Random, mlp, seeded
+from tests.support.steps import BATCH, random_inputs, subject_of
 
 X = random_inputs(2, 4)
 

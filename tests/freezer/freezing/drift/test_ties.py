@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import freezer
 from freezer.freezing.drift import Call, at_ties
 from freezer.freezing.judging import Judgement
-from tests.steps import QUICK_OPTIONS, candidate_of, judgement_of, random_inputs, subject_of
+from tests.support.steps import QUICK_OPTIONS, candidate_of, judgement_of, random_inputs, subject_of
 
 X = random_inputs(16, 64)
 Head = Callable[[Tensor], Any]

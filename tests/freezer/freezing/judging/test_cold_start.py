@@ -10,7 +10,7 @@ from freezer.errors import JudgeError
 from freezer.freezing.judging import Opening, measure
 from freezer.freezing.judging.cold_start import raised_in
 from tests.conftest import Frozen
-from tests.steps import copy_of
+from tests.support.steps import copy_of
 
 
 @pytest.mark.parametrize(

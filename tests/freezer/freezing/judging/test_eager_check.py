@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from freezer.freezing.judging import debug
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from tests.models import Calling, Counter, Random, mlp, seeded
-from tests.steps import BATCH, random_inputs, subject_of
+from tests.support.models import Calling, Counter, Random, mlp, seeded
+from tests.support.steps import BATCH, random_inputs, subject_of
 
 X = random_inputs(2, 4)
 

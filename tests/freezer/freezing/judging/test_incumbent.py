@@ -19,8 +19,8 @@ from freezer.freezing.packaging import assemble
 from freezer.freezing.target.target import target_here
 from freezer.spec import Limits
 from freezer.timing import Speedup
-from tests.models import seeded
-from tests.steps import ANY_SPEED, HERE, QUICK, candidate_of, random_inputs, subject_of
+from tests.support.models import seeded
+from tests.support.steps import ANY_SPEED, HERE, QUICK, candidate_of, random_inputs, subject_of
 
 RECIPE = "torchscript-frozen"
 SLOW = 100

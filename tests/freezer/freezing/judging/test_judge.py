@@ -24,7 +24,7 @@ from freezer.freezing.recipes import EAGER
 from freezer.freezing.target.target import target_here
 from freezer.spec import Dim, Limits
 from freezer.timing import Speedup
-from tests.models import (
+from tests.support.models import (
     BakedCounter,
     Branching,
     Calling,
@@ -35,7 +35,7 @@ from tests.models import (
     mlp,
     seeded,
 )
-from tests.steps import (
+from tests.support.steps import (
     ANY_SPEED,
     BATCH,
     HERE,

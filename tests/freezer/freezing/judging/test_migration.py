@@ -19,8 +19,8 @@ from freezer.freezing.judging.migration import compare
 from freezer.freezing.recipes import CaptureName
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.timing import Sampling
-from tests.models import Halving, mlp
-from tests.steps import QUICK, QUICK_OPTIONS, random_inputs
+from tests.support.models import Halving, mlp
+from tests.support.steps import QUICK, QUICK_OPTIONS, random_inputs
 
 OUTPUTS = [[random_inputs(3, 4, seed=seed)] for seed in range(3)]
 

@@ -13,7 +13,7 @@ from freezer.artifact import Artifact, ColdStart, EnvironmentRecord
 from freezer.freezing.freeze import freeze
 from freezer.freezing.judging import Opening, settings_gain
 from freezer.spec import SamplingPolicy
-from tests.steps import QUICK_OPTIONS, random_inputs
+from tests.support.steps import QUICK_OPTIONS, random_inputs
 
 POLICY = SamplingPolicy(time_limit_s=120.0, block_ms=20.0, busy_limit=2.0, steal_limit=2.0)
 

@@ -35,8 +35,8 @@ from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target.target import Target
 from freezer.hardware import DEVICE_CLASSES, detect, device_class
 from tests.conftest import Frozen
-from tests.models import mlp
-from tests.steps import HERE, random_inputs, subject_of
+from tests.support.models import mlp
+from tests.support.steps import HERE, random_inputs, subject_of
 
 V3, V4 = (device_class(f"cpu-x86-64-{level}") for level in ("v3", "v4"))
 X = random_inputs(2, 4)

@@ -20,9 +20,9 @@ from freezer.hardware import detect, device_class
 from freezer.runtime.onnxruntime_loader import open_onnxruntime
 from freezer.runtime.pytree import leaves_of
 from freezer.spec import Dim
-from tests.freezer.models_engines import Kinds, convnet, encoder
-from tests.models import Counter, mlp, seeded
-from tests.steps import (
+from tests.support.models import Counter, mlp, seeded
+from tests.support.models_engines import Kinds, convnet, encoder
+from tests.support.steps import (
     BATCH,
     HERE,
     candidate_of,

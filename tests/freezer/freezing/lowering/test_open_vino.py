@@ -22,8 +22,8 @@ from freezer.freezing.target.target import Target
 from freezer.hardware import device_class
 from freezer.runtime.openvino_loader import open_openvino
 from freezer.spec import Dim
-from tests.models import Counter, seeded
-from tests.steps import (
+from tests.support.models import Counter, seeded
+from tests.support.steps import (
     BATCH,
     HERE,
     QUICK_OPTIONS,

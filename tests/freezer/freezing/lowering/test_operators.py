@@ -21,9 +21,9 @@ from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target.target import target_here
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.tensors import address_of
-from tests.freezer.models_reports import Forking
-from tests.models import Calling, Counter, seeded
-from tests.steps import HERE, candidate_of, random_inputs, subject_of
+from tests.support.models import Calling, Counter, seeded
+from tests.support.models_reports import Forking
+from tests.support.steps import HERE, candidate_of, random_inputs, subject_of
 
 X = random_inputs(2, 4)
 

@@ -11,8 +11,8 @@ import torch
 from freezer.freezing.lowering import captured_texts
 from freezer.freezing.lowering.readable import shortened, torchscript_texts
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from tests.freezer.models_reports import ConvNet, Stateful
-from tests.steps import BATCH, captured_by, random_inputs, subject_of
+from tests.support.models_reports import ConvNet, Stateful
+from tests.support.steps import BATCH, captured_by, random_inputs, subject_of
 
 IMAGE = random_inputs(2, 3, 8, 8)
 

@@ -21,10 +21,10 @@ from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.payloads import open_torchscript
 from freezer.runtime.threads import threads
 from tests.conftest import Frozen, frozen
-from tests.freezer.models_reports import ConvNet, Heads, Stateful, Tied
-from tests.freezer.models_state import RunningMean
-from tests.models import TinyConv, seeded
-from tests.steps import (
+from tests.support.models import TinyConv, seeded
+from tests.support.models_reports import ConvNet, Heads, Stateful, Tied
+from tests.support.models_state import RunningMean
+from tests.support.steps import (
     HERE,
     candidate_of,
     copy_of,

@@ -12,7 +12,7 @@ import freezer
 from freezer.errors import SourceError, SpecError
 from freezer.freezing.models import check_mode
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from tests.steps import random_inputs, subject_of
+from tests.support.steps import random_inputs, subject_of
 
 X = random_inputs(2, 4)
 

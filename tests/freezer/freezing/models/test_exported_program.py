@@ -14,8 +14,8 @@ from freezer.freezing.models import Subject, module_of, prepare
 from freezer.freezing.recipes import CaptureName
 from freezer.runtime.pytree import leaves_of
 from freezer.spec import declared_spec
-from tests.models import Counter, seeded
-from tests.steps import candidate_of, captured_by, random_inputs
+from tests.support.models import Counter, seeded
+from tests.support.steps import candidate_of, captured_by, random_inputs
 
 
 class Attending(nn.Module):

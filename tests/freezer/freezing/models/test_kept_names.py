@@ -13,9 +13,9 @@ from freezer.errors import SpecError
 from freezer.freezing.freeze import FreezeOptions, freeze
 from freezer.freezing.models import Subject, SubjectOptions, example_spec, prepare
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from tests.freezer.models_state import Constant, InPlace, OptionalState, Versioned
-from tests.models import seeded
-from tests.steps import candidate_of, random_inputs
+from tests.support.models import seeded
+from tests.support.models_state import Constant, InPlace, OptionalState, Versioned
+from tests.support.steps import candidate_of, random_inputs
 
 X = random_inputs(2, 3, 8, 8)
 

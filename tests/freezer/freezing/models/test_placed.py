@@ -18,8 +18,8 @@ from freezer.freezing.models import SubjectOptions, placed, prepare
 from freezer.freezing.packaging import assemble
 from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target.target import Target, target_here
-from tests.models import Counter, Mlp, Random, mlp, seeded
-from tests.steps import ANY_SPEED, BATCH, HERE, QUICK, random_inputs, subject_of
+from tests.support.models import Counter, Mlp, Random, mlp, seeded
+from tests.support.steps import ANY_SPEED, BATCH, HERE, QUICK, random_inputs, subject_of
 
 APART = torch.device("cpu", 0)
 X = random_inputs(2, 4)

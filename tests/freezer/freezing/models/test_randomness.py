@@ -18,8 +18,8 @@ from freezer.freezing.models.calls import NUM_MORE_CALLS, PROBLEM
 from freezer.serving.canary import canary_figures
 from freezer.serving.opening import open_artifact
 from freezer.serving.selection import LoadOptions
-from tests.models import Calling
-from tests.steps import QUICK_OPTIONS, candidate_of, judgement_of, random_inputs, subject_of
+from tests.support.models import Calling
+from tests.support.steps import QUICK_OPTIONS, candidate_of, judgement_of, random_inputs, subject_of
 
 X = random_inputs(2, 4)
 CALLS = {"made": 0}

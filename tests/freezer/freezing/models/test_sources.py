@@ -23,8 +23,8 @@ from freezer.freezing.models import load_source, own_spec, weights_digest
 from freezer.freezing.sources import module_file, parse_source
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.payloads import open_exported
-from tests.models import Counter, mlp, seeded
-from tests.steps import random_inputs
+from tests.support.models import Counter, mlp, seeded
+from tests.support.steps import random_inputs
 
 X = random_inputs(2, 4)
 
@@ -129,23 +129,23 @@ def test_parse_source_rejects_bad_sources(tmp_path: Path, text: str, message: st
     ("text", "settings", "message"),
     [
         (
-            "python:tests.models:none",
+            "python:tests.support.models:none",
             {},
-            "module 'tests.models' has no function 'none'; it has: .*mlp",
+            "module 'tests.support.models' has no function 'none'; it has: .*mlp",
         ),
         (
             "python:tests.no_such:mlp",
             {},
             "module 'tests.no_such' cannot be imported: ModuleNotFoundError",
         ),
-        ("python:tests.models:no_model", {}, "returned a str, expected an nn.Module"),
+        ("python:tests.support.models:no_model", {}, "returned a str, expected an nn.Module"),
         (
-            "python:tests.models:broken",
+            "python:tests.support.models:broken",
             {},
-            "source python:tests.models:broken: RuntimeError: weights are gone",
+            "source python:tests.support.models:broken: RuntimeError: weights are gone",
         ),
         (
-            "python:tests.models:mlp",
+            "python:tests.support.models:mlp",
             {"args": {"width": 1}},
             "TypeError: .*unexpected keyword argument 'width'",
         ),

@@ -21,7 +21,8 @@ from freezer.freezing.freeze import FreezeOptions, freeze, load_subject
 from freezer.freezing.models import Subject, SubjectOptions, example_spec, prepare, weights_digest
 from freezer.freezing.sources import parse_source
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from tests.freezer.models_state import (
+from tests.support.models import seeded
+from tests.support.models_state import (
     HiddenState,
     InPlace,
     Number,
@@ -30,8 +31,15 @@ from tests.freezer.models_state import (
     RunningMean,
     Tracker,
 )
-from tests.models import seeded
-from tests.steps import ANY_SPEED, BATCH, HERE, QUICK, candidate_of, judgement_of, random_inputs
+from tests.support.steps import (
+    ANY_SPEED,
+    BATCH,
+    HERE,
+    QUICK,
+    candidate_of,
+    judgement_of,
+    random_inputs,
+)
 
 STATEFUL = (InPlace, Reassigned, Number, RunningMean, HiddenState, OptionalState)
 RECIPES = ("torchscript-frozen", "torchscript-exact", "torchscript-optimized", "portable")

@@ -11,14 +11,23 @@ import pytest
 import torch
 
 import freezer
-from freezer.freezing.judging import Judgement, judge, with_fallback
+from freezer.freezing.judging import Judgement, judge
 from freezer.freezing.models import Subject
 from freezer.freezing.packaging import assemble
+from freezer.freezing.payload_sets.fallback import with_fallback
 from freezer.freezing.target.target import target_here
 from freezer.serving import load as load_module
 from freezer.spec import Limits
-from tests.models import mlp
-from tests.steps import ANY_SPEED, BATCH, HERE, QUICK, candidate_of, random_inputs, subject_of
+from tests.support.models import mlp
+from tests.support.steps import (
+    ANY_SPEED,
+    BATCH,
+    HERE,
+    QUICK,
+    candidate_of,
+    random_inputs,
+    subject_of,
+)
 
 TARGET = target_here(HERE, 1)
 

@@ -18,8 +18,8 @@ from freezer.freezing.payload_sets.further_threads import judge_further
 from freezer.freezing.target.target import target_here
 from freezer.hardware import counts_within
 from freezer.spec import Limits
-from tests.models import mlp
-from tests.steps import (
+from tests.support.models import mlp
+from tests.support.steps import (
     ANY_SPEED,
     BATCH,
     HERE,

@@ -18,7 +18,7 @@ from freezer.freezing.models import Subject
 from freezer.freezing.packaging import assemble
 from freezer.freezing.payload_sets.slow_sizes import nearest_sizes, with_captured
 from freezer.spec import Dim
-from tests.steps import (
+from tests.support.steps import (
     ANY_SPEED,
     HERE,
     QUICK,

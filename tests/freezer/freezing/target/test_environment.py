@@ -13,7 +13,7 @@ from freezer.errors import UsageError
 from freezer.freezing.target.environment import CLEARED, REFUSED_VARIABLES, check_environment
 from freezer.hardware import device_class
 from freezer.runtime.devices import host_fingerprint
-from tests.steps import HERE, python
+from tests.support.steps import HERE, python
 
 V4, GPU, PORTABLE = (
     device_class("cpu-x86-64-v4"),

@@ -10,7 +10,7 @@ from freezer.freezing.target.target import Target, class_here, packed_layouts, t
 from freezer.hardware import best_level, detect, device_class
 from freezer.runtime.tensors import dtypes_of
 from freezer.runtime.threads import threads
-from tests.steps import HERE
+from tests.support.steps import HERE
 
 
 def test_this_machine_is_a_target() -> None:

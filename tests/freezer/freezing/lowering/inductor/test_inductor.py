@@ -37,9 +37,9 @@ from freezer.runtime.inductor_loader import open_inductor
 from freezer.runtime.inductor_package import TABLE, read_package
 from freezer.runtime.native_payload import NativePayload
 from freezer.runtime.tensors import program_tensors, tensors_bytes
-from tests.freezer.models_inductor import OF_PYTHON_MODULE, Known, Scalars, Wide
-from tests.models import seeded
-from tests.steps import HERE, random_inputs, subject_of
+from tests.support.models import seeded
+from tests.support.models_inductor import OF_PYTHON_MODULE, Known, Scalars, Wide
+from tests.support.steps import HERE, random_inputs, subject_of
 
 X = random_inputs(2, 3, 8, 8)
 TARGET = target_here(HERE, torch.get_num_threads())

@@ -12,9 +12,9 @@ from freezer.freezing.candidates import build
 from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target.target import target_here
 from freezer.hardware import peak_memory
-from tests.freezer.models_inductor import Wide
-from tests.models import seeded
-from tests.steps import HERE, python, random_inputs, subject_of
+from tests.support.models import seeded
+from tests.support.models_inductor import Wide
+from tests.support.steps import HERE, python, random_inputs, subject_of
 
 WIDTH, LAYERS = 8192, 8
 NEEDED_BYTES = 8_000_000_000

@@ -16,9 +16,9 @@ from freezer.freezing.recipes import RECIPES, CaptureName
 from freezer.freezing.target.target import target_here
 from freezer.runtime.inductor_loader import open_inductor
 from freezer.runtime.tensors import address_of, addresses_of, program_tensors
-from tests.freezer.models_inductor import Foreign
-from tests.models import seeded
-from tests.steps import BATCH, HERE, captured_by, random_inputs, subject_of
+from tests.support.models import seeded
+from tests.support.models_inductor import Foreign
+from tests.support.steps import BATCH, HERE, captured_by, random_inputs, subject_of
 
 X = random_inputs(2, 8)
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, library, nn
 
-from tests.freezer.cases import BAKED_IN, VALUES, Case
-from tests.models import Branching
-from tests.steps import BATCH
+from tests.support.cases import BAKED_IN, VALUES, Case
+from tests.support.models import Branching
+from tests.support.steps import BATCH
 
 
 class Unsupported(nn.Module):

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import psutil
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 START_S = 90.0
 LEFT_S = 15.0
 """How long the processes of a worker may take to end after it, on a busy machine."""

@@ -143,7 +143,7 @@ def manifest_of(payload: Payload, **changes: Any) -> Manifest:
         drift=DriftRecord(error_ratio=1.25, max_abs_err=1e-7, sqnr_db=140.0, margin=2.4),
         gate=GateRecord(error_ratio_max=3.0, speedup_min=1.05),
         latency=None,
-        provenance={"source": "python:tests.models:mlp", "weights": f"sha256:{'0' * 64}"},
+        provenance={"source": "python:tests.support.models:mlp", "weights": f"sha256:{'0' * 64}"},
         freezing=FreezingRecord(build_s=1.5, warnings=("one",)),
     )
     return replace(plain, **changes)

@@ -22,8 +22,8 @@ from freezer.hardware import PORTABLE
 from freezer.store import Store
 from pipeline.ledger import ledger_folder, read_rows
 from tests.cluster.conftest import V3, V4, write_slow_catalog
-from tests.pipeline.shown import shown
-from tests.raylets import ROOT, RayCluster
+from tests.support.raylets import ROOT, RayCluster
+from tests.support.shown import shown
 
 FAILING = Path(__file__).with_name("failing_disk.c")
 GOOD = {"published", "kept-eager", "unstable"}
@@ -137,7 +137,7 @@ class Site:
         if not catalog.exists():
             write_slow_catalog(self.folder, self.names, seconds=2.0)
         words = (
-            ROOT / "tests" / "cluster" / "watched.py",
+            ROOT / "tests" / "support" / "watched.py",
             catalog,
             self.store,
             self.tracking_uri,

@@ -17,7 +17,7 @@ from typing import Any
 from ray.autoscaler.node_provider import NodeProvider
 from ray.autoscaler.tags import NODE_KIND_HEAD, TAG_RAY_NODE_KIND, TAG_RAY_USER_NODE_TYPE
 
-from tests.raylets import DIES_WITH_US, LOOPBACK
+from tests.support.raylets import DIES_WITH_US, LOOPBACK
 
 HEAD = "head"
 

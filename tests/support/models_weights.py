@@ -11,9 +11,9 @@ import torch.nn.functional as F  # noqa: N812  # the usual name
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
-from tests.freezer.cases import DIFFERS_LATER, Case
-from tests.models import Calling, Counter, Layers, ReassignedCounter
-from tests.steps import random_inputs
+from tests.support.cases import DIFFERS_LATER, Case
+from tests.support.models import Calling, Counter, Layers, ReassignedCounter
+from tests.support.steps import random_inputs
 
 X = random_inputs(2, 4)
 IMAGE = random_inputs(2, 3, 8, 8)

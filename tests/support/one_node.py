@@ -15,7 +15,7 @@ from pipeline.records import Outcome
 from pipeline.scheduling import Fleet, ItemState
 from pipeline.scheduling.item_state import Attempts
 from pipeline.scheduling.queue import Progress, Task
-from tests.steps import HERE
+from tests.support.steps import HERE
 
 NODE = Node(node_id="n1", num_cpus=2, classes=(HERE, "portable"))
 

@@ -1,7 +1,7 @@
 """Campaigns whose builds and judges are done beforehand: all that comes after a judge is real, and
 no Ray is started.
 
-`python -m tests.pipeline.campaigns STORE TRACKING_URI CAMPAIGN NUM HERE=FOLDER portable=FOLDER`
+`python -m tests.support.campaigns STORE TRACKING_URI CAMPAIGN NUM HERE=FOLDER portable=FOLDER`
 runs one with MODELS, and kills itself with SIGKILL when NUM outcomes were reached."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pipeline.reporting import CampaignReport, Display, LineDisplay
 from pipeline.scheduling import Executor, ItemState
 from pipeline.tracking import Tracker, TrackerProcess
 from pipeline.workspace import judged_name, workplace
-from tests.steps import HERE
+from tests.support.steps import HERE
 
 DEFAULT_LIMITS = Limits()
 

@@ -20,7 +20,7 @@ import psutil
 import pytest
 import requests
 
-from tests.raylets import DIES_WITH_US, LOOPBACK, free_port, wait_until
+from tests.support.raylets import DIES_WITH_US, LOOPBACK, free_port, wait_until
 
 POSTGRES_USER = "nobody" if os.geteuid() == 0 else None
 """The user that runs PostgreSQL, which refuses to run as root; None means the current one."""

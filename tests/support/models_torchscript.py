@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from tests.freezer.cases import DIFFERS, DIFFERS_LATER, SCRIPTED, VALUES, Case
-from tests.steps import random_inputs
+from tests.support.cases import DIFFERS, DIFFERS_LATER, SCRIPTED, VALUES, Case
+from tests.support.steps import random_inputs
 
 X = random_inputs(2, 4)
 

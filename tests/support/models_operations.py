@@ -12,9 +12,9 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
 from freezer.spec import Dim
-from tests.freezer.cases import DIFFERS, FIXED, Case
-from tests.models import Calling, linear_then
-from tests.steps import BATCH, random_inputs
+from tests.support.cases import DIFFERS, FIXED, Case
+from tests.support.models import Calling, linear_then
+from tests.support.steps import BATCH, random_inputs
 
 X = random_inputs(2, 4)
 IMAGE = random_inputs(2, 3, 8, 8)

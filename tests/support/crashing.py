@@ -1,7 +1,7 @@
 """Campaigns that kill their own process at an instant: before or after the n-th step that changes a
 disk or MLflow.
 
-`python -m tests.pipeline.crashing HERE=FOLDER portable=FOLDER` imports everything once, and then
+`python -m tests.support.crashing HERE=FOLDER portable=FOLDER` imports everything once, and then
 for each line `FOLDER NUM` on its
 standard input runs a campaign in a fork: store and database in FOLDER, killed with SIGKILL at
 instant NUM (0: never). It answers with the exit status and the number of instants. The builds and
@@ -37,9 +37,9 @@ from pipeline.tracking import Tracker
 from pipeline.worker import BuildRequest, BuildResult, JudgeResult, build_task, judge_task
 from pipeline.worker.child import End
 from pipeline.workspace import WALL_TIME, remove_abandoned, workplace
-from tests.pipeline.campaigns import entry, plan_of
-from tests.pipeline.one_node import NoRay, OneNode
-from tests.steps import HERE
+from tests.support.campaigns import entry, plan_of
+from tests.support.one_node import NoRay, OneNode
+from tests.support.steps import HERE
 
 CAMPAIGN = "crash"
 MODELS = {

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tests.raylets import LOOPBACK, ROOT, START_S, Raylet, free_port
+from tests.support.raylets import LOOPBACK, ROOT, START_S, Raylet, free_port
 
 AT_ITS_TERMINAL = (
     "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1],"

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from aiohttp import web
 
-from tests.raylets import LOOPBACK
+from tests.support.raylets import LOOPBACK
 
 LOOK_S = 0.02
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.freezer.cases import Case
-from tests.models import Calling, Layers, linear_then
-from tests.steps import BATCH, random_inputs
+from tests.support.cases import Case
+from tests.support.models import Calling, Layers, linear_then
+from tests.support.steps import BATCH, random_inputs
 
 X = random_inputs(2, 4)
 WIDE = random_inputs(2, 64)

@@ -1,4 +1,4 @@
-"""Tiny models; sources name them as `python:tests.models:mlp`."""
+"""Tiny models; sources name them as `python:tests.support.models:mlp`."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def reading_sizes() -> nn.Module:
 
 
 def mlp(hidden: int = 8) -> nn.Module:
-    """The factory of `python:tests.models:mlp`."""
+    """The factory of `python:tests.support.models:mlp`."""
     return seeded(Mlp, hidden)
 
 

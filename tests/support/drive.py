@@ -1,6 +1,6 @@
 """A campaign with quick, tolerant sampling:
 
-    python tests/pipeline/drive.py CATALOG STORE TRACKING_URI CAMPAIGN JSON [CLASS ...]
+    python tests/support/drive.py CATALOG STORE TRACKING_URI CAMPAIGN JSON [CLASS ...]
     [--allow-regression]
 
 The same call as jobs.optimize makes, for tests on machines that do other things meanwhile: figures

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.models import seeded
+from tests.support.models import seeded
 
 
 class ConvMaps(nn.Module):

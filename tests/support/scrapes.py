@@ -9,7 +9,7 @@ from urllib.request import urlopen
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from tests.raylets import LOOPBACK
+from tests.support.raylets import LOOPBACK
 
 Scrape = Sequence[Sample]
 

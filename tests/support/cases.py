@@ -17,7 +17,7 @@ from freezer.errors import ColdpressError
 from freezer.freezing.judging import judge
 from freezer.runtime.threads import threads
 from freezer.spec import Dim, SamplingPolicy
-from tests.steps import ANY_SPEED, candidate_of, random_inputs, subject_of, target_of
+from tests.support.steps import ANY_SPEED, candidate_of, random_inputs, subject_of, target_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "what-freezes.md"
 RECIPES = ("torchscript-frozen", "inductor-frozen", "portable")
