@@ -67,7 +67,7 @@ def do_build(job: Mapping[str, Any]) -> dict[str, Any]:
     from freezer.freezing.models import call_source, prepare, weights_digest
     from freezer.freezing.packaging import assemble
     from freezer.freezing.recipes import RECIPES
-    from freezer.freezing.target.target import target_here
+    from freezer.freezing.target import target_here
     from freezer.runtime.input_sets import generate_at
     from freezer.runtime.pytree import leaves_of
 

@@ -33,7 +33,7 @@ from freezer.artifact import PayloadKind
 from freezer.freezing.candidates import build
 from freezer.freezing.models import SubjectOptions, example_spec, prepare
 from freezer.freezing.recipes import RECIPES
-from freezer.freezing.target.target import class_here, target_here
+from freezer.freezing.target import class_here, target_here
 from freezer.runtime.payloads import LOADERS, open_torchscript
 from freezer.spec import SamplingPolicy
 from freezer.timing import sample, speedup

@@ -27,7 +27,7 @@ from benchmarks.pages import markdown_table, results_page, today
 from freezer.artifact import Payload
 from freezer.errors import ColdpressError, UsageError
 from freezer.freezing.recipes import RECIPES
-from freezer.freezing.target.target import toolchain
+from freezer.freezing.target import toolchain
 from freezer.runtime.cuda_graphs import CudaGraphs
 from freezer.runtime.devices import facts_of, no_cuda, visible
 from freezer.runtime.precision import full_on_gpu

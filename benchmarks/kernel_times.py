@@ -31,7 +31,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.pages import ROOT, machine, markdown_table, results_page, today
 from freezer.freezing.candidates import build
 from freezer.freezing.recipes import RECIPES
-from freezer.freezing.target.target import class_here, target_here
+from freezer.freezing.target import class_here, target_here
 from freezer.hardware import available_cpus
 from pipeline.catalog import Entry, read_catalog
 from pipeline.worker.task_child import load_subject

@@ -36,7 +36,7 @@ def machine() -> list[str]:
     """The machine and the versions, one line each; imports nothing large before it is called."""
     from importlib.metadata import version
 
-    from freezer.freezing.target.target import toolchain
+    from freezer.freezing.target import toolchain
     from freezer.runtime.devices import host_fingerprint
 
     host, made = host_fingerprint(), toolchain()

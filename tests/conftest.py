@@ -22,7 +22,7 @@ from freezer.freezing.models import Subject
 from freezer.freezing.packaging import assemble
 from freezer.freezing.payload_sets import other_payloads
 from freezer.freezing.payload_sets.further_threads import judge_further
-from freezer.freezing.target.target import target_here
+from freezer.freezing.target import target_here
 from freezer.store import Store
 from tests.support.buckets import ENVIRONMENT, make_bucket, s3_server
 from tests.support.models import Mlp, TinyConv, seeded

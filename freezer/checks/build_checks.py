@@ -11,8 +11,8 @@ from pathlib import Path
 from freezer.checks.findings import CheckRequest, Finding, Level
 from freezer.errors import first_line, last_line
 from freezer.files import scratch_folder
-from freezer.freezing.target.environment import cleared
-from freezer.freezing.target.toolchain import compiler, torch_versions
+from freezer.freezing.environment import cleared
+from freezer.freezing.toolchain import compiler, torch_versions
 
 PROGRAM = """
 #include <omp.h>

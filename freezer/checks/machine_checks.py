@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from freezer.checks.findings import CheckRequest, Finding
 from freezer.errors import UsageError
-from freezer.freezing.target.environment import check_environment
+from freezer.freezing.environment import check_environment
 from freezer.hardware import (
     PORTABLE,
     Host,

@@ -35,15 +35,15 @@ from freezer.freezing.models import (
     generators_kept,
     load_source,
     own_spec,
-    placed,
     prepare,
+    to_device,
     weights_digest,
 )
 from freezer.freezing.packaging import assemble, clear_evidence, evidence_of, write_refused
 from freezer.freezing.payload_sets import with_other_payloads
 from freezer.freezing.recipes import KEPT_EAGER
 from freezer.freezing.sources import Source
-from freezer.freezing.target.target import Target, aim, class_here, target_here
+from freezer.freezing.target import Target, class_here, resolve_device, target_here
 from freezer.hardware import PORTABLE, counts_within, thread_budget
 from freezer.runtime.tensors import dtypes_of, program_tensors, read_samples
 from freezer.spec import InputSpec, Limits, Objective, SamplingPolicy
@@ -161,7 +161,9 @@ def freeze(
     check_folder(Path(out), "out")
     check_mode(model)
     spec, example = example_spec(example_inputs, dims or {})
-    device_class, device = aim(model, options.device_class, options.device, example.values())
+    device_class, device = resolve_device(
+        model, options.device_class, options.device, example.values()
+    )
     with generators_kept():
         subject = prepare(
             options.name, model, spec, [example], options.for_subject(device, fill_up=True)
@@ -193,7 +195,7 @@ def _freeze_subject(
     provenance = {"source": source, "weights": weights_digest(subject.model)}
     clear_evidence(out, (target.device_class.name, PORTABLE))
     with tempfile.TemporaryDirectory(prefix="coldpress-") as work, generators_kept():
-        subject = placed(subject, target.device)
+        subject = to_device(subject, target.device)
         result = _freeze_for_target(subject, target, Path(work), out, options, provenance)
         if result.verdict != "kept-eager":
             return result
@@ -383,7 +385,7 @@ def freeze_source(
         UsageError, SpecError, JudgeError: see `freeze`.
     """
     check_folder(out, "out")
-    device_class, device = aim(None, options.device_class, options.device)
+    device_class, device = resolve_device(None, options.device_class, options.device)
     subject = load_subject(source, options.name, spec, samples, options.for_subject(device))
     return _freeze_subject(
         subject, device_class, device, out=out, source=str(source), options=options

@@ -117,9 +117,9 @@ def _build_child(request: BuildRequest, staging: Path) -> Iterator[tuple[BuildRe
     from freezer.freezing.candidates import architecture_digest
     from freezer.freezing.candidates import build as build_candidate
     from freezer.freezing.capture import Attempt
-    from freezer.freezing.models import is_large, let_go
+    from freezer.freezing.models import clear_frames, is_large
     from freezer.freezing.recipes import RECIPES
-    from freezer.freezing.target.target import target_here
+    from freezer.freezing.target import target_here
     from freezer.hardware import own_process
 
     started, spent_s = time.monotonic(), request.spent_s
@@ -151,7 +151,7 @@ def _build_child(request: BuildRequest, staging: Path) -> Iterator[tuple[BuildRe
             if failure.kind != error.kind:
                 raise  # of the circumstances, such as memory: a new process may succeed
             traceback.print_exception(error)
-            let_go(error)
+            clear_frames(error)
         wall_s = time.monotonic() - started
         if failure is None:
             write_whole(folder / WALL_TIME, str(wall_s).encode())

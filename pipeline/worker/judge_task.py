@@ -166,7 +166,7 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) 
     from freezer.freezing.packaging import assemble
     from freezer.freezing.payload_sets import with_other_payloads
     from freezer.freezing.sources import find_function
-    from freezer.freezing.target.target import target_here
+    from freezer.freezing.target import target_here
     from freezer.runtime.devices import host_fingerprint
 
     come_first()

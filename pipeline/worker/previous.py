@@ -16,7 +16,7 @@ from pipeline.worker.requests import JudgeRequest
 
 if TYPE_CHECKING:
     from freezer.freezing.judging import Incumbent
-    from freezer.freezing.target.target import Target
+    from freezer.freezing.target import Target
 
 FOLDER = "previous"
 """Folder of a judge's staging with the artifact."""

@@ -53,7 +53,7 @@ def probe(name: str, num_threads: int) -> ClassFacts:
 
 def toolchain_of(name: str) -> dict[str, Any]:
     """Return the toolchain of a device class on this machine. Imports torch."""
-    from freezer.freezing.target.target import target_here, toolchain
+    from freezer.freezing.target import target_here, toolchain
 
     return (
         toolchain(target_here(name, 1).device) if device_class(name).kind == "cuda" else toolchain()

@@ -19,7 +19,7 @@ from pipeline.worker.supervisor import Bounds
 
 if TYPE_CHECKING:
     from freezer.freezing.models import Subject
-    from freezer.freezing.target.target import Target
+    from freezer.freezing.target import Target
 
 _MEMORY_SHARE = 0.8
 """Share of the machine's memory that one item may use if its entry sets no limit."""

@@ -25,7 +25,7 @@ from freezer.freezing.lowering.inductor.inductor import configuration, known
 from freezer.freezing.lowering.isa_check import host_class
 from freezer.freezing.models.torchscript_module import device_uses
 from freezer.freezing.recipes import KEPT_EAGER, RECIPES, made_for, select
-from freezer.freezing.target.target import Target
+from freezer.freezing.target import Target
 from freezer.hardware import DEVICE_CLASSES, CudaHere, Host, cuda_needs
 from freezer.runtime.cuda_graphs import CudaGraphs, check_graphs
 from freezer.runtime.frozen_model import CallOptions, FrozenModel

@@ -45,7 +45,7 @@ READING = (
     "artifact",
     "store",
     "cli",
-    "freezing/recipes",
+    "freezing/recipes.py",
 )
 """Modules that do not import torch."""
 

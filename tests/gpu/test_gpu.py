@@ -20,8 +20,7 @@ from freezer.errors import ContractError, CudaGraphsError, IncompatibleError, Us
 from freezer.freezing.freeze import FreezeOptions, FreezeResult, freeze
 from freezer.freezing.lowering.inductor.cuda_toolkit import driver_library
 from freezer.freezing.models import Dims
-from freezer.freezing.recipes import RECIPES
-from freezer.freezing.recipes.inductor_settings import COMMON
+from freezer.freezing.recipes import COMMON, RECIPES
 from freezer.hardware import nvml
 from freezer.runtime.devices import visible
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced

@@ -34,7 +34,7 @@ from freezer.freezing.freeze import FreezeOptions
 from freezer.freezing.judging import Judgement, judge
 from freezer.freezing.models import Subject, SubjectOptions, example_spec, prepare
 from freezer.freezing.recipes import RECIPES, CaptureName
-from freezer.freezing.target.target import Target, class_here, target_here
+from freezer.freezing.target import Target, class_here, target_here
 from freezer.hardware import auto_classes, detect
 from freezer.runtime.tensors import dtypes_of, program_tensors
 from freezer.spec import (

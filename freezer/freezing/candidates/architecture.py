@@ -17,7 +17,7 @@ from torch import nn
 from freezer.codec import encode
 from freezer.freezing.models import Subject
 from freezer.freezing.recipes import RECIPES
-from freezer.freezing.target.target import Target, toolchain
+from freezer.freezing.target import Target, toolchain
 
 
 def architecture_digest(subject: Subject, target: Target) -> str:

@@ -17,8 +17,16 @@ from freezer.errors import BuildError, CaptureError, FreezeError, LeakError
 from freezer.files import digest_file, link_or_copy
 from freezer.freezing.candidates.candidate import EVIDENCE, Candidate
 from freezer.freezing.capture import Attempt, Captured
+from freezer.freezing.environment import without_environment
 from freezer.freezing.lowering import LOWERINGS, captured_texts, check_operators, timed
-from freezer.freezing.models import Subject, give_back, is_large, let_go, placed, weights_digest
+from freezer.freezing.models import (
+    Subject,
+    clear_frames,
+    free_tensors,
+    is_large,
+    to_device,
+    weights_digest,
+)
 from freezer.freezing.recipes import (
     RECIPES,
     CaptureName,
@@ -28,9 +36,8 @@ from freezer.freezing.recipes import (
     own_toolchain,
     select,
 )
-from freezer.freezing.target.target import Target, toolchain
-from freezer.freezing.target.toolchain import installed_versions
-from freezer.freezing.target.torch_config import without_environment
+from freezer.freezing.target import Target, toolchain
+from freezer.freezing.toolchain import installed_versions
 from freezer.hardware import PORTABLE, peak_memory
 from freezer.runtime.devices import current
 from freezer.runtime.precision import full_on_gpu
@@ -71,7 +78,7 @@ def build(
         LeakError: the compiled code has instructions outside the device class.
     """
     started = time.monotonic()
-    subject, recipe = placed(subject, target.device), made_for(recipe, target.device_class.kind)
+    subject, recipe = to_device(subject, target.device), made_for(recipe, target.device_class.kind)
     (folder / "payloads").mkdir()
     made: list[_Made] = []
     tried: list[dict[str, str]] = []
@@ -218,7 +225,7 @@ class _ShapeBuild:
                 tried.append(
                     {**row, "outcome": str(error), "error": str(file.relative_to(self.folder))}
                 )
-                let_go(error, handled)
+                clear_frames(error, handled)
                 if is_large(self.attempt.subject.model):
                     gc.collect()  # graphs refer to each other
                 errors[capture] = error
@@ -240,7 +247,7 @@ class _ShapeBuild:
         check_operators(captured.program, lowering)
         if self.discard:
             self.attempt.discarded = True
-            give_back(
+            free_tensors(
                 program_tensors(self.attempt.subject.model),
                 in_use=program_tensors(captured.program),
             )
@@ -368,6 +375,6 @@ def build_all(
         try:
             builds.candidates.append(build(subject, recipe, target, folder, attempts=attempts))
         except FreezeError as error:
-            let_go(error, handled)
+            clear_frames(error, handled)
             builds.errors[recipe.name] = error
     return builds

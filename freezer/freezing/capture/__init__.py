@@ -5,7 +5,7 @@ May import: freezer.freezing.target and below.
 Read first: capture.py.
 """
 
-from freezer.freezing.capture.capture import (
+from freezer.freezing.capture.attempt import (
     Attempt,
 )
 from freezer.freezing.capture.program import (

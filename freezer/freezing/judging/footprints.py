@@ -15,7 +15,7 @@ from freezer.freezing.candidates import Candidate
 from freezer.freezing.judging.cold_start import Opening, measure
 from freezer.freezing.judging.trials import Trial
 from freezer.freezing.models import Subject
-from freezer.freezing.target.target import Target
+from freezer.freezing.target import Target
 from freezer.runtime.input_sets import distinct_at
 from freezer.runtime.tensors import save_tensors
 from freezer.spec import Limits, Objective

@@ -21,7 +21,7 @@ from freezer.freezing.judging.trials import Trial, run_trial
 from freezer.freezing.judging.verdicts import ALIKE, Verdict, cost, over_limit
 from freezer.freezing.models import Subject
 from freezer.freezing.recipes import EAGER
-from freezer.freezing.target.target import Target
+from freezer.freezing.target import Target
 from freezer.spec import Limits, Objective, SamplingPolicy, timing_of
 from freezer.timing import Speedup
 

@@ -37,9 +37,9 @@ from freezer.freezing.judging.timed_cells import (
 )
 from freezer.freezing.judging.trials import Trial, run_trial
 from freezer.freezing.judging.verdicts import Verdict, decide, pareto, rivals
-from freezer.freezing.models import Subject, placed, weights_digest
+from freezer.freezing.models import Subject, to_device, weights_digest
 from freezer.freezing.recipes import EAGER
-from freezer.freezing.target.target import Target
+from freezer.freezing.target import Target
 from freezer.hardware import PORTABLE
 from freezer.runtime.devices import called_on, current
 from freezer.runtime.precision import plain_precision
@@ -139,7 +139,7 @@ def judge(
     on_drift_alone = on_drift_alone or target.device_class.name == PORTABLE
     objective = "p50" if on_drift_alone else objective
     case = _Case(
-        subject=placed(subject, target.device),
+        subject=to_device(subject, target.device),
         target=target,
         limits=limits,
         policy=policy_for(objective, policy),

@@ -39,7 +39,7 @@ from freezer.freezing.drift import (
     sampled,
 )
 from freezer.freezing.models import Subject, baked_in
-from freezer.freezing.target.target import Target, check_unlimited
+from freezer.freezing.target import Target, check_unlimited
 from freezer.runtime.pytree import leaves_of
 from freezer.runtime.tensors import kept_of
 from freezer.runtime.threads import threads

@@ -14,7 +14,7 @@ from freezer.errors import BuildError
 from freezer.freezing.capture import Captured
 from freezer.freezing.lowering.operators import fx_operators
 from freezer.freezing.lowering.result import Lowered
-from freezer.freezing.target.target import Target
+from freezer.freezing.target import Target
 from freezer.runtime.payloads import on_first
 
 SUFFIX = ".pt2"

@@ -11,7 +11,7 @@ from freezer.freezing.capture import Captured
 from freezer.freezing.lowering import exported, onnx_runtime, open_vino, torchscript
 from freezer.freezing.lowering.inductor import inductor
 from freezer.freezing.lowering.result import Lowered
-from freezer.freezing.target.target import Target
+from freezer.freezing.target import Target
 
 
 class Lowering(Protocol):

@@ -24,8 +24,8 @@ from freezer.freezing.lowering.inductor.inductor_report import report_before
 from freezer.freezing.lowering.readable import GRAPH
 from freezer.freezing.lowering.result import Lowered, timed
 from freezer.freezing.recipes import ENGINE_PACKAGES
-from freezer.freezing.target.target import Target, check_unlimited
-from freezer.freezing.target.toolchain import installed_versions
+from freezer.freezing.target import Target, check_unlimited
+from freezer.freezing.toolchain import installed_versions
 from freezer.runtime.onnxruntime_loader import OUTPUT_ORDERS, session_options
 from freezer.runtime.tensors import program_bytes
 

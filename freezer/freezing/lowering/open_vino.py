@@ -27,7 +27,7 @@ from freezer.freezing.lowering.engine_outputs import output_orders, values_named
 from freezer.freezing.lowering.inductor.inductor_report import report_before
 from freezer.freezing.lowering.readable import GRAPH
 from freezer.freezing.lowering.result import Lowered, timed
-from freezer.freezing.target.target import Target, check_unlimited
+from freezer.freezing.target import Target, check_unlimited
 from freezer.runtime.openvino_loader import (
     CALLS_FILE,
     GRAPH_FILE,

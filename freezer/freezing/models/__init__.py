@@ -33,16 +33,16 @@ from freezer.freezing.models.samples import (
 from freezer.freezing.models.subject import (
     Subject,
     SubjectOptions,
-    placed,
     prepare,
+    to_device,
 )
 from freezer.freezing.models.torchscript_module import (
     flat_forward,
 )
 from freezer.freezing.models.weights import (
-    give_back,
+    clear_frames,
+    free_tensors,
     is_large,
-    let_go,
     tensors_of,
     weights_digest,
 )
@@ -61,13 +61,13 @@ __all__ = [
     "example_spec",
     "flat_forward",
     "generators_kept",
-    "give_back",
+    "free_tensors",
     "is_large",
-    "let_go",
+    "clear_frames",
     "load_source",
     "module_of",
     "own_spec",
-    "placed",
+    "to_device",
     "prepare",
     "same_each_time",
     "tensors_in",

@@ -1,6 +1,6 @@
 """Subject: a model in its initial state, its input spec, its outputs and its input sets.
 
-`prepare` makes one, `placed` moves it.
+`prepare` makes one, `to_device` moves it.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class SubjectOptions:
             takes its minimum.
         fill_up: add generated input sets to the samples.
         device: where the model is first run. The subject is made on the CPU all the same; see
-            `placed`.
+            `to_device`.
     """
 
     preserve: Sequence[str] = ()
@@ -205,7 +205,7 @@ def _result_of(
     return structure, outputs
 
 
-def placed(subject: Subject, device: torch.device) -> Subject:
+def to_device(subject: Subject, device: torch.device) -> Subject:
     """Move a subject to a device: copies of its model and input sets, with the subject on the CPU
     as `host`.
 

@@ -45,7 +45,7 @@ def is_large(module: nn.Module) -> bool:
     return tensors_bytes(program_tensors(module)) > LARGE_BYTES
 
 
-def give_back(tensors: Iterable[Tensor], in_use: Iterable[Tensor] = ()) -> int:
+def free_tensors(tensors: Iterable[Tensor], in_use: Iterable[Tensor] = ()) -> int:
     """Free the memory of tensors; return the number of bytes.
 
     The tensors must never be read again, even if others still refer to them. Memory that cannot be
@@ -67,7 +67,7 @@ def give_back(tensors: Iterable[Tensor], in_use: Iterable[Tensor] = ()) -> int:
     return sum(freed.values())
 
 
-def let_go(error: BaseException, handled: BaseException | None = None) -> None:
+def clear_frames(error: BaseException, handled: BaseException | None = None) -> None:
     """Clear the frames of an error and of its causes, whose local variables keep graphs and weights
     alive. It prints as before.
 

@@ -57,7 +57,7 @@ from freezer.freezing.packaging.evidence import (
     write_texts,
 )
 from freezer.freezing.recipes import EAGER
-from freezer.freezing.target.target import Target
+from freezer.freezing.target import Target
 from freezer.hardware import PORTABLE, cuda_needs
 from freezer.runtime.devices import host_fingerprint
 from freezer.runtime.tensors import write_own_outputs

@@ -17,7 +17,7 @@ from freezer.freezing.candidates import EVIDENCE, Candidate
 from freezer.freezing.judging import Judgement, Trial
 from freezer.freezing.models import Subject
 from freezer.freezing.payload_sets.further_threads import with_further_threads
-from freezer.freezing.target.target import Target
+from freezer.freezing.target import Target
 
 PREFIX = "torch-"
 """Begins the names of the fallback's payloads and texts, so that none is named like the winner's.

@@ -18,8 +18,8 @@ from freezer.errors import FreezeError
 from freezer.freezing.candidates import Candidate, build_further
 from freezer.freezing.drift import Gate, report
 from freezer.freezing.judging import Judgement, figures_of, kept, run_trial, time_further_threads
-from freezer.freezing.models import Subject, placed
-from freezer.freezing.target.target import Target
+from freezer.freezing.models import Subject, to_device
+from freezer.freezing.target import Target
 from freezer.runtime.devices import current
 from freezer.runtime.precision import plain_precision
 from freezer.runtime.threads import threads
@@ -69,7 +69,7 @@ def judge_further(
     winner, limits, policy = judgement.winner, judgement.limits, judgement.policy
     assert winner is not None, "only a winner gets payloads for further counts"
     assert winner.drift is not None, "a winner has passed the drift gate"
-    subject = placed(subject, target.device)
+    subject = to_device(subject, target.device)
     gate = Gate(error_ratio_max=limits.error_ratio_max, float64=judgement.reference.float64)
     rows, dropped = list(winner.drift.rows), list[Dropped]()
     with threads(target.num_threads), plain_precision(target.device), current(target.device):

@@ -10,7 +10,7 @@ from freezer.freezing.models import Subject
 from freezer.freezing.payload_sets.fallback import with_fallback
 from freezer.freezing.payload_sets.further_threads import with_further_threads
 from freezer.freezing.payload_sets.slow_sizes import with_captured
-from freezer.freezing.target.target import Target
+from freezer.freezing.target import Target
 
 
 def with_other_payloads(

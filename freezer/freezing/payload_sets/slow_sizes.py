@@ -28,9 +28,9 @@ from freezer.freezing.judging import (
     run_trial,
     time_sizes,
 )
-from freezer.freezing.models import Subject, placed
+from freezer.freezing.models import Subject, to_device
 from freezer.freezing.recipes import KEPT_EAGER
-from freezer.freezing.target.target import Target
+from freezer.freezing.target import Target
 from freezer.hardware import PORTABLE
 from freezer.runtime.devices import current
 from freezer.runtime.precision import plain_precision
@@ -70,7 +70,7 @@ def with_captured(
         return judgement
     try:
         captured = _build(subject, judgement, target, folder / CAPTURED)
-        trial, cells = _try(placed(subject, target.device), judgement, captured, target, slow)
+        trial, cells = _try(to_device(subject, target.device), judgement, captured, target, slow)
     except FreezeError as error:
         dropped = Dropped(payload=PAYLOAD, num_threads=target.num_threads, reason=str(error))
         trial = replace(winner, dropped=(*winner.dropped, dropped))

@@ -20,7 +20,7 @@ from freezer.cli.app import main
 from freezer.errors import ContractError, IncompatibleError, UsageError
 from freezer.freezing.judging import judge
 from freezer.freezing.judging.timed_cells import general
-from freezer.freezing.target.target import target_here
+from freezer.freezing.target import target_here
 from freezer.pyfunc import _load_pyfunc
 from freezer.serving.canary import canary_figures
 from freezer.spec import Dim

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from freezer.freezing.models import give_back, is_large, let_go
+from freezer.freezing.models import clear_frames, free_tensors, is_large
 from freezer.hardware import peak_bytes, peak_memory
 from freezer.runtime.tensors import address_of, addresses_of, program_tensors
 from tests.support.models import mlp
@@ -113,7 +113,7 @@ def test_the_peak_excludes_the_parent_process() -> None:
 
 def test_give_back_keeps_weights_in_use() -> None:
     ours, theirs = torch.ones(1000), torch.ones(1000)
-    assert give_back([ours, theirs], in_use=[theirs[3:]]) == 4000
+    assert free_tensors([ours, theirs], in_use=[theirs[3:]]) == 4000
     assert ours.untyped_storage().nbytes() == 0
     assert torch.equal(theirs, torch.ones(1000))
 
@@ -121,7 +121,7 @@ def test_give_back_keeps_weights_in_use() -> None:
 def test_give_back_frees_weights_shared_with_numpy() -> None:
     model = mlp()
     kept = [parameter.detach().numpy() for parameter in model.parameters()]
-    assert give_back(program_tensors(model)) == sum(array.nbytes for array in kept)
+    assert free_tensors(program_tensors(model)) == sum(array.nbytes for array in kept)
     assert all(parameter.numel() == 0 for parameter in model.parameters())
 
 
@@ -172,7 +172,7 @@ def test_let_go_frees_variables_and_keeps_the_traceback() -> None:
     )
     printed = traceback.format_exception(kept)
     assert any("raise KeyError" in line for line in printed)
-    let_go(kept)
+    clear_frames(kept)
     gc.collect()
     assert [ref() is None for ref in held] == [True] * 3
     assert traceback.format_exception(kept) == printed
@@ -187,6 +187,6 @@ def test_let_go_spares_errors_being_handled() -> None:
         try:
             failing(ours)
         except ValueError as error:
-            let_go(error, handled)
+            clear_frames(error, handled)
             left = [ref() is not None for ref in (*theirs, *ours)]
     assert left == [True, False]

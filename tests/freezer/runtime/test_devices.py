@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from freezer.errors import UsageError
-from freezer.freezing.target.target import aim, target_here
+from freezer.freezing.target import resolve_device, target_here
 from freezer.hardware import DEVICE_CLASSES, describe_host
 from freezer.runtime import devices
 from freezer.runtime.devices import CPU, class_of, cuda_here, device_of, visible, with_index
@@ -103,25 +103,25 @@ def test_the_cpu_must_run_the_host_code() -> None:
 def test_a_freeze_aims_at_the_models_device(monkeypatch: pytest.MonkeyPatch) -> None:
     model = mlp()
     monkeypatch.setattr(devices, "this_host", lambda: HASWELL)
-    monkeypatch.setattr("freezer.freezing.target.target.detect", lambda: HOST)
-    assert aim(model, "auto", None) == ("auto", CPU)
-    assert aim(None, "auto", "cpu") == ("auto", CPU)
-    assert aim(model, "auto", "cuda:1") == ("cuda-sm90", torch.device("cuda", 1))
-    assert aim(model, "cuda-sm80", None) == ("cuda-sm80", torch.device("cuda", 0))
+    monkeypatch.setattr("freezer.freezing.target.detect", lambda: HOST)
+    assert resolve_device(model, "auto", None) == ("auto", CPU)
+    assert resolve_device(None, "auto", "cpu") == ("auto", CPU)
+    assert resolve_device(model, "auto", "cuda:1") == ("cuda-sm90", torch.device("cuda", 1))
+    assert resolve_device(model, "cuda-sm80", None) == ("cuda-sm80", torch.device("cuda", 0))
     monkeypatch.setattr(
-        "freezer.freezing.target.target.device_of_model", lambda *_: torch.device("cuda", 1)
+        "freezer.freezing.target.device_of_model", lambda *_: torch.device("cuda", 1)
     )
-    assert aim(model, "auto", None) == ("cuda-sm90", torch.device("cuda", 1))
-    assert aim(model, "cuda-sm90", None) == ("cuda-sm90", torch.device("cuda", 1))
-    assert aim(model, "cuda-sm80", None) == ("cuda-sm80", torch.device("cuda", 0))
-    assert aim(model, HERE, None) == (HERE, CPU)
+    assert resolve_device(model, "auto", None) == ("cuda-sm90", torch.device("cuda", 1))
+    assert resolve_device(model, "cuda-sm90", None) == ("cuda-sm90", torch.device("cuda", 1))
+    assert resolve_device(model, "cuda-sm80", None) == ("cuda-sm80", torch.device("cuda", 0))
+    assert resolve_device(model, HERE, None) == (HERE, CPU)
     with pytest.raises(UsageError, match=f"got device cuda:1 for {HERE}, which runs on a CPU"):
-        aim(model, HERE, "cuda:1")
+        resolve_device(model, HERE, "cuda:1")
 
 
 @pytest.mark.usefixtures("gpus")
 def test_gpu_targets_have_one_thread_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("freezer.freezing.target.target.detect", lambda: HOST)
+    monkeypatch.setattr("freezer.freezing.target.detect", lambda: HOST)
     target = target_here("cuda-sm90", (4, 2), "cuda:1")
     assert (target.thread_counts, target.device, target.at(2).device) == (
         (4,),

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from freezer.freezing.lowering import exported
-from freezer.freezing.target.target import target_here
+from freezer.freezing.target import target_here
 from freezer.runtime.payloads import open_exported
 from tests.support.models import Counter, Mlp, seeded
 from tests.support.steps import HERE, captured_by, random_inputs, subject_of

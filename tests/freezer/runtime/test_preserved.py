@@ -18,7 +18,7 @@ from freezer.freezing.capture import Captured
 from freezer.freezing.lowering import torchscript
 from freezer.freezing.models import example_spec
 from freezer.freezing.recipes import RECIPES
-from freezer.freezing.target.target import target_here
+from freezer.freezing.target import target_here
 from freezer.runtime.frozen_model import CallOptions, FrozenModel
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.payload_choice import OpenPayload

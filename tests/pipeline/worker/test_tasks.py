@@ -18,7 +18,7 @@ import pytest
 from freezer.artifact import Artifact, FreezingReport
 from freezer.codec import decode
 from freezer.freezing.sources import parse_source
-from freezer.freezing.target.target import toolchain
+from freezer.freezing.target import toolchain
 from freezer.spec import InputSpec, Limits, TensorSpec
 from freezer.store import WORK
 from pipeline.catalog import Entry

@@ -22,6 +22,7 @@ from torch import Tensor
 from freezer.errors import BuildError, UsageError
 from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics.messages import inductor_sentence
+from freezer.freezing.environment import straying
 from freezer.freezing.lowering.inductor.cuda_toolkit import cuda_toolkit
 from freezer.freezing.lowering.inductor.inductor_report import Observed, report_before
 from freezer.freezing.lowering.inductor.torch_patches import (
@@ -36,11 +37,10 @@ from freezer.freezing.lowering.inductor.torch_patches import (
 from freezer.freezing.lowering.isa_check import check_package, host_class
 from freezer.freezing.lowering.readable import CODE, GRAPH, shortened
 from freezer.freezing.lowering.result import Lowered, timed
-from freezer.freezing.models import give_back
+from freezer.freezing.models import free_tensors
 from freezer.freezing.recipes import BESIDE, REQUIRED
-from freezer.freezing.target.target import Target, packed_layouts
-from freezer.freezing.target.toolchain import compiler
-from freezer.freezing.target.torch_config import straying
+from freezer.freezing.target import Target, packed_layouts
+from freezer.freezing.toolchain import compiler
 from freezer.runtime.inductor_package import ALIGNMENT, TABLE, WeightEntry
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.precision import plain_precision
@@ -153,7 +153,9 @@ def _compile(
         module, inputs = original_freeze(*args)
         constants = _tensors_in(module.graph)
         observed.see_constants(constants, addresses)
-        give_back([tensor for tensor in captured.owned if tensor.numel() > MAX_PRINTED], constants)
+        free_tensors(
+            [tensor for tensor in captured.owned if tensor.numel() > MAX_PRINTED], constants
+        )
         return module, inputs
 
     def finish(graph: torch.fx.Graph) -> None:
@@ -194,7 +196,7 @@ def configuration(settings: Mapping[str, Any], target: Target, *, beside: bool) 
     """Inductor's configuration for a build.
 
     Args:
-        settings: see freezing/recipes/inductor_settings.py.
+        settings: see freezing/recipes.py.
         target: the device class and thread count.
         beside: whether the weights are stored beside the shared library.
     """

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from freezer.freezing.candidates import architecture_digest
-from freezer.freezing.target.target import target_here
+from freezer.freezing.target import target_here
 from tests.support.models import mlp
 from tests.support.steps import BATCH, HERE, subject_of
 

@@ -17,7 +17,7 @@ from freezer.freezing.candidates import Candidate, build
 from freezer.freezing.capture import Attempt, Captured
 from freezer.freezing.models import Subject, prepare
 from freezer.freezing.recipes import RECIPES
-from freezer.freezing.target.target import target_here
+from freezer.freezing.target import target_here
 from freezer.spec import Dim, declared_spec
 from tests.support.lines import place_of
 from tests.support.models import Branching, Calling, mlp, seeded

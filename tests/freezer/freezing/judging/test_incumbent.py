@@ -16,7 +16,7 @@ from freezer.freezing.judging import Incumbent, Judgement, judge
 from freezer.freezing.judging.incumbent import regression
 from freezer.freezing.models import Subject
 from freezer.freezing.packaging import assemble
-from freezer.freezing.target.target import target_here
+from freezer.freezing.target import target_here
 from freezer.spec import Limits
 from freezer.timing import Speedup
 from tests.support.models import seeded

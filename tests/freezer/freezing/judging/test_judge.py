@@ -21,7 +21,7 @@ from freezer.freezing.judging.verdicts import over_limit
 from freezer.freezing.models import Subject, weights_digest
 from freezer.freezing.packaging import assemble
 from freezer.freezing.recipes import EAGER
-from freezer.freezing.target.target import target_here
+from freezer.freezing.target import target_here
 from freezer.spec import Dim, Limits
 from freezer.timing import Speedup
 from tests.support.models import (

@@ -32,7 +32,7 @@ from freezer.freezing.lowering.isa_check import (
     x86_family,
 )
 from freezer.freezing.recipes import RECIPES
-from freezer.freezing.target.target import Target
+from freezer.freezing.target import Target
 from freezer.hardware import DEVICE_CLASSES, detect, device_class
 from tests.conftest import Frozen
 from tests.support.models import mlp

@@ -15,7 +15,7 @@ from freezer.freezing.candidates import Candidate
 from freezer.freezing.lowering import onnx_runtime
 from freezer.freezing.models import Subject
 from freezer.freezing.recipes import RECIPES
-from freezer.freezing.target.target import Target
+from freezer.freezing.target import Target
 from freezer.hardware import detect, device_class
 from freezer.runtime.onnxruntime_loader import open_onnxruntime
 from freezer.runtime.pytree import leaves_of

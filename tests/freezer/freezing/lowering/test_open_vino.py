@@ -18,7 +18,7 @@ from freezer.freezing.freeze import freeze
 from freezer.freezing.lowering import open_vino
 from freezer.freezing.models import Subject
 from freezer.freezing.recipes import RECIPES
-from freezer.freezing.target.target import Target
+from freezer.freezing.target import Target
 from freezer.hardware import device_class
 from freezer.runtime.openvino_loader import open_openvino
 from freezer.spec import Dim

@@ -16,7 +16,7 @@ from freezer.files import digest_file
 from freezer.freezing.capture import Captured
 from freezer.freezing.lowering import torchscript
 from freezer.freezing.recipes import RECIPES
-from freezer.freezing.target.target import target_here
+from freezer.freezing.target import target_here
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
 from freezer.runtime.payloads import open_torchscript
 from freezer.runtime.threads import threads

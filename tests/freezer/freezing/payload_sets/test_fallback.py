@@ -15,7 +15,7 @@ from freezer.freezing.judging import Judgement, judge
 from freezer.freezing.models import Subject
 from freezer.freezing.packaging import assemble
 from freezer.freezing.payload_sets.fallback import with_fallback
-from freezer.freezing.target.target import target_here
+from freezer.freezing.target import target_here
 from freezer.serving import load as load_module
 from freezer.spec import Limits
 from tests.support.models import mlp

@@ -15,7 +15,7 @@ from freezer.freezing.judging import Judgement, judge
 from freezer.freezing.models import Subject
 from freezer.freezing.payload_sets import with_further_threads
 from freezer.freezing.payload_sets.further_threads import judge_further
-from freezer.freezing.target.target import target_here
+from freezer.freezing.target import target_here
 from freezer.hardware import counts_within
 from freezer.spec import Limits
 from tests.support.models import mlp

@@ -32,7 +32,7 @@ from freezer.freezing.lowering.inductor.torch_patches import (
 )
 from freezer.freezing.models import Subject, weights_digest
 from freezer.freezing.recipes import RECIPES, Recipe
-from freezer.freezing.target.target import target_here
+from freezer.freezing.target import target_here
 from freezer.runtime.inductor_loader import open_inductor
 from freezer.runtime.inductor_package import TABLE, read_package
 from freezer.runtime.native_payload import NativePayload

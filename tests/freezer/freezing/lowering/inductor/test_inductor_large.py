@@ -10,7 +10,7 @@ import torch
 
 from freezer.freezing.candidates import build
 from freezer.freezing.recipes import RECIPES
-from freezer.freezing.target.target import target_here
+from freezer.freezing.target import target_here
 from freezer.hardware import peak_memory
 from tests.support.models import seeded
 from tests.support.models_inductor import Wide

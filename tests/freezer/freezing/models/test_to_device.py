@@ -14,10 +14,10 @@ from freezer.errors import JudgeError
 from freezer.freezing.candidates import build
 from freezer.freezing.freeze import keep_eager
 from freezer.freezing.judging import judge
-from freezer.freezing.models import SubjectOptions, placed, prepare
+from freezer.freezing.models import SubjectOptions, prepare, to_device
 from freezer.freezing.packaging import assemble
 from freezer.freezing.recipes import RECIPES
-from freezer.freezing.target.target import Target, target_here
+from freezer.freezing.target import Target, target_here
 from tests.support.models import Counter, Mlp, Random, mlp, seeded
 from tests.support.steps import ANY_SPEED, BATCH, HERE, QUICK, random_inputs, subject_of
 
@@ -32,13 +32,13 @@ def target() -> Target:
 
 def test_placed_subject_keeps_its_host() -> None:
     subject = subject_of(mlp(), {"x": X}, {"x": {0: BATCH}})
-    moved = placed(subject, APART)
+    moved = to_device(subject, APART)
     assert moved.device == APART
     assert moved.host is moved.on_host is subject
     assert moved.model is not subject.model
-    assert placed(moved, APART) is moved
-    assert placed(moved, torch.device("cpu")) is subject
-    assert placed(subject, torch.device("cpu")) is subject
+    assert to_device(moved, APART) is moved
+    assert to_device(moved, torch.device("cpu")) is subject
+    assert to_device(subject, torch.device("cpu")) is subject
     assert subject.device == torch.device("cpu")
     assert subject.on_host is subject
 
@@ -116,7 +116,7 @@ def test_placed_rejects_models_tied_to_the_cpu(
     )  # meta tensors have no bytes
     subject = subject_of(model(), {"x": X})
     with pytest.raises(JudgeError, match=message) as caught:
-        placed(subject, torch.device("meta"))
+        to_device(subject, torch.device("meta"))
     assert caught.value.code == "CP-EAGER"
 
 
@@ -126,4 +126,4 @@ def test_subject_starts_on_the_cpu() -> None:
     spec, example = example_spec({"x": X}, {})
     subject = prepare("model", mlp(), spec, [example], SubjectOptions(device=APART))
     assert subject.device == torch.device("cpu")
-    assert not placed(subject_of(Random(), {"x": X}), APART).model.training
+    assert not to_device(subject_of(Random(), {"x": X}), APART).model.training

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from freezer.errors import UsageError
-from freezer.freezing.target.environment import CLEARED, REFUSED_VARIABLES, check_environment
+from freezer.freezing.environment import CLEARED, REFUSED_VARIABLES, check_environment
 from freezer.hardware import device_class
 from freezer.runtime.devices import host_fingerprint
 from tests.support.steps import HERE, python
@@ -22,7 +22,7 @@ V4, GPU, PORTABLE = (
 )
 
 CHECK = (
-    "from freezer.errors import UsageError\nfrom freezer.freezing.target.target import"
+    "from freezer.errors import UsageError\nfrom freezer.freezing.target import"
     " target_here\n" + "try:\n    target_here({here!r}, 1)\nexcept UsageError as error:\n   "
     " print(error.coded)\nelse:\n    print('no refusal')\n"
 )
@@ -97,7 +97,7 @@ SETTINGS = """
 import json, sys
 import torch, torch._dynamo, torch._functorch.config, torch.fx.experimental._config, torch.compiler.config
 from torch._inductor import config
-from freezer.freezing.target.torch_config import MODULES, straying, without_environment
+from freezer.freezing.environment import MODULES, straying, without_environment
 
 def settings():
     every = [(name, sys.modules[name].get_config_copy()) for name in MODULES]
@@ -151,7 +151,7 @@ def test_environment_changes_no_torch_setting() -> None:
 
 INCLUDE = """
 import subprocess, sys
-from freezer.freezing.target.environment import cleared
+from freezer.freezing.environment import cleared
 def works(*command):
     return subprocess.run(command, input="#include <only_on_the_path.h>", text=True, capture_output=True).returncode == 0
 compile = ("g++", "-fsyntax-only", "-x", "c++", "-")
@@ -173,8 +173,8 @@ def test_compilers_ignore_include_paths(tmp_path: Path) -> None:
 
 COMPILER = """
 from freezer.freezing.lowering.inductor.inductor import configuration
-from freezer.freezing.recipes.recipes import RECIPES
-from freezer.freezing.target.target import target_here, toolchain
+from freezer.freezing.recipes import RECIPES
+from freezer.freezing.target import target_here, toolchain
 found = configuration(RECIPES["inductor-frozen"].settings["inductor"], target_here({here!r}, 1), beside=False)
 print(found["cpp.cxx"][1], "|", toolchain()["cxx"])
 """

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from freezer.errors import UsageError
-from freezer.freezing.target.target import Target, class_here, packed_layouts, target_here
+from freezer.freezing.target import Target, class_here, packed_layouts, target_here
 from freezer.hardware import best_level, detect, device_class
 from freezer.runtime.tensors import dtypes_of
 from freezer.runtime.threads import threads

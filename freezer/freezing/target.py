@@ -1,4 +1,4 @@
-"""Targets: the device class, thread counts and device that a build and its judge aim at."""
+"""Targets: the device class, thread counts and device that a build and its judge resolve_device at."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from freezer.errors import UsageError
+from freezer.freezing.environment import check_environment
 from freezer.freezing.models import device_of_model
-from freezer.freezing.target.environment import check_environment
-from freezer.freezing.target.toolchain import toolchain_with, torch_versions
+from freezer.freezing.toolchain import toolchain_with, torch_versions
 from freezer.hardware import (
     PORTABLE,
     DeviceClass,
@@ -98,7 +98,7 @@ def target_here(
     return target
 
 
-def aim(
+def resolve_device(
     model: nn.Module | None,
     name: str,
     device: str | torch.device | None,
