@@ -13,7 +13,6 @@ from typing import Any
 from freezer.artifact.freezing_report import FreezingReport
 from freezer.codec import stored_as, written_if
 from freezer.hardware import CudaNeeds
-from freezer.spec import Objective
 
 NOT_TRIED = "not tried"
 """Prefix of the outcome of attempts that do not apply to the kind of model."""
@@ -87,9 +86,7 @@ class GateRecord:
     kind: str = "calibrated"
     error_ratio_max: float
     speedup_min: float
-    objective: Objective = field(
-        default="p50", metadata=written_if(lambda self: self.objective != "p50")
-    )
+    objective: str = field(default="p50", metadata=written_if(lambda self: self.objective != "p50"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,7 +122,7 @@ class Tradeoff:
     Attributes:
         p50_ms, p95_ms: None with too few samples; `p95_ms` also unless it is the objective.
         items_per_s: sizes of the dim `batch` (1 without one) per second of calls, by their mean.
-        load_ms, memory_mb: see ColdStart; None unless the objective or a limit is about them.
+        load_ms, memory_mb: see ColdStart; None unless memory is limited.
         size_mb: of the payloads for the deciding thread count.
     """
 

@@ -68,7 +68,7 @@ class FreezeOptions:
             at the first point, by default the minimum of every dim.
         limits: speedup, drift, latency and size limits that a candidate must meet.
         objective: what the winner is best in, of the candidates that meet the limits: `p50`
-            (latency), `p95`, `throughput`, `load`, `memory` or `size`.
+            (latency), `p95`, `throughput` or `size`.
         policy: how long and how often to sample latency.
         task_metric: the caller's own quality measure; reported, not gated.
         preserve: attributes, methods and submodule attributes (`sub.attr`) that the frozen model

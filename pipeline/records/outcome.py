@@ -18,7 +18,7 @@ from freezer.artifact import (
     Tradeoff,
 )
 from freezer.codec import decode, encode, stored_as, written_if
-from freezer.spec import Clock, Objective
+from freezer.spec import Clock
 
 DRIFT = "CP-DRIFT"
 """Code of a rejected outcome."""
@@ -265,9 +265,7 @@ class Outcome:
     registered_name: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     architecture: str = field(default="", metadata=written_if(lambda self: self.architecture))
-    objective: Objective = field(
-        default="p50", metadata=written_if(lambda self: self.objective != "p50")
-    )
+    objective: str = field(default="p50", metadata=written_if(lambda self: self.objective != "p50"))
     pareto: tuple[Tradeoff, ...] = field(
         default=(), metadata=written_if(lambda self: bool(self.pareto))
     )

@@ -21,7 +21,6 @@ from freezer.codec import encode
 from freezer.errors import InfrastructureError
 from freezer.files import SCHEMES, write_whole
 from freezer.hardware import PORTABLE
-from freezer.spec import Objective
 from freezer.store import one_spelling
 from pipeline.exit_codes import FAILED, INFRASTRUCTURE, INTERRUPTED, OK
 from pipeline.records import STYLES, Outcome, iso
@@ -202,7 +201,7 @@ def _pareto_line(outcome: Outcome) -> Text:
     return line
 
 
-def _front_figures(item: Tradeoff, objective: Objective) -> str:
+def _front_figures(item: Tradeoff, objective: str) -> str:
     timings = {"p95": ("ms", item.p95_ms), "throughput": ("items/s", item.items_per_s)}
     timing = timings.get(objective, ("ms", item.p50_ms))
     figures = (

@@ -18,7 +18,7 @@ from freezer.freezing.drift import Gate, Reference
 from freezer.freezing.judging.footprints import with_footprints
 from freezer.freezing.judging.timed_cells import PREVIOUS, Cell
 from freezer.freezing.judging.trials import Trial, run_trial
-from freezer.freezing.judging.verdicts import ALIKE, Verdict, cost, over_limit
+from freezer.freezing.judging.verdicts import ALIKE, Verdict, over_limit
 from freezer.freezing.models import Subject
 from freezer.freezing.recipes import EAGER
 from freezer.freezing.target import Target
@@ -34,8 +34,6 @@ _MORE_DRIFT = 2.0
 """How many times the error ratio of the incumbent, or of eager if that is larger, a new artifact
 may have without being faster.
 """
-
-UNITS: dict[Objective, str] = {"load": "ms to load", "memory": "MB of memory", "size": "MB"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,13 +74,12 @@ def enter(
     target: Target,
     reference: Reference,
     limits: Limits,
-    objective: Objective,
 ) -> Rival | None:
     """Prepare the incumbent for the comparison with the candidates.
 
     Args:
         incumbent: the artifact that serves now.
-        subject, candidates, target, reference, limits, objective: of the judgement.
+        subject, candidates, target, reference, limits: of the judgement.
 
     Returns:
         None if a candidate has the incumbent's payload, byte for byte: it competes already.
@@ -116,7 +113,7 @@ def enter(
                 )
             )
         record = replace(record, error_ratio=trial.drift.error_ratio if trial.drift else None)
-    (trial,) = with_footprints([trial], subject, target, limits, objective)
+    (trial,) = with_footprints([trial], subject, target, limits)
     if trial.problem is not None:
         return Rival(record=replace(record, problem=trial.problem))
     return Rival(record=record, trial=trial, entrant=replace(trial.candidate, payloads=(deciding,)))
@@ -204,11 +201,11 @@ def settle(
         f" as {record}"
     )
     worse = regression(faster, new.drift.error_ratio if new and new.drift else None, record)
-    if new and (own := cost(new, objective)):
-        before = cost(old, objective)
-        if own > ALIKE * before:
-            worse = f", with {own:.1f} {UNITS[objective]} instead of {before:.1f}"
-        elif before > ALIKE * own:
+    if new and objective == "size":
+        size, before = new.candidate.size_bytes, old.candidate.size_bytes
+        if size > ALIKE * before:
+            worse = f", with {size / 1e6:.1f} MB instead of {before / 1e6:.1f}"
+        elif before > ALIKE * size:
             worse = None
     if worse is None:
         return verdict, reason, record

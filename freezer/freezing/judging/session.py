@@ -150,7 +150,7 @@ def judge(
         reference = run_reference(case.subject)
         trials, outputs = _apply_gate(case, candidates, reference)
         if not on_drift_alone:
-            trials = with_footprints(trials, case.subject, target, limits, objective)
+            trials = with_footprints(trials, case.subject, target, limits)
         rival = _enter_incumbent(case, incumbent, trials, reference)
         cells = _time(case, trials, rival)
         trials = _with_latency(case, trials, cells)
@@ -230,9 +230,7 @@ def _enter_incumbent(
     if incumbent is None or not _passing(trials):
         return None
     candidates = [trial.candidate for trial in trials]
-    return enter(
-        incumbent, case.subject, candidates, case.target, reference, case.limits, case.objective
-    )
+    return enter(incumbent, case.subject, candidates, case.target, reference, case.limits)
 
 
 def _time(case: _Case, trials: Sequence[Trial], rival: Rival | None) -> tuple[Cell, ...]:

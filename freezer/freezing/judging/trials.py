@@ -59,7 +59,7 @@ class Trial:
             artifact.
         latency_ms, speedup: in the deciding cell; the speedup is of the objective's figure
             (`timing_of`).
-        cold_start: if the objective or a limit is about load time or memory.
+        cold_start: measured if memory is limited.
         points: figures of every kept payload in every cell.
         dropped: payloads that were not kept.
     """

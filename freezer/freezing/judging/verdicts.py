@@ -19,9 +19,7 @@ from freezer.timing import MIN_SAMPLES, Sampling, Speedup
 Verdict = Literal["published", "kept-eager", "kept-previous", "rejected", "failed", "unstable"]
 
 ALIKE = 1.05
-"""Load times, memory and sizes within this ratio of the least count as equal: the fastest of these
-candidates wins.
-"""
+"""Sizes within this ratio of the least count as equal: the fastest of these candidates wins."""
 
 _BY = {"p50": "", "p95": " by p95", "throughput": " in throughput"}
 
@@ -86,13 +84,12 @@ def rivals(trials: Sequence[Trial], limits: Limits, objective: Objective) -> lis
 def _best(
     measured: Sequence[tuple[Trial, Speedup]], sampling: Sampling, objective: Objective
 ) -> tuple[Trial, Speedup]:
-    """The fastest trial, of those whose load time, memory or size is about the least if that is the
-    objective.
-    """
-    least = min(cost(trial, objective) for trial, _ in measured)
-    near = [pair for pair in measured if cost(pair[0], objective) <= ALIKE * least]
+    """The fastest trial; if the objective is the size, the fastest of about the least size."""
+    if objective == "size":
+        least = min(trial.candidate.size_bytes for trial, _ in measured)
+        measured = [pair for pair in measured if pair[0].candidate.size_bytes <= ALIKE * least]
     return max(
-        near, key=lambda pair: (not sampling.stopped(pair[0].candidate.recipe), pair[1].value)
+        measured, key=lambda pair: (not sampling.stopped(pair[0].candidate.recipe), pair[1].value)
     )
 
 
@@ -110,34 +107,16 @@ def _unstable(sampling: Sampling, objective: Objective) -> str:
     return reason
 
 
-def cost(trial: Trial, objective: Objective) -> float:
-    """What counts before the speedup: load time in ms, memory in MB, or size in MB; 0 if the
-    objective is a latency.
-    """
-    if objective == "size":
-        return trial.candidate.size_bytes / 1e6
-    if trial.cold_start is None:
-        return 0.0
-    return {"load": trial.cold_start.load_ms, "memory": trial.cold_start.memory_mb}.get(
-        objective, 0.0
-    )
-
-
 def _praise(trial: Trial, faster: Speedup, objective: Objective) -> str:
     """Why a trial won."""
-    speed = (
-        f"{faster.value:.2f} times as fast as eager{_BY[timing_of(objective)]} (at least"
-        f" {faster.low:.2f})"
+    by = _BY[timing_of(objective)]
+    speed = f"{faster.value:.2f} times as fast as eager{by} (at least {faster.low:.2f})"
+    if objective != "size":
+        return f"{trial.candidate.recipe} is {speed}"
+    return (
+        f"{trial.candidate.recipe}: {trial.candidate.size_bytes / 1e6:.1f} MB, the least of those"
+        f" within the limits; {speed}"
     )
-    least = {
-        "load": "{:.3g} ms from opening to the first answer",
-        "memory": "{:.1f} MB of memory",
-        "size": "{:.1f} MB",
-    }
-    if objective in least:
-        own = least[objective].format(cost(trial, objective))
-        return f"{trial.candidate.recipe}: {own}, the least of those within the limits; {speed}"
-    return f"{trial.candidate.recipe} is {speed}"
 
 
 def over_limit(

@@ -212,7 +212,7 @@ BAD: list[tuple[dict[str, str], str, str, str]] = [
         {"objective": "p96"},
         "objective",
         "FIELD",
-        "got 'p96', expected 'p50', 'p95', 'throughput', 'load', 'memory' or 'size'",
+        "got 'p96', expected 'p50', 'p95', 'throughput' or 'size'",
     ),
     (
         {"price_per_hour": "{cpu-z80: 1}"},

@@ -176,7 +176,7 @@ def test_exit_codes(report: CampaignReport, code: int) -> None:
 
 def test_outcome_round_trips_through_json() -> None:
     front = Tradeoff(recipe="inductor-frozen", p50_ms=10.9, items_per_s=91.0, size_mb=100.0)
-    for outcome in (PUBLISHED, FAILED, replace(PUBLISHED, objective="size", pareto=(front,))):
+    for outcome in (PUBLISHED, FAILED, replace(PUBLISHED, objective="load", pareto=(front,))):
         assert Outcome.from_json(json.loads(json.dumps(outcome.to_json()))) == outcome
 
 

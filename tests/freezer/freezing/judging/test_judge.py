@@ -279,7 +279,7 @@ def test_candidate_that_no_fresh_process_can_call_is_rejected(
     subject, candidate = mlp_candidate
     (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
     monkeypatch.syspath_prepend(tmp_path)  # for the fresh process alone: torch is imported here
-    found = judgement_of(subject, [candidate], objective="memory")
+    found = judgement_of(subject, [candidate], Limits(memory_mb_max=1e6))
     assert found.verdict == "rejected"
     assert (
         found.reason

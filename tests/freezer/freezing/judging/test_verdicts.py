@@ -104,15 +104,6 @@ def winner(objective: Objective, **limits: Any) -> tuple[str, str, str]:
         ("p50", "fast", "fast is 3.00 times as fast as eager (at least 2.85)"),
         ("p95", "fast", "fast is 3.00 times as fast as eager by p95 (at least 2.85)"),
         ("throughput", "fast", "fast is 3.00 times as fast as eager in throughput (at least 2.85)"),
-        (
-            "load",
-            "small",
-            (
-                "small: 300 ms from opening to the first answer, the least of those within the"
-                " limits; 1.50 times as fast"
-            ),
-        ),
-        ("memory", "small", "small: 120.0 MB of memory, the least"),
         ("size", "small", "small: 20.0 MB, the least"),
     ],
 )
@@ -128,7 +119,7 @@ def test_objective_selects_among_those_within_the_limits(
 
 
 def test_slower_than_eager_wins_where_the_limit_allows_it() -> None:
-    assert winner("memory", speedup_min=0.5)[:2] == ("published", "slow")
+    assert winner("size", speedup_min=0.5)[:2] == ("published", "slow")
 
 
 def test_limits_exclude_the_best() -> None:
