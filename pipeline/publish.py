@@ -140,10 +140,7 @@ class Publisher:
         version = self._store.publish(
             model, source_key=source_key, artifacts=artifacts, carried=carried, decided=decided
         )
-        return [
-            (item, _with_environment(outcome, artifacts.get(outcome.device_class)))
-            for item, outcome in gathered
-        ], version
+        return gathered, version
 
     def _with_server(self, item: Item, outcome: Outcome) -> Outcome:
         """Add to the reason of an outcome without an artifact which version serves its class, if
@@ -278,12 +275,6 @@ def _has_artifact_of_its_own(outcome: Outcome) -> bool:
     return outcome.verdict == "published" or (
         outcome.verdict == "kept-eager" and device_class(outcome.device_class).kind == "cuda"
     )
-
-
-def _with_environment(outcome: Outcome, artifact: Artifact | None) -> Outcome:
-    """Add what the manifest of a new artifact says of runtime settings."""
-    latency = artifact.manifest.latency if artifact else None
-    return replace(outcome, environment=latency.environment) if latency else outcome
 
 
 def _final(outcome: Outcome, version: Version | None) -> Outcome:

@@ -42,11 +42,9 @@ from freezer.artifact.freezing_report import (
 )
 from freezer.artifact.latency import (
     ColdStart,
-    EnvironmentRecord,
     LatencyRecord,
     PointFigures,
     PointVerdict,
-    SettingGain,
     num_items,
     place_text,
     slower_places,
@@ -87,11 +85,6 @@ from freezer.artifact.sections import (
     PreviousRecord,
     RecipeRecord,
     Tradeoff,
-)
-from freezer.artifact.settings_lines import (
-    export_lines,
-    gain_text,
-    lacking,
 )
 from freezer.artifact.signatures import (
     ANNOTATION,
@@ -134,7 +127,6 @@ __all__ = [
     "DriftRecord",
     "Dropped",
     "EntrantRecord",
-    "EnvironmentRecord",
     "Fallback",
     "FileRef",
     "FreezingRecord",
@@ -153,7 +145,6 @@ __all__ = [
     "PreservedName",
     "PreviousRecord",
     "RecipeRecord",
-    "SettingGain",
     "Signatures",
     "Signed",
     "Tradeoff",
@@ -162,16 +153,13 @@ __all__ = [
     "describe",
     "describe_freezing",
     "engines_of",
-    "export_lines",
     "figures_text",
     "file_ref",
     "folder_of",
     "freezing_markdown",
-    "gain_text",
     "is_by",
     "is_exact",
     "is_special",
-    "lacking",
     "manifest_markdown",
     "num_items",
     "place_text",

@@ -248,8 +248,6 @@ def _latency(latency: LatencyRecord) -> Iterator[_Row]:
         cold = latency.cold_start
         times = f"opens in {cold.open_ms:.0f} ms, first call {cold.first_call_ms:.1f} ms"
         yield "cold start", f"{times}, peak {cold.memory_peak_mb:.0f} MB"
-    if latency.environment is not None and latency.environment.variables:
-        yield "settings", f"{latency.environment.text}; `coldpress env` prints what to export"
     for item in latency.points if len(latency.points) > 1 else ():
         speed = (
             "calls take too long to measure"

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from freezer.codec import stored_as, written_if
-from freezer.hardware import assignments
 from freezer.spec import Clock, SamplingPolicy
 
 PointVerdict = Literal["faster", "not slower", "slower", "unstable", "not measured"]
@@ -100,59 +99,6 @@ def num_items(point: Mapping[str, int]) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SettingGain:
-    """A runtime setting, timed against the judge's own environment in alternating blocks of two
-    fresh processes.
-
-    Attributes:
-        variables: of the environment; `LD_PRELOAD` names libraries by file name.
-        gain, gain_ci: ratio of the medians without and with it, and its 95% confidence interval;
-            None where it was not timed.
-        problem: why it is not used; empty if it is.
-    """
-
-    variables: Mapping[str, str]
-    gain: float | None = None
-    gain_ci: tuple[float, float] | None = None
-    problem: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EnvironmentRecord:
-    """Effect of runtime settings on the judge's machine; all other latencies are without them.
-
-    Attributes:
-        variables: the settings to use; empty if none gained.
-        plain_p50, p50: median latency in milliseconds in a fresh process without and with them;
-            None if none is used.
-        gain, gain_ci: of all of them together, from new samples.
-        page_faults: per call without them; settings for memory are not tried where these cost less
-            than noise.
-        tried: every setting that was tried alone.
-    """
-
-    variables: Mapping[str, str] = field(default_factory=dict)
-    plain_p50: float | None = None
-    p50: float | None = None
-    gain: float | None = None
-    gain_ci: tuple[float, float] | None = None
-    page_faults: float = 0.0
-    tried: tuple[SettingGain, ...] = ()
-
-    @property
-    def text(self) -> str:
-        """The gain in words; empty if no setting is used."""
-        if self.gain is None or self.gain_ci is None or not self.variables:
-            return ""
-        low, high = self.gain_ci
-        speed = (
-            f"{self.gain:.2f} times as fast ({low:.2f} to {high:.2f}; p50 {self.p50:.3g} instead of"
-            f" {self.plain_p50:.3g} ms)"
-        )
-        return f"{speed} with {assignments(self.variables)}"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LatencyRecord:
     """Judged latency at the deciding thread count and point.
 
@@ -165,7 +111,6 @@ class LatencyRecord:
         settled: whether sampling ended before its time limit.
         points: figures of every payload wherever it was timed, the deciding place first.
         device: how a GPU was timed.
-        environment: effect of runtime settings; None where none was tried.
     """
 
     point: Mapping[str, int]
@@ -183,9 +128,6 @@ class LatencyRecord:
     points: tuple[PointFigures, ...] = ()
     device: Mapping[str, Any] = field(
         default_factory=dict, metadata=written_if(lambda self: bool(self.device))
-    )
-    environment: EnvironmentRecord | None = field(
-        default=None, metadata=written_if(lambda self: self.environment is not None)
     )
 
     def speedup_with(self, num_threads: int) -> float | None:

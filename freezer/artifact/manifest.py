@@ -186,7 +186,6 @@ class Manifest:
             speedup_ci=other.speedup_ci,
             points=other.points,
             cold_start=None,
-            environment=None,
         )
         needs = replace(self.needs, packages={})
         return replace(

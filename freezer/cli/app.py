@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from freezer.cli.arguments import REFUSED, UNREACHABLE, USAGE, error_console, say, say_error
-from freezer.cli.artifact_commands import classes, diff, env, inspect, pull, run, sign, verify
+from freezer.cli.artifact_commands import classes, diff, inspect, pull, run, sign, verify
 from freezer.cli.doctor import doctor
 from freezer.cli.freezing_commands import freeze
 from freezer.cli.progress import progress
@@ -94,7 +94,7 @@ def options(
     """
 
 
-for command in (freeze, pull, sign, verify, diff, inspect, run, env, classes, doctor, rollback):
+for command in (freeze, pull, sign, verify, diff, inspect, run, classes, doctor, rollback):
     app.command()(command)
 app.command("list")(list_models)
 

@@ -1,4 +1,4 @@
-"""The commands `coldpress pull`, `sign`, `verify`, `diff`, `inspect`, `run`, `env` and `classes`.
+"""The commands `coldpress pull`, `sign`, `verify`, `diff`, `inspect`, `run` and `classes`.
 
 Only commands import torch.
 """
@@ -6,10 +6,8 @@ Only commands import torch.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -21,11 +19,8 @@ from safetensors import SafetensorError
 from freezer.artifact import (
     MANIFEST,
     Artifact,
-    Manifest,
     describe,
-    export_lines,
     folder_of,
-    lacking,
     readable,
 )
 from freezer.cli.arguments import (
@@ -44,7 +39,7 @@ from freezer.cli.arguments import (
 from freezer.codec import encode
 from freezer.errors import ColdpressError, IncompatibleError, UsageError
 from freezer.files import check_file, check_folder, replacing, scratch_folder
-from freezer.hardware import assignments, detect, device_class
+from freezer.hardware import detect, device_class
 from freezer.serving.compatibility import rungs
 from freezer.store import Store, Version
 
@@ -249,7 +244,6 @@ def run(
     if output.suffix not in (".safetensors", ".npz", ".npy"):
         raise UsageError(f"--output {output}: expected a .safetensors, .npz or .npy file")
     check_file(output, "--output")
-    _with_settings(reference, store, device_class_)
     from freezer.serving.load import load
 
     any_runtime: Callable[..., FrozenModel | NativeModel] = load
@@ -372,41 +366,6 @@ def _as_numpy(value: Any) -> Any:
     if not hasattr(value, "numpy"):
         return value
     return (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
-
-
-def env(
-    reference: ReferenceArgument,
-    store: StoreOption = "./store",
-    device_class_: ClassOption = "auto",
-) -> None:
-    """Print the variables to export before a process that serves the model starts: eval
-    "$(coldpress env MODEL)".
-    """
-    manifest = _manifest(reference, store, device_class_)
-    sys.stdout.writelines(f"{line}\n" for line in export_lines(manifest, os.environ))
-
-
-def _manifest(reference: str, store: str | None, wanted: str) -> Manifest:
-    """The manifest of a folder, or of the class of a published model that this machine runs."""
-    folder = folder_of(reference)
-    if folder is not None:
-        return Artifact.read(folder).manifest
-    opened = Store.open(store or "./store")
-    version = opened.version(reference)
-    return opened.manifest(version, _pick(version, wanted))
-
-
-def _with_settings(reference: str, store: str | None, wanted: str) -> None:
-    """Start this command again with the runtime settings that the artifact gained from, if it lacks
-    any that this machine has.
-    """
-    values: Mapping[str, str] = {}
-    with suppress(ColdpressError):  # which `load` reports
-        values = lacking(_manifest(reference, store, wanted)).values
-    if values:
-        say(f"with {assignments(values)}")
-        sys.stdout.flush()
-        os.execve(sys.executable, sys.orig_argv, {**os.environ, **values})
 
 
 def classes(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from freezer.artifact import gain_text
 from freezer.cli.arguments import REFUSED, ClassOption, console, say, table
 from freezer.errors import FreezeError, UsageError
 from freezer.files import check_folder
@@ -199,8 +198,6 @@ def _print_result(result: FreezeResult) -> None:
         for warning in result.artifact.manifest.freezing.warnings:
             say(f"warning: {warning}", style="yellow")
         say(f"wrote {result.artifact.folder}, made for {result.artifact.manifest.device_class}")
-        if gained := gain_text(result.artifact.manifest):
-            say(f"{gained}; `coldpress env {result.artifact.folder}` prints what to export")
 
 
 def _debug(subject: Subject) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from freezer.artifact import Manifest, Payload, counts_of, gain_text, lacking, slower_than_eager
+from freezer.artifact import Manifest, Payload, counts_of, slower_than_eager
 from freezer.hardware import PORTABLE
 
 logger = logging.getLogger("coldpress")
@@ -14,8 +14,7 @@ logger = logging.getLogger("coldpress")
 def log_speed(
     manifest: Manifest, payloads: Sequence[Payload], num_threads: int, serving: int
 ) -> None:
-    """Log sizes that are slower than eager, runtime settings that this process lacks, and threads
-    that are not used.
+    """Log sizes that are slower than eager, and threads that are not used.
 
     Args:
         manifest: of the artifact.
@@ -35,12 +34,6 @@ def log_speed(
             manifest.model,
             manifest.device_class,
             slower,
-        )
-    lacks = lacking(manifest)
-    if lacks.values or lacks.missing:
-        logger.info(
-            "%s for %s was measured %s; this process started without: see `coldpress env`",
-            *(manifest.model, manifest.device_class, gain_text(manifest)),
         )
     if counts_of(payloads) and serving != num_threads:
         logger.info(

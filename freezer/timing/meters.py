@@ -63,13 +63,6 @@ class CpuMeter:
         """Begin one round, or several short ones."""
         self._before = _cpu_times()
 
-    def count_as_own(self, cpu_s: float) -> None:
-        """Count CPU time of processes that make calls for this one as its own; not as a
-        disturbance.
-        """
-        self._before = self._before._replace(own=self._before.own - cpu_s)
-        self._first = self._first._replace(own=self._first.own - cpu_s)
-
     def disturbed(self, num_rounds: int = 1) -> bool:
         """Whether other processes used the hardware in these rounds more than the policy allows;
         two clock ticks are ignored.

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from freezer.artifact import (
-    EnvironmentRecord,
     FreezingRecord,
     FreezingReport,
     Migration,
@@ -220,8 +219,6 @@ class Outcome:
         num_threads: the deciding thread count.
         figures: of `recipe`.
         clock: that they were measured by.
-        environment: the gain of runtime settings for the published artifact; None if none was
-            tried.
         artifact: digest of the published image manifest.
         version: version of the model that contains the artifact.
         task_metric: `eager` and the recipe's.
@@ -252,9 +249,6 @@ class Outcome:
     failure: Failure | None = None
     figures: Figures = UNMEASURED
     clock: Clock = field(default="wall", metadata=written_if(lambda self: self.clock != "wall"))
-    environment: EnvironmentRecord | None = field(
-        default=None, metadata=written_if(lambda self: self.environment is not None)
-    )
     artifact: str | None = None
     version: int | None = None
     build_s: float = 0.0
@@ -353,7 +347,6 @@ class Outcome:
             "pareto": [encode(one) for one in self.pareto],
             "warnings": list(self.warnings),
             "previous": encode(self.previous) if self.previous else None,
-            "environment": encode(self.environment) if self.environment else None,
         }
 
 

@@ -137,8 +137,8 @@ class CampaignReport:
 
 
 def print_report(report: CampaignReport, console: Console, store: str = "./store") -> None:
-    """Print the table of verdicts, failures first, and below it reasons, logs, warnings, settings
-    and Pareto fronts.
+    """Print the table of verdicts, failures first, and below it reasons, logs, warnings and
+    Pareto fronts.
 
     Args:
         report: to print.
@@ -165,14 +165,6 @@ def print_report(report: CampaignReport, console: Console, store: str = "./store
             soft_wrap=True,
         )
     for outcome in report.outcomes:
-        if outcome.verdict == "published" and outcome.environment and outcome.environment.text:
-            how = (
-                f"{outcome.environment.text}; `coldpress env {outcome.model}` prints what to export"
-            )
-            console.print(
-                Text.assemble((f"{outcome.model} {outcome.device_class}: ", "bold"), how),
-                soft_wrap=True,
-            )
         if len(outcome.pareto) > 1 and (
             outcome.objective != "p50" or outcome.model in report.limited
         ):

@@ -198,7 +198,6 @@ def _row(outcome: Outcome, change: OutcomeChange | None) -> list[Any]:
 
 
 def _detail(outcome: Outcome) -> dict[str, Any]:
-    settings = outcome.environment
     return {
         "source": outcome.source,
         "num_threads": outcome.num_threads,
@@ -210,7 +209,6 @@ def _detail(outcome: Outcome) -> dict[str, Any]:
         "registered_as": outcome.registered_as,
         "tags": dict(outcome.tags),
         "task_metric": outcome.task_metric,
-        "settings": settings.text if settings else "",
         "previous": encode(outcome.previous) if outcome.previous else None,
         "failure": outcome.failure_kind,
         "log_tail": outcome.log_tail[-MAX_LOG_CHARS:],

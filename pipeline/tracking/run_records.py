@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
-from freezer.artifact import FREEZING, EnvironmentRecord, figures_text, freezing_markdown
-from freezer.hardware import PORTABLE, assignments
+from freezer.artifact import FREEZING, figures_text, freezing_markdown
+from freezer.hardware import PORTABLE
 from pipeline.records import SKIPPED, CandidateReport, Outcome
 from pipeline.tracking.descriptions import candidate_description
 from pipeline.tracking.experiment import NOTE
@@ -134,9 +134,6 @@ def _candidate_record(outcome: Outcome, candidate: CandidateReport, campaign: st
         "winner": (
             str(outcome.verdict == "published" and candidate.recipe == outcome.recipe).lower()
         ),
-        "settings": (
-            assignments(gained.variables) if (gained := _gained(outcome, candidate)) else None
-        ),
     }
     texts = {"warnings.txt": "\n".join(candidate.warnings)} if candidate.warnings else {}
     if candidate.reports:
@@ -161,12 +158,6 @@ def _candidate_record(outcome: Outcome, candidate: CandidateReport, campaign: st
         status="FAILED" if candidate.failure else "FINISHED",
         duration_s=candidate.build_s,
     )
-
-
-def _gained(outcome: Outcome, candidate: CandidateReport) -> EnvironmentRecord | None:
-    """The effect of runtime settings if they made the candidate faster."""
-    found = outcome.environment if candidate.recipe == outcome.recipe else None
-    return found if found and found.text else None
 
 
 def _candidate_verdict(candidate: CandidateReport) -> str:
@@ -239,13 +230,6 @@ def _metrics(outcome: Outcome, candidate: CandidateReport) -> dict[str, float]:
     for item in outcome.pareto:
         if item.recipe == candidate.recipe:
             found |= {"load_ms/first_answer": item.load_ms, "memory_mb/added": item.memory_mb}
-    if gained := _gained(outcome, candidate):
-        found |= {
-            "settings/gain": gained.gain,
-            "settings/plain_p50_ms": gained.plain_p50,
-            "settings/p50_ms": gained.p50,
-        }
-        found["settings/ci_low"], found["settings/ci_high"] = gained.gain_ci or (None, None)
     found["build_s/total"] = candidate.build_s
     found["task_metric/value"] = candidate.task_metric
     if candidate.task_metric is not None and outcome.task_metric:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from freezer.artifact import Artifact, EnvironmentRecord, GateRecord, PreviousRecord
+from freezer.artifact import Artifact, GateRecord, PreviousRecord
 from freezer.spec import Limits
 from freezer.store import Store
 from pipeline.catalog import Entry
@@ -20,7 +20,7 @@ from pipeline.records import Failure, Outcome
 from pipeline.tracking import Tracker
 from tests.conftest import Frozen
 from tests.support.campaigns import entry, judged, judged_folder, plan_of, run_judged
-from tests.support.steps import HERE, copy_of, flip_a_byte
+from tests.support.steps import HERE, flip_a_byte
 
 
 @pytest.fixture
@@ -73,36 +73,6 @@ def test_version_is_published_after_the_last_class(
     again = plan()
     assert [item.why for item in again.items] == ["unchanged", "unchanged"]
     assert all(item.finished is not None and item.finished.cached for item in again.items)
-
-
-def test_outcome_has_the_gain_of_runtime_settings(
-    plan: Callable[..., Plan],
-    store: Store,
-    ledger: Ledger,
-    scripted: Frozen,
-    portable: Frozen,
-    tmp_path: Path,
-) -> None:
-    latency = scripted.artifact.manifest.latency
-    assert latency is not None
-    gained = EnvironmentRecord(
-        variables={"LD_PRELOAD": "a.so"}, plain_p50=72.0, p50=40.0, gain=1.8, gain_ci=(1.7, 1.9)
-    )
-    faster = copy_of(
-        scripted.artifact, tmp_path / "faster", latency=replace(latency, environment=gained)
-    )
-    final = publish_first(plan(), store, ledger, replace(scripted, artifact=faster), portable)
-    assert [outcome.environment for outcome in final] == [gained, None]
-    assert [item.finished and item.finished.environment for item in plan().items] == [
-        gained,
-        None,
-    ], "also from the ledger"
-    shown = final[0].for_json_report()["environment"]
-    assert (shown["variables"], shown["gain"], shown["plain_p50"]) == (
-        {"LD_PRELOAD": "a.so"},
-        1.8,
-        72.0,
-    )
 
 
 def test_unchanged_outcome_is_recorded_only_with_new_tags(

@@ -10,9 +10,6 @@ from freezer.freezing.judging.cold_start import (
 from freezer.freezing.judging.eager_check import (
     debug,
 )
-from freezer.freezing.judging.host_settings import (
-    settings_gain,
-)
 from freezer.freezing.judging.incumbent import (
     Incumbent,
 )
@@ -52,7 +49,6 @@ __all__ = [
     "measure",
     "refused",
     "run_trial",
-    "settings_gain",
     "time_further_threads",
     "time_sizes",
 ]

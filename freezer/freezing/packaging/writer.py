@@ -24,7 +24,6 @@ from freezer.artifact import (
     ColdStart,
     DriftRecord,
     EntrantRecord,
-    EnvironmentRecord,
     Fallback,
     FreezingRecord,
     GateRecord,
@@ -47,7 +46,6 @@ from freezer.freezing.judging import (
     Trial,
     measure,
     refused,
-    settings_gain,
 )
 from freezer.freezing.models import Subject
 from freezer.freezing.packaging.evidence import (
@@ -58,10 +56,9 @@ from freezer.freezing.packaging.evidence import (
 )
 from freezer.freezing.recipes import EAGER
 from freezer.freezing.target import Target
-from freezer.hardware import PORTABLE, cuda_needs
+from freezer.hardware import cuda_needs
 from freezer.runtime.devices import host_fingerprint
 from freezer.runtime.tensors import write_own_outputs
-from freezer.spec import SamplingPolicy
 
 
 def assemble(
@@ -157,9 +154,7 @@ def assemble(
                 speedup_min=judgement.limits.speedup_min,
                 objective=judgement.objective,
             ),
-            latency=_latency(
-                judgement, winner, *_in_fresh_processes(opening, target, judgement.policy)
-            ),
+            latency=_latency(judgement, winner, measure(opening)),
             provenance={**provenance, "host": host_fingerprint(target.device)},
             freezing=_freezing(judgement, winner, failures),
             fallback=_fallback(judgement, subject),
@@ -200,22 +195,10 @@ def _fallback(judgement: Judgement, subject: Subject) -> Fallback | None:
     )
 
 
-def _in_fresh_processes(
-    opening: Opening, target: Target, policy: SamplingPolicy
-) -> tuple[ColdStart, EnvironmentRecord | None]:
-    """Cold start, and the gain of runtime settings; none for the portable program, whose speed is
-    not judged.
-    """
-    cold_start = measure(opening)
-    is_portable = target.device_class.name == PORTABLE
-    return cold_start, None if is_portable else settings_gain(opening, cold_start, policy)
-
-
 def _latency(
     judgement: Judgement,
     winner: Trial,
     cold_start: ColdStart,
-    environment: EnvironmentRecord | None,
 ) -> LatencyRecord:
     cell = judgement.cells[0]
     sampling, faster = cell.sampling, winner.speedup
@@ -234,7 +217,6 @@ def _latency(
         cold_start=cold_start,
         points=winner.points,
         device=sampling.device or {},
-        environment=environment,
     )
 
 

@@ -190,7 +190,6 @@ function classSection(model, name, found) {
   if (found.serves[name]) {
     add(element("p", {}, `Machines of this class load ${found.serves[name] === name ? "it" : found.serves[name]}:`), copyable(loadCommand(model.name)));
   } else if (!row.failed) add(element("p", {}, "No artifact serves this class."));
-  if (detail.settings) add(element("p", {}, `Settings: ${detail.settings}; coldpress env ${model.name} prints what to export.`));
   if (detail.log_tail) add(element("h4", {}, "End of the log"), element("pre", {}, element("code", {}, detail.log_tail)));
   if (detail.candidates.length) add(...contest(row, detail));
   if (history.length > 1) add(...past(history));

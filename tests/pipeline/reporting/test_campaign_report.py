@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from freezer.artifact import EnvironmentRecord, FreezingReport, Tradeoff
+from freezer.artifact import FreezingReport, Tradeoff
 from freezer.codec import encode
 from freezer.errors import InfrastructureError
 from freezer.spec import Limits
@@ -107,20 +107,6 @@ def printed(report: CampaignReport, width: int = 200, store: str = "./store") ->
     console = Console(file=io.StringIO(), width=width)
     print_report(report, console, store)
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
-
-
-def test_settings_that_gained_are_printed() -> None:
-    environment = EnvironmentRecord(
-        variables={"LD_PRELOAD": "libjemalloc.so.2"},
-        plain_p50=9.0,
-        p50=5.0,
-        gain=1.8,
-        gain_ci=(1.7, 1.9),
-    )
-    gained = replace(PUBLISHED, environment=environment)
-    assert Outcome.from_json(json.loads(json.dumps(gained.to_json()))) == gained
-    assert f"{environment.text}; `coldpress env {gained.model}`" in printed(report_of(gained))
-    assert "coldpress env" not in printed(report_of(PUBLISHED))
 
 
 def test_pareto_front_is_a_line() -> None:
@@ -226,7 +212,6 @@ def test_json_report_has_every_outcome(tmp_path: Path) -> None:
             "pareto",
             "warnings",
             "previous",
-            "environment",
         ),
     ]
     assert [outcome["warnings"] for outcome in read["outcomes"]] == [["w"], []]

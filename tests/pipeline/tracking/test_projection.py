@@ -9,7 +9,7 @@ import mlflow
 import pytest
 from mlflow.entities import Run
 
-from freezer.artifact import Change, EnvironmentRecord, FreezingReport
+from freezer.artifact import Change, FreezingReport
 from freezer.codec import encode
 from pipeline.records import Failure
 from pipeline.tracking import outcomes_digest
@@ -87,28 +87,6 @@ def test_a_candidate_becomes_a_run(projection: Projection) -> None:
         "error_ratio 41.2 > 3",
         "false",
     )
-
-
-def test_the_winner_has_the_gain_of_runtime_settings(projection: Projection) -> None:
-    gained = EnvironmentRecord(
-        variables={"LD_PRELOAD": "a.so"}, plain_p50=72.0, p50=40.0, gain=1.8, gain_ci=(1.7, 1.9)
-    )
-    projection.log_outcome(outcome("gained", environment=gained))
-    winner, loser = (
-        by_recipe(projection)[recipe].data for recipe in ("portable", "torchscript-frozen")
-    )
-    assert winner.tags["coldpress.settings"] == "LD_PRELOAD=a.so"
-    assert {
-        name: value for name, value in winner.metrics.items() if name.startswith("settings/")
-    } == {
-        "settings/gain": 1.8,
-        "settings/ci_low": 1.7,
-        "settings/ci_high": 1.9,
-        "settings/plain_p50_ms": 72.0,
-        "settings/p50_ms": 40.0,
-    }
-    assert "coldpress.settings" not in loser.tags
-    assert "settings/gain" not in loser.metrics
 
 
 def test_every_run_has_its_freezing_report(projection: Projection) -> None:
