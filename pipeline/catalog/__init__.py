@@ -4,14 +4,6 @@ May import: pipeline.tracking and below.
 Read first: catalog.py.
 """
 
-from pipeline.catalog.catalog import (
-    BadEntriesError,
-    Catalog,
-    is_registry,
-    read_catalog,
-    read_registry,
-    refuse_bad_entries,
-)
 from pipeline.catalog.entry import (
     SOURCE_RUN,
     Entry,
@@ -19,6 +11,14 @@ from pipeline.catalog.entry import (
 )
 from pipeline.catalog.files import (
     read_file,
+)
+from pipeline.catalog.reading import (
+    BadEntriesError,
+    Catalog,
+    is_registry,
+    read_catalog,
+    read_registry,
+    refuse_bad_entries,
 )
 
 __all__ = [

@@ -9,19 +9,23 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from freezer.errors import CatalogError, expected_names
-from pipeline.catalog.schema import EntryModel
+from pipeline.catalog.entry_fields import EntryModel
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 YAML_BYTES = 16 * 1024 * 1024
 MAX_DEPTH = 64
+
+EMPTY = "CP-CATALOG-EMPTY"
+"""Error code of a catalog without entries."""
 
 JSON_FIELDS = ("args", "inputs", "dims", "limits", "tags", "points", "price_per_hour")
 """Fields that a Parquet catalog stores as JSON text."""
@@ -45,12 +49,13 @@ class Record:
         line of its own.
         """
         name, *parts = field.split(".")
-        pairs = next((pair for node in self.nodes if (pair := _pair(node, name))), None)
-        if self.file is None or pairs is None:
+        found = [pair for pair in (_pair(node, name) for node in self.nodes) if pair]
+        if self.file is None or not found:
             return self.place
-        key, value = pairs
+        key, value = found[0]
         for part in parts:
-            if (inner := _pair(value, part)) is None:
+            inner = _pair(value, part)
+            if inner is None:
                 break
             key, value = inner
         return _place(key, self.file)
@@ -66,26 +71,23 @@ def read_file(path: Path) -> list[Record]:
     if reader is None:
         raise CatalogError(
             f"{path}: got the suffix {path.suffix!r}, expected {', '.join(_READERS)}",
-            code="CP-CATALOG-KIND",
         )
     if not path.is_file():
         problem = "is a folder" if path.is_dir() else "does not exist"
         raise CatalogError(
             f"{path} cannot be read: it {problem}; name a catalog file",
-            code="CP-CATALOG-UNREADABLE",
         )
     try:
         records = reader(path)
     except OSError as error:
         raise CatalogError(
             f"{path} cannot be read: {error.strerror or error}; name a catalog file",
-            code="CP-CATALOG-UNREADABLE",
         ) from error
     if not records:
         raise CatalogError(
             f"{path} lists no models; expected at least one entry",
             field="models",
-            code="CP-CATALOG-EMPTY",
+            code=EMPTY,
         )
     return records
 
@@ -101,58 +103,40 @@ def parquet_schema() -> pa.Schema:
 
 
 def _read_yaml(path: Path) -> list[Record]:
-    if path.stat().st_size > YAML_BYTES:
+    size_mb = path.stat().st_size / 1e6
+    if size_mb * 1e6 > YAML_BYTES:
         raise CatalogError(
-            f"{path}: got {path.stat().st_size / 1e6:.0f} MB of YAML, expected at most"
-            f" {YAML_BYTES / 1e6:.0f} MB; write it as JSON Lines (.jsonl) or Parquet (.parquet), or"
-            " split it",
-            code="CP-CATALOG-SIZE",
+            f"{path}: got {size_mb:.0f} MB of YAML, expected at most {YAML_BYTES / 1e6:.0f} MB;"
+            " write it as JSON Lines (.jsonl) or Parquet (.parquet), or split it"
         )
     try:
         root = _compose(_decoded(path.read_bytes(), str(path)), path)
-        document = (
-            None if root is None else yaml.constructor.SafeConstructor().construct_document(root)
-        )
+        document = yaml.constructor.SafeConstructor().construct_document(root) if root else None
     except (yaml.YAMLError, ValueError, TypeError) as error:
-        raise CatalogError(
-            f"{path} is not YAML: {_one_line(error)}", code="CP-CATALOG-SYNTAX"
-        ) from error
+        raise CatalogError(f"{path} is not YAML: {_one_line(error)}") from error
     if document is None:
-        raise CatalogError(
-            f"{path} is empty; expected `models:` with at least one entry",
-            field="models",
-            code="CP-CATALOG-EMPTY",
-        )
+        message = f"{path} is empty; expected `models:` with at least one entry"
+        raise CatalogError(message, field="models", code=EMPTY)
     if not isinstance(document, dict):
-        raise CatalogError(
-            f"{path}: got a {type(document).__name__}, expected a mapping with `models:`",
-            code="CP-CATALOG-FORM",
-        )
+        got = type(document).__name__
+        raise CatalogError(f"{path}: got a {got}, expected a mapping with `models:`")
     for key in set(document) - {"defaults", "models"}:
-        message = (
-            f"{path}: the field is unknown; {expected_names(str(key), ('defaults', 'models'))}"
-        )
-        raise CatalogError(message, field=str(key), code="CP-CATALOG-FORM")
+        expected = expected_names(str(key), ("defaults", "models"))
+        raise CatalogError(f"{path}: the field is unknown; {expected}", field=str(key))
     defaults, models = document.get("defaults") or {}, document.get("models") or []
-    for name, value, expected, kind in (
-        ("defaults", defaults, "a mapping of fields", dict),
-        ("models", models, "a list of entries", list),
-    ):
-        if not isinstance(value, kind):
-            got = type(value).__name__
-            raise CatalogError(
-                f"{path}: got a {got}, expected {expected}", field=name, code="CP-CATALOG-FORM"
-            )
-    top: dict[str, yaml.Node] = {key.value: value for key, value in root.value}
-    shared = [top["defaults"]] if defaults else []
+    if not isinstance(defaults, dict):
+        message = f"{path}: got a {type(defaults).__name__}, expected a mapping of fields"
+        raise CatalogError(message, field="defaults")
+    if not isinstance(models, list):
+        message = f"{path}: got a {type(models).__name__}, expected a list of entries"
+        raise CatalogError(message, field="models")
+    assert root is not None
+    top = {key.value: value for key, value in root.value}
+    nodes = top["models"].value if models else ()
+    shared = (top["defaults"],) if defaults else ()
     return [
-        Record(
-            place=_place(node, path),
-            value=_merged(defaults, value),
-            file=path,
-            nodes=(node, *shared),
-        )
-        for node, value in zip(top["models"].value if models else (), models, strict=True)
+        Record(place=_place(node, path), value=value, file=path, nodes=(node, *shared))
+        for node, value in zip(nodes, map(partial(_merged, defaults), models), strict=True)
     ]
 
 
@@ -166,7 +150,7 @@ def _merged(defaults: Mapping[str, Any], value: Any) -> Any:
     return merged
 
 
-def _compose(text: str, path: Path) -> Any:
+def _compose(text: str, path: Path) -> yaml.Node | None:
     """Parse a YAML text to nodes.
 
     Nesting is checked first, since the parser crashes the process on deep nesting. It is checked
@@ -174,34 +158,29 @@ def _compose(text: str, path: Path) -> Any:
     """
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
-            event, yaml.CollectionEndEvent
-        )
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
-            message = (
+            raise CatalogError(
                 f"{path}: values are nested more than {MAX_DEPTH} deep; a catalog needs about 10"
             )
-            raise CatalogError(message, code="CP-CATALOG-EXPLODES")
-    root = yaml.compose(text, Loader=_Loader)
-    waiting, deepest = [(root, 1)], dict[int, int]()
+    root: yaml.Node | None = yaml.compose(text, Loader=_Loader)
+    waiting = [(root, 1)]
+    deepest: dict[int, int] = {}
     while waiting:
         node, depth = waiting.pop()
         if not isinstance(node, yaml.CollectionNode) or deepest.get(id(node), 0) >= depth:
             continue
         if depth > MAX_DEPTH:
-            message = (
+            raise CatalogError(
                 f"{_place(node, path)}: an alias contains itself, or nests values more than"
                 f" {MAX_DEPTH} deep; write the values out"
             )
-            raise CatalogError(message, code="CP-CATALOG-EXPLODES")
         if id(node) not in deepest and isinstance(node, yaml.MappingNode):
             _check_keys(node, path)
         deepest[id(node)] = depth
-        waiting += [
-            (child, depth + 1)
-            for pair in node.value
-            for child in (pair if isinstance(pair, tuple) else [pair])
-        ]
+        pairs = node.value if isinstance(node, yaml.MappingNode) else [node.value]
+        waiting += [(child, depth + 1) for children in pairs for child in children]
     return root
 
 
@@ -212,11 +191,11 @@ def _check_keys(node: yaml.MappingNode, path: Path) -> None:
         if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
             continue
         if key.value in seen:
-            message = (
+            raise CatalogError(
                 f"{_place(key, path)}: {key.value!r} is given twice, first in line"
-                f" {seen[key.value]}; remove one"
+                f" {seen[key.value]}; remove one",
+                field=key.value,
             )
-            raise CatalogError(message, field=key.value, code="CP-CATALOG-SYNTAX")
         seen[key.value] = key.start_mark.line + 1
 
 
@@ -246,12 +225,10 @@ def _read_json_lines(path: Path) -> list[Record]:
 
 def _parsed_json(text: str, place: str, field: str | None = None) -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            raise ValueError(
-                f"{Counter(name for name, _ in pairs).most_common(1)[0][0]!r} is given twice"
-            )
-        return found
+        names = Counter(name for name, _ in pairs)
+        if len(names) != len(pairs):
+            raise ValueError(f"{names.most_common(1)[0][0]!r} is given twice")
+        return dict(pairs)
 
     try:
         return json.loads(text, object_pairs_hook=unique)
@@ -259,7 +236,7 @@ def _parsed_json(text: str, place: str, field: str | None = None) -> Any:
         got = text if len(text) < 60 else f"{text[:60]}…"
         problem = "nested too deep" if isinstance(error, RecursionError) else str(error)
         message = f"got {got!r}, which is not JSON: {problem}"
-        raise CatalogError(message, place=place, field=field, code="CP-CATALOG-SYNTAX") from None
+        raise CatalogError(message, place=place, field=field) from None
 
 
 def _read_parquet(path: Path) -> list[Record]:
@@ -270,27 +247,17 @@ def _read_parquet(path: Path) -> list[Record]:
     try:
         table = pq.read_table(path)
     except pa.ArrowException as error:
-        raise CatalogError(
-            f"{path} is not Parquet: {_one_line(error)}", code="CP-CATALOG-SYNTAX"
-        ) from error
-    for name in table.column_names:
+        raise CatalogError(f"{path} is not Parquet: {_one_line(error)}") from error
+    for index, name in enumerate(table.column_names):
         if name not in schema.names:
-            raise CatalogError(
-                f"{path}: the column is unknown; expected {', '.join(schema.names)}",
-                field=name,
-                code="CP-CATALOG-FORM",
-            )
-        wanted = schema.field(name).type
+            expected = ", ".join(schema.names)
+            raise CatalogError(f"{path}: the column is unknown; expected {expected}", field=name)
+        column, expected = table.column(name), schema.field(name).type
         try:
-            table = table.set_column(
-                table.column_names.index(name), name, table.column(name).cast(wanted)
-            )
+            table = table.set_column(index, name, column.cast(expected))
         except pa.ArrowException:
-            raise CatalogError(
-                f"{path}: got a column of {table.column(name).type}, expected {wanted}",
-                field=name,
-                code="CP-CATALOG-FORM",
-            ) from None
+            message = f"{path}: got a column of {column.type}, expected {expected}"
+            raise CatalogError(message, field=name) from None
     return [
         _parquet_record(row, f"{path.name}, row {number}")
         for number, row in enumerate(table.to_pylist(), start=1)
@@ -298,12 +265,11 @@ def _read_parquet(path: Path) -> list[Record]:
 
 
 def _parquet_record(row: Mapping[str, Any], place: str) -> Record:
-    fields = {name: value for name, value in row.items() if value is not None}
-    value = {
-        name: _parsed_json(given, place, name) if name in JSON_FIELDS else given
-        for name, given in fields.items()
-    }
-    return Record(place=place, value=value)
+    fields: dict[str, Any] = {}
+    for name, value in row.items():
+        if value is not None:
+            fields[name] = _parsed_json(value, place, name) if name in JSON_FIELDS else value
+    return Record(place=place, value=fields)
 
 
 def _decoded(content: bytes, place: str) -> str:
@@ -312,7 +278,6 @@ def _decoded(content: bytes, place: str) -> str:
     except UnicodeDecodeError as error:
         raise CatalogError(
             f"{place} is not UTF-8 text: {error.reason} at byte {error.start}; save it as UTF-8",
-            code="CP-CATALOG-ENCODING",
         ) from error
 
 

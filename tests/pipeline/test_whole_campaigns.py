@@ -258,7 +258,7 @@ def test_bad_entries_and_options_are_refused_before_any_work(tmp_path: Path) -> 
     bad = optimize(tmp_path)
     unwritable = optimize(tmp_path, "--json", str(tmp_path / "catalog.yaml" / "out.json"))
     assert (bad.returncode, unwritable.returncode) == (2, 2)
-    assert "CP-ENTRY-NAME: catalog.yaml:" in bad.stderr
+    assert "CP-ENTRY: catalog.yaml:" in bad.stderr
     assert "entry 'Bad', field 'name'" in bad.stderr
     assert unwritable.stderr.startswith("CP-USAGE: --json ")
     assert not (tmp_path / "store").exists()
@@ -277,7 +277,7 @@ def test_keep_going_runs_the_good_entries(tmp_path: Path) -> None:
     found = outcomes(tmp_path)
     assert found["good", PORTABLE]["verdict"] == "published"
     assert found["Bad", "auto"]["verdict"] == "failed"
-    assert found["Bad", "auto"]["reason"].startswith("CP-ENTRY-NAME: catalog.yaml:")
+    assert found["Bad", "auto"]["reason"].startswith("CP-ENTRY: catalog.yaml:")
 
 
 def test_explain_writes_nothing_beside_a_running_driver(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_explain_writes_nothing_beside_a_running_driver(tmp_path: Path) -> None:
             explained = optimize(tmp_path, "--keep-going", "--explain")
             assert explained.returncode == 0, explained.stdout + explained.stderr
             assert f"good {LEVEL}: build torchscript-frozen; judge (never done)" in explained.stdout
-            assert "Bad auto: nothing (CP-ENTRY-NAME: " in explained.stdout
+            assert "Bad auto: nothing (CP-ENTRY: " in explained.stdout
             ledger.check()  # this process still holds the lease
             assert {
                 path.name: path.read_bytes()

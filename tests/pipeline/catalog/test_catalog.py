@@ -18,7 +18,7 @@ from freezer.errors import CatalogError
 from freezer.spec import ConstantSpec, Dim, TensorSpec
 from pipeline.catalog import Entry, read_catalog, refuse_bad_entries
 from pipeline.catalog.files import JSON_FIELDS, parquet_schema
-from pipeline.catalog.schema import SOURCE_SETTINGS
+from pipeline.catalog.entry_fields import SOURCE_SETTINGS
 
 MODELS = Path(__file__).parents[1] / "models"
 
@@ -88,195 +88,124 @@ def test_threads_and_points_override_the_defaults(tmp_path: Path) -> None:
 
 NO_DIMS = {"inputs": "[{shape: [2, 16]}]", "dims": ""}
 
-BAD: list[tuple[dict[str, str], str, str, str]] = [
-    ({"name": "Good"}, "name", "NAME", "got 'Good', expected lower-case .*; write 'good'"),
-    ({"name": ""}, "name", "FIELD", "the field is required; add it"),
-    ({"source": "onnx:x"}, "source", "SOURCE", "got 'onnx:x', expected python:…, torchscript:…"),
+BAD: list[tuple[dict[str, str], str, str]] = [
+    ({"name": "Good"}, "name", "got 'Good', expected lower-case .*; write 'good'"),
+    ({"name": ""}, "name", "the field is required; add it"),
+    ({"source": "onnx:x"}, "source", "got 'onnx:x', expected python:…, torchscript:…"),
     (
         {"source": "model.pt"},
         "source",
-        "SOURCE",
         "a file needs its kind before it, as in torchscript:model.pt",
     ),
-    (
-        {"source": "python:nowhere:good"},
-        "source",
-        "SOURCE",
-        "module 'nowhere' is not found; looked in",
-    ),
+    ({"source": "python:nowhere:good"}, "source", "module 'nowhere' is not found; looked in"),
     (
         {"source": "python:campaign_models:god"},
         "source",
-        "SOURCE",
         "has no function 'god'; did you mean 'good'\\?",
     ),
-    (
-        {"source": "python:bad_syntax:make"},
-        "source",
-        "SOURCE",
-        "bad_syntax.py:2: .*; fix the module",
-    ),
-    ({"args": "{depth: 3}"}, "source", "SOURCE", "good takes no argument 'depth'; it takes width"),
+    ({"source": "python:bad_syntax:make"}, "source", "bad_syntax.py:2: .*; fix the module"),
+    ({"args": "{depth: 3}"}, "source", "good takes no argument 'depth'; it takes width"),
     (
         {"source": "python:no_models:needs"},
         "source",
-        "SOURCE",
         "needs the argument 'width'; add it to `args:`",
     ),
-    (
-        {"source": "torchscript:none.pt"},
-        "source",
-        "SOURCE",
-        "none.pt does not exist; paths are relative",
-    ),
-    (
-        {"source": "transformers:./none"},
-        "source",
-        "SOURCE",
-        "none is not a folder; paths are relative to",
-    ),
-    ({"source": "transformers:here/none"}, "source", "SOURCE", "here/none is not a folder"),
+    ({"source": "torchscript:none.pt"}, "source", "none.pt does not exist; paths are relative"),
+    ({"source": "transformers:./none"}, "source", "none is not a folder; paths are relative to"),
+    ({"source": "transformers:here/none"}, "source", "here/none is not a folder"),
     (
         {"source": "torchscript:no_models.py", "args": "{a: 1}"},
         "source",
-        "SOURCE",
         "'args' is for python and transformers sources",
     ),
-    ({"source": "mlflow:digits"}, "source", "SOURCE", "expected mlflow:models:/NAME@ALIAS or"),
-    (
-        {"sha256": "abc"},
-        "sha256",
-        "FIELD",
-        "64 hexadecimal digits in lower case, as sha256sum prints them",
-    ),
-    ({"seed": "-1"}, "seed", "FIELD", "got '-1', expected a number of at least 0"),
-    (
-        {"inputs": "", "dims": ""},
-        "inputs",
-        "INPUTS",
-        "got neither `inputs:` nor `samples:`; write `inputs: ",
-    ),
-    ({"dims": ""}, "inputs", "INPUTS", "dim 'batch' is unbound; add"),
+    ({"source": "mlflow:digits"}, "source", "expected mlflow:models:/NAME@ALIAS or"),
+    ({"sha256": "abc"}, "sha256", "64 hexadecimal digits in lower case, as sha256sum prints them"),
+    ({"seed": "-1"}, "seed", "got '-1', expected a number of at least 0"),
+    ({"inputs": "", "dims": ""}, "inputs", "got neither `inputs:` nor `samples:`; write `inputs: "),
+    ({"dims": ""}, "inputs", "dim 'batch' is unbound; add"),
     (
         {"dims": "{bacth: {max: 8}}"},
         "inputs",
-        "INPUTS",
         "dim 'batch' is unbound; did you mean 'bacth', as in dims",
     ),
     (
         {"dims": "{batch: {mx: 8}}"},
         "dims.batch",
-        "DIMS",
         "field 'mx' is unknown; expected max, .*; did you mean 'max'",
     ),
-    ({"dims": "{batch: {min: 9, max: 8}}"}, "dims.batch", "DIMS", "expected 1 <= min <= max"),
-    ({"samples": "none.npz"}, "samples", "SAMPLES", "none.npz does not exist"),
-    ({"samples": "catalog.txt"}, "samples", "SAMPLES", "expected a file that ends in"),
+    ({"dims": "{batch: {min: 9, max: 8}}"}, "dims.batch", "expected 1 <= min <= max"),
+    ({"samples": "none.npz"}, "samples", "none.npz does not exist"),
+    ({"samples": "catalog.txt"}, "samples", "expected a file that ends in"),
     (
         {"samples": "other.npz"},
         "samples",
-        "SAMPLES",
         "got tensors \\['y'\\], expected the inputs \\['input_0'\\]",
     ),
-    ({"files": "[none.bin]"}, "files.0", "FILES", "matches nothing"),
-    ({"recipes": "[fast]"}, "recipes.0", "RECIPE", "unknown recipe 'fast'"),
-    ({"recipes": "[]"}, "recipes", "FIELD", "expected at least one"),
-    (
-        {"device_classes": "[cpu-z80]"},
-        "device_classes.0",
-        "CLASS",
-        "unknown device class 'cpu-z80'",
-    ),
-    ({"task_metric": "accuracy"}, "task_metric", "SOURCE", "expected python:MODULE:FUNCTION"),
-    (
-        {"limits": "{speedup_min: -1}"},
-        "limits.speedup_min",
-        "LIMITS",
-        "got '-1', expected a number above 0",
-    ),
+    ({"files": "[none.bin]"}, "files.0", "matches nothing"),
+    ({"recipes": "[fast]"}, "recipes.0", "unknown recipe 'fast'"),
+    ({"recipes": "[]"}, "recipes", "expected at least one"),
+    ({"device_classes": "[cpu-z80]"}, "device_classes.0", "unknown device class 'cpu-z80'"),
+    ({"task_metric": "accuracy"}, "task_metric", "expected python:MODULE:FUNCTION"),
+    ({"limits": "{speedup_min: -1}"}, "limits.speedup_min", "got '-1', expected a number above 0"),
     (
         {"limits": "{build_s: 1000000}"},
         "limits.build_s",
-        "LIMITS",
         "got '1000000', expected .* above 0 and of at most 604800",
     ),
     (
         {"limits": "{memory_gb: true}"},
         "limits.memory_gb",
-        "LIMITS",
         "got 'True', expected a number of at least 0.1",
     ),
-    ({"limits": "3"}, "limits", "LIMITS", "got '3', expected a mapping"),
-    ({"limits": "{speedup_mim: 1}"}, "limits.speedup_mim", "LIMITS", "did you mean 'speedup_min'"),
+    ({"limits": "3"}, "limits", "got '3', expected a mapping"),
+    ({"limits": "{speedup_mim: 1}"}, "limits.speedup_mim", "did you mean 'speedup_min'"),
     (
         {"objective": "p96"},
         "objective",
-        "FIELD",
         "got 'p96', expected 'p50', 'p95', 'throughput' or 'size'",
     ),
     (
         {"price_per_hour": "{cpu-z80: 1}"},
         "price_per_hour.cpu-z80",
-        "CLASS",
         "unknown device class 'cpu-z80'",
     ),
     (
         {"price_per_hour": "{portable: 1}"},
         "price_per_hour.portable",
-        "CLASS",
         "expected the class of a machine with a price",
     ),
     (
         {"price_per_hour": "{cuda-sm90: 0}"},
         "price_per_hour.cuda-sm90",
-        "FIELD",
         "got '0', expected a number above 0",
     ),
-    ({"weights": "zeros"}, "weights", "FIELD", "got 'zeros', expected 'random'"),
-    ({"colour": "blue"}, "colour", "FIELD", "the field is unknown; expected one of name, args"),
-    ({"tags": "{team: 3}"}, "tags.team", "FIELD", "got '3', expected a text"),
-    ({"threads": "[]"}, "threads", "FIELD", "expected at least one; remove the field"),
-    ({"threads": "[0]"}, "threads.0", "FIELD", "got '0', expected a number of at least 1"),
-    ({"threads": "[1, 0]"}, "threads.1", "FIELD", "got '0', expected a number of at least 1"),
+    ({"weights": "zeros"}, "weights", "got 'zeros', expected 'random'"),
+    ({"colour": "blue"}, "colour", "the field is unknown; expected name, args"),
+    ({"tags": "{team: 3}"}, "tags.team", "got '3', expected a text"),
+    ({"threads": "[]"}, "threads", "expected at least one; remove the field"),
+    ({"threads": "[0]"}, "threads.0", "got '0', expected a number of at least 1"),
+    ({"threads": "[1, 0]"}, "threads.1", "got '0', expected a number of at least 1"),
     (
         {"threads": "[1, 4, 1]"},
         "threads",
-        "THREADS",
         "got \\[1, 4, 1\\], expected each count once; the first decides",
     ),
     (
         {"points": "[{batch: 1}]", **NO_DIMS},
         "points",
-        "POINTS",
         "'batch' is not a declared dim; expected none",
     ),
     (
         {"points": "[{bach: 1}]"},
         "points",
-        "POINTS",
         "'bach' is not a declared dim; expected batch; did you mean 'batch'",
     ),
-    (
-        {"points": "[{batch: 1}, {batch: 9}]"},
-        "points",
-        "POINTS",
-        "got batch 9, expected batch from 1 to 8",
-    ),
-    (
-        {"preserve": "[sub.2nd]"},
-        "preserve.0",
-        "PRESERVE",
-        "got 'sub.2nd', expected an attribute or method",
-    ),
-    (
-        {"reset": "sub.reset"},
-        "reset",
-        "PRESERVE",
-        "expected the name of a method that takes nothing",
-    ),
-    ({"trust": "maybe"}, "trust", "FIELD", "got 'maybe', expected true or false"),
+    ({"points": "[{batch: 1}, {batch: 9}]"}, "points", "got batch 9, expected batch from 1 to 8"),
+    ({"preserve": "[sub.2nd]"}, "preserve.0", "got 'sub.2nd', expected an attribute or method"),
+    ({"reset": "sub.reset"}, "reset", "expected the name of a method that takes nothing"),
+    ({"trust": "maybe"}, "trust", "got 'maybe', expected true or false"),
 ]
-"""Fields that replace those of a good entry; the field, code and message of the one error."""
+"""Fields that replace those of a good entry; the field and message of the one error."""
 
 PICKLE = {"source": "pickle:no_models.py"}
 
@@ -317,12 +246,12 @@ def as_parquet(path: Path) -> Path | None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "field", "code", "message"),
+    ("fields", "field", "message"),
     BAD,
     ids=[" ".join(f"{k}={v}" for k, v in bad[0].items()) for bad in BAD],
 )
 def test_bad_field_is_one_error_in_every_format(
-    folder: Path, fields: dict[str, str], field: str, code: str, message: str
+    folder: Path, fields: dict[str, str], field: str, message: str
 ) -> None:
     path = write(folder, entry(**fields))
     lines = [line.split(":")[0].strip() for line in path.read_text().splitlines()]
@@ -337,7 +266,7 @@ def test_bad_field_is_one_error_in_every_format(
         catalog = read_catalog(form)
         assert catalog.entries == ()
         (problem,) = catalog.problems
-        assert (problem.field, problem.code) == (field, f"CP-ENTRY-{code}")
+        assert (problem.field, problem.code) == (field, "CP-ENTRY")
         assert problem.entry is not None
         assert str(problem).startswith(f"{place}, entry {problem.entry!r}, field {field!r}: ")
         with pytest.raises(CatalogError, match=message):
@@ -418,32 +347,36 @@ def test_a_pickle_needs_trust(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "code", "message"),
     [
-        ("", "EMPTY", "catalog.yaml is empty; expected `models:` with at least one entry"),
-        ("# models:\n", "EMPTY", "catalog.yaml is empty"),
-        ("models: []\n", "EMPTY", "lists no models"),
-        ("models: {a: b}\n", "FORM", "got a dict, expected a list of entries"),
+        (
+            "",
+            "CP-CATALOG-EMPTY",
+            "catalog.yaml is empty; expected `models:` with at least one entry",
+        ),
+        ("# models:\n", "CP-CATALOG-EMPTY", "catalog.yaml is empty"),
+        ("models: []\n", "CP-CATALOG-EMPTY", "lists no models"),
+        ("models: {a: b}\n", "CP-CATALOG", "got a dict, expected a list of entries"),
         (
             "model: []\n",
-            "FORM",
+            "CP-CATALOG",
             "the field is unknown; expected defaults, models; did you mean 'models'",
         ),
-        ("defaults: 3\nmodels: [a]\n", "FORM", "got a int, expected a mapping"),
-        ("models: [\n", "SYNTAX", "is not YAML: .*line 2"),
+        ("defaults: 3\nmodels: [a]\n", "CP-CATALOG", "got a int, expected a mapping"),
+        ("models: [\n", "CP-CATALOG", "is not YAML: .*line 2"),
         (
             "models: !!python/object:os.system {}\n",
-            "SYNTAX",
+            "CP-CATALOG",
             "is not YAML: .*could not determine a constructor",
         ),
         (
             "models:\n  - name: a\n    name: b\n",
-            "SYNTAX",
+            "CP-CATALOG",
             "catalog.yaml:3: 'name' is given twice, first in line 2",
         ),
-        (f"models: {'[' * 100_000}\n", "EXPLODES", "nested more than 64 deep"),
-        (entry(args="&a {width: *a}"), "EXPLODES", "catalog.yaml:7: an alias contains itself"),
+        (f"models: {'[' * 100_000}\n", "CP-CATALOG", "nested more than 64 deep"),
+        (entry(args="&a {width: *a}"), "CP-CATALOG", "catalog.yaml:7: an alias contains itself"),
         (
             entry(inputs="&a {x: {tuple: [*a]}}"),
-            "EXPLODES",
+            "CP-CATALOG",
             "catalog.yaml:5: an alias contains itself",
         ),
     ],
@@ -452,7 +385,7 @@ def test_invalid_catalog_is_refused(tmp_path: Path, text: str, code: str, messag
     (tmp_path / "catalog.yaml").write_text(text)
     with pytest.raises(CatalogError, match=message) as caught:
         read_catalog(tmp_path / "catalog.yaml")
-    assert caught.value.code == f"CP-CATALOG-{code}"
+    assert caught.value.code == code
 
 
 @pytest.mark.parametrize(
@@ -461,32 +394,32 @@ def test_invalid_catalog_is_refused(tmp_path: Path, text: str, code: str, messag
         (
             "latin.yaml",
             "models: [é]".encode("latin-1"),
-            "ENCODING",
+            "CP-CATALOG",
             "is not UTF-8 text: .* at byte 9; save it as UTF-8",
         ),
         (
             "catalog.toml",
             b"",
-            "KIND",
+            "CP-CATALOG",
             "got the suffix '.toml', expected .yaml, .yml, .json, .jsonl",
         ),
         (
             "big.yaml",
             b"# " + b"x" * 20_000_000,
-            "SIZE",
+            "CP-CATALOG",
             "got 20 MB of YAML, expected at most 17 MB; write it as JSON Lines",
         ),
-        ("latin.jsonl", b'{"name": "\xe9"}\n', "ENCODING", "latin.jsonl:1 is not UTF-8 text"),
+        ("latin.jsonl", b'{"name": "\xe9"}\n', "CP-CATALOG", "latin.jsonl:1 is not UTF-8 text"),
         (
             "half.jsonl",
             b'{"name": "a"}\n{"name": \n',
-            "SYNTAX",
+            "CP-CATALOG",
             "half.jsonl:2: got .*, which is not JSON: Expecting value",
         ),
-        ("twice.jsonl", b'{"name": "a", "name": "b"}\n', "SYNTAX", "'name' is given twice"),
-        ("deep.jsonl", b"[" * 200_000, "SYNTAX", "nested too deep"),
-        ("empty.jsonl", b"\n\n", "EMPTY", "lists no models"),
-        ("bad.parquet", b"PAR0", "SYNTAX", "bad.parquet is not Parquet"),
+        ("twice.jsonl", b'{"name": "a", "name": "b"}\n', "CP-CATALOG", "'name' is given twice"),
+        ("deep.jsonl", b"[" * 200_000, "CP-CATALOG", "nested too deep"),
+        ("empty.jsonl", b"\n\n", "CP-CATALOG-EMPTY", "lists no models"),
+        ("bad.parquet", b"PAR0", "CP-CATALOG", "bad.parquet is not Parquet"),
     ],
 )
 def test_unreadable_file_is_refused(
@@ -495,7 +428,7 @@ def test_unreadable_file_is_refused(
     (tmp_path / name).write_bytes(content)
     with pytest.raises(CatalogError, match=message) as caught:
         read_catalog(tmp_path / name)
-    assert caught.value.code == f"CP-CATALOG-{code}"
+    assert caught.value.code == code
 
 
 def test_missing_catalog_is_refused(tmp_path: Path) -> None:

@@ -11,8 +11,15 @@ from pydantic import ValidationError
 
 from freezer.errors import CatalogError
 from pipeline.catalog.entry import Entry, of_version
-from pipeline.catalog.files import Record, read_file
-from pipeline.catalog.schema import REGISTRY, SOURCE_SETTINGS, EntryModel, Folders, coded_problems
+from pipeline.catalog.entry_fields import (
+    REGISTRY,
+    SOURCE_SETTINGS,
+    EntryModel,
+    FieldProblem,
+    Folders,
+    field_problems,
+)
+from pipeline.catalog.files import EMPTY, Record, read_file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,9 +39,8 @@ class BadEntriesError(CatalogError):
     def __init__(self, problems: Sequence[CatalogError]) -> None:
         num_bad = len({problem.entry for problem in problems})
         count = "1 bad entry" if num_bad == 1 else f"{num_bad} bad entries"
-        super().__init__(
-            f"{count}; fix them, or run the others with --keep-going", code="CP-CATALOG-ENTRIES"
-        )
+        message = f"{count}; fix them, or run the others with --keep-going"
+        super().__init__(message, code="CP-CATALOG-ENTRIES")
         self.problems = tuple(problems)
 
 
@@ -84,49 +90,39 @@ def read_registry(
     if alias and not alias.startswith("@"):
         raise CatalogError(
             f"got {catalog!r}, expected mlflow: for the newest version of every model,"
-            " mlflow:@ALIAS, or a catalog file",
-            code="CP-CATALOG-KIND",
+            " mlflow:@ALIAS, or a catalog file"
         )
-    models = {
-        slug(model.name): model
-        for model in list_registry(tracking_uri, filter_string, alias[1:] or None)
-    }
+    listed = list_registry(tracking_uri, filter_string, alias[1:] or None)
+    models = {slug(model.name): model for model in listed}
     if not models:
-        which = (f" with the alias {alias[1:]!r}" if alias else "") + (
-            f" that match {filter_string!r}" if filter_string else ""
-        )
+        which = f" with the alias {alias[1:]!r}" if alias else ""
+        which += f" that match {filter_string!r}" if filter_string else ""
         raise CatalogError(
             f"the registry has no models{which} to freeze; check --tracking-uri, the alias and"
             " --filter",
-            code="CP-CATALOG-EMPTY",
+            code=EMPTY,
         )
-    records = [
-        Record(
-            place=model.model_uri,
-            value={"name": name, "source": f"{REGISTRY}{model.model_uri}", "trust": trust},
-        )
-        for name, model in models.items()
-    ]
+    records = []
+    for name, model in models.items():
+        fields = {"name": name, "source": f"{REGISTRY}{model.model_uri}", "trust": trust}
+        records.append(Record(place=model.model_uri, value=fields))
     read = _read_records(records, folder=Path.cwd(), origin=catalog, only=only)
-    entries = [
-        replace(
-            of_version(entry, models[entry.name]),
-            registered_name=f"{models[entry.name].name}-frozen",
-        )
-        for entry in read.entries
-    ]
-    return Catalog(entries=tuple(entries), problems=read.problems)
+    entries = []
+    for entry in read.entries:
+        model = models[entry.name]
+        entries.append(replace(of_version(entry, model), registered_name=f"{model.name}-frozen"))
+    return replace(read, entries=tuple(entries))
 
 
 def _read_records(
     records: Iterable[Record], *, folder: Path, origin: str, only: Sequence[str]
 ) -> Catalog:
-    """Turn records into entries; see `read_catalog`.
+    """Turn records into entries.
 
     Args:
-        records: in order.
-        folder: base of relative paths.
-        origin: of the records, for errors.
+        records: the records, in order.
+        folder: the base of relative paths.
+        origin: where the records are from, for errors.
         only: globs over entry names; empty takes every entry.
 
     Raises:
@@ -134,33 +130,25 @@ def _read_records(
     """
     entries: list[Entry] = []
     problems: list[CatalogError] = []
-    seen: dict[str, str] = {}
-    for index, record in enumerate(records):
+    places: dict[str, str] = {}
+    for number, record in enumerate(records, start=1):
         name = record.value.get("name") if isinstance(record.value, dict) else None
-        label = str(name) if name is not None else f"#{index + 1}"
+        label = f"#{number}" if name is None else str(name)
         if only and not any(fnmatch(label, glob) for glob in only):
             continue
-        if label in seen:
-            problems.append(
-                _problem(
-                    record,
-                    label,
-                    "name",
-                    f"the name is already used at {seen[label]}; names must be unique",
-                    "CP-ENTRY-NAME",
-                )
-            )
+        if label in places:
+            message = f"the name is already used at {places[label]}; names must be unique"
+            problems.append(_error(record, label, FieldProblem(field="name", message=message)))
             continue
-        seen[label] = record.place
+        places[label] = record.place
         try:
             entries.append(_read_entry(record, label, folder))
         except BadEntriesError as error:
             problems += error.problems
     if not entries and not problems:
         globs = " or ".join(map(repr, only))
-        raise CatalogError(
-            f"{origin} has no entry that matches {globs}", field="--only", code="CP-CATALOG-EMPTY"
-        )
+        message = f"{origin} has no entry that matches {globs}"
+        raise CatalogError(message, field="--only", code=EMPTY)
     return Catalog(entries=tuple(entries), problems=tuple(problems))
 
 
@@ -168,45 +156,42 @@ def _read_entry(record: Record, label: str, folder: Path) -> Entry:
     """Turn a record into an entry, checked as far as possible without loading its model.
 
     Args:
-        record: its value should be a mapping of fields.
-        label: name of the entry, or its number without a name.
-        folder: base of relative paths.
+        record: the record; its value should be a mapping of fields.
+        label: the name of the entry, or its number without a name.
+        folder: the base of relative paths.
 
     Raises:
         BadEntriesError: the entry is invalid.
     """
     if not isinstance(record.value, dict):
         got = "nothing" if record.value is None else f"a {type(record.value).__name__}"
-        raise BadEntriesError(
-            [
-                _problem(
-                    record, label, None, f"got {got}, expected a mapping of fields", "CP-ENTRY-FORM"
-                )
-            ]
-        )
-    folders = Folders(base=folder, search_path=tuple(dict.fromkeys((str(folder), str(Path.cwd())))))
+        problems = [FieldProblem(field="", message=f"got {got}, expected a mapping of fields")]
+        raise BadEntriesError([_error(record, label, problem) for problem in problems])
+    search_path = tuple(dict.fromkeys((str(folder), str(Path.cwd()))))
+    folders = Folders(base=folder, search_path=search_path)
     try:
         parsed = EntryModel.model_validate(record.value, context=folders)
     except ValidationError as error:
-        found = [problem for details in error.errors() for problem in coded_problems(details)]
-        raise BadEntriesError([_problem(record, label, *problem) for problem in found]) from None
+        problems = [problem for details in error.errors() for problem in field_problems(details)]
+        raise BadEntriesError([_error(record, label, problem) for problem in problems]) from None
     except OSError as error:
-        raise BadEntriesError(
-            [_problem(record, label, None, f"{type(error).__name__}: {error}", "CP-FETCH")]
-        ) from error
+        message = f"{type(error).__name__}: {error}"
+        problem = FieldProblem(field="", message=message, code="CP-FETCH")
+        raise BadEntriesError([_error(record, label, problem)]) from error
     fields = {name: value for name, value in parsed if name not in (*SOURCE_SETTINGS, "dims")}
-    registered_name = f"{parsed.name}-frozen" if fields["source"].kind == "mlflow" else None
     return Entry(
         spec=fields.pop("inputs"),
-        search_path=folders.search_path,
-        registered_name=registered_name,
+        search_path=search_path,
+        registered_name=f"{parsed.name}-frozen" if fields["source"].kind == "mlflow" else None,
         **fields,
     )
 
 
-def _problem(
-    record: Record, label: str, field: str | None, message: str, code: str
-) -> CatalogError:
+def _error(record: Record, label: str, problem: FieldProblem) -> CatalogError:
     return CatalogError(
-        message, entry=label, field=field, place=record.place_of(field or ""), code=code
+        problem.message,
+        entry=label,
+        field=problem.field or None,
+        place=record.place_of(problem.field),
+        code=problem.code,
     )

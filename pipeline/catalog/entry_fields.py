@@ -1,0 +1,383 @@
+"""The fields of a catalog entry, checked by pydantic as far as possible without loading the model.
+
+A check that fails raises ValueError, which becomes a problem of its field. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationInfo
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from freezer.errors import ColdpressError, SpecError, expected_names
+from freezer.files import file_name, is_url
+from freezer.freezing.recipes import select
+from freezer.freezing.sources import Source, parse_source
+from freezer.hardware import PORTABLE, device_class
+from freezer.spec import (
+    InputSpec,
+    Limits,
+    Objective,
+    declared_dim,
+    declared_item,
+    declared_spec,
+    limit_problem,
+    match_headers,
+    read_header,
+)
+from freezer.store import NAME
+from pipeline.catalog.python_functions import function_problem
+
+SAMPLE_SUFFIXES = (".safetensors", ".npz")
+
+KNOWS_ITS_INPUTS = ("export", "mlflow")
+"""Kinds of sources that declare their inputs, so that an entry need not."""
+
+REGISTRY = "mlflow:"
+
+SOURCE_SETTINGS = ("args", "weights", "seed", "method", "sha256", "trust")
+"""Fields that become attributes of the source."""
+
+ENTRY = "CP-ENTRY"
+"""Error code of a bad field; the error names the field."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Folders:
+    """Context of a validation: base of relative paths, and folders with Python modules."""
+
+    base: Path
+    search_path: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FieldProblem:
+    """What is wrong with a field.
+
+    Attributes:
+        field: name of the field, dotted for a part of it; empty for the field that is checked.
+        message: what was given and what was expected.
+    """
+
+    field: str
+    message: str
+    code: str = ENTRY
+
+
+class _ProblemsError(ValueError):
+    """The problems of one field, and of fields that are checked with it."""
+
+    def __init__(self, *problems: FieldProblem) -> None:
+        super().__init__("; ".join(problem.message for problem in problems))
+        self.problems = problems
+
+
+def _folders(info: ValidationInfo) -> Folders:
+    assert isinstance(info.context, Folders)
+    return info.context
+
+
+@contextmanager
+def _field_errors() -> Iterator[None]:
+    """Turn an error of the library into a problem of the field that is checked."""
+    try:
+        yield
+    except ColdpressError as error:
+        code = error.code if error.code == "CP-TRUST" else ENTRY
+        raise _ProblemsError(FieldProblem(field="", message=str(error), code=code)) from None
+
+
+def _check_name(name: str) -> str:
+    if NAME.fullmatch(name):
+        return name
+    suggested = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    hint = f"; write {suggested!r}" if suggested else ""
+    raise ValueError(
+        f"got {name!r}, expected lower-case letters and digits, joined by single '.', '_' or"
+        f" '-'{hint}"
+    )
+
+
+def _read_source(text: str, info: ValidationInfo) -> Source:
+    folders = _folders(info)
+    settings = {name: info.data[name] for name in SOURCE_SETTINGS if name in info.data}
+    settings["search_path"] = folders.search_path
+    if text.startswith(REGISTRY):
+        location = text.removeprefix(REGISTRY)
+        if not re.fullmatch(r"models:/[^/@]+(@[\w-]+|/\d+|/latest)?", location):
+            raise ValueError(
+                f"got {text!r}, expected mlflow:models:/NAME@ALIAS or mlflow:models:/NAME/VERSION"
+            )
+        return Source(kind="mlflow", location=location, **settings)
+    with _field_errors():
+        source = parse_source(text, folder=folders.base, **settings)
+    if source.kind == "python":
+        _check_function(source.location, tuple(source.args), folders)
+    return source
+
+
+def _check_function(location: str, args: tuple[str, ...] | None, folders: Folders) -> None:
+    if problem := function_problem(location, args, folders.search_path):
+        raise ValueError(problem)
+
+
+def _read_spec(given: object, info: ValidationInfo) -> InputSpec | None:
+    dims = info.data.get("dims", {})
+    if given is None:
+        if dims:
+            message = "dims need `inputs:` whose shapes name them"
+            raise _ProblemsError(FieldProblem(field="dims", message=message))
+        return None
+    if not isinstance(given, dict | list):
+        raise ValueError(  # noqa: TRY004 - pydantic reports ValueError
+            f"got {given!r:.80}, expected a mapping: {{...}}, or a list: [...]"
+        )
+    problems: list[FieldProblem] = []
+    for name, bound in dims.items():
+        with _collected(problems, f"dims.{name}"):
+            declared_dim(name, bound)
+    positional = isinstance(given, list)
+    items = enumerate(given) if isinstance(given, list) else given.items()
+    for key, item in items:
+        with _collected(problems, f"inputs.{key}"):
+            declared_item(f"input_{key}" if positional else str(key), item, positional=positional)
+    if problems:
+        raise _ProblemsError(*problems)
+    try:
+        return declared_spec(given, dims)
+    except ColdpressError as error:
+        field = "dims" if str(error).startswith("dim ") else "inputs"
+        raise _ProblemsError(FieldProblem(field=field, message=str(error))) from None
+
+
+@contextmanager
+def _collected(problems: list[FieldProblem], field: str) -> Iterator[None]:
+    """Add an error of a part of a field to the problems."""
+    try:
+        yield
+    except SpecError as error:
+        problems.append(FieldProblem(field=field, message=str(error)))
+
+
+def _lacks_inputs(info: ValidationInfo) -> bool:
+    """Whether neither the entry nor the source declares inputs; False if one of them is bad."""
+    source = info.data.get("source")
+    if "inputs" not in info.data or source is None:
+        return False
+    return info.data["inputs"] is None and source.kind not in KNOWS_ITS_INPUTS
+
+
+def _find_samples(given: str | None, info: ValidationInfo) -> Path | str | None:
+    if given is None:
+        if _lacks_inputs(info):
+            message = "got neither `inputs:` nor `samples:`; write `inputs: {x: {shape: [1, 8]}}`"
+            raise _ProblemsError(FieldProblem(field="inputs", message=message))
+        return None
+    name = file_name(given) if is_url(given) else given
+    if not name.endswith(SAMPLE_SUFFIXES):
+        suffixes = " or ".join(SAMPLE_SUFFIXES)
+        raise ValueError(f"got {name!r}, expected a file that ends in {suffixes}")
+    if is_url(given):
+        return given
+    path: Path = (_folders(info).base / given).resolve()
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist; paths are relative to the catalog")
+    spec = info.data.get("inputs")
+    with _field_errors():
+        sets = read_header(path)
+        if spec is not None:
+            match_headers(sets, spec)
+    return path
+
+
+def _find_files(patterns: tuple[str, ...], info: ValidationInfo) -> tuple[Path, ...]:
+    folder = _folders(info).base
+    files: list[Path] = []
+    problems: list[FieldProblem] = []
+    for index, pattern in enumerate(patterns):
+        paths = sorted(glob.glob(str(folder / pattern), recursive=True))
+        files += [Path(path).resolve() for path in paths if Path(path).is_file()]
+        if not paths:
+            message = f"{pattern!r} matches nothing in {folder}; write a path or a glob"
+            problems.append(FieldProblem(field=f"files.{index}", message=message))
+    if problems:
+        raise _ProblemsError(*problems)
+    return tuple(files)
+
+
+def _read_task_metric(given: str, info: ValidationInfo) -> str:
+    kind, _, location = given.partition(":")
+    if kind != "python" or location.count(":") != 1:
+        raise ValueError(f"got {given!r}, expected python:MODULE:FUNCTION")
+    _check_function(location, None, _folders(info))
+    return location
+
+
+def _read_limits(given: dict[str, Any]) -> Limits:
+    problems = [
+        FieldProblem(field=f"limits.{name}", message=problem)
+        for name, value in given.items()
+        if (problem := limit_problem(name, value)) is not None
+    ]
+    if problems:
+        raise _ProblemsError(*problems)
+    limits: dict[str, Any] = {
+        name: float(value) for name, value in given.items() if value is not None
+    }
+    return Limits(**limits)
+
+
+def _check_device_class(name: str) -> str:
+    with _field_errors():
+        if name != "auto":
+            device_class(name)
+    return name
+
+
+def _check_priced_class(name: str) -> str:
+    if name in ("auto", PORTABLE):
+        raise ValueError(f"got {name!r}, expected the class of a machine with a price")
+    return _check_device_class(name)
+
+
+def _check_recipe(name: str) -> str:
+    with _field_errors():
+        select([name], portable=False)
+    return name
+
+
+def _check_preserved(name: str) -> str:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ValueError(
+            f"got {name!r}, expected an attribute or method, or one of a submodule: sub.attr"
+        )
+    return name
+
+
+def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
+
+
+def _check_reset(name: str) -> str:
+    if not name.isidentifier():
+        raise ValueError(f"got {name!r}, expected the name of a method that takes nothing")
+    return name
+
+
+def _check_threads(given: tuple[int, ...] | None) -> tuple[int, ...]:
+    if given and len(set(given)) < len(given):
+        raise ValueError(f"got {list(given)}, expected each count once; the first decides")
+    return given or ()
+
+
+def _check_points(
+    given: tuple[Mapping[str, int], ...] | None, info: ValidationInfo
+) -> tuple[Mapping[str, int], ...]:
+    """Check the points. Those of dims that the source declares are checked when it is loaded."""
+    spec = info.data.get("inputs")
+    if given and (spec is not None or _lacks_inputs(info)):
+        with _field_errors():
+            (spec or InputSpec(inputs=())).named_points(given)
+    return given or ()
+
+
+_Item = TypeVar("_Item")
+
+
+def _check_not_empty(items: tuple[_Item, ...]) -> tuple[_Item, ...]:
+    """Reject an empty list. min_length of pydantic would count the valid items only."""
+    if not items:
+        raise PydanticCustomError("too_short", "empty")
+    return items
+
+
+_List = Annotated[tuple[_Item, ...], Strict(False)]
+_NonEmpty = Annotated[_List[_Item], AfterValidator(_check_not_empty)]
+_Count = Annotated[int, Field(ge=1, lt=2**31)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, validate_default=True)
+
+
+class EntryModel(_Strict):
+    """The fields of an entry, as a catalog gives them; validation replaces them by the values of
+    Entry.
+
+    A check reads the fields above its own.
+    """
+
+    name: Annotated[str, AfterValidator(_check_name)]
+    args: dict[str, Any] = {}
+    weights: Literal["random"] | None = None
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    method: str | None = None
+    sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
+    trust: bool = False
+    source: Annotated[str, AfterValidator(_read_source)]
+    dims: dict[str, Any] = {}
+    inputs: Annotated[Any, AfterValidator(_read_spec)] = None
+    samples: Annotated[str | None, AfterValidator(_find_samples)] = None
+    files: Annotated[_List[str], AfterValidator(_find_files)] = ()
+    task_metric: Annotated[str, AfterValidator(_read_task_metric)] | None = None
+    limits: Annotated[dict[str, Any], AfterValidator(_read_limits)] = {}
+    objective: Objective = "p50"
+    price_per_hour: dict[
+        Annotated[str, AfterValidator(_check_priced_class)],
+        Annotated[float, Field(gt=0, allow_inf_nan=False)],
+    ] = {}
+    device_classes: _NonEmpty[Annotated[str, AfterValidator(_check_device_class)]] = ("auto",)
+    recipes: _NonEmpty[Annotated[str, AfterValidator(_check_recipe)]] = ("auto",)
+    tags: dict[str, str] = {}
+    preserve: Annotated[
+        _List[Annotated[str, AfterValidator(_check_preserved)]], AfterValidator(_unique)
+    ] = ()
+    reset: Annotated[str, AfterValidator(_check_reset)] | None = None
+    threads: Annotated[_NonEmpty[_Count] | None, AfterValidator(_check_threads)] = None
+    points: Annotated[_NonEmpty[dict[str, _Count]] | None, AfterValidator(_check_points)] = None
+
+
+_EXPECTED = {
+    "string_type": "a text; put it in quotes",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "tuple_type": "a list: [...]",
+    "dict_type": "a mapping: {...}",
+    "finite_number": "a finite number",
+    "too_short": "at least one; remove the field to use the default",
+    "string_pattern_mismatch": "64 hexadecimal digits in lower case, as sha256sum prints them",
+}
+_BOUNDS = {"gt": "above", "ge": "of at least", "lt": "below", "le": "of at most"}
+
+
+def field_problems(details: ErrorDetails) -> list[FieldProblem]:
+    """Return the problems in an error of EntryModel, each with its field in dotted form."""
+    field = ".".join(str(part) for part in details["loc"] if part != "[key]")
+    cause = details.get("ctx", {}).get("error")
+    if isinstance(cause, _ProblemsError):
+        return [replace(problem, field=problem.field or field) for problem in cause.problems]
+    message = str(cause) if cause else _in_words(details)
+    return [FieldProblem(field=field, message=message)]
+
+
+def _in_words(details: ErrorDetails) -> str:
+    kind, context = details["type"], details.get("ctx", {})
+    if kind == "missing":
+        return "the field is required; add it"
+    if kind == "extra_forbidden":
+        expected = expected_names(str(details["loc"][-1]), EntryModel.model_fields)
+        return f"the field is unknown; {expected}"
+    bounds = [f"{words} {context[name]:g}" for name, words in _BOUNDS.items() if name in context]
+    expected = f"a number {' and '.join(bounds)}"
+    if not bounds:
+        expected = _EXPECTED.get(kind, str(context.get("expected", details["msg"])))
+    return f"got {str(details['input'])[:80]!r}, expected {expected}"
