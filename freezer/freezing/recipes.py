@@ -2,7 +2,8 @@
 torch.
 
 A recipe's name and settings are part of a build's key: whoever changes what a recipe does must
-change a setting.
+change a setting. Every setting of Inductor that a recipe does not name has the default of the
+installed torch during a build (environment.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from freezer.errors import UsageError, expected_names
 CaptureName = Literal[
     "export", "export-strict", "convert", "trace", "script", "trace-sizes", "as-is"
 ]
+
+Settings = Mapping[str, Any]
+"""Settings of a recipe, as JSON has them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +41,7 @@ class Recipe:
 
     name: str
     ways: tuple[tuple[CaptureName, PayloadKind], ...]
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
     portable: bool = False
     by_thread: bool = False
     by_shape: bool = False
@@ -46,11 +50,8 @@ class Recipe:
     @property
     def packages(self) -> tuple[str, ...]:
         """Packages that a build needs besides torch."""
-        return tuple(
-            dict.fromkeys(
-                name for _, lowering in self.ways for name in ENGINE_PACKAGES.get(lowering, ())
-            )
-        )
+        lowering = self.ways[0][1]
+        return ENGINE_PACKAGES.get(lowering, ())
 
 
 ENGINE_PACKAGES: Mapping[PayloadKind, tuple[str, ...]] = {
@@ -59,13 +60,13 @@ ENGINE_PACKAGES: Mapping[PayloadKind, tuple[str, ...]] = {
 }
 """The packages that build a kind of payload, besides torch.
 
-ENGINES of freezer/artifact/manifest.py names those that serve it.
+ENGINES of freezer.artifact names those that serve it.
 """
 
 EAGER = "eager"
 """The baseline: the source model itself, always an entrant and never an artifact."""
 
-COMMON: Mapping[str, Any] = {
+INDUCTOR_SETTINGS: Settings = {
     # All CPUs of the device class have its vector instructions: torch need not test them, which
     # takes seconds.
     "cpp.vec_isa_ok": True,
@@ -79,8 +80,9 @@ COMMON: Mapping[str, Any] = {
     "aot_inductor.enable_frame_pointer": False,
     "aot_inductor.enable_line_tables": False,
 }
+"""Settings of Inductor that differ from torch's defaults."""
 
-CUDA: Mapping[str, Any] = {
+INDUCTOR_CUDA_SETTINGS: Settings = {
     # No weights are packed for a CPU, which only launches kernels.
     "cpp.weight_prepack": False,
     # Tuned matrix products of Triton besides torch's own; CUTLASS needs a toolkit with nvcc.
@@ -90,10 +92,7 @@ CUDA: Mapping[str, Any] = {
 }
 """Settings that differ for a GPU. CUDA graphs are decided at load."""
 
-REQUIRED = ("freezing", "cpp.weight_prepack", "cpp.march", "cpp.simdlen", "cpp.threads")
-"""Settings that every supported torch has; the build refuses a torch without one of them."""
-
-BESIDE: Mapping[str, Any] = {"aot_inductor.package_constants_on_disk_format": "binary_blob"}
+BESIDE: Settings = {"aot_inductor.package_constants_on_disk_format": "binary_blob"}
 """Puts the weights beside the shared library, in a file of the package that the loader maps."""
 
 BESIDE_ABOVE_MB = 8
@@ -105,29 +104,6 @@ REPAIRS_VERSION = 3
 """Increase when torch_patches.py changes the code of a model, so that its builds are redone: 2
 clips windows of pools, 3 multiplies 1x1 convolutions over a single position as matrices by
 vectors."""
-
-
-def recipe_settings(
-    *, freezing: bool = True, weight_prepack: bool = True, max_autotune: bool = False
-) -> dict[str, Any]:
-    """The settings of an Inductor recipe, all of which are part of its builds' keys.
-
-    Args:
-        freezing: make weights constants of the program, and fold what depends on them alone.
-        weight_prepack: pack the weights of convolutions and linear layers for oneDNN and MKL.
-        max_autotune: time the implementations of each matrix product and use the fastest.
-    """
-    return {
-        "inductor": {
-            **COMMON,
-            "freezing": freezing,
-            "cpp.weight_prepack": weight_prepack,
-            "max_autotune": max_autotune,
-        },
-        "weights_beside_above_mb": BESIDE_ABOVE_MB,
-        "repairs": REPAIRS_VERSION,
-    }
-
 
 _TORCHSCRIPT: tuple[tuple[CaptureName, PayloadKind], ...] = (
     ("as-is", "torchscript"),
@@ -159,14 +135,31 @@ def _inductor(
     freezing: bool = True,
     weight_prepack: bool = True,
     max_autotune: bool = False,
-    auto: bool = True,
+    auto: bool = False,
 ) -> Recipe:
+    """A recipe of Inductor.
+
+    Args:
+        name: name of the recipe.
+        freezing: make weights constants of the program, and fold what depends on them alone.
+        weight_prepack: pack the weights of convolutions and linear layers for oneDNN and MKL.
+        max_autotune: time the implementations of each matrix product and use the fastest.
+        auto: whether `auto` includes it.
+    """
+    inductor = {
+        **INDUCTOR_SETTINGS,
+        "freezing": freezing,
+        "cpp.weight_prepack": weight_prepack,
+        "max_autotune": max_autotune,
+    }
     return Recipe(
         name=name,
         ways=tuple((capture, "inductor") for capture in _EXPORT),
-        settings=recipe_settings(
-            freezing=freezing, weight_prepack=weight_prepack, max_autotune=max_autotune
-        ),
+        settings={
+            "inductor": inductor,
+            "weights_beside_above_mb": BESIDE_ABOVE_MB,
+            "repairs": REPAIRS_VERSION,
+        },
         by_thread=True,
         by_shape=True,
         auto=auto,
@@ -186,17 +179,23 @@ OPENVINO_SETTINGS: Mapping[str, str] = {
 }
 """OpenVINO's properties, which the loader sets besides the number of threads."""
 
-RECIPES: Mapping[str, Recipe] = {  # in the order in which they are built: the cheapest first
-    "torchscript-frozen": _torchscript("torchscript-frozen"),
-    "torchscript-exact": _torchscript("torchscript-exact", optimize_numerics=False, auto=False),
-    "torchscript-optimized": _torchscript("torchscript-optimized", optimize_for_inference=True),
-    "openvino": Recipe(
+_CAPTURED_WAYS: tuple[tuple[CaptureName, PayloadKind], ...] = (
+    ("export", "exported"),
+    ("export-strict", "exported"),
+    *_TORCHSCRIPT,
+)
+
+_IN_BUILD_ORDER = (  # the cheapest first
+    _torchscript("torchscript-frozen"),
+    _torchscript("torchscript-exact", optimize_numerics=False, auto=False),
+    _torchscript("torchscript-optimized", optimize_for_inference=True),
+    Recipe(
         name="openvino",
         ways=tuple((capture, "openvino") for capture in _EXPORT),
         settings={"openvino": OPENVINO_SETTINGS},
         by_shape=True,
     ),
-    "onnxruntime": Recipe(
+    Recipe(
         name="onnxruntime",
         ways=tuple((capture, "onnxruntime") for capture in _EXPORT),
         # Threads that sleep between calls cost 20 µs a call; ONNX Runtime's own limit is some tens
@@ -206,26 +205,16 @@ RECIPES: Mapping[str, Recipe] = {  # in the order in which they are built: the c
             "session": {"session.intra_op.spin_duration_us": "1000"},
         },
     ),
-    "inductor-frozen": _inductor("inductor-frozen"),
-    "inductor-unpacked": _inductor("inductor-unpacked", weight_prepack=False, auto=False),
-    "inductor-unfrozen": _inductor(
-        "inductor-unfrozen", freezing=False, weight_prepack=False, auto=False
-    ),
-    "inductor-max-autotune": _inductor("inductor-max-autotune", max_autotune=True, auto=False),
-    "portable": Recipe(
-        name="portable",
-        ways=(("export", "exported"), ("export-strict", "exported"), *_TORCHSCRIPT),
-        settings={"freeze": False},
-        portable=True,
-    ),
-}
-
-KEPT_EAGER = Recipe(
-    name="captured",
-    ways=(("export", "exported"), ("export-strict", "exported"), *_TORCHSCRIPT),
-    settings={"freeze": False},
-    auto=False,
+    _inductor("inductor-frozen", auto=True),
+    _inductor("inductor-unpacked", weight_prepack=False),
+    _inductor("inductor-unfrozen", freezing=False, weight_prepack=False),
+    _inductor("inductor-max-autotune", max_autotune=True),
+    Recipe(name="portable", ways=_CAPTURED_WAYS, settings={"freeze": False}, portable=True),
 )
+
+RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for recipe in _IN_BUILD_ORDER}
+
+KEPT_EAGER = Recipe(name="captured", ways=_CAPTURED_WAYS, settings={"freeze": False}, auto=False)
 """For GPU classes where nothing beats eager: the captured program, not frozen, on that device. Not
 an entrant: `freeze` and campaigns build it for the verdict `kept-eager`."""
 
@@ -236,7 +225,7 @@ half precision. Both are off for builds, judges and calls (runtime/precision.py)
 
 def needs_torch_alone(name: str) -> bool:
     """Whether payloads of a recipe run with torch alone."""
-    return name in RECIPES and not any(lowering in ENGINES for _, lowering in RECIPES[name].ways)
+    return name in RECIPES and RECIPES[name].ways[0][1] not in ENGINES
 
 
 def made_for(recipe: Recipe, kind: str) -> Recipe:
@@ -249,9 +238,9 @@ def made_for(recipe: Recipe, kind: str) -> Recipe:
     """
     if kind != "cuda":
         return recipe
-    settings: dict[str, Any] = {**recipe.settings, "precision": dict(PRECISION)}
+    settings = {**recipe.settings, "precision": dict(PRECISION)}
     if "inductor" in settings:
-        settings["inductor"] = {**settings["inductor"], **CUDA}
+        settings["inductor"] = {**settings["inductor"], **INDUCTOR_CUDA_SETTINGS}
     return replace(recipe, settings=settings, by_thread=False)
 
 
@@ -259,10 +248,9 @@ def own_toolchain(recipe: Recipe, toolchain: Mapping[str, Any]) -> dict[str, Any
     """The part of a toolchain that shapes payloads of a recipe: the packages of other engines do
     not.
     """
-    others = {name for packages in ENGINE_PACKAGES.values() for name in packages} - set(
-        recipe.packages
-    )
-    return {name: version for name, version in toolchain.items() if name not in others}
+    engines = {name for packages in ENGINE_PACKAGES.values() for name in packages}
+    unused = engines - set(recipe.packages)
+    return {name: version for name, version in toolchain.items() if name not in unused}
 
 
 def select(
@@ -284,16 +272,15 @@ def select(
         raise UsageError(
             f"unknown recipe {name!r}; {expected_names(name, ('auto', 'all', EAGER, *RECIPES))}"
         )
-    if portable:
-        return tuple(recipe for recipe in RECIPES.values() if recipe.portable)
-
-    def is_wanted(recipe: Recipe) -> bool:
-        found = "all" in wanted or (recipe.auto and "auto" in wanted)
-        return recipe.name in wanted or (
-            found and (installed is None or set(recipe.packages) <= set(installed))
-        )
-
-    return tuple(recipe for recipe in RECIPES.values() if not recipe.portable and is_wanted(recipe))
+    selected = []
+    for recipe in RECIPES.values():
+        in_group = "all" in wanted or (recipe.auto and "auto" in wanted)
+        can_build = installed is None or set(recipe.packages) <= set(installed)
+        if recipe.portable == portable and (
+            portable or recipe.name in wanted or (in_group and can_build)
+        ):
+            selected.append(recipe)
+    return tuple(selected)
 
 
 def left_out(names: Iterable[str], *, installed: Collection[str]) -> str:
@@ -302,12 +289,9 @@ def left_out(names: Iterable[str], *, installed: Collection[str]) -> str:
     """
     wanted = tuple(names)
     selected = select(wanted, portable=False, installed=installed)
-    others = [recipe for recipe in select(wanted, portable=False) if recipe not in selected]
-    lacking = {
-        recipe.name: " ".join(name for name in recipe.packages if name not in installed)
-        for recipe in others
-    }
-    return "; ".join(
-        f"{name} is left out, which needs `pip install {packages}`"
-        for name, packages in lacking.items()
-    )
+    lines = []
+    for recipe in select(wanted, portable=False):
+        if recipe not in selected:
+            missing = " ".join(name for name in recipe.packages if name not in installed)
+            lines.append(f"{recipe.name} is left out, which needs `pip install {missing}`")
+    return "; ".join(lines)

@@ -20,7 +20,7 @@ from freezer.errors import ContractError, CudaGraphsError, IncompatibleError, Us
 from freezer.freezing.freeze import FreezeOptions, FreezeResult, freeze
 from freezer.freezing.lowering.inductor.cuda_toolkit import driver_library
 from freezer.freezing.models import Dims
-from freezer.freezing.recipes import COMMON, RECIPES
+from freezer.freezing.recipes import INDUCTOR_SETTINGS, RECIPES
 from freezer.hardware import nvml
 from freezer.runtime.devices import visible
 from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
@@ -140,7 +140,7 @@ def test_points_have_payloads_of_their_own(gpu: torch.device, tmp_path: Path) ->
     payload = loaded.payload_for({"batch": 1})
     assert (payload.num_threads, payload.layouts) == (None, {})
     settings = case.artifact.manifest.recipe.settings["inductor"]
-    assert set(COMMON) <= set(settings)
+    assert set(INDUCTOR_SETTINGS) <= set(settings)
     assert settings["cpp.weight_prepack"] is False
 
 

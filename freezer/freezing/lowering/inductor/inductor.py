@@ -38,7 +38,7 @@ from freezer.freezing.lowering.isa_check import check_package, host_class
 from freezer.freezing.lowering.readable import CODE, GRAPH, shortened
 from freezer.freezing.lowering.result import Lowered, timed
 from freezer.freezing.models import free_tensors
-from freezer.freezing.recipes import BESIDE, REQUIRED
+from freezer.freezing.recipes import BESIDE
 from freezer.freezing.target import Target, packed_layouts
 from freezer.freezing.toolchain import compiler
 from freezer.runtime.inductor_package import ALIGNMENT, TABLE, WeightEntry
@@ -220,20 +220,10 @@ def configuration(settings: Mapping[str, Any], target: Target, *, beside: bool) 
 
 
 def known(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that the installed torch has.
-
-    Raises:
-        BuildError: torch lacks a required setting.
-    """
+    """The settings that the installed torch has."""
     from torch._inductor import config as inductor
 
     names = inductor.get_config_copy().keys()
-    lacking = [name for name in REQUIRED if name in config and name not in names]
-    if lacking:
-        raise BuildError(
-            f"inductor: torch {torch.__version__} has no setting {', '.join(lacking)}; use another"
-            " torch, from 2.11 on"
-        )
     return {name: value for name, value in config.items() if name in names}
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from freezer.artifact import FreezingReport
-from freezer.errors import BuildError, IntegrityError
+from freezer.errors import IntegrityError
 from freezer.files import write_whole
 from freezer.freezing.candidates import Candidate, build
 from freezer.freezing.lowering.inductor import inductor
@@ -365,13 +365,9 @@ def test_max_autotune_takes_the_fastest(tmp_path: Path, capfd: pytest.CaptureFix
     assert ["micro_gemm" in text for text in code] == [False, in_templates > 0]
 
 
-def test_torch_without_a_required_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inductor, "REQUIRED", ("freezing", "of another torch"))
-    with pytest.raises(
-        BuildError, match=r"has no setting of another torch; use another torch, from 2\.11 on"
-    ):
-        inductor.known({"freezing": True, "of another torch": 1})
-    assert inductor.known({"freezing": True, "of a later torch": 1}) == {"freezing": True}
+def test_settings_of_a_later_torch_are_omitted() -> None:
+    config = {"freezing": True, "of a later torch": 1}
+    assert inductor.known(config) == {"freezing": True}
 
 
 def test_cache_is_removed_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
