@@ -11,7 +11,7 @@ from freezer.artifact.folder import Artifact
 from freezer.artifact.freezing_report import FreezingReport
 from freezer.artifact.latency import LatencyRecord, PointFigures, place_text
 from freezer.artifact.manifest import Manifest, Payload
-from freezer.artifact.sections import NOT_TRIED, FreezingRecord, Migration, Tradeoff
+from freezer.artifact.sections import NOT_TRIED, FreezingRecord, Tradeoff
 from freezer.errors import NotPublishedError
 from freezer.spec import CLOCKS, Dim
 
@@ -131,8 +131,6 @@ def describe_freezing(
         yield "pareto", _tradeoff(item)
     for name, why in freezing.failures.items():
         yield "not built", f"{name}: {why}"
-    if freezing.migration:
-        yield "migration", _migration(freezing.migration)
 
 
 def _tradeoff(item: Tradeoff) -> str:
@@ -342,31 +340,6 @@ def _operators(report: FreezingReport) -> str:
     return (
         f"{change(sum(before.values()), sum(after.values()))}:"
         f" {_listed([f'{kind} {change(*numbers[kind])}' for kind in kinds])}"
-    )
-
-
-def _migration(migration: Migration) -> str:
-    """Effect of moving a TorchScript model to torch.export."""
-    if not migration.possible:
-        return f"the TorchScript is not converted to an exported program: {migration.reason}"
-    if migration.against is None:
-        return (
-            f"converted to an exported program, {migration.recipe} passes; no frozen TorchScript to"
-            " compare with"
-        )
-    text = f"converted to an exported program, {migration.recipe} "
-    if migration.gain and migration.gain_ci:
-        low, high = migration.gain_ci
-        text += (
-            f"is {migration.gain:.2f} times as fast as {migration.against} ({low:.2f} to"
-            f" {high:.2f})"
-        )
-    else:
-        text += "was not timed"
-    return (
-        text
-        if migration.max_abs_diff is None
-        else f"{text}; the two are at most {migration.max_abs_diff:.3g} apart"
     )
 
 

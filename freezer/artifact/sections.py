@@ -145,30 +145,6 @@ class Dropped:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Migration:
-    """Result of converting a TorchScript model to torch.export.
-
-    Attributes:
-        possible: whether the conversion was built and passed the drift gate.
-        reason: why not; empty where it did.
-        recipe, against: of the converted candidate and of the fastest frozen TorchScript.
-        gain, gain_ci: median latency of `against` over that of `recipe`, and its confidence
-            interval; None: not timed.
-        max_abs_diff: largest difference between the two over all calls.
-        relative_rms_diff: rms of the difference over rms of `against`.
-    """
-
-    possible: bool
-    reason: str = ""
-    recipe: str | None = None
-    against: str | None = None
-    gain: float | None = None
-    gain_ci: tuple[float, float] | None = None
-    max_abs_diff: float | None = None
-    relative_rms_diff: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PreviousRecord:
     """The artifact that served the class when a new one was judged, compared with the new one.
 
@@ -214,7 +190,6 @@ class FreezingRecord:
         strides_equal: whether outputs had eager's strides; None: not compared.
         candidates: the candidates that lost.
         failures: by recipe that made no candidate, the error.
-        migration: of a TorchScript source.
         previous: the artifact that this one replaced, if they were compared.
     """
 
@@ -227,7 +202,6 @@ class FreezingRecord:
     strides_equal: bool | None = None
     candidates: tuple[CandidateRecord, ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict)
-    migration: Migration | None = None
     pareto: tuple[Tradeoff, ...] = field(
         default=(), metadata=written_if(lambda self: bool(self.pareto))
     )

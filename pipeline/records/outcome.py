@@ -12,7 +12,6 @@ from typing import Any
 from freezer.artifact import (
     FreezingRecord,
     FreezingReport,
-    Migration,
     PreviousRecord,
     Tradeoff,
 )
@@ -162,7 +161,6 @@ class CandidateReport:
         warnings: of the capture.
         strides_equal: whether outputs had eager's strides; None if that was not compared.
         reports: by payload path, the JSON form of FreezingReport, with short lists.
-        migration: of a model converted from TorchScript, the JSON form of Migration.
         points: figures of each payload wherever it was timed, the deciding place first; the JSON
             form of freezer.freezing.judging.timed_cells.PointFigures.
         outputs: drift of each output and input set, the worst first. Earlier releases did not store
@@ -184,7 +182,6 @@ class CandidateReport:
     tried: tuple[Mapping[str, str], ...] = ()
     strides_equal: bool | None = None
     reports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    migration: Mapping[str, Any] | None = None
     points: tuple[Mapping[str, Any], ...] = ()
     outputs: tuple[OutputDrift, ...] = field(
         default=(), metadata=written_if(lambda self: bool(self.outputs))
@@ -200,9 +197,6 @@ class CandidateReport:
                 for path, found in self.reports.items()
             },
             strides_equal=self.strides_equal,
-            migration=None
-            if self.migration is None
-            else decode(Migration, self.migration, origin="migration"),
         )
 
 

@@ -13,7 +13,6 @@ from pipeline.records import UNMEASURED, CandidateReport, Figures, OutputDrift
 from pipeline.worker.requests import JudgeRequest, JudgeResult
 
 if TYPE_CHECKING:
-    from freezer.artifact import Migration
     from freezer.freezing.drift import DriftRow
     from freezer.freezing.judging import Judgement, Trial
 
@@ -50,8 +49,7 @@ def summary(request: JudgeRequest, judgement: Judgement, host: Mapping[str, Any]
         task_metric=metric,
         pareto=judgement.pareto,
         candidates=tuple(
-            _report(trial, request.builds[trial.candidate.recipe], judgement.migration)
-            for trial in judgement.trials
+            _report(trial, request.builds[trial.candidate.recipe]) for trial in judgement.trials
         ),
         host=host,
         previous=judgement.previous,
@@ -72,9 +70,8 @@ def _deciles_ms(judgement: Judgement) -> dict[str, tuple[float, ...]]:
     }
 
 
-def _report(trial: Trial, key: str, migration: Migration | None) -> CandidateReport:
+def _report(trial: Trial, key: str) -> CandidateReport:
     candidate = trial.candidate
-    converted = migration is not None and migration.recipe == candidate.recipe
     return CandidateReport(
         recipe=candidate.recipe,
         build_key=key,
@@ -94,7 +91,6 @@ def _report(trial: Trial, key: str, migration: Migration | None) -> CandidateRep
             path: encode(report)
             for path, report in candidate.shortened_reports(MAX_LISTED_IN_LEDGER).items()
         },
-        migration=encode(migration) if migration and converted else None,
         outputs=_outputs(trial.drift.rows) if trial.drift else (),
     )
 

@@ -13,9 +13,6 @@ from freezer.freezing.judging.eager_check import (
 from freezer.freezing.judging.incumbent import (
     Incumbent,
 )
-from freezer.freezing.judging.migration import (
-    refused,
-)
 from freezer.freezing.judging.session import (
     Judgement,
     TaskMetric,
@@ -47,7 +44,6 @@ __all__ = [
     "judge",
     "kept",
     "measure",
-    "refused",
     "run_trial",
     "time_further_threads",
     "time_sizes",

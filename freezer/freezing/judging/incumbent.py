@@ -105,7 +105,7 @@ def enter(
     trial = Trial(candidate=_as_candidate(incumbent, held), drift=None, problem=None)
     if record.same_weights:
         gate = Gate(error_ratio_max=limits.error_ratio_max, float64=reference.float64)
-        trial, _ = run_trial(subject, trial.candidate, target, reference, gate)
+        trial = run_trial(subject, trial.candidate, target, reference, gate)
         if trial.problem is not None:
             return Rival(
                 record=replace(

@@ -17,16 +17,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from torch import Tensor
-
-from freezer.artifact import Migration, PreviousRecord, Tradeoff, slower_than_eager
+from freezer.artifact import PreviousRecord, Tradeoff, slower_than_eager
 from freezer.compare.gate import finite
 from freezer.errors import JudgeError
 from freezer.freezing.candidates import Candidate
 from freezer.freezing.drift import Gate, Reference, run_reference
 from freezer.freezing.judging.footprints import with_footprints
 from freezer.freezing.judging.incumbent import Incumbent, Rival, enter, settle
-from freezer.freezing.judging.migration import compare
 from freezer.freezing.judging.timed_cells import (
     Cell,
     figures_of,
@@ -36,7 +33,7 @@ from freezer.freezing.judging.timed_cells import (
     without_grad,
 )
 from freezer.freezing.judging.trials import Trial, run_trial
-from freezer.freezing.judging.verdicts import Verdict, decide, pareto, rivals
+from freezer.freezing.judging.verdicts import Verdict, conversion, decide, pareto, rivals
 from freezer.freezing.models import Subject, to_device, weights_digest
 from freezer.freezing.recipes import EAGER
 from freezer.freezing.target import Target
@@ -59,7 +56,6 @@ class Judgement:
         best: the trial that came nearest; its figures are shown if nothing is published.
         task_metric: the eager model's.
         cells: all timed cells, the deciding one first; none if no candidate passed the drift gate.
-        migration: for a TorchScript model that was converted.
         fallback: the best trial that needs torch alone, if the winner does not (fallback.py).
         pareto: the Pareto front of the trials that passed the drift gate and were timed.
         previous: the artifact that serves now, compared with what would replace it; None without
@@ -76,7 +72,6 @@ class Judgement:
     reference: Reference
     task_metric: float | None
     cells: tuple[Cell, ...]
-    migration: Migration | None = None
     fallback: Trial | None = None
     objective: Objective = "p50"
     pareto: tuple[Tradeoff, ...] = ()
@@ -148,7 +143,7 @@ def judge(
     )
     with threads(target.num_threads), plain_precision(target.device), current(target.device):
         reference = run_reference(case.subject)
-        trials, outputs = _apply_gate(case, candidates, reference)
+        trials = _apply_gate(case, candidates, reference)
         if not on_drift_alone:
             trials = with_footprints(trials, case.subject, target, limits)
         rival = _enter_incumbent(case, incumbent, trials, reference)
@@ -173,11 +168,7 @@ def judge(
         )
         if judgement.winner is not None:
             judgement = _time_other_sizes(case, judgement, judgement.winner)
-    if not subject.scripted:
-        return judgement
-    return replace(
-        judgement, migration=compare(judgement.trials, outputs, judgement.sampling, case.policy)
-    )
+    return judgement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,21 +195,12 @@ def _check_weights(subject: Subject, candidates: Sequence[Candidate]) -> None:
             )
 
 
-def _apply_gate(
-    case: _Case, candidates: Sequence[Candidate], reference: Reference
-) -> tuple[list[Trial], dict[str, list[list[Tensor]]]]:
-    """Measure the drift of each candidate and apply the gate; for a TorchScript model also return
-    the outputs by recipe.
-    """
+def _apply_gate(case: _Case, candidates: Sequence[Candidate], reference: Reference) -> list[Trial]:
+    """Measure the drift of each candidate and apply the gate."""
     gate = Gate(error_ratio_max=case.limits.error_ratio_max, float64=reference.float64)
-    trials: list[Trial] = []
-    outputs: dict[str, list[list[Tensor]]] = {}
-    for candidate in candidates:
-        trial, found = run_trial(case.subject, candidate, case.target, reference, gate)
-        trials.append(trial)
-        if case.subject.scripted:
-            outputs[candidate.recipe] = found
-    return trials, outputs
+    return [
+        run_trial(case.subject, candidate, case.target, reference, gate) for candidate in candidates
+    ]
 
 
 def _enter_incumbent(
@@ -296,6 +278,7 @@ def _decide(
     verdict, reason, best = decide(
         trials, cells, case.limits, case.objective, on_drift_alone=case.on_drift_alone
     )
+    reason += conversion(trials, cells, case.policy)
     if rival is None:
         return verdict, reason, best, None
     verdict, reason, previous = settle(

@@ -87,19 +87,13 @@ class Trial:
 
 def run_trial(
     subject: Subject, candidate: Candidate, target: Target, reference: Reference, gate: Gate
-) -> tuple[Trial, list[list[Tensor]]]:
-    """Run a candidate in every way it may serve, and apply the gate.
-
-    Also return the outputs of the deciding way: of candidates of a TorchScript model, or of one
-    that draws random numbers.
-    """
+) -> Trial:
+    """Run a candidate in every way it may serve, and apply the gate."""
     names = [output.name for output in subject.outputs]
     rows: list[DriftRow] = []
-    outputs: list[list[Tensor]] = []
     answers: list[dict[str, Tensor]] = []
     ties: tuple[Call, ...] = ()
     random: str | None = None
-    all_needed = subject.scripted or not reference.deterministic
 
     def run(fresh: Callable[[], Runner], kept: list[list[Tensor]]) -> Iterator[Call]:
         """Make the calls one by one, so that only one call's outputs are in memory unless all are
@@ -109,7 +103,7 @@ def run_trial(
         for call, leaves in zip(
             reference.calls, run_calls(fresh, subject, stateful=reference.stateful), strict=True
         ):
-            if all_needed:
+            if not reference.deterministic:
                 kept.append(leaves)
             if deciding and call.kind == "single" and len(leaves) == len(names):
                 answers.append(kept_of(names, leaves))
@@ -132,7 +126,6 @@ def run_trial(
             rows += [
                 replace(row, num_threads=num_threads, payload=paths[row.set_index]) for row in found
             ]
-            outputs = outputs or results
             if (
                 not reference.deterministic
                 and random is None
@@ -141,7 +134,7 @@ def run_trial(
                 with threads(num_threads):
                     random = _random_problem(subject, reference, fresh, results)
     except Exception as error:  # a payload may raise anything; the others go on
-        return Trial(candidate=candidate, drift=None, problem=run_sentence(error)), []
+        return Trial(candidate=candidate, drift=None, problem=run_sentence(error))
     drift = report(rows, gate)
     problem = random if drift.passed else drift.nearest_miss
     return Trial(
@@ -150,7 +143,7 @@ def run_trial(
         problem=problem,
         answers=answers if problem is None else (),
         ties=ties,
-    ), outputs
+    )
 
 
 def _without_ties(

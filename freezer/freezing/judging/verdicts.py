@@ -7,13 +7,14 @@ docs/contract.md describes both.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Literal
 
 from freezer.artifact import Tradeoff, num_items
 from freezer.freezing.judging.timed_cells import Cell
 from freezer.freezing.judging.trials import Trial
-from freezer.spec import CLOCKS, Limits, Objective, timing_of
+from freezer.spec import CLOCKS, Limits, Objective, SamplingPolicy, timing_of
 from freezer.timing import MIN_SAMPLES, Sampling, Speedup
 
 Verdict = Literal["published", "kept-eager", "kept-previous", "rejected", "failed", "unstable"]
@@ -67,6 +68,35 @@ def decide(
         verdict,
         f"{best.candidate.recipe}: {over_limit(best, faster, limits, objective)}{how}",
         best,
+    )
+
+
+def conversion(trials: Sequence[Trial], cells: Sequence[Cell], policy: SamplingPolicy) -> str:
+    """What moving a TorchScript model to torch.export gains, as the end of a reason; empty unless
+    its converted program was judged.
+    """
+    by_capture = {trial.candidate.capture: trial for trial in trials}
+    converted = by_capture.get("convert")
+    if converted is None:
+        return ""
+    recipe = converted.candidate.recipe
+    if converted.problem is not None:
+        return f"; {recipe}, converted to torch.export, does not pass the drift gate"
+    sampling = cells[0].sampling
+    torchscript = [
+        trial.candidate.recipe
+        for trial in trials
+        if trial.candidate.lowering == "torchscript" and trial.problem is None
+    ]
+    if not torchscript:
+        return f"; {recipe}, converted to torch.export, passes the drift gate"
+    against = min(torchscript, key=lambda name: statistics.median_high(sampling.pooled(name)))
+    faster = cells[0].faster(recipe, against, 1, policy)
+    if faster is None:
+        return f"; {recipe}, converted to torch.export, was not timed"
+    return (
+        f"; {recipe}, converted to torch.export, is {faster.value:.2f} times"
+        f" ({faster.low:.2f}-{faster.high:.2f}) as fast as {against}"
     )
 
 

@@ -45,7 +45,6 @@ from freezer.freezing.judging import (
     Opening,
     Trial,
     measure,
-    refused,
 )
 from freezer.freezing.models import Subject
 from freezer.freezing.packaging.evidence import (
@@ -246,7 +245,6 @@ def _freezing(judgement: Judgement, winner: Trial, failures: Mapping[str, str]) 
             if trial is not winner
         ),
         failures=failures,
-        migration=judgement.migration or refused(failures),
         pareto=judgement.pareto,
         previous=judgement.previous,
     )

@@ -76,7 +76,7 @@ def judge_further(
         for count in target.further_threads:
             own = tuple(payload for payload in candidate.payloads if payload.num_threads == count)
             if own:  # payloads for any count were judged with this one before
-                trial, _ = run_trial(
+                trial = run_trial(
                     subject, replace(candidate, payloads=own), target, judgement.reference, gate
                 )
                 if trial.problem is None and trial.drift is not None:

@@ -123,7 +123,7 @@ def _try(
         error_ratio_max=judgement.limits.error_ratio_max, float64=judgement.reference.float64
     )
     with threads(target.num_threads), plain_precision(target.device), current(target.device):
-        trial, _ = run_trial(subject, captured, target, judgement.reference, gate)
+        trial = run_trial(subject, captured, target, judgement.reference, gate)
         if trial.problem is not None:
             raise JudgeError(trial.problem)
         cells = time_sizes(subject, [winner, captured], target.num_threads, policy, slow)

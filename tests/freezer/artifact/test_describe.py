@@ -13,7 +13,6 @@ from freezer.artifact import (
     FreezingReport,
     KeptTensor,
     LatencyRecord,
-    Migration,
     PreservedName,
     Tradeoff,
     describe,
@@ -188,7 +187,6 @@ def test_docs_explain_every_row() -> None:
         reports=dict.fromkeys(
             ("payloads/batch1.pt2", "payloads/all.pt2"), replace(REPORT, unused=())
         ),
-        migration=Migration(possible=False, reason="it does not take prim::If"),
         pareto=FRONT,
     )
     assert sorted(explained) == sorted({name for name, _ in describe_freezing(full, TRIED)})

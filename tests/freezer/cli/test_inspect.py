@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from freezer.artifact import FreezingRecord, Migration
+from freezer.artifact import FreezingRecord
 from freezer.freezing.freeze import FreezeOptions, FreezeResult, freeze
 from freezer.freezing.packaging.evidence import MAX_TEXT_BYTES, write_texts
 from freezer.store import Store
@@ -88,7 +88,6 @@ def test_docs_list_every_field_of_the_record() -> None:
     section = page.partition("The manifest's `freezing` holds")[2].partition("\n\n")[0]
     named = set(re.findall(r"`(\w+)`", section))
     assert {field.name for field in fields(FreezingRecord)} <= named
-    assert {field.name for field in fields(Migration)} <= named
 
 
 def test_inspect_prints_code_and_graph(coldpress: Run, store: Store, tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ import yaml
 from freezer.errors import CatalogError
 from freezer.spec import ConstantSpec, Dim, TensorSpec
 from pipeline.catalog import Entry, read_catalog, refuse_bad_entries
-from pipeline.catalog.files import JSON_FIELDS, parquet_schema
 from pipeline.catalog.entry_fields import SOURCE_SETTINGS
+from pipeline.catalog.files import JSON_FIELDS, parquet_schema
 
 MODELS = Path(__file__).parents[1] / "models"
 

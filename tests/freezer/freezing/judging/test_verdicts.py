@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 from freezer.artifact import ColdStart, Payload
 from freezer.freezing.candidates import Candidate
 from freezer.freezing.judging import Cell, Trial
-from freezer.freezing.judging.verdicts import decide, pareto
+from freezer.freezing.judging.verdicts import conversion, decide, pareto
 from freezer.freezing.recipes import EAGER
 from freezer.spec import Limits, Objective
 from freezer.timing import Sampling, Speedup
+from tests.support.steps import QUICK
 
 
 def trial(
@@ -144,3 +146,20 @@ def test_pareto_front_has_no_dominated_candidate() -> None:
     assert front[1].size_mb == 20
     assert (front[1].load_ms, front[1].memory_mb) == (300, 120)
     assert front[1].items_per_s == pytest.approx(400), "batches of 4 in 10 ms"
+
+
+def test_gain_of_a_conversion_is_over_the_fastest_torchscript() -> None:
+    legacy = [replaced(one, lowering="torchscript") for one in (FAST, SMALL)]
+    samples_ms = {"fast": [[4.0] * 9] * 9, "small": [[2.0] * 9] * 9, "slow": [[1.0] * 9] * 9}
+    cell = replace(CELL, sampling=replace(CELL.sampling, samples_ms=samples_ms))
+    converted = replaced(SLOW, capture="convert")
+    assert "slow, converted to torch.export, is 2.00 times (2.00-2.00) as fast as small" in (
+        conversion([*legacy, converted], (cell,), QUICK)
+    )
+    refused = replace(converted, problem="error_ratio 9")
+    assert "does not pass the drift gate" in conversion([*legacy, refused], (), QUICK)
+    assert conversion(TRIALS, (CELL,), QUICK) == ""
+
+
+def replaced(one: Trial, **changes: Any) -> Trial:
+    return replace(one, candidate=replace(one.candidate, **changes))
