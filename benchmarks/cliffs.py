@@ -276,12 +276,12 @@ def measure(processes: Sequence[Process], folder: Path, repeats: int) -> dict[Pr
         list(pool.map(partial(build_apart, folder=folder), builds))
     store = Store.open(str(folder / "store"), create=True)
     for model in dict.fromkeys(build.model for build in builds):
-        artifacts = {
-            build.device_class: Artifact.read(folder / str(build) / "artifact")
+        artifacts = [
+            Artifact.read(folder / str(build) / "artifact")
             for build in builds
             if build.model == model
-        }
-        store.publish(model, source_key=model, artifacts=artifacts, carried={})
+        ]
+        store.publish(model, source_key=model, artifacts=artifacts)
     shuffle = random.Random(0)
     found: dict[Process, list[Mapping[str, Any]]] = defaultdict(list)
     for index in range(repeats):

@@ -123,9 +123,8 @@ def prepare(job: Mapping[str, Any]) -> dict[str, Any]:
     )
     if result.artifact is None:
         raise RuntimeError(f"{job['model']}: {result.reason} {result.failures}")
-    artifacts = {result.artifact.manifest.device_class: result.artifact}
     Store.open(str(Path(job["work"]) / "store"), create=True).publish(
-        job["model"], source_key="benchmark", artifacts=artifacts, carried={}
+        job["model"], source_key="benchmark", artifacts=[result.artifact]
     )
     return {}
 

@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, MANIFEST, Artifact, Payload
+from freezer.artifact import (
+    GOLDEN_INPUTS,
+    GOLDEN_OUTPUTS,
+    MANIFEST,
+    Artifact,
+    Payload,
+    torch_only,
+)
 from freezer.codec import read_record
 from freezer.errors import ContractError, IntegrityError
 from freezer.files import scratch_folder
@@ -75,7 +82,10 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Py
         if isinstance(item, Payload) or item.path in (GOLDEN_INPUTS, GOLDEN_OUTPUTS)
     ]
     with scratch_folder() as scratch:
-        found = store.materialize(version, place.device_class, Path(scratch), paths=needed)
+        folder = Path(scratch) / "artifact"
+        found = store.materialize(version, place.device_class, folder, paths=needed)
+        if len(version.images_of(place.device_class)) > 1:
+            store.materialize(version, place.device_class, torch_only(folder), rank=1)
         if replace(found.manifest, version=None) == replace(
             registered, version=None
         ):  # before a payload is opened

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from freezer.artifact import Artifact
+from freezer.artifact import Artifact, read_artifacts
 from freezer.errors import IntegrityError, NotPublishedError, StoreUnreachableError
 from freezer.hardware import PORTABLE, device_class
 from freezer.store import Descriptor, Store, Version
@@ -121,8 +121,8 @@ class Publisher:
 
     def _publish_once(self, gathered: _Gathered) -> tuple[_Gathered, Version | None]:
         model, source_key = gathered[0][1].model, gathered[0][0].source.digest
-        artifacts: dict[str, Artifact] = {}
-        carried: dict[str, Descriptor] = {}
+        artifacts: list[Artifact] = []
+        carried: list[Descriptor] = []
         decided = {outcome.device_class for _, outcome in gathered if outcome.verdict not in KEPT}
         for _, outcome in gathered:
             if not _has_artifact_of_its_own(outcome):
@@ -130,11 +130,11 @@ class Publisher:
             folder = self._folder(outcome) / "artifact"
             if outcome.cached and outcome.version is not None:
                 before = self._store.version(f"{model}:{outcome.version}")
-                carried[outcome.device_class] = before.images[outcome.device_class]
+                carried += before.images_of(outcome.device_class)
             elif not outcome.cached and (
                 outcome.verdict == "published" or folder.is_dir()
             ):  # kept-eager may have none
-                artifacts[outcome.device_class] = Artifact.read(folder)
+                artifacts += read_artifacts(folder)
         if not artifacts and not carried:
             return gathered, None
         version = self._store.publish(

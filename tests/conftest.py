@@ -203,8 +203,7 @@ def published(
     store.publish(
         "mlp",
         source_key="key",
-        artifacts={HERE: scripted.artifact, "portable": portable.artifact},
-        carried={},
+        artifacts=[scripted.artifact, portable.artifact],
     )
     return store
 

@@ -31,6 +31,8 @@ from freezer.artifact.folder import (
     Artifact,
     file_ref,
     folder_of,
+    read_artifacts,
+    torch_only,
     write_artifact,
 )
 from freezer.artifact.freezing_report import (
@@ -162,6 +164,7 @@ __all__ = [
     "num_items",
     "place_text",
     "problem_of",
+    "read_artifacts",
     "read_keys",
     "readable",
     "serving",
@@ -172,6 +175,7 @@ __all__ = [
     "slower_places",
     "slower_than_eager",
     "stored_as_captured",
+    "torch_only",
     "version_tuple",
     "without_special",
     "write_artifact",

@@ -129,6 +129,30 @@ def folder_of(reference: str | Path) -> Path | None:
     return path if given or (path / MANIFEST).is_file() else None
 
 
+def torch_only(folder: Path) -> Path:
+    """The folder beside an artifact whose payloads need an engine, for one that needs torch alone."""
+    return folder.with_name(f"{folder.name}.torch")
+
+
+def read_artifacts(folder: Path) -> tuple[Artifact, ...]:
+    """Read the artifact of a folder and, if there is one for the same class and weights, the one
+    beside it that needs torch alone; best first.
+
+    Raises:
+        NotPublishedError, IntegrityError: see `Artifact.read`.
+    """
+    best, beside = Artifact.read(folder), torch_only(folder)
+    if not best.manifest.engines or not (beside / MANIFEST).is_file():
+        return (best,)
+    other = Artifact.read(beside)
+    return (best, other) if _origin(other) == _origin(best) else (best,)
+
+
+def _origin(artifact: Artifact) -> tuple[object, ...]:
+    manifest = artifact.manifest
+    return manifest.model, manifest.device_class, manifest.provenance.get("weights")
+
+
 def write_artifact(manifest: Manifest, staging: Path, dest: Path) -> Artifact:
     """Write the manifest into `staging`, and move that folder to `dest` atomically.
 

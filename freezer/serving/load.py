@@ -28,6 +28,7 @@ from freezer.artifact import (
     Manifest,
     Signatures,
     folder_of,
+    read_artifacts,
     read_keys,
     set_within,
 )
@@ -203,7 +204,7 @@ def _in_words(refusal: Refusal, images: Sequence[Image], selection: Selection) -
             f"; {slowdown(refused, selection.chosen.manifest(), selection.process.num_threads)}"
         )
     serves = selection.chosen.device_class
-    if selection.chosen.is_fallback:
+    if serves == refusal.rung:
         serves = f"{serves} ({selection.chosen.manifest().recipe.name}, which needs torch alone)"
     return f"{serves} serves instead of {refusal.rung}{slower}; refused: {refusal}"
 
@@ -260,19 +261,23 @@ def images_of(
         stack: owns the temporary folders of fetched artifacts.
     """
     if published is None:
-        folder = Path(reference)
-        artifact = Artifact.read(folder)
-        return (
-            Image(
-                device_class=artifact.manifest.device_class,
-                manifest=lambda: artifact.manifest,
-                manifest_bytes=partial(_manifest_bytes, artifact),
-                signatures=partial(Signatures.read, folder),
-                fetch=lambda _: artifact,
-            ),
-        )
+        return tuple(_folder_image(artifact) for artifact in read_artifacts(Path(reference)))
     store, version = published
-    return tuple(_store_image(store, version, name, stack) for name in version.images)
+    return tuple(
+        _store_image(store, version, name, rank, stack)
+        for name in version.images
+        for rank in range(len(version.images_of(name)))
+    )
+
+
+def _folder_image(artifact: Artifact) -> Image:
+    return Image(
+        device_class=artifact.manifest.device_class,
+        manifest=lambda: artifact.manifest,
+        manifest_bytes=partial(_manifest_bytes, artifact),
+        signatures=partial(Signatures.read, artifact.folder),
+        fetch=lambda _: artifact,
+    )
 
 
 def _only_older(store: Store, version: Version) -> dict[str, int]:
@@ -288,16 +293,16 @@ def _only_older(store: Store, version: Version) -> dict[str, int]:
     return {name: number for name, number in found.items() if name not in version.images}
 
 
-def _store_image(store: Store, version: Version, name: str, stack: ExitStack) -> Image:
+def _store_image(store: Store, version: Version, name: str, rank: int, stack: ExitStack) -> Image:
     def fetch(paths: Collection[str] | None) -> Artifact:
         scratch = stack.enter_context(scratch_folder())
-        return store.materialize(version, name, Path(scratch), paths=paths)
+        return store.materialize(version, name, Path(scratch), rank=rank, paths=paths)
 
     return Image(
         device_class=name,
-        manifest=partial(store.manifest, version, name),
-        manifest_bytes=partial(store.manifest_bytes, version, name),
-        signatures=partial(store.signatures, version, name),
+        manifest=partial(store.manifest, version, name, rank=rank),
+        manifest_bytes=partial(store.manifest_bytes, version, name, rank=rank),
+        signatures=partial(store.signatures, version, name, rank=rank),
         fetch=fetch,
         asked=Claims(model=version.model, version=version.number, device_class=name),
     )

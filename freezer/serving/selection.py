@@ -98,7 +98,8 @@ class Image:
         signatures: reads the signatures.
         asked: what a signature must vouch for; None for a folder.
         fetch: makes files available locally: those at some paths, or all.
-        is_fallback: whether this is the part of an artifact that needs torch alone.
+        is_fallback: whether this is the second part of an artifact of an earlier release, which needs
+            torch alone.
     """
 
     device_class: str
@@ -209,7 +210,9 @@ def select_image(
         UsageError: `options.device_class` is unknown.
     """
     machine, wanted = process.machine(), options.device_class
-    by_class = {image.device_class: image for image in images}
+    by_class: dict[str, list[Image]] = {}
+    for image in images:
+        by_class.setdefault(image.device_class, []).append(image)
     names = rungs(by_class, machine)
     aside: list[Refusal] = []
     refused: list[Refusal] = []
@@ -231,7 +234,7 @@ def select_image(
             lambda name: name not in by_class, rungs({**by_class, **(older or {})}, machine)
         )
         refused += [refuse_by_version(name, (older or {})[name]) for name in better]
-    runnable = tuple(by_class[name] for name in names)
+    runnable = tuple(image for name in names for image in by_class[name])
     return _first(
         Selection(
             process=process,

@@ -45,7 +45,7 @@ class ListedVersion:
         digest: of its index.
         published: when it was written to the store, in seconds since the epoch by the store's
             clock.
-        artifacts: by device class, sorted.
+        artifacts: artifacts sorted by device class, of each class best first.
     """
 
     model: str
@@ -100,11 +100,11 @@ def _listed_version(store: Store, model: str, tag: str) -> ListedVersion:
     tags = layout.tags()
     descriptor = tags[tag]
 
-    def artifact(name: str, image: Descriptor) -> ListedArtifact:
+    def artifact(image: Descriptor) -> ListedArtifact:
         content = layout.image(image)
         size_bytes = sum(item.size_bytes for item in (content.config, *content.layers))
         return ListedArtifact(
-            device_class=name,
+            device_class=image.device_class,
             digest=image.digest,
             size_bytes=size_bytes,
             signed=signature_tag(image) in tags,
@@ -120,5 +120,5 @@ def _listed_version(store: Store, model: str, tag: str) -> ListedVersion:
         ),
         digest=descriptor.digest,
         published=layout.modified(descriptor),
-        artifacts=tuple(artifact(name, image) for name, image in sorted(version.images.items())),
+        artifacts=tuple(artifact(image) for image in version.index),
     )

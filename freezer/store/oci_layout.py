@@ -52,6 +52,8 @@ DEVICE_CLASS = "dev.coldpress.device-class"
 MODEL = "dev.coldpress.model"
 VERSION = "dev.coldpress.version"
 SOURCE_KEY = "dev.coldpress.source-key"
+ENGINES = "dev.coldpress.engines"
+"""Annotation of an image that needs packages besides torch: their names, separated by commas."""
 TITLE = "org.opencontainers.image.title"
 TAG = "org.opencontainers.image.ref.name"
 INDEX = "index.json"
@@ -78,6 +80,11 @@ class Descriptor:
 
     def __post_init__(self) -> None:
         check_digest(self.digest)
+
+    @property
+    def device_class(self) -> str:
+        """Device class of an artifact's image; empty for other blobs."""
+        return self.annotations.get(DEVICE_CLASS, "")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -305,10 +312,13 @@ class Layout:
             "annotations": {DEVICE_CLASS: manifest.device_class, MODEL: self._model},
             **encode(OciImage(config=config, layers=layers)),
         }
+        annotations = {DEVICE_CLASS: manifest.device_class}
+        if manifest.engines:
+            annotations[ENGINES] = ",".join(manifest.engines)
         return replace(
             self._write_json(image, MEDIA_IMAGE),
             artifact_type=ARTIFACT_TYPE,
-            annotations={DEVICE_CLASS: manifest.device_class},
+            annotations=annotations,
             platform=(
                 {"architecture": "amd64", "os": "linux"}
                 if manifest.device_class.startswith("cpu-x86-64")
@@ -317,10 +327,14 @@ class Layout:
         )
 
     def write_index(
-        self, images: Mapping[str, Descriptor], *, version: int, source_key: str
+        self, images: Sequence[Descriptor], *, version: int, source_key: str
     ) -> Descriptor:
-        """Write the index of a version, whose image descriptors are given by device class, and
-        return its descriptor.
+        """Write the index of a version, and return its descriptor.
+
+        Args:
+            images: descriptors of the images, in the order of the index.
+            version: number of the version.
+            source_key: key of the source of all its artifacts.
         """
         index = {
             "schemaVersion": 2,
@@ -328,7 +342,7 @@ class Layout:
             "artifactType": ARTIFACT_TYPE,
             **encode(
                 OciIndex(
-                    manifests=tuple(images[name] for name in sorted(images)),
+                    manifests=tuple(images),
                     annotations={MODEL: self._model, VERSION: str(version), SOURCE_KEY: source_key},
                 )
             ),

@@ -5,9 +5,9 @@ torch.
     STORE/<model>/index.json             tags: one per version, and latest
     STORE/<model>/blobs/sha256/<digest>
 
-A version is an image index with one image manifest per device class, which the annotation
-`dev.coldpress.device-class` names. `latest` is the newest version, unless rolled back; for a class
-without a verdict on the newest source, it keeps the image it had. Blobs are written first,
+A version is an index of images. The annotation `dev.coldpress.device-class` names the device class
+of an image; a class has two where the better one needs an engine besides torch, best first.
+`latest` is the newest version, unless rolled back; for a class without a verdict on the newest source, it keeps the image it had. Blobs are written first,
 index.json last and atomically, so readers never see half a version.
 """
 
@@ -17,7 +17,7 @@ import hashlib
 import re
 import tempfile
 from base64 import b64encode
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,7 +58,6 @@ from freezer.store.oci_layout import (
     Descriptor,
     Layout,
     LocalFiles,
-    OciImage,
     OvertakenError,
 )
 
@@ -90,13 +89,22 @@ class Version:
     Attributes:
         number: counted from 1.
         source_key: identifies the source of all its artifacts.
-        images: OCI descriptors of the image manifests by device class.
+        index: descriptors of all image manifests, by device class and best first.
     """
 
     model: str
     number: int
     source_key: str
-    images: Mapping[str, Descriptor]
+    index: tuple[Descriptor, ...]
+
+    @property
+    def images(self) -> dict[str, Descriptor]:
+        """The best image of each device class."""
+        return {image.device_class: image for image in reversed(self.index)}
+
+    def images_of(self, device_class: str) -> tuple[Descriptor, ...]:
+        """All images of a device class, best first."""
+        return tuple(image for image in self.index if image.device_class == device_class)
 
 
 class Store:
@@ -181,7 +189,7 @@ class Store:
         if (
             not NUMBER.fullmatch(number)
             or source_key is None
-            or any(DEVICE_CLASS not in image.annotations for image in index.manifests)
+            or not all(image.device_class for image in index.manifests)
         ):
             where = f"{self.uri}: the index of {reference}"
             raise IntegrityError(
@@ -193,17 +201,28 @@ class Store:
                 f"{self.uri}: version {tag} of {model} is the index of version {number}; the store"
                 " was changed"
             )
-        images = {image.annotations[DEVICE_CLASS]: image for image in index.manifests}
-        return Version(model=model, number=int(number), source_key=source_key, images=images)
+        return Version(
+            model=model, number=int(number), source_key=source_key, index=index.manifests
+        )
 
-    def manifest(self, version: Version, device_class: str) -> Manifest:
-        """The manifest of one artifact."""
+    def manifest(self, version: Version, device_class: str, *, rank: int = 0) -> Manifest:
+        """The manifest of one artifact.
+
+        Args:
+            version: result of `version()`.
+            device_class: name of one of its classes.
+            rank: position of the artifact among those of the class, best first.
+        """
         origin = f"{version.model}:{version.number} for {device_class}"
-        return Manifest.from_bytes(self.manifest_bytes(version, device_class), origin=origin)
+        return Manifest.from_bytes(
+            self.manifest_bytes(version, device_class, rank=rank), origin=origin
+        )
 
-    def manifest_bytes(self, version: Version, device_class: str) -> bytes:
-        """The manifest.json of one artifact, byte for byte."""
-        return self.layout(version.model).blob(self._image(version, device_class).config)
+    def manifest_bytes(self, version: Version, device_class: str, *, rank: int = 0) -> bytes:
+        """The manifest.json of one artifact, byte for byte; see `manifest`."""
+        layout = self.layout(version.model)
+        image = layout.image(self._image(version, device_class, rank))
+        return layout.blob(image.config)
 
     def file(self, version: Version, item: FileRef | Payload) -> Path:
         """A verified local copy of one file of an artifact, read-only; a store in a folder gives
@@ -221,124 +240,115 @@ class Store:
             for digest in digests:
                 self.remote.cached(digest).unlink(missing_ok=True)
 
-    def pull(self, version: Version, device_class: str, dest: Path) -> Artifact:
+    def pull(self, version: Version, device_class: str, dest: Path, *, rank: int = 0) -> Artifact:
         """Copy one artifact into a folder and verify every digest.
 
         Args:
-            version: of `version()`.
-            device_class: one of its classes.
+            version, device_class, rank: see `manifest`.
             dest: a new or empty folder, or one that contains this artifact, which is kept.
 
         Raises:
             IntegrityError: a blob is damaged; `dest` is unchanged.
             UsageError: `dest` contains something else, or cannot be written.
         """
-        layout, manifest_bytes = (
-            self.layout(version.model),
-            self.manifest_bytes(version, device_class),
-        )
+        layout = self.layout(version.model)
+        manifest_bytes = self.manifest_bytes(version, device_class, rank=rank)
+        signatures = self.signatures(version, device_class, rank=rank)
         with _writing_to(dest):
             if dest.exists() and any(dest.iterdir()):
-                if (
-                    not (dest / MANIFEST).exists()
-                    or (dest / MANIFEST).read_bytes() != manifest_bytes
-                ):
+                known = dest / MANIFEST
+                if not known.exists() or known.read_bytes() != manifest_bytes:
                     raise UsageError(f"{dest} is not empty; name a new folder with --dest")
-                self._complete(version, device_class, dest)
+                _complete(dest, signatures)
                 return Artifact.read(dest)
             dest.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=f".{dest.name}-", dir=dest.parent) as scratch:
                 staging = Path(scratch) / "artifact"
-                for item in self.manifest(version, device_class).contents:
+                for item in self.manifest(version, device_class, rank=rank).contents:
                     layout.fetch(item.digest, staging / item.path)
                 (staging / MANIFEST).write_bytes(manifest_bytes)
-                self._complete(version, device_class, staging)
+                _complete(staging, signatures)
                 move(staging, dest)
             return Artifact.read(dest)
-
-    def _complete(self, version: Version, device_class: str, folder: Path) -> None:
-        """Verify a pulled folder and write its signatures."""
-        Artifact.read(folder).verify()
-        found = self.signatures(version, device_class)
-        if found is not None:
-            write_whole(folder / SIGNATURE, found.to_bytes(), mode=0o644)
 
     def materialize(
         self,
         version: Version,
         device_class: str,
-        scratch: Path,
+        folder: Path,
         *,
+        rank: int = 0,
         paths: Collection[str] | None = None,
     ) -> Artifact:
         """Make a read-only artifact folder of links to the store's blobs.
 
         Args:
-            version: of `version()`.
-            device_class: one of its classes.
-            scratch: an empty folder.
+            version, device_class, rank: see `manifest`.
+            folder: a new or empty folder.
             paths: the files to link; None links all.
         """
         layout = self.layout(version.model)
-        for item in self.manifest(version, device_class).contents:
+        folder.mkdir(parents=True, exist_ok=True)
+        for item in self.manifest(version, device_class, rank=rank).contents:
             if paths is None or item.path in paths:
-                path = scratch / item.path
+                path = folder / item.path
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.symlink_to(layout.local(digest=item.digest, size_bytes=item.size_bytes))
-        (scratch / MANIFEST).write_bytes(self.manifest_bytes(version, device_class))
-        return Artifact.read(scratch)
+        (folder / MANIFEST).write_bytes(self.manifest_bytes(version, device_class, rank=rank))
+        return Artifact.read(folder)
 
-    def signatures(self, version: Version, device_class: str) -> Signatures | None:
-        """The signatures of one artifact; None if it is not signed."""
-        self._image(version, device_class)
-        layout, image = self.layout(version.model), version.images[device_class]
-        found = layout.tags().get(signature_tag(image))
-        if found is None:
+    def signatures(
+        self, version: Version, device_class: str, *, rank: int = 0
+    ) -> Signatures | None:
+        """The signatures of one artifact, see `manifest`; None if it is not signed."""
+        image = self._image(version, device_class, rank)
+        layout = self.layout(version.model)
+        stored = layout.tags().get(signature_tag(image))
+        if stored is None:
             return None
+        origin = f"{self.uri}: the signature of {version.model}:{version.number}"
         signed = []
-        for layer in layout.image(found).layers:
+        for layer in layout.image(stored).layers:
             made = {
                 "payload": b64encode(layout.blob(layer)).decode(),
                 "signature": layer.annotations.get(ANNOTATION),
             }
-            signed.append(
-                decode(
-                    Signed,
-                    made,
-                    origin=f"{self.uri}: the signature of {version.model}:{version.number}",
-                )
-            )
+            signed.append(decode(Signed, made, origin=origin))
         return Signatures(image=layout.blob(image), signed=tuple(signed))
 
     def sign(self, version: Version, device_class: str, key: Path) -> bool:
-        """Verify and sign one artifact.
+        """Verify and sign the artifacts of a class.
 
         Args:
-            version: of `version()`.
-            device_class: one of its classes.
-            key: a private EC key on P-256, PEM.
+            version: result of `version()`.
+            device_class: name of one of its classes.
+            key: file of a private EC key on P-256, PEM.
 
         Returns:
-            False if the key has signed it before.
+            False if the key has signed all of them before.
 
         Raises:
             UsageError: the key cannot be used.
         """
-        layout = self.layout(version.model)
-        for item in self.manifest(version, device_class).contents:
+        self._image(version, device_class, 0)
+        ranks = range(len(version.images_of(device_class)))
+        signed = [self._sign(version, device_class, rank, key) for rank in ranks]
+        return any(signed)
+
+    def _sign(self, version: Version, device_class: str, rank: int, key: Path) -> bool:
+        layout, image = self.layout(version.model), self._image(version, device_class, rank)
+        for item in self.manifest(version, device_class, rank=rank).contents:
             self.file(version, item)
-        image = version.images[device_class]
         claims = Claims(model=version.model, version=version.number, device_class=device_class)
         new = signed_with(key, image_digest=image.digest, claims=claims)
 
         def write() -> bool:
-            before = self.signatures(version, device_class)
+            before = self.signatures(version, device_class, rank=rank)
             signed = before.signed if before is not None else ()
-            if any(one.payload == new.payload and is_by(one, key) for one in signed):
+            if any(known.payload == new.payload and is_by(known, key) for known in signed):
                 return False
-            layout.write_tags(
-                {**layout.tags(), signature_tag(image): layout.write_signatures((*signed, new))}
-            )
+            written = layout.write_signatures((*signed, new))
+            layout.write_tags({**layout.tags(), signature_tag(image): written})
             return True
 
         return self._written(version.model, write)
@@ -348,17 +358,17 @@ class Store:
         model: str,
         *,
         source_key: str,
-        artifacts: Mapping[str, Artifact],
-        carried: Mapping[str, Descriptor],
+        artifacts: Sequence[Artifact] = (),
+        carried: Sequence[Descriptor] = (),
         decided: Collection[str] = (),
     ) -> Version:
         """Publish a new version, unless it would equal the newest one.
 
         Args:
-            model: its name.
-            source_key: identifies the source of all its artifacts.
-            artifacts: new ones by device class; their folders are unchanged.
-            carried: image descriptors of the previous version to keep, by device class.
+            model: name of the model.
+            source_key: key of the source of all its artifacts.
+            artifacts: new artifacts, of each device class best first; their folders are unchanged.
+            carried: descriptors of images of the previous version to keep.
             decided: the classes for which `artifacts` and `carried` are the answer, also where they
                 have none. Other classes keep what serves them: of the newest version if its source
                 is the same; else only `latest` contains it.
@@ -373,55 +383,53 @@ class Store:
         if not NAME.fullmatch(model):
             raise UsageError(f"model {model!r}: a name must match {NAME.pattern}")
         layout = self.layout(model)
-        if (
-            not self._files.exact
-        ):  # upload large blobs before the lock, which must be held only briefly
+        if not self._files.exact:
+            # upload large blobs before the lock, which must be held only briefly
             with self._writing():
-                for artifact in artifacts.values():
+                for artifact in artifacts:
                     layout.write_files(artifact)
 
         def write() -> Version:
             layout.begin()
             tags, numbers = layout.tags(), self.versions(model)
             newest = self.version(f"{model}:{numbers[-1]}") if numbers else None
-            same_source = newest if newest is not None and newest.source_key == source_key else None
-            earlier = same_source.images if same_source else {}
-            images = {name: image for name, image in earlier.items() if name not in decided} | dict(
-                carried
-            )
-            number = (numbers[-1] if numbers else 0) + 1
-            for name, artifact in artifacts.items():
-                if same_source and name in earlier and self._contains(same_source, name, artifact):
-                    images[name] = same_source.images[name]
-                    layout.write_files(artifact)
-                else:
-                    images[name] = layout.write_image(artifact, version=number)
             before = self.version(model) if numbers else None
-            if same_source and earlier == images:
-                if before is not None and before.number < same_source.number:  # rolled back
-                    return same_source
-                number, descriptor = same_source.number, tags[str(same_source.number)]
+            same = newest if newest is not None and newest.source_key == source_key else None
+            number = numbers[-1] + 1 if numbers else 1
+            new = [self._stored(layout, artifact, same, number) for artifact in artifacts]
+            images = _merged(same.index if same else (), _merged(carried, new), decided)
+            if same is not None and same.index == images:
+                if before is not None and before.number < same.number:  # rolled back
+                    return same
+                number, descriptor = same.number, tags[str(same.number)]
             else:
                 descriptor = layout.write_index(images, version=number, source_key=source_key)
-            served = {
-                name: image
-                for name, image in (before.images if before else {}).items()
-                if name not in decided
-            } | images
-            latest = (
-                descriptor
-                if served == images
-                else layout.write_index(served, version=number, source_key=source_key)
-            )
+            served = _merged(before.index if before else (), images, decided)
+            latest = descriptor
+            if served != images:
+                latest = layout.write_index(served, version=number, source_key=source_key)
             changed = {str(number): descriptor, "latest": latest}
-            if any(
-                name not in tags or tags[name].digest != item.digest
-                for name, item in changed.items()
-            ):
+            digests = {tag: stored.digest for tag, stored in tags.items()}
+            if any(digests.get(tag) != stored.digest for tag, stored in changed.items()):
                 layout.write_tags({**tags, **changed})
-            return Version(model=model, number=number, source_key=source_key, images=images)
+            return Version(model=model, number=number, source_key=source_key, index=images)
 
         return self._written(model, write)
+
+    def _stored(
+        self, layout: Layout, artifact: Artifact, same: Version | None, number: int
+    ) -> Descriptor:
+        """The image of an artifact: the one that a version of the same source has, or a new one."""
+        manifest = replace(artifact.manifest, version=None)
+        device_class = manifest.device_class
+        if same is None:
+            return layout.write_image(artifact, version=number)
+        for rank, image in enumerate(same.images_of(device_class)):
+            known = self.manifest(same, device_class, rank=rank)
+            if replace(known, version=None).to_bytes() == manifest.to_bytes():
+                layout.write_files(artifact)
+                return image
+        return layout.write_image(artifact, version=number)
 
     def roll_back(self, model: str, number: int) -> Version:
         """Make `latest` an earlier version, and return that. Later ones stay; the next one that is
@@ -433,7 +441,8 @@ class Store:
         """
         version, layout = self.version(f"{model}:{number}"), self.layout(model)
         for device_class in version.images:
-            self.manifest(version, device_class)
+            for rank in range(len(version.images_of(device_class))):
+                self.manifest(version, device_class, rank=rank)
 
         def write() -> Version:
             tags = layout.tags()
@@ -459,22 +468,15 @@ class Store:
         except OSError as error:
             raise StoreUnreachableError(f"store {self.uri} cannot be written: {error}") from error
 
-    def _contains(self, version: Version, device_class: str, artifact: Artifact) -> bool:
-        found = [
-            replace(known, version=None).to_bytes()
-            for known in (self.manifest(version, device_class), artifact.manifest)
-        ]
-        return found[0] == found[1]
-
-    def _image(self, version: Version, device_class: str) -> OciImage:
-        descriptor = version.images.get(device_class)
-        if descriptor is None:
+    def _image(self, version: Version, device_class: str, rank: int) -> Descriptor:
+        images = version.images_of(device_class)
+        if rank >= len(images):
             known = ", ".join(sorted(version.images))
             raise NotPublishedError(
                 f"{version.model}:{version.number} has no artifact for {device_class}; it has:"
                 f" {known}"
             )
-        return self.layout(version.model).image(descriptor)
+        return images[rank]
 
     def layout(self, model: str) -> Layout:
         """The OCI image layout of a model, which may not be published."""
@@ -495,6 +497,22 @@ def _writing_to(dest: Path) -> Iterator[None]:
             f"--dest {dest} cannot be written: {error.strerror or error}; free space, or name"
             " another folder"
         ) from error
+
+
+def _complete(folder: Path, signatures: Signatures | None) -> None:
+    """Verify a pulled folder, and write its signatures."""
+    Artifact.read(folder).verify()
+    if signatures is not None:
+        write_whole(folder / SIGNATURE, signatures.to_bytes(), mode=0o644)
+
+
+def _merged(
+    earlier: Sequence[Descriptor], new: Sequence[Descriptor], decided: Collection[str] = ()
+) -> tuple[Descriptor, ...]:
+    """Images of a version with those of some classes replaced, sorted by class."""
+    replaced = {*decided, *(image.device_class for image in new)}
+    images = [image for image in earlier if image.device_class not in replaced]
+    return tuple(sorted((*images, *new), key=lambda image: image.device_class))
 
 
 def signature_tag(image: Descriptor) -> str:

@@ -60,6 +60,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ResNetModel(config).eval(), folder, name="resnet18", num_threads=THREADS
     )
     Store.open(str(folder / "store"), create=True).publish(
-        "resnet18", source_key="test", artifacts=artifacts, carried={}
+        "resnet18", source_key="test", artifacts=list(artifacts.values())
     )
     return folder / "store"

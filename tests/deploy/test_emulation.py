@@ -107,9 +107,7 @@ def test_the_loader_chooses_the_best_class_of_the_emulated_cpu(
     stores = []
     for name, classes in (("full", (V4, V3, "portable")), ("few", (V4, "portable"))):
         store = Store.open(str(tmp_path / name), create=True)
-        store.publish(
-            "conv", source_key="key", artifacts={at: artifacts[at] for at in classes}, carried={}
-        )
+        store.publish("conv", source_key="key", artifacts=[artifacts[at] for at in classes])
         stores.append(store.root)
     done = on_haswell(DEPLOY, *stores, THREADS)
     assert done.returncode == 0, done.stderr

@@ -104,7 +104,7 @@ def test_a_pulled_artifact_runs_without_a_compiler(
 ) -> None:
     store, name = tmp_path / "store", inductor.artifact.manifest.device_class
     Store.open(str(store), create=True).publish(
-        "conv", source_key="test", artifacts={name: inductor.artifact}, carried={}
+        "conv", source_key="test", artifacts=[inductor.artifact]
     )
     pulled = run(
         deployed, tmp_path, "coldpress", "pull", "conv", "--store", str(store), "--dest", "pulled"
@@ -128,7 +128,7 @@ def test_a_pulled_artifact_runs_without_a_compiler(
 def test_doctor_and_list_need_the_wheel_alone(deployed: Path, tmp_path: Path) -> None:
     artifact = write_plain_artifact(tmp_path / "one")
     Store.open(str(tmp_path / "store"), create=True).publish(
-        "tiny", source_key="test", artifacts={PORTABLE: artifact}, carried={}
+        "tiny", source_key="test", artifacts=[artifact]
     )
     listed = run(deployed, tmp_path, "coldpress", "list")
     assert (listed.returncode, listed.stdout.split()[7:9]) == (0, ["tiny", "1"]), listed.stderr

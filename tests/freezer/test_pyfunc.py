@@ -226,7 +226,7 @@ def test_damaged_artifacts_are_refused(artifact: Artifact, tmp_path: Path) -> No
 
 def test_a_changed_store_is_refused(artifact: Artifact, tmp_path: Path) -> None:
     store = Store.open(str(tmp_path / "store"), create=True)
-    version = store.publish("model", source_key="k", artifacts={"portable": artifact}, carried={})
+    version = store.publish("model", source_key="k", artifacts=[artifact])
     folder = tmp_path / "registered"
     folder.mkdir()
     pointer = {

@@ -321,8 +321,7 @@ def test_a_version_serves_gpu_and_cpu(
     store.publish(
         "mlp",
         source_key="key",
-        artifacts={gpu_class: mlp.artifact, "portable": portable.artifact},
-        carried={},
+        artifacts=[mlp.artifact, portable.artifact],
     )
     for device, device_class in ((None, gpu_class), ("cpu", "portable")):
         loaded = freezer.load("mlp", store=str(store.root), device=device)

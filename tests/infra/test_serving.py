@@ -101,9 +101,7 @@ def json_of(tensor: Tensor) -> bytes:
 
 
 def publish(store: Store, artifact: Artifact) -> None:
-    store.publish(
-        "mlp", source_key=artifact.manifest.verdict, artifacts={HERE: artifact}, carried={}
-    )
+    store.publish("mlp", source_key=artifact.manifest.verdict, artifacts=[artifact])
 
 
 def other_artifact(frozen: Frozen, folder: Path) -> Artifact:
@@ -145,7 +143,7 @@ def test_answers_equal_those_of_the_loaded_model(service: Service, published: St
 
 def test_native_runtime_answers_both_forms(inductor: Frozen, tmp_path: Path) -> None:
     store, x = Store.open(str(tmp_path), create=True), random_inputs(2, 3, 16, 16)
-    store.publish("conv", source_key="key", artifacts={HERE: inductor.artifact}, carried={})
+    store.publish("conv", source_key="key", artifacts=[inductor.artifact])
     expected = freezer.load("conv", store=store.uri)(x)
     with serving(store, "conv", runtime="native") as native:
         wait_until(lambda: native.serves(1), "version 1 serves")
@@ -302,11 +300,8 @@ def test_changes_of_other_classes_load_nothing(
         wait_until(lambda: started.serves(1), "version 1 serves")
         assert started.server.loaded is not None
         model = started.server.loaded.model
-        version, other = (
-            store.version("mlp"),
-            {"portable": other_artifact(portable, tmp_path / "other")},
-        )
-        store.publish("mlp", source_key=version.source_key, artifacts=other, carried=version.images)
+        version, other = store.version("mlp"), [other_artifact(portable, tmp_path / "other")]
+        store.publish("mlp", source_key=version.source_key, artifacts=other, carried=version.index)
         wait_until(lambda: started.serves(2), "version 2 is named")
         assert started.server.loaded.model is model
         assert started.metric("reloads_total", outcome="ok") == 1
@@ -316,8 +311,8 @@ def test_a_class_of_an_earlier_source_serves(
     store: Store, portable: Frozen, tmp_path: Path
 ) -> None:
     """Only `latest` contains it, not the newest version itself."""
-    other = {"portable": other_artifact(portable, tmp_path / "other")}
-    store.publish("mlp", source_key="another", artifacts=other, carried={})
+    other = [other_artifact(portable, tmp_path / "other")]
+    store.publish("mlp", source_key="another", artifacts=other)
     assert HERE not in store.version("mlp:2").images
     with serving(store) as started:
         wait_until(lambda: started.serves(2), "the artifact of version 1 serves")

@@ -285,7 +285,7 @@ def test_kept_previous_is_finished_until_something_changes(
         == "was kept-previous; judging again because --allow-regression was given"
     )
     assert allowed.items[1].finished is not None
-    store.publish("mlp", source_key="other", artifacts={HERE: regated(scripted)}, carried={})
+    store.publish("mlp", source_key="other", artifacts=[regated(scripted)])
     assert plan(**slower).items[0].why == "was kept-previous, and another artifact serves now"
 
 

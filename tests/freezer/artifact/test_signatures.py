@@ -110,10 +110,8 @@ def test_a_signature_binds_model_version_and_class(store: Store, pair: tuple[Pat
         match=f"got a signature of mlp:1 for {HERE}, expected one of digits:1 for {HERE}",
     ):
         freezer.load("digits", store=where, trusted_keys=[public])
-    swapped = {
-        HERE: replace(version.images["portable"], annotations=version.images[HERE].annotations)
-    }
-    store.publish("mlp", source_key="other", artifacts={}, carried=swapped)
+    swapped = [replace(version.images["portable"], annotations=version.images[HERE].annotations)]
+    store.publish("mlp", source_key="other", carried=swapped)
     with pytest.raises(
         IncompatibleError,
         match=f"got a signature of mlp:1 for portable, expected one of mlp:2 for {HERE}",
@@ -124,7 +122,7 @@ def test_a_signature_binds_model_version_and_class(store: Store, pair: tuple[Pat
 def test_rollback_is_refused(store: Store, pair: tuple[Path, Path]) -> None:
     private, public = pair
     where, version = str(store.root), store.version("mlp")
-    second = store.publish("mlp", source_key="other", artifacts={}, carried=version.images)
+    second = store.publish("mlp", source_key="other", carried=version.index)
     assert [store.sign(item, HERE, private) for item in (version, second, second)] == [
         True,
         True,

@@ -37,7 +37,7 @@ def artifact(tmp_path: Path) -> Artifact:
 def folder(tmp_path: Path, artifact: Artifact) -> Path:
     """A store with one model."""
     store = Store.open(str(tmp_path / "store"), create=True)
-    store.publish("tiny", source_key="key", artifacts={"portable": artifact}, carried={})
+    store.publish("tiny", source_key="key", artifacts=[artifact])
     return store.root
 
 
@@ -50,9 +50,7 @@ def test_a_folder_is_left_unchanged(folder: Path) -> None:
 
 
 def test_a_bucket_is_left_unchanged(bucket: str, s3_address: str, artifact: Artifact) -> None:
-    Store.open(bucket).publish(
-        "tiny", source_key="key", artifacts={"portable": artifact}, carried={}
-    )
+    Store.open(bucket).publish("tiny", source_key="key", artifacts=[artifact])
     before = objects(s3_address, bucket.removeprefix("s3://"))
     found = findings(bucket)
     assert {name: item.level for name, item in found.items()} == {

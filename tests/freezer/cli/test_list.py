@@ -38,10 +38,10 @@ def fill(uri: str, artifacts: dict[str, Artifact]) -> Store:
     with a long name.
     """
     store = Store.open(uri, create=True)
-    store.publish("tiny", source_key="one", artifacts=artifacts, carried={})
-    portable = {"portable": artifacts["portable"]}
-    store.publish("tiny", source_key="two", artifacts=portable, carried={}, decided=["portable"])
-    store.publish(LONG, source_key="one", artifacts=portable, carried={})
+    store.publish("tiny", source_key="one", artifacts=list(artifacts.values()))
+    portable = [artifacts["portable"]]
+    store.publish("tiny", source_key="two", artifacts=portable, decided=["portable"])
+    store.publish(LONG, source_key="one", artifacts=portable)
     return store
 
 

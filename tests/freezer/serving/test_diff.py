@@ -73,8 +73,7 @@ def diffed(folder: Path, *artifacts: Artifact) -> Difference:
     store.publish(
         "mlp",
         source_key="key",
-        artifacts={item.manifest.device_class: item for item in artifacts},
-        carried={},
+        artifacts=artifacts,
     )
     found = diff("mlp", store=str(store.root))
     assert matrix(found).row_count == len(found.classes)

@@ -54,7 +54,7 @@ def packed(
 
 def store_of(folder: Path, artifacts: Mapping[str, Artifact]) -> Store:
     store = Store.open(str(folder / "store"), create=True)
-    store.publish("mlp", source_key="key", artifacts=artifacts, carried={})
+    store.publish("mlp", source_key="key", artifacts=list(artifacts.values()))
     return store
 
 
@@ -293,17 +293,14 @@ def test_payloads_for_more_threads_are_refused(
 
 
 def test_strict_refuses_a_class_of_an_older_version(store: Store, portable: Frozen) -> None:
-    store.publish(
-        "mlp", source_key="another", artifacts={"portable": portable.artifact}, carried={}
-    )
+    store.publish("mlp", source_key="another", artifacts=[portable.artifact])
     assert freezer.load("mlp", store=str(store.root), strict=True).ladder == (), (
         "latest keeps the class of version 1"
     )
     store.publish(
         "mlp",
         source_key="third",
-        artifacts={"portable": portable.artifact},
-        carried={},
+        artifacts=[portable.artifact],
         decided=[HERE],
     )
     for reference in ("mlp:2", "mlp"):

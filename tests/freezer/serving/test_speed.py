@@ -147,7 +147,7 @@ def test_a_missing_portable_artifact_raises(
     with pytest.raises(UsageError, match="was made of other weights than"):
         check_same_weights(inductor.artifact.folder, inductor.artifact.manifest, portable.artifact)
     alone = Store.open(str(tmp_path / "alone"), create=True)
-    alone.publish("mlp", source_key="key", artifacts={HERE: scripted.artifact}, carried={})
+    alone.publish("mlp", source_key="key", artifacts=[scripted.artifact])
     with pytest.raises(
         UsageError, match=f"mlp has no portable artifact to compare with; published are {HERE}"
     ):
@@ -186,8 +186,7 @@ def test_speed_raises_if_the_best_is_refused(
     store.publish(
         "conv",
         source_key="key",
-        artifacts={HERE: inductor.artifact, "portable": portable.artifact},
-        carried={},
+        artifacts=[inductor.artifact, portable.artifact],
     )
     assert freezer.verify("conv", store=str(store.root), threads=1).device_class == "portable"
     with pytest.raises(

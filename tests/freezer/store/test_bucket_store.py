@@ -45,14 +45,14 @@ def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def mlp(bucket: str, scripted: Frozen, portable: Frozen) -> str:
     """The URI of a store in a bucket that holds `mlp`."""
-    made = {HERE: scripted.artifact, "portable": portable.artifact}
-    Store.open(bucket).publish("mlp", source_key="key", artifacts=made, carried={})
+    made = [scripted.artifact, portable.artifact]
+    Store.open(bucket).publish("mlp", source_key="key", artifacts=made)
     return bucket
 
 
 def publish(store: Store, *artifacts: Artifact, key: str = "key") -> Version:
-    made = {artifact.manifest.device_class: artifact for artifact in artifacts}
-    return store.publish("tiny", source_key=key, artifacts=made, carried={}, decided=set(made))
+    decided = {artifact.manifest.device_class for artifact in artifacts}
+    return store.publish("tiny", source_key=key, artifacts=artifacts, decided=decided)
 
 
 def payload_of(place: str, artifact: Artifact, model: str = "tiny") -> str:
@@ -303,7 +303,7 @@ store, artifact = Store.open(sys.argv[1]), Artifact.read(Path(sys.argv[2]))
 name = artifact.manifest.device_class
 print("ready", flush=True)
 sys.stdin.readline()
-print(store.publish("tiny", source_key="key", artifacts={name: artifact}, carried={}, decided={name}).number)
+print(store.publish("tiny", source_key="key", artifacts=[artifact], decided={name}).number)
 """
 
 
@@ -446,8 +446,8 @@ def test_a_store_in_a_google_bucket(
     gs: str, scripted: Frozen, portable: Frozen, one: Artifact, tmp_path: Path
 ) -> None:
     store = Store.open(gs)
-    made = {HERE: scripted.artifact, "portable": portable.artifact}
-    version = store.publish("mlp", source_key="key", artifacts=made, carried={})
+    made = [scripted.artifact, portable.artifact]
+    version = store.publish("mlp", source_key="key", artifacts=made)
     publish(store, one)
     assert store.models() == ["mlp", "tiny"]
     assert store.version("mlp") == version

@@ -251,7 +251,7 @@ def test_golden_files_of_another_shape(
         with pytest.raises(IncompatibleError, match="portable: tampered"):
             freezer.load(artifact.folder)
     store = Store.open(str(tmp_path / "store"), create=True)
-    store.publish("mlp", source_key="key", artifacts={"portable": artifact}, carried={})
+    store.publish("mlp", source_key="key", artifacts=[artifact])
     if path == OWN_OUTPUTS and change is no_set:
         assert "outputs are missing" in diff("mlp", store=str(store.root)).notes[0]
     else:

@@ -9,7 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -22,7 +22,7 @@ from freezer.codec import encode
 from freezer.errors import IntegrityError, NotPublishedError, StoreUnreachableError, UsageError
 from freezer.files import digest_bytes
 from freezer.store import Descriptor, Store, Version, versions_of
-from freezer.store.oci_layout import Layout, OciImage
+from freezer.store.oci_layout import DEVICE_CLASS, Layout, OciImage
 from tests.support.steps import flip_a_byte, write_plain_artifact
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
@@ -41,9 +41,10 @@ def empty(tmp_path: Path) -> Store:
     return Store.open(str(tmp_path / "store"), create=True)
 
 
-def publish(store: Store, *artifacts: Artifact, key: str = "key", carried: Any = None) -> Version:
-    made = {artifact.manifest.device_class: artifact for artifact in artifacts}
-    return store.publish("tiny", source_key=key, artifacts=made, carried=carried or {})
+def publish(
+    store: Store, *artifacts: Artifact, key: str = "key", carried: Sequence[Descriptor] = ()
+) -> Version:
+    return store.publish("tiny", source_key=key, artifacts=artifacts, carried=carried)
 
 
 def blob(store: Store, descriptor: Any) -> Any:
@@ -128,10 +129,10 @@ def test_publishing_nothing_new_keeps_a_rollback(
     publish(empty, one)
     newest = publish(empty, one, two)
     first = empty.roll_back("tiny", 1)
-    assert publish(empty, carried=newest.images) == publish(empty, one, two) == newest
+    assert publish(empty, carried=newest.index) == publish(empty, one, two) == newest
     assert empty.version("tiny") == first
     empty.roll_back("tiny", 2)
-    assert publish(empty, carried=newest.images) == empty.version("tiny") == newest
+    assert publish(empty, carried=newest.index) == empty.version("tiny") == newest
 
 
 def test_a_damaged_version_is_not_rolled_back_to(
@@ -163,7 +164,7 @@ def test_unchanged_images_are_carried_over(
 ) -> None:
     first = publish(empty, one, two)
     newer = write_plain_artifact(tmp_path / "newer", b"newer", device_class=V4)
-    second = publish(empty, newer, carried={"portable": first.images["portable"]})
+    second = publish(empty, newer, carried=first.images_of("portable"))
     assert second.number == 2
     assert second.images["portable"] == first.images["portable"]
     assert second.images[V4] != first.images[V4]
@@ -182,7 +183,7 @@ def test_publish_rejects_a_damaged_artifact(empty: Store, one: Artifact) -> None
 @pytest.mark.parametrize("name", ["", "Upper", "a/b", "..", ".hidden", "a--b", "a b", "-a", "a:1"])
 def test_publish_rejects_bad_names(empty: Store, one: Artifact, name: str) -> None:
     with pytest.raises(UsageError, match="a name must match"):
-        empty.publish(name, source_key="key", artifacts={"portable": one}, carried={})
+        empty.publish(name, source_key="key", artifacts=[one])
 
 
 # What is read
@@ -368,7 +369,7 @@ def test_paths_outside_the_folder_are_rejected(empty: Store, one: Artifact, tmp_
     files = (replace(manifest.files[0], path="../../climbed"),)
     config = put(empty, replace(manifest, files=files).to_bytes())
     image = put(empty, json.dumps(encode(OciImage(config=config, layers=()))).encode())
-    forged = replace(version, images={"portable": image})
+    forged = replace(version, index=(replace(image, annotations={DEVICE_CLASS: "portable"}),))
     for read in (empty.pull, empty.materialize):
         with pytest.raises(
             IntegrityError,
@@ -398,7 +399,7 @@ def killed(source, dest):
         os.kill(os.getpid(), signal.SIGKILL)
     replace(source, dest)
 os.replace = killed
-store.publish("tiny", source_key="new key", artifacts={"portable": artifact}, carried={})
+store.publish("tiny", source_key="new key", artifacts=[artifact])
 """
 )
 

@@ -346,8 +346,7 @@ def test_a_rollback_stays_in_mlflow(empty: Store, uri: str, artifacts: dict[str,
     empty.publish(
         "first",
         source_key="sha256:" + "9" * 64,
-        artifacts={HERE: artifacts[HERE]},
-        carried={},
+        artifacts=[artifacts[HERE]],
         decided={HERE},
     )
     assert (empty.version("first").number, empty.version("first").images["portable"].digest) == (

@@ -276,9 +276,7 @@ def test_a_reference_leaves_the_artifact_in_its_store(
     projection: Projection, artifact: Artifact, tmp_path: Path
 ) -> None:
     store = Store.open(str(tmp_path / "store"), create=True)
-    version = store.publish(
-        "referred", source_key="k", artifacts={"portable": artifact}, carried={}
-    )
+    version = store.publish("referred", source_key="k", artifacts=[artifact])
     item = outcome(
         "referred", artifact=str(version.images["portable"].digest), version=version.number
     )

@@ -62,9 +62,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     result = judged(store, "fast")
     assert (result.verdict, result.previous) == ("published", None), result.reason
     artifact = Artifact.read(judged_folder(store, "fast", "busy") / "artifact")
-    Store.open(str(store)).publish(
-        "busy", source_key="fast", artifacts={HERE: artifact}, carried={}
-    )
+    Store.open(str(store)).publish("busy", source_key="fast", artifacts=[artifact])
     return store
 
 
@@ -91,9 +89,7 @@ def test_slower_artifact_does_not_replace(store: Path) -> None:
 
 def test_damaged_artifact_is_replaced(store: Path, tmp_path: Path) -> None:
     artifact = Artifact.read(judged_folder(store, "fast", "busy") / "artifact")
-    Store.open(str(tmp_path)).publish(
-        "busy", source_key="fast", artifacts={HERE: artifact}, carried={}
-    )
+    Store.open(str(tmp_path)).publish("busy", source_key="fast", artifacts=[artifact])
     (payload,) = artifact.manifest.payloads
     flip_a_byte(tmp_path / "busy" / "blobs" / "sha256" / payload.digest.removeprefix("sha256:"))
     replacing = judged(tmp_path, "slow", work=60)
