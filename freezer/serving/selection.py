@@ -98,8 +98,8 @@ class Image:
         signatures: reads the signatures.
         asked: what a signature must vouch for; None for a folder.
         fetch: makes files available locally: those at some paths, or all.
-        is_fallback: whether this is the second part of an artifact of an earlier release, which needs
-            torch alone.
+        is_fallback: whether this is the second part of an artifact of an earlier release, which
+            needs torch alone.
     """
 
     device_class: str

@@ -7,8 +7,9 @@ torch.
 
 A version is an index of images. The annotation `dev.coldpress.device-class` names the device class
 of an image; a class has two where the better one needs an engine besides torch, best first.
-`latest` is the newest version, unless rolled back; for a class without a verdict on the newest source, it keeps the image it had. Blobs are written first,
-index.json last and atomically, so readers never see half a version.
+`latest` is the newest version, unless rolled back; for a class without a verdict on the newest
+source, it keeps the images it had. Blobs are written first, index.json last and atomically, so
+readers never see half a version.
 """
 
 from __future__ import annotations
