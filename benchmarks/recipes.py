@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.pages import markdown_table
+from freezer.artifact import Measured
 from freezer.store import Store
 from pipeline.ledger import ledger_folder, read_rows
-from pipeline.records import SKIPPED, CandidateReport, Figures, Outcome
+from pipeline.records import SKIPPED, CandidateReport, Outcome
 
 HEAD = (
     "model",
@@ -71,13 +72,13 @@ def _cells(outcome: Outcome, candidate: CandidateReport) -> Iterator[str]:
     )
 
 
-def ratio_cell(figures: Figures) -> str:
+def ratio_cell(figures: Measured) -> str:
     """The error ratio."""
-    ratio = (figures.drift or {}).get("error_ratio")
+    ratio = figures.drift.error_ratio
     return "" if ratio is None else f"{ratio:.2f}"
 
 
-def speedup_cell(figures: Figures) -> str:
+def speedup_cell(figures: Measured) -> str:
     """The speedup with its interval."""
     interval = figures.speedup_ci
     return (

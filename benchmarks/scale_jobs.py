@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from freezer.artifact import MANIFEST, Artifact
+from freezer.artifact import MANIFEST, Artifact, Measured, MeasuredDrift, MeasuredLatency
 from freezer.files import link_or_copy
 from freezer.hardware import PORTABLE, best_level, detect
 from freezer.spec import SamplingPolicy
@@ -21,7 +21,7 @@ from pipeline.catalog import read_catalog
 from pipeline.config import Config
 from pipeline.ledger import Ledger
 from pipeline.planning import FileDigests, FinishedWork, Plan, PlanRequest, make_plan
-from pipeline.records import ClassFacts, Event, Figures, LiveFigures, flat_json
+from pipeline.records import ClassFacts, Event, LiveFigures, flat_json
 from pipeline.reporting import ItemWork
 from pipeline.run import run
 from pipeline.scheduling import executor, queue
@@ -228,9 +228,9 @@ def idle_judge(request: JudgeRequest) -> JudgeResult:
         reason="not judged",
         has_artifact=True,
         recipe=next(iter(request.builds)),
-        figures=Figures(
-            drift={"error_ratio": 1.0, "max_abs_err": 1e-6, "sqnr_db": 120.0, "margin": 3.0},
-            latency_ms={"eager_p50": 1.0, "p50": 0.5, "p90": None, "p99": None},
+        figures=Measured(
+            drift=MeasuredDrift(error_ratio=1.0, max_abs_err=1e-6, sqnr_db=120.0, margin=3.0),
+            latency_ms=MeasuredLatency(eager_p50=1.0, p50=0.5, p90=None, p99=None),
             speedup=2.0,
             speedup_ci=(1.9, 2.1),
         ),

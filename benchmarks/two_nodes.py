@@ -84,8 +84,8 @@ def _cells(outcome: Outcome) -> Iterator[str]:
         outcome.recipe or "",
         speedup_cell(outcome.figures),
     )
-    for key in ("eager_p50", "p50"):
-        value = (outcome.figures.latency_ms or {}).get(key)
+    latency_ms = outcome.figures.latency_ms
+    for value in (latency_ms.eager_p50, latency_ms.p50):
         yield "" if value is None else f"{value:.3g}"
     yield from (ratio_cell(outcome.figures), f"{outcome.build_s:.1f}", f"{outcome.judge_s:.1f}")
 

@@ -9,13 +9,13 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from freezer.artifact import Artifact, read_artifacts
+from freezer.artifact import UNMEASURED, Artifact, read_artifacts
 from freezer.errors import IntegrityError, NotPublishedError, StoreUnreachableError
 from freezer.hardware import PORTABLE, device_class
 from freezer.store import Descriptor, Store, Version
 from pipeline.ledger import Draft, Ledger
 from pipeline.planning import Item, Plan
-from pipeline.records import UNMEASURED, Failure, Outcome
+from pipeline.records import Failure, Outcome
 from pipeline.workspace import judged_name, workplace
 
 KEPT = ("unstable", "failed", "rejected", "kept-previous")

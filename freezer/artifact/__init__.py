@@ -65,6 +65,12 @@ from freezer.artifact.manifest import (
     engines_of,
     version_tuple,
 )
+from freezer.artifact.measured import (
+    UNMEASURED,
+    Measured,
+    MeasuredDrift,
+    MeasuredLatency,
+)
 from freezer.artifact.payload_selection import (
     counts_of,
     is_exact,
@@ -141,6 +147,10 @@ __all__ = [
     "Payload",
     "PayloadKind",
     "PointFigures",
+    "UNMEASURED",
+    "Measured",
+    "MeasuredDrift",
+    "MeasuredLatency",
     "PointVerdict",
     "PreservedName",
     "PreviousRecord",

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from freezer.artifact import (
+    UNMEASURED,
     FreezingRecord,
     FreezingReport,
+    Measured,
     PreviousRecord,
     Tradeoff,
 )
@@ -46,6 +48,9 @@ _REPORTED = (
     *("drift", "latency_ms", "artifact", "version", "build_s", "judge_s"),
 )
 """Keys of the record in `--json`, in order."""
+
+_NESTED = ("drift", "latency_ms")
+"""Measurements that are objects in stored rows, or null where nothing was measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,26 +112,6 @@ class FinishedBuild:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Figures:
-    """Speed and drift of one candidate; None where nothing was measured.
-
-    Attributes:
-        speedup: over eager, at the deciding thread count and the first point.
-        speedup_ci: its 95% confidence interval.
-        drift: `error_ratio`, `max_abs_err`, `sqnr_db`, `margin`.
-        latency_ms: `p50`, `p90`, `p99`; of an outcome also `eager_p50`.
-    """
-
-    speedup: float | None = None
-    speedup_ci: tuple[float, float] | None = None
-    drift: Mapping[str, float | None] | None = None
-    latency_ms: Mapping[str, float | None] | None = None
-
-
-UNMEASURED = Figures()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class OutputDrift:
     """Drift of one output in one input set: the worst of all payloads and thread counts.
 
@@ -175,7 +160,7 @@ class CandidateReport:
     build_s: float = 0.0
     size_bytes: int = 0
     num_payloads: int = 0
-    figures: Figures = UNMEASURED
+    figures: Measured = UNMEASURED
     task_metric: float | None = None
     warnings: tuple[str, ...] = ()
     lowering: str | None = None
@@ -241,7 +226,7 @@ class Outcome:
     cached: bool = False
     recipe: str | None = None
     failure: Failure | None = None
-    figures: Figures = UNMEASURED
+    figures: Measured = UNMEASURED
     clock: Clock = field(default="wall", metadata=written_if(lambda self: self.clock != "wall"))
     artifact: str | None = None
     version: int | None = None
@@ -323,20 +308,13 @@ class Outcome:
 
     def for_json_report(self) -> dict[str, Any]:
         """Return the record of docs/contract.md's `--json`."""
-        data, drift, latency = self.to_json(), self.figures.drift, self.figures.latency_ms
+        data = self.to_json()
+        latency_ms = data["latency_ms"]
+        if latency_ms:
+            latency_ms = {"eager_p50": None, "p50": None, "p90": None, "p95": None} | latency_ms
         return {name: data[name] for name in _REPORTED} | {
             "reason": self.coded_reason,
-            "drift": {
-                name: drift.get(name)
-                for name in ("error_ratio", "max_abs_err", "sqnr_db", "margin")
-            }
-            if drift
-            else None,
-            "latency_ms": {
-                name: latency.get(name) for name in ("eager_p50", "p50", "p90", "p95", "p99")
-            }
-            if latency
-            else None,
+            "latency_ms": latency_ms,
             "objective": self.objective,
             "pareto": [encode(one) for one in self.pareto],
             "warnings": list(self.warnings),
@@ -345,13 +323,16 @@ class Outcome:
 
 
 def flat_json(record: Any) -> dict[str, Any]:
-    """Return the JSON form of an Outcome or JudgeResult, with failure and figures flat; `reason` is
-    the failure's message.
+    """Return the JSON form of an Outcome or JudgeResult, with failure and measurements flat;
+    `reason` is the failure's message.
     """
     data = encode(record) | failure_to_json(record.failure)
     del data["message"]
-    for item in (data, *data["candidates"]):
-        item.update(item.pop("figures"))
+    for part in (data, *data["candidates"]):
+        part.update(part.pop("figures"))
+        for name in _NESTED:
+            if all(value is None for value in part[name].values()):
+                part[name] = None
     return data
 
 
@@ -360,5 +341,12 @@ def nested_json(data: Mapping[str, Any]) -> dict[str, Any]:
     each part gets the whole.
     """
     failure = {**data, "message": data["reason"]} if data["failure"] else None
-    candidates = [{**item, "figures": item} for item in data["candidates"]]
-    return {**data, "failure": failure, "figures": data, "candidates": candidates}
+    candidates = [{**part, "figures": _measured_json(part)} for part in data["candidates"]]
+    figures = _measured_json(data)
+    return {**data, "failure": failure, "figures": figures, "candidates": candidates}
+
+
+def _measured_json(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON form of `Measured` in a stored row, where None means not measured."""
+    names = ("speedup", "speedup_ci", *_NESTED)
+    return {name: part[name] for name in names if part.get(name) is not None}

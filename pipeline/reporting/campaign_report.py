@@ -310,9 +310,8 @@ def _cells(outcome: Outcome) -> dict[str, Text | str]:
         outcome.verdict if outcome.failure is None else f"{outcome.verdict}: {outcome.failure.kind}"
     )
     figures = outcome.figures
-    latency, drift = figures.latency_ms or {}, figures.drift or {}
-    p50, eager = latency.get("p50"), latency.get("eager_p50")
-    ratio = drift.get("error_ratio")
+    p50, eager = figures.latency_ms.p50, figures.latency_ms.eager_p50
+    ratio = figures.drift.error_ratio
     ci = f" ({figures.speedup_ci[0]:.2f}-{figures.speedup_ci[1]:.2f})" if figures.speedup_ci else ""
     return {
         "model": outcome.model,

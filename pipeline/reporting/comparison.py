@@ -137,7 +137,7 @@ def _kind(before: Outcome | None, after: Outcome | None) -> tuple[ChangeKind, st
 
 def _more_drift(before: Outcome, after: Outcome) -> str:
     """The growth of the error ratio in words; empty if it did not grow by more than MORE_DRIFT."""
-    old, new = ((one.figures.drift or {}).get("error_ratio") for one in (before, after))
+    old, new = (one.figures.drift.error_ratio for one in (before, after))
     if old is None or new is None or new <= MORE_DRIFT * max(old, 1.0):
         return ""
     return f"error ratio {new:.2f}, was {old:.2f}"

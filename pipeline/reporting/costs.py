@@ -78,10 +78,10 @@ def _served_ms(outcome: Outcome) -> float | None:
     """Median latency of what serves; with `kept-eager` that of eager, which the captured program
     equals about.
     """
-    latency_ms, previous = outcome.figures.latency_ms or {}, outcome.previous
+    latency_ms, previous = outcome.figures.latency_ms, outcome.previous
     served = {
-        "published": latency_ms.get("p50"),
-        "kept-eager": latency_ms.get("eager_p50"),
+        "published": latency_ms.p50,
+        "kept-eager": latency_ms.eager_p50,
         "kept-previous": previous.p50_ms if previous else None,
     }
     return served.get(outcome.verdict)

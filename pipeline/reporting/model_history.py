@@ -64,7 +64,7 @@ def _figures(item: Reached, before: Outcome | None) -> PastOutcome:
         version=outcome.version,
         recipe=speed.recipe if speed else outcome.recipe,
         speed=speed,
-        error_ratio=(outcome.figures.drift or {}).get("error_ratio"),
+        error_ratio=outcome.figures.drift.error_ratio,
         size_mb=size_mb(outcome),
         build_s=outcome.build_s,
         torch=outcome.host.get("torch"),

@@ -180,17 +180,17 @@ ROW = (
 def _row(outcome: Outcome, change: OutcomeChange | None) -> list[Any]:
     figures = outcome.figures
     latency, drift, ci = (
-        figures.latency_ms or {},
-        figures.drift or {},
+        figures.latency_ms,
+        figures.drift,
         figures.speedup_ci or (None, None),
     )
     return [
         *(outcome.model, outcome.device_class, outcome.verdict, outcome.recipe),
         *map(
             _finite,
-            (figures.speedup, *ci, drift.get("margin"), drift.get("error_ratio"), size_mb(outcome)),
+            (figures.speedup, *ci, drift.margin, drift.error_ratio, size_mb(outcome)),
         ),
-        *map(_finite, (latency.get("p50"), latency.get("eager_p50"))),
+        *map(_finite, (latency.p50, latency.eager_p50)),
         *(outcome.version, outcome.cached, outcome.code or outcome.failure_kind, outcome.reason),
         *(change.kind if change else None, change.why if change else ""),
         *(_finite(outcome.build_s), _finite(outcome.judge_s), outcome.failed),
@@ -228,8 +228,8 @@ def _candidate(report: CandidateReport) -> dict[str, Any]:
         else "",
         "speedup": _finite(figures.speedup),
         "ci": list(figures.speedup_ci) if figures.speedup_ci else None,
-        "latency_ms": {name: _finite(value) for name, value in (figures.latency_ms or {}).items()},
-        "drift": {name: _finite(value) for name, value in (figures.drift or {}).items()},
+        "latency_ms": {name: _finite(value) for name, value in encode(figures.latency_ms).items()},
+        "drift": {name: _finite(value) for name, value in encode(figures.drift).items()},
         "size_mb": report.size_bytes / 1e6,
         "num_payloads": report.num_payloads,
         "build_s": report.build_s,

@@ -153,8 +153,8 @@ def candidate_description(outcome: Outcome, candidate: CandidateReport | None) -
 
 def _candidate_figures(outcome: Outcome, candidate: CandidateReport) -> str:
     figures = candidate.figures
-    own, eager = figures.latency_ms or {}, outcome.figures.latency_ms or {}
-    drift = figures.drift or {}
+    own, eager = figures.latency_ms, outcome.figures.latency_ms
+    drift = figures.drift
     low, high = figures.speedup_ci or (None, None)
     interval = (
         f" (95% interval {low:.2f} to {high:.2f})" if low is not None and high is not None else ""
@@ -163,14 +163,10 @@ def _candidate_figures(outcome: Outcome, candidate: CandidateReport) -> str:
         ("speedup over eager", f"{_number(figures.speedup)}{interval}" if figures.speedup else ""),
         (
             "median, ms",
-            (
-                f"{_number(own.get('p50'))} (eager {_number(eager.get('eager_p50'))})"
-                if own.get("p50")
-                else ""
-            ),
+            (f"{_number(own.p50)} (eager {_number(eager.eager_p50)})" if own.p50 else ""),
         ),
-        ("error ratio (1 is eager's own error)", _number(drift.get("error_ratio"))),
-        ("largest absolute error", _number(drift.get("max_abs_err"))),
+        ("error ratio (1 is eager's own error)", _number(drift.error_ratio)),
+        ("largest absolute error", _number(drift.max_abs_err)),
         ("size, MB", _number(candidate.size_bytes / 1e6) if candidate.num_payloads else ""),
         ("build, s", f"{candidate.build_s:.1f}" if candidate.build_s else ""),
     ]
@@ -204,7 +200,7 @@ def version_description(outcome: Outcome, serving: str, store: str) -> str:
         serving: device class of the artifact.
         store: that contains it.
     """
-    figures, ratio = outcome.figures, (outcome.figures.drift or {}).get("error_ratio")
+    figures, ratio = outcome.figures, outcome.figures.drift.error_ratio
     measured = [f"{figures.speedup:.2f} times as fast as eager"] if figures.speedup else []
     measured += [f"error ratio {ratio:.3g}"] if ratio is not None else []
     parts = [
@@ -225,15 +221,15 @@ _FIGURES_HEAD = ("verdict", "recipe", "speedup over eager", "median, ms", "error
 def _figures_row(outcome: Outcome) -> tuple[str, ...]:
     figures = outcome.figures
     speedup = f"{figures.speedup:.2f}×" if figures.speedup else ""
-    ratio = _number((figures.drift or {}).get("error_ratio"))
+    ratio = _number(figures.drift.error_ratio)
     return outcome.verdict, outcome.recipe or "", speedup, _latency(outcome), ratio
 
 
 def _latency(outcome: Outcome) -> str:
-    latency = outcome.figures.latency_ms or {}
-    if not latency.get("p50"):
+    latency = outcome.figures.latency_ms
+    if not latency.p50:
         return ""
-    return f"{_number(latency.get('eager_p50'))} → {_number(latency.get('p50'))}"
+    return f"{_number(latency.eager_p50)} → {_number(latency.p50)}"
 
 
 def _uri(outcome: Outcome) -> str:

@@ -119,7 +119,7 @@ def drift(outcomes: Sequence[Outcome]) -> Figure:
 
 def _ratio(candidate: CandidateReport) -> float | None:
     """Return the error ratio, infinite instead of NaN; None if nothing was compared."""
-    value = (candidate.figures.drift or {}).get("error_ratio")
+    value = candidate.figures.drift.error_ratio
     return math.inf if value is not None and math.isnan(value) else value
 
 

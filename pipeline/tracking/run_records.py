@@ -18,7 +18,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
-from freezer.artifact import FREEZING, figures_text, freezing_markdown
+from freezer.artifact import (
+    FREEZING,
+    UNMEASURED,
+    figures_text,
+    freezing_markdown,
+)
+from freezer.codec import encode
 from freezer.hardware import PORTABLE
 from pipeline.records import SKIPPED, CandidateReport, Outcome
 from pipeline.tracking.descriptions import candidate_description
@@ -163,10 +169,7 @@ def _candidate_record(outcome: Outcome, candidate: CandidateReport, campaign: st
 def _candidate_verdict(candidate: CandidateReport) -> str:
     if candidate.problem:
         return f"Does not pass: {candidate.problem}"
-    return (
-        "Passes:"
-        f" {figures_text(candidate.figures.speedup, (candidate.figures.drift or {}).get('error_ratio'))}"
-    )
+    return f"Passes: {figures_text(candidate.figures.speedup, candidate.figures.drift.error_ratio)}"
 
 
 def _tags(outcome: Outcome, recipe: str, campaign: str) -> dict[str, str]:
@@ -215,11 +218,11 @@ def _candidate_params(candidate: CandidateReport) -> dict[str, str]:
 def _metrics(outcome: Outcome, candidate: CandidateReport) -> dict[str, float]:
     figures, of_outcome = candidate.figures, outcome.figures
     found: dict[str, float | None] = {
-        f"drift/{name}": value for name, value in (figures.drift or {}).items()
+        f"drift/{name}": value for name, value in encode(figures.drift).items()
     }
-    found |= {f"latency_ms/{name}": value for name, value in (figures.latency_ms or {}).items()}
-    if figures.latency_ms and of_outcome.latency_ms:
-        found["latency_ms/eager_p50"] = of_outcome.latency_ms.get("eager_p50")
+    found |= {f"latency_ms/{name}": value for name, value in encode(figures.latency_ms).items()}
+    if figures.latency_ms != UNMEASURED.latency_ms:
+        found["latency_ms/eager_p50"] = of_outcome.latency_ms.eager_p50
     found["speedup/value"] = figures.speedup
     if figures.speedup_ci:
         found["speedup/ci_low"], found["speedup/ci_high"] = figures.speedup_ci
@@ -312,11 +315,7 @@ def campaign_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
         for one in published
         if one.figures.speedup and one.device_class != PORTABLE
     ]
-    ratios = [
-        ratio
-        for one in published
-        if (ratio := (one.figures.drift or {}).get("error_ratio")) is not None
-    ]
+    ratios = [ratio for one in published if (ratio := one.figures.drift.error_ratio) is not None]
     return {
         **{f"outcomes/{verdict}": float(count) for verdict, count in counts.items()},
         "outcomes/total": float(len(outcomes)),
@@ -351,14 +350,16 @@ def summary_table(outcomes: Sequence[Outcome]) -> str:
 def _summary_row(outcome: Outcome) -> dict[str, Any]:
     figures = outcome.figures
     low, high = figures.speedup_ci or (None, None)
-    latency, drift = figures.latency_ms or {}, figures.drift or {}
+    latency, drift = figures.latency_ms, figures.drift
     return {
         **outcome.for_json_report(),
         "speedup_ci_low": low,
         "speedup_ci_high": high,
-        "eager_p50_ms": latency.get("eager_p50"),
-        "p50_ms": latency.get("p50"),
-        **{name: drift.get(name) for name in ("error_ratio", "max_abs_err", "margin")},
+        "eager_p50_ms": latency.eager_p50,
+        "p50_ms": latency.p50,
+        "error_ratio": drift.error_ratio,
+        "max_abs_err": drift.max_abs_err,
+        "margin": drift.margin,
     }
 
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from freezer.artifact import UNMEASURED, Measured, MeasuredDrift, MeasuredLatency
 from freezer.codec import encode
 from freezer.freezing.recipes import EAGER
-from pipeline.records import UNMEASURED, CandidateReport, Figures, OutputDrift
+from pipeline.records import CandidateReport, OutputDrift
 from pipeline.worker.requests import JudgeRequest, JudgeResult
 
 if TYPE_CHECKING:
@@ -28,12 +29,12 @@ an artifact has all.
 def summary(request: JudgeRequest, judgement: Judgement, host: Mapping[str, Any]) -> JudgeResult:
     """Return a judgement as the ledger stores it, without `has_artifact`."""
     best = judgement.best
+    figures = _figures(best) if best else UNMEASURED
     eager = judgement.eager_latency_ms
-    latency_ms = (
-        {"eager_p50": eager["p50"], **best.latency_ms}
-        if eager and best and best.latency_ms
-        else None
-    )
+    if eager and best and best.latency_ms:
+        figures = replace(figures, latency_ms=replace(figures.latency_ms, eager_p50=eager["p50"]))
+    else:
+        figures = replace(figures, latency_ms=UNMEASURED.latency_ms)
     metric = None
     if judgement.task_metric is not None:
         metric = {"eager": judgement.task_metric}
@@ -44,7 +45,7 @@ def summary(request: JudgeRequest, judgement: Judgement, host: Mapping[str, Any]
         verdict=judgement.verdict,
         reason=judgement.reason,
         recipe=best.candidate.recipe if best else None,
-        figures=replace(_figures(best), latency_ms=latency_ms) if best else UNMEASURED,
+        figures=figures,
         clock=judgement.sampling.clock if judgement.sampling else "wall",
         task_metric=metric,
         pareto=judgement.pareto,
@@ -124,10 +125,10 @@ def _severity(row: DriftRow) -> tuple[bool, float, float]:
     return row.problem is not None, ratio, row.max_abs_err or 0.0
 
 
-def _figures(trial: Trial) -> Figures:
-    return Figures(
+def _figures(trial: Trial) -> Measured:
+    return Measured(
         speedup=trial.speedup.value if trial.speedup else None,
         speedup_ci=(trial.speedup.low, trial.speedup.high) if trial.speedup else None,
-        drift=trial.drift.summary() if trial.drift else None,
-        latency_ms=trial.latency_ms,
+        drift=MeasuredDrift(**trial.drift.summary()) if trial.drift else UNMEASURED.drift,
+        latency_ms=MeasuredLatency(**(trial.latency_ms or {})),
     )

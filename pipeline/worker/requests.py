@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from freezer.artifact import PreviousRecord, Tradeoff
+from freezer.artifact import UNMEASURED, Measured, PreviousRecord, Tradeoff
 from freezer.codec import decode, written_if
 from freezer.spec import Clock, SamplingPolicy
 from pipeline.catalog import Entry
-from pipeline.records import UNMEASURED, CandidateReport, Failure, Figures, nested_json
+from pipeline.records import CandidateReport, Failure, nested_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +99,7 @@ class JudgeResult:
     has_artifact: bool = False
     recipe: str | None = None
     failure: Failure | None = None
-    figures: Figures = UNMEASURED
+    figures: Measured = UNMEASURED
     clock: Clock = field(default="wall", metadata=written_if(lambda self: self.clock != "wall"))
     task_metric: Mapping[str, float] | None = None
     candidates: tuple[CandidateReport, ...] = ()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.search import pairs_of, summary
-from pipeline.records import CandidateReport, Figures, Outcome
+from freezer.artifact import Measured
+from pipeline.records import CandidateReport, Outcome
 
 
 def outcome(
@@ -15,7 +16,7 @@ def outcome(
     build_s: float = 10.0,
 ) -> Outcome:
     figures = {
-        name: Figures(speedup=value, speedup_ci=(value - 0.1, value + 0.1))
+        name: Measured(speedup=value, speedup_ci=(value - 0.1, value + 0.1))
         for name, value in speeds.items()
     }
     return Outcome(

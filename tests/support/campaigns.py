@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from rich.console import Console
 
-from freezer.artifact import Artifact, write_artifact
+from freezer.artifact import Artifact, Measured, MeasuredDrift, MeasuredLatency, write_artifact
 from freezer.freezing.sources import parse_source
 from freezer.spec import InputSpec, Limits, SamplingPolicy, TensorSpec
 from freezer.store import Store
@@ -29,7 +29,7 @@ from pipeline.catalog import Entry
 from pipeline.config import Config
 from pipeline.ledger import Continued, Ledger
 from pipeline.planning import FileDigests, FinishedWork, Item, Plan, PlanRequest, make_plan
-from pipeline.records import CandidateReport, ClassFacts, Failure, Figures, Outcome
+from pipeline.records import CandidateReport, ClassFacts, Failure, Outcome
 from pipeline.reporting import CampaignReport, Display, LineDisplay
 from pipeline.scheduling import Executor, ItemState
 from pipeline.tracking import Tracker, TrackerProcess
@@ -147,8 +147,11 @@ def judged(item: Item, verdict: str, store: Store, artifact: Artifact | None = N
     report = CandidateReport(
         recipe=recipe,
         build_key="b",
-        figures=Figures(
-            drift={"error_ratio": 1.25}, latency_ms={"p50": 1.0}, speedup=2.0, speedup_ci=(1.8, 2.2)
+        figures=Measured(
+            drift=MeasuredDrift(error_ratio=1.25),
+            latency_ms=MeasuredLatency(p50=1.0),
+            speedup=2.0,
+            speedup_ci=(1.8, 2.2),
         ),
     )
     return Outcome(
@@ -162,7 +165,7 @@ def judged(item: Item, verdict: str, store: Store, artifact: Artifact | None = N
         source_key=item.source.digest,
         judge_key=item.judge.digest,
         recipe=None if failed else recipe,
-        figures=Figures() if failed else Figures(speedup=2.0, speedup_ci=(1.8, 2.2)),
+        figures=Measured() if failed else Measured(speedup=2.0, speedup_ci=(1.8, 2.2)),
         candidates=() if failed else (report,),
         registered_name=item.entry.registered_name,
         tags=item.entry.tags,

@@ -22,14 +22,14 @@ from typing import Any
 import mlflow
 from rich.console import Console
 
-from freezer.artifact import Artifact, write_artifact
+from freezer.artifact import Artifact, Measured, write_artifact
 from freezer.store import Store
 from pipeline.campaign import Campaign
 from pipeline.cluster import Done, Handle
 from pipeline.config import Config
 from pipeline.ledger import Continued, Ledger
 from pipeline.planning import FileDigests
-from pipeline.records import Failure, Figures
+from pipeline.records import Failure
 from pipeline.reporting import LineDisplay
 from pipeline.scheduling import Executor
 from pipeline.sources import Materials
@@ -156,7 +156,7 @@ def child_of(artifacts: dict[str, Artifact]) -> Callable[..., End]:
             reason="because",
             has_artifact=verdict == "published",
             recipe=recipe,
-            figures=Figures(speedup=2.0),
+            figures=Measured(speedup=2.0),
         )
         return End(value=value, wall_s=2.5)
 

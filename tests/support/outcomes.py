@@ -7,14 +7,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pipeline.records import CandidateReport, Failure, Figures, Outcome
+from freezer.artifact import Measured, MeasuredDrift, MeasuredLatency
+from pipeline.records import CandidateReport, Failure, Outcome
 
 Record = TypeVar("Record", CandidateReport, Outcome)
-FIGURES = Figures(
+FIGURES = Measured(
     speedup=2.0,
     speedup_ci=(1.8, 2.2),
-    drift={"error_ratio": 1.25, "max_abs_err": 1e-6, "sqnr_db": 120.0, "margin": 2.4},
-    latency_ms={"eager_p50": 2.0, "p50": 1.0, "p90": 1.2, "p99": None},
+    drift=MeasuredDrift(error_ratio=1.25, max_abs_err=1e-6, sqnr_db=120.0, margin=2.4),
+    latency_ms=MeasuredLatency(eager_p50=2.0, p50=1.0, p90=1.2, p99=None),
 )
 DIGEST = "sha256:" + 64 * "a"
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
@@ -28,7 +29,7 @@ def candidate(recipe: str, **changes: Any) -> CandidateReport:
         build_s=2.5,
         size_bytes=1_500_000,
         num_payloads=1,
-        figures=replace(FIGURES, latency_ms={"p50": 1.0, "p90": 1.2, "p99": None}),
+        figures=replace(FIGURES, latency_ms=MeasuredLatency(p50=1.0, p90=1.2, p99=None)),
     )
     return changed(made, changes)
 
@@ -68,6 +69,6 @@ def failed(model: str, kind: str = "source", **changes: Any) -> Outcome:
 def changed(record: Record, changes: dict[str, Any]) -> Record:
     """The record with other fields, of its figures too."""
     figures = {
-        item.name: changes.pop(item.name) for item in fields(Figures) if item.name in changes
+        item.name: changes.pop(item.name) for item in fields(Measured) if item.name in changes
     }
     return replace(record, figures=replace(record.figures, **figures), **changes)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from freezer.artifact import Measured, MeasuredDrift, MeasuredLatency
 from freezer.freezing.recipes import EAGER
 from freezer.hardware import PORTABLE
 from freezer.store import Store
 from pipeline.ledger import CampaignRecord, Draft, Ledger, members_of
-from pipeline.records import CandidateReport, ClassFacts, Failure, Figures, Outcome, OutputDrift
+from pipeline.records import CandidateReport, ClassFacts, Failure, Outcome, OutputDrift
 
 CLASSES = ("cpu-x86-64-v4", "cpu-x86-64-v3", PORTABLE)
 
@@ -23,21 +24,21 @@ def published(
     key: str = "1",
 ) -> Outcome:
     """An outcome with two candidates and figures for all that a report shows."""
-    figures = Figures(
+    figures = Measured(
         speedup=speedup,
         speedup_ci=(speedup * 0.98, speedup * 1.02),
-        drift={
-            "error_ratio": error_ratio,
-            "max_abs_err": 1e-6,
-            "sqnr_db": 120.0,
-            "margin": 3.0 / error_ratio,
-        },
-        latency_ms={
-            "eager_p50": 20.0,
-            "p50": 20.0 / speedup,
-            "p90": 21.0 / speedup,
-            "p99": 22.0 / speedup,
-        },
+        drift=MeasuredDrift(
+            error_ratio=error_ratio,
+            max_abs_err=1e-6,
+            sqnr_db=120.0,
+            margin=3.0 / error_ratio,
+        ),
+        latency_ms=MeasuredLatency(
+            eager_p50=20.0,
+            p50=20.0 / speedup,
+            p90=21.0 / speedup,
+            p99=22.0 / speedup,
+        ),
     )
     winner = CandidateReport(
         recipe="inductor-frozen",

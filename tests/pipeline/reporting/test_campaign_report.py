@@ -11,12 +11,18 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from freezer.artifact import FreezingReport, Tradeoff
+from freezer.artifact import (
+    FreezingReport,
+    Measured,
+    MeasuredDrift,
+    MeasuredLatency,
+    Tradeoff,
+)
 from freezer.codec import encode
 from freezer.errors import InfrastructureError
 from freezer.spec import Limits
 from freezer.store import Store
-from pipeline.records import CandidateReport, Failure, Figures, Outcome
+from pipeline.records import CandidateReport, Failure, Outcome
 from pipeline.reporting import CampaignReport, print_next_steps, print_report
 from pipeline.reporting.costs import ClassCost
 from pipeline.workspace import log_path
@@ -35,11 +41,11 @@ PUBLISHED = Outcome(
     source_key="s",
     judge_key="j",
     recipe="inductor-frozen",
-    figures=Figures(
+    figures=Measured(
         speedup=1.84,
         speedup_ci=(1.79, 1.9),
-        drift={"error_ratio": 1.25, "max_abs_err": 1e-6, "sqnr_db": None, "margin": None},
-        latency_ms={"eager_p50": 20.0, "p50": 10.9, "p90": 11.0, "p99": None},
+        drift=MeasuredDrift(error_ratio=1.25, max_abs_err=1e-6, sqnr_db=None, margin=None),
+        latency_ms=MeasuredLatency(eager_p50=20.0, p50=10.9, p90=11.0, p99=None),
     ),
     artifact="sha256:1",
     version=3,
@@ -47,7 +53,7 @@ PUBLISHED = Outcome(
         CandidateReport(
             recipe="inductor-frozen",
             build_key="b",
-            figures=Figures(speedup_ci=(1.0, 2.0)),
+            figures=Measured(speedup_ci=(1.0, 2.0)),
             warnings=("w",),
             lowering="inductor",
             tried=(
@@ -76,7 +82,7 @@ FAILED = replace(
     verdict="failed",
     failure=CRASH,
     reason="the process died of SIGSEGV without a result",
-    figures=Figures(),
+    figures=Measured(),
     **dict.fromkeys(("recipe", "artifact", "version")),  # type: ignore[arg-type]
 )
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from freezer.artifact import PreviousRecord
+from freezer.artifact import Measured, MeasuredLatency, PreviousRecord
 from freezer.spec import Limits, SamplingPolicy
 from pipeline.planning import Item
 from pipeline.planning.keys import make_key
-from pipeline.records import CandidateReport, Figures, Outcome
+from pipeline.records import CandidateReport, Outcome
 from pipeline.reporting import class_costs
 from tests.support.campaigns import entry
 
@@ -50,7 +50,7 @@ def reached(
         source_key="",
         judge_key="",
         recipe="r",
-        figures=Figures(latency_ms={"p50": p50_ms, "eager_p50": 2 * p50_ms}),
+        figures=Measured(latency_ms=MeasuredLatency(p50=p50_ms, eager_p50=2 * p50_ms)),
         candidates=(CandidateReport(recipe="r", build_key="", points=({"point": point},)),),
     )
     return item, outcome

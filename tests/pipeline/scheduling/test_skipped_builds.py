@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from freezer.artifact import Measured
 from freezer.spec import Limits
 from freezer.store import Store
 from pipeline.cluster import Done, Handle
 from pipeline.ledger import Ledger
 from pipeline.planning import Plan
-from pipeline.records import SKIPPED, CandidateReport, Failure, Figures, Outcome
+from pipeline.records import SKIPPED, CandidateReport, Failure, Outcome
 from pipeline.scheduling import BuildRecords
 from pipeline.worker import BuildResult, JudgeResult
 from tests.pipeline.failures.test_policy import Fake, executed
@@ -56,7 +57,7 @@ def judged(speedups: Mapping[str, float]) -> Done:
         CandidateReport(
             recipe=name,
             build_key="",
-            figures=Figures(speedup=value, speedup_ci=(value * 0.98, value * 1.02)),
+            figures=Measured(speedup=value, speedup_ci=(value * 0.98, value * 1.02)),
         )
         for name, value in speedups.items()
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from freezer.artifact import MeasuredDrift
 from pipeline.tracking import plots
 from tests.support.outcomes import candidate, failed, outcome
 
@@ -36,13 +37,20 @@ def test_speedups_are_sorted_bars_with_a_line_at_one(tmp_path: Path) -> None:
 
 
 def test_drift_shows_every_candidate_and_the_gate(tmp_path: Path) -> None:
-    exact = candidate("torchscript-frozen", drift={"error_ratio": 0.0})
-    broken = candidate("inductor-frozen", drift={"error_ratio": float("inf")}, problem="not finite")
+    exact = candidate("torchscript-frozen", drift=MeasuredDrift(error_ratio=0.0))
+    broken = candidate(
+        "inductor-frozen", drift=MeasuredDrift(error_ratio=float("inf")), problem="not finite"
+    )
     figure = plots.drift(
         [
             outcome(
                 "all",
-                candidates=(candidate("portable"), exact, broken, candidate("none", drift=None)),
+                candidates=(
+                    candidate("portable"),
+                    exact,
+                    broken,
+                    candidate("none", drift=MeasuredDrift()),
+                ),
             )
         ]
     )

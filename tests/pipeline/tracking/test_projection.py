@@ -9,7 +9,12 @@ import mlflow
 import pytest
 from mlflow.entities import Run
 
-from freezer.artifact import Change, FreezingReport
+from freezer.artifact import (
+    Change,
+    FreezingReport,
+    MeasuredDrift,
+    MeasuredLatency,
+)
 from freezer.codec import encode
 from pipeline.records import Failure
 from pipeline.tracking import outcomes_digest
@@ -124,8 +129,8 @@ def test_a_failed_candidate_becomes_a_failed_run(projection: Projection) -> None
         "inductor-frozen",
         problem="x" * 5000,
         failure="build",
-        drift=None,
-        latency_ms=None,
+        drift=MeasuredDrift(),
+        latency_ms=MeasuredLatency(),
         num_payloads=0,
     )
     failure = Failure(kind="build", log_tail="g++: fatal error")
@@ -152,7 +157,7 @@ def test_an_outcome_without_candidates_becomes_one_run(projection: Projection) -
 
 
 def test_infinite_figures_are_logged_and_missing_ones_omitted(projection: Projection) -> None:
-    drift = {"error_ratio": float("inf"), "max_abs_err": None, "margin": 0.0}
+    drift = MeasuredDrift(error_ratio=float("inf"), margin=0.0)
     projection.log_outcome(
         outcome("infinite", candidates=(candidate("portable", drift=drift, problem="not finite"),))
     )
@@ -235,7 +240,7 @@ def test_finish_writes_table_figures_and_counts(projection: Projection) -> None:
     outcomes = [
         outcome("one"),
         failed("two", reason="a | b"),
-        outcome("three", drift={"error_ratio": float("inf")}).as_cached(),
+        outcome("three", drift=MeasuredDrift(error_ratio=float("inf"))).as_cached(),
     ]
     projection.finish(outcomes, 1, interrupted=False)
     projection.finish(outcomes, 1, interrupted=False)
@@ -323,6 +328,6 @@ def test_a_replay_updates_the_completeness_mark(projection: Projection, complete
 
 
 def test_the_summary_is_json_without_nan() -> None:
-    odd = outcome("odd", drift={"error_ratio": float("inf"), "margin": float("nan")})
+    odd = outcome("odd", drift=MeasuredDrift(error_ratio=float("inf"), margin=float("nan")))
     table = json.loads(summary_table([odd]), parse_constant=lambda name: pytest.fail(name))
     assert dict(zip(table["columns"], table["data"][0], strict=True))["error_ratio"] is None
