@@ -24,7 +24,7 @@ from freezer.artifact import (
     MANIFEST,
     Artifact,
     Payload,
-    torch_only,
+    torch_folder,
 )
 from freezer.codec import read_record
 from freezer.errors import ContractError, IntegrityError
@@ -85,7 +85,7 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Py
         folder = Path(scratch) / "artifact"
         found = store.materialize(version, place.device_class, folder, paths=needed)
         if len(version.images_of(place.device_class)) > 1:
-            store.materialize(version, place.device_class, torch_only(folder), rank=1)
+            store.materialize(version, place.device_class, torch_folder(folder), rank=1)
         if replace(found.manifest, version=None) == replace(
             registered, version=None
         ):  # before a payload is opened

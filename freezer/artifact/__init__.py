@@ -32,7 +32,7 @@ from freezer.artifact.folder import (
     file_ref,
     folder_of,
     read_artifacts,
-    torch_only,
+    torch_folder,
     write_artifact,
 )
 from freezer.artifact.freezing_report import (
@@ -185,7 +185,7 @@ __all__ = [
     "slower_places",
     "slower_than_eager",
     "stored_as_captured",
-    "torch_only",
+    "torch_folder",
     "version_tuple",
     "without_special",
     "write_artifact",

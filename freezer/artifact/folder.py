@@ -129,8 +129,8 @@ def folder_of(reference: str | Path) -> Path | None:
     return path if given or (path / MANIFEST).is_file() else None
 
 
-def torch_only(folder: Path) -> Path:
-    """The folder beside an artifact whose payloads need an engine, for one that needs torch alone."""
+def torch_folder(folder: Path) -> Path:
+    """The folder, beside that of an artifact that needs an engine, for one that needs torch alone."""
     return folder.with_name(f"{folder.name}.torch")
 
 
@@ -141,7 +141,7 @@ def read_artifacts(folder: Path) -> tuple[Artifact, ...]:
     Raises:
         NotPublishedError, IntegrityError: see `Artifact.read`.
     """
-    best, beside = Artifact.read(folder), torch_only(folder)
+    best, beside = Artifact.read(folder), torch_folder(folder)
     if not best.manifest.engines or not (beside / MANIFEST).is_file():
         return (best,)
     other = Artifact.read(beside)

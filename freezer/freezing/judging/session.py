@@ -56,7 +56,8 @@ class Judgement:
         best: the trial that came nearest; its figures are shown if nothing is published.
         task_metric: the eager model's.
         cells: all timed cells, the deciding one first; none if no candidate passed the drift gate.
-        fallback: the best trial that needs torch alone, if the winner does not (fallback.py).
+        torch_only: if the winner needs an engine, the judgement whose winner is the best trial that
+            needs torch alone (torch_only.py).
         pareto: the Pareto front of the trials that passed the drift gate and were timed.
         previous: the artifact that serves now, compared with what would replace it; None without
             one.
@@ -72,7 +73,7 @@ class Judgement:
     reference: Reference
     task_metric: float | None
     cells: tuple[Cell, ...]
-    fallback: Trial | None = None
+    torch_only: Judgement | None = None
     objective: Objective = "p50"
     pareto: tuple[Tradeoff, ...] = ()
     previous: PreviousRecord | None = None

@@ -142,7 +142,7 @@ def time_cells(
 def _rivals(candidates: Sequence[Candidate], rivals: Sequence[str]) -> Rivals:
     """The rivals of each entrant, of which one that is clearly faster makes it needless.
 
-    One that needs torch alone may be kept beside a winner that needs an engine (fallback.py): only
+    One that needs torch alone may serve beside a winner that needs an engine (torch_only.py): only
     its like make it needless.
     """
     able = [item for item in candidates if item.recipe in rivals]

@@ -22,10 +22,12 @@ from freezer.artifact import (
     GOLDEN_INPUTS,
     GOLDEN_OUTPUTS,
     LATENCY_EVIDENCE,
+    MANIFEST,
     GoldenSet,
     counts_of,
     serving,
     set_for,
+    torch_folder,
 )
 from freezer.compare.numerics import comparable, doubles
 from freezer.compare.slices import Slices
@@ -123,15 +125,13 @@ def _write_json(columns: Mapping[str, list[Any]], path: str, folder: Path) -> st
     return path
 
 
-def write_texts(candidates: Sequence[Candidate], folder: Path) -> tuple[str, ...]:
-    """Copy the code, graphs and errors of candidates to evidence/.
+def write_texts(candidate: Candidate, folder: Path) -> tuple[str, ...]:
+    """Copy the code, graphs and errors of a candidate to evidence/.
 
     Returns:
         The paths written, relative to `folder`, sorted.
     """
-    texts = sorted(
-        text for candidate in candidates for text in (candidate.folder / EVIDENCE).glob("*.txt")
-    )
+    texts = sorted((candidate.folder / EVIDENCE).glob("*.txt"))
     (folder / EVIDENCE).mkdir(exist_ok=True)
     for source in texts:
         (folder / EVIDENCE / source.name).write_bytes(_cut(source.read_bytes()))
@@ -144,12 +144,14 @@ def evidence_of(out: Path) -> Path:
 
 
 def clear_evidence(out: Path, classes: Sequence[str]) -> None:
-    """Remove what an earlier freeze wrote to `evidence_of(out)` for these classes; nothing else in
-    that folder is ours.
+    """Remove what an earlier freeze wrote beside `out`: the artifact that needs torch alone, and
+    the evidence of these classes; nothing else in that folder is ours.
     """
     for name in classes:
         shutil.rmtree(evidence_of(out) / name, ignore_errors=True)
     (evidence_of(out) / "errors.txt").unlink(missing_ok=True)
+    if (torch_folder(out) / MANIFEST).is_file():
+        shutil.rmtree(torch_folder(out))
     with suppress(OSError):
         evidence_of(out).rmdir()
 
@@ -264,7 +266,7 @@ def _slice_errors(
     return found
 
 
-def golden_indices(subject: Subject, candidates: Sequence[Candidate]) -> list[int]:
+def golden_indices(subject: Subject, candidate: Candidate) -> list[int]:
     """Select the first set at each point, the smallest first, within GOLDEN_BYTES; always one for
     each payload.
     """
@@ -275,16 +277,13 @@ def golden_indices(subject: Subject, candidates: Sequence[Candidate]) -> list[in
         index: sum(tensor.nbytes for tensor in subject.sets[index].tensors.values())
         for index in first.values()
     }
-    held = [
-        (one.payloads, count) for one in candidates for count in counts_of(one.payloads) or (0,)
-    ]
+    payloads = candidate.payloads
+    served_by = [set_for(payloads, count) for count in counts_of(payloads) or (0,)]
     chosen: list[int] = []
     served: set[str] = set()
     total = 0
     for index in sorted(sizes, key=sizes.__getitem__):
-        found = [
-            serving(set_for(payloads, count), subject.sets[index].point) for payloads, count in held
-        ]
+        found = [serving(held, subject.sets[index].point) for held in served_by]
         serves = {payload.path for payload in found if payload is not None}
         if not serves <= served or total + sizes[index] <= GOLDEN_BYTES:
             chosen.append(index)

@@ -24,7 +24,6 @@ from freezer.artifact import (
     ColdStart,
     DriftRecord,
     EntrantRecord,
-    Fallback,
     FreezingRecord,
     GateRecord,
     LatencyRecord,
@@ -35,6 +34,7 @@ from freezer.artifact import (
     file_ref,
     serving,
     set_for,
+    torch_folder,
     version_tuple,
     write_artifact,
 )
@@ -69,7 +69,8 @@ def assemble(
     provenance: Mapping[str, str],
     failures: Mapping[str, str],
 ) -> Artifact:
-    """Write the winner's artifact folder atomically.
+    """Write the winner's artifact folder atomically, and before it that of the winner among those
+    that need torch alone, if the winner needs an engine.
 
     Args:
         subject, judgement, target: see `judge`; the judgement has a winner.
@@ -81,17 +82,24 @@ def assemble(
         JudgeError: a fresh process cannot serve the payload.
     """
     winner = judgement.winner
+    if judgement.torch_only is not None:
+        assemble(
+            subject,
+            judgement.torch_only,
+            target,
+            dest=torch_folder(dest),
+            provenance=provenance,
+            failures=failures,
+        )
     assert winner is not None, "assemble requires a winner"
     assert winner.drift is not None, "a winner has passed the drift gate"
     candidate, reference = winner.candidate, judgement.reference
     dest.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{dest.name}-", dir=dest.parent))
     try:
-        served_by = [trial.candidate for trial in (winner, judgement.fallback) if trial is not None]
-        for one in served_by:
-            for payload in one.payloads:
-                link_or_copy(one.folder / payload.path, staging / payload.path)
-        indices = golden_indices(subject, served_by)
+        for payload in candidate.payloads:
+            link_or_copy(candidate.folder / payload.path, staging / payload.path)
+        indices = golden_indices(subject, candidate)
         golden = write_golden(
             subject,
             replace(reference, calls=winner.ties or reference.calls),
@@ -100,7 +108,7 @@ def assemble(
             staging,
         )
         write_own_outputs([winner.answers[index] for index in indices], staging)
-        tables, texts = write_evidence(judgement, staging), write_texts(served_by, staging)
+        tables, texts = write_evidence(judgement, staging), write_texts(candidate, staging)
         files = [
             *((path, MEDIA_SAFETENSORS) for path in (GOLDEN_INPUTS, GOLDEN_OUTPUTS, OWN_OUTPUTS)),
             *(
@@ -156,7 +164,6 @@ def assemble(
             latency=_latency(judgement, winner, measure(opening)),
             provenance={**provenance, "host": host_fingerprint(target.device)},
             freezing=_freezing(judgement, winner, failures),
-            fallback=_fallback(judgement, subject),
         )
         staging.chmod(0o755)
         return write_artifact(manifest, staging, dest)
@@ -177,20 +184,6 @@ def _recipe(candidate: Candidate, subject: Subject) -> RecipeRecord:
         tried=candidate.tried,
         preserve=candidate.preserve,
         reset=subject.reset,
-    )
-
-
-def _fallback(judgement: Judgement, subject: Subject) -> Fallback | None:
-    trial = judgement.fallback
-    if trial is None:
-        return None
-    return Fallback(
-        recipe=_recipe(trial.candidate, subject),
-        payloads=trial.candidate.payloads,
-        ms=trial.latency_ms or {},
-        speedup=trial.speedup.value if trial.speedup else None,
-        speedup_ci=(trial.speedup.low, trial.speedup.high) if trial.speedup else None,
-        points=trial.points,
     )
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from freezer.freezing.judging import Judgement
 from freezer.freezing.models import Subject
-from freezer.freezing.payload_sets.fallback import with_fallback
 from freezer.freezing.payload_sets.further_threads import with_further_threads
 from freezer.freezing.payload_sets.slow_sizes import with_captured
+from freezer.freezing.payload_sets.torch_only import with_torch_only
 from freezer.freezing.target import Target
 
 
@@ -24,6 +24,6 @@ def with_other_payloads(
             unchanged.
         folder: an existing folder for payloads; it must exist until the artifact is written.
     """
-    for step in (with_further_threads, with_captured, with_fallback):
+    for step in (with_further_threads, with_captured, with_torch_only):
         judgement = step(subject, judgement, target, Path(tempfile.mkdtemp(dir=folder)))
     return judgement

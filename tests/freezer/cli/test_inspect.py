@@ -149,7 +149,7 @@ def test_long_texts_are_cut(scripted: Frozen, tmp_path: Path) -> None:
     line = "é" * 50 + "\n"
     (source / "evidence" / "all-graph.txt").write_text(line * 30_000)
     (tmp_path / "artifact").mkdir()
-    write_texts([replace(judgement.trials[0].candidate, folder=source)], tmp_path / "artifact")
+    write_texts(replace(judgement.trials[0].candidate, folder=source), tmp_path / "artifact")
     kept, _, last = (
         (tmp_path / "artifact" / "evidence" / "all-graph.txt")
         .read_text()

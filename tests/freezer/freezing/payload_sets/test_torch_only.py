@@ -1,6 +1,4 @@
-"""The fallback of a winner that needs an engine: which candidate it is, and that it serves from the
-winner's artifact.
-"""
+"""The second artifact of a winner that needs an engine: which candidate it is, and that it serves."""
 
 from __future__ import annotations
 
@@ -11,13 +9,14 @@ import pytest
 import torch
 
 import freezer
+from freezer.artifact import Artifact, read_artifacts
 from freezer.freezing.judging import Judgement, judge
 from freezer.freezing.models import Subject
 from freezer.freezing.packaging import assemble
-from freezer.freezing.payload_sets.fallback import with_fallback
+from freezer.freezing.payload_sets.torch_only import with_torch_only
 from freezer.freezing.target import target_here
 from freezer.serving import load as load_module
-from freezer.spec import Limits
+from freezer.store import Store
 from tests.support.models import mlp
 from tests.support.steps import (
     ANY_SPEED,
@@ -26,6 +25,7 @@ from tests.support.steps import (
     QUICK,
     candidate_of,
     random_inputs,
+    rewritten,
     subject_of,
 )
 
@@ -48,27 +48,39 @@ def judgement(subject: Subject, tmp_path_factory: pytest.TempPathFactory) -> Jud
     return replace(found, winner=found.trials[0], best=found.trials[0])
 
 
-def test_the_fallback_serves_from_the_artifact(
-    subject: Subject, judgement: Judgement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def assembled(subject: Subject, judgement: Judgement, folder: Path) -> Artifact:
+    (folder / "work").mkdir()
+    found = with_torch_only(subject, judgement, TARGET, folder / "work")
+    assert found.torch_only is not None
+    return assemble(subject, found, TARGET, dest=folder / "out", provenance={}, failures={})
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_two_artifacts_serve_one_class(
+    subject: Subject,
+    judgement: Judgement,
+    published: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (tmp_path / "work").mkdir()
-    found = with_fallback(subject, judgement, TARGET, tmp_path / "work")
-    assert found.fallback is not None
+    """From the folder OUT with OUT.torch beside it, and from a store."""
+    best = assembled(subject, judgement, tmp_path)
+    second = Artifact.read(tmp_path / "out.torch")
     speeds = {
         trial.candidate.recipe: trial.speedup.value
         for trial in judgement.trials[1:]
         if trial.speedup
     }
-    assert found.fallback.candidate.recipe == max(speeds, key=speeds.__getitem__)
-    artifact = assemble(
-        subject, found, TARGET, dest=tmp_path / "artifact", provenance={}, failures={}
-    )
-    artifact.verify()
+    assert second.manifest.recipe.name == max(speeds, key=speeds.__getitem__)
+    reference, store = str(best.folder), Store.open(str(tmp_path / "store"), create=True)
+    if published:
+        reference = "mlp"
+        store.publish("mlp", source_key="k", artifacts=read_artifacts(best.folder))
     kinds = {}
     for installed in (True, False):
         if not installed:
             monkeypatch.setattr(load_module, "find_spec", lambda name: None)
-        model = freezer.load(artifact.folder, threads=1)
+        model = freezer.load(reference, store=str(store.root), threads=1)
         assert model.manifest is not None
         kinds[installed] = [payload.kind for payload in model.manifest.payloads]
         for x in (random_inputs(1, 4), random_inputs(3, 4)):
@@ -77,19 +89,18 @@ def test_the_fallback_serves_from_the_artifact(
     assert [refusal.reason for refusal in model.ladder] == ["runtime_missing"]
 
 
-def test_no_fallback_beyond_the_size_limit(
+def test_a_neighbour_of_other_weights_is_ignored(
     subject: Subject, judgement: Judgement, tmp_path: Path
 ) -> None:
-    assert judgement.winner is not None
-    limits = Limits(size_mb_max=judgement.winner.candidate.size_bytes / 1e6)
-    found = with_fallback(subject, replace(judgement, limits=limits), TARGET, tmp_path)
-    assert found.fallback is None
-    assert found.winner is not None
-    assert "size_mb_max" in found.winner.dropped[-1].reason
+    best = assembled(subject, judgement, tmp_path)
+    second = Artifact.read(tmp_path / "out.torch")
+    assert read_artifacts(best.folder) == (best, second)
+    rewritten(second, provenance={"weights": "sha256:other"})
+    assert read_artifacts(best.folder) == (best,)
 
 
-def test_a_winner_for_torch_alone_has_no_fallback(
+def test_a_winner_for_torch_alone_stays_alone(
     subject: Subject, judgement: Judgement, tmp_path: Path
 ) -> None:
     alone = replace(judgement, winner=judgement.trials[1])
-    assert with_fallback(subject, alone, TARGET, tmp_path) is alone
+    assert with_torch_only(subject, alone, TARGET, tmp_path) is alone

@@ -1,0 +1,57 @@
+"""The second artifact of a class whose winner needs an engine: the best candidate that needs torch
+alone.
+
+It serves deployments that lack the engine. It has passed the drift gate and was timed in the same
+rounds as the winner; nothing is measured again, but payloads for further thread counts are built
+and judged as for a winner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from freezer.artifact import ENGINES
+from freezer.freezing.judging import Judgement, Trial
+from freezer.freezing.models import Subject
+from freezer.freezing.payload_sets.further_threads import with_further_threads
+from freezer.freezing.target import Target
+
+
+def with_torch_only(
+    subject: Subject, judgement: Judgement, target: Target, folder: Path
+) -> Judgement:
+    """Add the best candidate that needs torch alone to a winner that needs an engine.
+
+    Args:
+        subject, judgement, target: see `judge`. If the winner needs torch alone, or nothing that
+            does passed the drift gate without ties, the judgement is returned unchanged.
+        folder: an existing empty folder for payloads; it must exist until the artifact is written.
+    """
+    winner = judgement.winner
+    if winner is None or not _needs_engine(winner):
+        return judgement
+    # At ties, two candidates may give different answers; both artifacts serve one class.
+    alone = [
+        trial
+        for trial in judgement.trials
+        if trial.problem is None and not _needs_engine(trial) and not (trial.ties or winner.ties)
+    ]
+    if not alone:
+        return judgement
+    sampling = judgement.sampling
+    to_the_end = [
+        trial for trial in alone if sampling is None or not sampling.stopped(trial.candidate.recipe)
+    ]
+    best = max(to_the_end or alone, key=lambda trial: trial.speedup.value if trial.speedup else 0.0)
+    second = replace(judgement, winner=best, best=best, previous=None)
+    engine = ENGINES[winner.candidate.payloads[0].kind]
+    text = f"{best.candidate.recipe} serves where {engine} is not installed"
+    return replace(
+        judgement.with_winner(winner, text=text),
+        torch_only=with_further_threads(subject, second, target, folder),
+    )
+
+
+def _needs_engine(trial: Trial) -> bool:
+    return trial.candidate.lowering in ENGINES
