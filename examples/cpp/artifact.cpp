@@ -52,7 +52,7 @@ Manifest manifest_from(const json& data) {
   manifest.positional = data.at("inputs").at("style") == "positional";
   manifest.stateful = data.at("stateful");
   manifest.eager_reference = data.at("reference") == "eager";
-  // Payloads of other engines need Python; the artifact then has payloads that need torch alone.
+  // Payloads of other engines need Python; artifacts of earlier releases have others that need torch alone.
   const json& served = data.contains("fallback") ? data.at("fallback") : data;
   const json& recipe = served.at("recipe");
   if (const auto reset = recipe.find("reset"); reset != recipe.end() && !reset->is_null()) manifest.reset = *reset;
@@ -152,7 +152,10 @@ void refuse_by_payload(const Manifest& manifest, const Payload& payload) {
   if (payload.kind != "inductor" && payload.kind != "torchscript") {
     throw Refused(payload.file.path + " is of kind '" + payload.kind + "', which " +
                   (payload.kind == "exported" ? "only Python opens" : "this program does not know") +
-                  "; expected inductor or torchscript: pull or freeze such an artifact (coldpress pull --device-class)");
+                  "; expected inductor or torchscript: pull or freeze such an artifact (coldpress pull --device-class)" +
+                  (payload.kind == "onnxruntime" || payload.kind == "openvino"
+                       ? "; freeze writes one beside OUT, to OUT.torch"
+                       : ""));
   }
   const bool nested =
       std::any_of(manifest.inputs.begin(), manifest.inputs.end(), [](const json& item) { return item.contains("kind"); });

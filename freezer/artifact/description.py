@@ -58,16 +58,6 @@ def describe(manifest: Manifest, published: Sequence[str] = ()) -> Iterator[_Row
                 ]
             ),
         )
-    if manifest.fallback:
-        paths = ", ".join(payload.path for payload in manifest.fallback.payloads)
-        speed = figures_text(manifest.fallback.speedup, None)
-        yield (
-            "fallback",
-            (
-                f"without {' and '.join(manifest.engines)}: {manifest.fallback.recipe.name},"
-                f" {speed}: {paths}"
-            ),
-        )
     ratio = manifest.drift.error_ratio
     yield (
         "drift",

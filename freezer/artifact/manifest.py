@@ -104,8 +104,8 @@ class GoldenSet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fallback:
-    """The best candidate that needs torch alone. It serves where the engine of the winner's
-    payloads is not installed.
+    """The second artifact of a class, which needs torch alone, as earlier releases stored it: inside
+    the manifest of the first. Releases since write an image of its own.
 
     Attributes:
         recipe, payloads: as in Manifest.
@@ -135,7 +135,7 @@ class Manifest:
         stateful: whether calls change the results of later calls.
         toolchain: versions of the tools that made it.
         provenance: source, weights digest, campaign, host.
-        fallback: None if the payloads need torch alone, or nothing that does passed the drift gate.
+        fallback: read from manifests of earlier releases, never written.
         version: the version that first published it; None if never published.
     """
 
@@ -175,7 +175,8 @@ class Manifest:
         return engines_of(self.payloads)
 
     def without_engine(self) -> Manifest | None:
-        """The manifest of what the fallback serves; None without a fallback."""
+        """The manifest of the second artifact that an earlier release stored in this one; None without
+        one."""
         if self.fallback is None:
             return None
         other = self.fallback

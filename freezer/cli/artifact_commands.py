@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,6 +18,7 @@ from rich.text import Text
 from safetensors import SafetensorError
 
 from freezer.artifact import (
+    ENGINES,
     MANIFEST,
     Artifact,
     describe,
@@ -41,7 +43,7 @@ from freezer.errors import ColdpressError, IncompatibleError, UsageError
 from freezer.files import check_file, check_folder, replacing, scratch_folder
 from freezer.hardware import detect, device_class
 from freezer.serving.compatibility import rungs
-from freezer.store import Store, Version
+from freezer.store import Descriptor, Store, Version
 
 if TYPE_CHECKING:
     from freezer.runtime.frozen_model import FrozenModel
@@ -75,7 +77,7 @@ def pull(
             " later"
         )
     name = _pick(version, device_class_)
-    artifact = opened.pull(version, name, dest)
+    artifact = opened.pull(version, name, dest, rank=_servable(version.images_of(name)))
     size_mb = sum(item.size_bytes for item in artifact.manifest.contents) / 1e6
     say(f"{version.model}:{version.number} for {name} is in {dest} ({size_mb:.1f} MB)")
 
@@ -380,6 +382,15 @@ def classes(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
         say(name)
     for name, reason in machine.next_better.items():
         say(f"not {name}: {reason}", style="dim")
+
+
+def _servable(images: Sequence[Descriptor]) -> int:
+    """Position of the first image whose engines are installed here, or else of the best."""
+    installed = {name for name in ENGINES.values() if find_spec(name) is not None}
+    for rank, image in enumerate(images):
+        if installed.issuperset(image.engines):
+            return rank
+    return 0
 
 
 def _pick(version: Version, wanted: str) -> str:

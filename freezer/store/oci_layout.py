@@ -86,6 +86,11 @@ class Descriptor:
         """Device class of an artifact's image; empty for other blobs."""
         return self.annotations.get(DEVICE_CLASS, "")
 
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """Packages that an artifact's image needs besides torch."""
+        return tuple(filter(None, self.annotations.get(ENGINES, "").split(",")))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OciIndex:

@@ -18,12 +18,13 @@ from typing import Any
 import pytest
 
 from freezer.artifact import Artifact
+from freezer.cli import artifact_commands
 from freezer.codec import encode
 from freezer.errors import IntegrityError, NotPublishedError, StoreUnreachableError, UsageError
 from freezer.files import digest_bytes
 from freezer.store import Descriptor, Store, Version, versions_of
 from freezer.store.oci_layout import DEVICE_CLASS, Layout, OciImage
-from tests.support.steps import flip_a_byte, write_plain_artifact
+from tests.support.steps import flip_a_byte, rewritten, write_plain_artifact
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
 
@@ -467,3 +468,41 @@ def test_skopeo_reads_and_copies_a_model(
     for name, artifact in (("portable", one), (V4, two)):
         pulled = copied.pull(version, name, tmp_path / name)
         assert pulled.manifest.payloads == artifact.manifest.payloads
+
+
+def needing_engine(folder: Path, content: bytes) -> Artifact:
+    artifact = write_plain_artifact(folder, content)
+    payloads = tuple(replace(item, kind="onnxruntime") for item in artifact.manifest.payloads)
+    return rewritten(artifact, payloads=payloads)
+
+
+def test_a_class_has_two_images(empty: Store, one: Artifact, tmp_path: Path) -> None:
+    best = needing_engine(tmp_path / "best", b"best")
+    version = publish(empty, best, one)
+    assert [image.engines for image in version.images_of("portable")] == [("onnxruntime",), ()]
+    assert version.images == {"portable": version.index[0]}
+    assert publish(empty, best, one) == publish(empty, carried=version.index) == version
+    assert len(versions_of(empty, "tiny")[0].artifacts) == 2
+    for rank, artifact in enumerate((best, one)):
+        pulled = empty.pull(version, "portable", tmp_path / f"pulled{rank}", rank=rank)
+        assert pulled.manifest.payloads == artifact.manifest.payloads
+    assert publish(empty, one, best).index == version.index[::-1]
+    assert publish(empty, one).images_of("portable") == version.index[1:]
+    assert empty.roll_back("tiny", 1) == version
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_pull_takes_what_serves_here(
+    empty: Store,
+    one: Artifact,
+    installed: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    publish(empty, needing_engine(tmp_path / "best", b"best"), one)
+    monkeypatch.setattr(
+        artifact_commands, "find_spec", lambda name: object() if installed else None
+    )
+    artifact_commands.pull("tiny", tmp_path / "pulled", store=empty.uri, device_class_="portable")
+    kinds = [item.kind for item in Artifact.read(tmp_path / "pulled").manifest.payloads]
+    assert kinds == ["onnxruntime" if installed else "exported"]
