@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from freezer.artifact import SpeedChange, regression
 from freezer.freezing.recipes import EAGER
 from pipeline.records import Outcome
 
@@ -22,9 +23,6 @@ NOISE = 0.05
 """Relative change of speed that two judgements of one artifact may show; larger ones count if their
 intervals are disjoint too.
 """
-
-MORE_DRIFT = 2.0
-"""Growth of the error ratio, or of eager's own 1 if that is larger, that counts as drift."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,19 +123,24 @@ def _kind(before: Outcome | None, after: Outcome | None) -> tuple[ChangeKind, st
         or (after.artifact is not None and after.artifact == before.artifact)
     ):
         return "unchanged", ""
-    old, new, drift = served_speed(before), served_speed(after), _more_drift(before, after)
-    was = f"{new}, was {old}"
-    if old and new and new.high < old.low and new.value < old.value * (1 - NOISE):
-        return "slower", was
-    faster = bool(old and new and new.low > old.high and new.value > old.value * (1 + NOISE))
-    if drift and not faster:
-        return "drifted", drift
-    return ("faster", was) if faster else ("unchanged", "")
+    old, new = served_speed(before), served_speed(after)
+    speed = _speed_change(old, new)
+    old_ratio, new_ratio = (one.figures.drift.error_ratio for one in (before, after))
+    worse = regression(speed, old_ratio, new_ratio)
+    if worse == "drifted":
+        return worse, f"error ratio {new_ratio:.2f}, was {old_ratio:.2f}"
+    if worse is None and not (speed and speed.faster):
+        return "unchanged", ""
+    return worse or "faster", f"{new}, was {old}"
 
 
-def _more_drift(before: Outcome, after: Outcome) -> str:
-    """The growth of the error ratio in words; empty if it did not grow by more than MORE_DRIFT."""
-    old, new = (one.figures.drift.error_ratio for one in (before, after))
-    if old is None or new is None or new <= MORE_DRIFT * max(old, 1.0):
-        return ""
-    return f"error ratio {new:.2f}, was {old:.2f}"
+def _speed_change(old: ServedSpeed | None, new: ServedSpeed | None) -> SpeedChange | None:
+    """Change between speeds that two campaigns measured; None unless both are known."""
+    if old is None or new is None:
+        return None
+    return SpeedChange(
+        value=new.value / old.value,
+        low=new.low / old.high,
+        high=new.high / old.low,
+        noise=NOISE,
+    )

@@ -12,7 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from freezer.artifact import Manifest, Payload, PreviousRecord, serving, set_for
+from freezer.artifact import (
+    Manifest,
+    Payload,
+    PreviousRecord,
+    SpeedChange,
+    regression,
+    serving,
+    set_for,
+)
 from freezer.freezing.candidates import Candidate
 from freezer.freezing.drift import Gate, Reference
 from freezer.freezing.judging.footprints import with_footprints
@@ -28,11 +36,6 @@ from freezer.timing import Speedup
 LEAST_LOSS = 1.05
 """How many times as fast the incumbent must be, by the bound of the interval, to stay in place of a
 model with other weights.
-"""
-
-_MORE_DRIFT = 2.0
-"""How many times the error ratio of the incumbent, or of eager if that is larger, a new artifact
-may have without being faster.
 """
 
 
@@ -200,7 +203,7 @@ def settle(
         f"{reason}; {of_eager}{faster.value:.2f} times ({faster.low:.2f}-{faster.high:.2f}) as fast"
         f" as {record}"
     )
-    worse = regression(faster, new.drift.error_ratio if new and new.drift else None, record)
+    worse = _worse(faster, new.drift.error_ratio if new and new.drift else None, record)
     if new and objective == "size":
         size, before = new.candidate.size_bytes, old.candidate.size_bytes
         if size > ALIKE * before:
@@ -216,25 +219,15 @@ def settle(
     return "kept-previous", f"{reason}{worse}; --allow-regression replaces it", record
 
 
-def regression(faster: Speedup, error_ratio: float | None, record: PreviousRecord) -> str | None:
-    """How a new artifact is worse than the incumbent.
-
-    Args:
-        faster: speed of the new one over the incumbent.
-        error_ratio: of the new one.
-        record: of the incumbent.
-
-    Returns:
-        What to add to a sentence with its speed, possibly nothing; None if it is not worse.
-    """
-    if faster.high < (1.0 if record.same_weights else 1.0 / LEAST_LOSS):
-        return ""
-    before = record.error_ratio
-    if (
-        error_ratio is None
-        or before is None
-        or error_ratio <= _MORE_DRIFT * max(before, 1.0)
-        or faster.low > 1.0
-    ):
-        return None
-    return f", and its error ratio is {error_ratio:.2f} instead of {before:.2f}"
+def _worse(faster: Speedup, error_ratio: float | None, record: PreviousRecord) -> str | None:
+    """How a new artifact is worse, as the end of a sentence with its speed; None if it is not."""
+    speed = SpeedChange(
+        value=faster.value,
+        low=faster.low,
+        high=faster.high,
+        least_loss=1.0 if record.same_weights else LEAST_LOSS,
+    )
+    worse = regression(speed, record.error_ratio, error_ratio)
+    if worse == "drifted":
+        return f", and its error ratio is {error_ratio:.2f} instead of {record.error_ratio:.2f}"
+    return worse and ""

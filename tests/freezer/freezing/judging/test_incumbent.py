@@ -10,15 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from freezer.artifact import Manifest, PreviousRecord
+from freezer.artifact import Manifest
 from freezer.freezing.candidates import Candidate
 from freezer.freezing.judging import Incumbent, Judgement, judge
-from freezer.freezing.judging.incumbent import regression
 from freezer.freezing.models import Subject
 from freezer.freezing.packaging import assemble
 from freezer.freezing.target import target_here
 from freezer.spec import Limits
-from freezer.timing import Speedup
 from tests.support.models import seeded
 from tests.support.steps import ANY_SPEED, HERE, QUICK, candidate_of, random_inputs, subject_of
 
@@ -198,46 +196,3 @@ def test_artifact_beyond_a_new_limit_is_replaced(slow: Candidate, published: Inc
     )
     assert found.verdict == "published"
     assert "; that no longer qualifies: 1000.0 MB; size_mb_max is " in found.reason
-
-
-@pytest.mark.parametrize(
-    ("faster", "error_ratio", "before", "same_weights", "stays"),
-    [
-        ((0.97, 0.95, 0.99), 1.0, 1.0, True, True),
-        ((0.97, 0.95, 1.01), 1.0, 1.0, True, False),
-        ((0.97, 0.95, 0.99), 1.0, 1.0, False, False),
-        ((0.90, 0.88, 0.94), 1.0, 1.0, False, True),
-        ((1.00, 0.98, 1.02), 2.5, 1.2, True, True),
-        ((1.05, 1.02, 1.08), 2.5, 1.2, True, False),
-        ((1.00, 0.98, 1.02), 1.9, 0.3, True, False),
-        ((1.00, 0.98, 1.02), None, 1.2, True, False),
-    ],
-    ids=[
-        "slower",
-        "not for certain",
-        "within 5%",
-        "beyond 5%",
-        "drifts more",
-        "drifts more, faster",
-        "within",
-        "no floats",
-    ],
-)
-def test_what_counts_as_worse(
-    faster: tuple[float, float, float],
-    error_ratio: float | None,
-    before: float,
-    same_weights: bool,
-    stays: bool,
-) -> None:
-    value, low, high = faster
-    record = PreviousRecord(
-        version=1,
-        artifact="a",
-        recipe="r",
-        torch="2",
-        same_weights=same_weights,
-        error_ratio=before,
-    )
-    worse = regression(Speedup(value=value, low=low, high=high), error_ratio, record)
-    assert (worse is not None) == stays
