@@ -16,7 +16,7 @@ def test_every_code_has_a_cause_and_a_remedy() -> None:
         for path in (ROOT / package).rglob("*.py")
     ]
     codes = {code for path in files for code in CODE.findall(path.read_text())}
-    lines = (ROOT / "docs" / "errors.md").read_text().splitlines()
+    lines = (ROOT / "docs" / "reference" / "errors.md").read_text().splitlines()
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in lines

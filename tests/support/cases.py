@@ -19,7 +19,7 @@ from freezer.runtime.threads import threads
 from freezer.spec import Dim, SamplingPolicy
 from tests.support.steps import ANY_SPEED, candidate_of, random_inputs, subject_of, target_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "what-freezes.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "what-freezes.md"
 RECIPES = ("torchscript-frozen", "inductor-frozen", "portable")
 
 # What torch.export, or a judge of its program, says of many models.
