@@ -7,7 +7,7 @@ import os
 import resource
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from pipeline.catalog import read_catalog
 from pipeline.config import Config
 from pipeline.ledger import Ledger
 from pipeline.planning import FileDigests, FinishedWork, Plan, PlanRequest, make_plan
-from pipeline.records import ClassFacts, Event, LiveFigures, flat_json
-from pipeline.reporting import ItemWork
+from pipeline.records import ClassFacts, Event, flat_json
+from pipeline.reporting import Display
 from pipeline.run import run
 from pipeline.scheduling import executor, queue
 from pipeline.sources import Materials
@@ -79,7 +79,7 @@ def planned(folder: Path, store: Store, ledger: Ledger) -> Plan:
     return make_plan(request, FinishedWork(store, ledger), digests)
 
 
-class Meter:
+class Meter(Display):
     """A display that counts tasks in flight and verdicts, and records when builds started and
     ended.
     """
@@ -89,18 +89,6 @@ class Meter:
         self.verdicts: Counter[str] = Counter()
         self.first_build: float | None = None
         self.last_build = 0.0
-
-    def __enter__(self) -> Meter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-    def plan(self, num_items: int, work: Sequence[ItemWork]) -> None:
-        """Ignored."""
-
-    def observe(self, look: Callable[[], LiveFigures]) -> None:
-        """Ignored."""
 
     def show(self, event: Event) -> None:
         """Count an event."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -146,7 +146,7 @@ class Campaign:
         """
         finished = [(item, item.finished) for item in self._plan.items if item.finished is not None]
         skipped = [outcome for outcome in skipped if outcome.model not in self._before.skipped]
-        self._display.plan(len(self._plan.items) + len(skipped), list(self._work()))
+        self._display.plan(len(self._plan.items) + len(skipped), self._work())
         self._show(skipped)
         self._start_tracking([outcome for _, outcome in finished], continued, parameters)
         for item, outcome in chain(finished, self._executor.outcomes()):
@@ -189,27 +189,15 @@ class Campaign:
             for _, outcomes in groupby(before, key=lambda outcome: outcome.model):
                 self._tracker.log(list(outcomes))
 
-    def _work(self) -> Iterator[ItemWork]:
-        """Yield the work of each item, with the durations that its model and class had last
-        time.
-        """
-        for what, state in self._executor.begun.items():
-            item, results = state.item, state.results
-            work = ItemWork(
+    def _work(self) -> list[ItemWork]:
+        """Return the work of each item."""
+        return [
+            ItemWork(
                 what=what,
-                recipes=tuple(recipe for recipe in item.builds if recipe not in results),
-                built_s=sum(result.wall_s for result in results.values()),
+                recipes=tuple(name for name in state.item.builds if name not in state.results),
             )
-            row = self._ledger.nearest("outcome", item.entry.name, item.device_class)
-            if row is not None:
-                before = Outcome.from_json(row.data["outcome"])
-                build_s = {
-                    report.recipe: report.build_s
-                    for report in before.candidates
-                    if report.failure is None
-                }
-                work = replace(work, build_s=build_s, judge_s=before.judge_s or None)
-            yield work
+            for what, state in self._executor.begun.items()
+        ]
 
     def _finish_tracking(self, ended: CampaignReport, exit_code: int) -> None:
         try:

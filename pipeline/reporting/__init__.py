@@ -16,26 +16,26 @@ from pipeline.reporting.comparison import (
 from pipeline.reporting.costs import (
     class_costs,
 )
-from pipeline.reporting.display import (
-    Display,
-    LineDisplay,
-    display_for,
-)
 from pipeline.reporting.explain import (
     explain_plan,
 )
 from pipeline.reporting.html_report import (
     report_page,
 )
-from pipeline.reporting.metrics import (
+from pipeline.reporting.live.campaign_progress import (
+    ItemWork,
+)
+from pipeline.reporting.live.display import (
+    Display,
+    LineDisplay,
+    display_for,
+)
+from pipeline.reporting.live.metrics import (
     metered,
 )
 from pipeline.reporting.model_history import (
     PastOutcome,
     past_outcomes,
-)
-from pipeline.reporting.remaining_time import (
-    ItemWork,
 )
 from pipeline.reporting.status import (
     campaign_status,

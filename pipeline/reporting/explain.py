@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pipeline.planning import Item, Plan
 from pipeline.records import SKIPPED, Event, Outcome
-from pipeline.reporting.display import Display
+from pipeline.reporting.live.display import Display
 from pipeline.scheduling import BuildRecords, Decide, ItemState, QueueTask, advance
 
 

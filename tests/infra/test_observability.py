@@ -26,9 +26,8 @@ from freezer.hardware import PORTABLE
 from freezer.store import Store
 from infra.serving.model_server import ServingMetrics
 from pipeline.records import Event, LiveFigures
-from pipeline.reporting import campaign_status
-from pipeline.reporting.display import QuietDisplay
-from pipeline.reporting.metrics import CampaignMetrics
+from pipeline.reporting import Display, campaign_status
+from pipeline.reporting.live.metrics import CampaignMetrics
 from tests.conftest import Frozen
 from tests.infra.test_serving import X, json_of, publish, wrong_artifact
 from tests.pipeline.reporting.test_campaign_report import FAILED
@@ -149,7 +148,7 @@ def queries(**variables: str) -> dict[str, list[str]]:
 
 def driver_metrics() -> dict[str, set[str]]:
     """The metrics of a driver, each with its labels."""
-    metrics = CampaignMetrics(QuietDisplay(), "c")
+    metrics = CampaignMetrics(Display(), "c")
     metrics.observe(lambda: LiveFigures(nodes={PORTABLE: 1}))
     for kind in ("built", "judged"):
         metrics.show(Event(kind=kind, what="m portable", seconds=1.0))

@@ -4,19 +4,15 @@ left.
 
 from __future__ import annotations
 
-import csv
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from pipeline.records import Event, verdict_text
 from pipeline.reporting import Display, ItemWork, LineDisplay, display_for
-from pipeline.reporting.display import LiveDisplay
-from pipeline.reporting.remaining_time import CampaignProgress
+from pipeline.reporting.live.campaign_progress import CampaignProgress
+from pipeline.reporting.live.display import LiveDisplay
 from tests.pipeline.reporting.test_campaign_report import CRASH, FAILED, PUBLISHED
 
 RECIPES = ("torchscript-frozen", "inductor-frozen")
@@ -38,20 +34,12 @@ EVENTS = [
 ]
 
 
-RECORDED = Path(__file__).parent / "campaign_events.csv"
-"""The events of a campaign over examples/zoo.yaml on 2 CPUs, continued after a kill; three judges
-were repeated.
-
-`before` rows have the seconds of the builds that the killed start had finished.
-"""
-
-
 def lines_of(*, verbose: bool) -> list[str]:
     """The lines of EVENTS without their times."""
     now = [0.0]
     console = Console(file=io.StringIO(), width=80)
     with LineDisplay(console, verbose=verbose, clock=lambda: now[0]) as display:
-        display.plan(2, WORK)
+        display.plan(3, [*WORK, ItemWork(what="n portable")])
         for event in EVENTS:
             now[0] += 1.0
             display.show(event)
@@ -62,14 +50,13 @@ def lines_of(*, verbose: bool) -> list[str]:
 def test_lines_are_one_for_each_item_and_step() -> None:
     lines = lines_of(verbose=False)
     assert lines[:4] == [
-        "2 outcomes to reach, 3 builds to do",
+        "3 outcomes to reach, 3 builds to do",
         "build m cpu-x86-64-v4 2 recipes",
         "build m portable portable",
         "judge m cpu-x86-64-v4",
     ]
-    assert lines[4].startswith(
-        f"outcome m cpu-x86-64-v4 {verdict_text(FAILED)} (1 of 2 done, about "
-    )
+    progress = "(1 of 3 done, about 5 s left)"
+    assert lines[4] == f"outcome m cpu-x86-64-v4 {verdict_text(FAILED)} {progress}"
     assert CRASH.message not in lines[4], "the report prints it, once"
     assert len(lines) == 5
 
@@ -109,7 +96,7 @@ def test_live_view_shows_states_and_running_items() -> None:
     assert "and 3 more" in drawn(), "a terminal of 8 lines"
     for event in EVENTS[4:]:
         display.show(event)
-    assert "1 of 5 done  1 failed\n4 building  0 judging  0 waiting  10 s, about" in drawn()
+    assert "1 of 5 done  1 failed\n4 building  0 judging  0 waiting  10 s" in drawn()
     assert "m cpu-x86-64-v4" not in drawn()
 
 
@@ -137,71 +124,28 @@ def test_no_color_and_dumb_terminals_are_respected(monkeypatch: pytest.MonkeyPat
     assert isinstance(display_for(Console(file=file, force_terminal=True)), LineDisplay)
 
 
-@dataclass(frozen=True)
-class Row:
-    """A recorded event; of `before` rows only what counts."""
+def test_time_left_is_the_mean_of_finished_items() -> None:
+    now = [0.0]
+    progress = CampaignProgress(lambda: now[0])
+    names = [f"{model} {name}" for name in ("portable", "cpu-x86-64-v4") for model in "abc"]
+    progress.plan(6, [ItemWork(what=name, recipes=("r",)) for name in names])
 
-    time_s: float
-    is_before: bool
-    event: Event
+    def run(what: str, build_s: float, judge_s: float) -> None:
+        for kind, seconds in (("build", build_s), ("judge", judge_s)):
+            progress.add(Event(kind=kind, what=what, recipes=("r",) if kind == "build" else ()))  # type: ignore[arg-type]
+            now[0] += seconds
+            ended = "built" if kind == "build" else "judged"
+            progress.add(Event(kind=ended, what=what, recipes=("r",)))  # type: ignore[arg-type]
+        progress.add(Event(kind="outcome", what=what, outcome=PUBLISHED))
 
-    @classmethod
-    def of(cls, row: dict[str, str]) -> Row:
-        event = Event(
-            kind=row["kind"],  # type: ignore[arg-type]
-            what=f"{row['model']} {row['device_class']}",
-            recipes=(row["recipe"],) if row["recipe"] else (),
-            seconds=float(row["seconds"]),
-            outcome=PUBLISHED if row["kind"] == "outcome" else None,
-        )
-        return cls(float(row["time_s"]), row["kind"] == "before", event)
-
-
-def work_of(before: Sequence[Row], rows: Sequence[Row], *, known: bool) -> list[ItemWork]:
-    """The work of a recorded campaign; with `known`, an earlier campaign took as long for each
-    build and judge.
-    """
-    recipes: dict[str, dict[str, float]] = {}
-    judge_s: dict[str, float] = {}
-    built_s = {row.event.what: row.event.seconds for row in before}
-    for row in rows:
-        own = recipes.setdefault(row.event.what, {})
-        if row.event.kind == "built":
-            own[row.event.recipes[0]] = row.event.seconds
-        if row.event.kind == "judged":
-            judge_s[row.event.what] = row.event.seconds
-    return [
-        ItemWork(
-            what=what,
-            recipes=tuple(own),
-            built_s=built_s.get(what, 0.0),
-            build_s=own if known else {},
-            judge_s=judge_s[what] if known else None,
-        )
-        for what, own in recipes.items()
-        if what in judge_s
-    ]
-
-
-@pytest.mark.parametrize(
-    ("known", "since"), [(False, 0.55), (True, 0.2)], ids=["new models", "durations known"]
-)
-def test_time_left_is_right_within_30_percent(known: bool, since: float) -> None:
-    with RECORDED.open() as file:
-        recorded = [Row.of(row) for row in csv.DictReader(file)]
-    before, rows = (
-        [row for row in recorded if row.is_before == is_before] for is_before in (True, False)
-    )
-    now = rows[0].time_s
-    progress = CampaignProgress(lambda: now)
-    progress.plan(len(rows), work_of(before, rows, known=known))
-    began, end = now, rows[-1].time_s
-    ratios = {}
-    for row in rows:
-        now = row.time_s
-        progress.add(row.event)
-        left = progress.time_left()
-        if left is not None and now >= began + since * (end - began) and end - now > 60:
-            ratios[now] = left / (end - now)
-    assert len(ratios) > 20
-    assert {at: ratio for at, ratio in ratios.items() if not 0.7 < ratio < 1.3} == {}
+    assert progress.time_left() is None, "nothing is known"
+    run("a portable", 2.0, 2.0)
+    assert progress.time_left() == 5 * 4.0, "a class without any takes the mean of all"
+    run("a cpu-x86-64-v4", 10.0, 10.0)
+    run("b portable", 4.0, 4.0)
+    assert progress.time_left() == 6.0 + 2 * 20.0
+    for name in ("b", "c"):
+        progress.add(Event(kind="build", what=f"{name} cpu-x86-64-v4", recipes=("r",)))
+    now[0] += 5.0
+    assert progress.time_left() == (6.0 + 2 * 15.0) / 2, "two run at a time"
+    assert progress.num_waiting == 1

@@ -15,8 +15,7 @@ from freezer.errors import UsageError
 from freezer.store import Store
 from pipeline.campaign import Before
 from pipeline.records import Event, LiveFigures
-from pipeline.reporting import campaign_status, metered
-from pipeline.reporting.display import QuietDisplay
+from pipeline.reporting import Display, campaign_status, metered
 from tests.pipeline.reporting.test_campaign_report import FAILED
 from tests.pipeline.reporting.test_display import EVENTS, WORK
 from tests.support.campaigns import Models, run_judged
@@ -33,7 +32,7 @@ BAD = replace(FAILED, model="bad", device_class="auto", judge_key="")
 
 def test_steps_are_counted_while_they_run() -> None:
     port = free_port()
-    with metered(QuietDisplay(), "c", f"{LOOPBACK}:{port}") as display:
+    with metered(Display(), "c", f"{LOOPBACK}:{port}") as display:
         display.plan(3, WORK)
         display.observe(lambda: LiveFigures(nodes={"portable": 2}, num_logged=5, num_unlogged=3))
         for event in EVENTS[:3]:
@@ -70,7 +69,7 @@ def test_outcomes_equal_those_of_the_ledger(store: Store, uri: str) -> None:
     def after(_: int) -> None:
         scrapes.append(scraped(port))
 
-    with metered(QuietDisplay(), "c", f"{LOOPBACK}:{port}") as display:
+    with metered(Display(), "c", f"{LOOPBACK}:{port}") as display:
         run_judged(
             store, uri, "c", {}, models=MODELS, problems=(BAD,), display=display, after=after
         )
@@ -99,7 +98,7 @@ def test_unchanged_outcomes_are_counted_apart(store: Store, uri: str) -> None:
     """And bad entries that an earlier pass of a watch reported are not counted again."""
     port, reported = free_port(), Before(skipped=frozenset({BAD.model}))
     run_judged(store, uri, "first", {}, models=MODELS)
-    with metered(QuietDisplay(), "again", f"{LOOPBACK}:{port}") as display:
+    with metered(Display(), "again", f"{LOOPBACK}:{port}") as display:
         run_judged(
             store,
             uri,
@@ -123,7 +122,7 @@ def test_unchanged_outcomes_are_counted_apart(store: Store, uri: str) -> None:
 def test_invalid_addresses_are_usage_errors(address: str) -> None:
     with (
         pytest.raises(UsageError, match=r"write --metrics 127\.0\.0\.1:9105"),
-        metered(QuietDisplay(), "c", address),
+        metered(Display(), "c", address),
     ):
         pass
 

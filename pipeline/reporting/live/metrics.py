@@ -11,6 +11,7 @@ import time
 from collections import Counter as Counted
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Self
 
 from prometheus_client import (
     CollectorRegistry,
@@ -23,8 +24,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from freezer.errors import UsageError
 from pipeline.records import STYLES, Event, LiveFigures, Outcome
-from pipeline.reporting.display import Display
-from pipeline.reporting.remaining_time import CampaignProgress, ItemWork
+from pipeline.reporting.live.campaign_progress import CampaignProgress, ItemWork
+from pipeline.reporting.live.display import Display
 
 BUCKETS_S = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 """Upper bounds of the histograms of durations, in seconds."""
@@ -73,7 +74,7 @@ def _parsed(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-class CampaignMetrics:
+class CampaignMetrics(Display):
     """A display that passes everything on to another, and counts it. Every metric has the label
     `campaign`.
 
@@ -109,7 +110,7 @@ class CampaignMetrics:
             self._outcomes.labels(campaign, verdict, "false")
         self.registry.register(self)
 
-    def __enter__(self) -> CampaignMetrics:
+    def __enter__(self) -> Self:
         self._display.__enter__()
         return self
 
