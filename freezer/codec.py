@@ -5,7 +5,7 @@ unions of these, and `Any`.
 Annotations must resolve at run time: import their types outside `TYPE_CHECKING`. A field's metadata
 may change its JSON form:
 
-    multiple_of: int = field(default=1, metadata=written_if(lambda dim: dim.multiple_of > 1))
+    multiple_of: int = field(default=1, metadata=OMIT_DEFAULT)
     dims: tuple[Dim, ...] = field(default=(), metadata=keyed_by("name"))
     num_threads: int = field(metadata=stored_as("threads"))
 """
@@ -40,6 +40,10 @@ _SCALARS: Mapping[Any, tuple[type, ...]] = {
 }
 
 
+OMIT_DEFAULT: Mapping[str, bool] = {"omit_default": True}
+"""Metadata of a field that is written only where it differs from its default."""
+
+
 def written_if(condition: Callable[[Any], bool]) -> dict[str, Any]:
     """Metadata of a field that is written only where its record meets a condition."""
     return {"written_if": condition}
@@ -61,13 +65,16 @@ def encode(record: Any) -> dict[str, Any]:
     """The JSON form of a dataclass instance: its fields in order, tuples as lists."""
     data = {}
     for item in fields(record):
+        value = getattr(record, item.name)
         condition, attribute = item.metadata.get("written_if"), item.metadata.get("keyed_by")
         if condition is not None and not condition(record):
             continue
-        value = _encode(getattr(record, item.name))
-        data[_key(item)] = (
-            value if attribute is None else {part.pop(attribute): part for part in value}
-        )
+        if item.metadata.get("omit_default") and value == _default(item):
+            continue
+        value = _encode(value)
+        if attribute is not None:
+            value = {part.pop(attribute): part for part in value}
+        data[_key(item)] = value
     return data
 
 
@@ -148,6 +155,10 @@ def _encode(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _encode(item) for key, item in value.items()}
     return encode(value) if is_dataclass(value) else value
+
+
+def _default(item: Field[Any]) -> object:
+    return item.default if item.default_factory is MISSING else item.default_factory()
 
 
 def _key(item: Field[Any]) -> str:

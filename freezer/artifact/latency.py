@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from freezer.codec import stored_as, written_if
+from freezer.codec import OMIT_DEFAULT, stored_as
 from freezer.spec import Clock, SamplingPolicy
 
 PointVerdict = Literal["faster", "not slower", "slower", "unstable", "not measured"]
@@ -61,10 +61,8 @@ class PointFigures:
     p99: float | None = None
     speedup: float | None
     speedup_ci: tuple[float, float] | None
-    verdict: PointVerdict | None = field(
-        default=None, metadata=written_if(lambda self: self.verdict is not None)
-    )
-    clock: Clock = field(default="wall", metadata=written_if(lambda self: self.clock != "wall"))
+    verdict: PointVerdict | None = field(default=None, metadata=OMIT_DEFAULT)
+    clock: Clock = field(default="wall", metadata=OMIT_DEFAULT)
 
     @property
     def place(self) -> str:
@@ -119,16 +117,14 @@ class LatencyRecord:
     ms: Mapping[str, float | None] = field(default_factory=dict)
     speedup: float | None = None
     speedup_ci: tuple[float, float] | None = None
-    clock: Clock = field(default="wall", metadata=written_if(lambda self: self.clock != "wall"))
+    clock: Clock = field(default="wall", metadata=OMIT_DEFAULT)
     num_samples: Mapping[str, int] = field(default_factory=dict)
     num_dropped_rounds: int = 0
     settled: bool = True
     policy: SamplingPolicy | None = None
     cold_start: ColdStart | None = None
     points: tuple[PointFigures, ...] = ()
-    device: Mapping[str, Any] = field(
-        default_factory=dict, metadata=written_if(lambda self: bool(self.device))
-    )
+    device: Mapping[str, Any] = field(default_factory=dict, metadata=OMIT_DEFAULT)
 
     def speedup_with(self, num_threads: int) -> float | None:
         """Speedup over eager at the deciding point, with this thread count if it was timed, or else

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from freezer.artifact.latency import LatencyRecord, PointFigures
 from freezer.artifact.sections import DriftRecord, FreezingRecord, GateRecord, Needs, RecipeRecord
-from freezer.codec import decode, encode, keyed_by, read_json, written_if
+from freezer.codec import OMIT_DEFAULT, decode, encode, keyed_by, read_json
 from freezer.errors import IntegrityError
 from freezer.files import check_digest
 from freezer.spec import Dim, InputSpec, OutputSpec, OutputStructure
@@ -94,12 +94,8 @@ class GoldenSet:
 
     point: Mapping[str, int]
     native_rmse: Mapping[str, float]
-    scales: Mapping[str, tuple[float, ...]] = field(
-        default_factory=dict, metadata=written_if(lambda item: bool(item.scales))
-    )
-    slice_errors: Mapping[str, float] = field(
-        default_factory=dict, metadata=written_if(lambda item: bool(item.slice_errors))
-    )
+    scales: Mapping[str, tuple[float, ...]] = field(default_factory=dict, metadata=OMIT_DEFAULT)
+    slice_errors: Mapping[str, float] = field(default_factory=dict, metadata=OMIT_DEFAULT)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,9 +154,7 @@ class Manifest:
     latency: LatencyRecord | None
     provenance: Mapping[str, Any]
     freezing: FreezingRecord = field(default_factory=FreezingRecord)
-    fallback: Fallback | None = field(
-        default=None, metadata=written_if(lambda self: self.fallback is not None)
-    )
+    fallback: Fallback | None = field(default=None, metadata=OMIT_DEFAULT)
     version: int | None = None
     format_version: int = FORMAT_VERSION
 

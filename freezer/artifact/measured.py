@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from freezer.codec import written_if
+from freezer.codec import OMIT_DEFAULT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,12 +36,10 @@ class MeasuredLatency:
         p95: measured if it is the objective.
     """
 
-    eager_p50: float | None = field(
-        default=None, metadata=written_if(lambda self: self.eager_p50 is not None)
-    )
+    eager_p50: float | None = field(default=None, metadata=OMIT_DEFAULT)
     p50: float | None = None
     p90: float | None = None
-    p95: float | None = field(default=None, metadata=written_if(lambda self: self.p95 is not None))
+    p95: float | None = field(default=None, metadata=OMIT_DEFAULT)
     p99: float | None = None
 
 

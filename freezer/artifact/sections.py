@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from freezer.artifact.freezing_report import FreezingReport
-from freezer.codec import stored_as, written_if
+from freezer.artifact.measured import MeasuredDrift
+from freezer.codec import OMIT_DEFAULT, stored_as
 from freezer.hardware import CudaNeeds
 
 NOT_TRIED = "not tried"
@@ -32,12 +33,8 @@ class Needs:
 
     torch: str
     machine: str | None = None
-    cuda: CudaNeeds | None = field(
-        default=None, metadata=written_if(lambda self: self.cuda is not None)
-    )
-    packages: Mapping[str, str] = field(
-        default_factory=dict, metadata=written_if(lambda self: bool(self.packages))
-    )
+    cuda: CudaNeeds | None = field(default=None, metadata=OMIT_DEFAULT)
+    packages: Mapping[str, str] = field(default_factory=dict, metadata=OMIT_DEFAULT)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,9 +57,8 @@ class RecipeRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DriftRecord:
-    """Judged distance of the outputs from the reference; figures are None where no output is
-    floating-point.
+class DriftRecord(MeasuredDrift):
+    """Judged distance of the outputs from the reference.
 
     Attributes:
         reference_note: limits of the reference, for people.
@@ -70,10 +66,6 @@ class DriftRecord:
         task_metric: the entry's own metric, of eager and of the recipe.
     """
 
-    error_ratio: float | None = None
-    max_abs_err: float | None = None
-    sqnr_db: float | None = None
-    margin: float | None = None
     reference_note: str | None = None
     deterministic: bool = True
     task_metric: Mapping[str, float | None] = field(default_factory=dict)
@@ -86,7 +78,7 @@ class GateRecord:
     kind: str = "calibrated"
     error_ratio_max: float
     speedup_min: float
-    objective: str = field(default="p50", metadata=written_if(lambda self: self.objective != "p50"))
+    objective: str = field(default="p50", metadata=OMIT_DEFAULT)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,9 +194,5 @@ class FreezingRecord:
     strides_equal: bool | None = None
     candidates: tuple[CandidateRecord, ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict)
-    pareto: tuple[Tradeoff, ...] = field(
-        default=(), metadata=written_if(lambda self: bool(self.pareto))
-    )
-    previous: PreviousRecord | None = field(
-        default=None, metadata=written_if(lambda self: self.previous is not None)
-    )
+    pareto: tuple[Tradeoff, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    previous: PreviousRecord | None = field(default=None, metadata=OMIT_DEFAULT)

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
-from freezer.codec import keyed_by, written_if
+from freezer.codec import OMIT_DEFAULT, keyed_by
 from freezer.errors import SpecError, expected_names
 from freezer.spec.items import (
     ConstantSpec,
@@ -40,7 +40,7 @@ class Dim:
     name: str
     min: int
     max: int
-    multiple_of: int = field(default=1, metadata=written_if(lambda dim: dim.multiple_of > 1))
+    multiple_of: int = field(default=1, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():

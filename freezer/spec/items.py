@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from dataclasses import replace as replaced
 from typing import Any, Literal
 
-from freezer.codec import written_if
+from freezer.codec import OMIT_DEFAULT, written_if
 from freezer.errors import ContractError, SpecError, expected_names
 
 FLOATING = ("float64", "float32", "float16", "bfloat16")
@@ -55,9 +55,7 @@ class TensorSpec:
     name: str
     dtype: str
     shape: tuple[int | str, ...]
-    range: tuple[float, float] | None = field(
-        default=None, metadata=written_if(lambda tensor: tensor.range is not None)
-    )
+    range: tuple[float, float] | None = field(default=None, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -261,4 +259,4 @@ class OutputStructure:
     value: PlainValue = field(
         default=None, metadata=written_if(lambda self: self.kind == "constant")
     )
-    type_name: str = field(default="", metadata=written_if(lambda self: self.type_name != ""))
+    type_name: str = field(default="", metadata=OMIT_DEFAULT)

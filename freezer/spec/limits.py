@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from freezer.codec import written_if
+from freezer.codec import OMIT_DEFAULT
 from freezer.errors import expected_names
 
 Objective = Literal["p50", "p95", "throughput", "size"]
@@ -133,8 +133,8 @@ class SamplingPolicy:
     steal_limit: float = 0.10
     num_bootstrap: int = 1000
     seed: int = 0
-    accept_noise: bool = field(default=False, metadata=written_if(lambda self: self.accept_noise))
-    min_samples: int = field(default=0, metadata=written_if(lambda self: self.min_samples > 0))
+    accept_noise: bool = field(default=False, metadata=OMIT_DEFAULT)
+    min_samples: int = field(default=0, metadata=OMIT_DEFAULT)
 
 
 def timing_of(objective: str) -> Timing:

@@ -26,7 +26,7 @@ from freezer.artifact import (
     FileRef,
     Signed,
 )
-from freezer.codec import encode, read_record, stored_as, written_if
+from freezer.codec import OMIT_DEFAULT, encode, read_record, stored_as
 from freezer.errors import IntegrityError, StoreUnreachableError
 from freezer.files import (
     CHUNK_BYTES,
@@ -69,14 +69,10 @@ class Descriptor:
     size_bytes: int = field(metadata=stored_as("size"))
     artifact_type: str = field(
         default="",
-        metadata=stored_as("artifactType") | written_if(lambda self: self.artifact_type != ""),
+        metadata={**stored_as("artifactType"), **OMIT_DEFAULT},
     )
-    annotations: Mapping[str, str] = field(
-        default_factory=dict, metadata=written_if(lambda self: bool(self.annotations))
-    )
-    platform: Mapping[str, str] = field(
-        default_factory=dict, metadata=written_if(lambda self: bool(self.platform))
-    )
+    annotations: Mapping[str, str] = field(default_factory=dict, metadata=OMIT_DEFAULT)
+    platform: Mapping[str, str] = field(default_factory=dict, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         check_digest(self.digest)
@@ -97,9 +93,7 @@ class OciIndex:
     """An OCI index: of a model its tags, of a version its images."""
 
     manifests: tuple[Descriptor, ...]
-    annotations: Mapping[str, str] = field(
-        default_factory=dict, metadata=written_if(lambda self: bool(self.annotations))
-    )
+    annotations: Mapping[str, str] = field(default_factory=dict, metadata=OMIT_DEFAULT)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,7 @@ from freezer.artifact import (
     PreviousRecord,
     Tradeoff,
 )
-from freezer.codec import decode, encode, stored_as, written_if
+from freezer.codec import OMIT_DEFAULT, decode, encode, stored_as
 from freezer.spec import Clock
 
 DRIFT = "CP-DRIFT"
@@ -97,7 +97,7 @@ class FinishedBuild:
     wall_s: float = 0.0
     peak_bytes: int = 0
     starts: int = 1
-    architecture: str = field(default="", metadata=written_if(lambda self: self.architecture))
+    architecture: str = field(default="", metadata=OMIT_DEFAULT)
 
     def to_json(self) -> dict[str, Any]:
         """Return the ledger's form: flat."""
@@ -168,9 +168,7 @@ class CandidateReport:
     strides_equal: bool | None = None
     reports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     points: tuple[Mapping[str, Any], ...] = ()
-    outputs: tuple[OutputDrift, ...] = field(
-        default=(), metadata=written_if(lambda self: bool(self.outputs))
-    )
+    outputs: tuple[OutputDrift, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     @property
     def freezing(self) -> FreezingRecord:
@@ -227,7 +225,7 @@ class Outcome:
     recipe: str | None = None
     failure: Failure | None = None
     figures: Measured = UNMEASURED
-    clock: Clock = field(default="wall", metadata=written_if(lambda self: self.clock != "wall"))
+    clock: Clock = field(default="wall", metadata=OMIT_DEFAULT)
     artifact: str | None = None
     version: int | None = None
     build_s: float = 0.0
@@ -237,17 +235,11 @@ class Outcome:
     host: Mapping[str, Any] = field(default_factory=dict)
     registered_name: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
-    architecture: str = field(default="", metadata=written_if(lambda self: self.architecture))
-    objective: str = field(default="p50", metadata=written_if(lambda self: self.objective != "p50"))
-    pareto: tuple[Tradeoff, ...] = field(
-        default=(), metadata=written_if(lambda self: bool(self.pareto))
-    )
-    previous: PreviousRecord | None = field(
-        default=None, metadata=written_if(lambda self: self.previous is not None)
-    )
-    deciles_ms: Mapping[str, tuple[float, ...]] = field(
-        default_factory=dict, metadata=written_if(lambda one: bool(one.deciles_ms))
-    )
+    architecture: str = field(default="", metadata=OMIT_DEFAULT)
+    objective: str = field(default="p50", metadata=OMIT_DEFAULT)
+    pareto: tuple[Tradeoff, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    previous: PreviousRecord | None = field(default=None, metadata=OMIT_DEFAULT)
+    deciles_ms: Mapping[str, tuple[float, ...]] = field(default_factory=dict, metadata=OMIT_DEFAULT)
 
     @property
     def failed(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from freezer.artifact import UNMEASURED, Measured, PreviousRecord, Tradeoff
-from freezer.codec import decode, written_if
+from freezer.codec import OMIT_DEFAULT, decode
 from freezer.spec import Clock, SamplingPolicy
 from pipeline.catalog import Entry
 from pipeline.records import CandidateReport, Failure, nested_json
@@ -100,19 +100,15 @@ class JudgeResult:
     recipe: str | None = None
     failure: Failure | None = None
     figures: Measured = UNMEASURED
-    clock: Clock = field(default="wall", metadata=written_if(lambda self: self.clock != "wall"))
+    clock: Clock = field(default="wall", metadata=OMIT_DEFAULT)
     task_metric: Mapping[str, float] | None = None
     candidates: tuple[CandidateReport, ...] = ()
     pareto: tuple[Tradeoff, ...] = ()
     host: Mapping[str, Any] | None = None
     judge_s: float = 0.0
     peak_bytes: int = 0
-    previous: PreviousRecord | None = field(
-        default=None, metadata=written_if(lambda self: self.previous is not None)
-    )
-    deciles_ms: Mapping[str, tuple[float, ...]] = field(
-        default_factory=dict, metadata=written_if(lambda one: bool(one.deciles_ms))
-    )
+    previous: PreviousRecord | None = field(default=None, metadata=OMIT_DEFAULT)
+    deciles_ms: Mapping[str, tuple[float, ...]] = field(default_factory=dict, metadata=OMIT_DEFAULT)
 
     @classmethod
     def of_failure(

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from freezer.codec import decode, encode, keyed_by, stored_as, written_if
+from freezer.codec import OMIT_DEFAULT, decode, encode, keyed_by, stored_as
 from freezer.errors import IntegrityError
 
 
@@ -19,7 +19,7 @@ class Range:
 
     name: str
     low: int
-    step: int = field(default=1, metadata=written_if(lambda item: item.step > 1))
+    step: int = field(default=1, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         if self.low < 0:
