@@ -69,7 +69,7 @@ def do_build(job: Mapping[str, Any]) -> dict[str, Any]:
     from freezer.freezing.recipes import RECIPES
     from freezer.freezing.target import target_here
     from freezer.runtime.input_sets import generate_at
-    from freezer.runtime.pytree import leaves_of
+    from freezer.runtime.tensors import leaves_of
 
     folder, spec = Path(job["folder"]), spec_of(dynamic=job["dynamic"])
     subject = prepare(job["model"], load_model(job["model"]), spec)
@@ -139,7 +139,7 @@ def do_measure(job: Mapping[str, Any]) -> dict[str, Any]:
 def _payload(job: Mapping[str, Any], folder: Path) -> tuple[Callable[[Tensor], Tensor], None]:
     from freezer.artifact import set_for
     from freezer.freezing.candidates import Candidate
-    from freezer.runtime.payloads import LOADERS
+    from freezer.runtime.loaders import LOADERS
 
     num_threads, shape = job["payload"]
     candidate = Candidate.read(folder)
@@ -150,7 +150,7 @@ def _payload(job: Mapping[str, Any], folder: Path) -> tuple[Callable[[Tensor], T
 
 def _served(job: Mapping[str, Any]) -> tuple[Callable[[Tensor], Tensor], str]:
     import freezer
-    from freezer.runtime.pytree import leaves_of
+    from freezer.runtime.tensors import leaves_of
 
     model = freezer.load(job["build"]["model"], store=job["store"])
     assert model.manifest is not None

@@ -30,7 +30,7 @@ from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import toolchain
 from freezer.runtime.cuda_graphs import CudaGraphs
 from freezer.runtime.devices import facts_of, no_cuda, visible
-from freezer.runtime.precision import full_on_gpu
+from freezer.runtime.torch_settings import full_on_gpu
 from freezer.spec import Limits, SamplingPolicy
 from freezer.timing import Sampling, meter_of, sample
 

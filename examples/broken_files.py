@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from examples.broken import WIDTH
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.loaders import torchscript_deprecations_silenced
 
 
 class NamesAGpu(nn.Module):

@@ -34,7 +34,7 @@ from examples.models import (
     DigitsNet,
     voice_activity,
 )
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.loaders import torchscript_deprecations_silenced
 
 SEED = 0
 NUM_EPOCHS = 12

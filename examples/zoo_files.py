@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from examples.models import digits
 from examples.zoo import SEED, audio_codec, ranker, speaker_embedder
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.loaders import torchscript_deprecations_silenced
 from pipeline.tracking.connection import connect, database_file, reaching, resolve
 
 if TYPE_CHECKING:

@@ -47,7 +47,7 @@ from freezer.store import Descriptor, Store, Version
 
 if TYPE_CHECKING:
     from freezer.runtime.frozen_model import FrozenModel
-    from freezer.runtime.native_model import NativeModel
+    from freezer.runtime.native import NativeModel
 
 Runtime = Literal["torch", "native"]
 
@@ -290,12 +290,12 @@ def run(
 
 def _leaves(model: FrozenModel | NativeModel, given: Mapping[str, Any]) -> Sequence[Any]:
     """The outputs of a model, as tensors on the CPU or arrays."""
-    from freezer.runtime.native_model import NativeModel
+    from freezer.runtime.native import NativeModel
 
     if isinstance(model, NativeModel):
         return model.leaves(**given)
     from freezer.runtime.devices import tensors_on
-    from freezer.runtime.pytree import leaves_of
+    from freezer.runtime.tensors import leaves_of
 
     return [leaf.cpu() for leaf in leaves_of(model(**tensors_on(given, model.device)))]
 
@@ -321,16 +321,16 @@ def _inputs(given: str, names: Sequence[str], *, arrays: bool) -> Sequence[Mappi
             )
         return [{names[0]: _read_one(Path(given), arrays=arrays)}]
     if arrays:
-        from freezer.runtime.array_files import read_array_sets
+        from freezer.runtime.tensor_files import read_array_sets
 
         return read_array_sets(Path(given))
-    from freezer.runtime.tensors import read_samples
+    from freezer.runtime.tensor_files import read_samples
 
     return read_samples(Path(given))
 
 
 def _read_one(path: Path, *, arrays: bool) -> Any:
-    from freezer.runtime.array_files import read_npy
+    from freezer.runtime.tensor_files import read_npy
 
     array = read_npy(path)
     if arrays:
@@ -343,11 +343,11 @@ def _read_one(path: Path, *, arrays: bool) -> Any:
 def _save(found: Mapping[str, Any], path: Path, *, arrays: bool) -> None:
     """Save tensors or arrays as .safetensors."""
     if arrays:
-        from freezer.runtime.array_files import save_arrays
+        from freezer.runtime.tensor_files import save_arrays
 
         save_arrays(found, path)
         return
-    from freezer.runtime.tensors import save_tensors
+    from freezer.runtime.tensor_files import save_tensors
 
     save_tensors(found, path)
 

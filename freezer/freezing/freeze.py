@@ -45,7 +45,8 @@ from freezer.freezing.recipes import KEPT_EAGER
 from freezer.freezing.sources import Source
 from freezer.freezing.target import Target, class_here, resolve_device, target_here
 from freezer.hardware import PORTABLE, counts_within, thread_budget
-from freezer.runtime.tensors import dtypes_of, program_tensors, read_samples
+from freezer.runtime.tensor_files import read_samples
+from freezer.runtime.tensors import dtypes_of, program_tensors
 from freezer.spec import InputSpec, Limits, Objective, SamplingPolicy
 
 

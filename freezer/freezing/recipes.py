@@ -220,7 +220,7 @@ an entrant: `freeze` and campaigns build it for the verdict `kept-eager`."""
 
 PRECISION: Mapping[str, bool] = {"tf32": False, "reduced_precision_reductions": False}
 """Faster and less exact arithmetic of GPUs: TF32 products of float32, and half-precision sums of
-half precision. Both are off for builds, judges and calls (runtime/precision.py)."""
+half precision. Both are off for builds, judges and calls (runtime/torch_settings.py)."""
 
 
 def needs_torch_alone(name: str) -> bool:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from freezer.errors import UsageError
 from freezer.hardware import CudaHere, DeviceClass, Machine, detect, this_host
-from freezer.runtime.pytree import flatten
-from freezer.runtime.rebuilding import unflatten
+from freezer.runtime.contract import unflatten
+from freezer.runtime.tensors import flatten
 
 CPU = torch.device("cpu")
 

@@ -5,25 +5,23 @@ Payloads check nothing, so the contract checks everything.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from freezer.artifact import Manifest, Payload
+from freezer.artifact import Manifest
 from freezer.errors import ContractError, Refusal
+from freezer.runtime.contract import OpenModel, OpenPayload
 from freezer.runtime.cuda_graphs import CudaGraphs
 from freezer.runtime.devices import CPU, current
-from freezer.runtime.input_contract import InputContract
-from freezer.runtime.payload_choice import OpenPayload, PayloadChoice
-from freezer.runtime.precision import full_on_gpu
 from freezer.runtime.preserved import REFUSED_NAMES, Preserved, read, refusal
-from freezer.runtime.rebuilding import rebuilder
-from freezer.runtime.threads import own_count, threads
-from freezer.spec import InputSpec, OutputSpec, OutputStructure
+from freezer.runtime.tensors import dtype_name, leaves_of
+from freezer.runtime.torch_settings import full_on_gpu, own_count, threads
+from freezer.spec import InputSpec, OutputSpec, OutputStructure, TensorSpec, put_together
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +45,7 @@ class CallOptions:
 DEFAULT_CALLS = CallOptions()
 
 
-class FrozenModel:
+class FrozenModel(OpenModel):
     """A callable that enforces its input contract.
 
     Inputs are given by name, or by position in the order of `inputs`; tensors within tuples, lists
@@ -102,16 +100,16 @@ class FrozenModel:
                 f"{names}: preserved by one payload, but {len(payloads)} are open; freeze the model"
                 " again"
             )
-        self.inputs = spec
-        self.outputs = outputs
-        self.manifest = manifest
-        self.ladder = tuple(ladder)
+        super().__init__(
+            spec=spec,
+            outputs=outputs,
+            structure=structure,
+            payloads=payloads,
+            manifest=manifest,
+            ladder=ladder,
+        )
         self.training = False
         self.device = options.device
-        self._contract = InputContract(spec, options.device)
-        held = manifest.payloads if manifest else tuple(opened.payload for opened in payloads)
-        self._choice = PayloadChoice(payloads, [dim.name for dim in spec.dims], held)
-        self._rebuild = rebuilder(structure)
         self._num_threads = options.num_threads
         self._on_cpu = options.device.type == "cpu"
         self._graphs = CudaGraphs(options.device) if options.cuda_graphs else None
@@ -128,27 +126,13 @@ class FrozenModel:
         Raises:
             ContractError: an input is missing, unknown, or does not meet the contract.
         """
-        tensors, point = self._contract.tensors_of(args, kwargs)
-        opened = self._choice.choose(point)
+        tensors, point = self._binding.leaves(args, kwargs, self._check)
+        opened = self._choose(point)
         wanted = opened.payload.num_threads or self._num_threads
         if wanted is None or wanted == own_count():
             return self._run(opened, tensors)
         with threads(wanted):
             return self._run(opened, tensors)
-
-    def payload_for(self, shape: Mapping[str, int], threads: int | None = None) -> Payload:
-        """The payload that serves inputs of these sizes.
-
-        Args:
-            shape: the size of every declared dim by name; `{}` where none is declared.
-            threads: choose among all payloads of the artifact for a process that may use this many
-                threads; by default among the open ones.
-
-        Raises:
-            ContractError: no payload serves these sizes, or they are not those of the declared
-                dims.
-        """
-        return self._choice.payload_for(shape, threads)
 
     def eval(self) -> FrozenModel:
         """The model itself, which is always in eval mode."""
@@ -187,35 +171,56 @@ class FrozenModel:
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *(name.partition(".")[0] for name in self.preserved)})
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise ContractError(
-            "a frozen model cannot be copied or pickled: its payload is open in this process; call"
-            " freezer.load in each process",
-            code="CP-FROZEN",
-        )
-
-    def __repr__(self) -> str:
-        made_for = (
-            f"{self.manifest.model} for {self.manifest.device_class}"
-            if self.manifest
-            else "a candidate"
-        )
-        return f"FrozenModel({made_for}; {', '.join(self._contract.names)})"
+    def _check(self, item: TensorSpec, value: object) -> Tensor:
+        """An input as a payload may read it."""
+        if (
+            not isinstance(value, Tensor)
+            or value.dtype is not getattr(torch, item.dtype)
+            or not (value.is_cpu if self._on_cpu else value.device == self.device)
+            or value.layout is not torch.strided
+        ):
+            raise ContractError(f"input {item.name!r}: {_tensor_problem(item, value, self.device)}")
+        # A lazy conjugate or negative shares memory with its source; a payload reads the memory.
+        if value.is_neg() or value.is_conj():
+            value = value.resolve_conj().resolve_neg()
+        return value if value.is_contiguous() else value.contiguous()
 
     def _run(self, opened: OpenPayload, tensors: list[Tensor]) -> Any:
         with torch.no_grad():
             if self._on_cpu:
                 return self._rebuild(self._leaves(opened, tensors))
             with current(self.device), full_on_gpu():
+                call = partial(self._leaves, opened)
                 if self._graphs is None:
-                    return self._rebuild(self._leaves(opened, tensors))
-                return self._rebuild(
-                    self._graphs.run(opened.payload, partial(self._leaves, opened), tensors)
-                )
+                    return self._rebuild(call(tensors))
+                return self._rebuild(self._graphs.run(opened.payload, call, tensors))
 
     def _leaves(self, opened: OpenPayload, tensors: list[Tensor]) -> Sequence[Tensor]:
         """The output tensors in order."""
         if opened.payload.convention == "flat":
-            found: Sequence[Tensor] = opened.run(*tensors)
-            return found
-        return self._contract.call_native(opened.run, tensors)
+            outputs: Sequence[Tensor] = opened.run(*tensors)
+            return outputs
+        # A native payload is called like the source model.
+        names = [item.name for item in self._binding.tensors]
+        leaves = dict(zip(names, tensors, strict=True))
+        values = {item.name: put_together(item, leaves) for item in self.inputs.inputs}
+        if self.inputs.style == "positional":
+            return leaves_of(opened.run(*values.values()))
+        return leaves_of(opened.run(**values))
+
+
+def _tensor_problem(item: TensorSpec, value: object, device: torch.device) -> str:
+    if not isinstance(value, Tensor):
+        got = "nothing" if value is None else type(value).__name__
+        return f"got {got}, expected a tensor of {item.dtype} {list(item.shape)}"
+    if value.dtype is not getattr(torch, item.dtype):
+        return (
+            f"got dtype {dtype_name(value.dtype)}, expected {item.dtype}; convert it with"
+            f" .to(torch.{item.dtype})"
+        )
+    if value.device != device:
+        move = f".to({str(device)!r}), or load the model for {value.device}"
+        if device.type == "cpu":
+            move = ".cpu()"
+        return f"got device {value.device}, expected {device}; move it with {move}"
+    return f"got layout {value.layout}, expected a dense tensor; use .to_dense()"

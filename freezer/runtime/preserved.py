@@ -12,8 +12,7 @@ import torch
 
 from freezer.errors import ContractError, NotPreservedError
 from freezer.runtime.devices import CPU, current
-from freezer.runtime.precision import full_on_gpu
-from freezer.runtime.threads import threads
+from freezer.runtime.torch_settings import full_on_gpu, threads
 
 _CONSTANTS = "its weights are constants of the payload"
 

@@ -1,27 +1,18 @@
-r"""Tensors in memory and in files: bytes, addresses, .safetensors files, and an artifact's own
-outputs.
-
-safetensors has no complex128: such a tensor is stored as float64 with a last dim of 2 (real,
-imaginary), and listed in the file's
-metadata: `{"complex128": "[\"0/x\"]"}`.
-"""
+"""Tensors in memory: bytes, addresses and sizes; the tensors of programs and results."""
 
 from __future__ import annotations
 
-import ctypes
-import json
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from freezer.artifact import OWN_OUTPUTS
-from freezer.spec import COMPLEX128, READ_ERRORS, as_sets, unreadable
+from freezer.errors import CaptureError
+from freezer.spec import OutputSpec, OutputStructure
 
 
 def dense_parts(value: Any) -> Iterator[Tensor]:
@@ -55,22 +46,15 @@ def dense_parts(value: Any) -> Iterator[Tensor]:
 
 def bytes_of(tensor: Tensor) -> Tensor:
     """Bytes of a dense tensor in the order of its elements."""
-    return (
-        tensor.detach()
-        .cpu()
-        .resolve_conj()
-        .resolve_neg()
-        .contiguous()
-        .reshape(-1)
-        .view(torch.uint8)
-    )
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg()
+    return plain.contiguous().reshape(-1).view(torch.uint8)
 
 
-def memory_of(tensor: Tensor) -> Any:
-    """Buffer over a contiguous tensor on the CPU, without NumPy; it must not outlive the tensor."""
-    return (
-        (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr()) if tensor.nbytes else b""
-    )
+def memory_of(tensor: Tensor) -> memoryview:
+    """Buffer over the bytes of `bytes_of`. Unlike `Tensor.numpy`, it leaves the storage
+    resizable.
+    """
+    return np.from_dlpack(tensor).data
 
 
 def same_bytes(one: Any, other: Any) -> bool:
@@ -88,9 +72,9 @@ def storage_of(tensor: Tensor) -> tuple[int, int] | None:
     """
     try:
         storage = tensor.untyped_storage()
-        return (storage.data_ptr(), storage.nbytes()) if storage.nbytes() else None
     except (NotImplementedError, RuntimeError):
         return None
+    return (storage.data_ptr(), storage.nbytes()) if storage.nbytes() else None
 
 
 def address_of(tensor: Tensor) -> int | None:
@@ -101,23 +85,21 @@ def address_of(tensor: Tensor) -> int | None:
 
 def addresses_of(tensors: Iterable[Tensor]) -> frozenset[int]:
     """Addresses of the tensors that have storage."""
-    return frozenset(address for tensor in tensors if (address := address_of(tensor)) is not None)
+    addresses = map(address_of, tensors)
+    return frozenset(address for address in addresses if address is not None)
 
 
 def identity_of(tensor: Tensor) -> object:
     """Key that is equal for tensors on the same memory."""
     storage = storage_of(tensor)
-    return (
-        id(tensor)
-        if storage is None
-        else (storage, tensor.storage_offset(), tuple(tensor.shape), tensor.dtype)
-    )
+    if storage is None:
+        return id(tensor)
+    return storage, tensor.storage_offset(), tensor.shape, tensor.dtype
 
 
 def tensors_bytes(tensors: Iterable[Tensor]) -> int:
     """Total size of tensors in bytes."""
-    different = {identity_of(tensor): tensor for tensor in tensors}.values()
-    return sum(tensor.numel() * tensor.element_size() for tensor in different)
+    return sum({identity_of(tensor): tensor.nbytes for tensor in tensors}.values())
 
 
 def named_tensors(module: Any) -> list[tuple[str, Tensor]]:
@@ -131,11 +113,8 @@ def named_tensors(module: Any) -> list[tuple[str, Tensor]]:
 def program_tensors(program: Any) -> list[Tensor]:
     """Parameters and buffers of a module; for an ExportedProgram also its lifted constants."""
     if isinstance(program, torch.export.ExportedProgram):
-        return [
-            value
-            for value in (*program.state_dict.values(), *program.constants.values())
-            if isinstance(value, Tensor)
-        ]
+        values = (*program.state_dict.values(), *program.constants.values())
+        return [value for value in values if isinstance(value, Tensor)]
     return [tensor for _, tensor in named_tensors(program)]
 
 
@@ -148,128 +127,108 @@ def dtypes_of(tensors: Iterable[Tensor]) -> frozenset[str]:
     """Dtypes that weights among tensors may be packed in, for example `float32`; integers count
     only as matrices.
     """
-    found = (
-        tensor
-        for tensor in tensors
-        if tensor.is_floating_point() or tensor.is_complex() or tensor.dim() > 1
-    )
-    return frozenset(str(tensor.dtype).removeprefix("torch.") for tensor in found)
+    numbers = (tensor for tensor in tensors if _is_floating(tensor) or tensor.dim() > 1)
+    return frozenset(dtype_name(tensor.dtype) for tensor in numbers)
 
 
 def program_dtypes(program: torch.export.ExportedProgram) -> frozenset[str]:
     """Dtypes that an exported program's weights may be packed in: its own, and those of its
     floating-point computations.
     """
-    computed: list[Tensor] = []
+    computed: list[object] = []
     for module in program.graph_module.modules():
-        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
-            computed += [
-                value
-                for value in pytree.tree_leaves(node.meta.get("val"))
-                if isinstance(value, Tensor)
-            ]
-    return dtypes_of(
-        (*program_tensors(program), *(tensor for tensor in computed if tensor.is_floating_point()))
+        if isinstance(module, torch.fx.GraphModule):
+            computed += [node.meta.get("val") for node in module.graph.nodes]
+    leaves = pytree.tree_leaves(computed)
+    floating = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    return dtypes_of((*program_tensors(program), *floating))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype in specs: `float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _is_floating(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def flatten(result: Any) -> tuple[OutputStructure, list[Tensor]]:
+    """Structure of a result, and its tensors in order.
+
+    Raises:
+        CaptureError: a part is not a tensor, a plain constant, or a tuple, list, dict, dataclass or
+            ModelOutput of those.
+    """
+    leaves: list[Tensor] = []
+    return _flatten(result, leaves, "output"), leaves
+
+
+def leaves_of(result: Any) -> list[Tensor]:
+    """The tensors of a result, in order; faster for the common ones than `flatten`."""
+    if isinstance(result, Tensor):
+        return [result]
+    if type(result) in (tuple, list) and all(isinstance(item, Tensor) for item in result):
+        return list(result)
+    return flatten(result)[1]
+
+
+def _flatten(value: object, leaves: list[Tensor], path: str) -> OutputStructure:
+    if isinstance(value, Tensor):
+        leaves.append(value)
+        return OutputStructure(kind="tensor")
+    if value is None or isinstance(value, bool | int | float | str):
+        return OutputStructure(kind="constant", value=value)
+    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    fields = _named_fields(value, path)
+    parts: Iterable[tuple[str, object]] = fields.items() if fields is not None else ()
+    if fields is None and isinstance(value, tuple | list):
+        parts = ((str(index), part) for index, part in enumerate(value))
+    elif fields is None:
+        raise CaptureError(
+            f"{path} is a {name}; expected tensors, constants, or tuples, lists, dicts and"
+            " dataclasses of them: return those from forward"
+        )
+    items = tuple(_flatten(part, leaves, f"{path}.{key}") for key, part in parts)
+    if fields is None:
+        return OutputStructure(kind="tuple" if isinstance(value, tuple) else "list", items=items)
+    keys = tuple(fields)
+    if type(value) is dict:
+        return OutputStructure(kind="dict", keys=keys, items=items)
+    kind = "namedtuple" if isinstance(value, tuple) else "named"
+    return OutputStructure(kind=kind, keys=keys, items=items, type_name=name)  # type: ignore[arg-type]
+
+
+def _named_fields(value: object, path: str) -> dict[str, object] | None:
+    """The fields of a dict, ModelOutput, dataclass or named tuple, in order; None for anything
+    else.
+    """
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise CaptureError(
+                    f"{path} has the key {key!r} of type {type(key).__name__}; expected str keys"
+                )
+        return dict(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return dict(value._asdict())
+    return None
+
+
+def output_specs(structure: OutputStructure, leaves: Sequence[Tensor]) -> tuple[OutputSpec, ...]:
+    """Names, dtypes and ranks of the tensors of a result."""
+    return tuple(
+        OutputSpec(name=name, dtype=dtype_name(leaf.dtype), rank=leaf.dim())
+        for name, leaf in zip(_names(structure, ""), leaves, strict=True)
     )
 
 
-def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write a file for `load_tensors`. The tensors may share memory and have any strides."""
-    pairs = [name for name, tensor in tensors.items() if tensor.dtype == torch.complex128]
-    stored = {
-        name: tensor.detach()
-        .cpu()
-        .resolve_conj()
-        .resolve_neg()
-        .clone(memory_format=torch.contiguous_format)
-        for name, tensor in tensors.items()
-    }
-    stored |= {name: torch.view_as_real(stored[name]) for name in pairs}
-    save_file(stored, path, metadata={COMPLEX128: json.dumps(pairs)} if pairs else None)
-
-
-def load_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file, by name.
-
-    Raises:
-        SafetensorError, OSError, ValueError: it cannot be read.
-    """
-    with safe_open(path, framework="pt") as file:
-        pairs = json.loads((file.metadata() or {}).get(COMPLEX128, "[]"))
-        tensors: dict[str, Tensor] = {
-            name: file.get_tensor(name)
-            for name in file.keys()  # noqa: SIM118  # not a mapping
-        }
-    # Copy: the file aligns to 8 bytes; torch reads complex128 by 16 bytes, and would crash.
-    return {
-        name: torch.view_as_complex(tensor.clone()) if name in pairs else tensor
-        for name, tensor in tensors.items()
-    }
-
-
-def read_samples(path: Path) -> list[dict[str, Tensor]]:
-    """The input sets of a .safetensors or .npz file.
-
-    Keys are input names (one set), or `<index>/<name>` with indices from 0 (several sets).
-
-    Raises:
-        SpecError: the file cannot be read, has another format, or its keys do not form sets; code
-            CP-SAMPLES.
-    """
-    try:
-        flat = _read_tensors(path)
-    except READ_ERRORS as error:
-        raise unreadable(path, error) from error
-    return as_sets(path, flat)
-
-
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    if path.suffix == ".safetensors":
-        try:
-            return load_tensors(path)
-        except SafetensorError as error:
-            raise ValueError(str(error)) from error
-    if path.suffix == ".npz":
-        import numpy as np
-
-        with (
-            path.open("rb") as file,
-            np.load(file, allow_pickle=False) as arrays,
-        ):  # np.load would leak its own for a damaged file
-            return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-    raise ValueError(f"suffix {path.suffix!r} is unknown")
-
-
-OWN_OUTPUT_BYTES = 8 * 1024 * 1024
-"""Bound of the file's outputs, of which the smallest are kept."""
-
-
-def kept_of(names: Sequence[str], leaves: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Outputs of one call by name, without those that exceed the bound alone."""
-    return {
-        name: leaf
-        for name, leaf in zip(names, leaves, strict=True)
-        if leaf.nbytes <= OWN_OUTPUT_BYTES
-    }
-
-
-def write_own_outputs(answers: Sequence[Mapping[str, Tensor]], folder: Path) -> None:
-    """Write tensors `<set>/<output>` within the bound.
-
-    Args:
-        answers: outputs by name of each golden set, in order.
-        folder: of the artifact.
-    """
-    tensors = {
-        f"{index}/{name}": tensor
-        for index, outputs in enumerate(answers)
-        for name, tensor in outputs.items()
-    }
-    path = folder / OWN_OUTPUTS
-    path.parent.mkdir(exist_ok=True)
-    kept, room = dict[str, Tensor](), OWN_OUTPUT_BYTES
-    for name, tensor in sorted(tensors.items(), key=lambda item: item[1].nbytes):
-        room -= tensor.nbytes
-        if room >= 0:
-            kept[name] = tensor
-    save_tensors(kept, path)
+def _names(structure: OutputStructure, prefix: str) -> Iterator[str]:
+    if structure.kind == "tensor":
+        yield prefix or "output"
+    elif structure.kind != "constant":
+        keys = structure.keys or map(str, range(len(structure.items)))
+        for key, item in zip(keys, structure.items, strict=True):
+            yield from _names(item, f"{prefix}.{key}" if prefix else key)

@@ -8,8 +8,8 @@ from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Artifact
 from freezer.compare.numerics import comparable, distances, doubles, exact_problem
 from freezer.runtime.devices import tensors_on
 from freezer.runtime.frozen_model import FrozenModel
-from freezer.runtime.golden import golden_inputs, golden_outputs
-from freezer.runtime.pytree import leaves_of
+from freezer.runtime.tensor_files import golden_inputs, golden_outputs, load_tensors
+from freezer.runtime.tensors import leaves_of
 from freezer.serving.golden_check import (
     CanaryFigure,
     Comparison,
@@ -53,8 +53,8 @@ def canary_figures(
 ) -> list[CanaryFigure]:
     """Run golden sets and compare, without raising for differences; see `run_canary`."""
     manifest = artifact.manifest
-    inputs = golden_inputs(manifest, artifact.folder / GOLDEN_INPUTS)
-    golden = golden_outputs(manifest, artifact.folder / GOLDEN_OUTPUTS)
+    inputs = golden_inputs(manifest, artifact.folder / GOLDEN_INPUTS, load_tensors)
+    golden = golden_outputs(manifest, artifact.folder / GOLDEN_OUTPUTS, load_tensors)
     reset = manifest.recipe.reset
     indices = list(range(1 if manifest.stateful and not reset else len(inputs)))
     if smallest and not manifest.stateful:

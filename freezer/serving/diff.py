@@ -21,8 +21,14 @@ from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, OWN_OUTPUTS, FileRef
 from freezer.compare.gate import POOL_BELOW, GoldenGate, OutputError, finite, golden_bound
 from freezer.compare.numerics import comparable, exact_problem, pooled, rms_errors
 from freezer.errors import IntegrityError
-from freezer.runtime.golden import Sets, golden_inputs, golden_outputs, own_outputs
-from freezer.runtime.tensors import OWN_OUTPUT_BYTES, bytes_of
+from freezer.runtime.tensor_files import (
+    OWN_OUTPUT_BYTES,
+    golden_inputs,
+    golden_outputs,
+    load_tensors,
+    own_outputs,
+)
+from freezer.runtime.tensors import bytes_of
 from freezer.store import Store, Version
 
 REFERENCE = "reference"
@@ -176,8 +182,8 @@ class _Side:
 
     manifest: Manifest
     sets: Mapping[str, int]
-    golden: Sets
-    own: Sets
+    golden: list[dict[str, Tensor]]
+    own: list[dict[str, Tensor]]
 
     @property
     def name(self) -> str:
@@ -210,9 +216,9 @@ def _side(store: Store, version: Version, manifest: Manifest) -> _Side:
 
     sets = {
         _digest(inputs): index
-        for index, inputs in enumerate(golden_inputs(manifest, file(GOLDEN_INPUTS)))
+        for index, inputs in enumerate(golden_inputs(manifest, file(GOLDEN_INPUTS), load_tensors))
     }
-    golden = golden_outputs(manifest, file(GOLDEN_OUTPUTS))
+    golden = golden_outputs(manifest, file(GOLDEN_OUTPUTS), load_tensors)
     return _Side(
         manifest=manifest, sets=sets, golden=golden, own=own_outputs(file(OWN_OUTPUTS), golden)
     )

@@ -56,7 +56,7 @@ from freezer.store import Store, Version
 
 if TYPE_CHECKING:
     from freezer.runtime.frozen_model import FrozenModel
-    from freezer.runtime.native_model import NativeModel
+    from freezer.runtime.native import NativeModel
 
 logger = logging.getLogger("coldpress")
 
@@ -149,8 +149,8 @@ def load(
         )
     if runtime == "native":
         # has extension modules, which cannot be imported while a library loads
-        import freezer.runtime.array_files
-        from freezer.runtime.libtorch import preload
+        import freezer.runtime.tensor_files
+        from freezer.runtime.native import preload
 
         preload()
         import freezer.serving.native_load  # noqa: F401
@@ -328,7 +328,7 @@ def process_here(images: Sequence[Image], options: LoadOptions) -> ServingProces
         raise UsageError(f"got threads={options.threads}, expected {expected}")
     host = this_host()
     if options.runtime == "native":
-        from freezer.runtime.libtorch import libtorch, torch_version
+        from freezer.runtime.native import libtorch, torch_version
 
         num_threads, version, cuda = (
             options.threads or libtorch().num_threads,
@@ -368,7 +368,7 @@ def _torch_process(images: Sequence[Image], options: LoadOptions) -> tuple[int, 
     import torch
 
     from freezer.runtime.devices import cuda_here
-    from freezer.runtime.threads import own_count
+    from freezer.runtime.torch_settings import own_count
 
     needs_cuda = any(
         image.device_class.startswith("cuda-") and image.device_class in detect().classes

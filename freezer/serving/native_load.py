@@ -9,11 +9,9 @@ from typing import Any
 from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Artifact, Payload, counts_of, set_within
 from freezer.compare.array_numerics import array_distances, array_problem, is_rounded, wide
 from freezer.errors import Refusal
-from freezer.runtime.array_files import load_arrays
-from freezer.runtime.golden import golden_inputs, golden_outputs
-from freezer.runtime.native_model import NativeModel
-from freezer.runtime.native_payload import NativePayload
-from freezer.runtime.payload_choice import OpenPayload
+from freezer.runtime.contract import OpenPayload
+from freezer.runtime.native import NativeModel, NativePayload
+from freezer.runtime.tensor_files import golden_inputs, golden_outputs, load_arrays
 from freezer.serving.compatibility import native_payloads
 from freezer.serving.golden_check import Comparison, check_figures, golden_figures, smallest_sets
 from freezer.serving.notices import log_speed
@@ -46,7 +44,12 @@ def open_native(
             [*(item.path for item in payloads), *golden], stack, private=bool(options.trusted_keys)
         )
         model = NativeModel(
-            manifest, [_opened(held, payload, num_threads) for payload in payloads], ladder
+            spec=manifest.inputs,
+            outputs=manifest.outputs,
+            structure=manifest.structure,
+            payloads=[_opened(held, payload, num_threads) for payload in payloads],
+            manifest=manifest,
+            ladder=ladder,
         )
         if options.canary:
             run_native_canary(held, model)

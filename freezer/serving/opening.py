@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 
 import torch
 
@@ -21,13 +22,13 @@ from freezer.artifact import (
 from freezer.errors import Refusal
 from freezer.hardware import detect
 from freezer.hardware import device_class as class_named
+from freezer.runtime.contract import OpenPayload
 from freezer.runtime.cuda_graphs import check_graphs
 from freezer.runtime.devices import CPU, current, device_of
 from freezer.runtime.frozen_model import CallOptions, FrozenModel
-from freezer.runtime.payload_choice import OpenPayload
-from freezer.runtime.payloads import LOADERS
-from freezer.runtime.threads import own_count
-from freezer.runtime.threads import threads as with_threads
+from freezer.runtime.loaders import LOADERS, PayloadLoader, open_inductor
+from freezer.runtime.torch_settings import own_count
+from freezer.runtime.torch_settings import threads as with_threads
 from freezer.serving.canary import run_canary
 from freezer.serving.notices import log_speed
 from freezer.serving.selection import LoadOptions
@@ -99,9 +100,8 @@ def open_artifact(
 def _opened(
     artifact: Artifact, payload: Payload, options: LoadOptions, device: torch.device
 ) -> OpenPayload:
-    one_at_a_time = options.cuda_graphs and is_exact(payload)  # as a graph's replays are
-    loader, path = LOADERS[payload.kind], artifact.folder / payload.path
-    return OpenPayload(
-        payload=payload,
-        run=loader(path, artifact.manifest.recipe.settings, device, one_at_a_time=one_at_a_time),
-    )
+    load: PayloadLoader = LOADERS[payload.kind]
+    if options.cuda_graphs and is_exact(payload) and payload.kind == "inductor":
+        load = partial(open_inductor, one_at_a_time=True)  # as a graph's replays are
+    settings = artifact.manifest.recipe.settings
+    return OpenPayload(payload=payload, run=load(artifact.folder / payload.path, settings, device))

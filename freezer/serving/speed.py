@@ -24,9 +24,9 @@ from freezer.files import scratch_folder
 from freezer.hardware import PORTABLE, available_cpus, device_class
 from freezer.runtime.devices import CPU, host_fingerprint
 from freezer.runtime.frozen_model import FrozenModel
-from freezer.runtime.golden import golden_inputs
 from freezer.runtime.input_sets import InputSet, distinct_at, on_device
-from freezer.runtime.threads import threads
+from freezer.runtime.tensor_files import golden_inputs, load_tensors
+from freezer.runtime.torch_settings import threads
 from freezer.serving.opening import open_artifact
 from freezer.serving.selection import LoadOptions
 from freezer.spec import SamplingPolicy, bind
@@ -255,7 +255,7 @@ def _inputs(artifact: Artifact, point: Mapping[str, int]) -> list[InputSet]:
     """
     manifest, golden = (
         artifact.manifest,
-        golden_inputs(artifact.manifest, artifact.folder / GOLDEN_INPUTS),
+        golden_inputs(artifact.manifest, artifact.folder / GOLDEN_INPUTS, load_tensors),
     )
     sets = [
         InputSet(point=dict(item.point), tensors=tensors)

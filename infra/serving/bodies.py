@@ -15,7 +15,7 @@ import numpy as np
 from safetensors import SafetensorError
 
 from freezer.errors import ContractError
-from freezer.runtime.libtorch import Array
+from freezer.runtime.native import Array
 from freezer.spec import InputSpec, TensorSpec, take_apart
 
 _KINDS: Mapping[str, str] = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}

@@ -337,7 +337,7 @@ def _tensors(model: Any, inputs: Mapping[str, Any]) -> list[Any]:
     """The output tensors of a FrozenModel, on the CPU."""
     from torch import Tensor
 
-    from freezer.runtime.pytree import leaves_of
+    from freezer.runtime.tensors import leaves_of
 
     given = {
         name: value.to(model.device) if isinstance(value, Tensor) else value

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 import freezer
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.store import Store
 from tests.cluster.conftest import V3, V4
 from tests.pipeline.test_whole_campaigns import SHIPPED, write_catalog

@@ -34,8 +34,8 @@ from freezer.files import digest_file
 from freezer.freezing.models import Dims
 from freezer.freezing.recipes import RECIPES
 from freezer.hardware import DEVICE_CLASSES
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from freezer.runtime.tensors import load_tensors, save_tensors
+from freezer.runtime.loaders import torchscript_deprecations_silenced
+from freezer.runtime.tensor_files import load_tensors, save_tensors
 from freezer.serving.canary import canary_figures
 from freezer.serving.opening import open_artifact
 from freezer.serving.selection import LoadOptions

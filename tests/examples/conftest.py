@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from freezer.runtime.threads import threads
+from freezer.runtime.torch_settings import threads
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -19,7 +19,7 @@ from examples.models import (
 from examples.prepare import SAMPLE_SIZES, prepare
 from freezer.freezing.models import Subject, call_source
 from freezer.freezing.sources import find_function
-from freezer.runtime.pytree import leaves_of
+from freezer.runtime.tensors import leaves_of
 from pipeline.catalog import Catalog, read_catalog
 from pipeline.worker.task_child import load_subject
 

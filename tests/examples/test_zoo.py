@@ -21,7 +21,7 @@ from examples.zoo import audio_codec
 from examples.zoo_files import ALIAS, MAX_RECORDINGS, REGISTERED, ZOO_FILES
 from freezer.freezing.models import Subject, call_source
 from freezer.freezing.sources import KINDS
-from freezer.runtime.pytree import leaves_of
+from freezer.runtime.tensors import leaves_of
 from pipeline.catalog import read_catalog
 from pipeline.planning import FileDigests
 from pipeline.sources import Materials

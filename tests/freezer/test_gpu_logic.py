@@ -27,12 +27,12 @@ from freezer.freezing.models.torchscript_module import device_uses
 from freezer.freezing.recipes import KEPT_EAGER, RECIPES, made_for, select
 from freezer.freezing.target import Target
 from freezer.hardware import DEVICE_CLASSES, CudaHere, Host, cuda_needs
+from freezer.runtime.contract import OpenPayload
 from freezer.runtime.cuda_graphs import CudaGraphs, check_graphs
 from freezer.runtime.frozen_model import CallOptions, FrozenModel
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from freezer.runtime.payload_choice import OpenPayload
-from freezer.runtime.payloads import open_exported
-from freezer.runtime.precision import full_on_gpu, plain_precision
+from freezer.runtime.loaders import torchscript_deprecations_silenced
+from freezer.runtime.loaders.exported import open_exported
+from freezer.runtime.torch_settings import full_on_gpu, plain_precision
 from freezer.serving.selection import (
     Image,
     LoadOptions,

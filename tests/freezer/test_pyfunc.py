@@ -17,9 +17,9 @@ import torch
 from freezer.artifact import Artifact, Payload
 from freezer.errors import ContractError, IncompatibleError, IntegrityError
 from freezer.pyfunc import PyfuncModel, _load_pyfunc
+from freezer.runtime.contract import OpenPayload
 from freezer.runtime.frozen_model import FrozenModel
-from freezer.runtime.payload_choice import OpenPayload
-from freezer.runtime.pytree import flatten, output_specs
+from freezer.runtime.tensors import flatten, output_specs
 from freezer.spec import ConstantSpec, Dim, InputSpec, TensorSpec
 from freezer.store import Store
 from tests.conftest import Frozen

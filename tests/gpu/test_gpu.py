@@ -23,8 +23,8 @@ from freezer.freezing.models import Dims
 from freezer.freezing.recipes import INDUCTOR_SETTINGS, RECIPES
 from freezer.hardware import nvml
 from freezer.runtime.devices import visible
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from freezer.runtime.tensors import load_tensors, save_tensors
+from freezer.runtime.loaders import torchscript_deprecations_silenced
+from freezer.runtime.tensor_files import load_tensors, save_tensors
 from freezer.serving.verify import verify
 from freezer.spec import Dim, Limits
 from freezer.store import Store

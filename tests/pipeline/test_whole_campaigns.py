@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 import freezer
 from freezer.hardware import PORTABLE, best_level, detect
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.store import Store
 from pipeline.ledger import CampaignRecord, Ledger
 from pipeline.workspace import staging_folder

@@ -15,7 +15,7 @@ import torch
 
 from freezer.errors import ColdpressError
 from freezer.freezing.judging import judge
-from freezer.runtime.threads import threads
+from freezer.runtime.torch_settings import threads
 from freezer.spec import Dim, SamplingPolicy
 from tests.support.steps import ANY_SPEED, candidate_of, random_inputs, subject_of, target_of
 

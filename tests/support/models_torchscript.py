@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.loaders import torchscript_deprecations_silenced
 from tests.support.cases import DIFFERS, DIFFERS_LATER, SCRIPTED, VALUES, Case
 from tests.support.steps import random_inputs
 

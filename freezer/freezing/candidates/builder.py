@@ -40,9 +40,8 @@ from freezer.freezing.target import Target, toolchain
 from freezer.freezing.toolchain import installed_versions
 from freezer.hardware import PORTABLE, peak_memory
 from freezer.runtime.devices import current
-from freezer.runtime.precision import full_on_gpu
 from freezer.runtime.tensors import program_bytes, program_tensors
-from freezer.runtime.threads import threads
+from freezer.runtime.torch_settings import full_on_gpu, threads
 from freezer.spec import Dim, Limits
 
 

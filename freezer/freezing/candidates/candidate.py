@@ -11,9 +11,9 @@ from typing import Any
 from freezer.artifact import FreezingReport, Payload, set_for
 from freezer.codec import decode, encode
 from freezer.freezing.models import Subject
+from freezer.runtime.contract import OpenPayload
 from freezer.runtime.frozen_model import CallOptions, FrozenModel
-from freezer.runtime.payload_choice import OpenPayload
-from freezer.runtime.payloads import LOADERS
+from freezer.runtime.loaders import LOADERS
 
 CANDIDATE = "candidate.json"
 

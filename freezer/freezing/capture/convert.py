@@ -23,7 +23,7 @@ from freezer.freezing.capture.export import DIMS, export_flat, named
 from freezer.freezing.capture.program import Captured, FlatModule
 from freezer.freezing.diagnostics.source_lines import line_of_node
 from freezer.freezing.models import Subject, flat_forward, module_of
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.loaders import torchscript_deprecations_silenced
 
 
 def convert(

@@ -19,8 +19,7 @@ from freezer.errors import CaptureError
 from freezer.freezing.diagnostics.messages import run_sentence
 from freezer.freezing.models import Subject, call_source, same_each_time
 from freezer.runtime.input_sets import InputSet
-from freezer.runtime.pytree import leaves_of
-from freezer.runtime.tensors import same_bytes
+from freezer.runtime.tensors import leaves_of, same_bytes
 
 DIFFERS = "CP-TRACE-DIFFERS"
 """Code of a trace or script whose answers differ from its model's."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from freezer.freezing.diagnostics.source_lines import warned_at
 from freezer.freezing.recipes import CaptureName
-from freezer.runtime.pytree import leaves_of
+from freezer.runtime.tensors import leaves_of
 from freezer.spec import InputSpec, bind
 
 

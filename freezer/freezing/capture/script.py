@@ -24,7 +24,7 @@ from freezer.freezing.capture.equivalence import (
 from freezer.freezing.capture.program import Captured, lines_of
 from freezer.freezing.diagnostics.messages import code_of, script_sentence
 from freezer.freezing.models import PRESERVE, Subject
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.loaders import torchscript_deprecations_silenced
 
 
 def as_is(subject: Subject) -> Captured:

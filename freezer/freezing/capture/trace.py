@@ -38,7 +38,7 @@ from freezer.freezing.diagnostics.messages import code_of, trace_sentence
 from freezer.freezing.diagnostics.source_lines import line_of_node, warned_at
 from freezer.freezing.models import Subject
 from freezer.runtime.input_sets import InputSet
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.runtime.tensors import bytes_of, dense_parts, memory_of
 from freezer.spec import all_sizes, combinations, distinct
 

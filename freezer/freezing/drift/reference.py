@@ -18,7 +18,7 @@ from freezer.freezing.drift.distributions import NUM_RUNS, Run, sampled
 from freezer.freezing.drift.drift import Call, CallKind, scales_of
 from freezer.freezing.drift.float64_mode import Widening, own_dtype, widening
 from freezer.freezing.models import RESET, Subject, call_source, same_each_time, tensors_of
-from freezer.runtime.pytree import flatten
+from freezer.runtime.tensors import flatten
 
 SEQUENCE_CALLS = 4
 """Calls on one instance; state that freezing baked in shows only there."""

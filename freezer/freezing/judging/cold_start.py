@@ -92,8 +92,8 @@ def main(opening: Opening) -> ColdStart:
 
     imported = time.perf_counter()
     from freezer.runtime.devices import current, tensors_on
-    from freezer.runtime.payloads import LOADERS
-    from freezer.runtime.tensors import load_tensors
+    from freezer.runtime.loaders import LOADERS
+    from freezer.runtime.tensor_files import load_tensors
 
     torch.set_num_threads(opening.num_threads)
     device, payload = torch.device(opening.device), opening.payload

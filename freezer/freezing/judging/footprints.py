@@ -15,7 +15,7 @@ from freezer.freezing.judging.trials import Trial
 from freezer.freezing.models import Subject
 from freezer.freezing.target import Target
 from freezer.runtime.input_sets import distinct_at
-from freezer.runtime.tensors import save_tensors
+from freezer.runtime.tensor_files import save_tensors
 from freezer.spec import Limits
 
 

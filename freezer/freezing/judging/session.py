@@ -39,8 +39,7 @@ from freezer.freezing.recipes import EAGER
 from freezer.freezing.target import Target
 from freezer.hardware import PORTABLE
 from freezer.runtime.devices import called_on, current
-from freezer.runtime.precision import plain_precision
-from freezer.runtime.threads import threads
+from freezer.runtime.torch_settings import plain_precision, threads
 from freezer.spec import Limits, Objective, SamplingPolicy, timing_of
 from freezer.timing import Sampling, policy_for
 

@@ -41,7 +41,7 @@ from freezer.freezing.models import Subject
 from freezer.freezing.recipes import EAGER, KEPT_EAGER
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.input_sets import InputSet, distinct_at, on_device
-from freezer.runtime.threads import threads
+from freezer.runtime.torch_settings import threads
 from freezer.spec import Limits, SamplingPolicy, Timing, bind
 from freezer.timing import Rivals, Sampling, Speedup, meter_of, sample, speedup
 

@@ -40,9 +40,9 @@ from freezer.freezing.drift import (
 )
 from freezer.freezing.models import Subject, baked_in
 from freezer.freezing.target import Target, check_unlimited
-from freezer.runtime.pytree import leaves_of
-from freezer.runtime.tensors import kept_of
-from freezer.runtime.threads import threads
+from freezer.runtime.tensor_files import small_outputs
+from freezer.runtime.tensors import leaves_of
+from freezer.runtime.torch_settings import threads
 from freezer.timing import Speedup
 
 
@@ -106,7 +106,7 @@ def run_trial(
             if not reference.deterministic:
                 kept.append(leaves)
             if deciding and call.kind == "single" and len(leaves) == len(names):
-                answers.append(kept_of(names, leaves))
+                answers.append(small_outputs(names, leaves))
             yield replace(call, candidate=leaves)
 
     try:

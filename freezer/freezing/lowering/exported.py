@@ -15,7 +15,7 @@ from freezer.freezing.capture import Captured
 from freezer.freezing.lowering.operators import fx_operators
 from freezer.freezing.lowering.result import Lowered
 from freezer.freezing.target import Target
-from freezer.runtime.payloads import on_first
+from freezer.runtime.loaders import on_first
 
 SUFFIX = ".pt2"
 

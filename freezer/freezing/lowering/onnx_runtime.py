@@ -26,7 +26,7 @@ from freezer.freezing.lowering.result import Lowered, timed
 from freezer.freezing.recipes import ENGINE_PACKAGES
 from freezer.freezing.target import Target, check_unlimited
 from freezer.freezing.toolchain import installed_versions
-from freezer.runtime.onnxruntime_loader import OUTPUT_ORDERS, session_options
+from freezer.runtime.loaders import OUTPUT_ORDERS, session_options
 from freezer.runtime.tensors import program_bytes
 
 SUFFIX = ".onnx"

@@ -28,7 +28,7 @@ from freezer.freezing.lowering.inductor.inductor_report import report_before
 from freezer.freezing.lowering.readable import GRAPH
 from freezer.freezing.lowering.result import Lowered, timed
 from freezer.freezing.target import Target, check_unlimited
-from freezer.runtime.openvino_loader import (
+from freezer.runtime.loaders import (
     CALLS_FILE,
     GRAPH_FILE,
     WEIGHTS_FILE,

@@ -20,7 +20,7 @@ from freezer.freezing.lowering.operators import script_operators
 from freezer.freezing.lowering.readable import torchscript_texts
 from freezer.freezing.lowering.result import Lowered, timed
 from freezer.freezing.target import Target
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.runtime.tensors import identity_of, named_tensors, storage_of, tensors_bytes
 
 SUFFIX = ".pt"

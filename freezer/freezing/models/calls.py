@@ -22,7 +22,7 @@ from freezer.compare.numerics import comparable, in_double, same_tensors, square
 from freezer.errors import JudgeError
 from freezer.runtime.devices import CPU, DEPTH, moved_to_device
 from freezer.runtime.input_sets import InputSet
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.runtime.tensors import same_bytes
 from freezer.spec import InputSpec, bind
 

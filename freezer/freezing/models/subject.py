@@ -18,7 +18,7 @@ from freezer.freezing.models.samples import input_sets, match_samples, with_foun
 from freezer.freezing.models.torchscript_module import named_devices
 from freezer.runtime.devices import CPU, tensors_on
 from freezer.runtime.input_sets import InputSet, generate_at, on_device, resize
-from freezer.runtime.pytree import flatten, output_specs
+from freezer.runtime.tensors import flatten, output_specs
 from freezer.spec import BAD_SAMPLES, DTYPES, InputSpec, OutputSpec, OutputStructure
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from freezer.freezing.diagnostics.source_lines import marked_in
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.spec import ConstantSpec, InputItem, InputSpec, TensorSpec
 
 

@@ -35,7 +35,7 @@ from freezer.freezing.candidates import EVIDENCE, Candidate
 from freezer.freezing.drift import DriftReport, DriftRow, Reference
 from freezer.freezing.judging import Judgement
 from freezer.freezing.models import Subject
-from freezer.runtime.tensors import save_tensors
+from freezer.runtime.tensor_files import save_tensors
 
 GOLDEN_BYTES = 8 * 1024 * 1024
 """Limit on the size of the golden inputs; at least one set for each payload is kept."""

@@ -57,7 +57,7 @@ from freezer.freezing.recipes import EAGER
 from freezer.freezing.target import Target
 from freezer.hardware import cuda_needs
 from freezer.runtime.devices import host_fingerprint
-from freezer.runtime.tensors import write_own_outputs
+from freezer.runtime.tensor_files import write_own_outputs
 
 
 def assemble(

@@ -21,8 +21,7 @@ from freezer.freezing.judging import Judgement, figures_of, kept, run_trial, tim
 from freezer.freezing.models import Subject, to_device
 from freezer.freezing.target import Target
 from freezer.runtime.devices import current
-from freezer.runtime.precision import plain_precision
-from freezer.runtime.threads import threads
+from freezer.runtime.torch_settings import plain_precision, threads
 
 logger = logging.getLogger("coldpress")
 

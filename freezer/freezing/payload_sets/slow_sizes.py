@@ -33,8 +33,7 @@ from freezer.freezing.recipes import KEPT_EAGER
 from freezer.freezing.target import Target
 from freezer.hardware import PORTABLE
 from freezer.runtime.devices import current
-from freezer.runtime.precision import plain_precision
-from freezer.runtime.threads import threads
+from freezer.runtime.torch_settings import plain_precision, threads
 from freezer.spec import Dim
 
 PAYLOAD = f"payloads/{CAPTURED}.pt2"

@@ -18,7 +18,7 @@ from freezer.errors import IntegrityError, SourceError
 from freezer.files import fetch, identity, is_url
 from freezer.freezing.models import load_source
 from freezer.freezing.sources import fetched, parse_source
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.loaders import torchscript_deprecations_silenced
 from tests.support.buckets import overwrite
 from tests.support.full_disks import full_disk
 from tests.support.models import mlp

@@ -24,8 +24,8 @@ from freezer.errors import ContractError, JudgeError, SpecError
 from freezer.freezing.freeze import freeze
 from freezer.freezing.models import Dims, Subject, prepare
 from freezer.runtime.frozen_model import FrozenModel
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from freezer.runtime.tensors import read_samples
+from freezer.runtime.loaders import torchscript_deprecations_silenced
+from freezer.runtime.tensor_files import read_samples
 from freezer.spec import DTYPES, Dim, InputSpec, declared_spec, match_headers, read_header
 from tests.support.models import seeded
 from tests.support.steps import HERE, QUICK_OPTIONS, candidate_of, judgement_of

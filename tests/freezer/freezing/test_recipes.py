@@ -10,7 +10,7 @@ from freezer.artifact import PayloadKind
 from freezer.errors import UsageError
 from freezer.freezing.lowering import LOWERINGS
 from freezer.freezing.recipes import RECIPES, CaptureName, left_out, own_toolchain, select
-from freezer.runtime.payloads import LOADERS
+from freezer.runtime.loaders import LOADERS
 from freezer.serving.compatibility import NEWER_TORCH
 
 

@@ -9,7 +9,7 @@ from freezer.errors import UsageError
 from freezer.freezing.target import Target, class_here, packed_layouts, target_here
 from freezer.hardware import best_level, detect, device_class
 from freezer.runtime.tensors import dtypes_of
-from freezer.runtime.threads import threads
+from freezer.runtime.torch_settings import threads
 from tests.support.steps import HERE
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import freezer
 from freezer.errors import JudgeError, SpecError
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.loaders import torchscript_deprecations_silenced
 from tests.conftest import Frozen
 from tests.support.models import Counter, seeded
 from tests.support.snapshots import changes, model_state, process_state, script_state

@@ -12,10 +12,9 @@ from torch import Tensor
 import freezer
 from freezer.artifact import Payload
 from freezer.errors import ContractError
+from freezer.runtime.contract import NamedOutput, OpenPayload
 from freezer.runtime.frozen_model import FrozenModel
-from freezer.runtime.payload_choice import OpenPayload
-from freezer.runtime.pytree import flatten, output_specs
-from freezer.runtime.rebuilding import NamedOutput
+from freezer.runtime.tensors import flatten, output_specs
 from freezer.spec import ConstantSpec, Dim, InputSpec, TensorSpec
 from tests.conftest import Frozen
 from tests.support.steps import BATCH, random_inputs

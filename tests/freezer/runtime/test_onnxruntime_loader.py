@@ -16,7 +16,7 @@ import freezer
 from freezer.artifact import Artifact
 from freezer.errors import IncompatibleError
 from freezer.freezing.freeze import FreezeResult, freeze
-from freezer.runtime.onnxruntime_loader import open_onnxruntime
+from freezer.runtime.loaders.onnxruntime import open_onnxruntime
 from freezer.serving.compatibility import refuse_by_engine
 from tests.support.models_engines import convnet
 from tests.support.steps import BATCH, QUICK_OPTIONS, copy_of, flip_a_byte, python, random_inputs
@@ -38,7 +38,7 @@ class Blocked:
         if name.partition(".")[0] == "onnxruntime":
             raise ModuleNotFoundError("No module named 'onnxruntime'")
 sys.meta_path.insert(0, Blocked())
-from freezer.runtime.onnxruntime_loader import open_onnxruntime
+from freezer.runtime.loaders.onnxruntime import open_onnxruntime
 from pathlib import Path
 try:
     open_onnxruntime(Path(sys.argv[1]), {})

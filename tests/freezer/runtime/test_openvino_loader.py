@@ -14,7 +14,7 @@ from tests.support.steps import python
 IMPORT = """
 import sys, warnings
 warnings.simplefilter("error")
-from freezer.runtime.openvino_loader import import_openvino
+from freezer.runtime.loaders.openvino import import_openvino
 before = sys.modules.get("openvino_telemetry")
 openvino = import_openvino("a test needs OpenVINO")
 from openvino.tools.ovc import telemetry_utils
@@ -27,7 +27,7 @@ import sys
 sys.modules["openvino"] = None
 from pathlib import Path
 from freezer.errors import MissingDependencyError
-from freezer.runtime.openvino_loader import open_openvino
+from freezer.runtime.loaders.openvino import open_openvino
 try:
     open_openvino(Path("all.ovir"), {"openvino": {}})
 except MissingDependencyError as error:

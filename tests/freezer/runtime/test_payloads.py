@@ -10,7 +10,7 @@ from torch import nn
 
 from freezer.freezing.lowering import exported
 from freezer.freezing.target import target_here
-from freezer.runtime.payloads import open_exported
+from freezer.runtime.loaders.exported import open_exported
 from tests.support.models import Counter, Mlp, seeded
 from tests.support.steps import HERE, captured_by, random_inputs, subject_of
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from freezer.runtime.precision import plain_precision
+from freezer.runtime.torch_settings import plain_precision
 from tests.support.models import seeded
 from tests.support.steps import candidate_of, judgement_of, random_inputs, subject_of
 

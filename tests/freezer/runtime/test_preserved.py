@@ -19,11 +19,11 @@ from freezer.freezing.lowering import torchscript
 from freezer.freezing.models import example_spec
 from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import target_here
+from freezer.runtime.contract import OpenPayload
 from freezer.runtime.frozen_model import CallOptions, FrozenModel
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from freezer.runtime.payload_choice import OpenPayload
-from freezer.runtime.payloads import open_torchscript
-from freezer.runtime.pytree import flatten, output_specs
+from freezer.runtime.loaders import torchscript_deprecations_silenced
+from freezer.runtime.loaders.torchscript import open_torchscript
+from freezer.runtime.tensors import flatten, output_specs
 from tests.support.models import seeded
 from tests.support.models_state import Constant, Number, Versioned
 from tests.support.steps import random_inputs

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from freezer.errors import CaptureError
-from freezer.runtime.pytree import flatten, leaves_of, output_specs
-from freezer.runtime.rebuilding import NamedOutput, unflatten
+from freezer.runtime.contract import NamedOutput, unflatten
+from freezer.runtime.tensors import flatten, leaves_of, output_specs
 
 A, B = torch.zeros(2), torch.ones(3, dtype=torch.int64)
 

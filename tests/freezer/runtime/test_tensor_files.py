@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from freezer.runtime.tensors import load_tensors, read_samples, save_tensors
+from freezer.runtime.tensor_files import load_tensors, read_samples, save_tensors
 from freezer.spec import DTYPES, read_header
 
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 import pytest
 import torch
 
-from freezer.runtime.threads import own_count, threads
+from freezer.runtime.torch_settings import own_count, threads
 
 BEFORE = torch.get_num_threads()
 T = TypeVar("T")

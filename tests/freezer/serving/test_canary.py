@@ -13,8 +13,8 @@ from torch import Tensor
 import freezer
 from freezer.artifact import GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
 from freezer.errors import CanaryError, IncompatibleError, IntegrityError
+from freezer.runtime.contract import OpenPayload
 from freezer.runtime.frozen_model import FrozenModel
-from freezer.runtime.payload_choice import OpenPayload
 from freezer.serving.canary import canary_figures, run_canary
 from freezer.serving.opening import open_artifact
 from freezer.serving.selection import LoadOptions

@@ -29,7 +29,12 @@ from freezer.cli.app import main
 from freezer.codec import encode
 from freezer.compare.gate import OutputError, judge_rmse
 from freezer.errors import IntegrityError
-from freezer.runtime.tensors import OWN_OUTPUT_BYTES, load_tensors, save_tensors, write_own_outputs
+from freezer.runtime.tensor_files import (
+    OWN_OUTPUT_BYTES,
+    load_tensors,
+    save_tensors,
+    write_own_outputs,
+)
 from freezer.serving.diff import Difference, DiffRow, Pair, diff, matrix, problem, sentences
 from freezer.spec import OutputSpec
 from freezer.store import Store

@@ -16,8 +16,8 @@ import freezer
 from freezer.artifact import GOLDEN_OUTPUTS, Artifact, file_ref
 from freezer.errors import ContractError, IncompatibleError, MissingDependencyError, UsageError
 from freezer.files import digest_file
-from freezer.runtime.libtorch import Libtorch, libtorch, torch_version
-from freezer.runtime.native_model import NativeModel
+from freezer.runtime.native import NativeModel, libtorch, torch_version
+from freezer.runtime.native.libtorch import Libtorch
 from tests.conftest import Frozen
 from tests.freezer.serving.test_load import needing
 from tests.support.steps import copy_of, flip_a_byte, python, random_inputs, rewritten

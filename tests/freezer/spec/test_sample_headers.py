@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from freezer.errors import SpecError
 from freezer.freezing.models.samples import match_samples
-from freezer.runtime.tensors import read_samples
+from freezer.runtime.tensor_files import read_samples
 from freezer.spec import DTYPES, InputSpec, TensorSpec, declared_spec, match_headers, read_header
 from tests.support.steps import python
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from freezer.runtime.threads import threads
+from freezer.runtime.torch_settings import threads
 from freezer.spec import SamplingPolicy, Timing
 from freezer.timing import MIN_SAMPLES, CpuMeter, Sampling, policy_for, sample, speedup
 from freezer.timing.sampling import TELLING_S

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save_file
 
 from freezer.errors import CatalogError
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.spec import Dim
 from pipeline.catalog import Catalog, Entry, read_catalog, read_registry
 from pipeline.planning import FileDigests, source_key

@@ -22,7 +22,7 @@ from mlflow.types import ColSpec, Schema, TensorSpec
 from torch import nn
 
 from freezer.errors import SourceError
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.spec import declared_spec
 from pipeline.tracking import Described, describe, download, resolve_model
 from tests.support.models import Mlp, seeded

@@ -41,10 +41,10 @@ from freezer.freezing.models import free_tensors
 from freezer.freezing.recipes import BESIDE
 from freezer.freezing.target import Target, packed_layouts
 from freezer.freezing.toolchain import compiler
-from freezer.runtime.inductor_package import ALIGNMENT, TABLE, WeightEntry
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from freezer.runtime.precision import plain_precision
+from freezer.runtime.loaders import torchscript_deprecations_silenced
+from freezer.runtime.native import ALIGNMENT, TABLE, WeightEntry
 from freezer.runtime.tensors import addresses_of, program_bytes, program_dtypes, program_tensors
+from freezer.runtime.torch_settings import plain_precision
 
 SUFFIX = ".pt2"
 

@@ -25,7 +25,7 @@ from freezer.freezing.capture import Attempt
 from freezer.freezing.models import weights_digest
 from freezer.freezing.recipes import RECIPES, CaptureName, Recipe
 from freezer.freezing.target import target_here
-from freezer.runtime.pytree import leaves_of
+from freezer.runtime.tensors import leaves_of
 from tests.support.lines import place_of
 from tests.support.models import (
     AttributeCounter,

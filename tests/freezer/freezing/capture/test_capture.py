@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from freezer.artifact import Payload
 from freezer.freezing.models import Subject
 from freezer.freezing.recipes import CaptureName
+from freezer.runtime.contract import NamedOutput, OpenPayload
 from freezer.runtime.frozen_model import FrozenModel
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from freezer.runtime.payload_choice import OpenPayload
-from freezer.runtime.pytree import leaves_of
-from freezer.runtime.rebuilding import NamedOutput
+from freezer.runtime.loaders import torchscript_deprecations_silenced
+from freezer.runtime.tensors import leaves_of
 from tests.support.models import Calling, Counter, mlp, seeded
 from tests.support.steps import BATCH, captured_by, random_inputs, subject_of
 

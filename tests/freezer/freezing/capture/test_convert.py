@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from freezer.errors import CaptureError
 from freezer.freezing.capture import Captured
 from freezer.freezing.models import Subject, call_source, prepare
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from freezer.runtime.pytree import leaves_of
+from freezer.runtime.loaders import torchscript_deprecations_silenced
+from freezer.runtime.tensors import leaves_of
 from freezer.spec import declared_spec
 from tests.support.lines import place_of
 from tests.support.models import Branching, Halving, TinyConv, mlp, seeded

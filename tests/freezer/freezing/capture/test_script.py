@@ -15,7 +15,7 @@ from freezer.freezing.candidates import Candidate, build
 from freezer.freezing.models import Subject, SubjectOptions, prepare
 from freezer.freezing.recipes import RECIPES, CaptureName
 from freezer.freezing.target import target_here
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.spec import declared_spec
 from tests.support.models import Mlp, seeded
 from tests.support.steps import BATCH, HERE, captured_by, random_inputs, subject_of

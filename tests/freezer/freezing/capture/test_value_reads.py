@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from freezer.freezing.capture.value_reads import INPUTS, OF_SIZES, RANDOM, STATE, values_read
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.loaders import torchscript_deprecations_silenced
 from tests.support.lines import place_of
 from tests.support.models import Calling, Counter, TinyConv, seeded
 from tests.support.steps import random_inputs

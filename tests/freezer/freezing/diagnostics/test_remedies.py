@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.jit.frontend import NotSupportedError
 
 from freezer.freezing.diagnostics.remedies import FAMILIES, Family, Remedy, explain
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.loaders import torchscript_deprecations_silenced
 
 ALL = [(family, known) for family, table in FAMILIES.items() for known in table]
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from freezer.errors import CaptureError
 from freezer.freezing.diagnostics.source_lines import marked_in, raised_at, warned_at
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.loaders import torchscript_deprecations_silenced
 from tests.support.lines import place_of
 from tests.support.models import Calling
 from tests.support.steps import captured_by, random_inputs, subject_of

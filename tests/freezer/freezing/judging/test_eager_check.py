@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from freezer.freezing.judging import debug
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.loaders import torchscript_deprecations_silenced
 from tests.support.models import Calling, Counter, Random, mlp, seeded
 from tests.support.steps import BATCH, random_inputs, subject_of
 

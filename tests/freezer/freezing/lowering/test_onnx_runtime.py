@@ -17,8 +17,8 @@ from freezer.freezing.models import Subject
 from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import Target
 from freezer.hardware import detect, device_class
-from freezer.runtime.onnxruntime_loader import open_onnxruntime
-from freezer.runtime.pytree import leaves_of
+from freezer.runtime.loaders.onnxruntime import open_onnxruntime
+from freezer.runtime.tensors import leaves_of
 from freezer.spec import Dim
 from tests.support.models import Counter, mlp, seeded
 from tests.support.models_engines import Kinds, convnet, encoder

@@ -20,7 +20,7 @@ from freezer.freezing.models import Subject
 from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import Target
 from freezer.hardware import device_class
-from freezer.runtime.openvino_loader import open_openvino
+from freezer.runtime.loaders.openvino import open_openvino
 from freezer.spec import Dim
 from tests.support.models import Counter, seeded
 from tests.support.steps import (

@@ -19,7 +19,7 @@ from freezer.freezing.lowering import check_operators
 from freezer.freezing.lowering.operators import operators_of
 from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import target_here
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.runtime.tensors import address_of
 from tests.support.models import Calling, Counter, seeded
 from tests.support.models_reports import Forking

@@ -17,9 +17,9 @@ from freezer.freezing.capture import Captured
 from freezer.freezing.lowering import torchscript
 from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import target_here
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from freezer.runtime.payloads import open_torchscript
-from freezer.runtime.threads import threads
+from freezer.runtime.loaders import torchscript_deprecations_silenced
+from freezer.runtime.loaders.torchscript import open_torchscript
+from freezer.runtime.torch_settings import threads
 from tests.conftest import Frozen, frozen
 from tests.support.models import TinyConv, seeded
 from tests.support.models_reports import ConvNet, Heads, Stateful, Tied

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from freezer.freezing.models import device_of_model, module_of
 from freezer.freezing.models.calls import copied, model_on
 from freezer.runtime.devices import CPU, called_on
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.loaders import torchscript_deprecations_silenced
 from tests.support.models import Mlp, seeded
 from tests.support.steps import random_inputs
 

@@ -11,7 +11,7 @@ from torch import nn
 import freezer
 from freezer.errors import SourceError, SpecError
 from freezer.freezing.models import check_mode
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.loaders import torchscript_deprecations_silenced
 from tests.support.steps import random_inputs, subject_of
 
 X = random_inputs(2, 4)

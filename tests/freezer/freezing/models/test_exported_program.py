@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from freezer.freezing.models import Subject, module_of, prepare
 from freezer.freezing.recipes import CaptureName
-from freezer.runtime.pytree import leaves_of
+from freezer.runtime.tensors import leaves_of
 from freezer.spec import declared_spec
 from tests.support.models import Counter, seeded
 from tests.support.steps import candidate_of, captured_by, random_inputs

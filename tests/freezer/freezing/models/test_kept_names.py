@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from freezer.errors import SpecError
 from freezer.freezing.freeze import FreezeOptions, freeze
 from freezer.freezing.models import Subject, SubjectOptions, example_spec, prepare
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.loaders import torchscript_deprecations_silenced
 from tests.support.models import seeded
 from tests.support.models_state import Constant, InPlace, OptionalState, Versioned
 from tests.support.steps import candidate_of, random_inputs

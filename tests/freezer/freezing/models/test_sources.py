@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from freezer.errors import IntegrityError, SourceError
 from freezer.freezing.models import load_source, own_spec, weights_digest
 from freezer.freezing.sources import module_file, parse_source
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
-from freezer.runtime.payloads import open_exported
+from freezer.runtime.loaders import torchscript_deprecations_silenced
+from freezer.runtime.loaders.exported import open_exported
 from tests.support.models import Counter, mlp, seeded
 from tests.support.steps import random_inputs
 

@@ -20,7 +20,7 @@ from freezer.freezing.drift import run_reference
 from freezer.freezing.freeze import FreezeOptions, freeze, load_subject
 from freezer.freezing.models import Subject, SubjectOptions, example_spec, prepare, weights_digest
 from freezer.freezing.sources import parse_source
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.loaders import torchscript_deprecations_silenced
 from tests.support.models import seeded
 from tests.support.models_state import (
     HiddenState,

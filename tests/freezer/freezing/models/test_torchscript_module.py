@@ -15,7 +15,7 @@ from freezer.errors import SourceError
 from freezer.freezing.models import load_source
 from freezer.freezing.models.torchscript_module import named_devices, with_forward
 from freezer.freezing.sources import parse_source
-from freezer.runtime.jit_warnings import torchscript_deprecations_silenced
+from freezer.runtime.loaders import torchscript_deprecations_silenced
 from tests.support.lines import place_of
 
 X = torch.ones(1, 4)

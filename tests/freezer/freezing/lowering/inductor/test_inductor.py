@@ -33,9 +33,8 @@ from freezer.freezing.lowering.inductor.torch_patches import (
 from freezer.freezing.models import Subject, weights_digest
 from freezer.freezing.recipes import RECIPES, Recipe
 from freezer.freezing.target import target_here
-from freezer.runtime.inductor_loader import open_inductor
-from freezer.runtime.inductor_package import TABLE, read_package
-from freezer.runtime.native_payload import NativePayload
+from freezer.runtime.loaders import open_inductor
+from freezer.runtime.native import TABLE, NativePayload, read_package
 from freezer.runtime.tensors import program_tensors, tensors_bytes
 from tests.support.models import seeded
 from tests.support.models_inductor import OF_PYTHON_MODULE, Known, Scalars, Wide

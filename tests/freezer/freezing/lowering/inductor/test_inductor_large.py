@@ -23,7 +23,7 @@ _LOAD = """
 import json, sys
 from pathlib import Path
 import torch
-from freezer.runtime.inductor_loader import open_inductor
+from freezer.runtime.loaders.inductor import open_inductor
 from freezer.hardware.memory import peak_bytes, peak_memory
 
 x = torch.randn(1, {width}, generator=torch.Generator().manual_seed(0))

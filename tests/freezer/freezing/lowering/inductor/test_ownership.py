@@ -14,7 +14,7 @@ from freezer.freezing.capture import Captured
 from freezer.freezing.lowering.inductor import inductor
 from freezer.freezing.recipes import RECIPES, CaptureName
 from freezer.freezing.target import target_here
-from freezer.runtime.inductor_loader import open_inductor
+from freezer.runtime.loaders import open_inductor
 from freezer.runtime.tensors import address_of, addresses_of, program_tensors
 from tests.support.models import seeded
 from tests.support.models_inductor import Foreign

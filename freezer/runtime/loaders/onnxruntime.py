@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from freezer.errors import MissingDependencyError
+from freezer.runtime.contract import Runner
 from freezer.runtime.devices import CPU
 
 # Read by ONNX Runtime at its import. Otherwise the first session writes an id into the home
@@ -33,13 +34,7 @@ _ERRORS_ONLY = 3
 """ONNX Runtime's level of its log. Warnings are advice for whoever made the file."""
 
 
-def open_onnxruntime(
-    path: Path,
-    settings: Mapping[str, Any],
-    device: torch.device = CPU,
-    *,
-    one_at_a_time: bool = False,
-) -> Callable[..., list[Tensor]]:
+def open_onnxruntime(path: Path, settings: Mapping[str, Any], device: torch.device = CPU) -> Runner:
     """Open a file as a session with torch's thread count in this thread; the count stays when
     torch's changes later.
 
@@ -84,50 +79,46 @@ def session_options(settings: Mapping[str, Any], num_threads: int) -> Any:
     return options
 
 
-def _runner(session: Any) -> Callable[..., list[Tensor]]:
-    inputs, outputs = session.get_inputs(), [item.name for item in session.get_outputs()]
-    names = [item.name for item in inputs]
-    orders = json.loads(session.get_modelmeta().custom_metadata_map.get(OUTPUT_ORDERS, "null")) or [
-        None
-    ] * len(outputs)
-    moved = [(place, _inverse(order)) for place, order in enumerate(orders) if order is not None]
-    numpy_lacks = any(item.type == "tensor(bfloat16)" for item in (*inputs, *session.get_outputs()))
+def _runner(session: Any) -> Runner:
+    inputs, outputs = session.get_inputs(), session.get_outputs()
+    names, output_names = [port.name for port in inputs], [port.name for port in outputs]
+    metadata = session.get_modelmeta().custom_metadata_map
+    orders = json.loads(metadata.get(OUTPUT_ORDERS, "null")) or [None] * len(outputs)
+    numpy_lacks = any(port.type == "tensor(bfloat16)" for port in (*inputs, *outputs))
     call = _by_dlpack if numpy_lacks else _by_numpy
 
     def run(*tensors: Tensor) -> list[Tensor]:
-        results = call(session, names, outputs, tensors)
-        for place, found in enumerate(results):
-            if not found.numel():  # NumPy gives it no strides
-                results[place] = torch.empty(found.shape, dtype=found.dtype)
-        for place, order in moved:
-            results[place] = results[place].permute(order)
-        return results
+        results = call(session, dict(zip(names, tensors, strict=True)), output_names)
+        return [in_order(result, order) for result, order in zip(results, orders, strict=True)]
 
     return run
 
 
-def _by_numpy(
-    session: Any, names: Sequence[str], outputs: Sequence[str], tensors: Sequence[Tensor]
-) -> list[Tensor]:
+def in_order(result: Tensor, order: Sequence[int] | None) -> Tensor:
+    """An engine's result as a tensor with the strides of eager's.
+
+    Args:
+        result: output of an engine, contiguous in memory. NumPy's empty arrays lack strides.
+        order: order of eager's dims in memory, largest stride first; None if it is contiguous.
+    """
+    if not result.numel():
+        result = torch.empty(result.shape, dtype=result.dtype)
+    if order is None:
+        return result
+    return result.permute([order.index(dim) for dim in range(len(order))])
+
+
+def _by_numpy(session: Any, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> list[Tensor]:
     """Call through NumPy arrays on the same memory, the fastest way into ONNX Runtime from
     Python.
     """
-    feeds = {name: tensor.numpy(force=True) for name, tensor in zip(names, tensors, strict=True)}
+    feeds = {name: tensor.numpy(force=True) for name, tensor in inputs.items()}
     return [torch.from_numpy(array) for array in session.run(outputs, feeds)]
 
 
-def _by_dlpack(
-    session: Any, names: Sequence[str], outputs: Sequence[str], tensors: Sequence[Tensor]
-) -> list[Tensor]:
+def _by_dlpack(session: Any, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> list[Tensor]:
     """Call through DLPack, for dtypes that NumPy lacks. Costs about 50 µs more."""
     from onnxruntime import OrtValue
 
-    feeds = {
-        name: OrtValue.from_dlpack(tensor.detach())
-        for name, tensor in zip(names, tensors, strict=True)
-    }
+    feeds = {name: OrtValue.from_dlpack(tensor.detach()) for name, tensor in inputs.items()}
     return [from_dlpack(value) for value in session.run_with_ort_values(outputs, feeds)]
-
-
-def _inverse(order: Sequence[int]) -> list[int]:
-    return [order.index(dim) for dim in range(len(order))]

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -25,7 +25,9 @@ from torch import Tensor
 from freezer.codec import decode
 from freezer.errors import ContractError, MissingDependencyError
 from freezer.files import begin_of
+from freezer.runtime.contract import Runner
 from freezer.runtime.devices import CPU
+from freezer.runtime.loaders.onnxruntime import in_order
 
 GRAPH_FILE, WEIGHTS_FILE, CALLS_FILE = "model.xml", "model.bin", "calls.json"
 """Files of a payload, a ZIP archive without compression."""
@@ -55,13 +57,7 @@ class EngineCalls:
     orders: tuple[tuple[int, ...] | None, ...]
 
 
-def open_openvino(
-    path: Path,
-    settings: Mapping[str, Any],
-    device: torch.device = CPU,
-    *,
-    one_at_a_time: bool = False,
-) -> Callable[..., list[Tensor]]:
+def open_openvino(path: Path, settings: Mapping[str, Any], device: torch.device = CPU) -> Runner:
     """Compile the graph for torch's thread count in this thread; the count stays when torch's
     changes later.
 
@@ -75,8 +71,8 @@ def open_openvino(
     """
     openvino = import_openvino(f"{path.name} needs OpenVINO")
     config = {**settings["openvino"], "INFERENCE_NUM_THREADS": torch.get_num_threads()}
-    if folder := os.environ.get(CACHE):
-        config |= {"CACHE_DIR": folder}
+    if os.environ.get(CACHE):
+        config["CACHE_DIR"] = os.environ[CACHE]
     try:
         graph, weights, calls = _read(path)
         core = openvino.Core()
@@ -142,35 +138,28 @@ class _Runner:
         self._openvino = openvino
         self._request = compiled.create_infer_request()
         self._inputs = calls.inputs
-        self._orders = [
-            None if order is None else [order.index(dim) for dim in range(len(order))]
-            for order in calls.orders
-        ]
+        self._orders = calls.orders
         self._bfloat16 = [port.element_type == openvino.Type.bf16 for port in compiled.outputs]
         self._weights = weights  # the compiled graph may read some of them from the file
         self._lock = threading.Lock()
 
     def __call__(self, *tensors: Tensor) -> list[Tensor]:
-        request, given = self._request, [self._given(tensors[place]) for place in self._inputs]
+        inputs = [self._input(tensors[index]) for index in self._inputs]
         with self._lock:
-            for place, tensor in enumerate(given):
-                request.set_input_tensor(place, tensor)
-            request.infer()
-            arrays = [
-                np.array(request.get_output_tensor(place).data)
-                for place in range(len(self._orders))
-            ]
-        found = [_tensor(array) for array in arrays]
-        found = [
-            one.view(torch.bfloat16) if narrow else one
-            for one, narrow in zip(found, self._bfloat16, strict=True)
-        ]
+            for index, tensor in enumerate(inputs):
+                self._request.set_input_tensor(index, tensor)
+            self._request.infer()
+            outputs = [self._output(index) for index in range(len(self._orders))]
         return [
-            one if order is None else one.permute(order)
-            for one, order in zip(found, self._orders, strict=True)
+            in_order(result, order) for result, order in zip(outputs, self._orders, strict=True)
         ]
 
-    def _given(self, tensor: Tensor) -> Any:
+    def _output(self, index: int) -> Tensor:
+        """A copy of an output."""
+        tensor = torch.from_numpy(np.array(self._request.get_output_tensor(index).data))
+        return tensor.view(torch.bfloat16) if self._bfloat16[index] else tensor
+
+    def _input(self, tensor: Tensor) -> Any:
         """OpenVINO's tensor on the same memory, which the caller keeps until the call ends."""
         tensor = tensor.detach().contiguous()
         if tensor.dtype is torch.bfloat16:
@@ -178,19 +167,10 @@ class _Runner:
                 tensor.view(torch.int16).numpy(), tensor.shape, self._openvino.Type.bf16
             )
         array = tensor.numpy()
-        if (
-            tensor.dtype is torch.int64
-            and array.size
-            and (array.min() < _INT32.min or array.max() > _INT32.max)
-        ):
+        bounds = (array.min(), array.max()) if array.dtype == np.int64 and array.size else (0, 0)
+        if bounds[0] < _INT32.min or bounds[1] > _INT32.max:
             raise ContractError(
-                f"got an integer beyond 32 bits, from {array.min()} to {array.max()}; OpenVINO"
+                f"got an integer beyond 32 bits, from {bounds[0]} to {bounds[1]}; OpenVINO"
                 " computes with 32 bits"
             )
         return self._openvino.Tensor(array, shared_memory=True)
-
-
-def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
-    """The array as a tensor with torch's strides, which NumPy's empty arrays lack."""
-    tensor = torch.from_numpy(array)
-    return tensor if array.size else torch.empty(tensor.shape, dtype=tensor.dtype)

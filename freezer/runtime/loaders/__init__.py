@@ -1,0 +1,64 @@
+"""Loaders: open a payload of each kind. No loader needs a compiler, and engines are imported when a
+payload needs them.
+
+A loader takes the payload file, the recipe's settings that the payload was made with, and the
+device to run on. It returns a runner: for a `flat` payload a function of the tensor inputs in the
+manifest's order that returns the output tensors in order; for a `native` payload it is called like
+the source model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from freezer.artifact import PayloadKind
+from freezer.runtime.contract import Runner
+from freezer.runtime.loaders.exported import on_first, open_exported
+from freezer.runtime.loaders.inductor import open_inductor
+from freezer.runtime.loaders.onnxruntime import OUTPUT_ORDERS, open_onnxruntime, session_options
+from freezer.runtime.loaders.openvino import (
+    CALLS_FILE,
+    GRAPH_FILE,
+    WEIGHTS_FILE,
+    EngineCalls,
+    import_openvino,
+    open_openvino,
+)
+from freezer.runtime.loaders.torchscript import open_torchscript, torchscript_deprecations_silenced
+
+__all__ = [
+    "CALLS_FILE",
+    "GRAPH_FILE",
+    "LOADERS",
+    "OUTPUT_ORDERS",
+    "WEIGHTS_FILE",
+    "EngineCalls",
+    "PayloadLoader",
+    "import_openvino",
+    "on_first",
+    "open_inductor",
+    "session_options",
+    "torchscript_deprecations_silenced",
+]
+
+
+class PayloadLoader(Protocol):
+    """A loader."""
+
+    def __call__(
+        self, path: Path, settings: Mapping[str, Any], device: torch.device = ...
+    ) -> Runner:
+        """Open a payload."""
+
+
+LOADERS: Mapping[PayloadKind, PayloadLoader] = {
+    "torchscript": open_torchscript,
+    "inductor": open_inductor,
+    "exported": open_exported,
+    "onnxruntime": open_onnxruntime,
+    "openvino": open_openvino,
+}

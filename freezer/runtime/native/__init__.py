@@ -1,0 +1,31 @@
+"""Native runtime: call Inductor payloads for CPUs without torch in the process. Imports no torch.
+
+Only this package calls C functions of torch and of payloads (`ctypes`).
+"""
+
+from __future__ import annotations
+
+from freezer.runtime.native.libtorch import Array, libtorch, preload, torch_version
+from freezer.runtime.native.model import NativeModel
+from freezer.runtime.native.payload import (
+    ALIGNMENT,
+    TABLE,
+    NativePayload,
+    WeightEntry,
+    read_package,
+    weight_capsule,
+)
+
+__all__ = [
+    "ALIGNMENT",
+    "TABLE",
+    "Array",
+    "NativeModel",
+    "NativePayload",
+    "WeightEntry",
+    "libtorch",
+    "preload",
+    "read_package",
+    "torch_version",
+    "weight_capsule",
+]

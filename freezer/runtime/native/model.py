@@ -1,0 +1,85 @@
+"""NativeModel: Inductor payloads behind the input contract, with numpy arrays instead of tensors.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from freezer.errors import ContractError
+from freezer.runtime.contract import OpenModel
+from freezer.runtime.native.libtorch import Array
+from freezer.spec import TensorSpec
+
+
+class NativeModel(OpenModel):
+    """A callable that enforces its input contract, like FrozenModel, without torch in the process.
+
+    Inputs are numpy arrays, or other objects with `__dlpack__` on the CPU, given by name or
+    position as to a FrozenModel. Names, dtypes, ranks and sizes are checked, and strides corrected.
+    Outputs are C-contiguous numpy arrays that own their memory, in the structure of the source
+    model's result.
+
+    Calls of several threads run one after the other within a payload, each with the payload's
+    number of threads.
+
+    Attributes:
+        inputs: the input spec.
+        outputs: names, dtypes and ranks of the outputs.
+        manifest: of the artifact.
+        ladder: artifacts that were refused before this one at load.
+
+    Args:
+        payloads: Inductor payloads for one thread count; the first that accepts the sizes of a call
+            serves it.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's result.
+
+        Raises:
+            ContractError: an input is missing, unknown, or does not meet the contract.
+            RuntimeError: the payload's code reports an error.
+        """
+        return self._rebuild(self.leaves(*args, **kwargs))
+
+    def leaves(self, *args: Any, **kwargs: Any) -> list[Array]:
+        """The output arrays in the order of `outputs`; raises as a call does."""
+        arrays, point = self._binding.leaves(args, kwargs, _checked)
+        outputs: list[Array] = self._choose(point).run(arrays)
+        return outputs
+
+
+def _checked(item: TensorSpec, value: object) -> Array:
+    """An input as a payload may read it."""
+    array = _array(item, value)
+    dtype = array.dtype
+    if dtype != item.dtype:
+        order = "" if dtype.isnative else " in another byte order"
+        raise ContractError(
+            f"input {item.name!r}: got dtype {dtype.name}{order}, expected {item.dtype}; convert"
+            f" it with .astype({item.dtype!r})"
+        )
+    return array if array.flags.carray else np.require(array, requirements=("C", "A", "W"))
+
+
+def _array(item: TensorSpec, value: Any) -> Array:
+    """An input as an array that shares its memory."""
+    if isinstance(value, np.ndarray | np.generic):
+        return np.asarray(value)
+    if not hasattr(value, "__dlpack__"):
+        got = "nothing" if value is None else type(value).__name__
+        raise ContractError(
+            f"input {item.name!r}: got {got}, expected a numpy array, or an object with"
+            f" __dlpack__, of {item.dtype} {list(item.shape)}"
+        )
+    try:
+        return np.from_dlpack(value)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        # another device, or a dtype that numpy lacks
+        raise ContractError(
+            f"input {item.name!r}: numpy cannot read the {type(value).__name__}: {error}"
+        ) from error
