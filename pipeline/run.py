@@ -49,7 +49,14 @@ from pipeline.planning import (
 )
 from pipeline.records import ClassFacts, Event, LiveFigures, Outcome
 from pipeline.reporting import CampaignReport, Display, explain_plan
-from pipeline.scheduling import BuildRecords, Executor, Fleet, facts_here, skipped_outcomes
+from pipeline.scheduling import (
+    BuildRecords,
+    Executor,
+    Fleet,
+    SharedFiles,
+    facts_here,
+    skipped_outcomes,
+)
 from pipeline.sources import Materials
 from pipeline.tracking import TrackerProcess
 from pipeline.workspace import remove_abandoned, workplace
@@ -183,7 +190,7 @@ def explain(config: Config, display: Display) -> None:
                 " cluster"
             )
             workers = (
-                facts_here(work.entries, requested, work.store, continued.facts, note),
+                facts_here(work.entries, requested, continued.facts, note),
                 auto_classes(detect().classes),
             )
         plan, skipped = _planned(config, work, ledger, continued, workers, note)
@@ -249,15 +256,9 @@ def _fleet(
     config: Config, cluster: Cluster, store: Store, continued: Continued, display: Display
 ) -> Fleet:
     files = Path.cwd() if is_registry(config.catalog) else Path(config.catalog).absolute()
-    return Fleet(
-        cluster,
-        display.show,
-        store=store.root / WORK,
-        files=files,
-        wait_s=config.wait_s,
-        bucket_uri=store.uri if store.remote is not None else None,
-        before=continued.facts,
-    )
+    bucket_uri = store.uri if store.remote is not None else None
+    shared = SharedFiles(store=store.root / WORK, files=files, bucket_uri=bucket_uri)
+    return Fleet(cluster, display.show, shared, wait_s=config.wait_s, before=continued.facts)
 
 
 Workers = tuple[Mapping[str, ClassFacts], Sequence[str]]

@@ -235,7 +235,7 @@ class Cluster:
             options["label_selector"] = {f"{LABEL}{device_class_}": "true"}
         return self._submit(function, args, name=name, device_class_=device_class_, options=options)
 
-    def glance(
+    def start_coreless(
         self, function: Callable[..., Any], *args: Any, name: str, device_class_: str, node: Node
     ) -> Handle:
         """Start a short task that reserves no core, so that it also runs beside a judge."""

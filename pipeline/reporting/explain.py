@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pipeline.planning import Item, Plan
 from pipeline.records import SKIPPED, Event, Outcome
 from pipeline.reporting.live.display import Display
-from pipeline.scheduling import BuildRecords, Decide, ItemState, QueueTask, advance
+from pipeline.scheduling import BuildRecords
 
 
 def explain_plan(
@@ -36,18 +36,11 @@ def _work_of(item: Item, records: BuildRecords) -> str:
     """The work of an item in words: what the executor would start with."""
     if item.finished:
         return "unchanged"
-    start = records.start_of(item)
-    state, actions = advance(ItemState(item=item), start)
-    for action in actions:
-        if isinstance(action, Decide):
-            return (
-                f"nothing to build or judge; {action.outcome.verdict}:"
-                f" {action.outcome.coded_reason}"
-            )
-    builds = [
-        action.recipe for action in actions if isinstance(action, QueueTask) and action.recipe
-    ]
-    kept = [recipe for recipe, result in start.finished.items() if result.failure is None]
+    step = records.start(item)
+    state, outcome = step.state, step.state.outcome
+    if outcome is not None:
+        return f"nothing to build or judge; {outcome.verdict}: {outcome.coded_reason}"
+    builds = [recipe for recipe in step.queue if recipe]
     words = [f"build {', '.join(builds)}"] if builds else []
     if state.waiting:
         words.append(
@@ -57,13 +50,10 @@ def _work_of(item: Item, records: BuildRecords) -> str:
     build_s = item.entry.limits.build_s
     if build_s is not None and len(builds) + len(state.waiting) > 1:
         words[-1] += f", until limits.build_s {build_s:g} s is used up"
-    words += [f"keep {', '.join(kept)}"] if kept else []
-    skipped = {
-        name: found.failure.message
-        for name, found in state.results.items()
-        if found.failure and found.failure.kind == SKIPPED
-    }
-    words += [
-        f"skip {recipe}: {why.removeprefix(f'{SKIPPED}: ')}" for recipe, why in skipped.items()
-    ]
-    return "; ".join([*words, "judge if it is built" if item.missed and builds else "judge"])
+    if state.built:
+        words.append(f"keep {', '.join(state.built)}")
+    for recipe, result in state.results.items():
+        if result.is_skipped:
+            words.append(f"skip {recipe}: {result.problem.removeprefix(f'{SKIPPED}: ')}")
+    words.append("judge if it is built" if item.missed and builds else "judge")
+    return "; ".join(words)

@@ -4,36 +4,21 @@ May import: pipeline.worker and below.
 Read first: item_state.py, then executor.py.
 """
 
-from pipeline.scheduling.executor import (
-    BuildRecords,
-    Executor,
-)
-from pipeline.scheduling.fleet import (
-    WAIT_S,
-    Fleet,
-)
-from pipeline.scheduling.item_state import (
-    Decide,
-    ItemState,
-    QueueTask,
-    advance,
-)
-from pipeline.scheduling.local_facts import (
-    facts_here,
-)
-from pipeline.scheduling.outcomes import (
-    skipped_outcomes,
-)
+from pipeline.scheduling.build_records import BuildRecords
+from pipeline.scheduling.executor import Executor
+from pipeline.scheduling.fleet import WAIT_S, Fleet
+from pipeline.scheduling.item_state import ItemState
+from pipeline.scheduling.local_facts import facts_here
+from pipeline.scheduling.node_check import SharedFiles
+from pipeline.scheduling.outcomes import skipped_outcomes
 
 __all__ = [
     "WAIT_S",
     "BuildRecords",
-    "Decide",
     "Executor",
     "Fleet",
     "ItemState",
-    "QueueTask",
-    "advance",
+    "SharedFiles",
     "facts_here",
     "skipped_outcomes",
 ]

@@ -2,19 +2,19 @@
 
     builds -> judge -> outcome
 
-`advance` maps a state and an event to the next state and the actions to perform. A failed judge
+Each event is a function from a state to a Step: the next state, and what to do now. A failed judge
 gets another attempt, after new builds if a candidate was damaged. The retry table is
 pipeline/failures/policy.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from pipeline.failures import attempts_left, decide, final_sentence
 from pipeline.planning import Demand, Item, corrected, learned
-from pipeline.records import SKIPPED, Failure, Outcome
+from pipeline.records import Failure, Outcome
 from pipeline.scheduling.outcomes import failed_outcome, outcome_of
 from pipeline.worker import BuildResult, JudgeResult
 
@@ -28,7 +28,7 @@ class Attempts:
     Attributes:
         failures: kinds of the failures in this campaign, as in pipeline/failures/policy.py.
         avoid: ids of nodes to use only if no other node serves the class.
-        memory_bytes: memory to reserve; None for the estimate of the item.
+        memory_bytes: memory to reserve; None reserves the estimate of the item.
     """
 
     failures: tuple[str, ...] = ()
@@ -41,12 +41,12 @@ class ItemState:
     """The state of one item.
 
     Attributes:
-        estimate: of its memory; at least the peak of its finished builds.
-        results: final results of builds, by recipe; of skipped ones, the reason is their failure.
-        waiting: recipes whose turn to be queued or skipped has not come.
+        estimate: memory of a task; at least the peak of the finished builds.
+        results: final results of builds, by recipe.
+        waiting: recipes that are neither queued nor skipped yet.
         attempts: failed attempts, by recipe; None is the judge.
-        num_damages: how often a judge found a candidate damaged.
-        outcome: once decided.
+        num_damages: number of times that a judge found a candidate damaged.
+        outcome: the outcome, once it is decided.
     """
 
     item: Item
@@ -57,14 +57,33 @@ class ItemState:
     num_damages: int = 0
     outcome: Outcome | None = None
 
+    @property
+    def spent_s(self) -> float:
+        """Duration of the builds that ended, in seconds."""
+        return sum(result.wall_s for result in self.results.values())
+
+    @property
+    def built(self) -> dict[str, BuildResult]:
+        """The builds that succeeded, by recipe."""
+        results = self.results.items()
+        return {recipe: result for recipe, result in results if result.failure is None}
+
     def attempts_of(self, recipe: str | None) -> Attempts:
-        """The failed attempts of a build, or of the judge."""
+        """Return the failed attempts of a build, or of the judge."""
         return self.attempts.get(recipe, Attempts())
 
     def demand_of(self, recipe: str | None) -> Demand:
-        """The memory that the next attempt of a build or judge needs."""
+        """Return the memory that the next attempt of a build or judge needs."""
         memory_bytes = self.attempts_of(recipe).memory_bytes
         return self.estimate if memory_bytes is None else corrected(self.estimate, memory_bytes)
+
+    def with_files(self, demand: Demand) -> ItemState:
+        """Return the state with the demand of a model whose files are here, if it is larger."""
+        return replace(self, estimate=demand) if demand.asked > self.estimate.asked else self
+
+    def over_build_s(self) -> str | None:
+        """Return that limits.build_s is used up, in words; None if it is not."""
+        return self.item.entry.limits.over_build_s(self.spent_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,9 +92,9 @@ class TaskFailure:
 
     Attributes:
         kind: key of the retry table.
-        failure: of the outcome, if it is final.
-        node_id: where it ran, if known.
-        peak_bytes: as in `pipeline.worker.child.End`.
+        failure: failure to report if it is final.
+        node_id: node where the attempt ran, if known.
+        peak_bytes: largest memory of the attempt; 0 if unknown.
     """
 
     kind: str
@@ -84,233 +103,146 @@ class TaskFailure:
     peak_bytes: int = 0
 
 
-# Events
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Start:
-    """The item enters the executor.
+class Step:
+    """What follows from an event.
 
     Attributes:
-        finished: the builds that earlier campaigns finished, by recipe.
-        hopeless: recipes to skip, each with the reason.
-        one_first: whether to wait for the first build, which reports the recipes to skip.
+        state: the next state; if it has an outcome, the outcome is to be published.
+        queue: builds to queue, by recipe; None is the judge.
+        first: whether to queue them before the other tasks of their class.
+        notes: lines for the user.
+        result: final result of a build, to be recorded.
     """
 
-    finished: Mapping[str, BuildResult]
-    hopeless: Mapping[str, str] = field(default_factory=dict)
-    one_first: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DemandKnown:
-    """The files of the model are here, so its memory can be estimated."""
-
-    demand: Demand
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BuildEnded:
-    """A build ended. `failed` is set if the retry table applies; a build that never started has a
-    failed result alone.
-
-    `hopeless` as in Start.
-    """
-
-    result: BuildResult
-    failed: TaskFailure | None = None
-    hopeless: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JudgeEnded:
-    """The judge ended; `failed` as in BuildEnded, and also set for the verdict `unstable`.
-
-    Attributes:
-        gone: recipes whose candidate was damaged and removed.
-    """
-
-    result: JudgeResult
-    failed: TaskFailure | None = None
-    gone: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OutcomeKnown:
-    """The outcome is known without a judge: from an earlier campaign, or one that runs at the same
-    time.
-    """
-
-    outcome: Outcome
-
-
-ItemEvent = Start | DemandKnown | BuildEnded | JudgeEnded | OutcomeKnown
-
-
-# Actions
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QueueTask:
-    """Queue a build, or the judge if `recipe` is None; `first` puts it before the other tasks of
-    its class.
-    """
-
-    recipe: str | None
+    state: ItemState
+    queue: tuple[str | None, ...] = ()
     first: bool = False
+    notes: tuple[str, ...] = ()
+    result: BuildResult | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RecordBuild:
-    """Record the final result of a build."""
-
-    result: BuildResult
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShowNote:
-    """Show a line to the user."""
-
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Decide:
-    """Hand the outcome over for publication."""
-
-    outcome: Outcome
-
-
-ItemAction = QueueTask | RecordBuild | ShowNote | Decide
-Step = tuple[ItemState, tuple[ItemAction, ...]]
-
-
-def advance(state: ItemState, event: ItemEvent) -> Step:
-    """Return the state after an event, and the actions to perform in order."""
-    match event:
-        case Start(finished=finished, hopeless=hopeless, one_first=one_first):
-            waiting = tuple(recipe for recipe in state.item.builds if recipe not in finished)
-            state = replace(state, results=finished, waiting=waiting)
-            return _take_turns(state, (), hopeless, one_first=one_first)
-        case DemandKnown(demand=demand):
-            return (
-                replace(state, estimate=demand) if demand.asked > state.estimate.asked else state
-            ), ()
-        case BuildEnded():
-            return _after_build(state, event)
-        case JudgeEnded():
-            return _after_judge(state, event)
-        case OutcomeKnown(outcome=outcome):
-            return _decided(state, outcome)
-
-
-def _after_build(state: ItemState, event: BuildEnded) -> Step:
-    result, failed = event.result, event.failed
-    if result.failure is not None and result.failure.kind == SKIPPED:
-        note = ShowNote(text=f"{state.item.label(result.recipe)}: {result.failure.message}")
-        return _take_turns(
-            replace(state, results={**state.results, result.recipe: result}),
-            (note,),
-            event.hopeless,
-        )
-    if failed is not None:
-        retried = _retry(state, result.recipe, failed)
-        if retried is not None:
-            return retried
-        result = replace(result, failure=_final(failed, state.attempts_of(result.recipe)))
-    results = {**state.results, result.recipe: result}
-    state = replace(state, results=results, estimate=learned(state.estimate, result.peak_bytes))
-    return _take_turns(state, (RecordBuild(result=result),), event.hopeless)
-
-
-def _take_turns(
+def start(
     state: ItemState,
-    actions: tuple[ItemAction, ...],
+    finished: Mapping[str, BuildResult],
     hopeless: Mapping[str, str],
     *,
     one_first: bool = False,
 ) -> Step:
-    """Skip waiting builds that are hopeless or out of time, and queue those whose turn it is: all,
-    or the first one.
+    """The item enters the executor.
+
+    Args:
+        finished: builds that earlier campaigns finished, by recipe.
+        hopeless: recipes to skip, each with the reason.
+        one_first: whether to wait for the first build, which reports the recipes to skip.
+    """
+    waiting = tuple(recipe for recipe in state.item.builds if recipe not in finished)
+    state = replace(state, results=finished, waiting=waiting)
+    return _queue_builds(Step(state=state), hopeless, one_first=one_first)
+
+
+def end_build(
+    state: ItemState,
+    result: BuildResult,
+    failed: TaskFailure | None = None,
+    hopeless: Mapping[str, str] | None = None,
+) -> Step:
+    """A build ended, or could not be started.
+
+    Args:
+        result: result of the build.
+        failed: failure that the retry table applies to; None for a build that never started.
+        hopeless: recipes to skip, each with the reason.
+    """
+    recipe, skipped = result.recipe, result.is_skipped
+    if failed is not None and not skipped:
+        retried = _retry(state, recipe, failed)
+        if retried is not None:
+            return retried
+        result = replace(result, failure=_final(state, recipe, failed))
+    estimate = learned(state.estimate, result.peak_bytes)
+    state = replace(state, results={**state.results, recipe: result}, estimate=estimate)
+    step = Step(state=state, result=result)
+    if skipped:
+        step = Step(state=state, notes=_skip_notes(state, [result]))
+    return _queue_builds(step, hopeless or {})
+
+
+def end_judge(
+    state: ItemState,
+    result: JudgeResult,
+    failed: TaskFailure | None = None,
+    gone: tuple[str, ...] = (),
+) -> Step:
+    """The judge ended, or could not be started.
+
+    Args:
+        result: result of the judge.
+        failed: as in `end_build`; also given for the verdict `unstable`.
+        gone: recipes whose candidates were damaged and removed.
     """
     item = state.item
-    skipped = {recipe: why for recipe, why in hopeless.items() if recipe in state.waiting}
-    under_way = len(item.builds) - len(state.results) - len(state.waiting)
-    if not under_way and (over := _over_build_s(state)):
-        skipped = dict.fromkeys(state.waiting, over) | skipped
-    left = tuple(recipe for recipe in state.waiting if recipe not in skipped)
-    turn = left[:1] if one_first else left
-    results = {
-        recipe: BuildResult(
-            key=item.builds[recipe].digest,
-            recipe=recipe,
-            failure=Failure(kind=SKIPPED, message=f"{SKIPPED}: {why}"),
-        )
-        for recipe, why in skipped.items()
-    }
-    state = replace(state, results={**state.results, **results}, waiting=left[len(turn) :])
-    notes = tuple(
-        ShowNote(text=f"{item.label(recipe)}: {SKIPPED}: {why}") for recipe, why in skipped.items()
-    )
-    return _check_built(state, (*actions, *notes, *(QueueTask(recipe=recipe) for recipe in turn)))
-
-
-def _over_build_s(state: ItemState) -> str | None:
-    """Why no further recipe is built: limits.build_s; None if one may be."""
-    return state.item.entry.limits.over_build_s(
-        sum(result.wall_s for result in state.results.values())
-    )
-
-
-def _check_built(state: ItemState, actions: tuple[ItemAction, ...]) -> Step:
-    """Queue the judge if all builds ended and one succeeded, or decide if no build succeeded."""
-    item, results = state.item, state.results
-    if len(results) < len(item.builds):
-        return state, actions
-    spared = tuple(
-        recipe
-        for recipe, result in results.items()
-        if result.failure and result.failure.kind == SKIPPED
-    )
-    if (
-        spared
-        and not _over_build_s(state)
-        and all(result.failure is not None for result in results.values())
-    ):  # a hopeless one is better than none
-        kept = {recipe: result for recipe, result in results.items() if recipe not in spared}
-        return _take_turns(replace(state, results=kept, waiting=spared), actions, {})
-    if item.before is not None and all(
-        results[recipe].failure is not None for recipe in item.missed
-    ):
-        return _decided(state, item.before, actions)
-    if any(result.failure is None for result in results.values()):
-        return state, (*actions, QueueTask(recipe=None))
-    return _decided(state, failed_outcome(item, results), actions)
-
-
-def _after_judge(state: ItemState, event: JudgeEnded) -> Step:
-    item, result, failed = state.item, event.result, event.failed
     if failed is not None:
         rebuild = decide(failed.kind, failed.failure.code).rebuild
-        again = _rebuild(state, failed, event.gone) if rebuild else _retry(state, None, failed)
+        again = _rebuild(state, failed, gone) if rebuild else _retry(state, None, failed)
         if again is not None:
             return again
-        final = _final(failed, state.attempts_of(None))
-        result = replace(
-            result, reason=final.message, failure=final if result.verdict == "failed" else None
-        )
+        final = _final(state, None, failed)
+        failure = final if result.verdict == "failed" else None
+        result = replace(result, reason=final.message, failure=failure)
     outcome = outcome_of(item, result, state.results)
-    if item.before is not None and outcome.verdict in ("failed", "unstable"):
-        text = (
-            f"{item.label()}: re-validation failed ({outcome.coded_reason}); keeping the previous"
-            " result"
-        )
-        return _decided(state, item.before, (ShowNote(text=text),))
-    return _decided(state, outcome)
+    if item.before is None or outcome.verdict not in ("failed", "unstable"):
+        return end(state, outcome)
+    text = f"{item.label()}: re-validation failed ({outcome.coded_reason})"
+    return end(state, item.before, (f"{text}; keeping the previous result",))
 
 
-def _decided(state: ItemState, outcome: Outcome, actions: tuple[ItemAction, ...] = ()) -> Step:
-    return replace(state, outcome=outcome), (*actions, Decide(outcome=outcome))
+def end(state: ItemState, outcome: Outcome, notes: tuple[str, ...] = ()) -> Step:
+    """The outcome is decided: by a judge, without one, or by another campaign."""
+    return Step(state=replace(state, outcome=outcome), notes=notes)
+
+
+def _queue_builds(step: Step, hopeless: Mapping[str, str], *, one_first: bool = False) -> Step:
+    """Skip waiting builds that are hopeless or out of time. Queue the others, or the first one."""
+    state = step.state
+    builds, waiting = state.item.builds, state.waiting
+    reasons = {recipe: hopeless[recipe] for recipe in waiting if recipe in hopeless}
+    none_runs = len(builds) == len(state.results) + len(waiting)
+    over = state.over_build_s()
+    if none_runs and over:
+        reasons = dict.fromkeys(waiting, over) | reasons
+    skipped = {
+        recipe: BuildResult.skipped(builds[recipe].digest, recipe, reason)
+        for recipe, reason in reasons.items()
+    }
+    others = tuple(recipe for recipe in waiting if recipe not in skipped)
+    queue = others[:1] if one_first else others
+    notes = (*step.notes, *_skip_notes(state, skipped.values()))
+    results = {**state.results, **skipped}
+    state = replace(state, results=results, waiting=others[len(queue) :])
+    return _check_built(replace(step, state=state, queue=queue, notes=notes))
+
+
+def _skip_notes(state: ItemState, skipped: Iterable[BuildResult]) -> tuple[str, ...]:
+    return tuple(f"{state.item.label(result.recipe)}: {result.problem}" for result in skipped)
+
+
+def _check_built(step: Step) -> Step:
+    """Queue the judge if all builds ended and one succeeded. Decide if none succeeded."""
+    state = step.state
+    item, results, built = state.item, state.results, state.built
+    if len(results) < len(item.builds):
+        return step
+    skipped = tuple(recipe for recipe, result in results.items() if result.is_skipped)
+    if skipped and not built and not state.over_build_s():  # a hopeless one is better than none
+        failed = {recipe: results[recipe] for recipe in results if recipe not in skipped}
+        state = replace(state, results=failed, waiting=skipped)
+        return _queue_builds(replace(step, state=state), {})
+    if item.before is not None and built.keys().isdisjoint(item.missed):
+        return replace(step, state=replace(state, outcome=item.before))
+    if built:
+        return replace(step, queue=(None,))
+    return replace(step, state=replace(state, outcome=failed_outcome(item, results)))
 
 
 def _rebuild(state: ItemState, failed: TaskFailure, gone: tuple[str, ...]) -> Step | None:
@@ -318,52 +250,43 @@ def _rebuild(state: ItemState, failed: TaskFailure, gone: tuple[str, ...]) -> St
     num_damages = state.num_damages + 1
     if not gone or not attempts_left([failed.kind] * num_damages, failed.kind, failed.failure.code):
         return None
-    state = replace(
-        state,
-        num_damages=num_damages,
-        results={recipe: result for recipe, result in state.results.items() if recipe not in gone},
-        attempts={
-            recipe: attempts
-            for recipe, attempts in state.attempts.items()
-            if recipe is not None and recipe not in gone
-        },
-    )
-    text = f"{state.item.label()}: {failed.failure.message}; building {', '.join(gone)} again"
-    return state, (ShowNote(text=text), *(QueueTask(recipe=recipe) for recipe in gone))
+    reset = (None, *gone)
+    results = {name: result for name, result in state.results.items() if name not in reset}
+    attempts = {name: failures for name, failures in state.attempts.items() if name not in reset}
+    state = replace(state, num_damages=num_damages, results=results, attempts=attempts)
+    note = f"{state.item.label()}: {failed.failure.message}; building {', '.join(gone)} again"
+    return Step(state=state, queue=gone, notes=(note,))
 
 
 def _retry(state: ItemState, recipe: str | None, failed: TaskFailure) -> Step | None:
     """Queue a failed build or judge for another attempt, if the policy allows one."""
-    before = state.attempts_of(recipe)
-    failures = (*before.failures, failed.kind)
-    left = attempts_left(failures, failed.kind, failed.failure.code)
-    if not left:
+    failure, attempts = failed.failure, state.attempts_of(recipe)
+    failures = (*attempts.failures, failed.kind)
+    num_left = attempts_left(failures, failed.kind, failure.code)
+    if not num_left:
         return None
-    decision, how = decide(failed.kind, failed.failure.code), ""
-    avoid, memory_bytes = before.avoid, before.memory_bytes
+    decision, how = decide(failed.kind, failure.code), ""
+    attempts = replace(attempts, failures=failures)
     if decision.elsewhere and failed.node_id is not None:
-        avoid, how = avoid | {failed.node_id}, ", on another node if there is one"
+        attempts = replace(attempts, avoid=attempts.avoid | {failed.node_id})
+        how = ", on another node if there is one"
     if decision.more_memory:
-        used_bytes = max(
-            failed.peak_bytes, failed.failure.tried_bytes or 0
-        )  # 0 if Ray killed the worker
+        used_bytes = max(failed.peak_bytes, failure.tried_bytes or 0)
         memory_bytes = 2 * max(state.demand_of(recipe).asked, used_bytes)
+        attempts = replace(attempts, memory_bytes=memory_bytes)
         how = f", with {memory_bytes / 1e9:.1f} GB kept free"
-    attempts = Attempts(failures=failures, avoid=avoid, memory_bytes=memory_bytes)
     number = len(failures) + 1
-    what = f"{state.item.label(recipe)}: {failed.failure.kind}: {failed.failure.message}"
+    note = (
+        f"{state.item.label(recipe)}: {failure.kind}: {failure.message}; attempt"
+        f" {number} of {number - 1 + num_left}{how}"
+    )
     state = replace(state, attempts={**state.attempts, recipe: attempts})
-    return state, (
-        ShowNote(text=f"{what}; attempt {number} of {number - 1 + left}{how}"),
-        QueueTask(recipe=recipe, first=not decision.later),
-    )
+    return Step(state=state, queue=(recipe,), first=not decision.later, notes=(note,))
 
 
-def _final(failed: TaskFailure, before: Attempts) -> Failure:
-    """The failure that is not retried; its message contains the number of attempts."""
-    more = final_sentence(failed.kind, failed.failure.code, len(before.failures) + 1)
-    return (
-        replace(failed.failure, message=f"{failed.failure.message}; {more}")
-        if more
-        else failed.failure
-    )
+def _final(state: ItemState, recipe: str | None, failed: TaskFailure) -> Failure:
+    """Return a failure that is not retried; its message contains the number of attempts."""
+    failure, num_attempts = failed.failure, len(state.attempts_of(recipe).failures) + 1
+    sentence = final_sentence(failed.kind, failure.code, num_attempts)
+    message = f"{failure.message}; {sentence}" if sentence else failure.message
+    return replace(failure, message=message)

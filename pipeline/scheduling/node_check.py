@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,14 +36,32 @@ ONLY_NODE_S = 1200.0
 default timeout of a judge.
 """
 
-LOOK, CPU = "look", "cpu"
+STORAGE, CPU = "storage", "cpu"
 """Names of the tasks of a check; the probe of a GPU has the name of its class."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sight:
-    """What a node sees: why it cannot use the store, or None, and whether it has the files of the
-    catalog.
+class SharedFiles:
+    """What the nodes of a campaign share.
+
+    Attributes:
+        store: folder of the store that all nodes must see; a file is written there.
+        files: catalog; if a node does not see it, sources are shipped through the store.
+        bucket_uri: URI of a store in a bucket, which all nodes must reach instead of a folder.
+    """
+
+    store: Path
+    files: Path
+    bucket_uri: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Visibility:
+    """What a node sees.
+
+    Attributes:
+        problem: why it cannot use the store; None if it can.
+        sees_files: whether it has the files of the catalog.
     """
 
     problem: str | None = None
@@ -52,45 +70,36 @@ class Sight:
 
 @dataclass(kw_only=True)
 class NodeCheck:
-    """The check of a node: its tasks, and those that ended, by name."""
+    """The check of a node: its tasks that have not ended, and the ends of the others, by name."""
 
     node: Node
-    tasks: dict[str, Handle]
-    found: dict[str, Done] = field(default_factory=dict)
+    pending: dict[str, Handle]
+    ended: dict[str, Done] = field(default_factory=dict)
 
     @property
-    def complete(self) -> bool:
-        """Whether all tasks ended."""
-        return len(self.found) == len(self.tasks)
+    def awaits_storage(self) -> bool:
+        """Whether it waits for nothing but the task at the store, which takes no core."""
+        return list(self.pending) == [STORAGE]
 
     @property
-    def only_looks(self) -> bool:
-        """Whether it waits for nothing but the look at the store, which takes no core."""
-        return self.tasks.keys() - self.found.keys() == {LOOK}
-
-    @property
-    def sight(self) -> Sight:
+    def visibility(self) -> Visibility:
         """What the node sees; a local Ray sees everything."""
-        looked = self.found.get(LOOK)
-        return looked.value if looked is not None and looked.failure is None else Sight()
+        done = self.ended.get(STORAGE)
+        return done.value if done is not None and done.failure is None else Visibility()
 
     @property
     def failure(self) -> str | None:
         """Why the node cannot be used for any class; None if it can."""
-        ended = (self.found[name].failure for name in (LOOK, CPU) if name in self.found)
-        return next((failure for failure in ended if failure is not None), self.sight.problem)
+        for name in (STORAGE, CPU):
+            if name in self.ended and self.ended[name].failure is not None:
+                return self.ended[name].failure
+        return self.visibility.problem
 
     def probed(self, name: str) -> Done | None:
         """Return the end of the probe for a class; None if it has not ended, or Ray has no GPU
         there.
         """
-        return self.found.get(_probe_of(name))
-
-    def may_know(self, name: str) -> bool:
-        """Whether the facts of a class are known, or its probe has not ended."""
-        return (
-            _probe_of(name) in self.tasks.keys() - self.found.keys() or self.facts(name) is not None
-        )
+        return self.ended.get(_probe_of(name))
 
     def facts(self, name: str) -> ClassFacts | None:
         """Return the facts of the node for a class, if it serves the class and they are known."""
@@ -102,32 +111,18 @@ class NodeChecks:
     """Checks nodes.
 
     Args:
-        cluster: of the nodes.
+        cluster: cluster of the nodes.
         note: takes lines for the user.
-        store, files, bucket_uri: as in `Fleet`.
+        shared: what the nodes must see.
 
     Attributes:
         under_way: checks by node id.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        note: Callable[[str], None],
-        *,
-        store: Path,
-        files: Path,
-        bucket_uri: str | None,
-    ) -> None:
+    def __init__(self, cluster: Cluster, note: Callable[[str], None], shared: SharedFiles) -> None:
         self.under_way: dict[str, NodeCheck] = {}
-        self._cluster, self._note, self._store, self._files, self._bucket_uri = (
-            cluster,
-            note,
-            store,
-            files,
-            bucket_uri,
-        )
-        self._mark = own_path(store, f"seen-{uuid.uuid4().hex}")
+        self._cluster, self._note, self._shared = cluster, note, shared
+        self._mark = own_path(shared.store, f"seen-{uuid.uuid4().hex}")
 
     @contextlib.contextmanager
     def marked(self) -> Iterator[None]:
@@ -142,36 +137,38 @@ class NodeChecks:
 
     def start(self, node: Node) -> None:
         """Start the check of a node for its classes."""
-        tasks: dict[str, Handle] = {}
-        on_cpu = next((name for name in node.classes if not takes_gpu(name)), PORTABLE)
-        if self._cluster.joined:
-            args = (self._bucket_uri, self._mark, self._files, _identity(self._files))
-            tasks[LOOK] = self._cluster.glance(
-                look, *args, name=LOOK, device_class_=on_cpu, node=node
+        cluster, shared = self._cluster, self._shared
+        gpus = [name for name in node.classes if takes_gpu(name)]
+        on_cpu = next((name for name in node.classes if name not in gpus), PORTABLE)
+        pending: dict[str, Handle] = {}
+        if cluster.joined:
+            args = (shared, self._mark, _identity(shared.files))
+            pending[STORAGE] = cluster.start_coreless(
+                visible, *args, name=STORAGE, device_class_=on_cpu, node=node
             )
-        for name in (on_cpu, *(name for name in node.classes if takes_gpu(name) and node.num_gpus)):
-            tasks[_probe_of(name)] = self._cluster.start(
+        for name in (on_cpu, *gpus) if node.num_gpus else (on_cpu,):
+            pending[_probe_of(name)] = cluster.start(
                 probe, name, node.num_cpus, name=f"probe {name}", device_class_=name, node=node
             )
-        self.under_way[node.node_id] = NodeCheck(node=node, tasks=tasks)
+        self.under_way[node.node_id] = NodeCheck(node=node, pending=pending)
 
     def collect(self, timeout_s: float = 0) -> int:
         """Collect the tasks that ended, and return their number."""
         waiting = {
             handle: (check, name)
             for check in self.under_way.values()
-            for name, handle in check.tasks.items()
-            if name not in check.found
+            for name, handle in check.pending.items()
         }
-        ended = self._cluster.wait([*waiting], timeout_s) if waiting else []
-        for done in ended:
-            check, name = waiting[done.handle]
-            check.found[name] = done
-        return len(ended)
+        done = self._cluster.wait([*waiting], timeout_s) if waiting else []
+        for end in done:
+            check, name = waiting[end.handle]
+            check.ended[name] = end
+            del check.pending[name]
+        return len(done)
 
     def take_complete(self) -> list[NodeCheck]:
         """Remove and return the complete checks."""
-        complete = [check for check in self.under_way.values() if check.complete]
+        complete = [check for check in self.under_way.values() if not check.pending]
         for check in complete:
             del self.under_way[check.node.node_id]
         return complete
@@ -188,80 +185,78 @@ class NodeChecks:
         """
         started = answered = time.monotonic()
         reported = False
-        while late := [check for check in self.under_way.values() if not check.complete]:
+        while True:
             if self.collect(timeout_s=0.5):
                 answered = time.monotonic()
+            late = [check for check in self.under_way.values() if check.pending]
             now = time.monotonic()
-            complete = [check for check in self.under_way.values() if check.complete]
-            known = {
-                name
-                for check in complete
-                for name in check.node.classes
-                if check.facts(name) is not None
-            }
-            needed = [
-                (name, check)
-                for check in late
-                for name in check.node.classes
-                if check.may_know(name) and name not in known
-            ]
-            blind = next(((name, check) for name, check in needed if check.only_looks), None)
-            if blind and now >= answered + max(LATE_S, wait_s):
-                name, check = blind
-                raise InfrastructureError(
-                    f"no node for {name} answered for {now - answered:.0f} s: {self._held(check)}."
-                    " Mend the mount or the access there, or leave the class out (--device-class)",
-                    code="CP-STORE-UNSHARED",
-                )
-            if needed and now >= answered + max(ONLY_NODE_S, wait_s):
-                name, check = needed[-1]
-                raise InfrastructureError(
-                    f"no node for {name} had a free core or GPU for {now - started:.0f} s:"
-                    f" {self._held(check)}. Free it, start another node for {name}, or leave the"
-                    " class out (--device-class)",
-                    code="CP-NO-NODE",
-                )
+            needed = self._needed(late)
+            for name, check in needed:
+                self._refuse_silent(name, check, now - answered, wait_s)
+            if not late:
+                return
             if not needed and now >= answered + LATE_S:
                 for check in late:
-                    self._note(f"starting without {self._held(check)}; it is used once it answers")
+                    text = f"starting without {self._described(check)}"
+                    self._note(f"{text}; it is used once it answers")
                 return
             if not reported and now >= started + SOON_S:
                 reported = True
                 for check in late:
-                    self._note(f"waiting for {self._held(check)}")
+                    self._note(f"waiting for {self._described(check)}")
 
-    def _held(self, check: NodeCheck) -> str:
-        why = (
-            f"it does not say whether it sees {self._bucket_uri or self._store}"
-            if check.only_looks
-            else self._cluster.in_use(check.node)
-        )
-        return (
-            f"node {check.node.node_id[:12]}, which serves {', '.join(check.node.classes)}: {why}"
-        )
+    def _needed(self, late: Collection[NodeCheck]) -> list[tuple[str, NodeCheck]]:
+        """Return the late checks that a class depends on, each with the class."""
+        complete = [check for check in self.under_way.values() if not check.pending]
+        needed: list[tuple[str, NodeCheck]] = []
+        for check in late:
+            for name in check.node.classes:
+                may_serve = _probe_of(name) in check.pending or check.facts(name) is not None
+                is_known = any(other.facts(name) is not None for other in complete)
+                if may_serve and not is_known:
+                    needed.append((name, check))
+        return needed
+
+    def _refuse_silent(self, name: str, check: NodeCheck, silent_s: float, wait_s: float) -> None:
+        what, limit_s, code = "had a free core or GPU", ONLY_NODE_S, "CP-NO-NODE"
+        remedy = f"Free it, start another node for {name}"
+        if check.awaits_storage:
+            what, limit_s, code = "answered", LATE_S, "CP-STORE-UNSHARED"
+            remedy = "Mend the mount or the access there"
+        if silent_s >= max(limit_s, wait_s):
+            raise InfrastructureError(
+                f"no node for {name} {what} for {silent_s:.0f} s: {self._described(check)}."
+                f" {remedy}, or leave the class out (--device-class)",
+                code=code,
+            )
+
+    def _described(self, check: NodeCheck) -> str:
+        node = check.node
+        reason = self._cluster.in_use(node)
+        if check.awaits_storage:
+            where = self._shared.bucket_uri or self._shared.store
+            reason = f"it does not say whether it sees {where}"
+        return f"node {node.node_id[:12]}, which serves {', '.join(node.classes)}: {reason}"
 
 
-def look(
-    bucket_uri: str | None, mark: Path, files: Path, identity: tuple[int, int] | None
-) -> Sight:
-    """On a node: look for the store and the files of the catalog.
+def visible(shared: SharedFiles, mark: Path, identity: tuple[int, int] | None) -> Visibility:
+    """On a node: return what it sees of the store and the files of the catalog.
 
     Args:
-        bucket_uri: URI of a store in a bucket; no files are assumed to be shared then.
+        shared: what it must see. A store in a bucket must be reachable; no files are assumed to be
+            shared then.
         mark: file in the folder of a store.
-        files: of the catalog, with the size and time that the driver sees.
-        identity: that size and time.
+        identity: size and time of the catalog, as the driver sees it.
     """
-    if bucket_uri is None:
+    if shared.bucket_uri is None:
         problem = None if mark.is_file() else f"it does not see the store's {mark.parents[1]}"
-        return Sight(problem=problem, sees_files=_identity(files) == identity)
+        return Visibility(problem=problem, sees_files=_identity(shared.files) == identity)
     try:
-        workplace(bucket_uri)
+        workplace(shared.bucket_uri)
     except Exception as error:
-        return Sight(
-            problem=f"opening the store {bucket_uri} there fails: {type(error).__name__}: {error}"
-        )
-    return Sight(sees_files=False)
+        reason = f"{type(error).__name__}: {error}"
+        return Visibility(problem=f"opening the store {shared.bucket_uri} there fails: {reason}")
+    return Visibility(sees_files=False)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

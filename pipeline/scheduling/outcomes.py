@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from freezer.errors import CatalogError, ColdpressError
 from pipeline.failures import retry_rank
 from pipeline.planning import Item, Unplaced
-from pipeline.records import SKIPPED, CandidateReport, Failure, Outcome
+from pipeline.records import CandidateReport, Failure, Outcome
 from pipeline.worker import BuildResult, JudgeResult
 
 
 def outcome_of(item: Item, result: JudgeResult, builds: Mapping[str, BuildResult]) -> Outcome:
     """Return the outcome of a judged item."""
     judged = {report.recipe for report in result.candidates}
-    candidates = (
-        *result.candidates,
-        *(_report(found) for recipe, found in builds.items() if recipe not in judged),
-    )
-    return Outcome(
-        **_identity(item),
+    others = [_report(build) for recipe, build in builds.items() if recipe not in judged]
+    architectures = [build.architecture for build in builds.values() if build.architecture]
+    return replace(
+        _undecided(item, builds),
         verdict=result.verdict,
         reason=result.reason,
         recipe=result.recipe,
@@ -29,14 +27,11 @@ def outcome_of(item: Item, result: JudgeResult, builds: Mapping[str, BuildResult
         figures=result.figures,
         clock=result.clock,
         task_metric=result.task_metric,
-        build_s=sum(found.wall_s for found in builds.values()),
         judge_s=result.judge_s,
-        candidates=candidates,
+        candidates=(*result.candidates, *others),
         pareto=result.pareto,
         host=result.host or {},
-        architecture=next(
-            (found.architecture for found in builds.values() if found.architecture), ""
-        ),
+        architecture=architectures[0] if architectures else "",
         previous=result.previous,
         deciles_ms=result.deciles_ms,
     )
@@ -46,30 +41,26 @@ def failed_outcome(item: Item, builds: Mapping[str, BuildResult]) -> Outcome:
     """Return the outcome of an item without a candidate: failed, or kept-eager if only eager was
     requested.
     """
+    outcome = _undecided(item, builds)
     if not builds:
         reason = "no recipe other than eager was requested that fits this class"
-        return Outcome(**_identity(item), verdict="kept-eager", reason=reason)
-    failures = {
-        recipe: found.failure
-        for recipe, found in builds.items()
-        if found.failure and found.failure.kind != SKIPPED
-    }
-    messages = list(dict.fromkeys(failure.message for failure in failures.values()))
-    reason = (
-        messages[0]
-        if len(messages) == 1
-        else "; ".join(f"{name}: {found.message}" for name, found in failures.items())
-    )
+        return replace(outcome, verdict="kept-eager", reason=reason)
+    failures: dict[str, Failure] = {}
+    for recipe, build in builds.items():
+        if build.failure and not build.is_skipped:
+            failures[recipe] = build.failure
+    messages = {failure.message for failure in failures.values()}
+    reason = "; ".join(f"{name}: {failure.message}" for name, failure in failures.items())
+    if len(messages) == 1:
+        [reason] = messages
     # The failure that is retried soonest decides what the next campaign does: the ledger records
     # the others by themselves.
     first = min(failures.values(), key=retry_rank)
-    return Outcome(
-        **_identity(item),
-        verdict="failed",
+    return replace(
+        outcome,
         reason=reason,
         failure=replace(first, message=reason),
-        build_s=sum(found.wall_s for found in builds.values()),
-        candidates=tuple(_report(found) for found in builds.values()),
+        candidates=tuple(map(_report, builds.values())),
     )
 
 
@@ -79,16 +70,15 @@ def skipped_outcomes(
     """Return the outcomes of bad entries, and of classes without a node, that --keep-going
     skips.
     """
-    by_entry: dict[str, list[CatalogError]] = {}
+    by_entry = defaultdict[str, list[CatalogError]](list)
     for problem in problems:
-        by_entry.setdefault(problem.entry or "?", []).append(problem)
-    return [
-        *(_skipped(entry, "auto", "source", found) for entry, found in by_entry.items()),
-        *(
-            _skipped(item.model, item.device_class, "infrastructure", [item.problem])
-            for item in unplaced
-        ),
+        by_entry[problem.entry or "?"].append(problem)
+    bad = [_skipped(entry, "auto", "source", errors) for entry, errors in by_entry.items()]
+    no_node = [
+        _skipped(item.model, item.device_class, "infrastructure", [item.problem])
+        for item in unplaced
     ]
+    return [*bad, *no_node]
 
 
 def _skipped(model: str, device_class: str, kind: str, errors: Sequence[ColdpressError]) -> Outcome:
@@ -106,29 +96,30 @@ def _skipped(model: str, device_class: str, kind: str, errors: Sequence[Coldpres
     )
 
 
-def _identity(item: Item) -> dict[str, Any]:
-    return {
-        "model": item.entry.name,
-        "device_class": item.device_class,
-        "num_threads": item.num_threads,
-        "objective": item.entry.objective,
-        "source": str(item.entry.source),
-        "registered_name": item.entry.registered_name,
-        "tags": dict(item.entry.tags),
-        "source_key": item.source.digest,
-        "judge_key": item.judge.digest,
-    }
-
-
-def _report(result: BuildResult) -> CandidateReport:
-    """Report a build that was not judged, since it or the judge failed."""
-    problem, kind = (
-        (result.failure.message or None, result.failure.kind) if result.failure else (None, None)
+def _undecided(item: Item, builds: Mapping[str, BuildResult]) -> Outcome:
+    entry = item.entry
+    return Outcome(
+        model=entry.name,
+        device_class=item.device_class,
+        verdict="failed",
+        reason=None,
+        num_threads=item.num_threads,
+        objective=entry.objective,
+        source=str(entry.source),
+        registered_name=entry.registered_name,
+        tags=dict(entry.tags),
+        source_key=item.source.digest,
+        judge_key=item.judge.digest,
+        build_s=sum(build.wall_s for build in builds.values()),
     )
+
+
+def _report(build: BuildResult) -> CandidateReport:
+    """Report a build that was not judged, since it or the judge failed."""
     return CandidateReport(
-        recipe=result.recipe,
-        build_key=result.key,
-        problem=problem,
-        failure=kind,
-        build_s=result.wall_s,
+        recipe=build.recipe,
+        build_key=build.key,
+        problem=build.problem or None,
+        failure=build.failure.kind if build.failure else None,
+        build_s=build.wall_s,
     )

@@ -6,20 +6,20 @@ driver, and no more, so a fast node takes more of them than a slow one. Its turn
 enough items wait for a judge, or when it has nothing to build.
 
 A node takes the class that is furthest behind in the catalog, in steps of `WINDOW` items, so models
-are published throughout a
-campaign. Within a step, classes that few nodes serve come first, and a node stays with its class if
-it can: a worker serves one class, and another one needs a new Python process that imports Ray and
-torch.
+are published throughout a campaign. Within a step, classes that few nodes serve come first, and a
+node stays with its class if it can: a worker serves one class, and another one needs a new Python
+process that imports Ray and torch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
 from freezer.hardware import device_class
 from pipeline.cluster import Node
@@ -89,25 +89,21 @@ class Task:
         """Memory to request from a node."""
         return self.progress.state.demand_of(self.recipe)
 
-    @property
-    def label(self) -> str:
-        """`model class recipe`; a judge has no recipe."""
-        return self.item.label(self.recipe)
-
 
 @dataclass(kw_only=True)
 class Slot:
     """The tasks that the driver gave to a node.
 
     Attributes:
-        builds: groups of builds in flight, running or waiting for a core; `gpu_builds` of them take
-            a GPU.
-        judge: whether one is in flight.
+        builds: number of groups of builds in flight, running or waiting for a core.
+        gpu_builds: number of those that take a GPU.
+        judge: whether a judge is in flight.
         turn: whether it is the node's turn to judge; it then gets no builds.
-        num_judged: judges of this turn, including the one in flight.
-        judge_since: when the judge in flight was submitted; None once the wait has been reported.
-        last_class: of the last task.
-        rests_until: when the next turn may begin.
+        num_judged: number of judges of this turn, including the one in flight.
+        judge_since: time when the judge in flight was submitted; None without one, or once its
+            wait was reported.
+        last_class: class of the last task.
+        rests_until: time when the next turn may begin.
     """
 
     node: Node
@@ -136,18 +132,21 @@ class Slot:
             self.judge_since = time.monotonic()
             self.num_judged += 1
         else:
-            self.builds += 1
-            self.gpu_builds += takes_gpu(task.device_class)
+            self._count(task, 1)
 
     def end(self, task: Task) -> None:
         """Record that a task ended."""
         if task.recipe is None:
-            self.judge = False
+            self.judge, self.judge_since = False, None
         else:
-            self.builds -= 1
-            self.gpu_builds -= takes_gpu(task.device_class)
+            self._count(task, -1)
 
-    def takes(self, name: str) -> bool:
+    def _count(self, build: Task, change: int) -> None:
+        self.builds += change
+        if takes_gpu(build.device_class):
+            self.gpu_builds += change
+
+    def has_gpu_for(self, name: str) -> bool:
         """Whether the GPUs allow another task of a class."""
         return not takes_gpu(name) or self.gpu_builds < QUEUE_PER_CPU * self.node.num_gpus
 
@@ -158,96 +157,92 @@ def takes_gpu(name: str) -> bool:
 
 
 def begins_turn(
-    slot: Slot, slots: Collection[Slot], *, ready: int, waiting: int, now: float
+    slot: Slot, slots: Collection[Slot], num_judges: int, num_builds: int, *, now: float
 ) -> bool:
     """Whether a building node should judge now.
 
     Args:
-        slot: of the node.
-        slots: of all nodes.
-        ready, waiting: judges and builds that wait, of classes that the node serves.
+        slot: slot of the node.
+        slots: slots of all nodes.
+        num_judges, num_builds: numbers of waiting tasks of classes that the node serves.
         now: monotonic time, in seconds.
     """
-    if slot.turn or not ready or now < slot.rests_until:
+    if slot.turn or not num_judges or now < slot.rests_until:
         return False
-    taken = JUDGE_BATCH * sum(
-        other.turn and bool(set(other.node.classes) & set(slot.node.classes)) for other in slots
-    )
-    return not waiting or ready - taken >= JUDGE_BATCH
+    if not num_builds:
+        return True
+    classes = set(slot.node.classes)
+    judging = [
+        other for other in slots if other.turn and not classes.isdisjoint(other.node.classes)
+    ]
+    return num_judges >= JUDGE_BATCH * (len(judging) + 1)
 
 
-def ends_turn(slot: Slot, *, ready: int, waiting: int, others: bool) -> bool:
+def ends_turn(slot: Slot, *, num_judges: int, num_builds: int, others: bool) -> bool:
     """Whether a judging node should build again, or be left to other campaigns; never while a judge
     runs.
 
     Args:
-        slot: of the node.
-        ready, waiting: as in `begins_turn`.
+        slot: slot of the node.
+        num_judges, num_builds: as in `begins_turn`.
         others: whether other campaigns run on the cluster.
     """
-    return (
-        slot.turn
-        and not slot.judge
-        and (not ready or (slot.num_judged >= JUDGE_BATCH and (waiting > 0 or others)))
-    )
+    if not slot.turn or slot.judge:
+        return False
+    is_wanted = num_builds > 0 or others
+    return not num_judges or (slot.num_judged >= JUDGE_BATCH and is_wanted)
 
 
 class Queue:
     """Tasks that wait, in a line for each class."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, deque[Task]] = {}
+        self._lines: defaultdict[str, deque[Task]] = defaultdict(deque)
 
     def __len__(self) -> int:
-        return sum(len(line) for line in self._lines.values())
+        return sum(map(len, self._lines.values()))
 
     def __iter__(self) -> Iterator[Task]:
-        return (task for line in self._lines.values() for task in line)
+        return chain.from_iterable(self._lines.values())
 
-    def append(self, task: Task) -> None:
-        """Add a task to the end of its line."""
-        self._lines.setdefault(task.device_class, deque()).append(task)
+    def add(self, task: Task, *, first: bool = False) -> None:
+        """Add a task to the end of its line, or to its front."""
+        line = self._lines[task.device_class]
+        if first:
+            line.appendleft(task)
+        else:
+            line.append(task)
 
-    def appendleft(self, task: Task) -> None:
-        """Add a task to the front of its line."""
-        self._lines.setdefault(task.device_class, deque()).appendleft(task)
-
-    def counts(self) -> dict[str, int]:
-        """Number of tasks by class."""
-        return {name: len(line) for name, line in self._lines.items() if line}
+    def classes(self) -> list[str]:
+        """Return the classes with tasks."""
+        return [name for name, line in self._lines.items() if line]
 
     def line(self, name: str) -> Iterator[Task]:
-        """The tasks of a class, in order."""
-        return iter(self._lines.get(name, ()))
+        """Yield the tasks of a class, in order."""
+        yield from self._lines[name]
 
     def num_for(self, node: Node) -> int:
-        """Number of tasks of the classes that a node serves."""
-        return sum(len(self._lines.get(name, ())) for name in node.classes)
+        """Return the number of tasks of the classes that a node serves."""
+        return sum(len(self._lines[name]) for name in node.classes)
 
     def take(self, slot: Slot, nodes: Collection[Node]) -> Task | None:
         """Remove and return the next task for a node; None if none fits.
 
         Args:
-            slot: of the node.
+            slot: slot of the node.
             nodes: all nodes in use.
         """
-        serving = {name: sum(name in node.classes for node in nodes) for name in slot.node.classes}
-        lines = [
-            (name, line)
-            for name in slot.node.classes
-            if (line := self._lines.get(name)) and slot.takes(name)
-        ]
-        lines.sort(
-            key=lambda item: (
-                item[1][0].progress.index // WINDOW,
-                serving[item[0]],
-                item[0] != slot.last_class,
-            )
-        )
-        for _, line in lines:
-            for place, task in enumerate(islice(line, LOOK_AHEAD)):
+
+        def urgency(name: str) -> tuple[int, int, bool]:
+            window = self._lines[name][0].progress.index // WINDOW
+            num_serving = sum(name in node.classes for node in nodes)
+            return window, num_serving, name != slot.last_class
+
+        classes = [name for name in slot.node.classes if self._lines[name]]
+        for name in sorted(filter(slot.has_gpu_for, classes), key=urgency):
+            for task in islice(self._lines[name], LOOK_AHEAD):
                 if fits(task, slot.node, nodes):
-                    del line[place]
+                    self._lines[name].remove(task)
                     return task
         return None
 
@@ -255,30 +250,30 @@ class Queue:
         """Remove and return builds of the same item as a build that was just taken, with the same
         failed attempts.
         """
-        state = task.progress.state
-        line = self._lines[task.device_class]
-        alike = [
-            other
-            for other in islice(line, 2 * LOOK_AHEAD)
-            if other.progress is task.progress
-            and state.attempts_of(other.recipe) == state.attempts_of(task.recipe)
-        ][:most]
-        for other in alike:
-            line.remove(other)
+        state, line = task.progress.state, self._lines[task.device_class]
+        attempts = state.attempts_of(task.recipe)
+        of_item = [
+            other for other in islice(line, 2 * LOOK_AHEAD) if other.progress is task.progress
+        ]
+        alike = [build for build in of_item if state.attempts_of(build.recipe) == attempts][:most]
+        self.remove(alike)
         return alike
 
     def remove(self, tasks: Collection[Task]) -> None:
-        """Remove tasks."""
-        for name, line in self._lines.items():
-            self._lines[name] = deque(task for task in line if task not in tasks)
+        """Remove tasks, if they wait here."""
+        for task in tasks:
+            with contextlib.suppress(ValueError):
+                self._lines[task.device_class].remove(task)
 
 
 def fits(task: Task, node: Node, nodes: Collection[Node]) -> bool:
     """Whether a task may run on a node; a node where it failed is used only if no other is left."""
     if not _suits(task, node, nodes):
         return False
-    left = (other for other in nodes if other.node_id not in task.avoid)
-    return node.node_id not in task.avoid or not any(_suits(task, other, nodes) for other in left)
+    if node.node_id not in task.avoid:
+        return True
+    others = [other for other in nodes if other.node_id not in task.avoid]
+    return not any(_suits(task, other, nodes) for other in others)
 
 
 def _suits(task: Task, node: Node, nodes: Collection[Node]) -> bool:
@@ -286,20 +281,16 @@ def _suits(task: Task, node: Node, nodes: Collection[Node]) -> bool:
 
     After a failure for lack of memory, a larger node is preferred to one with too little.
     """
-    if not _can(task, node):
+    memory, demand = _memory(node), task.demand
+    if not serves(task, node) or memory < demand.least:
         return False
-    too_small = task.demand.firm and _memory(node) < task.demand.asked
-    return not (
-        too_small and any(_can(task, other) and _memory(other) > _memory(node) for other in nodes)
-    )
-
-
-def _can(task: Task, node: Node) -> bool:
-    return serves(task, node) and _memory(node) >= task.demand.least
+    if not demand.firm or memory >= demand.asked:
+        return True
+    return not any(serves(task, other) and _memory(other) > memory for other in nodes)
 
 
 def _memory(node: Node) -> float:
-    """The memory of a node in bytes; a node that Ray limits no memory on has any amount."""
+    """Return the memory of a node in bytes; infinite if Ray limits no memory there."""
     return math.inf if node.memory_bytes is None else node.memory_bytes
 
 
@@ -309,16 +300,14 @@ def serves(task: Task, node: Node) -> bool:
     return task.device_class in node.classes and node.num_cpus >= task.least_cpus and has_gpu
 
 
-def ask_bytes(demand: Demand, node: Node) -> int | None:
+def memory_to_reserve(demand: Demand, node: Node) -> int | None:
     """Return the memory to request from a node: at most all that it has."""
     return None if node.memory_bytes is None else min(demand.asked, node.memory_bytes)
 
 
-def missing(task: Task, nodes: Collection[Node]) -> str | None:
-    """Return why no node that serves a task has enough memory for it; None if one has, or if none
-    serves its class.
-    """
-    largest = max((_memory(node) for node in nodes if serves(task, node)), default=math.inf)
+def lacks_memory(task: Task, serving: Collection[Node]) -> str | None:
+    """Return why none of the nodes that serve a task has enough memory for it; None if one has."""
+    largest = max(map(_memory, serving))
     if largest >= task.demand.least:
         return None
     return (

@@ -7,15 +7,23 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
-from pipeline.cluster import REST_S, Ask, ClusterBoard, Done, Node, Turns
+from pipeline.cluster import REST_S, Ask, ClusterBoard, Done, Turns
 from pipeline.failures import CODES
 from pipeline.planning import BASE_BYTES
 from pipeline.records import Event, Failure
-from pipeline.scheduling.fleet import Fleet
-from pipeline.scheduling.queue import Queue, Slot, Task, begins_turn, ends_turn, missing, serves
+from pipeline.scheduling.fleet import Fleet, Show
+from pipeline.scheduling.queue import (
+    Queue,
+    Slot,
+    Task,
+    begins_turn,
+    ends_turn,
+    lacks_memory,
+    serves,
+)
 
 CHECK_S = 5.0
 """Interval between two checks whether each waiting task has a node that could serve it."""
@@ -26,28 +34,39 @@ JUDGE_HELD_S = 60.0
 MAX_ASKED = 2
 """Cores to request for each core that a class has, so a fleet grows by doubling."""
 
+MayStart = Callable[[Task], bool]
 
-class Places:
-    """The slots of a fleet, and the tasks that wait for them.
+
+class Scheduler:
+    """Matches waiting tasks with the nodes of a fleet.
 
     Args:
         fleet: the nodes.
         show: takes the events.
 
     Attributes:
-        waiting, ready: builds and judges that wait; a task is removed when a node gets it.
-        turns: of the campaigns of the cluster.
+        turns: turns of the campaigns of the cluster.
     """
 
-    def __init__(self, fleet: Fleet, show: Callable[[Event], None]) -> None:
+    def __init__(self, fleet: Fleet, show: Show) -> None:
         self._fleet, self._show = fleet, show
-        self.waiting, self.ready = Queue(), Queue()
+        self._builds, self._judges = Queue(), Queue()
         self.turns = Turns(ClusterBoard(fleet.cluster.head) if fleet.cluster.joined else None)
         self._slots: dict[str, Slot] = {}
-        self._under_way: set[Task] = set()
+        self._started: set[Task] = set()
         self._without_node: dict[str, float] = {}
         self._unserved: dict[str, Ask] = {}
         self._next_check = 0.0
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of builds and judges that wait for a node."""
+        return len(self._builds) + len(self._judges)
+
+    def add(self, task: Task, *, first: bool = False) -> None:
+        """Let a task wait for a node; `first` puts it before the others of its class."""
+        queue = self._builds if task.recipe else self._judges
+        queue.add(task, first=first)
 
     def tick(self) -> None:
         """Update nodes and turns, and ask the autoscaler for what is missing."""
@@ -57,45 +76,41 @@ class Places:
         for node_id in self._slots.keys() - nodes.keys():
             del self._slots[node_id]
             self.turns.release(node_id)
-        for node_id in (
-            nodes.keys() - self._slots.keys()
-        ):  # a node that did not answer for a while still runs its tasks
+        for node_id in nodes.keys() - self._slots.keys():
             self._slots[node_id] = slot = Slot(node=nodes[node_id])
-            for task in self._under_way:
+            for task in self._started:  # a node that did not answer for a while still runs its own
                 if task.node and task.node.node_id == node_id:
                     slot.begin(task)
         self._report_held()
         self._fleet.ask(self._asks())
 
-    def judges(self, may_start: Callable[[Task], bool]) -> Iterator[tuple[Slot, Task]]:
+    def next_judges(self, may_start: MayStart) -> Iterator[tuple[Slot, Task]]:
         """Yield the judges to start now, each with its slot, and begin and end turns."""
         for slot in self._slots.values():
-            ready, waiting, node_id = (
-                self.ready.num_for(slot.node),
-                self.waiting.num_for(slot.node),
-                slot.node.node_id,
-            )
-            if ends_turn(slot, ready=ready, waiting=waiting, others=self.turns.others):
+            num_judges = self._judges.num_for(slot.node)
+            num_builds = self._builds.num_for(slot.node)
+            others = self.turns.others
+            if ends_turn(slot, num_judges=num_judges, num_builds=num_builds, others=others):
                 self._end_turn(slot)
             if begins_turn(
-                slot, self._slots.values(), ready=ready, waiting=waiting, now=time.monotonic()
+                slot, self._slots.values(), num_judges, num_builds, now=time.monotonic()
             ):
                 slot.turn = True
             if not slot.turn or slot.judge or slot.builds:
                 continue
-            task = self.ready.take(slot, self._fleet.nodes)
+            task = self._judges.take(slot, self._fleet.nodes)
             if task is None:
                 self._end_turn(slot)
-            elif not may_start(task):
-                self.ready.appendleft(task)
-                if slot.num_judged and self.turns.others:  # one of them may wait for this node
-                    self._end_turn(slot)
-            else:
+            elif may_start(task):
                 if not slot.num_judged:
-                    self.turns.claim(node_id)
+                    self.turns.claim(slot.node.node_id)
                 yield slot, task
+            else:
+                self.add(task, first=True)
+                if slot.num_judged and others:  # one of them may wait for this node
+                    self._end_turn(slot)
 
-    def builds(self, may_start: Callable[[Task], bool]) -> Iterator[tuple[Slot, list[Task]]]:
+    def next_builds(self, may_start: MayStart) -> Iterator[tuple[Slot, list[Task]]]:
         """Yield the groups of builds to start now, one for each building node in turn, the least
         loaded first.
 
@@ -103,90 +118,82 @@ class Places:
         self-scheduling, Polychronopoulos and Kuck 1987). With limits.build_s, it has all of them,
         to be built one after the other.
         """
-        num_cpus = sum(slot.node.num_cpus for slot in self._slots.values())
-        open_ = [slot for slot in self._slots.values() if not self.turns.claimed(slot.node.node_id)]
-        while open_:
-            for slot in sorted(open_, key=lambda slot: slot.builds / slot.node.num_cpus):
-                num_waiting = self.waiting.num_for(slot.node)
-                task = (
-                    self.waiting.take(slot, self._fleet.nodes)
-                    if slot.has_room(num_waiting, num_cpus)
-                    else None
-                )
-                if task is not None and may_start(task):
-                    share = (
-                        math.ceil(num_waiting / num_cpus)
-                        if task.item.entry.limits.build_s is None
-                        else num_waiting
-                    )
-                    yield slot, [task, *self.waiting.take_alike(task, share - 1)]
-                    continue
-                if task is not None:
-                    self.waiting.appendleft(task)
-                open_.remove(slot)
+        slots = self._slots.values()
+        num_cpus = sum(slot.node.num_cpus for slot in slots)
+        building = [slot for slot in slots if not self.turns.claimed(slot.node.node_id)]
+        while building:
+            for slot in sorted(building, key=lambda slot: slot.builds / slot.node.num_cpus):
+                num_waiting, task = self._builds.num_for(slot.node), None
+                if slot.has_room(num_waiting, num_cpus):
+                    task = self._builds.take(slot, self._fleet.nodes)
+                if task is None:
+                    building.remove(slot)
+                elif may_start(task):
+                    num_tasks = num_waiting
+                    if task.item.entry.limits.build_s is None:
+                        num_tasks = math.ceil(num_waiting / num_cpus)
+                    yield slot, [task, *self._builds.take_alike(task, num_tasks - 1)]
+                else:
+                    self.add(task, first=True)
+                    building.remove(slot)
 
-    def enter(self, tasks: Sequence[Task], slot: Slot) -> None:
+    def record_start(self, tasks: Sequence[Task], slot: Slot) -> None:
         """Record that a group of builds, or one judge, was started in a slot."""
         slot.begin(tasks[0])
         for task in tasks:
             task.node = slot.node
-        self._under_way.add(tasks[0])
+        self._started.add(tasks[0])
 
-    def leave(self, tasks: Sequence[Task], done: Done) -> None:
-        """Record that a group of builds, or one judge, ended or was lost."""
-        task = tasks[0]
+    def record_end(self, task: Task, done: Done) -> None:
+        """Record that one judge, or a group of builds with its first task, ended or was lost."""
         assert task.node is not None
-        self._under_way.discard(task)
-        if slot := self._slots.get(task.node.node_id):
+        self._started.discard(task)
+        slot = self._slots.get(task.node.node_id)
+        if slot is not None:
             slot.end(task)
         if done.lost:
-            self._fleet.doubt(task.node)
+            self._fleet.refresh_soon()
 
     def judges_here(self) -> bool:
         """Whether a judge runs on the driver's node, or another campaign has its turn there."""
         home = self._fleet.cluster.home
-        here = self._slots.get(home)
-        return here is not None and (here.judge or self.turns.claimed(home))
+        slot = self._slots.get(home)
+        return slot is not None and (slot.judge or self.turns.claimed(home))
 
     def given_up(self) -> list[tuple[Task, Failure]]:
         """Remove and return the tasks that no node can serve: without enough memory at once,
         without a node after some time.
         """
-        nodes, now = self._fleet.nodes, time.monotonic()
+        now = time.monotonic()
         if now < self._next_check:
             return []
         self._next_check = now + CHECK_S
-        gone: list[tuple[Task, Failure]] = []
-        without: dict[str, float] = {}
-        self._unserved = _unserved((*self.waiting, *self.ready, *self._under_way), nodes)
-        for task in (*self.waiting, *self.ready):
-            too_large, name = missing(task, nodes), task.device_class
-            if too_large is not None:
-                gone.append((task, Failure(kind="memory", code=CODES["memory"], message=too_large)))
-            elif not any(serves(task, node) for node in nodes):
-                without[name] = since = self._without_node.get(name, now)
+        failed: dict[Task, Failure] = {}
+        without_node: dict[str, float] = {}
+        self._unserved = {}
+        for task in (*self._builds, *self._judges, *self._started):
+            name = task.device_class
+            serving = [node for node in self._fleet.nodes if serves(task, node)]
+            if not any(node.num_cpus >= task.judge_cpus for node in serving):
+                ask = _ask_of(task, task.judge_cpus)
+                self._unserved[name] = max(ask, self._unserved.get(name, ask), key=_size)
+            if task in self._started:
+                continue
+            if not serving:
+                since = without_node[name] = self._without_node.get(name, now)
                 if now - since >= self._fleet.patience_s:
-                    why = (
-                        f"no node serves {name} with {task.least_cpus} CPUs, for {now - since:.0f}"
-                        " s; start one, and run again"
-                    )
-                    gone.append(
-                        (task, Failure(kind="infrastructure", code="CP-NO-NODE", message=why))
-                    )
-        for name in without.keys() - self._without_node.keys():
-            self._show(
-                Event(
-                    kind="note",
-                    text=(
-                        f"no node serves {name} now; waiting up to {self._fleet.patience_s:g} s"
-                        " for one"
-                    ),
-                )
-            )
-        self._without_node = without
-        for queue in (self.waiting, self.ready):
-            queue.remove({task for task, _ in gone})
-        return gone
+                    failed[task] = _without_node(task, now - since)
+                continue
+            problem = lacks_memory(task, serving)
+            if problem is not None:
+                failed[task] = Failure(kind="memory", code=CODES["memory"], message=problem)
+        for name in without_node.keys() - self._without_node.keys():
+            patience = f"waiting up to {self._fleet.patience_s:g} s for one"
+            self._note(f"no node serves {name} now; {patience}")
+        self._without_node = without_node
+        for queue in (self._builds, self._judges):
+            queue.remove(failed)
+        return list(failed.items())
 
     def _end_turn(self, slot: Slot) -> None:
         slot.turn, slot.num_judged = False, 0
@@ -196,33 +203,33 @@ class Places:
     def _report_held(self) -> None:
         """Report once each judge that waits because something else runs on its node."""
         for slot in self._slots.values():
-            if (
-                slot.judge
-                and slot.judge_since is not None
-                and time.monotonic() >= slot.judge_since + JUDGE_HELD_S
-            ):
-                slot.judge_since = None
-                if held := self._fleet.cluster.held(slot.node):
-                    what = f"judge waits for node {slot.node.node_id[:12]}: {held}"
-                    self._show(
-                        Event(kind="note", text=f"{what}; it starts when nothing else runs there")
-                    )
+            since, node = slot.judge_since, slot.node
+            if since is None or time.monotonic() < since + JUDGE_HELD_S:
+                continue
+            slot.judge_since = None
+            held = self._fleet.cluster.held(node)
+            if held:
+                what = f"judge waits for node {node.node_id[:12]}: {held}"
+                self._note(f"{what}; it starts when nothing else runs there")
 
     def _asks(self) -> Counter[Ask]:
         """Return what to ask an autoscaler for: a node for each class that has none for its largest
         task, and for other classes nodes for the waiting tasks, up to a doubling of the cores.
         """
         asked = Counter(self._unserved.values())
-        for name in {*self.waiting.counts(), *self.ready.counts()} - self._unserved.keys():
-            num_cpus = MAX_ASKED * sum(
-                slot.node.num_cpus for slot in self._slots.values() if name in slot.node.classes
-            )
-            for task in chain(self.waiting.line(name), self.ready.line(name)):
+        slots = self._slots.values()
+        for name in {*self._builds.classes(), *self._judges.classes()} - self._unserved.keys():
+            cpus = [slot.node.num_cpus for slot in slots if name in slot.node.classes]
+            num_cpus = MAX_ASKED * sum(cpus)
+            for task in chain(self._builds.line(name), self._judges.line(name)):
                 num_cpus -= task.least_cpus
                 if num_cpus < 0:
                     break
                 asked[_ask_of(task, task.least_cpus)] += 1
         return asked
+
+    def _note(self, text: str) -> None:
+        self._show(Event(kind="note", text=text))
 
 
 def _ask_of(task: Task, num_cpus: int) -> Ask:
@@ -231,24 +238,15 @@ def _ask_of(task: Task, num_cpus: int) -> Ask:
     A memory estimate is not part of it, since a task runs with less if no node has as much.
     """
     least = task.demand.least
-    return Ask(
-        device_class=task.device_class,
-        num_cpus=num_cpus,
-        memory_bytes=least if least > BASE_BYTES else None,
-    )
+    memory_bytes = least if least > BASE_BYTES else None
+    return Ask(device_class=task.device_class, num_cpus=num_cpus, memory_bytes=memory_bytes)
 
 
-def _unserved(tasks: Iterable[Task], nodes: Collection[Node]) -> dict[str, Ask]:
-    """Return, by class, the needs of the largest task that no node can serve, or whose judge no
-    node can.
-    """
-    largest: dict[str, Ask] = {}
-    for task in tasks:
-        if not any(serves(task, node) and node.num_cpus >= task.judge_cpus for node in nodes):
-            ask = _ask_of(task, task.judge_cpus)
-            largest[ask.device_class] = max(
-                ask,
-                largest.get(ask.device_class, ask),
-                key=lambda found: (found.num_cpus, found.memory_bytes or 0),
-            )
-    return largest
+def _without_node(task: Task, waited_s: float) -> Failure:
+    served = f"{task.device_class} with {task.least_cpus} CPUs"
+    message = f"no node serves {served}, for {waited_s:.0f} s; start one, and run again"
+    return Failure(kind="infrastructure", code="CP-NO-NODE", message=message)
+
+
+def _size(ask: Ask) -> tuple[int, int]:
+    return ask.num_cpus, ask.memory_bytes or 0

@@ -1,0 +1,117 @@
+"""Results of builds in the ledger and the store: those that earlier campaigns finished, and those
+that this one adds.
+"""
+
+from __future__ import annotations
+
+from freezer.store import Store
+from pipeline.failures import is_kept
+from pipeline.ledger import Ledger
+from pipeline.planning import EarlierSpeeds, FinishedWork, Item, demand_of, learned
+from pipeline.records import FinishedBuild, Outcome
+from pipeline.scheduling.item_state import ItemState, Step, start
+from pipeline.worker import BuildResult
+from pipeline.workspace import build_wall_s, workplace
+
+
+class BuildRecords:
+    """Finished builds of a campaign.
+
+    Args:
+        store, ledger: store and ledger of the campaign.
+        lifted: whether quarantined builds are retried.
+
+    Attributes:
+        speeds: earlier speeds, which rule out some recipes.
+    """
+
+    def __init__(self, store: Store, ledger: Ledger, *, lifted: bool) -> None:
+        self._store, self._ledger, self._lifted = store, ledger, lifted
+        self._workplace = workplace(store.uri)
+        self.speeds = EarlierSpeeds(ledger)
+
+    def start(self, item: Item) -> Step:
+        """Return how an item starts: what need not be built, and whether one build decides what
+        else need not be.
+
+        The memory estimate covers the peak of its last build, possibly with other weights.
+        """
+        row = self._ledger.nearest("build", item.entry.name, item.device_class)
+        peak_bytes = 0 if row is None else FinishedBuild.from_json(row.data).peak_bytes
+        state = ItemState(item=item, estimate=learned(demand_of(item.entry), peak_bytes))
+        finished: dict[str, BuildResult] = {}
+        architecture = ""
+        for recipe, key in item.builds.items():
+            result = self._finished(item, recipe, key.digest)
+            if result is not None:
+                finished[recipe] = result
+                architecture = architecture or result.architecture
+        if architecture or not item.optional:
+            return start(state, finished, self.speeds.hopeless(item, architecture))
+        return start(state, finished, {}, one_first=self.speeds.any_for(item))
+
+    def _finished(self, item: Item, recipe: str, key: str) -> BuildResult | None:
+        """Return a candidate in the store, or a failure that only another key can fix."""
+        row = self._ledger.find("build", key)
+        known = FinishedBuild(recipe=recipe, failure=None)
+        if row is not None:
+            known = FinishedBuild.from_json(row.data)
+        failure = None
+        if not self._workplace.is_listed("candidates", key):
+            failure, memory_bytes = known.failure, item.memory_bytes
+            if failure is None or not is_kept(
+                failure, memory_bytes=memory_bytes, lifted=self._lifted
+            ):
+                return None
+        # A candidate that this campaign built before it was stopped, or whose row no driver wrote,
+        # counts as this campaign's work.
+        wall_s = 0.0
+        if row is None:
+            wall_s = build_wall_s(self._store.uri, key)
+        elif row.campaign == self._ledger.campaign:
+            wall_s = known.wall_s
+        return BuildResult(
+            key=key,
+            recipe=recipe,
+            cached=True,
+            failure=failure,
+            wall_s=wall_s,
+            architecture=known.architecture,
+        )
+
+    def reached_meanwhile(self, item: Item) -> Outcome | None:
+        """Return the outcome that another campaign reached since the item was planned."""
+        work = FinishedWork(self._store, self._ledger, lifted=self._lifted)
+        return work.found_meanwhile(item)
+
+    def removed(self, state: ItemState) -> tuple[str, ...]:
+        """Return the recipes whose candidate was built and is no longer in the store."""
+        built = state.built.items()
+        return tuple(
+            recipe for recipe, result in built if not self._workplace.has("candidates", result.key)
+        )
+
+    def add(self, item: Item, result: BuildResult) -> None:
+        """Append a result to the ledger, with the number of campaign starts in which the build
+        failed.
+        """
+        name, num_failed = item.entry.name, 0
+        if result.failure:
+            row = self._ledger.find("build", result.key, model=name)
+            before = None if row is None else FinishedBuild.from_json(row.data)
+            num_failed = 1 + (before.starts if before and before.failure else 0)
+        build = FinishedBuild(
+            recipe=result.recipe,
+            failure=result.failure,
+            wall_s=result.wall_s,
+            peak_bytes=result.peak_bytes,
+            starts=num_failed,
+            architecture=result.architecture,
+        )
+        self._ledger.append(
+            "build",
+            result.key,
+            model=name,
+            device_class=item.device_class,
+            data=build.to_json(),
+        )
