@@ -91,11 +91,13 @@ class Executor:
         """
         cluster, scheduler = self._fleet.cluster, self._scheduler
         try:
-            while scheduler.num_waiting or self._running or self._decided:
+            while True:
                 # before the next judge starts on the driver's node
                 while self._decided and self.may_disturb():
                     yield self._decided.popleft()
                     scheduler.turns.tick()  # another campaign may have claimed the node meanwhile
+                if not (scheduler.num_waiting or self._running or self._decided):
+                    return
                 self._start_tasks()
                 if self._running:
                     for done in cluster.wait(list(self._running), timeout_s=IDLE_S):

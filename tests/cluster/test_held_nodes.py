@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from freezer.errors import InfrastructureError
 from pipeline.cluster import Cluster, Node
-from pipeline.scheduling import Fleet
+from pipeline.scheduling import Fleet, SharedFiles
 from tests.cluster.conftest import V3, V4
 from tests.support.raylets import wait_until
 
@@ -57,9 +57,8 @@ def fleet(
     monkeypatch.setattr("pipeline.scheduling.node_check.SOON_S", 1.0)
     monkeypatch.setattr("pipeline.scheduling.node_check.LATE_S", 3.0)
     monkeypatch.setattr("pipeline.scheduling.fleet.REFRESH_S", 0.2)
-    return Fleet(
-        joined, lambda event: notes.append(event.text), store=tmp_path, files=tmp_path, wait_s=None
-    )
+    shared = SharedFiles(store=tmp_path, files=tmp_path)
+    return Fleet(joined, lambda event: notes.append(event.text), shared, wait_s=None)
 
 
 def test_a_held_node_is_used_once_it_is_free(

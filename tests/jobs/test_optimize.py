@@ -11,10 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import jobs.optimize
-from freezer.store import Store
 from pipeline.config import Config
-from pipeline.ledger import CampaignRecord, Ledger
-from pipeline.records import ClassFacts
 from pipeline.reporting import CampaignReport
 from tests.support.steps import HERE
 
@@ -111,22 +108,11 @@ def test_explain_needs_no_ray(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("without_ray")
-def test_explain_plans_named_classes_as_recorded(tmp_path: Path) -> None:
-    """This machine does not serve the class: the last campaign's workers count, and without one it
-    is new.
-    """
+def test_explain_plans_classes_of_other_machines(tmp_path: Path) -> None:
     arguments = [written(tmp_path, "cuda-sm75"), "--explain", "--store", str(tmp_path / "store")]
     done = CliRunner().invoke(jobs.optimize.app, arguments, catch_exceptions=False)
-    assert "cuda-sm75: no campaign has used a worker of this class" in done.output
+    assert "cuda-sm75: this machine does not serve it" in done.output
     assert "good cuda-sm75: build torchscript-frozen; judge (never done)" in done.output
-    facts = {"cuda-sm75": ClassFacts(num_threads=4, toolchain={"torch": "2.13"})}
-    with Ledger(Store.open(str(tmp_path / "store")), "before") as ledger:
-        record = CampaignRecord(
-            catalog="catalog.yaml", started=1.0, finished=2.0, exit_code=0, members=(), facts=facts
-        )
-        ledger.append("campaign", "before", model="", device_class="", data=record.to_json())
-    done = CliRunner().invoke(jobs.optimize.app, arguments, catch_exceptions=False)
-    assert "cuda-sm75: planned for the workers of campaign before" in done.output
 
 
 @pytest.mark.usefixtures("without_ray")

@@ -12,7 +12,7 @@ from pipeline.cluster import Cluster, Node
 from pipeline.planning import Demand, Item
 from pipeline.planning.keys import make_key
 from pipeline.records import Outcome
-from pipeline.scheduling import Fleet, ItemState
+from pipeline.scheduling import Fleet, ItemState, SharedFiles
 from pipeline.scheduling.item_state import Attempts
 from pipeline.scheduling.queue import Progress, Task
 from tests.support.steps import HERE
@@ -85,7 +85,8 @@ class OneNode(Fleet):
     """Nodes that need no check, and stay; one by default."""
 
     def __init__(self, cluster: Cluster, store: Path, *nodes: Node) -> None:
-        super().__init__(cluster, lambda _: None, store=store, files=store, wait_s=None)
+        shared = SharedFiles(store=store, files=store)
+        super().__init__(cluster, lambda _: None, shared, wait_s=None)
         self.have(*(nodes or (NODE,)))
 
     def have(self, *nodes: Node) -> None:

@@ -2,39 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from pipeline.cluster import Turns
 from pipeline.cluster.coordination import HEARTBEAT_S, READ_S, SILENCE_S
-
-
-class DictBoard:
-    """A board in this process."""
-
-    def __init__(self) -> None:
-        self.rows: dict[str, str] = {}
-        self.num_read = self.num_written = 0
-
-    def read(self, *, besides: str) -> Mapping[str, str]:
-        self.num_read += 1
-        return {key: value for key, value in self.rows.items() if key != besides}
-
-    def write(self, key: str, value: str) -> None:
-        self.num_written += 1
-        self.rows[key] = value
-
-    def erase(self, key: str) -> None:
-        self.rows.pop(key, None)
-
-
-class Clock:
-    """A clock that tests set."""
-
-    def __init__(self, now: float = 0.0) -> None:
-        self.now = now
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.boards import Clock, DictBoard
 
 
 def beat(*drivers: tuple[Turns, Clock]) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import ray.exceptions
@@ -14,19 +13,17 @@ import ray.exceptions
 from freezer.errors import BuildError, CaptureError, FreezeError, JudgeError, LeakError, SourceError
 from freezer.spec import Limits
 from freezer.store import Store
-from pipeline.cluster import Done, Handle, Node
+from pipeline.cluster import Done, Handle
 from pipeline.failures import CODES, attempts_left, decide, is_kept, kind_of_ray
 from pipeline.failures.policy import BY_CODE, MOST_ATTEMPTS, POLICY, RAY, Decision
 from pipeline.ledger import Ledger
-from pipeline.planning import FileDigests, Item, Plan
-from pipeline.records import ClassFacts, Event, Failure, Outcome
-from pipeline.scheduling import Executor
+from pipeline.planning import Plan
+from pipeline.records import ClassFacts, Failure
 from pipeline.scheduling.outcomes import failed_outcome
-from pipeline.sources import Materials
-from pipeline.worker import BuildRequest, BuildResult, JudgeRequest
+from pipeline.worker import BuildResult
 from tests.support import campaigns
 from tests.support.campaigns import entry
-from tests.support.one_node import NODE, NoRay, OneNode
+from tests.support.executions import executed, record
 
 FACTS = ClassFacts(num_threads=2, toolchain={"torch": "2.13.0"}, memory_bytes=10 * 10**9)
 
@@ -112,43 +109,6 @@ def test_operate_page_has_the_same_table() -> None:
     assert sorted(page) == sorted(code)
 
 
-class Fake(NoRay):
-    """A cluster whose builds and judges end as a test says, in order; builds of a group end one
-    after the other.
-    """
-
-    def __init__(self, ends: list[Done]) -> None:
-        super().__init__()
-        self.ends, self.started, self.groups = ends, list[str](), list[str]()
-        self.memory: list[int | None] = []
-        self._requests: list[BuildRequest | JudgeRequest] = []
-
-    def start(self, *args: Any, name: str, memory_bytes: int | None = None, **_: object) -> Handle:
-        request: BuildRequest | JudgeRequest = args[1]
-        names = [name]
-        if isinstance(request, BuildRequest):
-            names = [
-                f"build {request.entry.name} {request.device_class} {recipe}"
-                for recipe in request.builds
-            ]
-        self.started += names
-        self.groups.append(name)
-        self.memory.append(memory_bytes)
-        self._requests.append(request)
-        return Handle(len(self._requests))
-
-    def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
-        request, done = self._requests[handles[0].ref - 1], self.ends.pop(0)
-        value = replace(done.value, key=request.key) if done.value else None
-        if value and isinstance(request, BuildRequest):
-            others = list(request.builds.values())[1:]
-            value = (value, *(replace(self.ends.pop(0).value, key=key) for key in others))
-        return [replace(done, handle=handles[0], value=value)]
-
-    def cancel(self, handles: Sequence[Handle], *, grace_s: float = 5.0) -> None:
-        assert not handles
-
-
 def plan_of(
     store: Store,
     ledger: Ledger,
@@ -165,20 +125,6 @@ def plan_of(
     assert [item.device_class for item in made.items] == ["portable"]
     assert len(made.items[0].builds) == 1
     return made
-
-
-def executed(
-    store: Store, ledger: Ledger, ends: list[Done], plan: Plan, node: Node = NODE
-) -> tuple[list[tuple[Item, Outcome]], Fake, list[str]]:
-    cluster, notes = Fake(ends), list[str]()
-
-    def show(event: Event) -> None:
-        if event.kind in ("note", "built"):
-            notes.append(event.text)
-
-    materials = Materials(store.root, "sqlite://", FileDigests(store.root / "digests.json"))
-    executor = Executor(plan, OneNode(cluster, store.root, node), store, ledger, materials, show)
-    return list(executor.outcomes()), cluster, notes
 
 
 def ended(
@@ -225,13 +171,7 @@ def test_crash_is_retried_then_quarantined(place: Store) -> None:
         )
         again, second, _ = executed(place, ledger, [], plan)
         assert (len(again), second.started) == (1, []), "the build is kept"
-        ledger.append(
-            "outcome",
-            item.judge.digest,
-            model="m",
-            device_class="portable",
-            data={"outcome": outcome.to_json(), "parts": {}},
-        )
+        record(ledger, item, outcome)
         assert plan_of(place, ledger).items[0].finished is not None
         lifted = plan_of(place, ledger, lift=True)
         assert lifted.items[0].finished is None

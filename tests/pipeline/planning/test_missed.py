@@ -4,13 +4,11 @@ of times.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from freezer.spec import SamplingPolicy
 from freezer.store import Store
@@ -19,11 +17,9 @@ from pipeline.failures import CODES, MOST_STARTS
 from pipeline.ledger import Ledger
 from pipeline.planning import Item, Plan
 from pipeline.records import Failure, Outcome
-from pipeline.reporting import LineDisplay, explain_plan
-from pipeline.scheduling import BuildRecords
 from pipeline.worker import BuildResult, JudgeResult
-from tests.pipeline.failures.test_policy import Fake, executed
 from tests.support import campaigns
+from tests.support.executions import Fake, executed, explained, record
 from tests.support.steps import HERE
 
 ONE, OTHER = "torchscript-frozen", "torchscript-exact"
@@ -50,9 +46,8 @@ def start(
 ) -> tuple[Outcome, Fake, list[str]]:
     """A start of a campaign, whose outcome is kept as the publisher does."""
     [(item, outcome)], cluster, notes = executed(store, ledger, list(ends), plan)
-    data = {"outcome": outcome.to_json(), "parts": {}}
     if not outcome.cached:
-        ledger.append("outcome", item.judge.digest, model="m", device_class=HERE, data=data)
+        record(ledger, item, outcome)
     return outcome, cluster, notes
 
 
@@ -78,13 +73,6 @@ def judged(verdict: str = "kept-eager") -> Done:
 def in_store(store: Store, item: Item, recipe: str) -> None:
     """What a build leaves."""
     (store.root / ".coldpress" / "candidates" / item.builds[recipe].digest).mkdir(parents=True)
-
-
-def explained(plan: Plan, store: Store, ledger: Ledger) -> str:
-    said = io.StringIO()
-    display = LineDisplay(Console(file=said, width=300))
-    explain_plan(plan, (), BuildRecords(store, ledger, lifted=plan.lift_quarantine), display)
-    return said.getvalue()
 
 
 def first_start(store: Store, ledger: Ledger, failure: str, code: str | None = None) -> Item:

@@ -26,7 +26,7 @@ from pipeline.sources import Materials
 from pipeline.worker import BuildRequest, BuildResult, JudgeRequest, JudgeResult
 from pipeline.workspace import workplace
 from tests.conftest import Frozen
-from tests.pipeline.cluster.test_coordination import Clock, DictBoard
+from tests.support.boards import Clock, DictBoard
 from tests.support.campaigns import entry, judged, plan_of
 from tests.support.one_node import NoRay, OneNode
 from tests.support.steps import HERE
@@ -264,8 +264,8 @@ def test_outcomes_wait_for_the_turn_of_others(
         Materials(store.root, "sqlite://", FileDigests(store.root / "digests.json")),
         lambda _: None,
     )
-    executor._places.turns = Turns(board, clock)
-    executor._places.tick()
+    executor._scheduler.turns = Turns(board, clock)
+    executor._scheduler.tick()
 
     def rest(_: float) -> None:
         workers.said.append("waited")

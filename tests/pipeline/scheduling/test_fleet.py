@@ -11,15 +11,15 @@ import pytest
 from freezer.errors import InfrastructureError
 from pipeline.cluster import Done, Handle, Node
 from pipeline.records import ClassFacts, Event
-from pipeline.scheduling import Fleet
-from pipeline.scheduling.node_check import Sight
+from pipeline.scheduling import Fleet, SharedFiles
+from pipeline.scheduling.node_check import Visibility
 from tests.support.one_node import NoRay
 
 V4, GPU = "cpu-x86-64-v4", "cuda-sm90"
 PLAIN = {"torch": "2.13.0", "driver": None}
 NEWER = {"torch": "2.14.0", "cuda": "13.0"}
 ON_GPU = {"torch": "2.13.0", "driver": "570.1"}
-BLIND = Sight(problem="it does not see the store", sees_files=False)
+BLIND = Visibility(problem="it does not see the store", sees_files=False)
 
 
 class Answers(NoRay):
@@ -70,7 +70,8 @@ class Answers(NoRay):
         return handle
 
     def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
-        return [done for done in self._ended if done.handle in handles]
+        ended = {done.handle: done for done in self._ended if done.handle in handles}
+        return list(ended.values())
 
 
 def node(name: str, *classes: str, num_cpus: int = 4, num_gpus: int = 0) -> Node:
@@ -89,7 +90,8 @@ def fleet_of(
     def show(event: Event) -> None:
         notes.append(event.text)
 
-    fleet = Fleet(cluster, show, store=folder, files=folder, wait_s=None, before=before)
+    shared = SharedFiles(store=folder, files=folder)
+    fleet = Fleet(cluster, show, shared, wait_s=None, before=before)
     with fleet.assembled(wanted):
         return fleet, notes
 
@@ -191,7 +193,9 @@ def test_node_is_used_once_it_sees_the_store(
     class Joined(Answers):
         sighted: tuple[str, ...] = ("a",)
 
-        def glance(self, function: Callable[..., Any], *args: Any, node: Node, **_: Any) -> Handle:
+        def start_coreless(
+            self, function: Callable[..., Any], *args: Any, node: Node, **_: Any
+        ) -> Handle:
             handle = Handle(f"look {node.node_id}")
             self._ended = [done for done in self._ended if done.handle != handle]
             self._ended.append(
@@ -205,9 +209,8 @@ def test_node_is_used_once_it_sees_the_store(
     monkeypatch.setattr("pipeline.scheduling.fleet.AGAIN_S", 0.0)
     cluster, notes = Joined([node("a", V4)]), []
     cluster.joined = True
-    fleet = Fleet(
-        cluster, lambda event: notes.append(event.text), store=tmp_path, files=tmp_path, wait_s=None
-    )
+    shared = SharedFiles(store=tmp_path, files=tmp_path)
+    fleet = Fleet(cluster, lambda event: notes.append(event.text), shared, wait_s=None)
     with fleet.assembled([V4]):
         cluster._nodes.append(node("b", V4))
         for _ in range(3):
@@ -224,10 +227,10 @@ def test_a_node_that_hangs_at_the_store_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Hanging(Answers):
-        def glance(self, *_: Any, node: Node, **__: Any) -> Handle:
+        def start_coreless(self, *_: Any, node: Node, **__: Any) -> Handle:
             handle = Handle(f"look {node.node_id}")
             if node.node_id != "a":
-                self._ended.append(Done(handle=handle, value=Sight()))
+                self._ended.append(Done(handle=handle, value=Visibility()))
             return handle
 
     monkeypatch.setattr("pipeline.scheduling.node_check.LATE_S", 0.1)

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -16,15 +15,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pipeline.failures import decide
 from pipeline.failures.policy import BY_CODE, MOST_ATTEMPTS, POLICY
 from pipeline.records import Failure, Outcome
-from pipeline.scheduling import Decide, ItemState, QueueTask, advance
 from pipeline.scheduling.item_state import (
-    BuildEnded,
-    ItemEvent,
-    JudgeEnded,
-    OutcomeKnown,
-    RecordBuild,
-    Start,
+    ItemState,
+    Step,
     TaskFailure,
+    end,
+    end_build,
+    end_judge,
+    start,
 )
 from pipeline.worker import BuildResult, JudgeResult
 from tests.support.one_node import item_of
@@ -61,6 +59,11 @@ def subset(names: Sequence[str]) -> st.SearchStrategy[list[str]]:
     return st.lists(st.sampled_from(names), unique=True) if names else st.just([])
 
 
+def built_as(recipe: str, failure: str | None = None) -> BuildResult:
+    found = Failure(kind=failure) if failure else None
+    return BuildResult(key="k", recipe=recipe, failure=found, wall_s=10.0)
+
+
 class LifeOfAModel(RuleBasedStateMachine):
     """Both classes of a model, and an executor that reports random ends of the queued tasks."""
 
@@ -77,28 +80,29 @@ class LifeOfAModel(RuleBasedStateMachine):
         self.recorded: Counter[Name] = Counter()
         self.outcomes: Counter[str] = Counter()
 
-    def step(self, device_class: str, event: ItemEvent) -> None:
-        before = self.states[device_class]
-        self.states[device_class], actions = advance(before, event)
-        for action in actions:
-            match action:
-                case QueueTask(recipe=recipe):
-                    name = (device_class, recipe)
-                    assert name not in self.queued, "queued twice at the same time"
-                    self.queued.append(name)
-                    self.starts[name] += 1
-                case RecordBuild(result=result):
-                    self.recorded[device_class, result.recipe] += 1
-                case Decide(outcome=outcome):
-                    self.outcomes[device_class] += 1
-                    assert outcome == self.states[device_class].outcome
-                    assert (outcome.failure is not None) == (outcome.verdict == "failed")
-                    earlier = before.attempts_of(None).failures
-                    assert (
-                        outcome.verdict != "unstable"
-                        or earlier.count("unstable") == 2
-                        or len(earlier) == MOST_ATTEMPTS - 1
-                    )
+    def follow(self, step: Step) -> None:
+        """Take the next state of an item, and count what the step asks for."""
+        state = step.state
+        device_class, outcome = state.item.device_class, state.outcome
+        before = self.states.get(device_class, state)
+        self.states[device_class] = state
+        for recipe in step.queue:
+            name = (device_class, recipe)
+            assert name not in self.queued, "queued twice at the same time"
+            self.queued.append(name)
+            self.starts[name] += 1
+        if step.result:
+            self.recorded[device_class, step.result.recipe] += 1
+        if outcome is None:
+            return
+        self.outcomes[device_class] += 1
+        assert (outcome.failure is not None) == (outcome.verdict == "failed")
+        earlier = before.attempts_of(None).failures
+        assert (
+            outcome.verdict != "unstable"
+            or earlier.count("unstable") == 2
+            or len(earlier) == MOST_ATTEMPTS - 1
+        )
 
     @precondition(lambda self: all(state.outcome is not None for state in self.states.values()))
     @rule(data=st.data())
@@ -113,23 +117,11 @@ class LifeOfAModel(RuleBasedStateMachine):
             before = outcome_of_earlier(name) if missed else None
             item = item_of(name, recipes, missed=missed, before=before)
             limits = replace(item.entry.limits, build_s=data.draw(st.sampled_from([None, 15.0])))
-            self.states[name] = ItemState(
-                item=replace(item, entry=replace(item.entry, limits=limits))
-            )
+            state = ItemState(item=replace(item, entry=replace(item.entry, limits=limits)))
             self.allowed.update({(name, recipe): 1 for recipe in (*recipes, None)})
-            built = {recipe: self.built(name, recipe) for recipe in finished}
+            built = {recipe: built_as(recipe) for recipe in finished}
             hopeless = dict.fromkeys(data.draw(subset(recipes)), "slower before")
-            self.step(
-                name, Start(finished=built, hopeless=hopeless, one_first=data.draw(st.booleans()))
-            )
-
-    def built(self, device_class: str, recipe: str, failure: str | None = None) -> BuildResult:
-        return BuildResult(
-            key=self.states[device_class].item.builds[recipe].digest,
-            recipe=recipe,
-            failure=Failure(kind=failure) if failure else None,
-            wall_s=10.0,
-        )
+            self.follow(start(state, built, hopeless, one_first=data.draw(st.booleans())))
 
     def take(self, data: st.DataObject) -> Name:
         return self.queued.pop(data.draw(st.integers(0, len(self.queued) - 1)))
@@ -142,32 +134,30 @@ class LifeOfAModel(RuleBasedStateMachine):
         failure = found and TaskFailure(kind=found.kind, failure=found, node_id="n1")
         if failed is not None:
             self.allowed[name] += decide(*failed).attempts > 1
+        state = self.states[device_class]
         if recipe is not None:
             hopeless = dict.fromkeys(data.draw(subset(RECIPES)), "slower before")
-            built = self.built(device_class, recipe)
-            self.step(
-                device_class, BuildEnded(result=built, failed=failure or None, hopeless=hopeless)
-            )
+            self.follow(end_build(state, built_as(recipe), failure or None, hopeless))
             return
         verdict = data.draw(st.sampled_from(["published", "rejected"]))
         if found is not None:
             verdict = "unstable" if found.kind == "unstable" else "failed"
         result = JudgeResult(key="j", verdict=verdict, reason="because")
-        self.step(device_class, JudgeEnded(result=result, failed=failure or None))
+        self.follow(end_judge(state, result, failure or None))
 
     @precondition(lambda self: self.queued)
     @rule(data=st.data())
     def a_task_is_given_up(self, data: st.DataObject) -> None:
-        device_class, recipe = self.take(data)
+        self.give_up(self.take(data))
+
+    def give_up(self, name: Name) -> None:
+        device_class, recipe = name
+        state = self.states[device_class]
         if recipe is not None:
-            self.step(
-                device_class, BuildEnded(result=self.built(device_class, recipe, "infrastructure"))
-            )
+            self.follow(end_build(state, built_as(recipe, "infrastructure")))
         else:
-            self.step(
-                device_class,
-                JudgeEnded(result=JudgeResult.of_failure("j", Failure(kind="infrastructure"))),
-            )
+            result = JudgeResult.of_failure("j", Failure(kind="infrastructure"))
+            self.follow(end_judge(state, result))
 
     @precondition(lambda self: any(recipe is None for _, recipe in self.queued))
     @rule(data=st.data())
@@ -175,15 +165,11 @@ class LifeOfAModel(RuleBasedStateMachine):
         name = next(name for name in self.queued if name[1] is None)
         self.queued.remove(name)
         state = self.states[name[0]]
-        good = [recipe for recipe, result in state.results.items() if result.failure is None]
-        gone = tuple(data.draw(subset(good)))
+        gone = tuple(data.draw(subset(list(state.built))))
         self.allowed.update({(name[0], recipe): 1 for recipe in (*gone, None)})
         found = Failure(kind="disk", code="CP-INTEGRITY", message="a byte differs")
-        failure, result = (
-            TaskFailure(kind="damage", failure=found),
-            JudgeResult.of_failure("j", found),
-        )
-        self.step(name[0], JudgeEnded(result=result, failed=failure, gone=gone))
+        failure = TaskFailure(kind="damage", failure=found)
+        self.follow(end_judge(state, JudgeResult.of_failure("j", found), failure, gone))
         assert self.states[name[0]].num_damages < MOST_DAMAGES
 
     @precondition(lambda self: any(recipe is None for _, recipe in self.queued))
@@ -191,7 +177,7 @@ class LifeOfAModel(RuleBasedStateMachine):
     def another_campaign_was_faster(self) -> None:
         name = next(name for name in self.queued if name[1] is None)
         self.queued.remove(name)
-        self.step(name[0], OutcomeKnown(outcome=outcome_of_earlier(name[0])))
+        self.follow(end(self.states[name[0]], outcome_of_earlier(name[0])))
 
     @invariant()
     def a_queued_judge_has_all_builds(self) -> None:
@@ -199,7 +185,7 @@ class LifeOfAModel(RuleBasedStateMachine):
             state = self.states[device_class]
             if recipe is None:
                 assert set(state.results) == set(state.item.builds)
-                assert any(result.failure is None for result in state.results.values())
+                assert state.built
 
     @invariant()
     def every_undecided_item_has_work(self) -> None:
@@ -217,14 +203,7 @@ class LifeOfAModel(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Give everything up; every item then has one outcome."""
         while self.queued:
-            device_class, recipe = self.queued.pop()
-            event: Any = (
-                BuildEnded(result=self.built(device_class, recipe, "error")) if recipe else None
-            )
-            self.step(
-                device_class,
-                event or JudgeEnded(result=JudgeResult(key="j", verdict="rejected", reason="r")),
-            )
+            self.give_up(self.queued.pop())
         assert all(self.outcomes[name] == 1 for name in self.states)
 
 

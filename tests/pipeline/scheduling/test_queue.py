@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
+
+import pytest
 
 from pipeline.cluster import Node
 from pipeline.planning import Demand
@@ -13,11 +16,11 @@ from pipeline.scheduling.queue import (
     Queue,
     Slot,
     Task,
-    ask_bytes,
     begins_turn,
     ends_turn,
     fits,
-    missing,
+    lacks_memory,
+    memory_to_reserve,
 )
 from tests.support.one_node import waiting
 
@@ -43,7 +46,7 @@ NODES = (BIG, SMALL)
 def queue_of(*tasks: Task) -> Queue:
     queue = Queue()
     for task in tasks:
-        queue.append(task)
+        queue.add(task)
     return queue
 
 
@@ -73,13 +76,6 @@ def test_node_changes_class_after_a_window() -> None:
     assert order[WINDOW : 3 * WINDOW].count(V3) >= WINDOW
     switches = sum(a != b for a, b in pairwise(order))
     assert switches <= 4
-
-
-def test_failed_task_avoids_its_node() -> None:
-    failed = waiting(V3, avoid={"big"})
-    assert queue_of(failed).take(Slot(node=BIG), NODES) is None
-    assert queue_of(failed).take(Slot(node=SMALL), NODES) is failed
-    assert queue_of(failed).take(Slot(node=BIG), (BIG,)) is failed
 
 
 def test_large_tasks_do_not_block_small_ones() -> None:
@@ -117,7 +113,7 @@ def test_last_builds_do_not_queue() -> None:
 
 
 def turn(slot: Slot, *slots: Slot, ready: int, waiting: int, now: float = 0.0) -> bool:
-    return begins_turn(slot, (slot, *slots), ready=ready, waiting=waiting, now=now)
+    return begins_turn(slot, (slot, *slots), ready, waiting, now=now)
 
 
 def test_nodes_take_turns_to_judge() -> None:
@@ -134,78 +130,82 @@ def test_nodes_take_turns_to_judge() -> None:
     )
 
 
+def ends(slot: Slot, num_judges: int, num_builds: int, *, others: bool) -> bool:
+    return ends_turn(slot, num_judges=num_judges, num_builds=num_builds, others=others)
+
+
 def test_turn_ends_after_a_batch() -> None:
     slot = Slot(node=BIG)
     for _ in range(JUDGE_BATCH):
         slot.begin(waiting(V4))
-        assert not ends_turn(slot, ready=9, waiting=9, others=True), "a judge runs"
+        assert not ends(slot, 9, 9, others=True), "a judge runs"
         slot.end(waiting(V4))
-    assert ends_turn(slot, ready=9, waiting=9, others=False)
-    assert ends_turn(slot, ready=9, waiting=0, others=True)
-    assert not ends_turn(slot, ready=9, waiting=0, others=False)
-    assert ends_turn(slot, ready=0, waiting=0, others=False)
+    assert ends(slot, 9, 9, others=False)
+    assert ends(slot, 9, 0, others=True)
+    assert not ends(slot, 9, 0, others=False)
+    assert ends(slot, 0, 0, others=False)
     assert not turn(Slot(node=BIG, rests_until=5.0), ready=9, waiting=0, now=4.0), (
         "the others have had no time to notice"
     )
 
 
 def test_missing_memory_names_the_largest_node() -> None:
-    said = missing(
-        waiting(V3, demand=Demand(asked=4 * 10**9, least=2 * 10**9)),
-        [node("a", V3, memory_bytes=10**9), BIG],
-    )
-    assert said is not None
-    assert said.startswith(
-        "needs 2.0 GB of memory, but the largest node that serves cpu-x86-64-v3 has 1.0 GB; start"
-    )
-    assert missing(waiting(V3), NODES) is None
-    assert missing(waiting(V3), [node("a", V3, memory_bytes=None)]) is None, (
-        "it gives out none, and limits none"
-    )
-    assert missing(waiting(GPU), NODES) is None, "no node of the class is another complaint"
-    assert ask_bytes(Demand(asked=500, least=90), SMALL) == 100
-    assert ask_bytes(Demand(asked=50, least=9), SMALL) == 50
-    assert ask_bytes(Demand(asked=50, least=9), node("a", memory_bytes=None)) is None
+    task = waiting(V3, demand=Demand(asked=4 * 10**9, least=2 * 10**9))
+    problem = lacks_memory(task, [node("a", V3, memory_bytes=10**9), BIG])
+    assert problem is not None
+    assert "2.0 GB" in problem
+    assert "has 1.0 GB" in problem
+    assert lacks_memory(task, [BIG, node("a", V3, memory_bytes=None)]) is None
 
 
-def test_retry_for_memory_prefers_the_largest_node() -> None:
-    small, large = (
-        node("small", V3, memory_bytes=4 * 10**9),
-        node("large", V3, memory_bytes=8 * 10**9),
-    )
-    again = waiting(V3, demand=Demand(asked=20 * 10**9, least=0, firm=True))
-    assert not fits(again, small, [small, large])
-    assert fits(again, large, [small, large])
-    assert fits(again, small, [small]), "it is the largest"
-    assert fits(waiting(V3, demand=Demand(asked=20 * 10**9, least=0)), small, [small, large]), (
-        "an estimate"
-    )
-    assert fits(
-        waiting(V3, demand=Demand(asked=3 * 10**9, least=0, firm=True)), small, [small, large]
-    ), "it has enough"
+@pytest.mark.parametrize(
+    ("asked", "has", "reserved"), [(500, 100, 100), (50, 100, 50), (50, None, None)]
+)
+def test_reserved_memory_is_within_the_node(
+    asked: int, has: int | None, reserved: int | None
+) -> None:
+    demand = Demand(asked=asked, least=9)
+    assert memory_to_reserve(demand, node("a", memory_bytes=has)) == reserved
 
 
-def test_memory_counts_more_than_avoided_nodes() -> None:
-    small, large = (
-        node("small", V3, memory_bytes=4 * 10**9),
-        node("large", V3, memory_bytes=8 * 10**9),
-    )
-    again = waiting(V3, avoid={"large"}, demand=Demand(asked=6 * 10**9, least=0, firm=True))
-    assert [fits(again, one, [small, large]) for one in (small, large)] == [False, True]
-    other = node("other", V3, memory_bytes=8 * 10**9)
-    assert [fits(again, one, [small, large, other]) for one in (small, large, other)] == [
-        False,
-        False,
-        True,
-    ]
+GB = 10**9
+
+
+@pytest.mark.parametrize(
+    ("asked", "firm", "avoid", "sizes", "fitting"),
+    [
+        (20, True, (), {"small": 4, "large": 8}, ["large"]),
+        (20, True, (), {"small": 4}, ["small"]),
+        (20, False, (), {"small": 4, "large": 8}, ["small", "large"]),
+        (3, True, (), {"small": 4, "large": 8}, ["small", "large"]),
+        (6, True, ("large",), {"small": 4, "large": 8}, ["large"]),
+        (6, True, ("large",), {"small": 4, "large": 8, "other": 8}, ["other"]),
+        (6, False, ("large",), {"small": 4, "large": 8}, ["small"]),
+    ],
+    ids=[
+        "a retry for memory takes the largest",
+        "which may be too small",
+        "an estimate fits anywhere",
+        "enough memory",
+        "memory counts more than avoided nodes",
+        "unless another has it",
+        "avoided",
+    ],
+)
+def test_nodes_that_fit_by_memory(
+    asked: int, firm: bool, avoid: tuple[str, ...], sizes: Mapping[str, int], fitting: list[str]
+) -> None:
+    nodes = [node(name, V3, memory_bytes=size * GB) for name, size in sizes.items()]
+    task = waiting(V3, avoid=avoid, demand=Demand(asked=asked * GB, least=0, firm=firm))
+    assert [node.node_id for node in nodes if fits(task, node, nodes)] == fitting
 
 
 def test_queue_returns_and_removes_tasks() -> None:
     a, b, c = waiting(V3, index=1), waiting(V3, index=2), waiting(ANY, index=3)
     queue = queue_of(a, b, c)
     assert queue.take(Slot(node=SMALL), NODES) is a
-    queue.appendleft(a)
+    queue.add(a, first=True)
     assert queue.num_for(SMALL) == len(queue) == 3
     queue.remove([a, c])
     assert list(queue) == [b]
-    assert queue.counts() == {V3: 1}
+    assert queue.classes() == [V3]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,9 @@ import pytest
 from pipeline.cluster import Ask, Done, Handle, Node, Turns
 from pipeline.cluster.coordination import READ_S
 from pipeline.planning import Demand
-from pipeline.records import Event
 from pipeline.scheduling.queue import Task
-from pipeline.scheduling.scheduler import Places
-from pipeline.worker import JudgeResult
-from tests.pipeline.cluster.test_coordination import Clock, DictBoard
+from pipeline.scheduling.scheduler import Scheduler
+from tests.support.boards import Clock, DictBoard
 from tests.support.one_node import DEMAND, NoRay, OneNode, waiting
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
@@ -44,29 +41,29 @@ def node(name: str, *classes: str, num_cpus: int = 4) -> Node:
     )
 
 
-@dataclass
-class Here:
-    """A fleet, its places, and what was reported."""
+class Here(Scheduler):
+    """The scheduler of a fleet, and what was reported."""
 
-    fleet: Some
-    notes: list[str] = field(default_factory=list)
+    def __init__(self, fleet: Some) -> None:
+        self.fleet, self.notes = fleet, list[str]()
+        super().__init__(fleet, lambda event: self.notes.append(event.text))
 
-    def __post_init__(self) -> None:
-        def show(event: Event) -> None:
-            self.notes.append(event.text)
-
-        self.places = Places(self.fleet, show)
-
-    def wait_for(self, tasks: Sequence[Task]) -> None:
+    def wait_for(self, *tasks: Task) -> None:
         for task in tasks:
-            (self.places.waiting if task.recipe else self.places.ready).append(task)
+            self.add(task)
 
     def asked(self) -> Mapping[Ask, int]:
         """What is asked for after two rounds of a driver."""
         for _ in range(2):
-            self.places.tick()
-            assert self.places.given_up() == []
+            self.tick()
+            assert self.given_up() == []
         return self.fleet.asked
+
+    def start_judge(self) -> Task:
+        self.tick()
+        [(slot, started)] = self.next_judges(lambda _: True)
+        self.record_start([started], slot)
+        return started
 
 
 @pytest.fixture
@@ -79,25 +76,25 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
 
 def test_builds_ask_for_at_most_twice_the_cores(here: Here) -> None:
     here.fleet.have(node("a", V4))
-    here.wait_for([build() for _ in range(5)])
+    here.wait_for(*[build() for _ in range(5)])
     assert here.asked() == {Ask(device_class=V4): 5}
-    here.wait_for([build() for _ in range(50)])
+    here.wait_for(*[build() for _ in range(50)])
     assert here.asked() == {Ask(device_class=V4): 8}
 
 
 def test_asks_for_a_node_after_the_last_one_left(here: Here) -> None:
     here.fleet.have(node("a", V4))
-    here.wait_for([judge() for _ in range(3)])
+    here.wait_for(judge(), judge(), judge())
     here.asked()
     here.fleet.have()
     assert here.asked() == {Ask(device_class=V4, num_cpus=4): 1}
-    assert here.notes[-1].startswith(f"no node serves {V4} now; waiting up to ")
+    assert V4 in here.notes[-1]
     here.fleet.have(node("b", V4))
     assert here.asked() == {Ask(device_class=V4, num_cpus=4): 2}
 
 
 def test_asks_for_a_node_that_fits_the_largest_judge(here: Here) -> None:
-    here.wait_for([build(V3, 2), build(V4, 4), build(V4, 8)])
+    here.wait_for(build(V3, 2), build(V4, 4), build(V4, 8))
     assert here.asked() == {
         Ask(device_class=V3, num_cpus=2): 1,
         Ask(device_class=V4, num_cpus=8): 1,
@@ -106,7 +103,7 @@ def test_asks_for_a_node_that_fits_the_largest_judge(here: Here) -> None:
 
 def test_asks_for_a_larger_node_beside_small_ones(here: Here) -> None:
     here.fleet.have(node("small", V4, num_cpus=2))
-    here.wait_for([build() for _ in range(50)])
+    here.wait_for(*[build() for _ in range(50)])
     assert here.asked() == {Ask(device_class=V4, num_cpus=4): 1}
     assert here.notes == [], "they are built meanwhile"
 
@@ -114,7 +111,7 @@ def test_asks_for_a_larger_node_beside_small_ones(here: Here) -> None:
 def test_asks_for_required_memory_but_not_estimates(here: Here) -> None:
     here.fleet.have(node("a", V4))
     limited = judge(Demand(asked=24 * 10**9, least=24 * 10**9))
-    here.wait_for([limited, judge()])
+    here.wait_for(limited, judge())
     assert here.asked() == {
         Ask(device_class=V4, num_cpus=4, memory_bytes=24 * 10**9): 1,
         Ask(device_class=V4, num_cpus=4): 1,
@@ -124,51 +121,43 @@ def test_asks_for_required_memory_but_not_estimates(here: Here) -> None:
 def test_judge_without_a_node_is_given_up(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.scheduling.fleet.GONE_S", 0.0)
     here.fleet.have(node("small", V4, num_cpus=2))
-    here.wait_for([build()])
-    here.places.tick()
-    [(slot, task)] = here.places.builds(lambda _: True)
-    here.places.enter(task, slot)
-    assert here.places.given_up() == []
+    here.wait_for(build())
+    here.tick()
+    [(slot, tasks)] = here.next_builds(lambda _: True)
+    here.record_start(tasks, slot)
+    assert here.given_up() == []
     alone = judge()
-    here.wait_for([alone])
-    [(found, failure)] = here.places.given_up()
-    assert (found, failure.code) == (alone, "CP-NO-NODE")
-    assert failure.message.startswith(f"no node serves {V4} with 4 CPUs, for 0 s; start one")
+    here.wait_for(alone)
+    [(task, failure)] = here.given_up()
+    assert (task, failure.code) == (alone, "CP-NO-NODE")
 
 
 def test_tasks_without_enough_memory_are_given_up(here: Here) -> None:
     here.fleet.have(node("a", V4))
     large = Demand(asked=128 * 10**9, least=128 * 10**9)
     for task in (build(demand=large), judge(large)):
-        here.wait_for([task])
-        assert [(found, failure.kind) for found, failure in here.places.given_up()] == [
-            (task, "memory")
-        ]
-    assert here.places.given_up() == []
+        here.wait_for(task)
+        [(given_up, failure)] = here.given_up()
+        assert (given_up, failure.kind) == (task, "memory")
+    assert here.given_up() == []
 
 
 def test_campaigns_claiming_one_node_do_not_deadlock(here: Here) -> None:
     board, ours, theirs = DictBoard(), Clock(), Clock()
-    here.places.turns, other = Turns(board, ours), Turns(board, theirs)
+    here.turns, other = Turns(board, ours), Turns(board, theirs)
     here.fleet.have(node("a", V4))
-    first, second = judge(), judge()
-    here.wait_for([first, second])
-    here.places.tick()
-    [(slot, started)] = here.places.judges(lambda _: True)
-    here.places.enter([started], slot)
+    here.wait_for(judge(), judge())
+    started = here.start_judge()
     other.claim("a")
     for clock in (ours, theirs):
         clock.now += READ_S
     other.tick()
     assert other.claimed("a")
-    here.places.tick()
-    here.places.leave(
-        [started], Done(handle=Handle(1), value=JudgeResult(key="j", verdict="rejected", reason=""))
-    )
-    assert list(here.places.judges(lambda _: not here.places.turns.claimed("a"))) == [], (
-        "something has to be brought"
-    )
-    assert list(here.places.ready) == [second]
+    here.tick()
+    here.record_end(started, Done(handle=Handle(1)))
+    waiting = here.next_judges(lambda _: not here.turns.claimed("a"))
+    assert list(waiting) == [], "something has to be transferred"
+    assert here.num_waiting == 1
     theirs.now += READ_S
     other.tick()
     assert not other.claimed("a")
@@ -176,16 +165,12 @@ def test_campaigns_claiming_one_node_do_not_deadlock(here: Here) -> None:
 
 def test_waiting_judge_is_reported_once(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.scheduling.scheduler.JUDGE_HELD_S", 0.0)
-    monkeypatch.setattr(
-        here.fleet.cluster, "held", lambda _: "in use are 1 of its 4 CPUs", raising=False
-    )
+    cluster = here.fleet.cluster
+    monkeypatch.setattr(cluster, "held", lambda _: "in use are 1 of its 4 CPUs", raising=False)
     here.fleet.have(node("a", V4))
-    here.wait_for([judge()])
-    here.places.tick()
-    [(slot, started)] = here.places.judges(lambda _: True)
-    here.places.enter([started], slot)
+    here.wait_for(judge())
+    here.start_judge()
     for _ in range(2):
-        here.places.tick()
-    assert here.notes == [
-        "judge waits for node a: in use are 1 of its 4 CPUs; it starts when nothing else runs there"
-    ]
+        here.tick()
+    [note] = here.notes
+    assert "node a: in use are 1 of its 4 CPUs" in note

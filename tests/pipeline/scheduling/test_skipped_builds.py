@@ -17,9 +17,8 @@ from pipeline.planning import Plan
 from pipeline.records import SKIPPED, CandidateReport, Failure, Outcome
 from pipeline.scheduling import BuildRecords
 from pipeline.worker import BuildResult, JudgeResult
-from tests.pipeline.failures.test_policy import Fake, executed
-from tests.pipeline.planning.test_missed import explained
 from tests.support import campaigns
+from tests.support.executions import Fake, executed, explained, record
 from tests.support.steps import HERE
 
 CHEAP, SLOW, FAST = RECIPES = ("torchscript-frozen", "torchscript-exact", "inductor-frozen")
@@ -70,8 +69,7 @@ def judged(speedups: Mapping[str, float]) -> Done:
 
 def finish(plan: Plan, store: Store, ledger: Ledger, ends: Sequence[Done]) -> tuple[Outcome, Fake]:
     [(item, outcome)], cluster, _ = executed(store, ledger, list(ends), plan)
-    data = {"outcome": outcome.to_json(), "parts": {}}
-    ledger.append("outcome", item.judge.digest, model=item.entry.name, device_class=HERE, data=data)
+    record(ledger, item, outcome)
     return outcome, cluster
 
 

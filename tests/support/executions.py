@@ -1,0 +1,93 @@
+"""Plans executed without Ray, with builds and judges that end as a test says."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+
+from freezer.store import Store
+from pipeline.cluster import Done, Handle, Node
+from pipeline.ledger import Ledger
+from pipeline.planning import FileDigests, Item, Plan
+from pipeline.records import Event, Outcome
+from pipeline.reporting import LineDisplay, explain_plan
+from pipeline.scheduling import BuildRecords, Executor
+from pipeline.sources import Materials
+from pipeline.worker import BuildRequest, JudgeRequest
+from tests.support.one_node import NODE, NoRay, OneNode
+
+
+class Fake(NoRay):
+    """A cluster whose builds and judges end as a test says, in order; builds of a group end one
+    after the other.
+    """
+
+    def __init__(self, ends: Sequence[Done]) -> None:
+        super().__init__()
+        self.ends, self.started, self.groups = list(ends), list[str](), list[str]()
+        self._requests: list[BuildRequest | JudgeRequest] = []
+
+    def start(self, *args: Any, name: str, **_: object) -> Handle:
+        request: BuildRequest | JudgeRequest = args[1]
+        self.groups.append(name)
+        self.started += [name] if isinstance(request, JudgeRequest) else _builds_of(request)
+        self._requests.append(request)
+        return Handle(len(self._requests))
+
+    def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
+        request, done = self._requests[handles[0].ref - 1], self.ends.pop(0)
+        value = replace(done.value, key=request.key) if done.value else None
+        if value and isinstance(request, BuildRequest):
+            others = list(request.builds.values())[1:]
+            value = (value, *(replace(self.ends.pop(0).value, key=key) for key in others))
+        return [replace(done, handle=handles[0], value=value)]
+
+    def cancel(self, handles: Sequence[Handle], *, grace_s: float = 5.0) -> None:
+        assert not handles
+
+
+def _builds_of(request: BuildRequest) -> list[str]:
+    what = f"build {request.entry.name} {request.device_class}"
+    return [f"{what} {recipe}" for recipe in request.builds]
+
+
+def materials_of(store: Store) -> Materials:
+    return Materials(store.root, "sqlite://", FileDigests(store.root / "digests.json"))
+
+
+def executed(
+    store: Store, ledger: Ledger, ends: Sequence[Done], plan: Plan, node: Node = NODE
+) -> tuple[list[tuple[Item, Outcome]], Fake, list[str]]:
+    """The outcomes of a plan, the cluster that ran it, and what was shown."""
+    cluster, notes = Fake(ends), list[str]()
+
+    def show(event: Event) -> None:
+        if event.kind in ("note", "built"):
+            notes.append(event.text)
+
+    fleet = OneNode(cluster, store.root, node)
+    executor = Executor(plan, fleet, store, ledger, materials_of(store), show)
+    return list(executor.outcomes()), cluster, notes
+
+
+def record(ledger: Ledger, item: Item, outcome: Outcome) -> None:
+    """Keep an outcome in the ledger, as the publisher does."""
+    ledger.append(
+        "outcome",
+        item.judge.digest,
+        model=item.entry.name,
+        device_class=item.device_class,
+        data={"outcome": outcome.to_json(), "parts": {}},
+    )
+
+
+def explained(plan: Plan, store: Store, ledger: Ledger) -> str:
+    """What `--explain` prints for a plan."""
+    printed = io.StringIO()
+    display = LineDisplay(Console(file=printed, width=300))
+    explain_plan(plan, (), BuildRecords(store, ledger, lifted=plan.lift_quarantine), display)
+    return printed.getvalue()
