@@ -19,52 +19,53 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from freezer.errors import ColdpressError, IntegrityError
 
 _Record = TypeVar("_Record")
-_Decoder = Callable[[Any], Any]
+_Type = Any
+"""A type annotation, which may be no class."""
 
 _MAX_DEPTH = 64
 """Deepest nesting of JSON that is read."""
 
 MAX_INT = 2**63
 
-_SCALARS: Mapping[Any, tuple[type, ...]] = {
+_SCALARS: Mapping[_Type, tuple[type, ...]] = {
     bool: (bool,),
     int: (int,),
     float: (float, int),
     str: (str,),
     NoneType: (NoneType,),
 }
-
+"""JSON types of each scalar type."""
 
 OMIT_DEFAULT: Mapping[str, bool] = {"omit_default": True}
 """Metadata of a field that is written only where it differs from its default."""
 
 
-def written_if(condition: Callable[[Any], bool]) -> dict[str, Any]:
+def written_if(condition: Callable[[Any], bool]) -> dict[str, object]:
     """Metadata of a field that is written only where its record meets a condition."""
     return {"written_if": condition}
 
 
-def keyed_by(attribute: str) -> dict[str, Any]:
+def keyed_by(attribute: str) -> dict[str, object]:
     """Metadata of a tuple of dataclasses that is written as an object, whose keys are this
     attribute of the items.
     """
     return {"keyed_by": attribute}
 
 
-def stored_as(key: str) -> dict[str, Any]:
+def stored_as(key: str) -> dict[str, object]:
     """Metadata of a field whose JSON key differs from its name."""
     return {"key": key}
 
 
-def encode(record: Any) -> dict[str, Any]:
+def encode(record: object) -> dict[str, Any]:
     """The JSON form of a dataclass instance: its fields in order, tuples as lists."""
     data = {}
-    for item in fields(record):
+    for item in fields(cast(Any, record)):
         value = getattr(record, item.name)
         condition, attribute = item.metadata.get("written_if"), item.metadata.get("keyed_by")
         if condition is not None and not condition(record):
@@ -94,12 +95,11 @@ def read_json(data: bytes, *, origin: str) -> Any:
         ) from None
     level = [value]
     for _ in range(_MAX_DEPTH):
-        parts = (
-            item.values() if isinstance(item, dict) else item
-            for item in level
-            if isinstance(item, dict | list)
-        )
-        level = [item for part in parts for item in part]
+        below: list[object] = []
+        for item in level:
+            if isinstance(item, dict | list):
+                below += item.values() if isinstance(item, dict) else item
+        level = below
         if not level:
             return value
     raise IntegrityError(f"{origin} is nested over {_MAX_DEPTH} levels; pull it again")
@@ -128,8 +128,7 @@ def decode(kind: type[_Record], data: object, *, origin: str) -> _Record:
         IntegrityError: a field is missing or has a wrong value; the message names it.
     """
     try:
-        record: _Record = _record(kind, data)
-        return record
+        return cast(_Record, _record(kind, data))
     except _MismatchError as error:
         place = f"field {'.'.join(error.path)!r} " if error.path else "the record "
         raise IntegrityError(f"{origin}: {place}{error}") from None
@@ -165,130 +164,117 @@ def _key(item: Field[Any]) -> str:
     return str(item.metadata.get("key", item.name))
 
 
-@functools.cache
-def _decoder(kind: Any) -> _Decoder:
-    """The function that checks and converts values of a type."""
-    origin, args = get_origin(kind), get_args(kind)
+def _decode(kind: _Type, value: Any) -> object:
+    """Check a value, and convert it to a type."""
     if kind is Any:
-        return lambda value: value
-    if kind is Path:
-        return lambda value: Path(
-            _scalar((str, Path), value)
-        )  # records of work in progress pass their own folder
-    if kind is bytes:
-        return _bytes
+        return value
     if kind in _SCALARS:
-        return functools.partial(_scalar, _SCALARS[kind])
-    if origin is Literal:
-        return functools.partial(_one_of, args)
-    if origin in (Union, UnionType):
-        scalars = tuple(accepted for member in args for accepted in _SCALARS.get(member, ()))
-        return functools.partial(
-            _union, scalars, [member for member in args if member not in _SCALARS]
-        )
-    if origin is tuple:
-        return functools.partial(_tuple, args)
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return functools.partial(_mapping, args[1])
-    assert is_dataclass(kind), f"{kind} is not a type that this module supports"
-    return functools.partial(_record, kind)
+        return _scalar(_SCALARS[kind], value)
+    if kind is Path:  # records of work in progress pass their own folder
+        return Path(_scalar((str, Path), value))
+    if kind is bytes:
+        return _bytes(value)
+    form: _Type = get_origin(kind)
+    args = get_args(kind)
+    if form is Literal:
+        if value not in args:
+            raise _mismatch(value, f"one of {', '.join(map(repr, args))}")
+        return value
+    if form in (Union, UnionType):
+        return _union(args, value)
+    if form is tuple:
+        return _tuple(args, value)
+    if is_dataclass(kind):
+        return _record(kind, value)
+    return {key: _at(key, args[1], item) for key, item in _object(value).items()}
+
+
+def _mismatch(value: object, expected: str) -> _MismatchError:
+    return _MismatchError(f"is {value!r:.80}; expected {expected}")
 
 
 def _scalar(allowed: tuple[type, ...], value: Any) -> Any:
     if not isinstance(value, allowed) or (isinstance(value, int) and abs(value) > MAX_INT):
-        raise _MismatchError(
-            f"is {value!r:.80}; expected {' or '.join(item.__name__ for item in allowed)}"
-        )
+        raise _mismatch(value, " or ".join(item.__name__ for item in allowed))
     return value
 
 
-def _bytes(value: Any) -> bytes:
+def _bytes(value: object) -> bytes:
     try:
         return b64decode(_scalar((str,), value), validate=True)
     except ValueError as error:
         raise _MismatchError(f"is not base64: {error}") from None
 
 
-def _one_of(allowed: tuple[Any, ...], value: Any) -> Any:
-    if value not in allowed:
-        raise _MismatchError(f"is {value!r:.80}; expected one of {', '.join(map(repr, allowed))}")
-    return value
-
-
-def _union(scalars: tuple[type, ...], others: list[Any], value: Any) -> Any:
+def _union(members: tuple[_Type, ...], value: Any) -> object:
     """A scalar as it is; of several dataclasses the first whose required fields are all there."""
+    scalars: tuple[type, ...] = ()
+    others = []
+    for member in members:
+        if member in _SCALARS:
+            scalars += _SCALARS[member]
+        else:
+            others.append(member)
     if not others or isinstance(value, scalars):
         return _scalar(scalars, value)
-    fitting = (
-        kind for kind in others if len(others) == 1 or _required(kind) <= _object(value).keys()
-    )
-    return _decoder(next(fitting, others[0]))(value)
+    if len(others) > 1:
+        keys = _object(value).keys()
+        others = [kind for kind in others if _required(kind) <= keys] or others
+    return _decode(others[0], value)
 
 
-def _tuple(args: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
+def _tuple(args: tuple[_Type, ...], value: Any) -> tuple[object, ...]:
     if not isinstance(value, list | tuple):
-        raise _MismatchError(f"is {value!r:.80}; expected a list")
+        raise _mismatch(value, "a list")
     kinds = [args[0]] * len(value) if args[-1] is Ellipsis else args
     if len(kinds) != len(value):
         raise _MismatchError(f"has {len(value)} items; expected {len(kinds)}")
-    return tuple(
-        _at(str(index), _decoder(kind), item)
-        for index, (kind, item) in enumerate(zip(kinds, value, strict=True))
-    )
+    parts = enumerate(zip(kinds, value, strict=True))
+    return tuple(_at(str(index), kind, item) for index, (kind, item) in parts)
 
 
-def _object(value: Any) -> Mapping[str, Any]:
+def _object(value: object) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise _MismatchError(f"is {value!r:.80}; expected an object")
+        raise _mismatch(value, "an object")
     return value
 
 
-def _mapping(kind: Any, value: Any) -> dict[str, Any]:
-    decoder = _decoder(kind)
-    return {key: _at(key, decoder, item) for key, item in _object(value).items()}
-
-
-def _record(kind: Any, value: Any) -> Any:
+def _record(kind: _Type, value: object) -> object:
     data = _object(value)
     if missing := sorted(_required(kind) - data.keys()):
         raise _MismatchError(f"lacks {missing[0]!r}")
-    found = {
-        name: _at(key, decoder, data[key]) for name, key, decoder in _fields(kind) if key in data
-    }
+    arguments = {}
+    for item, hint in _hinted(kind):
+        key, attribute = _key(item), item.metadata.get("keyed_by")
+        if key in data:
+            part = data[key]
+            if attribute is not None:
+                part = [{attribute: name, **_object(part[name])} for name in _object(part)]
+            arguments[item.name] = _at(key, hint, part)
     try:
-        return kind(**found)
+        return kind(**arguments)
     except (ColdpressError, ValueError) as error:  # of __post_init__
         raise _MismatchError(f"is wrong: {error}") from None
 
 
-def _keyed(attribute: str, decoder: _Decoder, value: Any) -> Any:
-    return decoder([{attribute: name, **_object(part)} for name, part in _object(value).items()])
-
-
-def _at(key: str, decoder: _Decoder, value: Any) -> Any:
+def _at(key: str, kind: _Type, value: object) -> object:
     try:
-        return decoder(value)
+        return _decode(kind, value)
     except _MismatchError as error:
         error.path.insert(0, key)
         raise
 
 
 @functools.cache
-def _fields(kind: Any) -> list[tuple[str, str, _Decoder]]:
-    """Name, JSON key and decoder of every field of a dataclass."""
-    hints, found = get_type_hints(kind), []
-    for item in fields(kind):
-        decoder = _decoder(hints[item.name])
-        if attribute := item.metadata.get("keyed_by"):
-            decoder = functools.partial(_keyed, attribute, decoder)
-        found.append((item.name, _key(item), decoder))
-    return found
+def _hinted(kind: _Type) -> list[tuple[Field[Any], _Type]]:
+    """Every field of a dataclass with its type."""
+    hints = get_type_hints(kind)
+    return [(item, hints[item.name]) for item in fields(kind)]
 
 
 @functools.cache
-def _required(kind: Any) -> frozenset[str]:
-    return frozenset(
-        _key(item)
-        for item in fields(kind)
-        if item.default is MISSING and item.default_factory is MISSING
-    )
+def _required(kind: _Type) -> frozenset[str]:
+    missing = [
+        item for item in fields(kind) if item.default is MISSING and item.default_factory is MISSING
+    ]
+    return frozenset(map(_key, missing))
