@@ -4,11 +4,11 @@ graphs. Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from freezer.artifact.folder import Artifact
-from freezer.artifact.freezing_report import FreezingReport
+from freezer.artifact.freezing_report import Change, FreezingReport
 from freezer.artifact.latency import LatencyRecord, PointFigures, place_text
 from freezer.artifact.manifest import Manifest, Payload
 from freezer.artifact.sections import NOT_TRIED, FreezingRecord, Tradeoff
@@ -24,75 +24,144 @@ MAX_SHOWN = 12
 _Row = tuple[str, str]
 """Name and value of one row."""
 
+_TEXTS = {
+    "model": "{0.model}, version {0.version}",
+    "recipe": "{0.name}: {0.capture} -> {0.lowering}",
+    "input": "{0.name}: {0.dtype} [{1}]",
+    "constant": "{} = {!r}",
+    "output": "{0.name}: {0.dtype}, rank {0.rank}",
+    "drift": "error ratio {0.drift.error_ratio:.2f} against {0.reference}",
+    "cold start": (
+        "opens in {0.open_ms:.0f} ms, first call {0.first_call_ms:.1f} ms,"
+        " peak {0.memory_peak_mb:.0f} MB"
+    ),
+    "point": "{0.place}: {0.payload}, {1}",
+    "left out": "{0.payload}: {0.reason}",
+    "tried": "{payload}: {capture} -> {lowering}: {outcome}",
+    "candidate": "{0.recipe} ({0.capture} -> {0.lowering}, {1}): {2}",
+    "not built": "{}: {}",
+    "constants": "{0.num_constants} parameters and buffers, {1}: {2}",
+    "size": "{} of parameters and buffers -> {}",
+    "instructions": "{1} (of {0.instructions_of})",
+    "source": "{}, weights {:.19}…",
+}
+"""Texts of rows by name."""
+
+_STRIDES = {
+    None: "not compared with eager's",
+    True: "of all outputs equal to eager's",
+    False: "of an output differ from eager's",
+}
+
+_TRADEOFFS = {
+    "p50_ms": "p50 {:.3g} ms",
+    "p95_ms": "p95 {:.3g} ms",
+    "items_per_s": "{:.4g} items/s",
+    "load_ms": "{:.3g} ms to load",
+    "memory_mb": "{:.1f} MB of memory",
+    "size_mb": "{:.1f} MB in size",
+}
+"""Texts of the figures of a Tradeoff."""
+
 
 def describe(manifest: Manifest, published: Sequence[str] = ()) -> Iterator[_Row]:
     """Rows that describe an artifact.
 
     Args:
-        manifest: of the artifact.
+        manifest: manifest of the artifact.
         published: all device classes of its version, if it comes from a store.
     """
-    version = f"version {manifest.version}" if manifest.version is not None else "not published"
-    yield "model", f"{manifest.model}, {version}"
-    yield (
-        "device class",
-        manifest.device_class + (f" (published: {', '.join(published)})" if published else ""),
-    )
+    yield from _identity(manifest, published)
+    yield from _contract(manifest)
+    for payload in manifest.payloads:
+        yield "payload", _payload(payload)
+    exact = manifest.drift.error_ratio is None
+    yield ("drift", "equal to eager") if exact else _row("drift", manifest)
+    if manifest.latency:
+        yield from _latency(manifest.latency)
+    for dropped in manifest.freezing.dropped:
+        yield _row("left out", dropped)
+    yield from describe_freezing(manifest.freezing, manifest.recipe.tried)
+    versions = [f"{name} {value}" for name, value in manifest.toolchain.items() if value]
+    yield "made with", ", ".join(versions)
+    made = {"source": "unknown", "weights": "unknown", **manifest.provenance}
+    yield _row("source", made["source"], made["weights"])
+
+
+def _row(name: str, *values: object, **named: object) -> _Row:
+    return name, _TEXTS[name].format(*values, **named)
+
+
+def _identity(manifest: Manifest, published: Sequence[str]) -> Iterator[_Row]:
+    if manifest.version is None:
+        yield "model", f"{manifest.model}, not published"
+    else:
+        yield _row("model", manifest)
+    classes = f" (published: {', '.join(published)})" if published else ""
+    yield "device class", manifest.device_class + classes
     yield "verdict", manifest.verdict
     if manifest.gate.objective != "p50":
         yield "objective", manifest.gate.objective
-    yield (
-        "recipe",
-        f"{manifest.recipe.name}: {manifest.recipe.capture} -> {manifest.recipe.lowering}",
-    )
-    yield from _contract(manifest)
-    for payload in manifest.payloads:
-        threads = place_text(payload.num_threads, {}) if payload.num_threads else "any thread count"
-        yield (
-            "payload",
-            ", ".join(
-                [
-                    f"{payload.path}: {size_text(payload.size_bytes)}",
-                    threads,
-                    *map(_sizes, payload.dims),
-                ]
-            ),
-        )
-    ratio = manifest.drift.error_ratio
-    yield (
-        "drift",
-        (
-            "equal to eager"
-            if ratio is None
-            else f"error ratio {ratio:.2f} against {manifest.reference}"
-        ),
-    )
-    if manifest.latency:
-        yield from _latency(manifest.latency)
-    for item in manifest.freezing.dropped:
-        yield "left out", f"{item.payload}: {item.reason}"
-    yield from describe_freezing(manifest.freezing, manifest.recipe.tried)
-    yield (
-        "made with",
-        ", ".join(f"{name} {value}" for name, value in manifest.toolchain.items() if value),
-    )
-    made = manifest.provenance
-    yield (
-        "source",
-        f"{made.get('source', 'unknown')}, weights {str(made.get('weights', 'unknown'))[:19]}…",
-    )
+    yield _row("recipe", manifest.recipe)
+
+
+def _contract(manifest: Manifest) -> Iterator[_Row]:
+    spec = manifest.inputs
+    for tensor in spec.tensors:
+        yield _row("input", tensor, ", ".join(map(str, tensor.shape)))
+    for constant in spec.constants.items():
+        yield _row("constant", *constant)
+    if spec.dims:
+        yield "dims", ", ".join(map(_sizes, spec.dims))
+    for output in manifest.outputs:
+        yield _row("output", output)
+
+
+def _payload(payload: Payload) -> str:
+    threads = place_text(payload.num_threads, {}) if payload.num_threads else "any thread count"
+    size = f"{payload.path}: {size_text(payload.size_bytes)}"
+    return ", ".join([size, threads, *map(_sizes, payload.dims)])
+
+
+def _latency(latency: LatencyRecord) -> Iterator[_Row]:
+    parts = [_speed(latency.ms.get("p50"), latency.eager_ms.get("p50"), latency)]
+    if latency.num_threads:
+        parts.append(place_text(latency.num_threads, {}))
+    yield "speed", ", ".join(parts)
+    if latency.cold_start is not None:
+        yield _row("cold start", latency.cold_start)
+    if len(latency.points) > 1:
+        for point in latency.points:
+            yield _row("point", point, _outcome(point))
+
+
+def _outcome(point: PointFigures) -> str:
+    if point.verdict == "not measured":
+        return "calls take too long to measure"
+    speed = _speed(point.p50, point.eager_p50, point)
+    return f"{speed}, {point.verdict}" if point.speedup and point.verdict else speed
+
+
+def _speed(p50: float | None, eager: float | None, figures: LatencyRecord | PointFigures) -> str:
+    parts = []
+    if p50 is not None and eager is not None:
+        parts = [f"p50 {p50:.3g} ms", f"eager {eager:.3g} ms"]
+    if figures.speedup is not None and figures.speedup_ci is not None:
+        low, high = figures.speedup_ci
+        clock = CLOCKS[figures.clock]
+        speedup = f"{figures.speedup:.2f}x ({low:.2f} to {high:.2f}) {clock}"
+        parts.append(speedup.rstrip())
+    return ", ".join(parts) or "too disturbed to measure"
 
 
 def describe_freezing(
     freezing: FreezingRecord, tried: Sequence[Mapping[str, str]]
 ) -> Iterator[_Row]:
     """Rows about a freeze and its attempts."""
-    for row in tried:
-        payload, capture, lowering, outcome = (
-            row.get(key, "unknown") for key in ("payload", "capture", "lowering", "outcome")
-        )
-        if not outcome.startswith(NOT_TRIED):
-            yield "tried", f"{payload}: {capture} -> {lowering}: {outcome}"
+    unknown = dict.fromkeys(("payload", "capture", "lowering", "outcome"), "unknown")
+    for attempt in tried:
+        if not attempt.get("outcome", "").startswith(NOT_TRIED):
+            yield _row("tried", **{**unknown, **attempt})
     for warning in freezing.warnings:
         yield "warning", warning
     for path, report in freezing.reports.items():
@@ -100,42 +169,90 @@ def describe_freezing(
             yield "frozen", path
         yield from _report(report)
     if freezing.reports:
-        results = {
-            None: "not compared with eager's",
-            True: "of all outputs equal to eager's",
-            False: "of an output differ from eager's",
-        }
-        yield "strides", results[freezing.strides_equal]
-    for other in freezing.candidates:
-        made = (
-            f"{other.recipe} ({other.capture} -> {other.lowering}, {size_text(other.size_bytes)})"
-        )
-        yield (
-            "candidate",
-            (
-                f"{made}:"
-                f" {other.problem or 'passes, ' + figures_text(other.speedup, other.error_ratio)}"
-            ),
-        )
-    for item in freezing.pareto if len(freezing.pareto) > 1 else ():
-        yield "pareto", _tradeoff(item)
-    for name, why in freezing.failures.items():
-        yield "not built", f"{name}: {why}"
+        yield "strides", _STRIDES[freezing.strides_equal]
+    for candidate in freezing.candidates:
+        passes = f"passes, {figures_text(candidate.speedup, candidate.error_ratio)}"
+        outcome = candidate.problem or passes
+        yield _row("candidate", candidate, size_text(candidate.size_bytes), outcome)
+    if len(freezing.pareto) > 1:
+        for tradeoff in freezing.pareto:
+            yield "pareto", f"{tradeoff.recipe}: {_tradeoff(tradeoff)}"
+    for failure in freezing.failures.items():
+        yield _row("not built", *failure)
 
 
-def _tradeoff(item: Tradeoff) -> str:
-    figures = (
-        ("p50 {:.3g} ms", item.p50_ms),
-        ("p95 {:.3g} ms", item.p95_ms),
-        ("{:.4g} items/s", item.items_per_s),
-        ("{:.3g} ms to load", item.load_ms),
-        ("{:.1f} MB of memory", item.memory_mb),
-        ("{:.1f} MB in size", item.size_mb),
-    )
-    return (
-        f"{item.recipe}:"
-        f" {', '.join(text.format(value) for text, value in figures if value is not None)}"
-    )
+def _tradeoff(tradeoff: Tradeoff) -> str:
+    texts = []
+    for name, text in _TRADEOFFS.items():
+        value = getattr(tradeoff, name)
+        if value is not None:
+            texts.append(text.format(value))
+    return ", ".join(texts)
+
+
+def _report(report: FreezingReport) -> Iterator[_Row]:
+    """Rows of one payload's report."""
+    yield "operators", _operators(report)
+    if report.changes:
+        yield "done", _changes(report.changes)
+    if report.changes_at_load:
+        yield "done at load", _changes(report.changes_at_load)
+    if report.num_constants or report.folded_bytes:
+        size = size_text(report.constants_bytes)
+        if report.folded_bytes:
+            size += f"; folding computed {size_text(report.folded_bytes)} of new constants"
+        yield _row("constants", report, size, _listed(report.constants))
+    yield from _remaining(report)
+    if report.unused:
+        yield "unused", _listed(report.unused)
+    sizes = (report.size_before_bytes, report.size_after_bytes)
+    yield _row("size", *map(size_text, sizes))
+    if report.instructions_of:
+        families = " ".join(sorted(report.instructions)) or "baseline only"
+        yield _row("instructions", report, families)
+    if report.phases_s:
+        times = [f"{name} {time_s:.2f} s" for name, time_s in report.phases_s.items()]
+        yield "time", ", ".join(times)
+    if report.memory_peak_bytes is not None:
+        yield "build memory", f"peak {size_text(report.memory_peak_bytes)}"
+    for guard in report.guards:
+        yield "guard", guard
+    for note in report.notes:
+        yield "note", note
+
+
+def _operators(report: FreezingReport) -> str:
+    """Numbers before and after: of all operators, and of each kind, most frequent first."""
+    before, after = report.ops_before, report.ops_after
+    numbers = {}
+    for kind in sorted({*before, *after}):
+        numbers[kind] = before.get(kind, 0), after.get(kind, 0)
+    kinds = sorted(numbers, key=lambda kind: -max(numbers[kind]))
+    total = _change(sum(before.values()), sum(after.values()))
+    changes = [f"{kind} {_change(*numbers[kind])}" for kind in kinds]
+    return f"{total}: {_listed(changes)}"
+
+
+def _change(before: int, after: int) -> str:
+    return str(before) if before == after else f"{before} -> {after}"
+
+
+def _changes(changes: Iterable[Change]) -> str:
+    texts = []
+    for change in changes:
+        note = f" ({change.note})" if change.note else ""
+        texts.append(f"{change.name} {change.count}{note}")
+    return "; ".join(texts)
+
+
+def _remaining(report: FreezingReport) -> Iterator[_Row]:
+    """Attributes, methods and tensors that the payload keeps."""
+    for name in report.preserved:
+        yield "stays", f"{name.kind} {name.name}: {name.why}"
+    preserved = {name.name for name in report.preserved}
+    for tensor in report.kept:
+        if tensor.name not in preserved:
+            yield "stays", f"{tensor.name}: {tensor.reason}"
 
 
 def freezing_markdown(
@@ -145,18 +262,15 @@ def freezing_markdown(
 
     Args:
         title: model, device class and recipe.
-        verdict: of the candidate, in a sentence.
+        verdict: verdict of the candidate, in a sentence.
         tried: the attempts, in order.
         freezing: what freezing did.
     """
-    cells = (
-        (name, " ".join(value.split()).replace("|", "\\|"))
-        for name, value in describe_freezing(freezing, tried)
-    )
-    rows = [f"| {name} | {value} |" for name, value in cells]
-    return "\n".join(
-        [f"# What freezing did: {title}", "", verdict, "", "| | |", "|---|---|", *rows, ""]
-    )
+    lines = [f"# What freezing did: {title}", "", verdict, "", "| | |", "|---|---|"]
+    for name, value in describe_freezing(freezing, tried):
+        cell = " ".join(value.split()).replace("|", "\\|")
+        lines.append(f"| {name} | {cell} |")
+    return "\n".join([*lines, ""])
 
 
 def manifest_markdown(manifest: Manifest) -> str | None:
@@ -182,154 +296,35 @@ def readable(artifact: Artifact, kind: str, *, captured: bool) -> str:
     """The code or graph of every payload, under its path if there are several.
 
     Args:
-        artifact: whose texts are verified and read.
+        artifact: artifact whose texts are verified and read.
         kind: `code` or `graph`.
-        captured: of the captured model instead of the frozen one.
+        captured: whether to read that of the captured model instead of the frozen one.
 
     Raises:
         NotPublishedError: the artifact has no such text.
         IntegrityError: a text is damaged.
     """
-    parts = []
-    for payload in artifact.manifest.payloads:
-        text = _text(artifact, payload, kind, captured=captured)
-        parts.append(f"# {payload.path}\n{text}" if len(artifact.manifest.payloads) > 1 else text)
-    return "\n".join(parts)
+    payloads = artifact.manifest.payloads
+    texts = [_text(artifact, payload, kind, captured=captured) for payload in payloads]
+    if len(payloads) == 1:
+        return texts[0]
+    parts = zip(payloads, texts, strict=True)
+    return "\n".join(f"# {payload.path}\n{text}" for payload, text in parts)
 
 
 def _text(artifact: Artifact, payload: Payload, kind: str, *, captured: bool) -> str:
     stem = f"evidence/{PurePosixPath(payload.path).stem}"
-    names = [f"{stem}-captured-{kind}.txt"]
-    if not captured:  # the captured program is served only if nothing was frozen
-        names = [f"{stem}-{kind}.txt"] + (
-            [] if artifact.manifest.recipe.settings.get("freeze", True) else names
-        )
-    for item in artifact.manifest.files:
-        if item.path in names:
-            artifact.verify((item,))
-            return (artifact.folder / item.path).read_text(errors="replace")
+    of_captured = f"{stem}-captured-{kind}.txt"
+    names = [of_captured] if captured else [f"{stem}-{kind}.txt"]
+    if not artifact.manifest.recipe.settings.get("freeze", True):  # the captured program serves
+        names.append(of_captured)
+    for file in artifact.manifest.files:
+        if file.path in names:
+            artifact.verify((file,))
+            return (artifact.folder / file.path).read_text(errors="replace")
     raise NotPublishedError(
         f"{artifact.manifest.model} for {artifact.manifest.device_class} contains no {names[0]};"
         " earlier releases and some recipes write none: freeze the model again"
-    )
-
-
-def _contract(manifest: Manifest) -> Iterator[_Row]:
-    spec = manifest.inputs
-    for tensor in spec.tensors:
-        yield (
-            "input",
-            f"{tensor.name}: {tensor.dtype} [{', '.join(str(size) for size in tensor.shape)}]",
-        )
-    for name, value in spec.constants.items():
-        yield "constant", f"{name} = {value!r}"
-    if spec.dims:
-        yield "dims", ", ".join(_sizes(dim) for dim in spec.dims)
-    for output in manifest.outputs:
-        yield "output", f"{output.name}: {output.dtype}, rank {output.rank}"
-
-
-def _latency(latency: LatencyRecord) -> Iterator[_Row]:
-    threads = f", {place_text(latency.num_threads, {})}" if latency.num_threads else ""
-    yield "speed", _speed(latency.ms.get("p50"), latency.eager_ms.get("p50"), latency) + threads
-    if latency.cold_start is not None:
-        cold = latency.cold_start
-        times = f"opens in {cold.open_ms:.0f} ms, first call {cold.first_call_ms:.1f} ms"
-        yield "cold start", f"{times}, peak {cold.memory_peak_mb:.0f} MB"
-    for item in latency.points if len(latency.points) > 1 else ():
-        speed = (
-            "calls take too long to measure"
-            if item.verdict == "not measured"
-            else _speed(item.p50, item.eager_p50, item)
-        )
-        yield (
-            "point",
-            f"{item.place}: {item.payload}, {speed}"
-            + (f", {item.verdict}" if item.speedup and item.verdict else ""),
-        )
-
-
-def _speed(p50: float | None, eager: float | None, figures: LatencyRecord | PointFigures) -> str:
-    parts = [] if p50 is None or eager is None else [f"p50 {p50:.3g} ms", f"eager {eager:.3g} ms"]
-    if figures.speedup is not None and figures.speedup_ci is not None:
-        low, high = figures.speedup_ci
-        parts.append(
-            f"{figures.speedup:.2f}x ({low:.2f} to {high:.2f}) {CLOCKS[figures.clock]}".rstrip()
-        )
-    return ", ".join(parts) or "too disturbed to measure"
-
-
-def _report(report: FreezingReport) -> Iterator[_Row]:
-    """Rows of one payload's report."""
-    yield "operators", _operators(report)
-    for name, changes in (("done", report.changes), ("done at load", report.changes_at_load)):
-        if changes:
-            yield (
-                name,
-                "; ".join(
-                    f"{item.name} {item.count}" + (f" ({item.note})" if item.note else "")
-                    for item in changes
-                ),
-            )
-    if report.num_constants or report.folded_bytes:
-        folded = (
-            f"; folding computed {size_text(report.folded_bytes)} of new constants"
-            if report.folded_bytes
-            else ""
-        )
-        made = (
-            f"{report.num_constants} parameters and buffers,"
-            f" {size_text(report.constants_bytes)}{folded}"
-        )
-        yield "constants", f"{made}: {_listed(report.constants)}"
-    preserved = {item.name for item in report.preserved}
-    for item in report.preserved:
-        yield "stays", f"{item.kind} {item.name}: {item.why}"
-    for kept in report.kept:
-        if kept.name not in preserved:
-            yield "stays", f"{kept.name}: {kept.reason}"
-    if report.unused:
-        yield "unused", _listed(report.unused)
-    yield (
-        "size",
-        (
-            f"{size_text(report.size_before_bytes)} of parameters and buffers ->"
-            f" {size_text(report.size_after_bytes)}"
-        ),
-    )
-    if report.instructions_of:
-        yield (
-            "instructions",
-            (
-                f"{' '.join(sorted(report.instructions)) or 'baseline only'} (of"
-                f" {report.instructions_of})"
-            ),
-        )
-    if report.phases_s:
-        yield (
-            "time",
-            ", ".join(f"{name} {seconds:.2f} s" for name, seconds in report.phases_s.items()),
-        )
-    if report.memory_peak_bytes is not None:
-        yield "build memory", f"peak {size_text(report.memory_peak_bytes)}"
-    yield from (("guard", guard) for guard in report.guards)
-    yield from (("note", note) for note in report.notes)
-
-
-def _operators(report: FreezingReport) -> str:
-    """Numbers before and after: of all operators, and of each kind, most frequent first."""
-    before, after = report.ops_before, report.ops_after
-
-    def change(old: int, new: int) -> str:
-        return str(old) if old == new else f"{old} -> {new}"
-
-    numbers = {
-        kind: (before.get(kind, 0), after.get(kind, 0)) for kind in sorted({*before, *after})
-    }
-    kinds = sorted(numbers, key=lambda kind: -max(numbers[kind]))
-    return (
-        f"{change(sum(before.values()), sum(after.values()))}:"
-        f" {_listed([f'{kind} {change(*numbers[kind])}' for kind in kinds])}"
     )
 
 
@@ -343,4 +338,5 @@ def size_text(num_bytes: int) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join([*names[:MAX_SHOWN], *(["…"] if len(names) > MAX_SHOWN else [])])
+    more = ["…"] if len(names) > MAX_SHOWN else []
+    return ", ".join([*names[:MAX_SHOWN], *more])
