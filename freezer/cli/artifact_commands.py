@@ -159,7 +159,7 @@ def diff(
             f"{model} is a folder with one class; name a model of a store: MODEL or MODEL:VERSION"
         )
     from freezer.serving.diff import diff as diff_here
-    from freezer.serving.diff import matrix, problem, sentences
+    from freezer.serving.diff_text import matrix, problem, sentences
 
     found = diff_here(model, store=store)
     if as_json:

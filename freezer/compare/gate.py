@@ -1,17 +1,14 @@
-"""The gate formula: decides from figures alone whether an output is close enough to its reference.
-Imports no torch.
+"""The gate: decide from figures alone whether an output is close enough to its reference.
 
-The drift gate, the canary, `coldpress diff` and the C++ example all apply `judge_rmse`. Dtypes are
-given as torch's, as numpy's or by name. docs/measuring.md explains the figures.
+The judge, the canary, `coldpress diff` and the C++ example all apply `judge_rmse`. A dtype is the
+name that torch gives it. docs/measuring.md explains the figures.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import TypeVar
 
 _T = TypeVar("_T")
 
@@ -34,21 +31,16 @@ EAGER_REFERENCE_TOL = 1e-3
 Lower precisions use their eps.
 """
 
-_HALVES = ("float16", "bfloat16")
+HALVES = ("float16", "bfloat16")
 
-_EPS: Mapping[str, float] = {
-    **{"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52},
-    **{"complex64": 2.0**-23, "complex128": 2.0**-52},
+_EPS = {
+    "float16": 2.0**-10,
+    "bfloat16": 2.0**-7,
+    "float32": 2.0**-23,
+    "float64": 2.0**-52,
+    "complex64": 2.0**-23,
+    "complex128": 2.0**-52,
 }
-
-_OPENVINO: Mapping[str, tuple[float, float, float]] = {
-    "float32": (0.999, 1e-4, 1e-3),
-    "float16": (0.995, 1e-2, 5e-2),
-    "bfloat16": (0.99, 2e-2, 1e-1),
-}
-"""OpenVINO's bounds by dtype: least cosine, and the absolute and relative error of which one must
-hold.
-"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,27 +51,23 @@ class OutputError:
         rmse: root-mean-square distance from the reference.
         native_rmse: the same for the eager model.
         rms: root mean square of the reference.
-        dtype: of the output; torch's, numpy's or its name.
-        num_elements: of the output in one input set.
+        dtype: dtype of the output.
+        num_elements: elements of the output in one input set.
     """
 
     rmse: float
     native_rmse: float
     rms: float
-    dtype: Any
+    dtype: str
     num_elements: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GoldenGate:
-    """Gate recorded in a manifest, for comparisons with golden outputs.
-
-    Attributes:
-        reference: source of the golden outputs; `eager` widens the bounds.
-    """
+class Gate:
+    """The drift limit, and whether the reference ran in float64; otherwise it is eager."""
 
     error_ratio_max: float
-    reference: Literal["float64", "eager"]
+    float64: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,9 +90,9 @@ class Sums:
     """Sums over elements of an output `c` and its reference `r`, from which all figures follow.
 
     Attributes:
-        noise, signal, power: of |c - r|^2, |r|^2 and |c|^2.
-        native: of |e - r|^2 for the eager model's output `e`; 0 without it.
-        inner: of the real part of c times the conjugate of r.
+        noise, signal, power: sums of |c - r|^2, |r|^2 and |c|^2.
+        native: sum of |e - r|^2 for the eager model's output `e`; 0 without it.
+        inner: sum of the real part of c times the conjugate of r.
         max_abs_err, max_rel_err: maxima; see docs/measuring.md.
     """
 
@@ -148,22 +136,21 @@ class Sums:
 
     def figures(self) -> ErrorFigures:
         """All figures but those of the eager model."""
+        sqnr_db = cosine = gain = None
+        if _usable(self.signal, self.noise):
+            sqnr_db = 10 * (math.log10(self.signal) - math.log10(self.noise))
+        if _usable(self.signal, self.power):
+            cosine = self.inner / math.sqrt(self.signal) / math.sqrt(self.power)
+        if _usable(self.signal):
+            gain = finite(self.inner / self.signal)
         return ErrorFigures(
             max_abs_err=self.max_abs_err,
             max_rel_err=self.max_rel_err,
             rmse=self.rmse,
             rms=self.rms,
-            sqnr_db=(
-                10 * (math.log10(self.signal) - math.log10(self.noise))
-                if _usable(self.signal, self.noise)
-                else None
-            ),
-            cosine=(
-                self.inner / math.sqrt(self.signal) / math.sqrt(self.power)
-                if _usable(self.signal, self.power)
-                else None
-            ),
-            gain=finite(self.inner / self.signal) if _usable(self.signal) else None,
+            sqnr_db=sqnr_db,
+            cosine=cosine,
+            gain=gain,
         )
 
 
@@ -172,87 +159,84 @@ def _usable(*squares: float) -> bool:
     return all(0 < value < math.inf for value in squares)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Bounds:
+    """OpenVINO's bounds: least cosine, and the absolute and relative error of which one must
+    hold.
+    """
+
+    cosine: float
+    absolute: float
+    relative: float
+
+
+_OPENVINO = {
+    "float16": _Bounds(cosine=0.995, absolute=1e-2, relative=5e-2),
+    "bfloat16": _Bounds(cosine=0.99, absolute=2e-2, relative=1e-1),
+}
+_OPENVINO_FLOAT32 = _Bounds(cosine=0.999, absolute=1e-4, relative=1e-3)
+
+
 def finite(value: _T) -> _T | None:
     """A value for JSON: None instead of NaN and infinities, anything else as it is."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-BLOCK = 32_000
-"""Elements compared at a time, so that a comparison needs little memory for outputs of any size.
-From 32,768 on, torch shares an operation among threads, which is slow for such a number; and the
-sums would depend on the threads."""
-
-
-def blocks(shape: Sequence[int]) -> Iterator[tuple[slice, ...]]:
-    """Indices of parts of up to BLOCK elements that cover a tensor in order, the last dims whole
-    where they fit.
-    """
-    extents: list[int] = []
-    room = BLOCK
-    for size in reversed(shape):
-        extents.insert(0, max(1, min(size, room)))
-        room //= max(size, 1)
-    starts = (range(0, size, extent) for size, extent in zip(shape, extents, strict=True))
-    for place in itertools.product(*starts):
-        yield tuple(
-            slice(start, start + extent) for start, extent in zip(place, extents, strict=True)
-        )
-
-
-def eps_of(dtype: Any) -> float:
+def eps_of(dtype: str) -> float:
     """Distance from 1 to the next number of a dtype with rounding errors."""
-    return _EPS[_name(dtype)]
+    return _EPS[dtype]
 
 
-def _name(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
+def tolerance(dtype: str) -> float:
+    """Allowed error as a share of the rms, from dynamo's benchmarks."""
+    return 1e-2 if dtype in HALVES else 1e-4 * eps_of(dtype) / _EPS["float32"]
 
 
 def judge_rmse(error: OutputError, error_ratio_max: float) -> tuple[float, float]:
     """Error ratio of an output, and the largest rmse that passes the gate."""
     floor = max(error.native_rmse, eps_of(error.dtype) * error.rms)
-    ratio = error.rmse / floor if floor > 0 else (0.0 if error.rmse == 0 else math.inf)
-    multiplier = 3.0 if _name(error.dtype) in _HALVES or error.num_elements < SMALL_TENSOR else 2.0
-    return ratio, max(
-        error_ratio_max * floor,
-        multiplier * error.native_rmse + tolerance(error.dtype) * error.rms / 10,
-    )
+    ratio = 0.0 if error.rmse == 0 else math.inf
+    if floor > 0:
+        ratio = error.rmse / floor
+    small = error.dtype in HALVES or error.num_elements < SMALL_TENSOR
+    multiplier = 3.0 if small else 2.0
+    allowed = multiplier * error.native_rmse + tolerance(error.dtype) * error.rms / 10
+    return ratio, max(error_ratio_max * floor, allowed)
 
 
-def tolerance(dtype: Any) -> float:
-    """Allowed error as a share of the rms, from dynamo's benchmarks."""
-    return 1e-2 if _name(dtype) in _HALVES else 1e-4 * eps_of(dtype) / _EPS["float32"]
-
-
-def golden_bound(error: OutputError, gate: GoldenGate) -> tuple[float, float]:
+def golden_bound(error: OutputError, gate: Gate) -> tuple[float, float]:
     """Error ratio against a golden output, and the largest rmse that the artifact's gate allows."""
     ratio, bound = judge_rmse(error, gate.error_ratio_max)
-    if gate.reference == "eager":
-        bound = max(bound, EAGER_REFERENCE_TOL * error.rms, 4 * eps_of(error.dtype) * error.rms)
+    if not gate.float64:
+        bound = max(bound, eager_tolerance(error.dtype) * error.rms)
     return ratio, bound
 
 
-def gate_problem(error: OutputError, gate: GoldenGate, small: Sums) -> str | None:
+def eager_tolerance(dtype: str) -> float:
+    """Relative error allowed where the reference is eager."""
+    return max(EAGER_REFERENCE_TOL, 4 * eps_of(dtype))
+
+
+def golden_problem(error: OutputError, gate: Gate, small: Sums) -> str | None:
     """Why an output does not pass the gate against a golden output; None where it passes.
 
     Where the reference is eager, meeting OpenVINO's bounds is enough.
 
     Args:
-        error: of the output, pooled where outputs are small.
-        small: of its group of small values in this set.
+        error: error of the output, pooled where outputs are small.
+        gate: the artifact's gate.
+        small: sums of the group of small values in this set.
     """
     ratio, bound = golden_bound(error, gate)
     if error.rmse <= bound:
         return None
-    if (
-        gate.reference == "eager"
-        and openvino_problem(small.figures(), error.dtype, small.num_elements) is None
-    ):
+    eager_problem = openvino_problem(small.figures(), error.dtype, small.num_elements)
+    if not gate.float64 and eager_problem is None:
         return None
     return f"rmse {error.rmse:.3g} > {bound:.3g} (error_ratio {ratio:.3g})"
 
 
-def openvino_problem(figures: ErrorFigures, dtype: Any, num_elements: int) -> str | None:
+def openvino_problem(figures: ErrorFigures, dtype: str, num_elements: int) -> str | None:
     """Why figures against eager exceed the bounds of OpenVINO's output validation for a dtype; None
     where they do not.
 
@@ -260,26 +244,26 @@ def openvino_problem(figures: ErrorFigures, dtype: Any, num_elements: int) -> st
     does not hold, `gain` is bounded by it, and by the share of the relative bound that averages of
     so many elements leave.
     """
-    least_cosine, absolute, relative = _bounds_of(dtype)
-    gain_bound = absolute + relative / math.sqrt(max(num_elements, 1))
-    if figures.max_abs_err <= absolute * figures.rms:
+    bounds = _bounds_of(dtype)
+    gain_bound = bounds.absolute + bounds.relative / math.sqrt(max(num_elements, 1))
+    if figures.max_abs_err <= bounds.absolute * figures.rms:
         return None
-    if figures.cosine is None or figures.gain is None or figures.cosine < least_cosine:
-        exceeded = f"cosine {figures.cosine} < {least_cosine}"
-    elif figures.max_rel_err > relative:
-        error = f"max_abs_err {figures.max_abs_err:.3g} > {absolute:g} of the rms"
-        exceeded = f"{error} and max_rel_err {figures.max_rel_err:.3g} > {relative:g}"
+    if figures.cosine is None or figures.gain is None or figures.cosine < bounds.cosine:
+        exceeded = f"cosine {figures.cosine} < {bounds.cosine}"
+    elif figures.max_rel_err > bounds.relative:
+        error = f"max_abs_err {figures.max_abs_err:.3g} > {bounds.absolute:g} of the rms"
+        exceeded = f"{error} and max_rel_err {figures.max_rel_err:.3g} > {bounds.relative:g}"
     elif abs(figures.gain - 1) > gain_bound:
         exceeded = f"gain {figures.gain:.4g} differs from 1 by more than {gain_bound:.2g}"
     else:
         return None
-    return f"{exceeded} ({_name(dtype)}, the reference is eager)"
+    return f"{exceeded} ({dtype}, the reference is eager)"
 
 
-def _bounds_of(dtype: Any) -> tuple[float, float, float]:
-    return _OPENVINO.get(_name(dtype), _OPENVINO["float32"])
-
-
-def absolute_bound(dtype: Any) -> float:
+def absolute_bound(dtype: str) -> float:
     """OpenVINO's bound on the absolute error of outputs with an rms of 1."""
-    return _bounds_of(dtype)[1]
+    return _bounds_of(dtype).absolute
+
+
+def _bounds_of(dtype: str) -> _Bounds:
+    return _OPENVINO.get(dtype, _OPENVINO_FLOAT32)

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from freezer.compare.numerics import same_tensors
+from freezer.compare.tensor_values import same_tensors
 from freezer.errors import SpecError
 from freezer.runtime.devices import tensors_on
 from freezer.spec import COMPLEX, FLOATING, INTEGRAL, InputSpec, TensorSpec, interior_points

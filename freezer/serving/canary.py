@@ -1,30 +1,44 @@
 """The canary: run the golden inputs on the machine that will serve, and apply the gate's formula to
 the outputs.
+
+Imports torch only to run a model of torch.
 """
 
 from __future__ import annotations
 
-from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Artifact
-from freezer.compare.numerics import comparable, distances, doubles, exact_problem
-from freezer.runtime.devices import tensors_on
-from freezer.runtime.frozen_model import FrozenModel
-from freezer.runtime.tensor_files import golden_inputs, golden_outputs, load_tensors
-from freezer.runtime.tensors import leaves_of
-from freezer.serving.golden_check import (
-    CanaryFigure,
-    Comparison,
-    check_figures,
-    golden_figures,
-    smallest_sets,
-)
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-TENSORS = Comparison(
-    comparable=comparable,
-    exact_problem=exact_problem,
-    distances=lambda r, c, limits: distances(r, c, limits=limits),
-    doubles=doubles,
+from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Artifact, Manifest, Payload
+from freezer.compare import (
+    POOL_BELOW,
+    Comparison,
+    Gate,
+    OutputError,
+    Slices,
+    Values,
+    compare,
+    golden_bound,
+    golden_problem,
+    pooled,
 )
-"""How to compare tensors."""
+from freezer.errors import CanaryError, IntegrityError
+from freezer.runtime.tensor_files import golden_inputs, golden_outputs, load_tensors
+
+if TYPE_CHECKING:
+    from freezer.runtime.frozen_model import FrozenModel
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CanaryFigure:
+    """Result of one output of one golden set on this machine."""
+
+    set_index: int
+    output: str
+    error_ratio: float | None
+    max_abs_err: float
+    problem: str | None
 
 
 def run_canary(
@@ -34,7 +48,7 @@ def run_canary(
     from the initial state.
 
     Args:
-        artifact, model: of one folder.
+        artifact, model: the artifact and its model, of one folder.
         smallest: run one set of each payload, the smallest, and the others only if one of these
             differs: outputs of few elements are judged over all sets. Ignored for stateful models.
 
@@ -52,17 +66,155 @@ def canary_figures(
     artifact: Artifact, model: FrozenModel, *, smallest: bool = False
 ) -> list[CanaryFigure]:
     """Run golden sets and compare, without raising for differences; see `run_canary`."""
+    from freezer.compare.tensor_values import values_of
+    from freezer.runtime.devices import tensors_on
+    from freezer.runtime.tensors import leaves_of
+
     manifest = artifact.manifest
     inputs = golden_inputs(manifest, artifact.folder / GOLDEN_INPUTS, load_tensors)
-    golden = golden_outputs(manifest, artifact.folder / GOLDEN_OUTPUTS, load_tensors)
+    golden = []
+    tensors_by_set = golden_outputs(manifest, artifact.folder / GOLDEN_OUTPUTS, load_tensors)
+    for outputs in tensors_by_set:
+        golden.append({name: values_of(tensor) for name, tensor in outputs.items()})
     reset = manifest.recipe.reset
     indices = list(range(1 if manifest.stateful and not reset else len(inputs)))
     if smallest and not manifest.stateful:
-        indices = smallest_sets(manifest, inputs, model.payload_for)
+        sizes = [sum(tensor.numel() for tensor in tensors.values()) for tensors in inputs]
+        indices = smallest_sets(manifest, sizes, model.payload_for)
     answers = {}
     for index in indices:
         if index and reset:
             model.preserved[reset]()
-        given = tensors_on(inputs[index], model.device)
-        answers[index] = [leaf.cpu() for leaf in leaves_of(model(**given))]
-    return golden_figures(manifest, golden, answers, TENSORS)
+        leaves = leaves_of(model(**tensors_on(inputs[index], model.device)))
+        answers[index] = [values_of(leaf.cpu()) for leaf in leaves]
+    return golden_figures(manifest, golden, answers)
+
+
+def golden_figures(
+    manifest: Manifest,
+    golden: Sequence[Mapping[str, Values]],
+    answers: Mapping[int, Sequence[Values]],
+) -> list[CanaryFigure]:
+    """Figures of every output of some golden sets.
+
+    Args:
+        manifest: manifest of the artifact.
+        golden: golden outputs by name, of every set.
+        answers: outputs in order, by index of the set.
+
+    Raises:
+        IntegrityError: the model has another number of outputs than the manifest.
+    """
+    for outputs in answers.values():
+        if len(outputs) != len(manifest.outputs):
+            raise IntegrityError(
+                f"the model returned {len(outputs)} tensors; the manifest names"
+                f" {len(manifest.outputs)}"
+            )
+    figures = []
+    for position, spec in enumerate(manifest.outputs):
+        pairs = {}
+        for index, outputs in answers.items():
+            pairs[index] = (golden[index][spec.name], outputs[position])
+        figures += _output_figures(manifest, spec.name, pairs)
+    return figures
+
+
+def _output_figures(
+    manifest: Manifest, output: str, pairs: Mapping[int, tuple[Values, Values]]
+) -> list[CanaryFigure]:
+    """Figures of one output, from its golden and its given values by index of the set."""
+    limits = manifest.golden[0].scales.get(output, ())
+    drawn = is_drawn(manifest, output)
+    comparisons = {}
+    for index, (r, c) in pairs.items():
+        comparisons[index] = compare(r, c, limits, drawn=drawn)
+    pool = pooled(comparisons.values())
+    native_share = manifest.golden[0].slice_errors.get(output)
+    slices = Slices(limits)
+    figures = []
+    for index, (r, c) in pairs.items():
+        figure = _figure(manifest, output, index, r, comparisons[index], pool)
+        figures.append(figure)
+        if native_share is not None and figure.problem is None:
+            slices.add(r, c)
+    if native_share is not None:
+        failed = slices.problem(r.dtype, manifest.gate.error_ratio_max, native_share)
+        if failed:
+            figures[-1] = replace(figures[-1], problem=failed.problem)
+    return figures
+
+
+def _figure(
+    manifest: Manifest,
+    output: str,
+    index: int,
+    r: Values,
+    comparison: Comparison,
+    pool: tuple[float, float],
+) -> CanaryFigure:
+    """Figure of one output in one set; outputs of few elements are judged over all sets."""
+    ratio, problem = None, comparison.problem
+    if comparison.groups:
+        small = comparison.groups[0]
+        few = r.array.size < POOL_BELOW
+        rmse, rms = pool if few else (small.rmse, small.rms)
+        error = OutputError(
+            rmse=rmse,
+            native_rmse=manifest.golden[index].native_rmse.get(output) or 0.0,
+            rms=rms,
+            dtype=r.dtype,
+            num_elements=r.array.size,
+        )
+        gate = gate_of(manifest)
+        ratio = golden_bound(error, gate)[0]
+        problem = golden_problem(error, gate, small)
+    return CanaryFigure(
+        set_index=index,
+        output=output,
+        error_ratio=ratio,
+        max_abs_err=comparison.max_abs_err,
+        problem=problem,
+    )
+
+
+def gate_of(manifest: Manifest) -> Gate:
+    """The gate for comparisons with golden outputs."""
+    float64 = manifest.reference == "float64"
+    return Gate(error_ratio_max=manifest.gate.error_ratio_max, float64=float64)
+
+
+def is_drawn(manifest: Manifest, output: str) -> bool:
+    """Whether an output is random; concerns integers and bools alone."""
+    return any(item.native_rmse.get(output) for item in manifest.golden)
+
+
+def check_figures(manifest: Manifest, figures: Sequence[CanaryFigure]) -> None:
+    """Raise for the first output that differs.
+
+    Raises:
+        CanaryError: one does.
+    """
+    for figure in figures:
+        if figure.problem:
+            raise CanaryError(
+                f"{manifest.model} for {manifest.device_class}: golden set {figure.set_index},"
+                f" output {figure.output!r}: {figure.problem}; this machine computes different"
+                " results: do not serve it here"
+            )
+
+
+def smallest_sets(
+    manifest: Manifest, sizes: Sequence[int], payload_for: Callable[[Mapping[str, int]], Payload]
+) -> list[int]:
+    """The golden set with the fewest elements of each open payload.
+
+    Args:
+        manifest: manifest of the artifact.
+        sizes: number of input elements of each set.
+        payload_for: returns the payload that serves some sizes.
+    """
+    chosen: dict[str, int] = {}
+    for index in sorted(range(len(sizes)), key=sizes.__getitem__):
+        chosen.setdefault(payload_for(manifest.golden[index].point).path, index)
+    return sorted(chosen.values())

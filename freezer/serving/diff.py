@@ -14,12 +14,20 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
-from rich.table import Table
 from torch import Tensor
 
 from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, OWN_OUTPUTS, FileRef, Manifest
-from freezer.compare.gate import POOL_BELOW, GoldenGate, OutputError, finite, golden_bound
-from freezer.compare.numerics import comparable, exact_problem, pooled, rms_errors
+from freezer.compare import (
+    POOL_BELOW,
+    Comparison,
+    OutputError,
+    Values,
+    compare,
+    finite,
+    golden_bound,
+    pooled,
+)
+from freezer.compare.tensor_values import values_of
 from freezer.errors import IntegrityError
 from freezer.runtime.tensor_files import (
     OWN_OUTPUT_BYTES,
@@ -29,6 +37,7 @@ from freezer.runtime.tensor_files import (
     own_outputs,
 )
 from freezer.runtime.tensors import bytes_of
+from freezer.serving.canary import gate_of, is_drawn
 from freezer.store import Store, Version
 
 REFERENCE = "reference"
@@ -140,35 +149,32 @@ def diff(reference: str, *, store: str | None = None) -> Difference:
     """
     opened = Store.open(store or "store")
     version = opened.version(reference)
-    manifests = {name: opened.manifest(version, name) for name in sorted(version.images)}
-    sides = [
-        _side(opened, version, manifest)
-        for manifest in manifests.values()
-        if _file(manifest, OWN_OUTPUTS)
-    ]
-    classes = tuple(side.name for side in sides)
-    having = {
-        key: [side for side in sides if key in side.sets] for side in sides for key in side.sets
-    }
-    keys = list(having)
+    sides = []
+    not_compared = {}
+    for name in sorted(version.images):
+        manifest = opened.manifest(version, name)
+        if _file(manifest, OWN_OUTPUTS):
+            sides.append(_side(opened, version, manifest))
+        else:
+            not_compared[name] = NOT_KEPT
+    sets = _golden_sets(sides)
+    keys = list(sets)
     pairs = tuple(_pair(one, other, keys) for one, other in combinations(sides, 2))
     return Difference(
         model=version.model,
         version=version.number,
         apart=any(pair.apart for pair in pairs),
-        classes=classes,
-        sets=tuple(
-            GoldenInputs(
-                point=found[0].manifest.golden[found[0].sets[key]].point,
-                classes=tuple(side.name for side in found),
-            )
-            for key, found in having.items()
-        ),
+        classes=tuple(side.name for side in sides),
+        sets=tuple(sets.values()),
         pairs=pairs,
         reference=tuple(_pair(side, None, keys) for side in sides),
-        not_compared={name: NOT_KEPT for name in manifests if name not in classes},
+        not_compared=not_compared,
         notes=tuple(note for side in sides for note in _missing(side)),
     )
+
+
+_Outputs = Sequence[Mapping[str, Values]]
+"""Values by name of the output, of every golden set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,55 +183,60 @@ class _Side:
 
     Attributes:
         sets: indices of its golden sets, by the digest of their inputs.
-        golden, own: outputs of the reference and of the class, by set and name.
+        golden, own: outputs of the reference and of the class.
     """
 
     manifest: Manifest
     sets: Mapping[str, int]
-    golden: list[dict[str, Tensor]]
-    own: list[dict[str, Tensor]]
+    golden: _Outputs
+    own: _Outputs
 
     @property
     def name(self) -> str:
         return self.manifest.device_class
 
-    def reference(self, key: str, output: str) -> Tensor:
+    def reference(self, key: str, output: str) -> Values:
         return self.golden[self.sets[key]][output]
 
-    def answer(self, key: str, output: str) -> Tensor | None:
+    def answer(self, key: str, output: str) -> Values | None:
         return self.own[self.sets[key]].get(output) if key in self.sets else None
 
     def ratio_and_bound(self, error: OutputError, key: str, output: str) -> tuple[float, float]:
         """Error ratio against a golden output, and the rmse that the gate allows."""
         native = self.manifest.golden[self.sets[key]].native_rmse.get(output) or 0.0
-        gate = GoldenGate(
-            error_ratio_max=self.manifest.gate.error_ratio_max, reference=self.manifest.reference
-        )
-        return golden_bound(replace(error, native_rmse=native), gate)
+        return golden_bound(replace(error, native_rmse=native), gate_of(self.manifest))
 
 
 def _side(store: Store, version: Version, manifest: Manifest) -> _Side:
     def file(path: str) -> Path:
-        item = _file(manifest, path)
-        if item is None:
+        ref = _file(manifest, path)
+        if ref is None:
             raise IntegrityError(
                 f"{version.model}:{version.number} for {manifest.device_class}: the manifest names"
                 f" no {path}"
             )
-        return store.file(version, item)
+        return store.file(version, ref)
 
-    sets = {
-        _digest(inputs): index
-        for index, inputs in enumerate(golden_inputs(manifest, file(GOLDEN_INPUTS), load_tensors))
-    }
+    inputs = golden_inputs(manifest, file(GOLDEN_INPUTS), load_tensors)
     golden = golden_outputs(manifest, file(GOLDEN_OUTPUTS), load_tensors)
+    own = own_outputs(file(OWN_OUTPUTS), golden)
     return _Side(
-        manifest=manifest, sets=sets, golden=golden, own=own_outputs(file(OWN_OUTPUTS), golden)
+        manifest=manifest,
+        sets={_digest(tensors): index for index, tensors in enumerate(inputs)},
+        golden=_values(golden),
+        own=_values(own),
     )
 
 
+def _values(sets: Sequence[Mapping[str, Tensor]]) -> _Outputs:
+    outputs = []
+    for tensors in sets:
+        outputs.append({name: values_of(tensor) for name, tensor in tensors.items()})
+    return outputs
+
+
 def _file(manifest: Manifest, path: str) -> FileRef | None:
-    return next((item for item in manifest.files if item.path == path), None)
+    return next((ref for ref in manifest.files if ref.path == path), None)
 
 
 def _digest(inputs: Mapping[str, Tensor]) -> str:
@@ -237,173 +248,106 @@ def _digest(inputs: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
+def _golden_sets(sides: Sequence[_Side]) -> dict[str, GoldenInputs]:
+    """The golden inputs of all classes, by their digest."""
+    sets: dict[str, GoldenInputs] = {}
+    for side in sides:
+        for key, index in side.sets.items():
+            known = sets.get(key)
+            if known is None:
+                known = GoldenInputs(point=side.manifest.golden[index].point, classes=())
+            sets[key] = replace(known, classes=(*known.classes, side.name))
+    return sets
+
+
 def _missing(side: _Side) -> Iterator[str]:
-    names = [f"{index}/{name}" for index, outputs in enumerate(side.golden) for name in outputs]
-    own = {f"{index}/{name}" for index, outputs in enumerate(side.own) for name in outputs}
-    missing = [name for name in names if name not in own]
+    num_outputs = 0
+    missing = []
+    for index, (outputs, own) in enumerate(zip(side.golden, side.own, strict=True)):
+        num_outputs += len(outputs)
+        missing += [f"{index}/{name}" for name in outputs if name not in own]
     if missing:
         limit = f"the {OWN_OUTPUT_BYTES // 1024**2} MB that an artifact records"
         yield (
-            f"{side.name}: {len(missing)} of {len(names)} outputs are missing, as they exceed"
+            f"{side.name}: {len(missing)} of {num_outputs} outputs are missing, as they exceed"
             f" {limit}: {', '.join(missing)}"
         )
 
 
 def _pair(one: _Side, other: _Side | None, keys: Sequence[str]) -> Pair:
     """Compare a class with another, or with the reference."""
-    rows = [row for output in one.manifest.outputs for row in _rows(one, other, output.name, keys)]
+    rows = []
+    for output in one.manifest.outputs:
+        rows += _rows(one, other, output.name, keys)
+    ratios = [row.error_ratio for row in rows if row.error_ratio is not None]
     return Pair(
         one=one.name,
         other=other.name if other else REFERENCE,
         apart=any(row.problem for row in rows),
-        error_ratio=max(
-            (row.error_ratio for row in rows if row.error_ratio is not None), default=None
-        ),
+        error_ratio=max(ratios, default=None),
         num_differing=sum(row.num_differing for row in rows),
         num_compared=len(rows),
-        worst=max(rows, key=_severity, default=None),
+        worst=max(rows, key=severity, default=None),
     )
 
 
-def _severity(row: DiffRow) -> tuple[bool, bool, float]:
+def severity(row: DiffRow) -> tuple[bool, bool, float]:
     """Sort key: rows that are apart, of these first the ones without a figure; then by the error
     ratio.
     """
-    return (
-        row.problem is not None,
-        row.problem is not None and row.error_ratio is None,
-        row.error_ratio or 0.0,
-    )
+    apart = row.problem is not None
+    return apart, apart and row.error_ratio is None, row.error_ratio or 0.0
 
 
 def _rows(one: _Side, other: _Side | None, output: str, keys: Sequence[str]) -> list[DiffRow]:
     """One row for each set in which both have the output; small outputs, and those of models that
     draw, are pooled.
     """
-    found: dict[str, tuple[Tensor, Tensor]] = {}
-    for key in one.sets:
-        a = one.answer(key, output)
-        b = one.reference(key, output) if other is None else other.answer(key, output)
-        if a is not None and b is not None:
-            found[key] = (a, b)
-    if not found:
-        return []
     sides = [one] if other is None else [one, other]
-    draws = any(not side.manifest.drift.deterministic for side in sides)
-    references = [one.reference(key, output) for key in found]
     limits = one.manifest.golden[0].scales.get(output, ())
-    whole = (0.0, 0.0)
-    if draws or any(a.numel() < POOL_BELOW for a, _ in found.values()):
-        whole_rmse, _ = pooled(
-            [b for _, b in found.values()], [a for a, _ in found.values()], limits
-        )
-        whole = whole_rmse, pooled(references, references, limits)[1]
+    drawn = is_drawn(one.manifest, output)
+    comparisons: dict[str, Comparison] = {}
+    references: dict[str, Comparison] = {}
+    for key in one.sets:
+        c = one.answer(key, output)
+        r = one.reference(key, output) if other is None else other.answer(key, output)
+        if c is not None and r is not None:
+            golden = one.reference(key, output)
+            comparisons[key] = compare(r, c, limits, drawn=drawn)
+            references[key] = compare(golden, golden, limits)
+    pool = pooled(comparisons.values())[0], pooled(references.values())[1]
+    draws = any(not side.manifest.drift.deterministic for side in sides)
     rows = []
-    for key, r in zip(found, references, strict=True):
-        a, b = found[key]
-        row = DiffRow(output=output, set_index=keys.index(key), num_elements=a.numel())
-        drawn = any(
-            item.native_rmse.get(output) for item in one.manifest.golden
-        )  # concerns integers and bools alone
-        problem = exact_problem(b, a, limits, drawn=drawn)
-        if problem or not comparable(a):
-            num_differing = (
-                int((a != b).sum()) if not drawn and not comparable(a) and a.shape == b.shape else 0
+    for key, comparison in comparisons.items():
+        golden = one.reference(key, output)
+        row = DiffRow(
+            output=output,
+            set_index=keys.index(key),
+            num_elements=golden.array.size,
+            num_differing=comparison.num_differing,
+            problem=comparison.problem,
+        )
+        if comparison.groups:
+            rmse, rms = comparison.groups[0].rmse, references[key].groups[0].rms
+            if draws or golden.array.size < POOL_BELOW:
+                rmse, rms = pool
+            error = OutputError(
+                rmse=rmse,
+                native_rmse=0.0,
+                rms=rms,
+                dtype=golden.dtype,
+                num_elements=golden.array.size,
             )
-            rows.append(replace(row, num_differing=num_differing, problem=problem))
-            continue
-        rmse, _, worst = rms_errors(b, a, limits)
-        rms = rms_errors(r, r, limits)[1]
-        if draws or a.numel() < POOL_BELOW:
-            rmse, rms = whole
-        error = OutputError(
-            rmse=rmse, native_rmse=0.0, rms=rms, dtype=r.dtype, num_elements=r.numel()
-        )
-        ratios, bounds = zip(
-            *(side.ratio_and_bound(error, key, output) for side in sides), strict=True
-        )
-        ratio, bound = min(ratios), math.fsum(bounds)
-        rows.append(
-            replace(
+            judged = [side.ratio_and_bound(error, key, output) for side in sides]
+            ratio = min(ratio for ratio, _ in judged)
+            bound = math.fsum(bound for _, bound in judged)
+            row = replace(
                 row,
                 error_ratio=finite(ratio),
-                max_abs_err=finite(worst),
+                max_abs_err=finite(comparison.max_abs_err),
                 rmse=finite(rmse),
                 bound=finite(bound),
                 problem=None if rmse <= bound else f"rmse {rmse:.3g} > {bound:.3g}",
             )
-        )
+        rows.append(row)
     return rows
-
-
-# Rendering
-
-
-def matrix(found: Difference) -> Table:
-    """The largest error ratio of every two classes, and of every class and the reference.
-
-    Columns are numbered like rows.
-    """
-    table = Table("", "error ratio", box=None, pad_edge=False)
-    for column in (*range(1, len(found.classes) + 1), REFERENCE):
-        table.add_column(str(column), justify="right")
-    pairs = {frozenset((pair.one, pair.other)): pair for pair in (*found.pairs, *found.reference)}
-    for number, name in enumerate(found.classes, start=1):
-        others = [
-            "-" if name == other else _cell(pairs[frozenset((name, other))])
-            for other in (*found.classes, REFERENCE)
-        ]
-        table.add_row(str(number), name, *others)
-    return table
-
-
-def _cell(pair: Pair) -> str:
-    if not pair.num_compared:
-        return "not compared"
-    if pair.num_differing:
-        return f"{pair.num_differing} differ"
-    if pair.error_ratio is None:
-        return "apart" if pair.apart else "equal"
-    return f"{pair.error_ratio:.2f}" + (" apart" if pair.apart else "")
-
-
-def sentences(found: Difference) -> Iterator[str]:
-    """What is missing in the matrix, and the pair that is furthest apart."""
-    for name, why in found.not_compared.items():
-        yield f"{name}: {why}"
-    yield from found.notes
-    for index, item in enumerate(found.sets):
-        if len(item.classes) < len(found.classes):
-            sizes = f" ({item})" if str(item) else ""
-            yield (
-                f"golden set {index}{sizes} is only in {', '.join(item.classes)}: the others were"
-                " judged with other inputs"
-            )
-    worst = [(pair, row) for pair in found.pairs if (row := pair.worst)]
-    if worst:
-        pair, row = max(worst, key=lambda item: _severity(item[1]))
-        yield f"furthest apart: {pair.one} and {pair.other}: {found.where(row)}: {_figures(row)}"
-
-
-def _figures(row: DiffRow) -> str:
-    if row.error_ratio is None:
-        return row.problem or f"all {row.num_elements} elements are equal"
-    return (
-        f"error ratio {row.error_ratio:.2f}, max abs err {row.max_abs_err:.3g}, rmse"
-        f" {row.rmse:.3g}, allowed {row.bound:.3g}"
-    )
-
-
-def problem(found: Difference) -> str:
-    """Error message for a version whose classes are apart; lists every pair."""
-    pairs = [
-        f"{pair.one} and {pair.other}: {found.where(row)}: {row.problem}"
-        for pair in found.pairs
-        if pair.apart and (row := pair.worst)
-    ]
-    return (
-        f"{found.model}:{found.version} answers differently on different device classes:"
-        f" {'; '.join(pairs)}. This exceeds the sum of both bounds: compare their recipes with"
-        " `coldpress inspect --device-class`, and freeze the class again that is further from the"
-        " reference"
-    )

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Artifact, Payload, counts_of, set_within
-from freezer.compare.array_numerics import array_distances, array_problem, is_rounded, wide
+from freezer.compare import Values
 from freezer.errors import Refusal
 from freezer.runtime.contract import OpenPayload
 from freezer.runtime.native import NativeModel, NativePayload
 from freezer.runtime.tensor_files import golden_inputs, golden_outputs, load_arrays
+from freezer.serving.canary import check_figures, golden_figures, smallest_sets
 from freezer.serving.compatibility import native_payloads
-from freezer.serving.golden_check import Comparison, check_figures, golden_figures, smallest_sets
 from freezer.serving.notices import log_speed
 from freezer.serving.selection import LoadOptions
-
-ARRAYS = Comparison(
-    comparable=is_rounded, exact_problem=array_problem, distances=array_distances, doubles=wide
-)
-"""How to compare numpy arrays."""
 
 
 def open_native(
@@ -81,13 +76,18 @@ def run_native_canary(artifact: Artifact, model: NativeModel) -> None:
     inputs: list[dict[str, Any]] = golden_inputs(
         manifest, artifact.folder / GOLDEN_INPUTS, load_arrays
     )
-    golden: Sequence[Mapping[str, Any]] = golden_outputs(
+    arrays: list[dict[str, Any]] = golden_outputs(
         manifest, artifact.folder / GOLDEN_OUTPUTS, load_arrays
     )
-    for indices in (smallest_sets(manifest, inputs, model.payload_for), range(len(inputs))):
-        figures = golden_figures(
-            manifest, golden, {index: model.leaves(**inputs[index]) for index in indices}, ARRAYS
-        )
+    golden = []
+    for outputs in arrays:
+        golden.append({name: Values.of(array) for name, array in outputs.items()})
+    sizes = [sum(array.size for array in given.values()) for given in inputs]
+    for indices in (smallest_sets(manifest, sizes, model.payload_for), range(len(inputs))):
+        answers = {}
+        for index in indices:
+            answers[index] = [Values.of(leaf) for leaf in model.leaves(**inputs[index])]
+        figures = golden_figures(manifest, golden, answers)
         if not any(figure.problem for figure in figures):
             return
     check_figures(manifest, figures)

@@ -18,9 +18,8 @@ from freezer.errors import (
 )
 from freezer.hardware import PORTABLE, describe_host
 from freezer.runtime.devices import with_index
-from freezer.serving.canary import run_canary
+from freezer.serving.canary import CanaryFigure, run_canary
 from freezer.serving.compatibility import rungs
-from freezer.serving.golden_check import CanaryFigure
 from freezer.serving.load import images_of, process_here, resolve_reference
 from freezer.serving.opening import open_artifact
 from freezer.serving.selection import Image, LoadOptions, Selection, failure, select_image

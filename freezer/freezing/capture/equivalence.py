@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freezer.compare.numerics import comparable, in_double, structure_problem
+from freezer.compare import structure_problem
+from freezer.compare.tensor_values import comparable, in_double, values_of
 from freezer.errors import CaptureError
 from freezer.freezing.diagnostics.messages import run_sentence
 from freezer.freezing.models import Subject, call_source, same_each_time
@@ -287,7 +288,7 @@ def _difference(expected: Tensor, got: Tensor) -> str | None:
         expected, got
     ):  # as most captures answer, and much faster than the median of large outputs
         return None
-    if (problem := structure_problem(expected, got)) is not None:
+    if (problem := structure_problem(values_of(expected), values_of(got))) is not None:
         return f"differs: {problem}"
     if not comparable(expected):
         return None

@@ -3,29 +3,13 @@
 Knows neither candidates nor clocks.
 """
 
-from freezer.freezing.drift.distributions import (
-    distribution_problem,
-    sampled,
-)
-from freezer.freezing.drift.drift import (
-    STRIDES,
-    Call,
-    DriftReport,
-    DriftRow,
-    Gate,
-    assess,
-    report,
-)
-from freezer.freezing.drift.reference import (
-    Reference,
-    Runner,
-    run_calls,
-    run_reference,
-)
-from freezer.freezing.drift.ties import (
-    at_ties,
-    eager_reruns,
-)
+from freezer.compare import Gate
+from freezer.freezing.drift.distributions import distribution_problem, sampled
+from freezer.freezing.drift.drift import STRIDES, Call, assess
+from freezer.freezing.drift.drift_report import DriftReport, DriftRow, report
+from freezer.freezing.drift.reference import Reference, run_reference
+from freezer.freezing.drift.runs import Runner, run_calls
+from freezer.freezing.drift.ties import at_ties, eager_reruns
 
 __all__ = [
     "STRIDES",

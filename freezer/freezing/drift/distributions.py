@@ -25,13 +25,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from freezer.compare.gate import tolerance
-from freezer.compare.numerics import comparable, in_double
+from freezer.compare import tolerance
+from freezer.compare.tensor_values import comparable, in_double
 
 NUM_RUNS = 16
 """Runs of each side: 6e8 ways to split them, many more than are tried."""
@@ -47,10 +48,12 @@ Run = Sequence[Sequence[Tensor]]
 
 def sampled(results: Sequence[Sequence[Tensor]]) -> Run:
     """The elements to compare of each output in each call."""
-    return [
-        [leaf.flatten()[:: math.ceil(leaf.numel() / MAX_ELEMENTS) or 1].clone() for leaf in leaves]
-        for leaves in results
-    ]
+    return [[_elements(leaf) for leaf in leaves] for leaves in results]
+
+
+def _elements(leaf: Tensor) -> Tensor:
+    step = math.ceil(leaf.numel() / MAX_ELEMENTS) or 1
+    return leaf.flatten()[::step].clone()
 
 
 def distribution_problem(
@@ -60,41 +63,39 @@ def distribution_problem(
     difference is significant.
 
     Args:
-        names: of the outputs.
+        names: names of the outputs.
         eager, candidate: equally many runs of each, with the same calls.
     """
     labels = _labels(len(eager))
-    found: list[tuple[float, str]] = []
+    distances: list[tuple[float, str]] = []
     highest = torch.full((len(labels) - 1,), -math.inf, dtype=torch.float64)
     for index, name in enumerate(names):
-        calls = [
-            [run[position][index] for run in (*eager, *candidate)]
-            for position in range(len(eager[0]))
-        ]
-        if any(tensor.numel() != outputs[0].numel() for outputs in calls for tensor in outputs):
+        calls = [_column(call, index) for call in zip(*eager, *candidate, strict=True)]
+        if any(len({outputs.numel() for outputs in call}) > 1 for call in calls):
             return (
                 f"the shape of output {name!r} varies from run to run, so its distribution cannot"
                 " be compared"
             )
-        for statistic, gram, allowed in _statistics(calls):
-            values = ((labels @ gram) * labels).sum(1)
+        for statistic in _statistics(calls):
+            values = ((labels @ statistic.gram) * labels).sum(1)
             center, spread = values.mean(), values.std()
             if spread > 0:
                 highest = torch.maximum(highest, (values[1:] - center) / spread)
-                found.append(
-                    (
-                        float((values[0] - allowed - center) / spread),
-                        f"{statistic} of output {name!r}",
-                    )
-                )
-    distance, what = max(found, default=(-math.inf, ""))
-    if distance <= float(highest.max()):
+                distance = float((values[0] - statistic.allowed - center) / spread)
+                distances.append((distance, f"{statistic.name} of output {name!r}"))
+    largest, label = max(distances, default=(-math.inf, ""))
+    if largest <= float(highest.max()):
         return None
     rate = 1 / (NUM_PERMUTATIONS + 1)
     return (
-        f"the {what} differ from eager's over {len(eager)} runs of each (by chance in {rate:.0e} of"
-        " cases)"
+        f"the {label} differ from eager's over {len(eager)} runs of each (by chance in {rate:.0e}"
+        " of cases)"
     )
+
+
+def _column(call: Sequence[Sequence[Tensor]], index: int) -> list[Tensor]:
+    """One output of a call by every run."""
+    return [leaves[index] for leaves in call]
 
 
 @cache
@@ -102,32 +103,42 @@ def _labels(num_runs: int) -> Tensor:
     """Weights of the runs in the difference of two means: a row for the true split, eager's first,
     and one for each permutation.
     """
-    order = torch.rand(
-        NUM_PERMUTATIONS, 2 * num_runs, generator=torch.Generator().manual_seed(0)
-    ).argsort(1)
+    generator = torch.Generator().manual_seed(0)
+    order = torch.rand(NUM_PERMUTATIONS, 2 * num_runs, generator=generator).argsort(1)
     order = torch.cat([torch.arange(2 * num_runs)[None], order])
     return torch.where(order < num_runs, -1.0, 1.0).double() / num_runs
 
 
-def _statistics(calls: Sequence[Sequence[Tensor]]) -> Iterator[tuple[str, Tensor, float]]:
-    """Name, Gram matrix of the runs, and allowance of each statistic of one output: T is l' G l for
-    labels l.
+@dataclass(frozen=True, kw_only=True)
+class _Statistic:
+    """A statistic of one output: T is l' G l for labels l.
+
+    Attributes:
+        gram: Gram matrix of the runs.
+        allowed: allowance for rounding.
     """
-    means, variances = zip(
-        *(_moments(torch.stack(list(outputs))) for outputs in calls), strict=True
-    )
-    for name, parts in (("means", means), ("variances", variances)):
-        yield (
-            name,
-            torch.stack([gram for gram, _ in parts]).sum(0),
-            sum(allowed for _, allowed in parts),
-        )
-    if not comparable(calls[0][0]):
-        pairs = [
-            torch.stack([(one == torch.stack(list(outputs))).sum(1) for one in outputs])
-            for outputs in calls
-        ]
-        yield "frequencies", torch.stack(pairs).sum(0).double(), 0.0
+
+    name: str
+    gram: Tensor
+    allowed: float
+
+
+def _statistics(calls: Sequence[Sequence[Tensor]]) -> Iterator[_Statistic]:
+    """The statistics of one output, from the elements of each run in each call."""
+    runs = [torch.stack(list(outputs)) for outputs in calls]
+    moments = [_moments(values) for values in runs]
+    for index, name in enumerate(("means", "variances")):
+        grams = [by_name[index][0] for by_name in moments]
+        allowed = [by_name[index][1] for by_name in moments]
+        yield _Statistic(name=name, gram=torch.stack(grams).sum(0), allowed=sum(allowed))
+    if not comparable(runs[0]):
+        gram = torch.stack([_num_equal(values) for values in runs]).sum(0).double()
+        yield _Statistic(name="frequencies", gram=gram, allowed=0.0)
+
+
+def _num_equal(values: Tensor) -> Tensor:
+    """Number of equal elements of every two runs."""
+    return torch.stack([(run == values).sum(1) for run in values])
 
 
 def _moments(values: Tensor) -> tuple[tuple[Tensor, float], tuple[Tensor, float]]:
@@ -139,20 +150,20 @@ def _moments(values: Tensor) -> tuple[tuple[Tensor, float], tuple[Tensor, float]
     no more than rounding, and the gate judges them.
     """
     wide = in_double(values[:, values.isfinite().all(0)])
-    wide = torch.view_as_real(wide).flatten(1) if wide.is_complex() else wide
+    if wide.is_complex():
+        wide = torch.view_as_real(wide).flatten(1)
     center = wide.mean(0)
-    share = (
-        max(tolerance(values.dtype), 4 * torch.finfo(values.dtype).eps)
-        if comparable(values)
-        else 0.0
-    )
+    share = 0.0
+    if comparable(values):
+        dtype = str(values.dtype).removeprefix("torch.")
+        share = max(tolerance(dtype), 4 * torch.finfo(values.dtype).eps)
     size = center.abs()
-    rounding = share * (size + (size.median() if size.numel() else 0.0))
+    typical = size.median() if size.numel() else 0.0
+    rounding = share * (size + typical)
     deviation = wide - center
     spread = deviation.square().mean(0).sqrt()
-    return _gram(deviation, rounding), _gram(
-        deviation.square() - spread.square(), 2 * rounding * spread
-    )
+    variances = _gram(deviation.square() - spread.square(), 2 * rounding * spread)
+    return _gram(deviation, rounding), variances
 
 
 def _gram(deviation: Tensor, rounding: Tensor) -> tuple[Tensor, float]:

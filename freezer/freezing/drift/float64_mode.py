@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from freezer.compare.numerics import comparable
+from freezer.compare.tensor_values import comparable
 
 _DOUBLE = (torch.float64, torch.complex128)
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32)
@@ -76,42 +76,26 @@ class Widening(TorchDispatchMode):
     ) -> Any:
         """Run an operator in float64."""
         named = dict(kwargs or {})
-        if not isinstance(
-            func, torch._ops.OpOverload
-        ):  # a higher-order operator, such as torch.cond
-            return func(
-                *map(self._within, args),
-                **{name: self._within(value) for name, value in named.items()},
-            )
+        if not isinstance(func, torch._ops.OpOverload):  # higher-order, such as torch.cond
+            within = {name: self._within(value) for name, value in named.items()}
+            return func(*map(self._within, args), **within)
         schema = func._schema
-        written = {
-            item.name
-            for item in schema.arguments
-            if item.alias_info is not None and item.alias_info.is_write
-        }
-        aliases = (
-            any(item.alias_info is not None for item in schema.returns)
-            and schema.name not in _FRESH
-        )
+        written = {argument.name for argument in schema.arguments if _is_written(argument)}
+        aliases = any(result.alias_info is not None for result in schema.returns)
+        aliases = aliases and schema.name not in _FRESH
         if aliases and not written:
             with self:  # `x.to(dtype)` may be a view, and is not decomposed yet
                 parts = func.decompose(*args, **named)
             return func(*args, **named) if parts is NotImplemented else parts
-        names = [item.name for item in schema.arguments]
-        given = {**dict(zip(names, args, strict=False)), **named}
-        for dtype in (
-            value
-            for value in given.values()
-            if isinstance(value, torch.dtype) and value in self._wide
-        ):
-            self.widened[dtype].add(_name(func))
-        given = {
-            name: value if name in written else pytree.tree_map(self.widen, value)
-            for name, value in given.items()
-        }
-        result = func(
-            *(given[name] for name in names[: len(args)]), **{name: given[name] for name in named}
-        )
+        names = [argument.name for argument in schema.arguments][: len(args)]
+        given = {**dict(zip(names, args, strict=True)), **named}
+        for name, value in given.items():
+            if isinstance(value, torch.dtype) and value in self._wide:
+                self.widened[value].add(_name(func))
+            if name not in written:
+                given[name] = pytree.tree_map(self.widen, value)
+        positional = [given[name] for name in names]
+        result = func(*positional, **{name: given[name] for name in named})
         self._record_narrow(func, given, result)
         return result if aliases else pytree.tree_map(self.widen, result)
 
@@ -134,31 +118,28 @@ class Widening(TorchDispatchMode):
 
     def _record_narrow(self, func: Any, given: Mapping[str, Any], result: Any) -> None:
         """Record an operator that takes float64 and returns less."""
-        if any(tensor.dtype in _DOUBLE for tensor in _tensors(list(given.values()))):
-            for tensor in _tensors(result):
-                if comparable(tensor) and tensor.dtype not in _DOUBLE:
-                    found = self.narrow if tensor.dtype in self._wide else self.kept
-                    found[tensor.dtype].add(_name(func))
+        if not any(tensor.dtype in _DOUBLE for tensor in _tensors(list(given.values()))):
+            return
+        for tensor in _tensors(result):
+            if comparable(tensor) and tensor.dtype not in _DOUBLE:
+                record = self.narrow if tensor.dtype in self._wide else self.kept
+                record[tensor.dtype].add(_name(func))
 
     def widen_attributes(self, model: nn.Module) -> None:
         """Widen tensors that are plain attributes, which `.double()` skips."""
         for module in model.modules():
-            if not isinstance(module, torch.jit.ScriptModule):
-                wide = {
-                    name: self.widen(value)
-                    for name, value in vars(module).items()
-                    if isinstance(value, Tensor)
-                }
-                vars(module).update(wide)
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
+            for name, value in list(vars(module).items()):
+                if isinstance(value, Tensor):
+                    vars(module)[name] = self.widen(value)
 
     @property
     def why_not(self) -> str | None:
         """Why part of the model did not run in float64; None if all of it did."""
-        return (
-            f"float64 does not run throughout: forward casts to {_listed(self.narrow)}"
-            if self.narrow
-            else None
-        )
+        if not self.narrow:
+            return None
+        return f"float64 does not run throughout: forward casts to {_listed(self.narrow)}"
 
     @property
     def note(self) -> str | None:
@@ -194,7 +175,12 @@ def _name(func: Any) -> str:
     return name.removeprefix("aten::")
 
 
-def _listed(found: Mapping[torch.dtype, set[str]]) -> str:
-    return " and ".join(
-        f"{dtype} ({', '.join(sorted(names))})" for dtype, names in sorted(found.items(), key=str)
-    )
+def _is_written(argument: torch.Argument) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def _listed(operators: Mapping[torch.dtype, set[str]]) -> str:
+    parts = []
+    for dtype, names in sorted(operators.items(), key=str):
+        parts.append(f"{dtype} ({', '.join(sorted(names))})")
+    return " and ".join(parts)

@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from freezer.compare.numerics import HALVES, comparable, in_double, same_tensors
+from freezer.compare.tensor_values import HALVES, comparable, in_double, same_tensors
 from freezer.freezing.drift.drift import Call
-from freezer.freezing.drift.reference import Runner, run_calls, source_runner
+from freezer.freezing.drift.runs import Runner, run_calls, source_runner
 from freezer.freezing.models import Subject
 
 _NUM_RUNS = 32
@@ -45,7 +45,7 @@ ULPS = 8
 """Largest change of an operand in units of the last place, as a sum of many loses several; in half
 precision, which is summed in float32, it is one."""
 
-_Places = Mapping[tuple[int, int], Tensor]
+_Masks = Mapping[tuple[int, int], Tensor]
 """Masks of elements by call and output."""
 
 Rerun = Callable[[int], Sequence[Sequence[Tensor]] | None]
@@ -77,7 +77,7 @@ def eager_reruns(subject: Subject, *, stateful: bool) -> Rerun:
 
 def at_ties(
     calls: Sequence[Call], outputs: Collection[int], rerun: Rerun
-) -> tuple[list[Call], _Places] | None:
+) -> tuple[list[Call], _Masks] | None:
     """The calls with the candidate's answers in place of the reference's and eager's wherever a tie
     explains the difference.
 
@@ -85,26 +85,21 @@ def at_ties(
     does not count as its rounding.
 
     Args:
-        calls: of a candidate.
+        calls: calls of a candidate.
         outputs: indices of the outputs that did not pass.
         rerun: see `eager_reruns`.
 
     Returns:
-        The calls and the places of the ties; None if no difference, or one that no tie can explain,
-        is left.
+        The calls and masks of the ties; None if nothing differs, or a tie does not explain it.
     """
-    places = [(position, index) for position in range(len(calls)) for index in outputs]
-    if any(len(call.candidate) != len(call.eager) for call in calls):
-        return None
-    if any(
-        calls[position].candidate[index].shape != calls[position].eager[index].shape
-        for position, index in places
-    ):
-        return None
-    masks = {
-        (position, index): _apart(calls[position], index, calls[position].candidate)
-        for position, index in places
-    }
+    masks: dict[tuple[int, int], Tensor] = {}
+    for position, call in enumerate(calls):
+        if len(call.candidate) != len(call.eager):
+            return None
+        for index in outputs:
+            if call.candidate[index].shape != call.eager[index].shape:
+                return None
+            masks[position, index] = _apart(call, index, call.candidate[index])
     num_apart = sum(int(mask.sum()) for mask in masks.values())
     if not 0 < num_apart <= MAX_SHARE * sum(mask.numel() for mask in masks.values()):
         return None
@@ -113,33 +108,48 @@ def at_ties(
     return [_settled(call, position, masks) for position, call in enumerate(calls)], masks
 
 
-def _explained(calls: Sequence[Call], masks: _Places, rerun: Rerun) -> bool:
-    """Whether the candidate's answer in each of the places is one that a right candidate
-    may give.
+class _Difference:
+    """The elements of one output of one call in which a candidate differs.
+
+    Attributes:
+        missing: elements whose answer no run has given yet.
     """
-    wanted = {
-        place: in_double(calls[place[0]].candidate[place[1]][mask]) for place, mask in masks.items()
-    }
-    bounds = {
-        (position, index): _rounding(calls[position], index)[mask]
-        for (position, index), mask in masks.items()
-    }
-    missing = {place: mask[mask] for place, mask in masks.items()}
-    num_missing, num_fruitless = sum(map(len, wanted.values())), 0
-    twins = {place: _twins(calls, *place) for place in masks}
+
+    def __init__(self, calls: Sequence[Call], position: int, index: int, mask: Tensor) -> None:
+        self._call, self._index, self._mask = calls[position], index, mask
+        self._wanted = in_double(self._call.candidate[index][mask])
+        self._bound = _rounding(self._call, index)[mask]
+        self._twins = _twins(calls, position, index)
+        self.missing = mask[mask]
+
+    def explain(self, answers: Sequence[Sequence[Tensor]]) -> None:
+        """Remove the elements that a right candidate may answer so.
+
+        Args:
+            answers: outputs of such a candidate in each call.
+        """
+        for twin in self._twins:
+            answer = answers[twin][self._index]
+            if not self.missing.any() or answer.shape != self._mask.shape:
+                continue
+            near = (in_double(answer[self._mask]) - self._wanted).abs() <= self._bound
+            if near.any():
+                jumps = _jumps(self._call, self._index, answer)[self._mask]
+                self.missing &= ~(near & jumps)
+
+
+def _explained(calls: Sequence[Call], masks: _Masks, rerun: Rerun) -> bool:
+    """Whether the candidate's answer to each of the differing elements is one that a right
+    candidate may give.
+    """
+    differences = [_Difference(calls, *key, mask) for key, mask in masks.items()]
+    num_missing = sum(len(difference.missing) for difference in differences)
+    num_fruitless = 0
     for answers in _answers(calls, rerun):
-        for (position, index), mask in masks.items():
-            for answer in (answers[twin][index] for twin in twins[position, index]):
-                if not missing[position, index].any() or answer.shape != mask.shape:
-                    continue
-                near = (in_double(answer[mask]) - wanted[position, index]).abs() <= bounds[
-                    position, index
-                ]
-                if near.any():
-                    missing[position, index] &= ~(
-                        near & _jumps(calls[position], index, answer)[mask]
-                    )
-        before, num_missing = num_missing, sum(int(left.sum()) for left in missing.values())
+        for difference in differences:
+            difference.explain(answers)
+        before = num_missing
+        num_missing = sum(int(difference.missing.sum()) for difference in differences)
         num_fruitless = num_fruitless + 1 if num_missing == before else 0
         if not num_missing or num_fruitless == MAX_FRUITLESS_RUNS:
             break
@@ -149,11 +159,12 @@ def _explained(calls: Sequence[Call], masks: _Places, rerun: Rerun) -> bool:
 def _twins(calls: Sequence[Call], position: int, index: int) -> list[int]:
     """The calls with the same inputs in which eager answers alike, this one among them."""
     call = calls[position]
-    same = [
-        other.set_index == call.set_index and same_tensors(other.eager[index], call.eager[index])
-        for other in calls
-    ]
-    return [place for place, alike in enumerate(same) if alike]
+    twins = []
+    for other_position, other in enumerate(calls):
+        same_inputs = other.set_index == call.set_index
+        if same_inputs and same_tensors(other.eager[index], call.eager[index]):
+            twins.append(other_position)
+    return twins
 
 
 def _answers(calls: Sequence[Call], rerun: Rerun) -> Iterator[Sequence[Sequence[Tensor]]]:
@@ -163,13 +174,15 @@ def _answers(calls: Sequence[Call], rerun: Rerun) -> Iterator[Sequence[Sequence[
     yield [call.eager for call in calls]
     yield [call.reference for call in calls]
     for seed in range(_NUM_RUNS):
-        if (answers := rerun(seed)) is not None:
+        answers = rerun(seed)
+        if answers is not None:
             yield answers
 
 
 def _typical(answer: Tensor, r: Tensor) -> float:
     """Sixteen times the median error of an answer, which rounding hardly ever exceeds."""
-    error = (in_double(answer) - r).abs()[(r != 0) & answer.isfinite() & r.isfinite()]
+    used = (r != 0) & answer.isfinite() & r.isfinite()
+    error = (in_double(answer) - r).abs()[used]
     return 16 * float(error.median()) if error.numel() else 0.0
 
 
@@ -187,45 +200,41 @@ def _rounding(call: Call, index: int) -> Tensor:
     """For each element, the distance up to which two answers are one: by rounding of the value, and
     of the typical element.
     """
-    if not comparable(call.eager[index]):
-        return torch.zeros(call.eager[index].shape, dtype=torch.float64)
-    r, e, c = (
-        in_double(outputs[index]) for outputs in (call.reference, call.eager, call.candidate)
-    )
-    return 32 * torch.finfo(call.eager[index].dtype).eps * torch.maximum(
-        r.abs(), c.abs()
-    ) + _typical(e, r)
+    e = call.eager[index]
+    if not comparable(e):
+        return torch.zeros(e.shape, dtype=torch.float64)
+    r, c = in_double(call.reference[index]), in_double(call.candidate[index])
+    largest = torch.maximum(r.abs(), c.abs())
+    return 32 * torch.finfo(e.dtype).eps * largest + _typical(in_double(e), r)
 
 
-def _apart(call: Call, index: int, outputs: Sequence[Tensor]) -> Tensor:
+def _apart(call: Call, index: int, output: Tensor) -> Tensor:
     """The elements of an output that differ from the reference by more than rounding; of integers
     and bools, from eager.
     """
     if not comparable(call.eager[index]):
-        return call.eager[index] != outputs[index]
-    return (in_double(outputs[index]) - in_double(call.reference[index])).abs() > _rounding(
-        call, index
-    )
+        return call.eager[index] != output
+    error = (in_double(output) - in_double(call.reference[index])).abs()
+    return error > _rounding(call, index)
 
 
-def _settled(call: Call, position: int, ties: _Places) -> Call:
+def _settled(call: Call, position: int, masks: _Masks) -> Call:
     reference, eager = list(call.reference), list(call.eager)
-    for place, index in ties:
-        if place != position:
+    for (mask_position, index), mask in masks.items():
+        if mask_position != position:
             continue
-        c, mask = call.candidate[index], ties[place, index]
+        c = call.candidate[index]
         if comparable(c):
-            flips = _apart(call, index, call.eager)
+            flips = _apart(call, index, call.eager[index])
             if int(flips.sum()) <= MAX_SHARE * flips.numel():
                 eager[index] = _with(eager[index], flips, reference[index])
-        reference[index], eager[index] = (
-            _with(one, mask, c) for one in (reference[index], eager[index])
-        )
+        reference[index] = _with(reference[index], mask, c)
+        eager[index] = _with(eager[index], mask, c)
     return replace(call, reference=reference, eager=eager)
 
 
 def _with(tensor: Tensor, mask: Tensor, values: Tensor) -> Tensor:
-    """A copy with other values in some places, and the same strides."""
+    """A copy with other values at a mask, and the same strides."""
     changed = tensor.clone(memory_format=torch.preserve_format)
     changed[mask] = values[mask].to(tensor.dtype)
     return changed
@@ -248,9 +257,10 @@ class _Changing(TorchDispatchMode):
         """
         named = dict(kwargs or {})
         schema = getattr(func, "_schema", None)  # a higher-order operator has none
-        if schema is None or any(
-            item.alias_info is not None for item in (*schema.arguments, *schema.returns)
-        ):
+        if schema is None:
+            return func(*args, **named)
+        values = (*schema.arguments, *schema.returns)
+        if any(value.alias_info is not None for value in values):
             return func(*args, **named)
         return func(*pytree.tree_map(_changed, tuple(args)), **pytree.tree_map(_changed, named))
 

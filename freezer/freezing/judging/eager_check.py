@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from freezer.compare.gate import DIGITS
-from freezer.compare.numerics import comparable, rms_errors, same_tensors
+from freezer.compare import DIGITS, distances
+from freezer.compare.tensor_values import comparable, same_tensors, values_of
 from freezer.freezing.drift import Reference, run_reference
 from freezer.freezing.models import Subject
 from freezer.spec import OutputSpec
@@ -114,7 +114,8 @@ def _figure(
     ordered = e[finite] if e.dtype != torch.bool and not e.is_complex() else e.new_empty(0)
     rmse = size = 0.0
     if r is not None and comparable(e):
-        rmse, size, _ = rms_errors(r, e, limits)
+        small = distances(values_of(r), values_of(e), limits=limits)[0]
+        rmse, size = small.rmse, small.rms
     return EagerFigure(
         set_index=set_index,
         point=dict(subject.sets[set_index].point),

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from freezer.artifact import PreviousRecord, Tradeoff, slower_than_eager
-from freezer.compare.gate import finite
+from freezer.compare import finite
 from freezer.errors import JudgeError
 from freezer.freezing.candidates import Candidate
 from freezer.freezing.drift import Gate, Reference, run_reference

@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx, nn
 
-from freezer.compare.numerics import comparable, in_double, same_tensors, square_sum
+from freezer.compare.tensor_values import comparable, in_double, same_tensors
 from freezer.errors import JudgeError
 from freezer.runtime.devices import CPU, DEPTH, moved_to_device
 from freezer.runtime.input_sets import InputSet
@@ -288,4 +288,5 @@ def _apart(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape or not comparable(one):
         return not torch.equal(one, other)
     a, b = in_double(one).nan_to_num(), in_double(other).nan_to_num()
-    return square_sum(a - b) > ROUNDING**2 * square_sum(a)
+    noise, signal = (a - b).abs().square().sum(), a.abs().square().sum()
+    return float(noise) > ROUNDING**2 * float(signal)

@@ -29,8 +29,8 @@ from freezer.artifact import (
     set_for,
     torch_folder,
 )
-from freezer.compare.numerics import comparable, doubles
-from freezer.compare.slices import Slices
+from freezer.compare import Slices
+from freezer.compare.tensor_values import comparable, values_of
 from freezer.freezing.candidates import EVIDENCE, Candidate
 from freezer.freezing.drift import DriftReport, DriftRow, Reference
 from freezer.freezing.judging import Judgement
@@ -257,10 +257,11 @@ def _slice_errors(
     """See `GoldenSet.slice_errors`."""
     found: dict[str, float] = {}
     for place, name in enumerate(names) if reference.float64 and reference.deterministic else ():
-        slices = Slices(doubles, reference.scales[place])
+        slices = Slices(reference.scales[place])
         for call in (reference.singles[index] for index in indices):
             if comparable(call.eager[place]):
-                slices.add(call.reference[place], call.eager[place], call.eager[place])
+                eager = values_of(call.eager[place])
+                slices.add(values_of(call.reference[place]), eager, eager)
         if (share := slices.native_share()) is not None:
             found[name] = share
     return found

@@ -27,7 +27,7 @@ from freezer.artifact import (
 )
 from freezer.cli.app import main
 from freezer.codec import encode
-from freezer.compare.gate import OutputError, judge_rmse
+from freezer.compare import OutputError, judge_rmse
 from freezer.errors import IntegrityError
 from freezer.runtime.tensor_files import (
     OWN_OUTPUT_BYTES,
@@ -35,7 +35,8 @@ from freezer.runtime.tensor_files import (
     save_tensors,
     write_own_outputs,
 )
-from freezer.serving.diff import Difference, DiffRow, Pair, diff, matrix, problem, sentences
+from freezer.serving.diff import Difference, DiffRow, Pair, diff
+from freezer.serving.diff_text import matrix, problem, sentences
 from freezer.spec import OutputSpec
 from freezer.store import Store
 from tests.conftest import Frozen
@@ -171,9 +172,7 @@ def test_figures_are_those_of_the_gate(
     ]
     held = [
         judge_rmse(
-            OutputError(
-                rmse=rmse, native_rmse=native, rms=rms, dtype=torch.float32, num_elements=3
-            ),
+            OutputError(rmse=rmse, native_rmse=native, rms=rms, dtype="float32", num_elements=3),
             3.0,
         )
         for native in natives

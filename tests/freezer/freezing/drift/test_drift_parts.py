@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from freezer.compare.numerics import Magnitudes, distances
+from freezer.compare import Magnitudes, distances
+from freezer.compare.tensor_values import values_of
 from freezer.freezing.drift import Call
 from tests.support.drift_calls import call, drift
 
@@ -132,11 +133,10 @@ def test_slices_without_correct_digits_are_not_judged() -> None:
 def split(values: Tensor, eager: Tensor | None = None) -> list[int]:
     """Elements of each part."""
     magnitudes = Magnitudes()
-    magnitudes.add(values, eager)
-    return [
-        sums.num_elements
-        for sums in distances(values, values, limits=magnitudes.limits(torch.float32))
-    ]
+    magnitudes.add(values_of(values), None if eager is None else values_of(eager))
+    given = values_of(values)
+    parts = distances(given, given, limits=magnitudes.limits("float32"))
+    return [sums.num_elements for sums in parts]
 
 
 def test_small_probabilities_pass() -> None:

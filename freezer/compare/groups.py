@@ -1,0 +1,211 @@
+"""Parts of an output that are judged apart, each by its own rms: magnitudes and slices.
+
+An output may mix scales: a mask's -1e9 among logits of 10, or boxes in pixels beside class
+probabilities of 1e-4. The rms of the whole output hides errors of the small values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from freezer.compare.gate import (
+    DIGITS,
+    HALVES,
+    POOL_BELOW,
+    OutputError,
+    absolute_bound,
+    eps_of,
+    judge_rmse,
+)
+from freezer.compare.outputs import Block, Numbers, Values
+
+SCALES_APART = 500.0
+"""Values at least this many times the rms of all smaller ones are judged apart; see `Magnitudes`.
+The power of two below them is compared, so values 1,000 times as large always are."""
+
+HALF_SCALES_APART = 50.0
+"""The same for half precision, whose tolerance is wider."""
+
+MIN_SLICE = 8
+"""Elements from which a slice is judged."""
+
+SLICE_FACTOR = 3.0
+"""Multiple of eager's error of a slice that is allowed: of many slices, some are off by chance."""
+
+
+class Magnitudes:
+    """Histogram of the magnitudes of one output over its input sets, by powers of two, which
+    decides the groups to judge apart.
+    """
+
+    def __init__(self) -> None:
+        self._bins: dict[int, Numbers] = {}
+        """Count, sum of squares, and sum of the eager model's squared errors, by b: 2 ** (b - 1) <=
+        size < 2 ** b.
+        """
+        self._total = 0
+        self._eager = False
+
+    def add(self, r: Values, e: Values | None = None) -> None:
+        """Count the finite elements of a reference that are not 0, with the errors of eager unless
+        it is the reference.
+        """
+        self._eager = e is not None
+        for block in r.blocks():
+            reference = r.wide(block)
+            eager = reference if e is None else e.wide(block)
+            used = (reference != 0) & np.isfinite(reference) & np.isfinite(eager)
+            self._add(reference[used], eager[used])
+
+    def _add(self, reference: Numbers, eager: Numbers) -> None:
+        self._total += reference.size
+        sizes = abs(reference)
+        with np.errstate(all="ignore"):  # squares may overflow
+            weights = (np.ones_like(sizes), sizes**2, abs(eager - reference) ** 2)
+        exponents = np.frexp(sizes)[1]
+        lowest = int(exponents.min(initial=0))
+        sums = np.stack([np.bincount(exponents - lowest, weight) for weight in weights], 1)
+        for index in sums[:, 0].nonzero()[0].tolist():
+            exponent = index + lowest
+            self._bins[exponent] = self._bins.get(exponent, np.zeros(3)) + sums[index]
+
+    def limits(self, dtype: str) -> tuple[float, ...]:
+        """Magnitudes from which values of an output of a dtype are judged apart from all smaller
+        ones, ascending.
+
+        The smaller values must be at least two, and the eager model must have correct digits there:
+        values that are zero but for rounding do not form a group. Where eager is the reference,
+        they must be at least 64 or a tenth of all instead.
+        """
+        apart = HALF_SCALES_APART if dtype in HALVES else SCALES_APART
+        least = 2 if self._eager else max(2, min(POOL_BELOW, math.ceil(self._total / 10)))
+        limits: list[float] = []
+        num, power, errors = 0.0, 0.0, 0.0
+        for exponent, sums in sorted(self._bins.items()):
+            limit = 2.0 ** (exponent - 1)
+            has_digits = num >= least and errors <= DIGITS**2 * power
+            if has_digits and limit >= apart * math.sqrt(power / num):
+                limits.append(limit)
+            count, squares, wrong = sums.tolist()
+            num += count
+            power += squares
+            errors += wrong
+        return tuple(limits)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SliceProblem:
+    """A slice that does not pass: its figures (those of a drift row), and the problem in words."""
+
+    rmse: float
+    native_rmse: float
+    rms: float
+    error_ratio: float
+    bound: float | None
+    problem: str
+
+
+class Slices:
+    """Squared errors of every slice of an output along each dim but the first, over several calls.
+
+    Args:
+        limits: limits of `Magnitudes`. Values of the largest group are left out.
+    """
+
+    def __init__(self, limits: Sequence[float] = ()) -> None:
+        self._below = limits[-1] if limits else math.inf
+        self._sums: dict[tuple[int, int], NDArray[np.float64]] = {}
+        """By rank and dim: squared errors of the output and of eager, squares of the reference, and
+        the count, each by index.
+        """
+
+    def add(self, r: Values, c: Values, e: Values | None = None) -> None:
+        """Add the elements of one call that are finite in all of its outputs."""
+        shape = r.array.shape
+        for axis in range(1, len(shape)):
+            known = self._sums.get((len(shape), axis), np.zeros((4, 0)))
+            missing = max(0, shape[axis] - known.shape[1])
+            self._sums[len(shape), axis] = np.pad(known, ((0, 0), (0, missing)))
+        if len(shape) > 1:
+            for block in r.blocks():
+                self._add_block(block, r.wide(block), c.wide(block), (e or r).wide(block))
+
+    def _add_block(self, block: Block, r: Numbers, c: Numbers, e: Numbers) -> None:
+        with np.errstate(all="ignore"):  # of values that are not finite
+            used = (abs(r) < self._below) & (abs(e) < math.inf) & (abs(c) < math.inf)
+            squares = [np.where(used, abs(values) ** 2, 0.0) for values in (c - r, e - r, r)]
+            for axis in range(1, r.ndim):
+                others = tuple(dim for dim in range(r.ndim) if dim != axis)
+                sums = self._sums[r.ndim, axis]
+                for row, values in enumerate((*squares, used)):
+                    sums[row, block[axis]] += values.sum(others)
+
+    def native_share(self) -> float | None:
+        """The largest relative error of eager in a slice; None where eager has no correct digits in
+        some, or none is judged.
+        """
+        worst = 0.0
+        for _, native, power, count in self._sums.values():
+            judged = (count >= MIN_SLICE) & (power > 0)
+            with np.errstate(all="ignore"):
+                worst = max([worst, *(native[judged] / power[judged]).tolist()])
+        return math.sqrt(worst) if self._sums and worst <= DIGITS**2 else None
+
+    def problem(
+        self, dtype: str, error_ratio_max: float | None, native_share: float | None = None
+    ) -> SliceProblem | None:
+        """The first slice that does not pass; None if all do. Slices where eager has no correct
+        digits are not judged.
+
+        Args:
+            dtype: dtype of the output.
+            error_ratio_max: limit of the gate; None where eager is the reference. Slices that are
+                zero but for rounding are unknown then, so only an error above 10% and above
+                OpenVINO's absolute bound fails.
+            native_share: relative error of eager to assume, where eager was not given.
+        """
+        rounding = (SLICE_FACTOR * eps_of(dtype)) ** 2
+        for (_, axis), (wrong, measured, power, count) in self._sums.items():
+            with np.errstate(all="ignore"):
+                native = measured if native_share is None else native_share**2 * power
+                has_digits = (count >= MIN_SLICE) & (native <= DIGITS**2 * power)
+                large = power > 0
+                if error_ratio_max is None:
+                    large = wrong > absolute_bound(dtype) ** 2 * count
+                suspects = has_digits & large & (wrong > rounding * power)
+            for index in suspects.nonzero()[0].tolist():
+                num_elements = int(count[index])
+                error = OutputError(
+                    rmse=math.sqrt(float(wrong[index]) / num_elements),
+                    native_rmse=math.sqrt(float(native[index]) / num_elements),
+                    rms=math.sqrt(float(power[index]) / num_elements),
+                    dtype=dtype,
+                    num_elements=num_elements,
+                )
+                problem = _slice_problem(error, error_ratio_max, f"at {index} of dim {axis}")
+                if problem:
+                    return problem
+        return None
+
+
+def _slice_problem(
+    error: OutputError, error_ratio_max: float | None, where: str
+) -> SliceProblem | None:
+    allowed_error = replace(error, native_rmse=SLICE_FACTOR * error.native_rmse)
+    ratio, allowed = judge_rmse(allowed_error, error_ratio_max or 0.0)
+    bound = None if error_ratio_max is None else allowed
+    if error.rmse <= (DIGITS * error.rms if bound is None else bound):
+        return None
+    return SliceProblem(
+        rmse=error.rmse,
+        native_rmse=error.native_rmse,
+        rms=error.rms,
+        error_ratio=ratio,
+        bound=bound,
+        problem=f"values {where}, of {error.rms:.3g}, are off by {error.rmse:.3g}",
+    )

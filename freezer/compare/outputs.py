@@ -1,0 +1,235 @@
+"""Compare an output with its reference: structure, and the sums from which all figures follow."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from freezer.compare.gate import Sums, eager_tolerance, eps_of
+
+Numbers: TypeAlias = NDArray[Any]
+
+BLOCK = 32_000
+"""Elements compared at a time, so that a comparison needs little memory for outputs of any size."""
+
+Block = tuple[slice, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Values:
+    """The values of one output.
+
+    Attributes:
+        array: the values; a dtype that numpy lacks is widened.
+        dtype: torch's name of the output's dtype.
+    """
+
+    array: Numbers
+    dtype: str
+
+    @classmethod
+    def of(cls, array: Numbers) -> Values:
+        """The values of an array whose dtype torch and numpy have in common."""
+        return cls(array=array, dtype=str(array.dtype))
+
+    @property
+    def rounds(self) -> bool:
+        """Whether the dtype has rounding errors; integers and bools must be equal."""
+        return self.array.dtype.kind in "fc"
+
+    def wide(self, block: Block) -> Numbers:
+        """A block in float64 or complex128."""
+        is_complex = self.array.dtype.kind == "c"
+        return np.asarray(self.array[block], np.complex128 if is_complex else np.float64)
+
+    def blocks(self) -> Iterator[Block]:
+        """Indices of parts of up to BLOCK elements that cover the array in order, the last dims
+        whole where they fit.
+        """
+        extents: list[int] = []
+        room = BLOCK
+        for size in reversed(self.array.shape):
+            extents.insert(0, max(1, min(size, room)))
+            room //= max(size, 1)
+        starts = [
+            range(0, size, extent) for size, extent in zip(self.array.shape, extents, strict=True)
+        ]
+        for corner in itertools.product(*starts):
+            yield tuple(
+                slice(start, start + extent) for start, extent in zip(corner, extents, strict=True)
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """An output beside its golden output.
+
+    Attributes:
+        problem: first difference that rounding does not explain; None without one.
+        num_differing: unequal elements of integers and bools.
+        groups: sums of each group of elements, as `distances` returns them; none with a problem,
+            and none for integers and bools.
+    """
+
+    problem: str | None
+    num_differing: int = 0
+    groups: Sequence[Sums] = ()
+
+    @property
+    def max_abs_err(self) -> float:
+        """Largest absolute error of all groups."""
+        return max((sums.max_abs_err for sums in self.groups), default=0.0)
+
+
+def pooled(comparisons: Iterable[Comparison]) -> tuple[float, float]:
+    """Rmse and rms of the small values of one output over several input sets; an infinite rmse
+    where a set cannot be compared.
+    """
+    total = Sums()
+    for comparison in comparisons:
+        if not comparison.groups:
+            return math.inf, 0.0
+        total.include(comparison.groups[0])
+    return total.rmse, total.rms
+
+
+def compare(
+    r: Values, c: Values, limits: Sequence[float] = (), *, drawn: bool = False
+) -> Comparison:
+    """Compare an output with its golden output.
+
+    The groups of large values must be equal but for rounding; the gate judges the first group.
+
+    Args:
+        r, c: the golden output, and the output.
+        limits: limits of the groups, from `Magnitudes`.
+        drawn: whether integers and bools are random, so that they may differ.
+    """
+    problem = structure_problem(r, c, drawn=drawn)
+    if not r.rounds or problem:
+        comparable = c.array.shape == r.array.shape and not r.rounds and not drawn
+        num_differing = int(np.count_nonzero(r.array != c.array)) if comparable else 0
+        return Comparison(problem=problem, num_differing=num_differing)
+    groups = distances(r, c, limits=limits)
+    for sums in groups[1:]:
+        if not sums.rmse <= eager_tolerance(r.dtype) * sums.rms:
+            problem = f"the greatest values, of {sums.rms:.3g}, are off by {sums.rmse:.3g}"
+            return Comparison(problem=problem)
+    return Comparison(problem=None, groups=groups)
+
+
+def structure_problem(r: Values, c: Values, *, drawn: bool = False) -> str | None:
+    """First difference in shape, dtype, integer or bool elements, or the positions of NaN and Inf;
+    None without one.
+
+    Args:
+        r, c: the outputs to compare.
+        drawn: whether integers and bools are random, so that they may differ.
+    """
+    if c.array.shape != r.array.shape:
+        return f"got shape {list(c.array.shape)}, expected {list(r.array.shape)}"
+    if c.dtype != r.dtype:
+        return f"got dtype {c.dtype}, expected {r.dtype}"
+    if not r.rounds:
+        num_wrong = 0 if drawn else int(np.count_nonzero(r.array != c.array))
+        return f"{num_wrong} of {r.array.size} elements differ" if num_wrong else None
+    for block in r.blocks():
+        reference, output = r.array[block], c.array[block]
+        used = np.isfinite(reference)
+        same = np.array_equal(used, np.isfinite(output))
+        if not same or not np.array_equal(reference[~used], output[~used], equal_nan=True):
+            return "NaN or Inf at other places"
+    return None
+
+
+def distances(
+    r: Values,
+    c: Values,
+    e: Values | None = None,
+    *,
+    limits: Sequence[float] = (),
+    by: Values | None = None,
+) -> list[Sums]:
+    """Measure how far an output is from its reference, for each group of elements that are judged
+    apart, each by its own rms.
+
+    Args:
+        r: the reference.
+        c: the output, of the same shape.
+        e: the eager model's output, if that is not the reference.
+        limits: limits of `Magnitudes`, over all input sets.
+        by: the output whose magnitudes decide the group; default `r`.
+
+    Returns:
+        The sums of each group, that of the small values first. A group may be empty. Elements that
+        are not finite in all of the outputs belong to no group.
+    """
+    groups = [Sums() for _ in range(len(limits) + 1)]
+    eps = eps_of(c.dtype if c.rounds else "float64")
+    for block in r.blocks():
+        given = (by or r, r, c) if e is None else (by or r, r, c, e)
+        parts = [values.wide(block).ravel() for values in given]
+        used = np.logical_and.reduce([np.isfinite(part) for part in parts])
+        if not used.all():
+            parts = [part[used] for part in parts]
+        sizes, *parts = parts
+        if not limits:
+            _add(groups[0], parts, eps)
+            continue
+        group_of = np.searchsorted(limits, abs(sizes), side="right")
+        for index, sums in enumerate(groups):
+            chosen = group_of == index
+            _add(sums, [part[chosen] for part in parts], eps)
+    return groups
+
+
+def _add(sums: Sums, parts: Sequence[Numbers], eps: float) -> None:
+    """Add elements of the reference, the output and, if given, eager.
+
+    Args:
+        sums: the sums to add to.
+        parts: equally many values of each, all finite and in double precision.
+        eps: eps of the output's dtype.
+    """
+    r, c = parts[:2]
+    if not r.size:
+        return
+    with np.errstate(all="ignore"):
+        error = abs(c - r)
+        largest = np.maximum(np.maximum(abs(c), abs(r)), eps)
+        sums.num_elements += r.size
+        sums.noise += _total(np.square(error))
+        sums.signal += _total(np.square(abs(r)))
+        sums.power += _total(np.square(abs(c)))
+        if len(parts) > 2:
+            sums.native += _total(np.square(abs(parts[2] - r)))
+        sums.inner += _total((c * r.conj()).real)
+        sums.max_abs_err = max(sums.max_abs_err, float(error.max()))
+        sums.max_rel_err = max(sums.max_rel_err, float((error / largest).max()))
+
+
+def _total(values: NDArray[np.float64]) -> float:
+    """Sum up to BLOCK values in the order of torch's `sum`, which gives the same bits.
+
+    It sums 16 lanes in a cascade of steps of 16 rows, then four vectors of four lanes, then the
+    lanes.
+    """
+    num_rows = values.size // 16
+    rows = values[: num_rows * 16].reshape(num_rows, 16)
+    total = np.zeros(16)
+    while len(rows):
+        num_steps = len(rows) // 16
+        total = total + rows[num_steps * 16 :].sum(0)
+        rows = rows[: num_steps * 16].reshape(num_steps, 16, 16).sum(1)
+    rest = values[num_rows * 16 :]
+    num_vectors = rest.size // 4
+    vectors = rest[: num_vectors * 4].reshape(num_vectors, 4)
+    first, *others = total.reshape(4, 4)
+    lanes = np.vstack([first, *vectors, *others]).sum(0)
+    return float(np.concatenate([rest[num_vectors * 4 :], lanes]).sum())

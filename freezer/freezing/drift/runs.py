@@ -1,0 +1,124 @@
+"""Runs of a subject: single calls, a sequence of calls, and one call after a reset."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from freezer.codec import encode
+from freezer.compare.tensor_values import comparable, in_double
+from freezer.errors import JudgeError
+from freezer.freezing.drift.drift_report import CallKind
+from freezer.freezing.drift.float64_mode import Widening, widening
+from freezer.freezing.models import RESET, Subject, call_source
+from freezer.runtime.tensors import flatten
+
+SEQUENCE_CALLS = 4
+"""Calls on one instance; state that freezing baked in shows only there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runner:
+    """One instance to compare.
+
+    Attributes:
+        call: takes input tensors by path, returns the output tensors in order.
+        reset: the subject's reset method, if it has one.
+    """
+
+    call: Callable[[Mapping[str, Tensor]], list[Tensor]]
+    reset: Callable[[], object] | None = None
+
+
+def schedule(subject: Subject) -> list[tuple[CallKind, int]]:
+    """Kind and index of the input set of every call: the single calls, the sequence, and with a
+    reset method a last call.
+
+    The sequence has the first set between others, so that state shows as a difference.
+    """
+    last = len(subject.sets) - 1
+    calls: list[tuple[CallKind, int]] = [("single", index) for index in range(last + 1)]
+    for position in range(SEQUENCE_CALLS):
+        index = 0 if position % 2 == 0 else min((position + 1) // 2, last)
+        calls.append(("sequence", index))
+    if subject.reset is not None:
+        calls.append(("after-reset", 0))
+    return calls
+
+
+def run_calls(
+    fresh: Callable[[], Runner], subject: Subject, *, stateful: bool
+) -> Iterator[list[Tensor]]:
+    """Make the calls of `schedule` one by one; yield the output tensors of each.
+
+    Each single call, the sequence and the call after it start from the initial state. With a reset
+    method one instance is reset.
+
+    Args:
+        fresh: returns a runner in its initial state.
+        subject: the subject, whose sets are the inputs.
+        stateful: whether to use a fresh runner for each call if there is no reset method.
+    """
+    runner, previous = fresh(), None
+    for kind, index in schedule(subject):
+        if previous and not kind == previous == "sequence":
+            if runner.reset is not None:
+                runner.reset()
+            elif stateful:
+                runner = fresh()
+        yield copied(runner.call(subject.sets[index].tensors))
+        previous = kind
+
+
+def copied(leaves: Sequence[Tensor]) -> list[Tensor]:
+    """Copies with the same strides, because a later call may write into an output that aliases a
+    buffer.
+    """
+    return [leaf.detach().clone(memory_format=torch.preserve_format) for leaf in leaves]
+
+
+def source_runner(
+    model: nn.Module, subject: Subject, *, wide: bool = False, mode: Widening | None = None
+) -> Runner:
+    """A runner of a copy of the source model; with `wide` its inputs become float64, and `mode`
+    widens what it asks for.
+    """
+
+    def run(tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        given = {}
+        for name, tensor in tensors.items():
+            # clones, because a model may write into its inputs
+            given[name] = in_double(tensor) if wide and comparable(tensor) else tensor.clone()
+        with _widening(mode):
+            result = call_source(model, subject.spec, given)
+        structure, leaves = flatten(result)
+        if not wide and structure != subject.structure:
+            raise JudgeError(
+                f"{subject.name}: the structure of the result, or a constant in it, changes from"
+                f" call to call; got {encode(structure)}, expected {encode(subject.structure)};"
+                " return tensors instead",
+                code="CP-OUTPUTS",
+            )
+        return [leaf.cpu() for leaf in leaves]  # outputs are compared on the CPU
+
+    def reset() -> None:
+        try:
+            with torch.no_grad(), _widening(mode):
+                getattr(model, str(subject.reset))()
+                if wide:
+                    model.double()  # a reset may create buffers of the source's own dtype
+        except Exception as error:
+            raise JudgeError(
+                f"{subject.name}: {subject.reset}() raises {type(error).__name__}: {error}",
+                code=RESET,
+            ) from error
+
+    return Runner(call=run, reset=None if subject.reset is None else reset)
+
+
+def _widening(mode: Widening | None) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext() if mode is None else widening(mode)
