@@ -10,10 +10,7 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
 from rich.text import Text
 
 from freezer.codec import encode
@@ -21,25 +18,26 @@ from freezer.errors import UsageError
 from freezer.store import Store
 from jobs.exits import exiting
 from pipeline.ledger import History
-from pipeline.records import STYLES
-from pipeline.reporting import PastOutcome, past_outcomes
+from pipeline.records import STYLES, rounded
+from pipeline.reporting import Columns, PastOutcome, fitting_table, past_outcomes
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-_COLUMNS = (
-    "date (UTC)",
-    "verdict",
-    "recipe",
-    "speedup",
-    "error",
-    "MB",
-    "build s",
-    "torch",
-    "change",
+_COLUMNS = Columns(
+    names=(
+        "date (UTC)",
+        "verdict",
+        "recipe",
+        "speedup",
+        "error",
+        "MB",
+        "build s",
+        "torch",
+        "change",
+    ),
+    numeric=("speedup", "error", "MB", "build s"),
+    dropped_first=("torch", "build s", "MB", "error"),
 )
-_RIGHT = ("speedup", "error", "MB", "build s")
-_DROPPED_FIRST = ("torch", "build s", "MB", "error")
-"""Columns to drop on a narrow terminal, in order."""
 
 
 @app.command()
@@ -72,38 +70,14 @@ def main(
         )
         return
     for name, own in past.items():
-        out.print(_table(f"{model} on {name}", own, out))
+        rows = [_cells(one) for one in reversed(own)]
+        out.print(fitting_table(_COLUMNS, rows, out, title=f"{model} on {name}"))
         for one in reversed(own):
             if one.change and one.change.is_regression:
                 out.print(
                     Text(f"{_day(one.time)} {one.change.kind}: {one.change.why}", style="red"),
                     soft_wrap=True,
                 )
-
-
-def _table(title: str, past: list[PastOutcome], console: Console) -> Table:
-    """The outcomes of a device class, the latest first, with the columns that fit the console."""
-    columns = list(_COLUMNS)
-    for dropped in ("", *_DROPPED_FIRST):
-        columns = [name for name in columns if name != dropped]
-        table = Table(
-            title=title,
-            title_justify="left",
-            header_style="bold",
-            box=box.SIMPLE_HEAD,
-            pad_edge=False,
-        )
-        for name in columns:
-            table.add_column(name, justify="right" if name in _RIGHT else "left", overflow="fold")
-        for one in reversed(past):
-            cells = _cells(one)
-            table.add_row(*(cells[name] for name in columns))
-        if (
-            Measurement.get(console, console.options.update(max_width=1000), table).maximum
-            <= console.width
-        ):
-            break
-    return table
 
 
 def _cells(one: PastOutcome) -> dict[str, Text | str]:
@@ -117,8 +91,8 @@ def _cells(one: PastOutcome) -> dict[str, Text | str]:
         ),
         "recipe": one.recipe or "",
         "speedup": f"{one.speed.value:.2f}x" if one.speed else "",
-        "error": _short(one.error_ratio),
-        "MB": _short(one.size_mb),
+        "error": rounded(one.error_ratio),
+        "MB": rounded(one.size_mb),
         "build s": f"{one.build_s:.0f}",
         "torch": (one.torch or "").partition("+")[0],
         "change": Text(shown, style="bold red" if change and change.is_regression else ""),
@@ -127,10 +101,6 @@ def _cells(one: PastOutcome) -> dict[str, Text | str]:
 
 def _day(time: float) -> str:
     return datetime.fromtimestamp(time, UTC).strftime("%m-%d %H:%M")
-
-
-def _short(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from pipeline.records.outcome import (
     flat_json,
     nested_json,
 )
+from pipeline.records.row import Row, rounded, speedup_text
 from pipeline.records.summary import (
     Summary,
     summarize,
@@ -48,6 +49,9 @@ __all__ = [
     "LiveFigures",
     "Outcome",
     "OutputDrift",
+    "Row",
+    "rounded",
+    "speedup_text",
     "Summary",
     "flat_json",
     "iso",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pipeline.records.outcome import Outcome
+from pipeline.records.row import Row
 
 STYLES = {
     "published": "green",
@@ -56,17 +57,14 @@ class LiveFigures:
 
 
 def verdict_text(outcome: Outcome) -> str:
-    """Return a verdict in a few words: `published inductor-frozen 1.84x (1.79 to 1.90)`."""
+    """Return a verdict in a few words: `published inductor-frozen 1.84x (1.79-1.90)`."""
     words = ["unchanged:", outcome.verdict] if outcome.cached else [outcome.verdict]
     if outcome.verdict == "failed":
         words.append(f"({outcome.failure_kind})")
     if outcome.recipe:
         words.append(outcome.recipe)
-    figures = outcome.figures
-    if figures.speedup is not None:
-        words.append(f"{figures.speedup:.2f}x")
-        if figures.speedup_ci:
-            words.append(f"({figures.speedup_ci[0]:.2f} to {figures.speedup_ci[1]:.2f})")
+    if outcome.figures.speedup is not None:
+        words.append(Row.of(outcome).speedup_text)
     if outcome.code is not None:  # the report has the reason
         words.append(outcome.code)
     return " ".join(words)

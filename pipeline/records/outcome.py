@@ -14,6 +14,7 @@ from freezer.artifact import (
     FreezingRecord,
     FreezingReport,
     Measured,
+    PointFigures,
     PreviousRecord,
     Tradeoff,
 )
@@ -32,22 +33,6 @@ SOURCE_MODEL, SOURCE_VERSION = "coldpress.source_model", "coldpress.source_versi
 """Tags of an entry and its outcomes: name and version of the registry model that an artifact is
 made from.
 """
-
-_REPORTED = (
-    *(
-        "model",
-        "device_class",
-        "verdict",
-        "cached",
-        "recipe",
-        "reason",
-        "num_threads",
-        "speedup",
-        "speedup_ci",
-    ),
-    *("drift", "latency_ms", "artifact", "version", "build_s", "judge_s"),
-)
-"""Keys of the record in `--json`, in order."""
 
 _NESTED = ("drift", "latency_ms")
 """Measurements that are objects in stored rows, or null where nothing was measured."""
@@ -146,8 +131,7 @@ class CandidateReport:
         warnings: of the capture.
         strides_equal: whether outputs had eager's strides; None if that was not compared.
         reports: by payload path, the JSON form of FreezingReport, with short lists.
-        points: figures of each payload wherever it was timed, the deciding place first; the JSON
-            form of freezer.freezing.judging.timed_cells.PointFigures.
+        points: figures of each payload wherever it was timed, the deciding place first.
         outputs: drift of each output and input set, the worst first. Earlier releases did not store
             it.
     """
@@ -167,7 +151,7 @@ class CandidateReport:
     tried: tuple[Mapping[str, str], ...] = ()
     strides_equal: bool | None = None
     reports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    points: tuple[Mapping[str, Any], ...] = ()
+    points: tuple[PointFigures, ...] = ()
     outputs: tuple[OutputDrift, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     @property
@@ -269,16 +253,14 @@ class Outcome:
         return f"{self.code}: {self.reason}" if self.code and self.reason else self.reason
 
     @property
+    def report(self) -> CandidateReport | None:
+        """The report of `recipe`; None if it was not built."""
+        return next((item for item in self.candidates if item.recipe == self.recipe), None)
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings of the capture of `recipe`."""
-        return next(
-            (
-                candidate.warnings
-                for candidate in self.candidates
-                if candidate.recipe == self.recipe
-            ),
-            (),
-        )
+        return self.report.warnings if self.report else ()
 
     @property
     def registered_as(self) -> str:
@@ -297,21 +279,6 @@ class Outcome:
     def from_json(cls, data: Mapping[str, Any]) -> Outcome:
         """Return the outcome that `to_json` wrote, also after a pass through JSON text."""
         return decode(cls, nested_json(data), origin="outcome")
-
-    def for_json_report(self) -> dict[str, Any]:
-        """Return the record of docs/contract.md's `--json`."""
-        data = self.to_json()
-        latency_ms = data["latency_ms"]
-        if latency_ms:
-            latency_ms = {"eager_p50": None, "p50": None, "p90": None, "p95": None} | latency_ms
-        return {name: data[name] for name in _REPORTED} | {
-            "reason": self.coded_reason,
-            "latency_ms": latency_ms,
-            "objective": self.objective,
-            "pareto": [encode(one) for one in self.pareto],
-            "warnings": list(self.warnings),
-            "previous": encode(self.previous) if self.previous else None,
-        }
 
 
 def flat_json(record: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from freezer.artifact import SpeedChange, regression
 from freezer.freezing.recipes import EAGER
-from pipeline.records import Outcome
+from pipeline.records import Outcome, speedup_text
 
 ChangeKind = Literal[
     "newly failing", "slower", "drifted", "faster", "fixed", "new", "removed", "unchanged"
@@ -37,7 +37,7 @@ class ServedSpeed:
     high: float
 
     def __str__(self) -> str:
-        return f"{self.recipe} {self.value:.2f}x ({self.low:.2f}-{self.high:.2f})"
+        return f"{self.recipe} {speedup_text(self.value, self.low, self.high)}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

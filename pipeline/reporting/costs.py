@@ -35,22 +35,21 @@ class ClassCost:
 
 def class_costs(items: Iterable[Item], outcomes: Sequence[Outcome]) -> tuple[ClassCost, ...]:
     """Return the costs of all outcomes that have a price and something that serves, in order."""
-    known = {(item.entry.name, item.device_class): item for item in items}
-    found = [
-        cost
-        for outcome in outcomes
-        if (item := known.get((outcome.model, outcome.device_class)))
-        and (cost := _cost(item, outcome)) is not None
-    ]
+    planned = {(item.entry.name, item.device_class): item for item in items}
+    costs = []
+    for outcome in outcomes:
+        item = planned.get((outcome.model, outcome.device_class))
+        cost = _cost(item, outcome) if item else None
+        if cost is not None:
+            costs.append(cost)
     least: dict[str, float] = {}
-    for cost in found:
+    for cost in costs:
         if cost.meets_limits:
-            least[cost.model] = min(
-                cost.cost_per_million, least.get(cost.model, cost.cost_per_million)
-            )
+            lowest = least.get(cost.model, cost.cost_per_million)
+            least[cost.model] = min(cost.cost_per_million, lowest)
     return tuple(
         replace(cost, cheapest=cost.meets_limits and cost.cost_per_million == least[cost.model])
-        for cost in found
+        for cost in costs
     )
 
 
@@ -59,17 +58,13 @@ def _cost(item: Item, outcome: Outcome) -> ClassCost | None:
     price, served_ms = item.entry.price_per_hour.get(outcome.device_class), _served_ms(outcome)
     if price is None or served_ms is None:
         return None
-    points = next(
-        (report.points for report in outcome.candidates if report.recipe == outcome.recipe), ()
-    )
+    points = outcome.report.points if outcome.report else ()
+    num_per_call = num_items(points[0].point if points else {})
     calls_per_hour = 3.6e6 / served_ms
     return ClassCost(
         model=outcome.model,
         device_class=outcome.device_class,
-        cost_per_million=price
-        / calls_per_hour
-        * 1e6
-        / num_items(points[0]["point"] if points else {}),
+        cost_per_million=price / calls_per_hour * 1e6 / num_per_call,
         meets_limits=outcome.verdict != "kept-eager" or _eager_meets_limits(item, served_ms),
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.ledger import Reached
-from pipeline.records import Outcome
+from pipeline.records import Outcome, Row
 from pipeline.reporting.comparison import OutcomeChange, ServedSpeed, compare, served_speed
 
 
@@ -45,43 +45,26 @@ def past_outcomes(past: Sequence[Reached]) -> dict[str, list[PastOutcome]]:
     Args:
         past: outcomes of one model, the oldest first.
     """
-    found: dict[str, list[PastOutcome]] = {}
+    history: dict[str, list[PastOutcome]] = {}
     before: dict[str, Outcome] = {}
-    for item in past:
-        name = item.outcome.device_class
-        found.setdefault(name, []).append(_figures(item, before.get(name)))
-        before[name] = item.outcome
-    return found
-
-
-def _figures(item: Reached, before: Outcome | None) -> PastOutcome:
-    outcome = item.outcome
-    speed = served_speed(outcome)
-    return PastOutcome(
-        time=item.time,
-        device_class=outcome.device_class,
-        verdict=outcome.verdict,
-        version=outcome.version,
-        recipe=speed.recipe if speed else outcome.recipe,
-        speed=speed,
-        error_ratio=outcome.figures.drift.error_ratio,
-        size_mb=size_mb(outcome),
-        build_s=outcome.build_s,
-        torch=outcome.host.get("torch"),
-        coldpress=outcome.host.get("coldpress"),
-        change=compare([before], [outcome])[0] if before else None,
-    )
-
-
-def size_mb(outcome: Outcome) -> float | None:
-    """Return the size of the payloads of an outcome's recipe, in 1e6 bytes; None without a recipe
-    that was built.
-    """
-    return next(
-        (
-            one.size_bytes / 1e6
-            for one in outcome.candidates
-            if one.recipe == outcome.recipe and one.size_bytes
-        ),
-        None,
-    )
+    for reached in past:
+        outcome = reached.outcome
+        name, row, speed = outcome.device_class, Row.of(outcome), served_speed(outcome)
+        change = compare([before[name]], [outcome])[0] if name in before else None
+        shown = PastOutcome(
+            time=reached.time,
+            device_class=name,
+            verdict=row.verdict,
+            version=row.version,
+            recipe=speed.recipe if speed else row.recipe,
+            speed=speed,
+            error_ratio=row.error_ratio,
+            size_mb=row.size_mb,
+            build_s=row.build_s,
+            torch=outcome.host.get("torch"),
+            coldpress=outcome.host.get("coldpress"),
+            change=change,
+        )
+        history.setdefault(name, []).append(shown)
+        before[name] = outcome
+    return history

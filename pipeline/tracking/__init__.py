@@ -5,6 +5,7 @@ May import: pipeline.cluster and below.
 Read first: projection.py.
 """
 
+from pipeline.tracking.campaign_summary import outcomes_digest
 from pipeline.tracking.connection import (
     MODELS,
     without_password,
@@ -18,9 +19,6 @@ from pipeline.tracking.mlmodel import (
 )
 from pipeline.tracking.process import (
     TrackerProcess,
-)
-from pipeline.tracking.projection import (
-    outcomes_digest,
 )
 from pipeline.tracking.registry import (
     ArtifactMode,

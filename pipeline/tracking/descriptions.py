@@ -9,7 +9,15 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import quote
 
-from pipeline.records import CandidateReport, Outcome, Summary, summarize
+from pipeline.records import (
+    CandidateReport,
+    Outcome,
+    Row,
+    Summary,
+    rounded,
+    speedup_text,
+    summarize,
+)
 from pipeline.tracking.connection import MODELS
 
 MAX_CHARS = 7500
@@ -29,20 +37,17 @@ def campaign_description(outcomes: Sequence[Outcome], parameters: Mapping[str, s
     all outcomes.
 
     Args:
-        outcomes: in the order of the catalog.
-        parameters: what the campaign was made with.
+        outcomes: outcomes in the order of the catalog.
+        parameters: versions and settings of the campaign.
     """
     summary = summarize(outcomes)
+    made_with = ", ".join(f"{name} {_code(text)}" for name, text in parameters.items())
     parts = [
         _head(outcomes, summary),
         *_gains(summary),
         *_unpublished(summary),
         *_all_outcomes(outcomes),
-        (
-            "Made with " + ", ".join(f"{name} {_code(text)}" for name, text in parameters.items())
-            if parameters
-            else ""
-        ),
+        f"Made with {made_with}" if made_with else "",
     ]
     return _bounded(parts)
 
@@ -51,70 +56,63 @@ def _head(outcomes: Sequence[Outcome], summary: Summary) -> str:
     """Return the lines that MLflow's page shows before it is expanded."""
     counts = ", ".join(f"{count} {verdict}" for verdict, count in summary.counts.items())
     lines = [f"**{len(outcomes)} outcomes: {counts or 'none'}**"]
-    for one in summary.gains[:1]:
-        load = _code(f"mlflow.pyfunc.load_model({json.dumps(_uri(one), ensure_ascii=False)})")
+    if summary.gains:
+        gain = summary.gains[0]
+        load = _code(f"mlflow.pyfunc.load_model({json.dumps(_uri(gain), ensure_ascii=False)})")
         lines.append(
-            f"Largest gain: {_model_link(one)} for {one.device_class},"
-            f" **{one.figures.speedup:.2f}×**. Load it: {load}"
+            f"Largest gain: {_model_link(gain)} for {gain.device_class},"
+            f" **{gain.figures.speedup:.2f}×**. Load it: {load}"
         )
-    named = list(
-        dict.fromkeys(
-            f"{_code(one.model)} ({one.code or one.verdict})" for one in summary.unpublished
-        )
-    )
-    if named:
-        lines.append(
-            "Not published:"
-            f" {', '.join(named[:_NUM_NAMED])}{', …' if len(named) > _NUM_NAMED else ''}"
-        )
+    names = [f"{_code(item.model)} ({item.code or item.verdict})" for item in summary.unpublished]
+    unpublished = list(dict.fromkeys(names))
+    if unpublished:
+        more = ", …" if len(unpublished) > _NUM_NAMED else ""
+        lines.append(f"Not published: {', '.join(unpublished[:_NUM_NAMED])}{more}")
     return "  \n".join(lines)  # two spaces end a line within a paragraph
 
 
 def _gains(summary: Summary) -> list[str]:
     if not summary.gains:
         return []
-    rows = [
-        (
-            _model_link(one),
-            one.device_class,
-            f"**{one.figures.speedup:.2f}×**",
-            _latency(one),
-            one.recipe or "",
-            _code(_uri(one)),
-        )
-        for one in summary.gains
-    ]
+    rows = []
+    for gain in summary.gains:
+        row = _cells(gain)
+        speedup = f"**{row['speedup over eager']}**"
+        load = _code(_uri(gain))
+        cells = (_model_link(gain), gain.device_class, speedup, row["median, ms"], row["recipe"])
+        rows.append((*cells, load))
     head = ("model", "device class", "speedup", "median, ms", "recipe", "load")
     return ["### Largest gains", _table(head, rows), _load_snippet(summary.gains[0])]
 
 
 def _unpublished(summary: Summary) -> list[str]:
     rows = [
-        (_code(one.model), ", ".join(one.device_classes), one.verdict, one.code, _cell(one.reason))
-        for one in summary.unpublished[:MAX_UNPUBLISHED]
+        (
+            _code(item.model),
+            ", ".join(item.device_classes),
+            item.verdict,
+            item.code,
+            _cell(item.reason),
+        )
+        for item in summary.unpublished[:MAX_UNPUBLISHED]
     ]
     if not rows:
         return []
     head = ("model", "device classes", "verdict", "code", "reason")
-    return [
-        "### Not published",
-        _table(head, rows),
-        _more(len(summary.unpublished), MAX_UNPUBLISHED),
-    ]
+    more = _more(len(summary.unpublished), MAX_UNPUBLISHED)
+    return ["### Not published", _table(head, rows), more]
 
 
 def _all_outcomes(outcomes: Sequence[Outcome]) -> list[str]:
-    rows = [
-        (
-            _code(one.model),
-            one.device_class,
-            *_figures_row(one),
-            _code(_uri(one)) if one.artifact else "",
-        )
-        for one in outcomes[:MAX_OUTCOMES]
-    ]
-    head = ("model", "device class", *_FIGURES_HEAD, "load")
-    return ["### Outcomes", _table(head, rows), _more(len(outcomes), MAX_OUTCOMES)] if rows else []
+    rows = []
+    for outcome in outcomes[:MAX_OUTCOMES]:
+        load = _code(_uri(outcome)) if outcome.artifact else ""
+        cells = _cells(outcome).values()
+        rows.append((_code(outcome.model), outcome.device_class, *cells, load))
+    if not rows:
+        return []
+    head = ("model", "device class", *_COLUMNS, "load")
+    return ["### Outcomes", _table(head, rows), _more(len(outcomes), MAX_OUTCOMES)]
 
 
 def candidate_description(outcome: Outcome, candidate: CandidateReport | None) -> str:
@@ -122,114 +120,90 @@ def candidate_description(outcome: Outcome, candidate: CandidateReport | None) -
     problem, how to load it.
 
     Args:
-        outcome: of the model and class.
-        candidate: None if the outcome has no candidates.
+        outcome: outcome of the model and class.
+        candidate: the candidate; None if the outcome has none.
     """
-    winner = (
-        candidate is not None
-        and outcome.verdict == "published"
-        and candidate.recipe == outcome.recipe
-    )
     reason = f": {_cell(outcome.coded_reason)}" if outcome.coded_reason else ""
     parts = [f"{_code(outcome.model)} for {outcome.device_class}: **{outcome.verdict}**{reason}"]
     if candidate is not None:
-        state = (
-            "Published."
-            if winner
-            else (
-                f"Does not pass: {_cell(candidate.problem)}"
-                if candidate.problem
-                else "Passes the gate."
-            )
-        )
+        won = outcome.verdict == "published" and candidate.recipe == outcome.recipe
+        state = "Published." if won else "Passes the gate."
+        if candidate.problem and not won:
+            state = f"Does not pass: {_cell(candidate.problem)}"
         parts += [f"{_code(candidate.recipe)}: {state}", _candidate_figures(outcome, candidate)]
-    if winner:
-        parts += [
-            f"Registered as {_model_link(outcome)}, alias {_code(outcome.device_class)}.",
-            _load_snippet(outcome),
-        ]
+        if won:
+            alias = _code(outcome.device_class)
+            parts.append(f"Registered as {_model_link(outcome)}, alias {alias}.")
+            parts.append(_load_snippet(outcome))
     return _bounded(parts)
 
 
 def _candidate_figures(outcome: Outcome, candidate: CandidateReport) -> str:
-    figures = candidate.figures
-    own, eager = figures.latency_ms, outcome.figures.latency_ms
-    drift = figures.drift
-    low, high = figures.speedup_ci or (None, None)
-    interval = (
-        f" (95% interval {low:.2f} to {high:.2f})" if low is not None and high is not None else ""
-    )
-    rows = [
-        ("speedup over eager", f"{_number(figures.speedup)}{interval}" if figures.speedup else ""),
-        (
-            "median, ms",
-            (f"{_number(own.p50)} (eager {_number(eager.eager_p50)})" if own.p50 else ""),
+    measured, eager = candidate.figures, rounded(outcome.figures.latency_ms.eager_p50)
+    p50 = rounded(measured.latency_ms.p50)
+    rows = {
+        "speedup over eager": speedup_text(
+            measured.speedup, *(measured.speedup_ci or (None, None))
         ),
-        ("error ratio (1 is eager's own error)", _number(drift.error_ratio)),
-        ("largest absolute error", _number(drift.max_abs_err)),
-        ("size, MB", _number(candidate.size_bytes / 1e6) if candidate.num_payloads else ""),
-        ("build, s", f"{candidate.build_s:.1f}" if candidate.build_s else ""),
-    ]
-    return _table(("figure", candidate.recipe), [row for row in rows if row[1]])
+        "median, ms": f"{p50} (eager {eager})" if p50 else "",
+        "error ratio (1 is eager's own error)": rounded(measured.drift.error_ratio),
+        "largest absolute error": rounded(measured.drift.max_abs_err),
+        "size, MB": rounded(candidate.size_bytes / 1e6) if candidate.num_payloads else "",
+        "build, s": f"{candidate.build_s:.1f}" if candidate.build_s else "",
+    }
+    shown = [(name, figure) for name, figure in rows.items() if figure]
+    return _table(("figure", candidate.recipe), shown)
 
 
 def model_description(outcomes: Sequence[Outcome]) -> str:
     """Describe a registered model: the outcomes that its aliases serve, and how to load them.
 
     Args:
-        outcomes: of one campaign and model.
+        outcomes: outcomes of one campaign and model.
     """
-    first = next((one for one in outcomes if one.verdict == "published"), outcomes[0])
-    rows = [(_code(one.device_class), *_figures_row(one)) for one in outcomes]
-    parts = [
-        (
-            f"Frozen by Coldpress from {_code(first.source)}. Each alias is a device class, and"
-            " points to the artifact that serves it."
-        ),
-        _table(("alias", *_FIGURES_HEAD), rows),
-        _load_snippet(first),
-    ]
-    return _bounded(parts)
+    published = [outcome for outcome in outcomes if outcome.verdict == "published"]
+    first = (published or outcomes)[0]
+    rows = [(_code(outcome.device_class), *_cells(outcome).values()) for outcome in outcomes]
+    about = (
+        f"Frozen by Coldpress from {_code(first.source)}. Each alias is a device class, and points"
+        " to the artifact that serves it."
+    )
+    return _bounded([about, _table(("alias", *_COLUMNS), rows), _load_snippet(first)])
 
 
 def version_description(outcome: Outcome, serving: str, store: str) -> str:
     """Describe a registered version: its figures when it was registered, and how to load it.
 
     Args:
-        outcome: that published it.
+        outcome: outcome that published it.
         serving: device class of the artifact.
-        store: that contains it.
+        store: URI of the store that contains it.
     """
-    figures, ratio = outcome.figures, outcome.figures.drift.error_ratio
-    measured = [f"{figures.speedup:.2f} times as fast as eager"] if figures.speedup else []
-    measured += [f"error ratio {ratio:.3g}"] if ratio is not None else []
+    row = Row.of(outcome)
+    about = [f"{outcome.model} for {serving}"]  # plain text, for MLflow's list of versions
+    about += [f"{row.speedup:.2f} times as fast as eager"] if row.speedup else []
+    about += [f"error ratio {rounded(row.error_ratio)}"] if row.error_ratio is not None else []
+    load = f"freezer.load({json.dumps(outcome.model)}, store={json.dumps(store)})"
     parts = [
-        ", ".join(
-            [f"{outcome.model} for {serving}", *measured]
-        ),  # in plain text, for MLflow's list of versions
+        ", ".join(about),
         f"Frozen from {_code(outcome.source)}: {_code(str(outcome.artifact))}",
-        _table(_FIGURES_HEAD, [_figures_row(outcome)]),
+        _table(_COLUMNS, [tuple(_cells(outcome).values())]),
         _load_snippet(outcome),
-        f"Without MLflow: `freezer.load({json.dumps(outcome.model)}, store={json.dumps(store)})`",
+        f"Without MLflow: `{load}`",
     ]
     return _bounded(parts)
 
 
-_FIGURES_HEAD = ("verdict", "recipe", "speedup over eager", "median, ms", "error ratio")
+_COLUMNS = ("verdict", "recipe", "speedup over eager", "median, ms", "error ratio")
 
 
-def _figures_row(outcome: Outcome) -> tuple[str, ...]:
-    figures = outcome.figures
-    speedup = f"{figures.speedup:.2f}×" if figures.speedup else ""
-    ratio = _number(figures.drift.error_ratio)
-    return outcome.verdict, outcome.recipe or "", speedup, _latency(outcome), ratio
-
-
-def _latency(outcome: Outcome) -> str:
-    latency = outcome.figures.latency_ms
-    if not latency.p50:
-        return ""
-    return f"{_number(latency.eager_p50)} → {_number(latency.p50)}"
+def _cells(outcome: Outcome) -> dict[str, str]:
+    """Return the cells of an outcome in tables, by column."""
+    row = Row.of(outcome)
+    latency = f"{rounded(row.eager_p50_ms)} → {rounded(row.p50_ms)}" if row.p50_ms else ""
+    speedup = f"{row.speedup:.2f}×" if row.speedup else ""
+    cells = (row.verdict, row.recipe or "", speedup, latency, rounded(row.error_ratio))
+    return dict(zip(_COLUMNS, cells, strict=True))
 
 
 def _uri(outcome: Outcome) -> str:
@@ -263,10 +237,6 @@ def _more(count: int, shown: int) -> str:
     return f"and {count - shown} more, in `summary.json`" if count > shown else ""
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
-
-
 def _code(text: str) -> str:
     return f"`{_line(text).replace('`', chr(39))}`"
 
@@ -285,6 +255,7 @@ def _line(text: str) -> str:
 def _bounded(parts: Iterable[str]) -> str:
     """Join paragraphs; of a longer text keep whole lines up to MAX_CHARS."""
     text = "\n\n".join(part for part in parts if part)
-    return (
-        text if len(text) <= MAX_CHARS else f"{text[: text.rindex(chr(10), 0, MAX_CHARS - 2)]}\n\n…"
-    )
+    if len(text) <= MAX_CHARS:
+        return text
+    end = text.rindex("\n", 0, MAX_CHARS - 2)
+    return f"{text[:end]}\n\n…"

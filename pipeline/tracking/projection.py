@@ -8,32 +8,32 @@ that one process writes for a campaign at a time.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.records import Outcome
 from pipeline.tracking import plots
+from pipeline.tracking.campaign_summary import (
+    campaign_metrics,
+    catalog_dataset,
+    outcomes_digest,
+    recipes_parameter,
+    summary_digest,
+    summary_table,
+)
 from pipeline.tracking.connection import connect, one_transaction, quoted, reaching, resolve, upload
 from pipeline.tracking.descriptions import campaign_description
 from pipeline.tracking.experiment import NOTE, open_experiment
-from pipeline.tracking.run_records import (
-    OUTCOME,
-    RunRecord,
-    campaign_metrics,
-    recipes_parameter,
-    run_records,
-    summary_table,
-)
+from pipeline.tracking.run_records import OUTCOME, RunRecord, run_records
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Dataset, Run
+    from mlflow.entities import Run
 
 PARENT = "mlflow.parentRunId"
 LOGGED_TABLES = "mlflow.loggedArtifacts"
@@ -46,12 +46,6 @@ SHOWN = "coldpress.summary"
 COMPLETE = "coldpress.outcomes"
 """Tag with the digest of the outcomes that are completely logged and registered; empty while
 outcomes are being logged.
-"""
-
-FORM = 2
-"""Version of what is logged.
-
-Increase it to invalidate every existing COMPLETE and SHOWN tag; existing runs of candidates stay.
 """
 
 MAX_OUTPUTS = 50
@@ -235,7 +229,7 @@ class Projection:
             page: HTML report of the campaign; empty for none.
         """
         ended_ms = int((time.time() if finished is None else finished) * 1000)
-        shown = _summary_digest(outcomes, exit_code, interrupted, ended_ms)
+        shown = summary_digest(outcomes, exit_code, interrupted, ended_ms)
         tags = {
             "coldpress.exit_code": str(exit_code),
             "coldpress.interrupted": str(interrupted).lower(),
@@ -426,38 +420,6 @@ class Projection:
             )
             runs[recipe] = kept
             self._delete(other)
-
-
-def outcomes_digest(outcomes: Iterable[Outcome]) -> str:
-    """Digest what is logged and registered for outcomes, ignoring `cached` and the outcomes of bad
-    entries.
-    """
-    digest = hashlib.sha256(str(FORM).encode())
-    for outcome in sorted(outcomes, key=lambda outcome: (outcome.model, outcome.device_class)):
-        if outcome.judge_key:
-            shown = {**outcome.for_json_report(), "cached": False}
-            facts = [shown, outcome.judge_key, outcome.registered_as, sorted(outcome.tags.items())]
-            digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
-    return digest.hexdigest()
-
-
-def _summary_digest(outcomes: Sequence[Outcome], *ending: object) -> str:
-    digest = hashlib.sha256(repr((FORM, *ending)).encode())
-    for outcome in outcomes:
-        digest.update(json.dumps(outcome.for_json_report(), sort_keys=True, default=str).encode())
-    return digest.hexdigest()
-
-
-def catalog_dataset(catalog: str, outcomes: Sequence[Outcome]) -> Dataset:
-    """Return a catalog as MLflow's dataset; its digest changes with the sources of its models."""
-    from mlflow.entities import Dataset
-
-    models = {outcome.model: outcome.source_key for outcome in outcomes}
-    digest = hashlib.sha256(json.dumps(sorted(models.items())).encode()).hexdigest()[:8]
-    profile = json.dumps({"num_models": len(models), "num_outcomes": len(outcomes)})
-    return Dataset(
-        Path(catalog).name, digest, "local", json.dumps({"uri": catalog}), profile=profile
-    )
 
 
 def _changed_metrics(shown: Mapping[str, float], metrics: Mapping[str, float]) -> dict[str, float]:

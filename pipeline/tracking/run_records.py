@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import posixpath
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 from freezer.artifact import (
     FREEZING,
     UNMEASURED,
+    PointFigures,
     figures_text,
     freezing_markdown,
 )
 from freezer.codec import encode
-from freezer.hardware import PORTABLE
 from pipeline.records import SKIPPED, CandidateReport, Outcome
 from pipeline.tracking.descriptions import candidate_description
 from pipeline.tracking.experiment import NOTE
@@ -39,22 +36,6 @@ OUTCOME = "coldpress.outcome"
 MAX_TAG_NAME_CHARS = 250
 MAX_TAG_CHARS = 1000
 """Below the limits of every MLflow server."""
-
-SUMMARY_COLUMNS = (
-    *("model", "device_class", "verdict", "cached", "recipe"),
-    *("speedup", "speedup_ci_low", "speedup_ci_high", "eager_p50_ms", "p50_ms"),
-    *(
-        "error_ratio",
-        "max_abs_err",
-        "margin",
-        "num_threads",
-        "version",
-        "artifact",
-        "build_s",
-        "judge_s",
-        "reason",
-    ),
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -208,43 +189,41 @@ def _params(outcome: Outcome) -> dict[str, str]:
 
 
 def _candidate_params(candidate: CandidateReport) -> dict[str, str]:
-    point = candidate.points[0]["point"] if candidate.points else {}
-    sizes = ", ".join(f"{name} {size}" for name, size in point.items())
-    return {"recipe": candidate.recipe, "capture": candidate.capture or "none"} | (
-        {"point": sizes} if sizes else {}
-    )
+    params = {"recipe": candidate.recipe, "capture": candidate.capture or "none"}
+    if candidate.points and candidate.points[0].point:
+        point = candidate.points[0].point
+        params["point"] = ", ".join(f"{name} {size}" for name, size in point.items())
+    return params
 
 
 def _metrics(outcome: Outcome, candidate: CandidateReport) -> dict[str, float]:
-    figures, of_outcome = candidate.figures, outcome.figures
-    found: dict[str, float | None] = {
-        f"drift/{name}": value for name, value in encode(figures.drift).items()
-    }
-    found |= {f"latency_ms/{name}": value for name, value in encode(figures.latency_ms).items()}
-    if figures.latency_ms != UNMEASURED.latency_ms:
-        found["latency_ms/eager_p50"] = of_outcome.latency_ms.eager_p50
-    found["speedup/value"] = figures.speedup
-    if figures.speedup_ci:
-        found["speedup/ci_low"], found["speedup/ci_high"] = figures.speedup_ci
+    measured = candidate.figures
+    metrics: dict[str, float | None] = {}
+    for section, figures in (("drift", measured.drift), ("latency_ms", measured.latency_ms)):
+        for name, value in encode(figures).items():
+            metrics[f"{section}/{name}"] = value
+    if measured.latency_ms != UNMEASURED.latency_ms:
+        metrics["latency_ms/eager_p50"] = outcome.figures.latency_ms.eager_p50
+    metrics["speedup/value"] = measured.speedup
+    if measured.speedup_ci:
+        metrics["speedup/ci_low"], metrics["speedup/ci_high"] = measured.speedup_ci
     if outcome.previous is not None and candidate.recipe == outcome.recipe:
-        found["speedup/over_previous"] = outcome.previous.speedup
+        metrics["speedup/over_previous"] = outcome.previous.speedup
     if candidate.num_payloads:
-        found["size_mb/payloads"] = candidate.size_bytes / 1e6
-    for item in outcome.pareto:
-        if item.recipe == candidate.recipe:
-            found |= {"load_ms/first_answer": item.load_ms, "memory_mb/added": item.memory_mb}
-    found["build_s/total"] = candidate.build_s
-    found["task_metric/value"] = candidate.task_metric
+        metrics["size_mb/payloads"] = candidate.size_bytes / 1e6
+    for tradeoff in outcome.pareto:
+        if tradeoff.recipe == candidate.recipe:
+            metrics["load_ms/first_answer"] = tradeoff.load_ms
+            metrics["memory_mb/added"] = tradeoff.memory_mb
+    metrics["build_s/total"] = candidate.build_s
+    metrics["task_metric/value"] = candidate.task_metric
     if candidate.task_metric is not None and outcome.task_metric:
-        found["task_metric/eager"] = outcome.task_metric.get("eager")
-    return {
-        name: _shown(value)
-        for name, value in {**found, **_point_metrics(candidate)}.items()
-        if value is not None
-    }
+        metrics["task_metric/eager"] = outcome.task_metric.get("eager")
+    metrics |= _point_metrics(candidate)
+    return {name: shortened(value) for name, value in metrics.items() if value is not None}
 
 
-def _shown(value: float) -> float:
+def shortened(value: float) -> float:
     """Return a figure with 5 digits: MLflow's pages show all that it has.
 
     The ledger keeps them all.
@@ -256,43 +235,39 @@ def _series(outcome: Outcome, candidate: CandidateReport) -> dict[str, dict[int,
     """Return latencies by percentile, and the error ratios of each output by input set if there are
     several sets.
     """
+    series: dict[str, dict[int, float]] = {}
     deciles = outcome.deciles_ms.get(candidate.recipe, ())
-    found = {
-        "latency_ms/by percentile": {10 * step: _shown(value) for step, value in enumerate(deciles)}
-    }
-    for item in candidate.outputs:
-        if item.error_ratio is not None:
-            output = re.sub(r"[^\w\-. ]", "_", item.output)
-            name = (
-                f"drift by input set/{output}"
-                if item.kind == "single"
-                else f"drift by input set/{output} {item.kind}"
-            )
-            found.setdefault(name[:MAX_TAG_NAME_CHARS], {})[item.set_index] = _shown(
-                item.error_ratio
-            )
-    return {name: values for name, values in found.items() if len(values) > 1}
+    if deciles:
+        series["latency_ms/by percentile"] = {
+            10 * step: shortened(value) for step, value in enumerate(deciles)
+        }
+    for drift in candidate.outputs:
+        if drift.error_ratio is None:
+            continue
+        output = re.sub(r"[^\w\-. ]", "_", drift.output)
+        kind = "" if drift.kind == "single" else f" {drift.kind}"
+        name = f"drift by input set/{output}{kind}"[:MAX_TAG_NAME_CHARS]
+        series.setdefault(name, {})[drift.set_index] = shortened(drift.error_ratio)
+    return {name: values for name, values in series.items() if len(values) > 1}
 
 
 def _point_metrics(candidate: CandidateReport) -> dict[str, float | None]:
     """Return metrics for each timed thread count and point, like `latency_ms/threads 1 batch
     8/p50`; none if there is only one.
     """
-    serves: dict[str, Mapping[str, Any]] = {}
-    for item in candidate.points:
-        sizes = [f"{name} {size}" for name, size in item["point"].items()]
-        serves.setdefault(
-            " ".join([f"threads {item['threads']}", *sizes]), item
-        )  # the first of several payloads serves
-    found: dict[str, float | None] = {}
-    for place, item in serves.items() if len(serves) > 1 else ():
-        found |= {
-            f"latency_ms/{place}/{name}": item[name]
-            for name in ("eager_p50", "p50", "p90", "p99")
-            if name in item
-        }
-        found[f"speedup/{place}"] = item["speedup"]
-    return found
+    serves: dict[str, PointFigures] = {}
+    for point in candidate.points:
+        sizes = [f"{name} {size}" for name, size in point.point.items()]
+        place = " ".join([f"threads {point.num_threads}", *sizes])
+        serves.setdefault(place, point)  # the first of several payloads serves
+    if len(serves) < 2:
+        return {}
+    metrics: dict[str, float | None] = {}
+    for place, point in serves.items():
+        for name in ("eager_p50", "p50", "p90", "p99"):
+            metrics[f"latency_ms/{place}/{name}"] = getattr(point, name)
+        metrics[f"speedup/{place}"] = point.speedup
+    return metrics
 
 
 def _digest(outcome: Outcome, recipe: str) -> str:
@@ -301,67 +276,3 @@ def _digest(outcome: Outcome, recipe: str) -> str:
     """
     content = {**outcome.to_json(), "cached": False, "of_recipe": recipe}
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def campaign_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Count the outcomes by verdict, add up the time of the campaign's own builds and judges, and
-    sum up what was published.
-    """
-    fresh = [outcome for outcome in outcomes if not outcome.cached]
-    counts = Counter(outcome.verdict for outcome in outcomes)
-    published = [outcome for outcome in outcomes if outcome.verdict == "published"]
-    speedups = [
-        one.figures.speedup
-        for one in published
-        if one.figures.speedup and one.device_class != PORTABLE
-    ]
-    ratios = [ratio for one in published if (ratio := one.figures.drift.error_ratio) is not None]
-    return {
-        **{f"outcomes/{verdict}": float(count) for verdict, count in counts.items()},
-        "outcomes/total": float(len(outcomes)),
-        "outcomes/unchanged": float(len(outcomes) - len(fresh)),
-        "build_s/total": round(sum(outcome.build_s for outcome in fresh), 1),
-        "judge_s/total": round(sum(outcome.judge_s for outcome in fresh), 1),
-        **(
-            {"speedup/largest": _shown(max(speedups)), "speedup/median": _shown(median(speedups))}
-            if speedups
-            else {}
-        ),
-        **({"drift/error_ratio_largest": _shown(max(ratios))} if ratios else {}),
-    }
-
-
-def recipes_parameter(outcomes: Sequence[Outcome]) -> dict[str, str]:
-    """Return the parameter with the recipes of all candidates; none if there is no candidate."""
-    names = sorted({candidate.recipe for outcome in outcomes for candidate in outcome.candidates})
-    return {"recipes": ", ".join(names)} if names else {}
-
-
-def summary_table(outcomes: Sequence[Outcome]) -> str:
-    """Return the summary in the JSON form that `mlflow.load_table` reads; infinite values and NaN
-    become null.
-    """
-    rows = [
-        [_finite(_summary_row(outcome)[name]) for name in SUMMARY_COLUMNS] for outcome in outcomes
-    ]
-    return json.dumps({"columns": list(SUMMARY_COLUMNS), "data": rows}, allow_nan=False)
-
-
-def _summary_row(outcome: Outcome) -> dict[str, Any]:
-    figures = outcome.figures
-    low, high = figures.speedup_ci or (None, None)
-    latency, drift = figures.latency_ms, figures.drift
-    return {
-        **outcome.for_json_report(),
-        "speedup_ci_low": low,
-        "speedup_ci_high": high,
-        "eager_p50_ms": latency.eager_p50,
-        "p50_ms": latency.p50,
-        "error_ratio": drift.error_ratio,
-        "max_abs_err": drift.max_abs_err,
-        "margin": drift.margin,
-    }
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -85,7 +85,7 @@ def _report(trial: Trial, key: str) -> CandidateReport:
         num_payloads=len(candidate.payloads),
         figures=_figures(trial),
         task_metric=trial.task_metric,
-        points=tuple(encode(figures) for figures in trial.points),
+        points=trial.points,
         warnings=candidate.warnings,
         strides_equal=trial.strides_equal,
         reports={

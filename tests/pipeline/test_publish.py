@@ -272,7 +272,7 @@ def test_kept_previous_is_finished_until_something_changes(
     kept, _ = publisher.add(
         first.items[1], judged(first.items[1], "published", store, regated(portable))
     )
-    assert kept.for_json_report()["previous"]["speedup"] == 0.8
+    assert kept.to_json()["previous"]["speedup"] == 0.8
     assert not kept.failed
     again = plan(**slower)
     assert [item.why for item in again.items] == ["unchanged", "unchanged"]

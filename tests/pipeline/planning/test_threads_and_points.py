@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from freezer.artifact import Artifact
-from freezer.codec import encode
 from freezer.errors import InfrastructureError
 from freezer.freezing.recipes import RECIPES
 from freezer.spec import Dim, InputSpec, SamplingPolicy, TensorSpec
@@ -184,10 +183,10 @@ def test_figures_of_all_points_reach_mlflow(tmp_path: Path) -> None:
     )
     assert result.verdict == "published", result.failure
     (candidate,) = result.candidates
-    cells = [(row["threads"], row["point"]["batch"]) for row in candidate.points]
+    cells = [(row.num_threads, row.point["batch"]) for row in candidate.points]
     assert cells == [(2, 1), (2, 3), (2, 2), (2, 4), (1, 1), (1, 3)]
-    assert {row["payload"] for row in candidate.points} == {"payloads/all.pt"}
-    assert result.figures.speedup == candidate.points[0]["speedup"]
+    assert {row.payload for row in candidate.points} == {"payloads/all.pt"}
+    assert result.figures.speedup == candidate.points[0].speedup
     assert (
         JudgeResult.from_json(
             json.loads((judged_folder(tmp_path, "j", "good") / "result.json").read_text())
@@ -196,16 +195,18 @@ def test_figures_of_all_points_reach_mlflow(tmp_path: Path) -> None:
     )
     manifest = Artifact.read(judged_folder(tmp_path, "j", "good") / "artifact").manifest
     assert manifest.latency is not None
-    assert [encode(row) for row in manifest.latency.points] == list(candidate.points)
+    assert manifest.latency.points == candidate.points
     (item,) = (
         one for one in planned(several(), tmp_path / "plan").items if one.device_class == HERE
     )
     outcome = Outcome.from_json(json.loads(json.dumps(outcome_of(item, result, {}).to_json())))
     assert outcome.num_threads == 2, "--json tells of the deciding cell"
     (record,) = run_records(outcome, "c")
-    assert record.metrics["latency_ms/threads 1 batch 3/p50"] == candidate.points[5]["p50"]
-    assert (
-        record.metrics["latency_ms/threads 1 batch 3/eager_p50"] == candidate.points[5]["eager_p50"]
+    assert record.metrics["latency_ms/threads 1 batch 3/p50"] == pytest.approx(
+        candidate.points[5].p50, rel=1e-4
+    )
+    assert record.metrics["latency_ms/threads 1 batch 3/eager_p50"] == pytest.approx(
+        candidate.points[5].eager_p50, rel=1e-4
     )
     assert (
         record.metrics["speedup/threads 2 batch 1"]

@@ -13,6 +13,7 @@ from pipeline.planning.keys import make_key
 from pipeline.records import CandidateReport, Outcome
 from pipeline.reporting import class_costs
 from tests.support.campaigns import entry
+from tests.support.past_campaigns import past_point
 
 PRICES = {"cpu-x86-64-v4": 0.36, "cpu-x86-64-v3": 0.18, "cuda-sm90": 3.6}
 
@@ -51,7 +52,7 @@ def reached(
         judge_key="",
         recipe="r",
         figures=Measured(latency_ms=MeasuredLatency(p50=p50_ms, eager_p50=2 * p50_ms)),
-        candidates=(CandidateReport(recipe="r", build_key="", points=({"point": point},)),),
+        candidates=(CandidateReport(recipe="r", build_key="", points=(past_point(point),)),),
     )
     return item, outcome
 

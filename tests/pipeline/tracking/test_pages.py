@@ -22,6 +22,7 @@ from pipeline.tracking.projection import Projection
 from tests.pipeline.tracking.test_projection import by_recipe, runs_of
 from tests.pipeline.tracking.test_registry import registered
 from tests.support.outcomes import candidate, failed, outcome
+from tests.support.past_campaigns import past_point
 from tests.support.shown import empty_database
 
 CLASS = "cpu-x86-64-v4"
@@ -128,7 +129,7 @@ def test_a_candidate_has_series_of_latency_and_drift(projection: Projection) -> 
         OutputDrift(output="out/0", kind="single", set_index=index, error_ratio=1.0 + index)
         for index in (2, 0, 1)
     )
-    point = ({"threads": 2, "point": {"batch": 1, "length": 8}, "speedup": 2.0},)
+    point = (past_point({"batch": 1, "length": 8}, speedup=2.0),)
     made = (
         candidate("portable", outputs=sets, points=point),
         candidate("torchscript-frozen", outputs=sets[:1]),
@@ -160,7 +161,7 @@ def test_candidates_describe_verdict_and_figures(projection: Projection) -> None
         without_spaces(by_recipe(projection)[recipe].data.tags[NOTE])
         for recipe in ("portable", "torchscript-frozen")
     )
-    assert "| speedup over eager | 2 (95% interval 1.80 to 2.20) |" in winner
+    assert "| speedup over eager | 2.00x (1.80-2.20) |" in winner
     assert f'mlflow.pyfunc.load_model("models:/told@{CLASS}")' in winner
     assert "[told](#/models/told)" in winner
     assert "Does not pass: error\\_ratio 41.2 > 3" in loser

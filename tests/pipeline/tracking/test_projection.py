@@ -18,8 +18,9 @@ from freezer.artifact import (
 from freezer.codec import encode
 from pipeline.records import Failure
 from pipeline.tracking import outcomes_digest
+from pipeline.tracking.campaign_summary import summary_table
 from pipeline.tracking.projection import Projection
-from pipeline.tracking.run_records import run_records, summary_table
+from pipeline.tracking.run_records import run_records
 from tests.support.outcomes import DIGEST, candidate, failed, outcome
 
 

@@ -153,7 +153,7 @@ def test_judge_builds_the_winner_for_further_threads(tmp_path: Path) -> None:
     ]
     artifact.verify()
     assert result.candidates[0].num_payloads == 2
-    assert [(row["threads"], row["payload"]) for row in result.candidates[0].points] == [
+    assert [(row.num_threads, row.payload) for row in result.candidates[0].points] == [
         (2, "payloads/all.pt2"),
         (1, "payloads/all-threads1.pt2"),
     ]

@@ -57,7 +57,7 @@ const state = { shown: [], rowHeight: 62 };
 function cellOf(model, name) {
   const row = model.cells.get(name);
   if (!row) return element("td", { "data-class": name }, element("span", { class: "dim" }, "—"));
-  const figures = [row.recipe === name ? "" : row.recipe, range(row.low, row.high), typeof row.margin === "number" ? `margin ${short(row.margin)}` : "", megabytes(row.size_mb)];
+  const figures = [row.recipe === name ? "" : row.recipe, range(row.speedup_ci_low, row.speedup_ci_high), typeof row.margin === "number" ? `margin ${short(row.margin)}` : "", megabytes(row.size_mb)];
   const change = row.change && row.change !== "unchanged" ? ` ${row.change}` : "";
   const kind = isWorse(row.change) ? "worse" : row.change === "new" ? "dim-word" : "better";
   const link = element("a", { href: `#${encodeURIComponent(model.name)}/${name}`, title: row.change_why || row.reason || "", "data-class": name },
@@ -181,7 +181,7 @@ async function show(name, device) {
 function classSection(model, name, found) {
   const row = model.cells.get(name), detail = found.classes[name], history = found.history[name] ?? [];
   const section = element("section", {}, element("h3", {}, `${name}: `, element("span", { class: `verdict ${row.verdict}` }, row.verdict),
-    row.failed || !row.speedup ? "" : ` ${times(row.speedup)} (${range(row.low, row.high)}) by ${row.recipe}`));
+    row.failed || !row.speedup ? "" : ` ${times(row.speedup)} (${range(row.speedup_ci_low, row.speedup_ci_high)}) by ${row.recipe}`));
   const add = (...parts) => section.append(...parts.filter(Boolean));
   if (row.reason) add(element("p", {}, row.code ? element("code", {}, row.code) : "", row.code ? " " : "", row.reason));
   if (row.change && row.change !== "unchanged") {

@@ -1,0 +1,262 @@
+"""The report that a campaign prints at its end: a table of verdicts, reasons, and commands to try
+next.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from urllib.parse import urlparse
+
+from rich.console import Console
+from rich.text import Text
+
+from freezer.artifact import Tradeoff
+from freezer.files import SCHEMES
+from freezer.hardware import PORTABLE
+from freezer.store import one_spelling
+from pipeline.records import STYLES, Outcome, Row, rounded
+from pipeline.reporting.campaign_report import CampaignReport
+from pipeline.reporting.costs import ClassCost
+from pipeline.reporting.fitting_table import Columns, fitting_table
+from pipeline.tracking import without_password
+from pipeline.workspace import log_place
+
+UNEXPLAINED = ("crash", "timeout", "memory", "output", "error")
+"""Failures that are printed with the end of their log, since the reason alone does not explain
+them.
+"""
+
+MAX_LOG_LINES = 8
+
+_UNCHANGED, _COST = " ", "cost per 1M"
+_FIGURES = ("speedup (95% CI)", "p50 ms", "eager ms", _COST, "error ratio", "version")
+_SECONDS = ("build s", "judge s")
+COLUMNS = Columns(
+    names=("model", "device class", "verdict", _UNCHANGED, "recipe", *_FIGURES, *_SECONDS),
+    numeric=(*_FIGURES, *_SECONDS),
+    dropped_first=(
+        *_SECONDS,
+        "eager ms",
+        "p50 ms",
+        "version",
+        "error ratio",
+        _UNCHANGED,
+        "recipe",
+        _COST,
+    ),
+    optional=(_UNCHANGED, _COST),
+)
+
+MAX_PARETO_CHARS = 80
+"""Width of the line of a Pareto front, unless the names of model and class leave no room."""
+
+
+def print_report(report: CampaignReport, console: Console, store: str = "./store") -> None:
+    """Print the table of verdicts, failures first, and below it reasons, logs, warnings and
+    Pareto fronts.
+
+    Args:
+        report: the report to print.
+        console: console to print on.
+        store: URI of the store, which has the logs.
+    """
+    outcomes = sorted(report.outcomes, key=lambda outcome: not outcome.failed)
+    console.print(Text(f"campaign {report.campaign}", style="italic"))
+    costs = _cost_cells(report.costs)
+    rows = [
+        _cells(outcome, costs.get((outcome.model, outcome.device_class), ""))
+        for outcome in outcomes
+    ]
+    console.print(fitting_table(COLUMNS, rows, console))
+    for line in (
+        *_reasons(outcomes, store),
+        *_warnings(outcomes),
+        *_fronts(outcomes, report.limited),
+        *(Text(failure, style="red") for failure in report.infrastructure),
+        Text(_summary(report, outcomes)),
+    ):
+        console.print(line, soft_wrap=True)
+
+
+def _cells(outcome: Outcome, cost: str) -> dict[str, Text | str]:
+    row, kind = Row.of(outcome), outcome.failure_kind
+    verdict = f"{row.verdict}: {kind}" if kind else row.verdict
+    return {
+        "model": row.model,
+        "device class": row.device_class,
+        "verdict": Text(verdict, style=STYLES.get(row.verdict, "")),
+        _UNCHANGED: "unchanged" if row.cached else "",
+        "recipe": row.recipe or "",
+        "speedup (95% CI)": row.speedup_text,
+        "p50 ms": rounded(row.p50_ms),
+        "eager ms": rounded(row.eager_p50_ms),
+        _COST: cost,
+        "error ratio": "" if row.error_ratio is None else f"{row.error_ratio:.2f}",
+        "version": str(row.version or ""),
+        "build s": "" if row.cached else f"{row.build_s:.1f}",
+        "judge s": "" if row.cached else f"{row.judge_s:.1f}",
+    }
+
+
+def _cost_cells(costs: Sequence[ClassCost]) -> dict[tuple[str, str], str]:
+    """Return the costs by model and class; of several classes of a model, the cheapest that meets
+    the limits is marked.
+    """
+    num_classes = Counter(cost.model for cost in costs)
+    cells = {}
+    for cost in costs:
+        note = "" if cost.meets_limits else " not within limits"
+        if cost.cheapest and num_classes[cost.model] > 1:
+            note = " cheapest"
+        cells[cost.model, cost.device_class] = f"{cost.cost_per_million:.3g}{note}"
+    return cells
+
+
+def _reasons(outcomes: Iterable[Outcome], store: str) -> Iterable[Text]:
+    """Yield why outcomes are unpublished, or slower than eager somewhere, with their logs; one line
+    for equal reasons of a model.
+    """
+    groups = defaultdict[tuple[str, str], list[Outcome]](list)
+    for outcome in outcomes:
+        if outcome.coded_reason and (outcome.verdict != "published" or _is_slow_somewhere(outcome)):
+            groups[outcome.model, outcome.coded_reason].append(outcome)
+    for (_, reason), alike in groups.items():
+        yield _about(alike, reason)
+        first = alike[0]
+        if first.log_tail and first.failure_kind in UNEXPLAINED:
+            last = first.log_tail.splitlines()[-MAX_LOG_LINES:]
+            yield Text("\n".join(f"    {line}" for line in last), style="dim")
+        logs = dict.fromkeys(log for outcome in alike for log in _logs(outcome, store))
+        for log in logs:
+            yield Text(f"    log: {log}")
+
+
+def _about(alike: Sequence[Outcome], text: str, style: str = "") -> Text:
+    """Return a line about outcomes of one model."""
+    classes = ", ".join(outcome.device_class for outcome in alike)
+    return Text.assemble((f"{alike[0].model} {classes}: ", "bold"), (text, style))
+
+
+def _is_slow_somewhere(outcome: Outcome) -> bool:
+    """Whether a payload of the published recipe was slower than eager at a thread count and
+    size.
+    """
+    points = outcome.report.points if outcome.report else ()
+    return outcome.device_class != PORTABLE and any(point.verdict == "slower" for point in points)
+
+
+def _logs(outcome: Outcome, store: str) -> list[str]:
+    """Return where the logs of the tasks are that failed: of builds, or else of the judge.
+
+    In a folder, only logs that exist.
+    """
+    if outcome.failure is None:
+        return []
+    failed = [report.build_key for report in outcome.candidates if report.failure]
+    uri = one_spelling(store)
+    places = [log_place(uri, key) for key in failed or [outcome.judge_key] if key]
+    if urlparse(uri).scheme in SCHEMES:
+        return places
+    return [place for place in places if Path(place).is_file()]
+
+
+def _warnings(outcomes: Iterable[Outcome]) -> Iterable[Text]:
+    """Yield the warnings of captures of published outcomes."""
+    groups = defaultdict[tuple[str, str], list[Outcome]](list)
+    for outcome in outcomes:
+        for warning in outcome.warnings if outcome.verdict == "published" else ():
+            groups[outcome.model, warning].append(outcome)
+    for (_, warning), alike in groups.items():
+        yield _about(alike, f"warning: {warning}", "yellow")
+
+
+def _fronts(outcomes: Iterable[Outcome], limited: frozenset[str]) -> Iterable[Text]:
+    """Yield the Pareto fronts of outcomes with limits or another objective than the median."""
+    for outcome in outcomes:
+        if len(outcome.pareto) > 1 and (outcome.objective != "p50" or outcome.model in limited):
+            yield _pareto_line(outcome)
+
+
+def _pareto_line(outcome: Outcome) -> Text:
+    """Return the Pareto front in a line: figures of the outcome's recipe, then as many other
+    candidates as fit into MAX_PARETO_CHARS.
+    """
+    texts = []
+    for tradeoff in sorted(outcome.pareto, key=lambda item: item.recipe != outcome.recipe):
+        figures = _front_figures(tradeoff, outcome.objective)
+        own = tradeoff.recipe == outcome.recipe
+        texts.append(figures if own else f"{tradeoff.recipe} {figures}")
+    for num_shown in range(len(texts), -1, -1):
+        num_left = len(texts) - num_shown
+        rest = [f"{num_left} more"] if num_left else []
+        line = _about([outcome], "pareto: " + "; ".join([*texts[:num_shown], *rest]))
+        if len(line) <= MAX_PARETO_CHARS:
+            break
+    return line
+
+
+def _front_figures(item: Tradeoff, objective: str) -> str:
+    timings = {"p95": ("ms", item.p95_ms), "throughput": ("items/s", item.items_per_s)}
+    figures = (
+        timings.get(objective, ("ms", item.p50_ms)),
+        ("MB", item.size_mb),
+        ("ms to load", item.load_ms),
+        ("MB of memory", item.memory_mb),
+    )
+    texts = []
+    for unit, value in figures:
+        if value is not None:
+            digits = 3 if value < 1000 else 6
+            texts.append(f"{value:.{digits}g} {unit}")
+    return ", ".join(texts)
+
+
+def _summary(report: CampaignReport, outcomes: Sequence[Outcome]) -> str:
+    counts = Counter(outcome.verdict for outcome in outcomes)
+    unchanged = sum(outcome.cached for outcome in outcomes)
+    words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "no outcome"
+    note = f" ({unchanged} unchanged)" if unchanged else ""
+    stopped = "; interrupted, run the same command to continue" if report.interrupted else ""
+    return f"{words}{note} in {report.finished - report.started:.0f} s{stopped}"
+
+
+def print_next_steps(
+    report: CampaignReport, console: Console, *, store: str, tracking_uri: str
+) -> None:
+    """Print commands to try next, as they run in this environment: browse, report, and for a
+    published model pull and load.
+    """
+    if not report.outcomes:
+        return
+    console.print("\n[bold]Try next[/bold]", highlight=False)
+    for name, words in _next_steps(report, store, tracking_uri).items():
+        line = f"  {name:<8} {shlex.join(words)}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _next_steps(
+    report: CampaignReport, store: str, tracking_uri: str
+) -> Mapping[str, Sequence[str]]:
+    commands: dict[str, Sequence[str]] = {}
+    activate = Path(sys.prefix) / "bin" / "activate"
+    if activate.is_file() and shutil.which("coldpress") is None:
+        commands["activate"] = [".", str(activate)]
+    address = without_password(tracking_uri)
+    remote = urlparse(tracking_uri).scheme in ("http", "https")
+    commands["browse"] = [address] if remote else ["mlflow", "ui", "--backend-store-uri", address]
+    is_default = store == "./store"
+    location = [] if is_default else ["--store", store]
+    commands["report"] = ["coldpress", "report", report.campaign, *location]
+    published = [outcome.model for outcome in report.outcomes if outcome.version is not None]
+    if published:
+        model = published[0]
+        argument = json.dumps(model) + ("" if is_default else f", store={json.dumps(store)}")
+        commands["pull"] = ["coldpress", "pull", model, *location, "--dest", f"pulled/{model}"]
+        commands["load"] = ["python", "-c", f"import freezer; print(freezer.load({argument}))"]
+    return commands

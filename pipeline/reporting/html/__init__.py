@@ -1,0 +1,4 @@
+"""The HTML report of a campaign.
+
+Read first: html_report.py.
+"""
