@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from freezer.artifact import Manifest, Payload, is_exact
+from freezer.artifact import Payload, is_exact
 from freezer.errors import CudaGraphsError, first_line
 
 NUM_WARM_UP = 4
@@ -25,39 +25,6 @@ and allocate in the first.
 
 _Call = Callable[[list[Tensor]], Sequence[Tensor]]
 """Runs a payload on tensors."""
-
-
-def check_graphs(manifest: Manifest, payloads: Sequence[Payload], device: torch.device) -> None:
-    """Check that calls of an artifact can be captured.
-
-    Args:
-        manifest: of the artifact.
-        payloads: those to open.
-        device: to run on.
-
-    Raises:
-        CudaGraphsError: they cannot.
-    """
-    why = None
-    if device.type != "cuda":
-        why = (
-            f"the artifact for {manifest.device_class} does not run on a GPU; set device_class to a"
-            " CUDA class, or strict=True"
-        )
-    elif manifest.stateful:
-        why = "a call changes its state, and a replay would start from the captured state"
-    elif not manifest.drift.deterministic:
-        why = (
-            "it draws random numbers, or sums in varying order, so that a replay cannot be checked"
-        )
-    elif not any(is_exact(payload) for payload in payloads):
-        dims = ", ".join(str(dim) for payload in payloads for dim in payload.dims)
-        why = f"it has no payload for one size ({dims}); freeze it with `points`, or without dims"
-    if why is not None:
-        raise CudaGraphsError(
-            f"{manifest.model} for {manifest.device_class}: no CUDA graphs: {why}; or load it"
-            " without cuda_graphs"
-        )
 
 
 class CudaGraphs:

@@ -1,17 +1,18 @@
 """Decide from JSON alone whether a machine or process can serve an artifact. Imports no torch.
 
-`rungs` orders the published device classes; each `refuse_by_...` returns why an artifact is
-refused, or None.
+`rungs` orders the published device classes; CHECKS lists the reasons against an artifact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Literal, NamedTuple
 
 from freezer.artifact import Manifest, Payload, PayloadKind, counts_of, set_within, version_tuple
 from freezer.errors import Refusal
-from freezer.hardware import DEVICE_CLASSES, CudaHere, DeviceClass, Machine, can_run, cuda_version
+from freezer.hardware import DEVICE_CLASSES, Machine, can_run, cuda_version
+from freezer.serving.process import ServingProcess
 
 NEWER_TORCH: Mapping[PayloadKind, Literal["opens", "canary decides"]] = {
     # its code calls libtorch, which promises little compatibility across versions
@@ -31,25 +32,24 @@ def rungs(published: Iterable[str], machine: Machine) -> list[str]:
     """The published device classes that a machine can run, most specific first; classes of newer
     releases are ignored.
     """
-    known = [name for name in published if name in DEVICE_CLASSES]
-    runnable = [name for name in known if any(can_run(name, own) for own in machine.classes)]
     order = list(machine.classes)
+    runnable = [
+        name
+        for name in published
+        if name in DEVICE_CLASSES and any(can_run(name, served) for served in order)
+    ]
     return sorted(runnable, key=lambda name: order.index(name) if name in order else len(order))
 
 
 def refuse_by_class(name: str, published: Iterable[str], machine: Machine) -> Refusal:
     """Why a device class is not one of `rungs`."""
+    got = f"a machine for {', '.join(machine.classes)}"
+    kind = "cuda" if name.startswith("cuda-") else name
+    why_not = machine.why_not.get(name) or machine.why_not.get(kind)
     if name not in published:
-        return Refusal(
-            rung=name,
-            reason="class_mismatch",
-            got=f"only {', '.join(published) or 'nothing'} published",
-            expected=name,
-        )
-    why_not = machine.why_not.get(name) or (
-        machine.why_not.get("cuda") if name.startswith("cuda-") else None
-    )
-    got = f"a machine for {', '.join(machine.classes)}" + (f" ({why_not})" if why_not else "")
+        got = f"only {', '.join(published) or 'nothing'} published"
+    elif why_not:
+        got += f" ({why_not})"
     return Refusal(rung=name, reason="class_mismatch", got=got, expected=name)
 
 
@@ -58,135 +58,199 @@ def unserved_gpus(published: Iterable[str], machine: Machine) -> list[Refusal]:
     machine without GPUs.
     """
     own = [name for name in machine.classes if name.startswith("cuda-")]
-    found = []
+    refusals: list[Refusal] = []
     for name in published:
         known = DEVICE_CLASSES.get(name)
         if known is None or known.kind != "cuda" or name in own:
             continue
-        if (
-            name in machine.why_not
-        ):  # a GPU of the class, with a CPU that does not run its host code
-            found.append(
-                Refusal(
-                    rung=name,
-                    reason="host_mismatch",
-                    got=machine.why_not[name],
-                    expected=f"a CPU of {known.host}",
-                )
-            )
+        # A GPU of the class, with a CPU that does not run its host code.
+        why_not = machine.why_not.get(name)
+        if why_not is not None:
+            reason, got, expected = "host_mismatch", why_not, f"a CPU of {known.host}"
+            refusals.append(Refusal(rung=name, reason=reason, got=got, expected=expected))
         elif own:
-            found.append(
-                Refusal(rung=name, reason="capability_mismatch", got=", ".join(own), expected=name)
+            got = ", ".join(own)
+            refusals.append(
+                Refusal(rung=name, reason="capability_mismatch", got=got, expected=name)
             )
-    return found
+    return refusals
 
 
-def refuse_by_version(name: str, number: int) -> Refusal:
-    """The refusal of a device class that only version `number` has, which is older than the
-    requested one.
-    """
-    expected = f"it in this version (freeze it again, or load version {number})"
-    return Refusal(
-        rung=name, reason="older_version", got=f"only version {number} has it", expected=expected
+class Problem(NamedTuple):
+    """A reason against an artifact: its code, what was found, and what the artifact needs."""
+
+    reason: str
+    got: str
+    expected: str
+
+
+def _wrong_runtime(manifest: Manifest, process: ServingProcess) -> Problem | None:
+    """The native runtime does not serve the artifact."""
+    if process.options.runtime != "native":
+        return None
+    dtypes = {spec.name: spec.dtype for spec in manifest.inputs.tensors}
+    dtypes |= {spec.name: spec.dtype for spec in manifest.outputs}
+    bfloat16 = [name for name, dtype in dtypes.items() if dtype == "bfloat16"]
+    if DEVICE_CLASSES[manifest.device_class].kind == "cuda":
+        got = "an artifact for a GPU"
+    elif not native_payloads(manifest):
+        kinds = sorted({payload.kind for payload in manifest.payloads})
+        got = f"payloads of {' and '.join(kinds)} only"
+    elif manifest.stateful or manifest.recipe.preserve:
+        got = "a model with state, or with preserved names"
+    elif bfloat16:
+        got = f"bfloat16, which numpy lacks, in {', '.join(bfloat16)}"
+    else:
+        return None
+    expected = (
+        "Inductor payloads for CPUs, as the native runtime serves no others; load(...,"
+        " runtime='torch')"
     )
+    return Problem("not_native", got, expected)
 
 
-def refuse_by_device(manifest: Manifest, device: str | None) -> Refusal | None:
-    """Why an artifact does not run on the requested device; None where it does, or no device was
-    requested.
-    """
-    kind = DEVICE_CLASSES[manifest.device_class].kind
+def _wrong_device(manifest: Manifest, process: ServingProcess) -> Problem | None:
+    """The artifact does not run on the requested device."""
+    device, kind = process.options.device, DEVICE_CLASSES[manifest.device_class].kind
     if device is None or (kind == "cuda") == device.startswith("cuda"):
         return None
     got = f"an artifact for a {'GPU' if kind == 'cuda' else 'CPU'}"
-    return _refusal(manifest, "device_mismatch", got, f"device {device}")
+    return Problem("device_mismatch", got, f"device {device}")
 
 
-def refuse_by_cuda(manifest: Manifest, here: CudaHere) -> Refusal | None:
-    """Why an artifact for a GPU does not serve; None where it does, and for an artifact for a CPU.
-
-    The reason is `no_cuda`, `capability_mismatch`, `cuda_too_old` or `driver_too_old`.
-    """
-    made_for = DEVICE_CLASSES[manifest.device_class]
+def _wrong_gpu(manifest: Manifest, process: ServingProcess) -> Problem | None:
+    """The artifact is for a GPU, and the process has none of its compute capability."""
+    made_for, here = DEVICE_CLASSES[manifest.device_class], process.cuda
     if made_for.kind != "cuda":
         return None
-    needs = manifest.needs.cuda
-    assert needs is not None, "an artifact for a GPU has needs.cuda"
-
+    assert manifest.needs.cuda is not None, "an artifact for a GPU has needs.cuda"
+    expected = f"a GPU of compute capability {manifest.needs.cuda.capability}"
     if not here.devices:
-        return _refusal(
-            manifest,
-            "no_cuda",
-            here.why_not or "no such GPU",
-            f"a GPU of compute capability {needs.capability}",
-        )
-    if all(capability != made_for.capability for _, capability in here.devices):
-        seen = ", ".join(
-            f"{name} of {capability // 10}.{capability % 10}" for name, capability in here.devices
-        )
-        return _refusal(
-            manifest, "capability_mismatch", seen, f"a GPU of compute capability {needs.capability}"
-        )
-    runtime, driver = needs.runtime, needs.driver
-    compiled = any(
-        payload.kind == "inductor" for payload in manifest.payloads
-    )  # other kinds use torch's own kernels
-    if compiled and runtime and cuda_version(here.runtime) < cuda_version(runtime):
-        return _refusal(
-            manifest,
-            "cuda_too_old",
-            f"a torch for CUDA {here.runtime}",
-            f"a torch for CUDA {runtime} or newer",
-        )
-    if driver and here.driver and cuda_version(here.driver) < cuda_version(driver):
-        return _refusal(
-            manifest, "driver_too_old", f"driver {here.driver}", f"driver {driver} or newer"
-        )
+        return Problem("no_cuda", here.why_not or "no such GPU", expected)
+    if any(capability == made_for.capability for _, capability in here.devices):
+        return None
+    gpus = [f"{name} of {number // 10}.{number % 10}" for name, number in here.devices]
+    return Problem("capability_mismatch", ", ".join(gpus), expected)
+
+
+def _old_cuda(manifest: Manifest, process: ServingProcess) -> Problem | None:
+    """The artifact is for a GPU, and needs a newer CUDA or driver."""
+    needs, here = manifest.needs.cuda, process.cuda
+    if needs is None or DEVICE_CLASSES[manifest.device_class].kind != "cuda":
+        return None
+    # Payloads of other kinds use torch's own kernels.
+    compiled = any(payload.kind == "inductor" for payload in manifest.payloads)
+    if compiled and needs.runtime and cuda_version(here.runtime) < cuda_version(needs.runtime):
+        got, expected = f"a torch for CUDA {here.runtime}", f"a torch for CUDA {needs.runtime}"
+        return Problem("cuda_too_old", got, f"{expected} or newer")
+    if needs.driver and here.driver and cuda_version(here.driver) < cuda_version(needs.driver):
+        got, expected = f"driver {here.driver}", f"driver {needs.driver} or newer"
+        return Problem("driver_too_old", got, expected)
     return None
 
 
-def refuse_by_torch(
-    manifest: Manifest, torch_version: str, *, canary: bool = True
-) -> Refusal | None:
-    """Why a torch version does not open the payloads: it is older than theirs, or newer and no
-    canary will check it.
-    """
-    here, made = version_tuple(torch_version), version_tuple(manifest.needs.torch)
+def _wrong_torch(manifest: Manifest, process: ServingProcess) -> Problem | None:
+    """The version of torch is older than that of the payloads, or newer and no canary checks it."""
+    here, made = version_tuple(process.torch_version), version_tuple(manifest.needs.torch)
+    got, expected = f"torch {process.torch_version}", f"torch >= {manifest.needs.torch}"
     if here < made:
-        return _refusal(
-            manifest, "torch_too_old", f"torch {torch_version}", f"torch >= {manifest.needs.torch}"
-        )
-    if (
-        here > made
-        and not canary
-        and any(NEWER_TORCH[payload.kind] == "canary decides" for payload in manifest.payloads)
-    ):
-        expected = f"torch {manifest.needs.torch}, or load(..., canary=True)"
-        return _refusal(
-            manifest, "torch_untried", f"torch {torch_version}, and no canary", expected
-        )
-    return None
+        return Problem("torch_too_old", got, expected)
+    unsure = any(NEWER_TORCH[payload.kind] == "canary decides" for payload in manifest.payloads)
+    if here == made or process.options.canary or not unsure:
+        return None
+    expected = f"torch {manifest.needs.torch}, or load(..., canary=True)"
+    return Problem("torch_untried", f"{got}, and no canary", expected)
 
 
-def refuse_by_engine(manifest: Manifest, installed: Mapping[str, str]) -> Refusal | None:
-    """Why an artifact does not serve with the installed engines: one is missing, or older than the
-    payloads.
-
-    Args:
-        manifest: of the artifact. Those of payloads made by hand may lack the versions.
-        installed: versions by package.
+def _wrong_engine(manifest: Manifest, process: ServingProcess) -> Problem | None:
+    """An engine is missing, or older than the payloads. The manifests of payloads made by hand may
+    lack the versions.
     """
+    installed = process.engines
     missing = [engine for engine in manifest.engines if engine not in installed]
     if missing:
-        expected = f"{' and '.join(missing)} (pip install 'coldpress[{','.join(missing)}]')"
-        return _refusal(
-            manifest, "runtime_missing", f"{' and '.join(missing)} not installed", expected
-        )
+        names = " and ".join(missing)
+        expected = f"{names} (pip install 'coldpress[{','.join(missing)}]')"
+        return Problem("runtime_missing", f"{names} not installed", expected)
     for engine, least in manifest.needs.packages.items():
         if version_tuple(installed[engine]) < version_tuple(least):
             expected = f"{engine} >= {least} (pip install --upgrade {engine})"
-            return _refusal(manifest, "runtime_too_old", f"{engine} {installed[engine]}", expected)
+            return Problem("runtime_too_old", f"{engine} {installed[engine]}", expected)
     return None
+
+
+def _too_few_threads(manifest: Manifest, process: ServingProcess) -> Problem | None:
+    """All payloads are made for more threads than calls may use."""
+    num_threads = process.num_threads
+    if set_within(manifest.payloads, num_threads):
+        return None
+    counts = counts_of(manifest.payloads)
+    got = f"{num_threads} thread{'s' if num_threads > 1 else ''}"
+    remedy = f", or freeze it for `threads: {[*reversed(counts), num_threads]}`"
+    for dropped in manifest.freezing.dropped:
+        if dropped.num_threads <= num_threads:
+            got += f" (the payload for {dropped.num_threads} was dropped: {dropped.reason})"
+            remedy = ""
+            break
+    expected = f"{' or '.join(map(str, counts))} (load(..., threads=N){remedy})"
+    return Problem("threads_mismatch", got, expected)
+
+
+def _wrong_layout(manifest: Manifest, process: ServingProcess) -> Problem | None:
+    """Packed weights would be much slower than judged, because oneDNN expects another layout, also
+    under the limits that `limit_isa` allows.
+    """
+    limits = DEVICE_CLASSES[manifest.device_class].limits
+    machine, wanted = process.machine(), _layouts(manifest)
+    allowed = process.machine(limits) if process.options.limit_isa else machine
+    if machine.serves(wanted) or allowed.serves(wanted):
+        return None
+    wrong = {
+        dtype: layout for dtype, layout in wanted.items() if allowed.layouts.get(dtype) != layout
+    }
+    here = _by_dtype({dtype: allowed.layouts.get(dtype, "nothing") for dtype in wrong})
+    got, expected = f"oneDNN packing for {here} here", f"weights packed for {_by_dtype(wrong)}"
+    if allowed.limits:
+        got += f" under {allowed.limits}"
+    if limits:
+        variables = " ".join(f"{name}={value}" for name, value in limits.items())
+        expected += (
+            f" ({variables} before torch's first operation; load(..., limit_isa=True) sets it)"
+        )
+    return Problem("isa_mismatch", got, expected)
+
+
+CHECKS: tuple[Callable[[Manifest, ServingProcess], Problem | None], ...] = (
+    _wrong_runtime,
+    _wrong_device,
+    _wrong_gpu,
+    _old_cuda,
+    _wrong_torch,
+    _wrong_engine,
+    _too_few_threads,
+    _wrong_layout,
+)
+"""The reasons against an artifact, in the order in which they are reported."""
+
+
+def refusal_of(manifest: Manifest, process: ServingProcess) -> Refusal | None:
+    """The first reason against an artifact in a process; None where it serves."""
+    if process.options.runtime == "native" and native_payloads(manifest):
+        manifest = replace(manifest, payloads=native_payloads(manifest))
+    for check in CHECKS:
+        problem = check(manifest, process)
+        if problem is not None:
+            return Refusal(rung=manifest.device_class, **problem._asdict())
+    return None
+
+
+def limits_for(manifest: Manifest, process: ServingProcess) -> Mapping[str, str]:
+    """Environment variables that limit oneDNN as packed weights require; empty where it need not
+    be limited.
+    """
+    if process.machine().serves(_layouts(manifest)):
+        return {}
+    return DEVICE_CLASSES[manifest.device_class].limits
 
 
 def native_payloads(manifest: Manifest) -> tuple[Payload, ...]:
@@ -194,98 +258,17 @@ def native_payloads(manifest: Manifest) -> tuple[Payload, ...]:
     return tuple(payload for payload in manifest.payloads if payload.kind == "inductor")
 
 
-def refuse_by_runtime(manifest: Manifest) -> Refusal | None:
-    """Why the native runtime does not serve an artifact; None where it does."""
-    got = None
-    dtypes = {item.name: item.dtype for item in manifest.inputs.tensors} | {
-        item.name: item.dtype for item in manifest.outputs
-    }
-    odd = [name for name, dtype in dtypes.items() if dtype == "bfloat16"]
-    if DEVICE_CLASSES[manifest.device_class].kind == "cuda":
-        got = "an artifact for a GPU"
-    elif not native_payloads(manifest):
-        got = (
-            f"payloads of {' and '.join(sorted({payload.kind for payload in manifest.payloads}))}"
-            " only"
-        )
-    elif manifest.stateful or manifest.recipe.preserve:
-        got = "a model with state, or with preserved names"
-    elif odd:
-        got = f"bfloat16, which numpy lacks, in {', '.join(odd)}"
-    expected = (
-        "Inductor payloads for CPUs, as the native runtime serves no others; load(...,"
-        " runtime='torch')"
-    )
-    return None if got is None else _refusal(manifest, "not_native", got, expected)
-
-
-def refuse_by_threads(manifest: Manifest, num_threads: int) -> Refusal | None:
-    """Why no payload serves a process that may use `num_threads`: all are made for more.
-
-    None where one does.
+def _layouts(manifest: Manifest) -> dict[str, str]:
+    """The layouts of packed weights by dtype. Where a manifest records none, payloads for a thread
+    count were packed, in float32.
     """
-    if set_within(manifest.payloads, num_threads):
-        return None
-    counts = counts_of(manifest.payloads)
-    remedy, why = (
-        f"load(..., threads=N), or freeze it for `threads: {[*reversed(counts), num_threads]}`",
-        "",
-    )
-    dropped = next(
-        (item for item in manifest.freezing.dropped if item.num_threads <= num_threads), None
-    )
-    if dropped is not None:
-        remedy, why = (
-            "load(..., threads=N)",
-            f" (the payload for {dropped.num_threads} was dropped: {dropped.reason})",
-        )
-    expected = f"{' or '.join(map(str, counts))} ({remedy})"
-    return _refusal(
-        manifest,
-        "threads_mismatch",
-        f"{num_threads} thread{'s' if num_threads > 1 else ''}{why}",
-        expected,
-    )
-
-
-def refuse_by_isa(manifest: Manifest, machine: Machine) -> Refusal | None:
-    """Why packed weights would be much slower than judged: oneDNN expects another layout.
-
-    None where it expects theirs.
-    """
-    made = DEVICE_CLASSES[manifest.device_class]
-    wanted: dict[str, str] = {}
+    made, wanted = DEVICE_CLASSES[manifest.device_class], dict[str, str]()
     for payload in manifest.payloads:
-        wanted |= _unrecorded_layouts(payload, made) if payload.layouts is None else payload.layouts
-    if machine.serves(wanted):
-        return None
-    wrong = {
-        dtype: layout for dtype, layout in wanted.items() if machine.layouts.get(dtype) != layout
-    }
-    limits = " ".join(f"{name}={value}" for name, value in made.limits.items())
-    remedy = (
-        f" ({limits} before torch's first operation; load(..., limit_isa=True) sets it)"
-        if limits
-        else ""
-    )
-    here = _by_dtype({dtype: machine.layouts.get(dtype, "nothing") for dtype in wrong})
-    got = f"oneDNN packing for {here} here" + (f" under {machine.limits}" if machine.limits else "")
-    return _refusal(manifest, "isa_mismatch", got, f"weights packed for {_by_dtype(wrong)}{remedy}")
-
-
-def _refusal(manifest: Manifest, reason: str, got: str, expected: str) -> Refusal:
-    return Refusal(rung=manifest.device_class, reason=reason, got=got, expected=expected)
-
-
-def _unrecorded_layouts(payload: Payload, made: DeviceClass) -> Mapping[str, str]:
-    """Layouts for a manifest that records none: payloads for a thread count were packed, in
-    float32.
-    """
-    return (
-        {"float32": made.layouts["float32"]}
-        if payload.num_threads is not None and made.kind == "cpu"
-        else {}
-    )
+        if payload.layouts is not None:
+            wanted |= payload.layouts
+        elif payload.num_threads is not None and made.kind == "cpu":
+            wanted["float32"] = made.layouts["float32"]
+    return wanted
 
 
 def _by_dtype(layouts: Mapping[str, str]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Artifact, Payload, counts_of, set_within
+from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Artifact, Payload, set_within
 from freezer.compare import Values
 from freezer.errors import Refusal
 from freezer.runtime.contract import OpenPayload
@@ -14,8 +14,7 @@ from freezer.runtime.native import NativeModel, NativePayload
 from freezer.runtime.tensor_files import golden_inputs, golden_outputs, load_arrays
 from freezer.serving.canary import check_figures, golden_figures, smallest_sets
 from freezer.serving.compatibility import native_payloads
-from freezer.serving.notices import log_speed
-from freezer.serving.selection import LoadOptions
+from freezer.serving.process import LoadOptions
 
 
 def open_native(
@@ -29,38 +28,29 @@ def open_native(
     """
     manifest = artifact.manifest
     payloads = set_within(native_payloads(manifest), num_threads)
-    golden = (
-        [artifact.file(path).path for path in (GOLDEN_INPUTS, GOLDEN_OUTPUTS)]
-        if options.canary
-        else []
-    )
     with ExitStack() as stack:
-        held = artifact.held(
-            [*(item.path for item in payloads), *golden], stack, private=bool(options.trusted_keys)
-        )
+        golden = (GOLDEN_INPUTS, GOLDEN_OUTPUTS) if options.canary else ()
+        paths = [*(payload.path for payload in payloads), *golden]
+        held = artifact.held(paths, stack, private=bool(options.trusted_keys))
         model = NativeModel(
             spec=manifest.inputs,
             outputs=manifest.outputs,
             structure=manifest.structure,
-            payloads=[_opened(held, payload, num_threads) for payload in payloads],
+            payloads=[_open(held, payload, num_threads) for payload in payloads],
             manifest=manifest,
             ladder=ladder,
         )
         if options.canary:
             run_native_canary(held, model)
-    log_speed(
-        manifest, payloads, num_threads, serving=max(counts_of(payloads), default=num_threads)
-    )
     return model
 
 
-def _opened(artifact: Artifact, payload: Payload, num_threads: int) -> OpenPayload:
-    manifest = artifact.manifest
+def _open(artifact: Artifact, payload: Payload, num_threads: int) -> OpenPayload:
     run = NativePayload(
         artifact.folder / payload.path,
         num_threads=payload.num_threads or num_threads,
-        num_inputs=len(manifest.inputs.tensors),
-        num_outputs=len(manifest.outputs),
+        num_inputs=len(artifact.manifest.inputs.tensors),
+        num_outputs=len(artifact.manifest.outputs),
     )
     return OpenPayload(payload=payload, run=run)
 

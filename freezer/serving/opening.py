@@ -14,24 +14,22 @@ from freezer.artifact import (
     GOLDEN_INPUTS,
     GOLDEN_OUTPUTS,
     Artifact,
+    Manifest,
     Payload,
     counts_of,
     is_exact,
     set_within,
 )
-from freezer.errors import Refusal
+from freezer.errors import CudaGraphsError, Refusal
 from freezer.hardware import detect
 from freezer.hardware import device_class as class_named
 from freezer.runtime.contract import OpenPayload
-from freezer.runtime.cuda_graphs import check_graphs
 from freezer.runtime.devices import CPU, current, device_of
 from freezer.runtime.frozen_model import CallOptions, FrozenModel
 from freezer.runtime.loaders import LOADERS, PayloadLoader, open_inductor
-from freezer.runtime.torch_settings import own_count
-from freezer.runtime.torch_settings import threads as with_threads
+from freezer.runtime.torch_settings import own_count, threads
 from freezer.serving.canary import run_canary
-from freezer.serving.notices import log_speed
-from freezer.serving.selection import LoadOptions
+from freezer.serving.process import LoadOptions
 
 
 def open_artifact(
@@ -40,12 +38,12 @@ def open_artifact(
     """Verify the needed files of an artifact folder, open its payloads, and run the canary.
 
     Args:
-        artifact: serves this machine.
-        num_threads: that calls may use; payloads for this count are opened, else those for the
-            largest count below it.
+        artifact: artifact that serves this machine.
+        num_threads: threads that calls may use; payloads for this count are opened, else those for
+            the largest count below it.
         options: `threads`, `canary`, `device` and `cuda_graphs` apply; with `trusted_keys` private
             copies are opened.
-        ladder: of the model.
+        ladder: artifacts that were refused before this one.
 
     Raises:
         IntegrityError, CanaryError: the bytes or the outputs differ from the published ones.
@@ -58,50 +56,76 @@ def open_artifact(
     payloads = set_within(manifest.payloads, num_threads)
     if options.cuda_graphs:
         check_graphs(manifest, payloads, device)
-    golden = (
-        [artifact.file(path).path for path in (GOLDEN_INPUTS, GOLDEN_OUTPUTS)]
-        if options.canary
-        else []
+    calls = CallOptions(
+        preserve=manifest.recipe.preserve,
+        num_threads=options.threads,
+        device=device,
+        cuda_graphs=options.cuda_graphs,
     )
-    counts = counts_of(payloads)
-    serving = max(counts, default=num_threads if options.threads is not None else own_count())
-
-    def opened(artifact: Artifact) -> FrozenModel:
-        with with_threads(serving), current(device):  # some loaders pack weights
-            runners = [_opened(artifact, payload, options, device) for payload in payloads]
-        return FrozenModel(
-            spec=manifest.inputs,
-            outputs=manifest.outputs,
-            structure=manifest.structure,
-            payloads=runners,
-            manifest=manifest,
-            ladder=ladder,
-            options=CallOptions(
-                preserve=manifest.recipe.preserve,
-                num_threads=options.threads,
-                device=device,
-                cuda_graphs=options.cuda_graphs,
-            ),
-        )
-
     with ExitStack() as stack:
-        held = artifact.held(
-            [*(item.path for item in payloads), *golden], stack, private=bool(options.trusted_keys)
-        )
-        model = opened(held)
+        golden = (GOLDEN_INPUTS, GOLDEN_OUTPUTS) if options.canary else ()
+        paths = [*(payload.path for payload in payloads), *golden]
+        held = artifact.held(paths, stack, private=bool(options.trusted_keys))
+        model = _open(held, payloads, num_threads, calls, ladder)
         if options.canary:
             run_canary(held, model, smallest=True)
             if manifest.stateful:
-                model = opened(held)
-    log_speed(manifest, payloads, num_threads, serving)
+                model = _open(held, payloads, num_threads, calls, ladder)
     return model
 
 
-def _opened(
-    artifact: Artifact, payload: Payload, options: LoadOptions, device: torch.device
-) -> OpenPayload:
-    load: PayloadLoader = LOADERS[payload.kind]
-    if options.cuda_graphs and is_exact(payload) and payload.kind == "inductor":
-        load = partial(open_inductor, one_at_a_time=True)  # as a graph's replays are
-    settings = artifact.manifest.recipe.settings
-    return OpenPayload(payload=payload, run=load(artifact.folder / payload.path, settings, device))
+def _open(
+    artifact: Artifact,
+    payloads: Sequence[Payload],
+    num_threads: int,
+    calls: CallOptions,
+    ladder: Sequence[Refusal],
+) -> FrozenModel:
+    manifest = artifact.manifest
+    any_count = num_threads if calls.num_threads is not None else own_count()
+    runners: list[OpenPayload] = []
+    # Some loaders pack weights for the thread count.
+    with threads(max(counts_of(payloads), default=any_count)), current(calls.device):
+        for payload in payloads:
+            load: PayloadLoader = LOADERS[payload.kind]
+            if calls.cuda_graphs and is_exact(payload) and payload.kind == "inductor":
+                load = partial(open_inductor, one_at_a_time=True)  # as a graph's replays are
+            path = artifact.folder / payload.path
+            run = load(path, manifest.recipe.settings, calls.device)
+            runners.append(OpenPayload(payload=payload, run=run))
+    return FrozenModel(
+        spec=manifest.inputs,
+        outputs=manifest.outputs,
+        structure=manifest.structure,
+        payloads=runners,
+        manifest=manifest,
+        ladder=ladder,
+        options=calls,
+    )
+
+
+def check_graphs(manifest: Manifest, payloads: Sequence[Payload], device: torch.device) -> None:
+    """Check that calls of an artifact can be captured.
+
+    Raises:
+        CudaGraphsError: they cannot.
+    """
+    if device.type != "cuda":
+        problem = (
+            f"the artifact for {manifest.device_class} does not run on a GPU; set device_class to a"
+            " CUDA class, or strict=True"
+        )
+    elif manifest.stateful:
+        problem = "a call changes its state, and a replay would start from the captured state"
+    elif not manifest.drift.deterministic:
+        problem = (
+            "it draws random numbers, or sums in varying order, so that a replay cannot be checked"
+        )
+    elif not any(is_exact(payload) for payload in payloads):
+        problem = "it has no payload for one size; freeze it with `points`, or without dims"
+    else:
+        return
+    raise CudaGraphsError(
+        f"{manifest.model} for {manifest.device_class}: no CUDA graphs: {problem}; or load it"
+        " without cuda_graphs"
+    )

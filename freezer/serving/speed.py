@@ -28,7 +28,7 @@ from freezer.runtime.input_sets import InputSet, distinct_at, on_device
 from freezer.runtime.tensor_files import golden_inputs, load_tensors
 from freezer.runtime.torch_settings import threads
 from freezer.serving.opening import open_artifact
-from freezer.serving.selection import LoadOptions
+from freezer.serving.process import LoadOptions
 from freezer.spec import SamplingPolicy, bind
 from freezer.store import Store, Version
 from freezer.timing import meter_of, sample, speedup

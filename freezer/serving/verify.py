@@ -17,13 +17,14 @@ from freezer.errors import (
     UsageError,
 )
 from freezer.hardware import PORTABLE, describe_host
-from freezer.runtime.devices import with_index
 from freezer.serving.canary import CanaryFigure, run_canary
 from freezer.serving.compatibility import rungs
-from freezer.serving.load import images_of, process_here, resolve_reference
+from freezer.serving.images import Image, images_of, resolve_reference
 from freezer.serving.opening import open_artifact
-from freezer.serving.selection import Image, LoadOptions, Selection, failure, select_image
+from freezer.serving.process import LoadOptions
+from freezer.serving.selection import Selection, failure, select_image
 from freezer.serving.speed import check_same_weights, check_speed, fetch_portable, read_portable
+from freezer.serving.this_process import process_here
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,16 +87,15 @@ def verify(
     options = LoadOptions(
         device_class=device_class,
         threads=threads,
-        device=None if device is None else str(with_index(device)),
-        canary=False,
+        device=device,
         min_version=min_version,
     )
     given = None if portable is None else read_portable(portable)
     with ExitStack() as stack:
         published = resolve_reference(reference, store)
         images = images_of(reference, published, stack)
-        process = process_here(images, options)
-        selection = select_image(images, process, replace(options, canary=True))
+        process = process_here(options, [image.device_class for image in images])
+        selection = select_image(images, process)
         for refusal in selection.refused:
             if refusal.reason == "tampered":
                 raise IntegrityError(refusal.got)
@@ -119,6 +119,7 @@ def verify(
             artifact = fetched.held(
                 [item.path for item in fetched.manifest.contents], stack, private=bool(keys)
             )
+            options = replace(process.options, canary=False)
             model = open_artifact(artifact, process.num_threads, options)
             figures = tuple(run_canary(artifact, model))
         except ColdpressError:
@@ -154,7 +155,7 @@ def _check_best(reference: str | Path, images: Sequence[Image], selection: Selec
     serves, process = selection.chosen.device_class, selection.process
     reasons = [str(item) for item in selection.refused]
     remedy = ""
-    if not reasons and serves == PORTABLE and selection.options.device_class == "auto":
+    if not reasons and serves == PORTABLE and process.options.device_class == "auto":
         published, machine = [image.device_class for image in images], process.machine()
         unlimited = rungs(published, describe_host(process.host, {}))
         lost = [name for name in unlimited if name not in rungs(published, machine)]

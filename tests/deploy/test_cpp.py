@@ -38,7 +38,7 @@ from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.runtime.tensor_files import load_tensors, save_tensors
 from freezer.serving.canary import canary_figures
 from freezer.serving.opening import open_artifact
-from freezer.serving.selection import LoadOptions
+from freezer.serving.process import LoadOptions
 from freezer.spec import NestedSpec
 from tests.conftest import Frozen, Several
 from tests.support.models import TinyConv, seeded

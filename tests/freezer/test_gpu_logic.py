@@ -28,24 +28,20 @@ from freezer.freezing.recipes import KEPT_EAGER, RECIPES, made_for, select
 from freezer.freezing.target import Target
 from freezer.hardware import DEVICE_CLASSES, CudaHere, Host, cuda_needs
 from freezer.runtime.contract import OpenPayload
-from freezer.runtime.cuda_graphs import CudaGraphs, check_graphs
+from freezer.runtime.cuda_graphs import CudaGraphs
 from freezer.runtime.frozen_model import CallOptions, FrozenModel
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.runtime.loaders.exported import open_exported
 from freezer.runtime.torch_settings import full_on_gpu, plain_precision
-from freezer.serving.selection import (
-    Image,
-    LoadOptions,
-    Selection,
-    ServingProcess,
-    failure,
-    select_image,
-)
+from freezer.serving.images import Image
+from freezer.serving.opening import check_graphs
+from freezer.serving.process import LoadOptions
+from freezer.serving.selection import Selection, failure, select_image
 from freezer.spec import InputSpec, OutputSpec, OutputStructure, TensorSpec
 from freezer.store import Store
 from tests.conftest import Frozen
 from tests.support.gpu_settings import settings_on_gpu
-from tests.support.hosts import A100, H100, INTEL, x86
+from tests.support.hosts import A100, H100, INTEL, serving_on, x86
 from tests.support.models import mlp
 from tests.support.steps import BATCH, captured_by, manifest_of, random_inputs, subject_of
 
@@ -213,10 +209,7 @@ def selected(cuda: CudaHere, host: Host = HOPPER, **options: Any) -> Selection:
         )
         for item in manifests
     ]
-    process = ServingProcess(
-        host=host, environ={}, num_threads=1, torch_version="2.13.0", cuda=cuda
-    )
-    return select_image(images, process, LoadOptions(**options))
+    return select_image(images, serving_on(host, cuda=cuda, options=LoadOptions(**options)))
 
 
 def test_select_records_every_refusal_and_takes_the_next() -> None:

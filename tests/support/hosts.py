@@ -5,11 +5,14 @@ them can run.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
 
 import archspec.cpu
 
 from freezer.hardware import Host
 from freezer.hardware.nvml import Gpu
+from freezer.serving.process import ServingProcess
 
 INTEL, AMD = "GenuineIntel", "AuthenticAMD"
 H100, A100 = Gpu("GPU-h100", 90), Gpu("GPU-a100", 80)
@@ -63,3 +66,9 @@ GRAVITON3 = arm("neoverse_v1", 256)
 GRAVITON4 = arm("neoverse_v2", 128)
 A64FX = arm("a64fx", 512)
 RISCV = Host(machine="riscv64")
+
+
+def serving_on(host: Host, num_threads: int = 1, **changes: Any) -> ServingProcess:
+    """A process on a described host, in which `manifest_of` would serve unless changed."""
+    process = ServingProcess(host=host, environ={}, num_threads=num_threads, torch_version="2.13.0")
+    return replace(process, **changes)

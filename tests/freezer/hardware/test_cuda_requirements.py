@@ -16,8 +16,8 @@ from freezer.hardware import (
     describe_host,
     least_driver,
 )
-from freezer.serving.compatibility import refuse_by_cuda, unserved_gpus
-from tests.support.hosts import A100, H100, INTEL, x86
+from freezer.serving.compatibility import refusal_of, unserved_gpus
+from tests.support.hosts import A100, H100, HASWELL, INTEL, serving_on, x86
 from tests.support.steps import manifest_of
 
 SM90 = DEVICE_CLASSES["cuda-sm90"]
@@ -69,17 +69,17 @@ def test_needs_round_trip_in_the_manifest() -> None:
     ],
 )
 def test_refusals_have_reasons(here: CudaHere, reason: str | None, got: str) -> None:
-    found = refuse_by_cuda(manifest(), here)
+    found = refusal_of(manifest(), serving_on(HASWELL, cuda=here))
     assert (found.reason if found else None) == reason
     assert found is None or (found.rung == "cuda-sm90" and got in found.got), found
 
 
 def test_kernels_of_torch_need_no_newer_cuda() -> None:
-    assert refuse_by_cuda(manifest("torchscript"), replace(HERE, runtime="12.6")) is None
-    assert refuse_by_cuda(manifest("exported"), replace(HERE, runtime="12.6")) is None
-    assert refuse_by_cuda(manifest_of(manifest().payloads[0]), CudaHere()) is None, (
-        "a portable one needs no GPU"
-    )
+    older = serving_on(HASWELL, cuda=replace(HERE, runtime="12.6"))
+    assert refusal_of(manifest("torchscript"), older) is None
+    assert refusal_of(manifest("exported"), older) is None
+    portable = manifest_of(manifest().payloads[0])
+    assert refusal_of(portable, serving_on(HASWELL)) is None, "a portable one needs no GPU"
 
 
 def test_published_gpu_classes_that_do_not_serve() -> None:

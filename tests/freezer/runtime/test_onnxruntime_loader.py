@@ -17,7 +17,9 @@ from freezer.artifact import Artifact
 from freezer.errors import IncompatibleError
 from freezer.freezing.freeze import FreezeResult, freeze
 from freezer.runtime.loaders.onnxruntime import open_onnxruntime
-from freezer.serving.compatibility import refuse_by_engine
+from freezer.serving.compatibility import refusal_of
+from freezer.serving.process import LoadOptions
+from freezer.serving.this_process import process_here
 from tests.support.models_engines import convnet
 from tests.support.steps import BATCH, QUICK_OPTIONS, copy_of, flip_a_byte, python, random_inputs
 
@@ -122,17 +124,18 @@ def test_missing_package_names_the_command(artifact: Artifact) -> None:
     assert "pip install 'coldpress[onnxruntime]'" in said
 
 
-def test_older_engine_is_refused(artifact: Artifact) -> None:
-    made = artifact.manifest.needs.packages["onnxruntime"]
-    assert refuse_by_engine(artifact.manifest, {"onnxruntime": f"{made}.9"}) is None
-    assert refuse_by_engine(artifact.manifest, {"onnxruntime": "999.0.0"}) is None, (
-        "the canary decides about newer ones"
-    )
-    older, missing = (
-        refuse_by_engine(artifact.manifest, {"onnxruntime": "1.2.0"}),
-        refuse_by_engine(artifact.manifest, {}),
-    )
-    assert older is not None
-    assert (older.reason, older.got) == ("runtime_too_old", "onnxruntime 1.2.0")
-    assert missing is not None
-    assert missing.reason == "runtime_missing"
+@pytest.mark.parametrize(
+    ("installed", "reason"),
+    [
+        ({"onnxruntime": "999.0.0"}, None),  # the canary decides about newer ones
+        ({"onnxruntime": "1.2.0"}, "runtime_too_old"),
+        ({}, "runtime_missing"),
+    ],
+)
+def test_engine_is_not_missing_or_older(
+    artifact: Artifact, installed: dict[str, str], reason: str | None
+) -> None:
+    process = process_here(LoadOptions(), ())
+    assert refusal_of(artifact.manifest, process) is None
+    refusal = refusal_of(artifact.manifest, replace(process, engines=installed))
+    assert (refusal.reason if refusal else None) == reason

@@ -17,7 +17,7 @@ from freezer.runtime.contract import OpenPayload
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.serving.canary import canary_figures, run_canary
 from freezer.serving.opening import open_artifact
-from freezer.serving.selection import LoadOptions
+from freezer.serving.process import LoadOptions
 from tests.conftest import Frozen
 from tests.support.steps import QUICK_OPTIONS, copy_of, random_inputs, rewritten
 

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from freezer.artifact import Dropped, FreezingRecord, Manifest, Payload
-from freezer.errors import Refusal
-from freezer.hardware import Machine, describe_host
-from freezer.serving.compatibility import refuse_by_isa, refuse_by_threads, refuse_by_torch, rungs
+from freezer.artifact import Dropped, FreezingRecord, Manifest, Payload, PayloadKind
+from freezer.hardware import Host, Machine, describe_host
+from freezer.serving.compatibility import refusal_of, rungs
+from freezer.serving.process import LoadOptions
 from tests.support import hosts
+from tests.support.hosts import serving_on
 from tests.support.steps import manifest_of
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
@@ -58,102 +59,77 @@ def made(device_class: str, *threads: int | None) -> Manifest:
 
 
 @pytest.mark.parametrize(
-    ("device_class", "threads", "machine", "refused"),
+    ("device_class", "threads", "host", "environ", "refused"),
     [
-        (V3, 2, AVX512, True),
-        (V3, 2, AVX512_LIMITED, False),
-        (V3, 2, AVX2, False),
-        (V4, 2, AVX512, False),
-        (V3, None, AVX512, False),
-        ("portable", None, AVX512, False),
+        (V3, 2, hosts.SKYLAKE_SERVER, {}, True),
+        (V3, 2, hosts.SKYLAKE_SERVER, AVX2_LIMIT, False),
+        (V3, 2, hosts.HASWELL, {}, False),
+        (V4, 2, hosts.SKYLAKE_SERVER, {}, False),
+        (V3, None, hosts.SKYLAKE_SERVER, {}, False),
+        ("portable", None, hosts.SKYLAKE_SERVER, {}, False),
     ],
 )
 def test_weights_packed_for_a_lesser_class_are_refused(
-    device_class: str, threads: int | None, machine: Machine, refused: bool
+    device_class: str, threads: int | None, host: Host, environ: dict[str, str], refused: bool
 ) -> None:
-    found = refuse_by_isa(made(device_class, threads), machine)
-    assert (found is not None) is refused
-    if found:
-        assert found.reason == "isa_mismatch"
-        assert found.got == "oneDNN packing for avx512 (float32) here"
-        assert found.expected.startswith(
-            "weights packed for avx2 (float32) (ONEDNN_MAX_CPU_ISA=AVX2 "
-        )
-        assert found.expected.endswith(
-            " before torch's first operation; load(..., limit_isa=True) sets it)"
-        )
+    process = serving_on(host, 2, environ=environ)
+    refusal = refusal_of(made(device_class, threads), process)
+    assert (refusal is not None) is refused
+    if refusal:
+        assert refusal.reason == "isa_mismatch"
+        assert refusal.got == "oneDNN packing for avx512 (float32) here"
+        limited = replace(process, options=LoadOptions(limit_isa=True))
+        assert refusal_of(made(device_class, threads), limited) is None
 
 
 @pytest.mark.parametrize(
-    ("threads", "here", "expected"),
+    ("threads", "here", "served"),
     [
-        ((2,), 2, None),
-        ((1, 4), 4, None),
-        ((1, 4), 2, None),
-        ((4, 3), 2, "3 or 4 (load(..., threads=N), or freeze it for `threads: [4, 3, 2]`)"),
-        ((None,), 7, None),
-        (
-            (4, None),
-            2,
-            "4 (load(..., threads=N), or freeze it for `threads: [4, 2]`)",
-        ),  # the other may not be for all sizes
+        ((2,), 2, True),
+        ((1, 4), 4, True),
+        ((1, 4), 2, True),
+        ((4, 3), 2, False),
+        ((None,), 7, True),
+        ((4, None), 2, False),  # the other may not be for all sizes
     ],
 )
 def test_payloads_for_more_threads_are_refused(
-    threads: tuple[int | None, ...], here: int, expected: str | None
+    threads: tuple[int | None, ...], here: int, served: bool
 ) -> None:
-    refusal = (
-        Refusal(rung=V4, reason="threads_mismatch", got="2 threads", expected=expected)
-        if expected
-        else None
-    )
-    assert refuse_by_threads(made(V4, *threads), here) == refusal
+    refusal = refusal_of(made(V4, *threads), serving_on(hosts.SKYLAKE_SERVER, here))
+    assert (refusal.reason if refusal else None) == (None if served else "threads_mismatch")
 
 
 def test_refusal_names_a_dropped_payload() -> None:
-    dropped = (
-        Dropped(
-            payload="payloads/all-threads1.pt2",
-            num_threads=1,
-            reason="at best 0.98 times as fast as eager",
-        ),
-    )
-    found = refuse_by_threads(replace(made(V4, 2), freezing=FreezingRecord(dropped=dropped)), 1)
-    assert found is not None
-    assert (
-        found.got == "1 thread (the payload for 1 was dropped: at best 0.98 times as fast as eager)"
-    )
-    assert found.expected == "2 (load(..., threads=N))"
+    reason = "at best 0.98 times as fast as eager"
+    dropped = (Dropped(payload="payloads/all-threads1.pt2", num_threads=1, reason=reason),)
+    manifest = replace(made(V4, 2), freezing=FreezingRecord(dropped=dropped))
+    refusal = refusal_of(manifest, serving_on(hosts.SKYLAKE_SERVER))
+    assert refusal is not None
+    assert reason in refusal.got
 
 
 @pytest.mark.parametrize(
-    ("here", "refused"),
+    ("kind", "torch_version", "canary", "reason"),
     [
-        ("2.10.1", True),
-        ("1.13", True),
-        ("2.11.0+cpu", False),
-        ("2.13.0a0+git1", False),
-        ("3.0", False),
+        ("inductor", "2.10.1", True, "torch_too_old"),
+        ("inductor", "1.13", True, "torch_too_old"),
+        ("inductor", "2.11.0+cpu", True, None),
+        ("inductor", "2.13.0a0+git1", True, None),
+        ("inductor", "3.0", True, None),
+        ("inductor", "2.11.3", False, None),
+        ("inductor", "2.12.0", False, "torch_untried"),
+        ("torchscript", "2.12.0", False, None),
     ],
 )
-def test_an_older_torch_is_refused(here: str, refused: bool) -> None:
-    manifest = made(V4, 2)
-    assert manifest.needs.torch == "2.11"
-    found = refuse_by_torch(manifest, here)
-    assert (found is not None) is refused
-    if found:
-        assert str(found) == f"{V4}: torch_too_old: got torch {here}, expected torch >= 2.11"
-
-
-def test_compiled_code_needs_a_canary_with_newer_torch() -> None:
-    compiled = made(V4, 2)
-    assert refuse_by_torch(compiled, "2.12.0") is None
-    found = refuse_by_torch(compiled, "2.12.0", canary=False)
-    assert (
-        str(found)
-        == f"{V4}: torch_untried: got torch 2.12.0, and no canary, expected torch 2.11, or"
-        " load(..., canary=True)"
+def test_torch_is_not_older_and_newer_needs_a_canary(
+    kind: PayloadKind, torch_version: str, canary: bool, reason: str | None
+) -> None:
+    made_with = made(V4, 2)
+    assert made_with.needs.torch == "2.11"
+    payloads = (replace(made_with.payloads[0], kind=kind),)
+    process = serving_on(
+        hosts.SKYLAKE_SERVER, 2, torch_version=torch_version, options=LoadOptions(canary=canary)
     )
-    assert refuse_by_torch(compiled, "2.11.3", canary=False) is None
-    scripted = manifest_of(replace(compiled.payloads[0], kind="torchscript"), device_class=V4)
-    assert refuse_by_torch(scripted, "2.12.0", canary=False) is None
+    refusal = refusal_of(replace(made_with, payloads=payloads), process)
+    assert (refusal.reason if refusal else None) == reason

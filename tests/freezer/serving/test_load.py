@@ -18,7 +18,6 @@ from freezer.artifact import Artifact, Fallback, Manifest, Needs, PayloadKind
 from freezer.errors import IncompatibleError, NotPublishedError, StoreUnreachableError, UsageError
 from freezer.files import digest_file, verify_file
 from freezer.hardware import detect
-from freezer.serving import load as load_module
 from freezer.store import Store
 from tests.conftest import Frozen
 from tests.freezer.artifact.test_signatures import make_pair
@@ -209,7 +208,7 @@ def test_the_fallback_serves_without_the_engine(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(load_module, "find_spec", lambda name: None)
+    monkeypatch.setattr("freezer.serving.this_process.find_spec", lambda name: None)
     both = needing(
         "onnxruntime",
         timed(copy_of(scripted.artifact, tmp_path / "s"), 2.5),
@@ -251,7 +250,7 @@ def test_the_fallback_serves_if_the_engine_fails(
 def test_the_next_class_serves_without_the_engine(
     scripted: Frozen, portable: Frozen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load_module, "find_spec", lambda name: None)
+    monkeypatch.setattr("freezer.serving.this_process.find_spec", lambda name: None)
     both = needing("openvino", scripted.artifact, portable.artifact, tmp_path / "both")
     store = store_of(
         tmp_path, {HERE: rewritten(both, fallback=None), "portable": portable.artifact}

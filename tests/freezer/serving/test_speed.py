@@ -17,7 +17,7 @@ from freezer.artifact import Artifact, LatencyRecord, PointFigures
 from freezer.errors import IncompatibleError, NotPublishedError, SpeedCheck, SpeedError, UsageError
 from freezer.hardware import available_cpus
 from freezer.runtime.devices import host_fingerprint
-from freezer.serving.load import resolve_reference
+from freezer.serving.images import resolve_reference
 from freezer.serving.speed import (
     check_same_weights,
     check_speed,

@@ -17,7 +17,7 @@ from freezer.freezing.models import baked_in
 from freezer.freezing.models.calls import NUM_MORE_CALLS, PROBLEM
 from freezer.serving.canary import canary_figures
 from freezer.serving.opening import open_artifact
-from freezer.serving.selection import LoadOptions
+from freezer.serving.process import LoadOptions
 from tests.support.models import Calling
 from tests.support.steps import QUICK_OPTIONS, candidate_of, judgement_of, random_inputs, subject_of
 

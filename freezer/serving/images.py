@@ -1,0 +1,168 @@
+"""Resolve a reference to the artifacts that it names. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from freezer.artifact import (
+    MANIFEST,
+    Artifact,
+    Claims,
+    Manifest,
+    Signatures,
+    folder_of,
+    problem_of,
+    read_artifacts,
+)
+from freezer.errors import IntegrityError, Refusal, StoreUnreachableError
+from freezer.files import scratch_folder
+from freezer.store import Store, Version
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Image:
+    """A published artifact of one device class; its files are read when a function is called.
+
+    Attributes:
+        device_class: device class of the artifact.
+        manifest: reads the manifest.
+        manifest_bytes: reads manifest.json byte for byte.
+        signatures: reads the signatures.
+        fetch: makes files available locally: those at some paths, or all.
+        asked: what a signature must vouch for; None for a folder.
+        is_fallback: whether this is the second part of an artifact of an earlier release, which
+            needs torch alone.
+    """
+
+    device_class: str
+    manifest: Callable[[], Manifest]
+    manifest_bytes: Callable[[], bytes]
+    signatures: Callable[[], Signatures | None]
+    fetch: Callable[[Collection[str] | None], Artifact]
+    asked: Claims | None = None
+    is_fallback: bool = False
+
+    def fallbacks(self) -> tuple[Image, ...]:
+        """The part of the artifact that needs torch alone, if it has one and can be read."""
+        try:
+            second = None if self.is_fallback else self.manifest().without_engine()
+        except StoreUnreachableError:
+            raise
+        except Exception:  # why it cannot be read is recorded by whoever refused it
+            return ()
+        if second is None:
+            return ()
+
+        def fetch(paths: Collection[str] | None) -> Artifact:
+            return replace(self.fetch(paths), manifest=second)
+
+        return (replace(self, manifest=lambda: second, fetch=fetch, is_fallback=True),)
+
+    def unsigned(self, keys: Sequence[EllipticCurvePublicKey]) -> Refusal | None:
+        """Why no trusted key vouches for the artifact; None where one does."""
+        manifest_bytes = self.manifest_bytes()
+        try:
+            problem = problem_of(self.signatures(), manifest_bytes, keys, self.asked)
+        except IntegrityError as error:
+            problem = str(error)
+        if problem is None:
+            return None
+        claims = "one" if self.asked is None else f"one of {self.asked}"
+        signer = "the trusted key" if len(keys) == 1 else f"any of {len(keys)} trusted keys"
+        return Refusal(
+            rung=self.device_class,
+            reason="unsigned",
+            got=problem,
+            expected=f"{claims} by {signer}",
+        )
+
+
+def resolve_reference(reference: str | Path, store: str | None) -> tuple[Store, Version] | None:
+    """The store and the version that a reference names; None for a folder.
+
+    Args:
+        reference: `MODEL` or `MODEL:VERSION` in a store, or an artifact folder.
+        store: URI of the store; `./store` by default.
+
+    Raises:
+        NotPublishedError, StoreUnreachableError: the reference cannot be resolved.
+    """
+    if folder_of(reference) is not None:
+        return None
+    opened = Store.open(store or "store")
+    return opened, opened.version(str(reference))
+
+
+def images_of(
+    reference: str | Path, published: tuple[Store, Version] | None, stack: ExitStack
+) -> tuple[Image, ...]:
+    """List the artifacts that a reference names; manifests in a store are not read yet.
+
+    Args:
+        reference: `MODEL` or `MODEL:VERSION` in a store, or an artifact folder.
+        published: result of `resolve_reference`.
+        stack: owns the temporary folders of fetched artifacts.
+    """
+    if published is None:
+        return tuple(_folder_image(artifact) for artifact in read_artifacts(Path(reference)))
+    store, version = published
+    images: list[Image] = []
+    for name in version.images:
+        ranks = range(len(version.images_of(name)))
+        images += [_store_image(store, version, name, rank, stack) for rank in ranks]
+    return tuple(images)
+
+
+def only_older(store: Store, version: Version) -> dict[str, int]:
+    """Device classes that only older versions than this one have, with the number of the newest of
+    these.
+    """
+    newest: dict[str, int] = {}
+    for number in reversed(store.versions(version.model)):
+        if number < version.number:
+            with suppress(IntegrityError):  # a damaged version serves nobody
+                older = store.version(f"{version.model}:{number}")
+                newest = {**dict.fromkeys(older.images, number), **newest}
+    return {name: number for name, number in newest.items() if name not in version.images}
+
+
+def _folder_image(artifact: Artifact) -> Image:
+    return Image(
+        device_class=artifact.manifest.device_class,
+        manifest=lambda: artifact.manifest,
+        manifest_bytes=partial(_manifest_bytes, artifact),
+        signatures=partial(Signatures.read, artifact.folder),
+        fetch=lambda _: artifact,
+    )
+
+
+def _manifest_bytes(artifact: Artifact) -> bytes:
+    """The bytes of manifest.json, if they still are those of the artifact."""
+    path = artifact.folder / MANIFEST
+    data = path.read_bytes()
+    if Manifest.from_bytes(data, origin=str(path)) != artifact.manifest:
+        raise IntegrityError(f"{path} changed while it was read; pull the artifact again")
+    return data
+
+
+def _store_image(store: Store, version: Version, name: str, rank: int, stack: ExitStack) -> Image:
+    def fetch(paths: Collection[str] | None) -> Artifact:
+        scratch = stack.enter_context(scratch_folder())
+        return store.materialize(version, name, Path(scratch), rank=rank, paths=paths)
+
+    return Image(
+        device_class=name,
+        manifest=partial(store.manifest, version, name, rank=rank),
+        manifest_bytes=partial(store.manifest_bytes, version, name, rank=rank),
+        signatures=partial(store.signatures, version, name, rank=rank),
+        fetch=fetch,
+        asked=Claims(model=version.model, version=version.number, device_class=name),
+    )
