@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from freezer.errors import ColdpressError, FreezeError, InfrastructureError, StoreError, UsageError
-from freezer.freezing.diagnostics.remedies import NOT_WRITTEN
+from freezer.freezing.diagnostics import NOT_WRITTEN
 from pipeline.records import Failure
 
 CODES = {

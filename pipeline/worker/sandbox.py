@@ -32,7 +32,7 @@ from typing import Any, ClassVar
 
 from freezer.errors import ColdpressError, InfrastructureError
 from freezer.files import make_folder
-from freezer.freezing.diagnostics.remedies import NOT_WRITTEN, ROOM
+from freezer.freezing.diagnostics import NOT_WRITTEN, ROOM
 from pipeline.failures import CODES, GPU_MEMORY, NODE_MEMORY
 from pipeline.records import Failure
 from pipeline.worker.child import End, received

@@ -182,3 +182,20 @@ class Layers(nn.Module):
 
 def linear_then(function: Callable[[Tensor], Any]) -> Callable[[], nn.Module]:
     return lambda: Layers(nn.Linear(4, 4), then=function).eval()
+
+
+class Stateful(nn.Module):
+    """Reads a constant buffer, and one that changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steady", torch.ones(1))
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if int(self.steady):  # type: ignore[arg-type]
+            x = x + 1
+        if int(self.count) > 3:  # type: ignore[arg-type]
+            x = x * 2
+        self.count.add_(1)  # type: ignore[operator]
+        return x

@@ -2,7 +2,7 @@
 equivalent to the model.
 
 May import: freezer.freezing.target and below.
-Read first: capture.py.
+Read first: attempt.py.
 """
 
 from freezer.freezing.capture.attempt import (

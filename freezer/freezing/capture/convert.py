@@ -10,7 +10,7 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
@@ -18,65 +18,62 @@ from typing import Any, cast
 import torch
 
 from freezer.errors import CaptureError, first_line
-from freezer.freezing.capture.equivalence import EagerAnswers
-from freezer.freezing.capture.export import DIMS, export_flat, named
-from freezer.freezing.capture.program import Captured, FlatModule
-from freezer.freezing.diagnostics.source_lines import line_of_node
+from freezer.freezing.capture.equivalence import Original
+from freezer.freezing.capture.export import export_flat
+from freezer.freezing.capture.export_sizes import DIMS, with_names
+from freezer.freezing.capture.program import Captured, FlatModule, total_size
+from freezer.freezing.diagnostics import line_of_node
 from freezer.freezing.models import Subject, flat_forward, module_of
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 
 
-def convert(
-    subject: Subject, point: Mapping[str, int] | None, eager: Callable[[], EagerAnswers]
-) -> Captured:
+def convert(original: Original) -> Captured:
     """Convert a TorchScript source to an exported program.
 
     Raises:
         CaptureError: the converter does not take the graph, or its program cannot be exported for
             the declared sizes, or differs from the source.
     """
-    example = subject.set_at(
-        point
-        if point is not None
-        else max(subject.spec.points(), key=lambda sizes: sum(sizes.values()))
-    )
-    source = cast(torch.jit.ScriptModule, subject.model)
-    in_order = replace(subject.spec, inputs=subject.spec.tensors, style="positional")
+    spec = original.subject.spec
+    program = _converted(original)
+    in_order = replace(spec, inputs=spec.tensors, style="positional")
     try:
-        with _quietly():
-            from torch._export.converter import (
-                TS2EPConverter,
-            )  # not a public interface: a release may lack it
-
-            source = _reloaded(subject)
-            flat = flat_forward(source, subject.spec)
-            program = TS2EPConverter(flat, tuple(example.cloned().values()), {}).convert()
-    except Exception as error:
-        raise CaptureError(f"PyTorch's converter: {_sentence(error, source)}") from error
-    try:
-        with _quietly():
+        with _quiet():
             captured = export_flat(
-                lambda: FlatModule(module_of(program), in_order).eval(),
-                "convert",
-                subject,
-                point,
-                eager,
+                lambda: FlatModule(module_of(program), in_order).eval(), "convert", original
             )
     except CaptureError as error:
-        guard = str(error.__cause__).strip().partition("\n")[0]
-        if isinstance(error.__cause__, AssertionError) and guard.startswith("Guard failed: "):
-            sizes = named(guard.removeprefix("Guard failed: "), subject.spec)
-            why = (
-                f"PyTorch's converter makes a program of fixed sizes, {sizes}, since forward asks"
-                " for a size"
-            )
-            raise CaptureError(why, code=DIMS) from error.__cause__
-        raise
-    compared = (
-        "; its answers match the source's on every input set" if eager().deterministic else ""
-    )
-    note = f"PyTorch's converter made the program from TorchScript{compared}."
-    return replace(captured, notes=(*captured.notes, note))
+        guard = first_line(error.__cause__) if error.__cause__ is not None else ""
+        if not guard.startswith("Guard failed: "):
+            raise
+        sizes = with_names(guard.removeprefix("Guard failed: "), spec)
+        raise CaptureError(
+            f"PyTorch's converter makes a program of fixed sizes, {sizes}, since forward asks for a"
+            " size",
+            code=DIMS,
+        ) from error.__cause__
+    note = "PyTorch's converter made the program from TorchScript"
+    if original.eager.deterministic:
+        note += "; its answers match the source's on every input set"
+    return replace(captured, notes=(*captured.notes, f"{note}."))
+
+
+def _converted(original: Original) -> torch.export.ExportedProgram:
+    subject = original.subject
+    point = original.point
+    if point is None:
+        point = max(subject.spec.points(), key=total_size)
+    example = tuple(subject.set_at(point).cloned().values())
+    source = cast(torch.jit.ScriptModule, subject.model)
+    try:
+        with _quiet():
+            # not a public interface: a release may lack it
+            from torch._export.converter import TS2EPConverter
+
+            source = _reloaded(subject)
+            return TS2EPConverter(flat_forward(source, subject.spec), example, {}).convert()
+    except Exception as error:
+        raise CaptureError(f"PyTorch's converter: {_sentence(error, source)}") from error
 
 
 def _reloaded(subject: Subject) -> torch.jit.ScriptModule:
@@ -90,7 +87,7 @@ def _reloaded(subject: Subject) -> torch.jit.ScriptModule:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Silence the converter's log and warnings."""
     log = logging.getLogger("torch._export")
     level = log.level
@@ -107,22 +104,20 @@ def _sentence(error: BaseException, module: torch.jit.ScriptModule) -> str:
     """Describe a failed conversion: the innermost node that it names, the user's line, and the
     reason, from the causes.
     """
-    node, said = None, ""
+    node, reason = "", ""
     cause: BaseException | None = error
     while cause is not None:
-        first = first_line(cause)
-        found = re.fullmatch(r"TS2EPConverter failed for node (\S+)", first)
-        node, said = (
-            (found[1], "") if found else (node, f"{type(cause).__name__}: {first.rstrip('.')}")
-        )
+        line = first_line(cause)
+        failed = re.fullmatch(r"TS2EPConverter failed for node (\S+)", line)
+        if failed:
+            node, reason = failed[1], ""
+        else:
+            reason = f"{type(cause).__name__}: {line.rstrip('.')}"
         cause = cause.__cause__
-    if node is None:
-        return said
+    if not node:
+        return reason
     graph: Any = module.inlined_graph  # keep a reference: its nodes die with it
     first_node = graph.findNode(node, True)
-    where = first_node and line_of_node(first_node.sourceRange())
-    return (
-        f"it does not take {node}"
-        + (f" at {where}" if where else "")
-        + (f" ({said})" if said else "")
-    )
+    place = line_of_node(first_node.sourceRange()) if first_node else None
+    at, why = f" at {place}" if place else "", f" ({reason})" if reason else ""
+    return f"it does not take {node}{at}{why}"

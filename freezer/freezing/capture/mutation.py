@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 from freezer.errors import CaptureError
-from freezer.freezing.diagnostics.messages import export_sentence
+from freezer.freezing.diagnostics import export_sentence
 
 _NEW = frozenset(
     getattr(torch.ops.aten, name).default
@@ -33,21 +31,17 @@ def changed_state(program: torch.export.ExportedProgram) -> tuple[str, ...]:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if any(_writes(node) for node in program.graph.nodes):
+        if any(map(_writes, program.graph.nodes)):
             try:
                 program = program.run_decompositions({})
             except Exception as error:
-                why = (
-                    "torch.export cannot tell which tensors a call changes:"
-                    f" {export_sentence(error)}"
-                )
                 raise CaptureError(
-                    f"{why}; register them as buffers, each with memory of its own"
+                    "torch.export cannot tell which tensors a call changes:"
+                    f" {export_sentence(error)}; register them as buffers, each with memory of its"
+                    " own"
                 ) from error
     signature = program.graph_signature
-    parameters: Mapping[str, str] = getattr(
-        signature, "parameters_to_mutate", {}
-    )  # missing in torch 2.11
+    parameters = getattr(signature, "parameters_to_mutate", {})  # missing in torch 2.11
     return tuple(sorted({*signature.buffers_to_mutate.values(), *parameters.values()}))
 
 
@@ -60,18 +54,19 @@ def _writes(node: torch.fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     if schema is None or not schema.is_mutable:
         return schema is None
-    formals = [
-        formal
+    written = [
+        formal.name
         for formal in schema.arguments
         if formal.alias_info is not None and formal.alias_info.is_write
     ]
-    return [formal.name for formal in formals] != ["self"] or not _has_own_memory(node.args[0])
+    return written != ["self"] or not _has_own_memory(node.args[0])
 
 
-def _has_own_memory(node: Any) -> bool:
+def _has_own_memory(node: object) -> bool:
     """Whether a result shares no memory with a parameter, buffer or input; False if unknown."""
-    while isinstance(node, torch.fx.Node) and getattr(
-        getattr(node.target, "_schema", None), "is_mutable", False
-    ):
+    while isinstance(node, torch.fx.Node):
+        schema = getattr(node.target, "_schema", None)
+        if not getattr(schema, "is_mutable", False):
+            return node.target in _NEW
         node = node.args[0]
-    return isinstance(node, torch.fx.Node) and node.target in _NEW
+    return False

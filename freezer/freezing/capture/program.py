@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from freezer.freezing.diagnostics.source_lines import warned_at
+from freezer.freezing.diagnostics import warned_at
 from freezer.freezing.recipes import CaptureName
 from freezer.runtime.tensors import leaves_of
 from freezer.spec import InputSpec, bind
@@ -68,24 +68,28 @@ class FlatModule(nn.Module):
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The output tensors, in order."""
-        named = {
-            item.name: tensor for item, tensor in zip(self._spec.tensors, tensors, strict=True)
-        }
-        args, kwargs = bind(self._spec, named)
+        names = [item.name for item in self._spec.tensors]
+        args, kwargs = bind(self._spec, dict(zip(names, tensors, strict=True)))
         leaves = leaves_of(self.model(*args, **kwargs))
-        for place, layout in self.layouts.items():
-            leaves[place] = leaves[place].contiguous(memory_format=layout)
+        for index, layout in self.layouts.items():
+            leaves[index] = leaves[index].contiguous(memory_format=layout)
         return tuple(leaves)
+
+
+def total_size(point: Mapping[str, int]) -> int:
+    """The sum of a point's sizes, to order points."""
+    return sum(point.values())
 
 
 def lines_of(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:
     """One line per warning, with the user's source line; without torch.jit's deprecations and
     repetitions.
     """
-    seen: dict[str, None] = {}
-    for item in caught:
-        text = str(item.message).strip().partition("\n")[0] or item.category.__name__
+    lines = []
+    for warning in caught:
+        text = str(warning.message).strip().partition("\n")[0] or warning.category.__name__
         if "torch.jit." not in text or "deprecated" not in text:
-            place = warned_at(item)
-            seen[f"{item.category.__name__}: {text}" + (f" At {place}" if place else "")] = None
-    return tuple(seen)
+            line = warned_at(warning)
+            at = f" At {line}" if line else ""
+            lines.append(f"{warning.category.__name__}: {text}{at}")
+    return tuple(dict.fromkeys(lines))

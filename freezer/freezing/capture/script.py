@@ -8,33 +8,34 @@ import contextlib
 import copy
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import cast
 
 import torch
 from torch import nn
 
 from freezer.errors import CaptureError
 from freezer.freezing.capture.equivalence import (
-    EagerAnswers,
+    Original,
     ProgramCall,
     check_answers,
     native_call,
 )
 from freezer.freezing.capture.program import Captured, lines_of
-from freezer.freezing.diagnostics.messages import code_of, script_sentence
-from freezer.freezing.models import PRESERVE, Subject
+from freezer.freezing.diagnostics import script_sentence
+from freezer.freezing.models import PRESERVE
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 
 
-def as_is(subject: Subject) -> Captured:
+def as_is(original: Original) -> Captured:
     """Take a TorchScript source in its initial state."""
+    subject = original.subject
     return Captured(
         name="as-is", program=subject.fresh(), convention="native", preserve=subject.kept_names
     )
 
 
-def script(subject: Subject, eager: Callable[[], EagerAnswers]) -> Captured:
+def script(original: Original) -> Captured:
     """Compile a model from its source, with the methods to keep. Traced and scripted parts stay
     unchanged.
 
@@ -42,31 +43,28 @@ def script(subject: Subject, eager: Callable[[], EagerAnswers]) -> Captured:
         CaptureError: TorchScript does not take the model or a name to keep, or the script differs
             from the model.
     """
+    subject = original.subject
     model = subject.fresh()
     try:
         with (
             torch.no_grad(),
             torchscript_deprecations_silenced(),
             _new_types(),
-            _compiled_too(model, subject.kept_names),
+            _exported_methods(model, subject.kept_names),
             warnings.catch_warnings(record=True) as caught,
         ):
             warnings.simplefilter("always")
             program = torch.jit.script(model)
     except Exception as error:
-        raise CaptureError(
-            f"torch.jit.script: {script_sentence(error)}", code=code_of(error)
-        ) from error
+        raise CaptureError(f"torch.jit.script: {script_sentence(error)}") from error
     _check_kept(program, subject.kept_names)
-    answers = eager()
 
     def fresh() -> ProgramCall:
-        with torch.no_grad():  # see calls.copied
-            return native_call(
-                program if answers.second is None else copy.deepcopy(program), subject
-            )
+        with torch.no_grad():  # see models.copied
+            changes = original.eager.second is not None
+            return native_call(copy.deepcopy(program) if changes else program, subject)
 
-    unchecked = check_answers("the script", fresh, subject, answers)
+    unchecked = check_answers("the script", fresh, original)
     return Captured(
         name="script",
         program=program,
@@ -83,42 +81,40 @@ def _new_types() -> Iterator[None]:
     It caches the type of a class that it failed to compile, and the next time only reports that
     `forward` cannot be redefined.
     """
-    kept = torch.jit._recursive.concrete_type_store
-    torch.jit._recursive.concrete_type_store = torch.jit._recursive.ConcreteTypeStore()
+    recursive = torch.jit._recursive
+    store = recursive.concrete_type_store
+    recursive.concrete_type_store = recursive.ConcreteTypeStore()
     try:
         yield
     finally:
-        torch.jit._recursive.concrete_type_store = kept
+        recursive.concrete_type_store = store
 
 
 @contextlib.contextmanager
-def _compiled_too(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
+def _exported_methods(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
     """Make torch.jit.script compile those names that are methods, as if they had
     @torch.jit.export.
     """
-    owned = [_owner(model, name) for name in names]
-    methods = [
-        getattr(owner, last, None)
-        for owner, last in owned
-        if not isinstance(owner, torch.jit.ScriptModule)
-    ]
-    functions = [method.__func__ for method in methods if inspect.ismethod(method)]
-    marked = [function for function in functions if not hasattr(function, "_torchscript_modifier")]
-    for function in marked:
-        torch.jit.export(function)
+    marked = []
+    for name in names:
+        owner, last = _owner(model, name)
+        method = getattr(owner, last, None)
+        if not inspect.ismethod(method) or isinstance(owner, torch.jit.ScriptModule):
+            continue
+        if not hasattr(method, "_torchscript_modifier"):
+            marked.append(torch.jit.export(method.__func__))
     try:
         yield
     finally:
         for function in marked:
-            if hasattr(function, "_torchscript_modifier"):
-                del function._torchscript_modifier
+            vars(function).pop("_torchscript_modifier", None)
 
 
-def _check_kept(program: torch.jit.ScriptModule, names: Sequence[str]) -> None:
+def _check_kept(program: nn.Module, names: Sequence[str]) -> None:
     for name in names:
         owner, last = _owner(program, name)
-        scripted = isinstance(owner, torch.jit.ScriptModule)
-        if not scripted or not (owner._c.hasattr(last) or last in owner._c._method_names()):
+        script = owner._c if isinstance(owner, torch.jit.ScriptModule) else None
+        if script is None or not (script.hasattr(last) or last in script._method_names()):
             raise CaptureError(
                 f"preserve: TorchScript cannot keep {name!r}: its value has a type that TorchScript"
                 " lacks, or it is ignored; make it a tensor, number, text, or list, tuple or dict"
@@ -127,11 +123,12 @@ def _check_kept(program: torch.jit.ScriptModule, names: Sequence[str]) -> None:
             )
 
 
-def _owner(model: Any, name: str) -> tuple[Any, str]:
+def _owner(model: nn.Module, name: str) -> tuple[nn.Module | None, str]:
     """The submodule that a dotted name belongs to, None if there is none; and the last part of the
     name.
     """
-    *path, last = name.split(".")
-    for part in path:
-        model = getattr(model, part, None)
-    return model, last
+    path, _, last = name.rpartition(".")
+    owner: object = model
+    for part in filter(None, path.split(".")):
+        owner = getattr(owner, part, None)
+    return cast(nn.Module | None, owner), last

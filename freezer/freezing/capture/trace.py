@@ -4,16 +4,17 @@ all inputs.
 A trace is refused if Python reads values that may differ for other inputs, if its answers to
 another input set differ from the model's, or if another set of the same sizes gives another graph.
 If Python reads sizes, it is refused as `trace` and tried again after the script as `trace-sizes`,
-which compares it at every declared size.
+which compares it with the model at every declared size, for at most 10 s.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -24,18 +25,17 @@ from freezer.files import digest_bytes
 from freezer.freezing.capture.equivalence import (
     DIFFERS,
     SIZES,
-    EagerAnswers,
+    Original,
     ProgramCall,
     check_answers,
     check_sizes,
     first_lines,
     flat_call,
-    place_of,
+    set_name,
 )
-from freezer.freezing.capture.program import Captured, FlatModule, lines_of
-from freezer.freezing.capture.value_reads import OF_SIZES, same_reads, values_read
-from freezer.freezing.diagnostics.messages import code_of, trace_sentence
-from freezer.freezing.diagnostics.source_lines import line_of_node, warned_at
+from freezer.freezing.capture.program import Captured, FlatModule, lines_of, total_size
+from freezer.freezing.capture.value_reads import OF_SIZES, values_read
+from freezer.freezing.diagnostics import line_of_node, trace_sentence, warned_at
 from freezer.freezing.models import Subject
 from freezer.runtime.input_sets import InputSet
 from freezer.runtime.loaders import torchscript_deprecations_silenced
@@ -44,34 +44,33 @@ from freezer.spec import all_sizes, combinations, distinct
 
 VALUES = "CP-TRACE-VALUES"
 
+Warned = Sequence[warnings.WarningMessage]
 
-def trace(
-    subject: Subject,
-    point: Mapping[str, int] | None,
-    eager: Callable[[], EagerAnswers],
-    *,
-    every_size: bool = False,
-) -> Captured:
+
+def trace(original: Original, *, every_size: bool = False) -> Captured:
     """Trace a model.
 
     Args:
-        subject, point, eager: see capture.py.
+        original: the model.
         every_size: compare the trace at every declared size, instead of refusing it if Python reads
             sizes that vary.
 
     Raises:
         CaptureError: it cannot be traced, Python reads values of its tensors (code CP-TRACE-VALUES)
-            or sizes (CP-TRACE-SIZES), or the trace differs for other inputs (CP-TRACE-DIFFERS).
+            or sizes (CP-TRACE-SIZES), or the trace differs for other inputs (CP-CAPTURE-DIFFERS).
     """
-    example = subject.set_at(point if point is not None else subject.spec.first_point())
+    subject, point = original.subject, original.point
+    example = subject.set_at(subject.spec.first_point() if point is None else point)
     program, caught = _traced(subject, example)
     size_lines = [*_refuse_reads(subject, example), *_iterations(caught)]
     _restore(program, FlatModule(subject.fresh(), subject.spec))
-    unchecked = _check_answers(program, subject, eager(), caught)
+    unchecked = check_answers(
+        "the trace", _fresh_calls(program, original), original, why=lambda _: _kept_values(caught)
+    )
     _check_graphs(program, subject, example)
     notes: tuple[str, ...] = ()
     if size_lines and point is None and any(dim.min < dim.max for dim in subject.spec.dims):
-        notes = _check_sizes(program, subject, eager(), size_lines, every_size=every_size)
+        notes = _check_sizes(program, original, size_lines, every_size=every_size)
     return Captured(
         name="trace-sizes" if every_size else "trace",
         program=program,
@@ -85,38 +84,28 @@ def _flat(subject: Subject) -> nn.Module:
     return FlatModule(subject.fresh(), subject.spec).eval()
 
 
-def _traced(subject: Subject, item: InputSet) -> tuple[Any, Sequence[warnings.WarningMessage]]:
+def _trace(module: nn.Module, inputs: Sequence[Tensor]) -> torch.jit.ScriptModule:
+    with torch.no_grad():
+        traced = torch.jit.trace(module, tuple(inputs), check_trace=False)
+    return cast(torch.jit.ScriptModule, traced)
+
+
+def _traced(subject: Subject, input_set: InputSet) -> tuple[torch.jit.ScriptModule, Warned]:
     try:
-        with (
-            torch.no_grad(),
-            torchscript_deprecations_silenced(),
-            warnings.catch_warnings(record=True) as caught,
-        ):
+        with torchscript_deprecations_silenced(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            return (
-                torch.jit.trace(_flat(subject), tuple(item.cloned().values()), check_trace=False),
-                caught,
-            )
+            return _trace(_flat(subject), tuple(input_set.cloned().values())), caught
     except Exception as error:
-        raise CaptureError(
-            f"torch.jit.trace: {trace_sentence(error)}", code=code_of(error)
-        ) from error
+        raise CaptureError(f"torch.jit.trace: {trace_sentence(error)}") from error
 
 
-def _refuse_reads(subject: Subject, item: InputSet) -> list[str]:
+def _refuse_reads(subject: Subject, input_set: InputSet) -> list[str]:
     """Refuse a trace of an input set for which Python reads values of tensors; return the lines
     that read sizes.
     """
-
-    def traced_as_given(module: nn.Module, given: Sequence[Tensor]) -> None:
-        with torch.no_grad():
-            torch.jit.trace(module, tuple(given), check_trace=False)
-
     try:
         with torchscript_deprecations_silenced():
-            reads = values_read(
-                lambda: _flat(subject), traced_as_given, tuple(item.tensors.values())
-            )
+            reads = values_read(lambda: _flat(subject), _trace, tuple(input_set.tensors.values()))
     except Exception as error:
         raise CaptureError(
             "torch.jit.trace: cannot determine whether Python reads values of tensors:"
@@ -124,7 +113,7 @@ def _refuse_reads(subject: Subject, item: InputSet) -> list[str]:
         ) from error
     size_lines = reads.pop(OF_SIZES, [])
     if reads:
-        lines = list(dict.fromkeys(line for several in reads.values() for line in several))
+        lines = list(dict.fromkeys(itertools.chain(*reads.values())))
         raise CaptureError(
             f"the trace would keep for all calls what Python reads of {' and '.join(reads)}"
             f" {first_lines(lines)}; use torch.where or torch.cond there, or write it so that"
@@ -134,10 +123,21 @@ def _refuse_reads(subject: Subject, item: InputSet) -> list[str]:
     return size_lines
 
 
-def _iterations(caught: Sequence[warnings.WarningMessage]) -> list[str]:
+def _iterations(caught: Warned) -> list[str]:
     """The lines that iterate over a tensor, whose length the trace keeps."""
-    found = (item for item in caught if str(item.message).startswith("Iterating over a tensor"))
-    return list(dict.fromkeys(warned_at(item) or "a line of torch" for item in found))
+    lines = [
+        warned_at(warning) or "a line of torch"
+        for warning in caught
+        if str(warning.message).startswith("Iterating over a tensor")
+    ]
+    return list(dict.fromkeys(lines))
+
+
+def _kept_values(caught: Warned) -> str:
+    """A likely reason for a difference: the user's lines of which the tracer warned."""
+    warned = [warned_at(one) for one in caught if issubclass(one.category, TracerWarning)]
+    lines = list(dict.fromkeys(filter(None, warned)))
+    return f", since a trace keeps the values of its example {first_lines(lines)}" if lines else ""
 
 
 def _restore(program: nn.Module, initial: nn.Module) -> None:
@@ -151,38 +151,21 @@ def _restore(program: nn.Module, initial: nn.Module) -> None:
                 tensor.copy_(before[name])
 
 
-def _check_answers(
-    program: Any, subject: Subject, eager: EagerAnswers, caught: Sequence[warnings.WarningMessage]
-) -> tuple[str, ...]:
-    """Compare the trace's answers with the model's; see `check_answers`.
-
-    The program keeps its state.
-    """
-    warned = (warned_at(item) for item in caught if issubclass(item.category, TracerWarning))
-    lines = list(dict.fromkeys(line for line in warned if line))
-    why = f", since a trace keeps the values of its example {first_lines(lines)}" if lines else ""
-    return check_answers(
-        "the trace", _fresh_calls(program, eager), subject, eager, why=lambda _: why
-    )
-
-
-def _fresh_calls(program: Any, eager: EagerAnswers) -> Callable[[], ProgramCall]:
+def _fresh_calls(program: torch.jit.ScriptModule, original: Original) -> Callable[[], ProgramCall]:
     """Makes the program in its initial state: a copy if the model is stateful."""
 
     def fresh() -> ProgramCall:
-        with torch.no_grad():  # see calls.copied
-            return flat_call(program if eager.second is None else copy.deepcopy(program))
+        with torch.no_grad():  # see models.copied
+            return flat_call(program if original.eager.second is None else copy.deepcopy(program))
 
     return fresh
 
 
 def _check_sizes(
-    program: Any, subject: Subject, eager: EagerAnswers, lines: Sequence[str], *, every_size: bool
+    program: torch.jit.ScriptModule, original: Original, lines: Sequence[str], *, every_size: bool
 ) -> tuple[str, ...]:
-    """Check a trace for which Python read sizes at every declared size; return a note on it.
-
-    Where Python reads the same as for the example, the trace is right. Elsewhere it is compared
-    with the model.
+    """Compare a trace for which Python read sizes with the model at every declared size; return a
+    note on it.
 
     Raises:
         CaptureError: the trace differs, or is not to be compared, or cannot be.
@@ -190,58 +173,53 @@ def _check_sizes(
     found = f"Python reads sizes {first_lines(lines)}, which a trace keeps for all sizes"
     if not every_size:
         raise CaptureError(f"{found}; torch.jit.script is tried first", code=SIZES)
-
-    def sized(point: Mapping[str, int]) -> list[Tensor]:
-        return [
-            torch.empty(item.at(point), dtype=getattr(torch, item.dtype), device="meta")
-            for item in subject.spec.tensors
-        ]
-
-    with torchscript_deprecations_silenced():
-        same = same_reads(_flat(subject), sized(subject.spec.first_point()))
-    needed = all_sizes(subject.spec)
-    points = distinct([*needed, *combinations(subject.spec)])
-    fresh = _fresh_calls(program, eager)
-    number = check_sizes(
-        fresh, subject, eager, points, len(needed), lambda point: same(sized(point))
-    )
-    return (f"{found}; at {number} sizes it reads the same, or the answers match the model's.",)
+    spec = original.subject.spec
+    needed = all_sizes(spec)
+    points = distinct([*needed, *combinations(spec)])
+    number = check_sizes(_fresh_calls(program, original), original, points, len(needed))
+    return (f"{found}; at {number} sizes the answers match the model's.",)
 
 
-def _check_graphs(program: Any, subject: Subject, example: InputSet) -> None:
+def _check_graphs(program: torch.jit.ScriptModule, subject: Subject, example: InputSet) -> None:
     """Trace another set of the same sizes, whose graph must be the same, and the largest, where
     Python may read other values.
     """
-    others = [(index, item) for index, item in enumerate(subject.sets) if item is not example]
-    for index, item in [found for found in others if dict(found[1].point) == dict(example.point)][
-        :1
-    ]:
-        if difference := _difference(program, _traced(subject, item)[0]):
-            first = next(index for index, item in enumerate(subject.sets) if item is example)
+    sets = subject.sets
+    first = next(index for index, input_set in enumerate(sets) if input_set is example)
+    for index, other in enumerate(sets):
+        if index == first or dict(other.point) != dict(example.point):
+            continue
+        difference = _difference(program, _traced(subject, other)[0])
+        if difference:
             raise CaptureError(
-                f"the trace of {place_of(index, item)} differs from the trace of"
-                f" {place_of(first, example)}, which has the same sizes: {difference}",
+                f"the trace of {set_name(index, other)} differs from the trace of"
+                f" {set_name(first, example)}, which has the same sizes: {difference}",
                 code=DIFFERS,
             )
-    _, largest = max(others, key=lambda found: sum(found[1].point.values()), default=(0, example))
-    if dict(largest.point) != dict(example.point) and _difference(
-        program, _traced(subject, largest)[0]
-    ):
+        break
+    others = [input_set for input_set in sets if input_set is not example]
+    largest = max(others, key=lambda one: total_size(one.point), default=example)
+    if dict(largest.point) == dict(example.point):
+        return
+    if _difference(program, _traced(subject, largest)[0]):
         _refuse_reads(subject, largest)
 
 
-def _difference(one: Any, other: Any) -> str:
+def _difference(program: torch.jit.ScriptModule, other: torch.jit.ScriptModule) -> str:
     """The first operation that differs between two traces, with the user's line; empty if their
     graphs are the same.
     """
-    ones, others = _operations(one), _operations(other)
-    for (text, line), (text_of_other, _) in zip(ones, others, strict=False):
+    operations, others = _operations(program), _operations(other)
+    for (text, line), (text_of_other, _) in zip(operations, others, strict=False):
         if text != text_of_other:
-            return f"`{text_of_other}`, expected `{text}`" + (f" at {line}" if line else "")
-    return "" if len(ones) == len(others) else f"{len(others)} operations, expected {len(ones)}"
+            at = f" at {line}" if line else ""
+            return f"`{text_of_other}`, expected `{text}`{at}"
+    if len(operations) != len(others):
+        return f"{len(others)} operations, expected {len(operations)}"
+    return ""
 
 
-def _operations(program: Any) -> list[tuple[str, str]]:
+def _operations(program: torch.jit.ScriptModule) -> list[tuple[str, str]]:
     """The operations of a trace that a result needs, with the user's lines.
 
     Constants count with all their bytes, sizes do not.
@@ -250,14 +228,13 @@ def _operations(program: Any) -> list[tuple[str, str]]:
     torch._C._jit_pass_dce(graph)
     torch._C._jit_pass_erase_shape_information(graph)
     graph = torch._C._jit_pass_canonicalize(graph, False)
-    found = []
+    operations = []
     for node in graph.nodes():
-        text = re.sub(
-            r" # \S+:\d+:\d+| : .*?(?=, %| = )", "", str(node)
-        ).strip()  # without places and types
+        # without places and types
+        text = re.sub(r" # \S+:\d+:\d+| : .*?(?=, %| = )", "", str(node)).strip()
         value = node.output().toIValue() if node.kind() == "prim::Constant" else None
         if isinstance(value, Tensor):
-            parts = [bytes_of(part) for part in dense_parts(value)]
-            text = f"tensor {digest_bytes(b''.join(bytes(memory_of(part)) for part in parts))}"
-        found.append((text, line_of_node(node.sourceRange()) or ""))
-    return found
+            data = [bytes(memory_of(bytes_of(part))) for part in dense_parts(value)]
+            text = f"tensor {digest_bytes(b''.join(data))}"
+        operations.append((text, line_of_node(node.sourceRange()) or ""))
+    return operations

@@ -14,36 +14,27 @@ from __future__ import annotations
 
 import functools
 import operator
+import re
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdRef, WeakTensorKeyDictionary
 
-from freezer.freezing.diagnostics.source_lines import running_at
-from freezer.freezing.models import tensors_in
+from freezer.freezing.diagnostics import running_at
+from freezer.freezing.models import arguments_of, tensors_in
 
-_READS = frozenset(
-    (
-        *(
-            "__bool__",
-            "__int__",
-            "__float__",
-            "__complex__",
-            "__index__",
-            "__contains__",
-            "__array__",
-            "__deepcopy__",
-        ),
-        *("item", "tolist", "numpy", "equal", "allclose", "is_nonzero"),
-    )
+_READS = re.compile(
+    r"__(bool|int|float|complex|index|contains|array|deepcopy)__"
+    r"|item|tolist|numpy|equal|allclose|is_nonzero"
 )
 """Attributes of a tensor that return its values.
 
@@ -52,11 +43,6 @@ Printing is not a read: nothing is computed from it.
 
 _MAKES = frozenset(("tensor", "as_tensor", "asarray"))
 """Functions that make a constant from numbers."""
-
-_BY_SIZES = frozenset(("stride", "unbind"))
-"""Functions that return numbers to Python, or a number of tensors, that depend on the sizes of
-their first argument.
-"""
 
 _SIZES = frozenset(("size", "numel", "nelement", "stride", "__len__"))
 
@@ -77,10 +63,13 @@ INPUTS, STATE, RANDOM, OF_SIZES = (
 _INPUTS, _RANDOM, _SIZE = 1, 2, 4
 _FIRST_STATE = 8
 
+Args = tuple[object, ...]
+Kwargs = dict[str, object] | None
+
 
 def values_read(
     make: Callable[[], nn.Module],
-    trace: Callable[[nn.Module, Sequence[Tensor]], Any],
+    trace: Callable[[nn.Module, Sequence[Tensor]], object],
     tensors: Sequence[Tensor],
 ) -> dict[str, list[str]]:
     """Find the values that Python reads while a model is traced: by their origin, in words, the
@@ -93,88 +82,23 @@ def values_read(
     """
     reads: dict[str, list[str]] = {}
     for functions in (True, False):
-        model, given = _Called(make()), [tensor.clone() for tensor in tensors]
+        model, inputs = _Called(make()), [tensor.clone() for tensor in tensors]
         with warnings.catch_warnings(record=True) as caught, ExitStack() as modes:
             warnings.simplefilter("always")
-            values = modes.enter_context(_Values(model, given, caught))
+            values = modes.enter_context(_Values(model, inputs, caught))
             if functions:
                 modes.enter_context(_Functions(values))
             try:
-                trace(model, given)
+                trace(model, inputs)
             except Exception:
-                if (
-                    not model.called
-                ):  # otherwise only the discarded trace failed, because of the modes
+                # after a whole call only the discarded trace failed, because of the modes
+                if not model.called:
                     raise
         for origin, line in values.reads():
-            if line not in reads.setdefault(origin, []):
-                reads[origin].append(line)
+            lines = reads.setdefault(origin, [])
+            if line not in lines:
+                lines.append(line)
     return reads
-
-
-def same_reads(model: nn.Module, example: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], bool]:
-    """A function that determines whether Python reads the same for tensors of other sizes as for an
-    example.
-
-    A trace on the meta device, which computes only sizes, returns what was read. While it is the
-    same, so is Python's path.
-
-    Args:
-        model: a copy; it is moved to the meta device.
-        example: on the meta device, as the tensors of the function. Their values must not be read.
-
-    Returns:
-        A function that returns False where it cannot tell.
-    """
-    program: Any = None
-
-    def reads(tensors: Sequence[Tensor]) -> list[int | float | bool] | None:
-        try:
-            with torch.no_grad():
-                return [tensor.item() for tensor in program(*tensors)]
-        except Exception:  # the path of the example does not work for these sizes
-            return None
-
-    try:
-        with torch.no_grad(), torch.device("meta"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            program = torch.jit.trace(_Reading(model.to("meta")), tuple(example), check_trace=False)
-    except (
-        Exception
-    ):  # the model needs values, other devices, or an operation that the meta device lacks
-        return lambda _: False
-    expected = reads(example)
-    return lambda tensors: expected is not None and reads(tensors) == expected
-
-
-class _Reading(nn.Module):
-    """Calls a model; returns the tensors that Python reads meanwhile."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The tensors in the order of reads."""
-        read = _Collecting()
-        with read:
-            self.model(*tensors)
-        return tuple(read.tensors)
-
-
-class _Collecting(TorchFunctionMode):
-    """Collects the tensors that Python reads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tensors: list[Tensor] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _is_read(func, args):
-            self.tensors += tensors_in(args)
-        if getattr(func, "__name__", "") in _BY_SIZES:
-            self.tensors += args[0].shape
-        return func(*args, **(kwargs or {}))
 
 
 class _Called(nn.Module):
@@ -185,7 +109,7 @@ class _Called(nn.Module):
         self.model = model
         self.called = False
 
-    def forward(self, *tensors: Tensor) -> Any:
+    def forward(self, *tensors: Tensor) -> object:
         """The model's result."""
         result = self.model(*tensors)
         self.called = True
@@ -217,30 +141,26 @@ class _Values(TorchDispatchMode):
         self._sizes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._scalar = 0
         """Origins of a number just taken out of a tensor, for the next operation."""
-        self._state: dict[object, int] = {}
+        self._state: defaultdict[object, int] = defaultdict(int)
         """The bit of each tensor of the model, by `_key`."""
         self._changed = 0
         self._noted: list[tuple[int, str]] = []
-        bit = _FIRST_STATE
-        for _, tensor in (*model.named_buffers(), *model.named_parameters()):
-            self._state[_key(tensor)] = self._state.get(_key(tensor), 0) | bit
-            bit <<= 1
+        for number, tensor in enumerate((*model.buffers(), *model.parameters())):
+            self._state[_key(tensor)] |= _FIRST_STATE << number
         for tensor in inputs:
             self._values[_key(tensor)] |= _INPUTS
 
-    def reads(self) -> Iterator[tuple[str, str]]:
+    def reads(self) -> list[tuple[str, str]]:
         """The reads so far: origin in words, and the user's line."""
-        for origin, wanted in (
-            (INPUTS, _INPUTS),
-            (STATE, self._changed),
-            (RANDOM, _RANDOM),
-            (OF_SIZES, _SIZE),
-        ):
-            yield from ((origin, line) for bits, line in self._noted if bits & wanted)
+        origins = ((INPUTS, _INPUTS), (STATE, self._changed), (RANDOM, _RANDOM), (OF_SIZES, _SIZE))
+        reads = []
+        for origin, wanted in origins:
+            reads += [(origin, line) for bits, line in self._noted if bits & wanted]
+        return reads
 
     def note(self, tensors: Iterable[Tensor]) -> None:
         """Note that the current line reads values of tensors."""
-        self.note_read(_any(self._of(tensor) for tensor in tensors))
+        self.note_read(_union(map(self._of, tensors)))
 
     def note_read(self, origins: int) -> None:
         """Note that the current line reads values of some origins."""
@@ -253,35 +173,31 @@ class _Values(TorchDispatchMode):
             self._values[_key(size)] |= self._sizes.get(tensor, 0) or _SIZE
 
     def _of(self, tensor: Tensor) -> int:
-        return self._values.get(_key(tensor), 0) | self._state.get(_key(tensor), 0)
+        key = _key(tensor)
+        return self._values.get(key, 0) | self._state.get(key, 0)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs = None
+    ) -> object:
         kwargs = kwargs or {}
-        name, given = func._schema.name, list(tensors_in((args, tuple(kwargs.values()))))
-        origins = _any(self._of(tensor) for tensor in given)
+        name, inputs = func._schema.name, tensors_in((args, tuple(kwargs.values())))
+        origins = _union(map(self._of, inputs))
         if (name == _SCALAR and self._is_pythons()) or name in _READING_OPERATORS:
-            self.note(given)
+            self.note(inputs)
         result = func(*args, **kwargs)
         if name == _SCALAR:
             self._scalar |= origins
             return result
-        sizes = _any(self._sizes.get(tensor, 0) for tensor in given)
-        by_numbers = name == "aten::index" and not any(
-            index.dtype in (torch.bool, torch.uint8) for index in tensors_in(args[1])
-        )
-        if (
-            torch.Tag.dynamic_output_shape in func.tags and not by_numbers
-        ):  # x[indices] is as long as the indices
+        sizes = _union(self._sizes.get(tensor, 0) for tensor in inputs)
+        if torch.Tag.dynamic_output_shape in func.tags and not _by_numbers(name, args):
             sizes |= origins
         origins, sizes, self._scalar = origins | self._scalar, sizes | self._scalar, 0
         if torch.Tag.nondeterministic_seeded in func.tags:
             origins |= _RANDOM
-        self._note_changes(func._schema, args, kwargs, origins)
+        self._note_changes(func, arguments_of(func, args, kwargs), origins)
         short = name.rpartition("::")[2]
-        if short.endswith("_like") or short.startswith(
-            "new_"
-        ):  # takes only shape, dtype and device of its first tensor
-            origins &= _RANDOM
+        if short.endswith("_like") or short.startswith("new_"):
+            origins &= _RANDOM  # takes only shape, dtype and device of its first tensor
         for tensor in tensors_in(result):
             self._values[_key(tensor)] |= origins
             if sizes:
@@ -294,18 +210,24 @@ class _Values(TorchDispatchMode):
         """
         new = self._caught[self._num_seen :]
         self._num_seen = len(self._caught)
-        return any(str(item.message).startswith(_CONVERTED) for item in new)
+        return any(str(warning.message).startswith(_CONVERTED) for warning in new)
 
-    def _note_changes(self, schema: Any, args: Any, kwargs: Any, origins: int) -> None:
+    def _note_changes(
+        self, func: OpOverload, arguments: Mapping[str, object], origins: int
+    ) -> None:
         """Give the tensors that an operation writes into the origins of all its arguments."""
-        given = (
-            dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
-        )
-        for argument in schema.arguments:
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                for tensor in tensors_in(given.get(argument.name)):
+        for formal in func._schema.arguments:
+            if formal.alias_info is not None and formal.alias_info.is_write:
+                for tensor in tensors_in(arguments.get(formal.name)):
                     self._changed |= self._state.get(_key(tensor), 0)
                     self._values[_key(tensor)] |= origins
+
+
+def _by_numbers(name: str, args: Args) -> bool:
+    """Whether an operation indexes by numbers, so that x[indices] is as long as the indices."""
+    if name != "aten::index":
+        return False
+    return not any(index.dtype in (torch.bool, torch.uint8) for index in tensors_in(args[1]))
 
 
 class _Functions(TorchFunctionMode):
@@ -315,22 +237,20 @@ class _Functions(TorchFunctionMode):
         super().__init__()
         self._values = values
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _is_read(func, args):
-            self._values.note(tensors_in(args))
+    def __torch_function__(
+        self, func: Callable[..., object], types: object, args: Args = (), kwargs: Kwargs = None
+    ) -> object:
         name = getattr(func, "__name__", "")
+        makes = name in _MAKES and bool(args) and not isinstance(args[0], Tensor)
+        if _READS.fullmatch(name) or makes:
+            self._values.note(tensors_in(args))
         if name == "stride":
             self._values.note_read(_SIZE)
         result = func(*args, **(kwargs or {}))
         if name in _SIZES or isinstance(result, torch.Size):
-            self._values.note_sizes(args[0], tensors_in(result))
+            self._values.note_sizes(cast(Tensor, args[0]), tensors_in(result))
         return result
 
 
-def _is_read(func: Any, args: Any) -> bool:
-    name = getattr(func, "__name__", "")
-    return name in _READS or (name in _MAKES and bool(args) and not isinstance(args[0], Tensor))
-
-
-def _any(bits: Iterable[int]) -> int:
+def _union(bits: Iterable[int]) -> int:
     return functools.reduce(operator.or_, bits, 0)

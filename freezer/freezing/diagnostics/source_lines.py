@@ -6,6 +6,7 @@ Lines of torch, freezer and Python's standard library are not the user's.
 
 from __future__ import annotations
 
+import importlib.util
 import linecache
 import re
 import sys
@@ -13,8 +14,6 @@ import sysconfig
 import traceback
 import warnings
 from pathlib import Path, PurePath
-
-import torch
 
 _MARK = re.compile(
     r'File "(?P<file>[^"]+)", line (?P<line>\d+)[^\n]*\n(?:.*\n)*?(?P<code>.*)\n *~+( <---'
@@ -24,11 +23,13 @@ _FRAME = re.compile(r"^(?P<file>.+)\((?P<line>\d+)\): .*$", re.MULTILINE)
 _STACK = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+).*\n(?P<code>.*)$', re.MULTILINE)
 # followed by lines of TorchScript's code in the file that the module was loaded from
 _SAVED = "Serialized   File "
-_FREEZER = Path(__file__).parents[2]
-_OTHERS = tuple(
-    f"{folder}/" for folder in (Path(torch.__file__).parent, _FREEZER, sysconfig.get_path("stdlib"))
+_FREEZER = f"{Path(__file__).parents[2]}/"
+_TORCH = importlib.util.find_spec("torch")
+_LIBRARIES = (
+    _FREEZER,
+    f"{sysconfig.get_path('stdlib')}/",
+    *(f"{folder}/" for folder in (_TORCH and _TORCH.submodule_search_locations) or ()),
 )
-_OWN = f"{_FREEZER}/"
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 
 
@@ -48,24 +49,18 @@ def running_at() -> str | None:
     """The innermost of the user's lines that runs now, below freezer's own; None if no line is the
     user's.
     """
-    frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(1))]
-    ours = [
-        index for index, frame in enumerate(frames) if frame.f_code.co_filename.startswith(_OWN)
-    ]
-    for frame in frames[: ours[-1]] if ours else frames:
-        if _is_users(frame.f_code.co_filename):
-            file, number = frame.f_code.co_filename, frame.f_lineno
-            return _line(file, number, linecache.getline(file, number))
+    stack = traceback.walk_stack(sys._getframe(1))
+    frames = [(frame.f_code.co_filename, number) for frame, number in stack]
+    own = [index for index, (file, _) in enumerate(frames) if file.startswith(_FREEZER)]
+    for file, number in frames[: own[-1]] if own else frames:
+        if _is_users(file):
+            return _line(file, number)
     return None
 
 
-def warned_at(said: warnings.WarningMessage) -> str | None:
+def warned_at(warning: warnings.WarningMessage) -> str | None:
     """The line of a warning; None if it is not the user's."""
-    return (
-        _line(said.filename, said.lineno, linecache.getline(said.filename, said.lineno))
-        if _is_users(said.filename)
-        else None
-    )
+    return _line(warning.filename, warning.lineno) if _is_users(warning.filename) else None
 
 
 def marked_in(text: str) -> str | None:
@@ -75,10 +70,11 @@ def marked_in(text: str) -> str | None:
     Returns:
         None without a mark.
     """
-    marks = [(found["file"], int(found["line"]), found["code"]) for found in _MARK.finditer(text)]
+    marks = list(_MARK.finditer(text))
     if not marks:
         return None
-    return _line(*next((mark for mark in marks if _is_users(mark[0])), marks[0]))
+    mark = next((mark for mark in marks if _is_users(mark["file"])), marks[0])
+    return _line(mark["file"], int(mark["line"]), mark["code"])
 
 
 def line_of_node(source_range: str) -> str | None:
@@ -89,14 +85,10 @@ def line_of_node(source_range: str) -> str | None:
         source_range: the result of `node.sourceRange()`; may be empty.
     """
     text = source_range.partition(_SAVED)[0]
-    frames = (
-        []
-        if _MARK.search(text)
-        else [(found["file"], int(found["line"])) for found in _FRAME.finditer(text)]
-    )
+    frames = [] if _MARK.search(text) else list(_FRAME.finditer(text))
     if frames:  # a traced call, innermost first
-        file, number = next((frame for frame in frames if _is_users(frame[0])), frames[0])
-        return _line(file, number, linecache.getline(file, number)).removesuffix(": ")
+        frame = next((frame for frame in frames if _is_users(frame["file"])), frames[0])
+        return _line(frame["file"], int(frame["line"])).removesuffix(": ")
     return marked_in(text) or marked_in(source_range)
 
 
@@ -104,22 +96,23 @@ def line_of_stack(stack_trace: str | None) -> str | None:
     """The user's line in a stack trace of torch.export, innermost last; None if no line is the
     user's.
     """
-    for found in reversed(list(_STACK.finditer(stack_trace or ""))):
-        if _is_users(found["file"]):
-            return _line(found["file"], int(found["line"]), found["code"]).removesuffix(": ")
+    for frame in reversed(list(_STACK.finditer(stack_trace or ""))):
+        if _is_users(frame["file"]):
+            return _line(frame["file"], int(frame["line"]), frame["code"]).removesuffix(": ")
     return None
 
 
 def _is_users(file: str) -> bool:
-    if (
-        file.startswith("<") or "/site-packages/torch/" in file
-    ):  # the second: scripted on another machine
+    # the second: scripted on another machine
+    if file.startswith("<") or "/site-packages/torch/" in file:
         return False
-    return not any(
-        file.startswith(folder) and not any(part in file[len(folder) - 1 :] for part in _PACKAGES)
-        for folder in _OTHERS
-    )
+    for folder in _LIBRARIES:
+        rest = file[len(folder) - 1 :]
+        if file.startswith(folder) and not any(part in rest for part in _PACKAGES):
+            return False
+    return True
 
 
-def _line(file: str, number: int, code: str) -> str:
-    return f"{PurePath(file).name}:{number}: {code.strip()}"
+def _line(file: str, number: int, code: str | None = None) -> str:
+    text = linecache.getline(file, number) if code is None else code
+    return f"{PurePath(file).name}:{number}: {text.strip()}"

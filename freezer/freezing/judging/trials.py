@@ -21,7 +21,7 @@ from freezer.artifact import (
     without_special,
 )
 from freezer.freezing.candidates import Candidate
-from freezer.freezing.diagnostics.messages import run_sentence
+from freezer.freezing.diagnostics import run_sentence
 from freezer.freezing.drift import (
     STRIDES,
     Call,

@@ -18,7 +18,7 @@ import torch
 from freezer.artifact import Change
 from freezer.errors import BuildError, MissingDependencyError, UsageError
 from freezer.freezing.capture import Captured
-from freezer.freezing.diagnostics.messages import onnx_sentence
+from freezer.freezing.diagnostics import onnx_sentence
 from freezer.freezing.lowering.engine_outputs import output_orders, values_named
 from freezer.freezing.lowering.inductor.inductor_report import report_before
 from freezer.freezing.lowering.readable import GRAPH

@@ -22,7 +22,7 @@ from torch.utils._sympy.value_ranges import bound_sympy
 from freezer.codec import encode
 from freezer.errors import BuildError, UsageError
 from freezer.freezing.capture import Captured
-from freezer.freezing.diagnostics.messages import openvino_sentence
+from freezer.freezing.diagnostics import openvino_sentence
 from freezer.freezing.lowering.engine_outputs import output_orders, values_named
 from freezer.freezing.lowering.inductor.inductor_report import report_before
 from freezer.freezing.lowering.readable import GRAPH

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from freezer.artifact import Change, FreezingReport, KeptTensor, PreservedName, stored_as_captured
 from freezer.errors import BuildError
 from freezer.freezing.capture import Captured
-from freezer.freezing.diagnostics.messages import code_of, script_sentence
+from freezer.freezing.diagnostics import script_sentence
 from freezer.freezing.lowering.operators import script_operators
 from freezer.freezing.lowering.readable import torchscript_texts
 from freezer.freezing.lowering.result import Lowered, timed
@@ -79,9 +79,7 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
             with timed(phases_s, "report"):
                 report = _report(captured, after, settings)
         except RuntimeError as error:
-            raise BuildError(
-                f"torchscript: {script_sentence(error)}", code=code_of(error)
-            ) from error
+            raise BuildError(f"torchscript: {script_sentence(error)}") from error
         texts = torchscript_texts(after, _methods(captured)) if settings["freeze"] else {}
         return Lowered(report=replace(report, phases_s=phases_s), texts=texts)
 

@@ -27,6 +27,7 @@ from freezer.freezing.models.loaders import (
 from freezer.freezing.models.samples import (
     Dims,
     ExampleInputs,
+    arguments_of,
     example_spec,
     tensors_in,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "ExampleInputs",
     "Subject",
     "SubjectOptions",
+    "arguments_of",
     "baked_in",
     "call_source",
     "check_mode",

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -372,3 +373,11 @@ def _lookups(name: str, given: Mapping[str, Any]) -> Iterator[tuple[Tensor, int,
 def tensors_in(value: Any) -> list[Tensor]:
     """The tensors in arguments or results of an operation."""
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def arguments_of(
+    func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object] | None
+) -> dict[str, object]:
+    """The arguments of an operation's call by name."""
+    names = [formal.name for formal in func._schema.arguments]
+    return {**dict(zip(names, args, strict=False)), **(kwargs or {})}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from freezer.freezing.diagnostics.source_lines import marked_in
+from freezer.freezing.diagnostics import marked_in
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.spec import ConstantSpec, InputItem, InputSpec, TensorSpec
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from freezer.errors import BuildError, UsageError
 from freezer.freezing.capture import Captured
-from freezer.freezing.diagnostics.messages import inductor_sentence
+from freezer.freezing.diagnostics import inductor_sentence
 from freezer.freezing.environment import straying
 from freezer.freezing.lowering.inductor.cuda_toolkit import cuda_toolkit
 from freezer.freezing.lowering.inductor.inductor_report import Observed, report_before

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from freezer.freezing.capture.value_reads import INPUTS, OF_SIZES, RANDOM, STATE, values_read
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from tests.support.lines import place_of
-from tests.support.models import Calling, Counter, TinyConv, seeded
+from tests.support.models import Calling, Counter, Stateful, TinyConv, seeded
 from tests.support.steps import random_inputs
 
 X = random_inputs(2, 4)
@@ -143,23 +143,6 @@ def test_reading_sizes_is_noted_with_the_line(function: Callable[[Tensor], Any],
 )
 def test_what_a_trace_follows_is_not_noted(function: Callable[[Tensor], Any]) -> None:
     assert not reads(Calling(function))
-
-
-class Stateful(nn.Module):
-    """Reads a constant buffer, and one that changes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("steady", torch.ones(1))
-        self.register_buffer("count", torch.zeros(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if int(self.steady):  # type: ignore[arg-type]
-            x = x + 1
-        if int(self.count) > 3:  # type: ignore[arg-type]
-            x = x * 2
-        self.count.add_(1)  # type: ignore[operator]
-        return x
 
 
 def test_changing_state_differs_from_constants() -> None:
