@@ -77,6 +77,9 @@ def run_sentence(error: Exception) -> str:
     """Why a captured program failed: TorchScript's interpreter puts the error last, after its own
     traceback.
     """
+    known = _known(error, "run")
+    if known:
+        return known
     lines = str(error).strip().splitlines() or ["no message"]
     line = lines[-1] if lines[0].startswith(_INTERPRETER) else lines[0]
     kind = type(error).__name__

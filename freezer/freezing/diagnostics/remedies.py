@@ -23,7 +23,7 @@ class Remedy(NamedTuple):
     remedy: str
 
 
-Family = Literal["script", "trace", "export", "inductor", "onnx", "openvino"]
+Family = Literal["script", "trace", "export", "inductor", "onnx", "openvino", "run"]
 
 NOT_WRITTEN = (
     r"inline_container\.cc:\d+\] \. (?!PytorchStreamReader)|terminate called after throwing an"
@@ -216,6 +216,13 @@ REMEDIES: Mapping[Family, tuple[Remedy, ...]] = {
             r"Conversion is failed for: (?P<names>[\w:., ]+)",
             "OpenVINO cannot convert {names} as the model uses it",
             _OTHER_OPERATIONS,
+        ),
+    ),
+    "run": (
+        Remedy(
+            r"annotated to be ignored and cannot be run",
+            "forward calls a method marked @torch.jit.unused",
+            "mark methods that serving calls with @torch.jit.export, or not at all",
         ),
     ),
 }
