@@ -21,7 +21,14 @@ from pipeline.publish import Publisher
 from pipeline.records import Event, Outcome
 from pipeline.reporting import CampaignReport, Display, ItemWork, class_costs, report_page
 from pipeline.scheduling import Executor
-from pipeline.tracking import Tracker, TrackerProcess, outcomes_digest, replay_command
+from pipeline.tracking import (
+    CampaignEnd,
+    CampaignStart,
+    Tracker,
+    TrackerProcess,
+    outcomes_digest,
+    replay_command,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,19 +178,16 @@ class Campaign:
     ) -> None:
         """Open the campaign in MLflow, and log what it lacks of earlier passes."""
         before = self._before.outcomes
-        expected = (
-            outcomes_digest((*before, *finished))
-            if len(finished) == len(self._plan.items)
-            else None
-        )
+        all_finished = len(finished) == len(self._plan.items)
         alone = bool(before) and not self._before.untracked
-        models = sorted({item.entry.name for item in self._plan.items}) if alone else None
         self._tracker.start(
-            self._config.catalog,
-            continued.started,
-            parameters=parameters,
-            expected=expected,
-            models=models,
+            CampaignStart(
+                catalog=self._config.catalog,
+                started=continued.started,
+                parameters=parameters,
+                expected=outcomes_digest((*before, *finished)) if all_finished else None,
+                models=sorted({item.entry.name for item in self._plan.items}) if alone else None,
+            )
         )
         if self._before.untracked:
             for _, outcomes in groupby(before, key=lambda outcome: outcome.model):
@@ -202,13 +206,13 @@ class Campaign:
     def _finish_tracking(self, ended: CampaignReport, exit_code: int) -> None:
         try:
             page = report_page(self._store, self._config.campaign)
-            self._tracker.finish(
-                ended.outcomes,
-                exit_code,
+            end = CampaignEnd(
+                exit_code=exit_code,
                 interrupted=self._interrupted,
                 finished=ended.finished,
                 page=page,
             )
+            self._tracker.finish(ended.outcomes, end)
         except KeyboardInterrupt:
             self._interrupted = True
             config = self._config

@@ -9,7 +9,6 @@ from pipeline.reporting.comparison import OutcomeChange, compare
 from pipeline.reporting.console_report import print_next_steps, print_report
 from pipeline.reporting.costs import class_costs
 from pipeline.reporting.explain import explain_plan
-from pipeline.reporting.fitting_table import Columns, fitting_table
 from pipeline.reporting.html.html_report import report_page
 from pipeline.reporting.live.campaign_progress import ItemWork
 from pipeline.reporting.live.display import Display, LineDisplay, display_for
@@ -21,6 +20,7 @@ from pipeline.reporting.status import (
     in_words,
     status_if_known,
 )
+from pipeline.reporting.terminal_table import Columns, fitting_table
 
 __all__ = [
     "CampaignReport",

@@ -23,7 +23,7 @@ from freezer.store import one_spelling
 from pipeline.records import STYLES, Outcome, Row, rounded
 from pipeline.reporting.campaign_report import CampaignReport
 from pipeline.reporting.costs import ClassCost
-from pipeline.reporting.fitting_table import Columns, fitting_table
+from pipeline.reporting.terminal_table import Columns, fitting_table
 from pipeline.tracking import without_password
 from pipeline.workspace import log_place
 

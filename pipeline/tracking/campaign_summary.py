@@ -1,6 +1,4 @@
-"""What a campaign's own run in MLflow shows: counts, the table of outcomes, and digests of them. Pure
-functions; mlflow is imported where it is used.
-"""
+"""What a campaign's own run in MLflow shows: counts, the table of outcomes, digests of them."""
 
 from __future__ import annotations
 
@@ -8,24 +6,66 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import TYPE_CHECKING
 
 from freezer.hardware import PORTABLE
 from pipeline.records import Outcome, Row
 from pipeline.tracking.run_records import shortened
-
-if TYPE_CHECKING:
-    from mlflow.entities import Dataset
 
 FORM = 2
 """Version of what is logged.
 
 Increase it to invalidate every existing COMPLETE and SHOWN tag; existing runs of candidates stay.
 """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CampaignStart:
+    """What opens a campaign's run.
+
+    Attributes:
+        catalog: description of the catalog for people.
+        started: seconds since the epoch.
+        parameters: versions and other settings of the campaign.
+        resume: whether to set a run that has ended to running.
+        expected: `outcomes_digest` of a campaign that has no work left. If the run's tag matches
+            it, the runs of candidates are not searched.
+        models: models whose outcomes will be logged; None for all.
+    """
+
+    catalog: str
+    started: float
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    resume: bool = True
+    expected: str | None = None
+    models: Sequence[str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CampaignEnd:
+    """What ends a campaign's run.
+
+    Attributes:
+        exit_code: exit code of the campaign; 0 and 1 end the run as FINISHED, others as FAILED.
+        interrupted: whether the campaign was interrupted; ends the run as KILLED.
+        finished: seconds since the epoch.
+        page: HTML report of the campaign; empty for none.
+    """
+
+    exit_code: int
+    interrupted: bool = False
+    finished: float
+    page: bytes = b""
+
+    @property
+    def status(self) -> str:
+        """MLflow's status of the run."""
+        if self.interrupted:
+            return "KILLED"
+        return "FINISHED" if self.exit_code in (0, 1) else "FAILED"
+
 
 SUMMARY_COLUMNS = (
     "model",
@@ -107,20 +147,9 @@ def outcomes_digest(outcomes: Iterable[Outcome]) -> str:
     return digest.hexdigest()
 
 
-def summary_digest(outcomes: Sequence[Outcome], *ending: object) -> str:
-    digest = hashlib.sha256(repr((FORM, *ending)).encode())
+def summary_digest(outcomes: Sequence[Outcome], end: CampaignEnd) -> str:
+    """Digest what the run shows, and how the campaign ended; the report differs every time."""
+    digest = hashlib.sha256(repr((FORM, replace(end, page=b""))).encode())
     for outcome in outcomes:
         digest.update(json.dumps(outcome.to_json(), sort_keys=True, default=str).encode())
     return digest.hexdigest()
-
-
-def catalog_dataset(catalog: str, outcomes: Sequence[Outcome]) -> Dataset:
-    """Return a catalog as MLflow's dataset; its digest changes with the sources of its models."""
-    from mlflow.entities import Dataset
-
-    models = {outcome.model: outcome.source_key for outcome in outcomes}
-    digest = hashlib.sha256(json.dumps(sorted(models.items())).encode()).hexdigest()[:8]
-    profile = json.dumps({"num_models": len(models), "num_outcomes": len(outcomes)})
-    return Dataset(
-        Path(catalog).name, digest, "local", json.dumps({"uri": catalog}), profile=profile
-    )

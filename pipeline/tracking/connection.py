@@ -12,10 +12,10 @@ import re
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from freezer.errors import (
     ColdpressError,
@@ -29,6 +29,9 @@ from pipeline.workspace import temporary_place
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.store.entities import PagedList
+
+T = TypeVar("T")
 
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -210,6 +213,22 @@ def upload(client: MlflowClient, artifact_uri: str, folder: Path) -> None:
     get_artifact_repository(artifact_uri, tracking_uri=client.tracking_uri).log_artifacts(
         str(folder)
     )
+
+
+def all_pages(search: Callable[[str | None], PagedList[T]]) -> list[T]:
+    """Return everything that a search finds.
+
+    Args:
+        search: returns the page after a token; None begins.
+    """
+    items: list[T] = []
+    token: str | None = None
+    while True:
+        page = search(token)
+        items += page
+        token = page.token
+        if not token:
+            return items
 
 
 def quoted(text: str) -> str:

@@ -5,12 +5,14 @@ Outcomes that only an earlier start of a campaign reached get runs, but no row i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from freezer.errors import InfrastructureError
 from freezer.store import Store
 from pipeline.exit_codes import INTERRUPTED
-from pipeline.ledger import History, Reached, campaign_lock, ledger_folder
+from pipeline.ledger import CampaignRecord, History, Reached, campaign_lock, ledger_folder
+from pipeline.tracking.campaign_summary import CampaignEnd, CampaignStart
 from pipeline.tracking.registry import ArtifactMode
 from pipeline.tracking.tracker import Tracker
 
@@ -79,23 +81,21 @@ def _replay_one(
         for item in (*history.others(campaign, record), *members):
             models.setdefault(item.outcome.model, []).append(item)
         tracker = Tracker(tracking_uri, campaign, store, mode=mode)
-        tracker.start(record.catalog, record.started, parameters=record.parameters, resume=False)
-        for of_model in models.values():
-            tracker.log(
-                [item.outcome for item in of_model], reached=max(item.time for item in of_model)
+        tracker.start(
+            CampaignStart(
+                catalog=record.catalog,
+                started=record.started,
+                parameters=record.parameters,
+                resume=False,
             )
-        killed = record.finished is None
-        tracker.finish(
-            [*(item.outcome for item in members), *record.problems],
-            INTERRUPTED if record.exit_code is None else record.exit_code,
-            interrupted=record.interrupted or killed,
-            finished=(
-                max([record.started, *(item.time for item in members)])
-                if killed
-                else record.finished
-            ),
-            page=page(store, campaign) if page else b"",
         )
+        for reached in models.values():
+            outcomes = [item.outcome for item in reached]
+            tracker.log(outcomes, max(item.time for item in reached))
+        end = _end_of(record, [item.time for item in members])
+        if page is not None:
+            end = replace(end, page=page(store, campaign))
+        tracker.finish([*(item.outcome for item in members), *record.problems], end)
     say(
         f"campaign {campaign}: {tracker.num_logged} outcomes logged, {tracker.num_unchanged}"
         " already there"
@@ -103,3 +103,14 @@ def _replay_one(
     for line in (*tracker.notes, *tracker.failures):
         say(line)
     return tracker
+
+
+def _end_of(record: CampaignRecord, times: Sequence[float]) -> CampaignEnd:
+    """Return how a campaign ended; one whose driver was killed ended with its last outcome."""
+    if record.finished is None:
+        finished = max([record.started, *times])
+        return CampaignEnd(exit_code=INTERRUPTED, interrupted=True, finished=finished)
+    exit_code = INTERRUPTED if record.exit_code is None else record.exit_code
+    return CampaignEnd(
+        exit_code=exit_code, interrupted=record.interrupted, finished=record.finished
+    )

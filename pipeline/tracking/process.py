@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any, Self
@@ -28,6 +28,7 @@ from typing import Any, Self
 from freezer.errors import ColdpressError
 from freezer.store import Store
 from pipeline.records import Outcome
+from pipeline.tracking.campaign_summary import CampaignEnd, CampaignStart
 from pipeline.tracking.connection import preload, resolve
 from pipeline.tracking.registry import ArtifactMode
 from pipeline.tracking.tracker import Tracker, replay_command
@@ -63,6 +64,10 @@ class _Status:
     error: ColdpressError | None = None
 
 
+_Call = tuple[str, tuple[object, ...]]
+"""Name of a method of Tracker, and its arguments."""
+
+
 class TrackerProcess:
     """`Tracker` in another process. Use it as a context manager.
 
@@ -83,7 +88,7 @@ class TrackerProcess:
         resolve(tracking_uri)
         self._arguments = (tracking_uri, campaign, store, mode)
         self.may_work: Callable[[], bool] = lambda: True
-        self._calls: queue.Queue[tuple[Any, ...] | None] = queue.Queue(maxsize=AHEAD)
+        self._calls: queue.Queue[_Call | None] = queue.Queue(maxsize=AHEAD)
         self._status, self._num_given = _Status(), 0
         self._hurries = self._stops = False
         self._temporary = contextlib.ExitStack()
@@ -142,19 +147,9 @@ class TrackerProcess:
         """
         return self._num_given - self.num_logged
 
-    def start(
-        self,
-        catalog: str,
-        started: float,
-        *,
-        parameters: Mapping[str, str] | None = None,
-        expected: str | None = None,
-        models: Sequence[str] | None = None,
-    ) -> None:
+    def start(self, begin: CampaignStart) -> None:
         """Queue `Tracker.start`."""
-        self._call(
-            "start", catalog, started, parameters=parameters, expected=expected, models=models
-        )
+        self._call("start", begin)
 
     def log(self, outcomes: Sequence[Outcome]) -> None:
         """Queue `Tracker.log` for outcomes reached now; wait if AHEAD calls are queued.
@@ -166,17 +161,9 @@ class TrackerProcess:
         if self._status.is_complete:
             self._check()
         else:
-            self._call("log", tuple(outcomes), reached=time.time())
+            self._call("log", tuple(outcomes), time.time())
 
-    def finish(
-        self,
-        outcomes: Sequence[Outcome],
-        exit_code: int,
-        *,
-        interrupted: bool,
-        finished: float,
-        page: bytes = b"",
-    ) -> None:
+    def finish(self, outcomes: Sequence[Outcome], end: CampaignEnd) -> None:
         """Wait until everything is logged and `Tracker.finish` is done.
 
         Raises:
@@ -185,20 +172,20 @@ class TrackerProcess:
         self._hurries = True
         for first in range(0, len(outcomes), LOT):
             self._call(HOLD, tuple(outcomes[first : first + LOT]))
-        self._call("finish", exit_code, interrupted=interrupted, finished=finished, page=page)
+        self._call("finish", end)
         self._put(None)
         self._thread.join()
         self._check()
 
-    def _call(self, name: str, *args: Any, **named: Any) -> None:
+    def _call(self, name: str, *args: object) -> None:
         self._check()
-        self._put((name, args, named))
+        self._put((name, args))
 
     def _check(self) -> None:
         if self._status.error is not None:
             raise self._status.error
 
-    def _put(self, call: tuple[Any, ...] | None) -> None:
+    def _put(self, call: _Call | None) -> None:
         """Queue a call; drop it if the thread has ended."""
         while self._thread.is_alive():
             with contextlib.suppress(queue.Full):
@@ -253,7 +240,7 @@ def serve(handle: int, parent: int) -> None:
     held: list[Outcome] = []
     while True:
         try:
-            name, args, named = pipe.recv()
+            name, args = pipe.recv()
         except EOFError:
             return
         error: ColdpressError | None = None
@@ -261,7 +248,8 @@ def serve(handle: int, parent: int) -> None:
             if name == HOLD:
                 held.extend(*args)
             else:
-                getattr(tracker, name)(*(held,) if name == "finish" else (), *args, **named)
+                before = (held,) if name == "finish" else ()
+                getattr(tracker, name)(*before, *args)
         except ColdpressError as raised:
             error = raised
         status = _Status(

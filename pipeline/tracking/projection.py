@@ -11,22 +11,30 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.records import Outcome
-from pipeline.tracking import plots
 from pipeline.tracking.campaign_summary import (
+    CampaignEnd,
+    CampaignStart,
     campaign_metrics,
-    catalog_dataset,
     outcomes_digest,
     recipes_parameter,
     summary_digest,
     summary_table,
 )
-from pipeline.tracking.connection import connect, one_transaction, quoted, reaching, resolve, upload
+from pipeline.tracking.connection import (
+    all_pages,
+    connect,
+    one_transaction,
+    quoted,
+    reaching,
+    resolve,
+    upload,
+)
 from pipeline.tracking.descriptions import campaign_description
 from pipeline.tracking.experiment import NOTE, open_experiment
 from pipeline.tracking.run_records import OUTCOME, RunRecord, run_records
@@ -47,9 +55,6 @@ COMPLETE = "coldpress.outcomes"
 """Tag with the digest of the outcomes that are completely logged and registered; empty while
 outcomes are being logged.
 """
-
-MAX_OUTPUTS = 50
-"""Logged models that a campaign's run lists as its outputs; MLflow's page reads each of them."""
 
 PAGE_SIZE = 1000
 
@@ -84,6 +89,23 @@ class LoggedRun:
         )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Batch:
+    """What one request logs to a run.
+
+    Attributes:
+        metrics: metrics with one value, by name.
+        series: metrics with several values, by name and step.
+        timestamp_ms: time of all metrics.
+    """
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    series: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    params: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    timestamp_ms: int = 0
+
+
 class Projection:
     """A campaign in MLflow: `open`, `start`, `log_outcome` for each outcome, `finish`.
 
@@ -110,7 +132,8 @@ class Projection:
         self.campaign = campaign
         self.num_written = 0
         self.is_complete = self.is_resumed = False
-        self._parent, self._parameters = "", dict[str, str]()
+        self._parent = ""
+        self._begin = CampaignStart(catalog="", started=0.0)
         self._runs: dict[tuple[str, str], dict[str, LoggedRun]] = {}
 
     @classmethod
@@ -127,64 +150,52 @@ class Projection:
             experiment_id = open_experiment(client, uri)
         return cls(client=client, experiment_id=experiment_id, tracking_uri=uri, campaign=campaign)
 
-    def start(
-        self,
-        catalog: str,
-        started: float,
-        *,
-        parameters: Mapping[str, str] | None = None,
-        resume: bool = True,
-        expected: str | None = None,
-        models: Sequence[str] | None = None,
-    ) -> str:
-        """Find or create the campaign's parent run, and find the runs of its candidates.
-
-        Args:
-            catalog: description of the catalog for people.
-            started: seconds since the epoch.
-            parameters: versions and other settings of the campaign.
-            resume: whether to set a parent run that has ended to running.
-            expected: `outcomes_digest` of a campaign that has no work left. If the parent run's
-                COMPLETE tag matches it, the runs of candidates are not searched.
-            models: whose outcomes will be logged; None for all.
-
-        Returns:
-            The id of the parent run.
+    def start(self, begin: CampaignStart) -> str:
+        """Find or create the campaign's parent run, and find the runs of its candidates; return the
+        id of the parent run.
         """
-        self._parameters = {"catalog": catalog, **(parameters or {})}
+        self._begin = begin
         with reaching(self.tracking_uri):
             parents = self._find("campaign")
-            self.is_complete = expected is not None and [
-                run.data.tags.get(COMPLETE) for run in parents
-            ] == [expected]
-            candidates = [] if self.is_complete else self._candidates(models)
-            run = self._only_parent(
-                parents, {item.data.tags.get(PARENT, "") for item in candidates}
-            )
+            shown = [run.data.tags.get(COMPLETE) for run in parents]
+            self.is_complete = begin.expected is not None and shown == [begin.expected]
+            candidates = [] if self.is_complete else self._candidates(begin.models)
+            named = {run.data.tags.get(PARENT, "") for run in candidates}
+            run = self._only_parent(parents, named)
             self.is_resumed = run is not None
-            if run is None:
-                tags = {
-                    "coldpress.campaign": self.campaign,
-                    "coldpress.kind": "campaign",
-                    "coldpress.catalog": catalog,
-                }
-                run = self.client.create_run(
-                    self.experiment_id,
-                    start_time=int(started * 1000),
-                    tags=tags,
-                    run_name=f"campaign {self.campaign}",
-                )
-                self._log_batch(run.info.run_id, {}, self._parameters, {}, 0)
-            else:
-                if not self.is_complete and run.data.tags.get(COMPLETE):
-                    self.client.set_tag(run.info.run_id, COMPLETE, "")
-                if resume and run.info.status != "RUNNING":
-                    self.client.update_run(run.info.run_id, status="RUNNING")
+            self._parent = self._create_parent() if run is None else self._reopen(run)
             self._runs = {}
-            for item in candidates:
-                self._remember(item)
-        self._parent = str(run.info.run_id)
+            for candidate in candidates:
+                self._remember(candidate)
         return self._parent
+
+    def _create_parent(self) -> str:
+        begin = self._begin
+        tags = {
+            "coldpress.campaign": self.campaign,
+            "coldpress.kind": "campaign",
+            "coldpress.catalog": begin.catalog,
+        }
+        run = self.client.create_run(
+            self.experiment_id,
+            start_time=int(begin.started * 1000),
+            tags=tags,
+            run_name=f"campaign {self.campaign}",
+        )
+        self._log(run.info.run_id, _Batch(params=self._parameters))
+        return str(run.info.run_id)
+
+    def _reopen(self, run: Run) -> str:
+        run_id = str(run.info.run_id)
+        if not self.is_complete and run.data.tags.get(COMPLETE):
+            self.client.set_tag(run_id, COMPLETE, "")
+        if self._begin.resume and run.info.status != "RUNNING":
+            self.client.update_run(run_id, status="RUNNING")
+        return run_id
+
+    @property
+    def _parameters(self) -> dict[str, str]:
+        return {"catalog": self._begin.catalog, **self._begin.parameters}
 
     def log_outcome(self, outcome: Outcome, *, reached: float | None = None) -> str | None:
         """Log a run for each candidate, or one for an outcome without candidates.
@@ -207,32 +218,21 @@ class Projection:
         return runs[outcome.recipe].run_id if outcome.recipe in runs else None
 
     def finish(
-        self,
-        outcomes: Sequence[Outcome],
-        exit_code: int,
-        interrupted: bool,
-        *,
-        finished: float | None = None,
-        complete: bool = False,
-        page: bytes = b"",
+        self, outcomes: Sequence[Outcome], end: CampaignEnd, *, complete: bool = False
     ) -> None:
-        """Write the campaign's description, summary, figures and counts, and end its run.
+        """Write the campaign's description, summary and counts, and end its run.
 
         Does nothing if it ended with this summary already.
 
         Args:
             outcomes: all outcomes of the campaign, in the order to show.
-            exit_code: exit code of the campaign; 0 and 1 end the run as FINISHED, others as FAILED.
-            interrupted: whether the campaign was interrupted; ends the run as KILLED.
-            finished: seconds since the epoch; None means now.
+            end: how the campaign ended.
             complete: whether every outcome was completely logged and registered.
-            page: HTML report of the campaign; empty for none.
         """
-        ended_ms = int((time.time() if finished is None else finished) * 1000)
-        shown = summary_digest(outcomes, exit_code, interrupted, ended_ms)
+        shown = summary_digest(outcomes, end)
         tags = {
-            "coldpress.exit_code": str(exit_code),
-            "coldpress.interrupted": str(interrupted).lower(),
+            "coldpress.exit_code": str(end.exit_code),
+            "coldpress.interrupted": str(end.interrupted).lower(),
             LOGGED_TABLES: json.dumps([{"path": SUMMARY, "type": "table"}]),
             COMPLETE: outcomes_digest(outcomes) if complete else "",
             SHOWN: shown,
@@ -244,54 +244,20 @@ class Projection:
                 if run.data.tags.get(COMPLETE, "") != tags[COMPLETE]:
                     self.client.set_tag(self._parent, COMPLETE, tags[COMPLETE])
                 return
-            table = summary_table(outcomes)
-            files: dict[str, Callable[[Path], object]] = {
-                SUMMARY: lambda path: path.write_text(table)
-            }
-            if not self.is_complete:  # otherwise the figures exist and are the same
-                files |= {
-                    "speedups.png": plots.speedups(outcomes).savefig,
-                    "drift.png": plots.drift(outcomes).savefig,
-                }
-            if page:
-                files[REPORT] = lambda path: path.write_bytes(page)
+            files = {SUMMARY: summary_table(outcomes).encode()}
+            if end.page:
+                files[REPORT] = end.page
             self._upload(run.info.artifact_uri, files)
-            changed = _changed_metrics(run.data.metrics, campaign_metrics(outcomes))
             # A parameter cannot be changed: it has the value of the campaign's first pass, the
             # description that of the last one.
-            parameters = {**self._parameters, **recipes_parameter(outcomes)}
-            missing = {
-                name: text for name, text in parameters.items() if name not in run.data.params
-            }
-            self._log_batch(self._parent, changed, missing, tags, ended_ms)
-            self._log_lineage(run, outcomes)
-            status = "KILLED" if interrupted else "FINISHED" if exit_code in (0, 1) else "FAILED"
-            self.client.set_terminated(self._parent, status=status, end_time=ended_ms)
+            params = self._parameters | recipes_parameter(outcomes)
+            missing = {name: text for name, text in params.items() if name not in run.data.params}
+            changed = _changed_metrics(run.data.metrics, campaign_metrics(outcomes))
+            ended_ms = int(end.finished * 1000)
+            batch = _Batch(metrics=changed, params=missing, tags=tags, timestamp_ms=ended_ms)
+            self._log(self._parent, batch)
+            self.client.set_terminated(self._parent, status=end.status, end_time=ended_ms)
         self.num_written += 1
-
-    def _log_lineage(self, run: Run, outcomes: Sequence[Outcome]) -> None:
-        """Log the catalog as the campaign's input, and the models that it registered as its
-        outputs.
-        """
-        from mlflow.entities import DatasetInput, InputTag, LoggedModelOutput
-
-        context = [InputTag("mlflow.data.context", "catalog")]
-        self.client.log_inputs(
-            self._parent,
-            [DatasetInput(catalog_dataset(self._parameters["catalog"], outcomes), context)],
-        )
-        if self.is_complete:
-            return
-        listed = {output.model_id for output in run.outputs.model_outputs} if run.outputs else set()
-        wanted = f"tags.`coldpress.campaign` = {quoted(self.campaign)}"
-        found = self.client.search_logged_models(
-            [self.experiment_id], wanted, max_results=MAX_OUTPUTS
-        )
-        added = [
-            LoggedModelOutput(model.model_id, 0) for model in found if model.model_id not in listed
-        ]
-        if added:
-            self.client.log_outputs(self._parent, added)
 
     def _log_record(self, record: RunRecord, known: LoggedRun | None, ended: float) -> LoggedRun:
         if known is not None and known.digest != record.digest:
@@ -302,28 +268,25 @@ class Projection:
         self.num_written += 1
         with one_transaction(self.client):
             if known is None:
-                started_ms = int((ended - record.duration_s) * 1000)
-                tags = {**record.tags, PARENT: self._parent}
                 run = self.client.create_run(
-                    self.experiment_id, start_time=started_ms, tags=tags, run_name=record.name
+                    self.experiment_id,
+                    start_time=int((ended - record.duration_s) * 1000),
+                    tags={**record.tags, PARENT: self._parent},
+                    run_name=record.name,
                 )
                 known = LoggedRun.of(run)
-            self._log_batch(
-                known.run_id,
-                record.metrics,
-                record.params,
-                {},
-                known.started_ms,
+            batch = _Batch(
+                metrics=record.metrics,
                 series=record.series,
+                params=record.params,
+                timestamp_ms=known.started_ms,
             )
+            self._log(known.run_id, batch)
             if not record.texts:
                 self._end(known, record)
         if record.texts:
-            writers = {
-                name: lambda path, text=text: path.write_text(text)
-                for name, text in record.texts.items()
-            }
-            self._upload(known.artifact_uri, writers)
+            files = {name: text.encode() for name, text in record.texts.items()}
+            self._upload(known.artifact_uri, files)
             self._end(known, record)
         return replace(known, complete=True)
 
@@ -335,46 +298,34 @@ class Projection:
         self.client.delete_run(run.run_id)
         self.num_written += 1
 
-    def _upload(self, artifact_uri: str, files: Mapping[str, Callable[[Path], object]]) -> None:
-        """Write files, each by a function of its path, and upload them."""
+    def _upload(self, artifact_uri: str, files: Mapping[str, bytes]) -> None:
+        """Upload files, by name."""
         with tempfile.TemporaryDirectory(prefix="coldpress-") as folder:
-            for name, write in files.items():
-                write(Path(folder, name))
+            for name, content in files.items():
+                Path(folder, name).write_bytes(content)
             upload(self.client, artifact_uri, Path(folder))
 
-    def _log_batch(
-        self,
-        run_id: str,
-        metrics: Mapping[str, float],
-        params: Mapping[str, str],
-        tags: Mapping[str, str],
-        timestamp_ms: int,
-        *,
-        series: Mapping[str, Mapping[int, float]] | None = None,
-    ) -> None:
+    def _log(self, run_id: str, batch: _Batch) -> None:
         from mlflow.entities import Metric, Param, RunTag
 
-        steps = {**{name: {0: value} for name, value in metrics.items()}, **(series or {})}
-        self.client.log_batch(
-            run_id,
-            metrics=[
-                Metric(name, value, timestamp_ms, step)
-                for name, values in steps.items()
-                for step, value in values.items()
-            ],
-            params=[Param(name, value) for name, value in params.items()],
-            tags=[RunTag(name, value) for name, value in tags.items()],
-        )
+        steps = {name: {0: value} for name, value in batch.metrics.items()} | dict(batch.series)
+        metrics = [
+            Metric(name, value, batch.timestamp_ms, step)
+            for name, values in steps.items()
+            for step, value in values.items()
+        ]
+        params = [Param(name, value) for name, value in batch.params.items()]
+        tags = [RunTag(name, value) for name, value in batch.tags.items()]
+        self.client.log_batch(run_id, metrics=metrics, params=params, tags=tags)
 
     def _candidates(self, models: Sequence[str] | None) -> list[Run]:
         """Return the runs of candidates, of some models or all."""
         if models is None:
             return self._find("candidate")
-        return [
-            run
-            for model in models
-            for run in self._find("candidate", f" AND tags.`coldpress.model` = '{model}'")
-        ]
+        runs = []
+        for model in models:
+            runs += self._find("candidate", f" AND tags.`coldpress.model` = '{model}'")
+        return runs
 
     def _find(self, kind: str, more: str = "") -> list[Run]:
         """Return the campaign's runs of one kind, oldest first; `more` is a further condition."""
@@ -382,49 +333,45 @@ class Projection:
             f"tags.`coldpress.campaign` = {quoted(self.campaign)} AND tags.`coldpress.kind` ="
             f" '{kind}'{more}"
         )
-        found: list[Run] = []
-        token: str | None = None
-        while True:
-            page = self.client.search_runs(
+        return all_pages(
+            lambda token: self.client.search_runs(
                 [self.experiment_id],
                 wanted,
                 max_results=PAGE_SIZE,
                 order_by=["attributes.start_time ASC"],
                 page_token=token,
             )
-            found += page
-            token = page.token
-            if not token:
-                return found
+        )
 
     def _only_parent(self, parents: Sequence[Run], named: set[str]) -> Run | None:
         """Return the parent run that candidates name; delete duplicates that a server left when it
         died during a request.
         """
-        found = sorted(parents, key=lambda run: run.info.run_id not in named)
-        for other in found[1:]:
-            self.client.delete_run(other.info.run_id)
-        return found[0] if found else None
+        first, *duplicates = sorted(parents, key=lambda run: run.info.run_id not in named) or [None]
+        for run in duplicates:
+            self.client.delete_run(run.info.run_id)
+        return first
 
     def _remember(self, run: Run) -> None:
         """Note the run of a candidate; of duplicates, keep a complete one and delete the other."""
         tags, logged = run.data.tags, LoggedRun.of(run)
-        runs, recipe = (
-            self._runs.setdefault((tags["coldpress.model"], tags["coldpress.device_class"]), {}),
+        key, recipe = (
+            (tags["coldpress.model"], tags["coldpress.device_class"]),
             tags["coldpress.recipe"],
         )
-        known = runs.setdefault(recipe, logged)
-        if known is not logged:
-            kept, other = (
-                (logged, known) if logged.complete and not known.complete else (known, logged)
-            )
-            runs[recipe] = kept
-            self._delete(other)
+        runs = self._runs.setdefault(key, {})
+        duplicate = runs.get(recipe)
+        if duplicate is not None:
+            if duplicate.complete or not logged.complete:
+                logged, duplicate = duplicate, logged
+            self._delete(duplicate)
+        runs[recipe] = logged
 
 
 def _changed_metrics(shown: Mapping[str, float], metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the metrics that differ from those shown; the count of a verdict that no outcome has
     any more becomes 0.
     """
-    wanted = {**{name: 0.0 for name in shown if name.startswith("outcomes/")}, **metrics}
+    zeros = {name: 0.0 for name in shown if name.startswith("outcomes/")}
+    wanted = zeros | dict(metrics)
     return {name: value for name, value in wanted.items() if shown.get(name) != value}

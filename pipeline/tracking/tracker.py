@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from freezer.errors import InfrastructureError, IntegrityError, NotPublishedError
 from freezer.store import Store, Version
 from pipeline.records import Outcome
+from pipeline.tracking.campaign_summary import CampaignEnd, CampaignStart
 from pipeline.tracking.connection import without_password
 from pipeline.tracking.lineage import tag_source
 from pipeline.tracking.registry import ArtifactMode, Registry
@@ -55,34 +56,14 @@ class Tracker:
         self.notes: list[str] = []
         self.num_logged = self.num_unchanged = 0
 
-    def start(
-        self,
-        catalog: str,
-        started: float,
-        *,
-        parameters: Mapping[str, str] | None = None,
-        resume: bool = True,
-        expected: str | None = None,
-        models: Sequence[str] | None = None,
-    ) -> None:
-        """Connect to MLflow and open the campaign's parent run; arguments as of
-        `Projection.start`.
-        """
+    def start(self, begin: CampaignStart) -> None:
+        """Connect to MLflow and open the campaign's parent run."""
 
         def opened() -> Projection:
-            from pipeline.tracking.projection import (
-                Projection,
-            )  # mlflow takes two seconds to import
+            from pipeline.tracking.projection import Projection  # mlflow takes 2 s to import
 
             projection = Projection.open(self._uri, self._campaign)
-            projection.start(
-                catalog,
-                started,
-                parameters=parameters,
-                resume=resume,
-                expected=expected,
-                models=models,
-            )
+            projection.start(begin)
             return projection
 
         self._projection = self._tried(opened)
@@ -92,7 +73,7 @@ class Tracker:
         """Whether MLflow shows everything that `start` expected."""
         return self._projection is not None and self._projection.is_complete
 
-    def log(self, outcomes: Sequence[Outcome], *, reached: float | None = None) -> None:
+    def log(self, outcomes: Sequence[Outcome], reached: float | None = None) -> None:
         """Log the final outcomes of one model, and register its artifacts. Repeating it changes
         nothing.
 
@@ -104,6 +85,7 @@ class Tracker:
         projection = self._projection
         if projection is None or self.is_complete:
             return
+        at = time.time() if reached is None else reached
         registry = Registry(
             projection,
             outcomes,
@@ -114,46 +96,20 @@ class Tracker:
         for outcome in sorted(outcomes, key=lambda outcome: outcome.verdict == "kept-eager"):
             if self.broke_off:
                 return
-            changed = self._tried(partial(self._log, projection, registry, outcome, reached))
+            changed = self._tried(partial(self._log, projection, registry, outcome, at))
             self.num_logged += changed is True
             self.num_unchanged += changed is False
-        self._tried(
-            lambda: tag_source(
-                projection.client,
-                self._campaign,
-                outcomes,
-                time.time() if reached is None else reached,
-            )
-        )
+        self._tried(lambda: tag_source(projection.client, self._campaign, outcomes, at))
 
-    def finish(
-        self,
-        outcomes: Sequence[Outcome],
-        exit_code: int,
-        *,
-        interrupted: bool,
-        finished: float | None = None,
-        page: bytes = b"",
-    ) -> None:
-        """Write the summary, the figures and the report, and end the parent run; arguments as of
-        `Projection.finish`.
-        """
+    def finish(self, outcomes: Sequence[Outcome], end: CampaignEnd) -> None:
+        """Write the summary and the report, and end the parent run."""
         projection = self._projection
         if projection is not None:
-            complete = not self.failures and not self.notes and not interrupted
-            self._tried(
-                lambda: projection.finish(
-                    outcomes,
-                    exit_code,
-                    interrupted,
-                    finished=finished,
-                    complete=complete,
-                    page=page,
-                )
-            )
+            complete = not self.failures and not self.notes and not end.interrupted
+            self._tried(lambda: projection.finish(outcomes, end, complete=complete))
 
     def _log(
-        self, projection: Projection, registry: Registry, outcome: Outcome, reached: float | None
+        self, projection: Projection, registry: Registry, outcome: Outcome, reached: float
     ) -> bool:
         """Log and register one outcome; return whether anything was changed."""
         before = projection.num_written

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from freezer.errors import InfrastructureError, UsageError
+from pipeline.tracking import CampaignStart
 from pipeline.tracking.connection import resolve
 from pipeline.tracking.projection import Projection
 
@@ -69,7 +70,7 @@ def test_a_killed_database_creation_is_repeated(tmp_path: Path) -> None:
     assert maker.wait(30) == -signal.SIGKILL
     assert not (tmp_path / "mlflow.db").exists()
     projection = Projection.open(uri, "next")
-    projection.start("catalog.yaml", 1.0)
+    projection.start(CampaignStart(catalog="catalog.yaml", started=1.0))
     assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
 
 
@@ -77,8 +78,10 @@ def test_a_killed_database_creation_is_repeated(tmp_path: Path) -> None:
 def test_concurrent_processes_create_one_database(tmp_path: Path) -> None:
     code = (
         "import sys\n"
+        "from pipeline.tracking import CampaignStart\n"
         "from pipeline.tracking.projection import Projection\n"
-        "p = Projection.open(sys.argv[1], sys.argv[2]); p.start('c', 0.0); print(p.experiment_id)\n"
+        "p = Projection.open(sys.argv[1], sys.argv[2])\n"
+        "p.start(CampaignStart(catalog='c', started=0.0)); print(p.experiment_id)\n"
     )
     command = [sys.executable, "-c", code, f"sqlite:///{tmp_path}/new/mlflow.db"]
     started = [
@@ -94,7 +97,7 @@ def test_concurrent_processes_create_one_database(tmp_path: Path) -> None:
 def test_imports_are_lazy() -> None:
     code = (
         "import sys\nimport pipeline.tracking.projection, pipeline.tracking.process,"
-        " pipeline.tracking.source_models\nassert not {'mlflow', 'torch', 'matplotlib'} &"
+        " pipeline.tracking.source_models\nassert not {'mlflow', 'torch'} &"
         " set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -68,8 +68,6 @@ def summary_of(uri: str, campaign: str) -> list[tuple[str, str, str, bool]]:
     client, run_id = MlflowClient(uri), parent_of(uri, campaign).info.run_id
     assert {item.path for item in client.list_artifacts(run_id)} == {
         "summary.json",
-        "speedups.png",
-        "drift.png",
         "report.html",
     }
     table = json.loads(Path(client.download_artifacts(run_id, "summary.json")).read_text())

@@ -14,7 +14,7 @@ from mlflow.entities import Run
 
 from freezer.artifact import Artifact
 from pipeline.records import SOURCE_MODEL, SOURCE_VERSION, Failure, Outcome, OutputDrift
-from pipeline.tracking import resolve_model
+from pipeline.tracking import CampaignEnd, CampaignStart, resolve_model
 from pipeline.tracking.descriptions import MAX_CHARS
 from pipeline.tracking.experiment import NOTE, VIEWS
 from pipeline.tracking.lineage import tag_source
@@ -45,7 +45,7 @@ def parent_of(projection: Projection) -> Run:
 def finished(projection: Projection, outcomes: list[Outcome]) -> Run:
     for item in outcomes:
         projection.log_outcome(item)
-    projection.finish(outcomes, 1, interrupted=False, finished=1_700_000_100.0)
+    projection.finish(outcomes, CampaignEnd(exit_code=1, finished=1_700_000_100.0))
     return parent_of(projection)
 
 
@@ -88,7 +88,7 @@ def test_a_description_is_never_cut_by_mlflow(projection: Projection) -> None:
         failed(f"model-{number}-{'x' * 90}", reason=f"{number} {'why ' * 500}")
         for number in range(300)
     ]
-    projection.finish(outcomes, 1, interrupted=False)
+    projection.finish(outcomes, CampaignEnd(exit_code=1, finished=1_700_000_100.0))
     text = parent_of(projection).data.tags[NOTE]
     assert text.startswith("**300 outcomes: 300 failed**")
     assert len(text) <= MAX_CHARS
@@ -97,7 +97,11 @@ def test_a_description_is_never_cut_by_mlflow(projection: Projection) -> None:
 
 def test_a_campaign_has_parameters_and_its_catalog(projection: Projection) -> None:
     projection.start(
-        "models/catalog.yaml", 0.0, parameters={"torch": "2.13.0", "git_commit": "abc"}
+        CampaignStart(
+            catalog="models/catalog.yaml",
+            started=0.0,
+            parameters={"torch": "2.13.0", "git_commit": "abc"},
+        )
     )
     run = finished(projection, [outcome("one"), gain("two", 2.0)])
     expected = {
@@ -107,18 +111,17 @@ def test_a_campaign_has_parameters_and_its_catalog(projection: Projection) -> No
         "recipes": "portable, torchscript-frozen",
     }
     assert run.data.params == expected
-    (dataset,) = run.inputs.dataset_inputs
-    assert (dataset.dataset.name, json.loads(dataset.dataset.profile)["num_models"]) == (
-        "catalog.yaml",
-        2,
-    )
-
     again = Projection.open(projection.tracking_uri, projection.campaign)
-    again.start("models/catalog.yaml", 0.0, parameters={"torch": "2.14.0", "git_commit": "abc"})
+    again.start(
+        CampaignStart(
+            catalog="models/catalog.yaml",
+            started=0.0,
+            parameters={"torch": "2.14.0", "git_commit": "abc"},
+        )
+    )
     run = finished(again, [outcome("one"), gain("two", 3.0)])
     assert run.data.params == expected, "MLflow's parameters cannot be changed"
     assert "torch `2.14.0`" in run.data.tags[NOTE]
-    assert len(run.inputs.dataset_inputs) == 1
 
 
 # Candidates
@@ -204,20 +207,6 @@ def test_registered_models_describe_what_serves(projection: Projection, artifact
     assert "2.50×" in projection.client.get_registered_model("Told frozen").description
     assert not registered(projection, item, artifact, run_id=run_id)
     assert "2.50×" in projection.client.get_registered_model("Told frozen").description
-
-
-def test_a_campaign_lists_the_models_it_registered(
-    projection: Projection, artifact: Artifact
-) -> None:
-    item = outcome("listed", artifact="sha256:" + 32 * "23")
-    registered(projection, item, artifact, run_id=projection.log_outcome(item))
-    for number in (1, 2):
-        projection.finish([item], number, interrupted=False)
-    (output,) = parent_of(projection).outputs.model_outputs
-    assert projection.client.get_logged_model(output.model_id).name == "listed-portable"
-
-
-# The experiment
 
 
 def test_saved_views_find_runs_by_their_columns(projection: Projection) -> None:

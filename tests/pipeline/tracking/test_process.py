@@ -22,7 +22,7 @@ from freezer.errors import IntegrityError
 from freezer.spec import Limits
 from freezer.store import Store
 from pipeline.records import Failure, Outcome
-from pipeline.tracking import TrackerProcess
+from pipeline.tracking import CampaignEnd, CampaignStart, TrackerProcess
 from pipeline.tracking.process import AHEAD, LOT
 from tests.conftest import Frozen
 from tests.support.campaigns import run_judged
@@ -116,7 +116,7 @@ def test_nothing_is_written_while_work_is_forbidden(uri: str, store: Store) -> N
     judging = True
     with TrackerProcess(uri, "quiet", str(store.root), mode="copy") as tracker:
         tracker.may_work = lambda: not judging
-        tracker.start("catalog.yaml", 1.0)
+        tracker.start(CampaignStart(catalog="catalog.yaml", started=1.0))
         tracker.log([outcome("a")])
         time.sleep(1)
         assert shown(uri)["runs"] == {}
@@ -126,7 +126,7 @@ def test_nothing_is_written_while_work_is_forbidden(uri: str, store: Store) -> N
         assert len(run_names(uri)) == 2
         judging = True
         tracker.log([outcome("b")])
-        tracker.finish([outcome("a"), outcome("b")], 1, interrupted=False, finished=2.0)
+        tracker.finish([outcome("a"), outcome("b")], CampaignEnd(exit_code=1, finished=2.0))
     assert len(run_names(uri)) == 3
     assert tracker.failures == ()
 
@@ -135,7 +135,7 @@ def test_the_driver_waits_when_the_queue_is_full(uri: str, store: Store) -> None
     logged = 0
     with TrackerProcess(uri, "ahead", str(store.root), mode="copy") as tracker:
         tracker.may_work = lambda: logged > AHEAD
-        tracker.start("catalog.yaml", 1.0)
+        tracker.start(CampaignStart(catalog="catalog.yaml", started=1.0))
         for number in range(AHEAD):
             tracker.log([outcome(f"m{number}")])
             logged += 1
@@ -143,7 +143,7 @@ def test_the_driver_waits_when_the_queue_is_full(uri: str, store: Store) -> None
         logged += 1
         tracker.log([outcome("last")])
         assert time.monotonic() - began > 0.1
-        tracker.finish([], 0, interrupted=False, finished=2.0)
+        tracker.finish([], CampaignEnd(exit_code=0, finished=2.0))
     assert len(run_names(uri)) == AHEAD + 2
 
 
@@ -151,11 +151,11 @@ def test_signals_meant_for_the_driver_are_ignored(uri: str, store: Store) -> Non
     """And outcomes sent in several lots are all in the summary."""
     outcomes = [outcome(f"m{number}") for number in range(2 * LOT + 1)]
     with TrackerProcess(uri, "signals", str(store.root), mode="copy") as tracker:
-        tracker.start("catalog.yaml", 1.0)
+        tracker.start(CampaignStart(catalog="catalog.yaml", started=1.0))
         wait_until(lambda: len(run_names(uri)) == 1)
         for number in (signal.SIGINT, signal.SIGTERM):
             tracker._process.send_signal(number)
-        tracker.finish(outcomes, 130, interrupted=True, finished=2.0)
+        tracker.finish(outcomes, CampaignEnd(exit_code=130, interrupted=True, finished=2.0))
     assert tracker.failures == ()
     (run,) = shown(uri)["runs"].values()
     assert run["data"]["metrics"]["outcomes/total"] == len(outcomes)
@@ -163,12 +163,12 @@ def test_signals_meant_for_the_driver_are_ignored(uri: str, store: Store) -> Non
 
 def test_a_killed_process_is_reported_with_the_replay(uri: str, store: Store) -> None:
     with TrackerProcess(uri, "killed", str(store.root), mode="copy") as tracker:
-        tracker.start("catalog.yaml", 1.0)
+        tracker.start(CampaignStart(catalog="catalog.yaml", started=1.0))
         wait_until(lambda: len(run_names(uri)) == 1)
         tracker._process.kill()
         for number in range(2 * AHEAD):
             tracker.log([outcome(f"m{number}")])
-        tracker.finish([], 0, interrupted=False, finished=2.0)
+        tracker.finish([], CampaignEnd(exit_code=0, finished=2.0))
     assert (tracker.num_logged, tracker.num_unlogged) == (0, 2 * AHEAD), (
         "MLflow lacks them until a replay"
     )
