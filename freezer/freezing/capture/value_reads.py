@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdRef, WeakTensorKeyDictionary
 
 from freezer.freezing.diagnostics import running_at
-from freezer.freezing.models import arguments_of, tensors_in
+from freezer.freezing.models import Args, Kwargs, arguments_of, tensors_in
 
 _READS = re.compile(
     r"__(bool|int|float|complex|index|contains|array|deepcopy)__"
@@ -62,9 +62,6 @@ INPUTS, STATE, RANDOM, OF_SIZES = (
 
 _INPUTS, _RANDOM, _SIZE = 1, 2, 4
 _FIRST_STATE = 8
-
-Args = tuple[object, ...]
-Kwargs = dict[str, object] | None
 
 
 def values_read(

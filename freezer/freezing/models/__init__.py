@@ -20,17 +20,12 @@ from freezer.freezing.models.checks import (
 from freezer.freezing.models.exported_program import (
     module_of,
 )
+from freezer.freezing.models.integer_ranges import Args, Kwargs, arguments_of, tensors_in
 from freezer.freezing.models.loaders import (
     load_source,
     own_spec,
 )
-from freezer.freezing.models.samples import (
-    Dims,
-    ExampleInputs,
-    arguments_of,
-    example_spec,
-    tensors_in,
-)
+from freezer.freezing.models.samples import Dims, ExampleInputs, example_spec
 from freezer.freezing.models.subject import (
     Subject,
     SubjectOptions,
@@ -51,8 +46,10 @@ from freezer.freezing.models.weights import (
 __all__ = [
     "PRESERVE",
     "RESET",
+    "Args",
     "Dims",
     "ExampleInputs",
+    "Kwargs",
     "Subject",
     "SubjectOptions",
     "arguments_of",

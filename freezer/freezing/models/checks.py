@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,25 +28,20 @@ def check_weights(name: str, model: nn.Module) -> None:
         SourceError: one is on the meta device, or of a lazy layer that was never called; code
             CP-WEIGHTS-MISSING.
     """
-    held = [*model.named_parameters(), *model.named_buffers()]
-    for missing, what in (
-        (
-            is_lazy,
-            (
-                "of lazy layers, which get their weights from the first call; call the model once"
-                " before freezing it, or load a state dict"
-            ),
-        ),
-        (
-            lambda tensor: tensor.is_meta,
-            (
-                "on the meta device, without values; load the weights"
-                " (model.to_empty(device='cpu'), then load_state_dict)"
-            ),
-        ),
-    ):
-        if paths := [path for path, tensor in held if missing(tensor)]:
-            raise SourceError(f"{name}: {_some(paths)} {what}", code="CP-WEIGHTS-MISSING")
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    lazy = [path for path, tensor in tensors if is_lazy(tensor)]
+    meta = [path for path, tensor in tensors if not is_lazy(tensor) and tensor.is_meta]
+    what = (
+        "of lazy layers, which get their weights from the first call; call the model once before"
+        " freezing it, or load a state dict"
+    )
+    if not lazy:
+        what = (
+            "on the meta device, without values; load the weights (model.to_empty(device='cpu'),"
+            " then load_state_dict)"
+        )
+    if lazy or meta:
+        raise SourceError(f"{name}: {_some(lazy or meta)} {what}", code="CP-WEIGHTS-MISSING")
 
 
 def check_mode(model: nn.Module) -> None:
@@ -100,47 +95,36 @@ def check_kept_names(
 
 def _problem(model: nn.Module, path: str) -> str | None:
     """Why a name cannot be preserved."""
-    *parts, last = path.split(".")
-    owner: Any = model
-    for index, part in enumerate(parts):
-        below = {
-            name: child for name, child in owner._modules.items() if child is not None
-        }  # with each name of a shared one
-        if part not in below:
-            return (
-                f"{'.'.join(parts[: index + 1])!r} of {path!r} is not a"
-                f" submodule{_instead(part, below)}"
-            )
-        owner = below[part]
+    parent, _, last = path.rpartition(".")
+    owner = dict(model.named_modules(remove_duplicate=False)).get(parent)
+    if owner is None:
+        return f"{parent!r} of {path!r} is not a submodule"
     if last in ("forward", "training"):
-        why = "is always kept" if last == "forward" else "is always False in a frozen model"
-        return f"{path!r} {why}; remove it from preserve"
+        return f"{path!r} is always kept; remove it from preserve"
     if hasattr(RecursiveScriptModule, last):
         return f"{path!r} is a name that every TorchScript module uses itself; rename it"
     if not hasattr(owner, last):
-        what = f"submodule {'.'.join(parts)}" if parts else "model"
-        return f"the {what} has no attribute or method {last!r}{_instead(last, dir(owner))}"
+        near = difflib.get_close_matches(last, dir(owner), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return f"the model has no attribute or method {path!r}{hint}"
     value = getattr(owner, last)
     if isinstance(value, nn.Module):
         return f"{path!r} is a submodule; name its attributes: {path}.NAME"
-    if parts and callable(value):
-        return (
-            f"{path!r} is a method of a submodule, which freezing drops; add a method to the model"
-            " that calls it"
-        )
+    if parent and callable(value):
+        return f"{path!r} is a method of a submodule; add a method to the model that calls it"
     return None
 
 
 def _reset_problem(model: nn.Module, name: str) -> str | None:
     """Why a name cannot be the reset method."""
-    if "." in name:
-        return f"{name!r} is a method of a submodule; add a method to the model that calls it"
-    if problem := _problem(model, name):
+    problem = _problem(model, name)
+    if problem:
         return problem
     method = getattr(model, name)
     if not callable(method):
         return f"{name!r} is a {type(method).__name__}, expected a method without arguments"
-    if needed := _needed_arguments(method):
+    needed = _needed_arguments(method)
+    if needed:
         return (
             f"{name}({', '.join(needed)}) takes arguments, expected none; add a method to the model"
             " that calls it with them"
@@ -162,11 +146,6 @@ def _needed_arguments(method: Any) -> list[str]:
     return [
         item.name for item in parameters if item.default is item.empty and item.kind not in varying
     ]
-
-
-def _instead(name: str, there: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, there, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def check_signature(model: nn.Module, spec: InputSpec) -> None:

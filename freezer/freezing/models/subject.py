@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from freezer.errors import JudgeError, SpecError
 from freezer.freezing.models.calls import copied, device_of_model, first_result, model_on
 from freezer.freezing.models.checks import check_kept_names, check_signature, check_weights
-from freezer.freezing.models.samples import input_sets, match_samples, with_found_ranges
+from freezer.freezing.models.integer_ranges import with_found_ranges
+from freezer.freezing.models.samples import input_sets, match_samples
 from freezer.freezing.models.torchscript_module import named_devices
 from freezer.runtime.devices import CPU, tensors_on
 from freezer.runtime.input_sets import InputSet, generate_at, on_device, resize

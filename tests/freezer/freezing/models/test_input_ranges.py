@@ -128,21 +128,6 @@ def test_arithmetic_needs_a_declared_range(function: Callable[[Tensor], Tensor])
         prepare("m", Function(function).eval(), declared_spec(ids(), BATCH))
 
 
-def test_found_range_is_tried() -> None:
-    def shifted(ids: Tensor) -> Tensor:
-        return torch.cat([ids, ids + 5])
-
-    with pytest.raises(
-        SpecError,
-        match=(
-            r"m: the tables .* allow 'ids': \[0, 9\], but the model fails .*IndexError.*declare"
-            r" `range"
-        ),
-    ) as caught:
-        prepare("m", Function(shifted).eval(), declared_spec(ids(), BATCH))
-    assert caught.value.__cause__ is not None
-
-
 def test_failing_model_is_reported_as_such() -> None:
     class Wrong(Function):
         def forward(self, ids: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from freezer.freezing.freeze import FreezeOptions, freeze
 from freezer.freezing.models import Subject, SubjectOptions, example_spec, prepare
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from tests.support.models import seeded
-from tests.support.models_state import Constant, InPlace, OptionalState, Versioned
+from tests.support.models_state import Constant, InPlace, Versioned
 from tests.support.steps import candidate_of, random_inputs
 
 X = random_inputs(2, 3, 8, 8)
@@ -29,7 +29,7 @@ class Scaled(nn.Module):
         return x * self.scale
 
 
-def prepared(model: nn.Module, x: Tensor, **kwargs: Any) -> Subject:
+def subject_with(model: nn.Module, x: Tensor, **kwargs: Any) -> Subject:
     spec, example = example_spec({"x": x}, {})
     return prepare("model", model, spec, [example], SubjectOptions(fill_up=True, **kwargs))
 
@@ -53,16 +53,18 @@ def test_existing_names_are_accepted(scripted: bool) -> None:
         "conv.weight",
         "norm.running_mean",
     )
-    subject = prepared(as_given(seeded(Versioned), scripted=scripted), X, preserve=names)
+    subject = subject_with(as_given(seeded(Versioned), scripted=scripted), X, preserve=names)
     assert subject.kept_names == names
     counting = as_given(seeded(InPlace), scripted=scripted)
-    subject = prepared(counting, random_inputs(2, 4), preserve=["count", "reset"], reset="reset")
+    subject = subject_with(
+        counting, random_inputs(2, 4), preserve=["count", "reset"], reset="reset"
+    )
     assert (subject.preserve, subject.reset, subject.kept_names) == (
         ("count", "reset"),
         "reset",
         ("count", "reset"),
     )
-    assert prepared(
+    assert subject_with(
         as_given(seeded(Constant), scripted=scripted), X, preserve=["rate"]
     ).kept_names == ("rate",)
 
@@ -82,7 +84,7 @@ class Tied(nn.Module):
 
 @pytest.mark.parametrize("scripted", [False, True])
 def test_shared_submodule_keeps_both_names(scripted: bool, tmp_path: Path) -> None:
-    subject = prepared(
+    subject = subject_with(
         as_given(seeded(Tied), scripted=scripted),
         random_inputs(2, 4),
         preserve=["decoder.scale", "encoder.scale"],
@@ -96,70 +98,28 @@ def test_shared_submodule_keeps_both_names(scripted: bool, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (
-            "encoed",
-            (
-                r"model: preserve: the model has no attribute or method 'encoed'; did you mean"
-                r" 'encode'\?"
-            ),
-        ),
-        ("subb.version", r"'subb' of 'subb\.version' is not a submodule; did you mean 'sub'\?"),
-        ("sub", r"'sub' is a submodule; name its attributes: sub\.NAME"),
-        (
-            "sub.bump",
-            (
-                r"'sub\.bump' is a method of a submodule, which freezing drops; add a method to the"
-                r" model that calls it"
-            ),
-        ),
-        ("forward", "'forward' is always kept; remove it from preserve"),
-        ("training", "'training' is always False in a frozen model; remove it"),
-        (
-            "state_dict",
-            "'state_dict' is a name that every TorchScript module uses itself; rename it",
-        ),
+        ("encoed", "did you mean 'encode'"),
+        ("subb.version", "'subb' of 'subb.version' is not a submodule"),
+        ("sub", r"name its attributes: sub\.NAME"),
+        ("sub.bump", "method of a submodule"),
+        ("forward", "always kept"),
+        ("state_dict", "rename it"),
     ],
 )
 def test_names_that_cannot_be_kept_are_rejected(name: str, message: str, scripted: bool) -> None:
     with pytest.raises(SpecError, match=message) as caught:
-        prepared(as_given(seeded(Versioned), scripted=scripted), X, preserve=["version", name])
+        subject_with(as_given(seeded(Versioned), scripted=scripted), X, preserve=["version", name])
     assert caught.value.code == "CP-PRESERVE"
 
 
 @pytest.mark.parametrize("scripted", [False, True])
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        (
-            "rest",
-            r"model: reset: the model has no attribute or method 'rest'; did you mean 'reset'\?",
-        ),
-        (
-            "memory.clear",
-            r"'memory\.clear' is a method of a submodule; add a method to the model that calls it",
-        ),
-    ],
-)
-def test_missing_reset_method_is_rejected(name: str, message: str, scripted: bool) -> None:
-    with pytest.raises(SpecError, match=message) as caught:
-        prepared(
-            as_given(seeded(OptionalState), scripted=scripted), random_inputs(2, 4), reset=name
-        )
-    assert caught.value.code == "CP-RESET"
-
-
-@pytest.mark.parametrize("scripted", [False, True])
-def test_reset_method_takes_no_arguments(scripted: bool) -> None:
+@pytest.mark.parametrize("name", ["rest", "sub.bump", "upgrade", "version"])
+def test_wrong_reset_method_is_rejected(name: str, scripted: bool) -> None:
+    """A missing method, one of a submodule, one with arguments, and an attribute."""
     model = as_given(seeded(Versioned), scripted=scripted)
-    with pytest.raises(
-        SpecError, match=r"reset: upgrade\(by\) takes arguments, expected none"
-    ) as caught:
-        prepared(model, X, reset="upgrade")
+    with pytest.raises(SpecError, match="reset: ") as caught:
+        subject_with(model, X, reset=name)
     assert caught.value.code == "CP-RESET"
-    with pytest.raises(
-        SpecError, match="reset: 'version' is a int, expected a method without arguments"
-    ):
-        prepared(model, X, reset="version")
 
 
 def test_prepare_rejects_other_types() -> None:
