@@ -181,7 +181,7 @@ class Executor:
             return
         entry = replace(entry, source=pinned(entry.source, item.source))  # as it was planned
         progress.state = progress.state.with_files(demand_of(entry))
-        entry = self._materials.travelling(entry)
+        entry = self._materials.as_sent(entry)
         recipes = tuple(task.recipe for task in tasks if task.recipe)
         kind, function = ("build", build) if recipes else ("judge", judge)
         self._show(Event(kind="build" if recipes else "judge", what=item.label(), recipes=recipes))

@@ -11,11 +11,11 @@ from pipeline.sources.materials import (
     Materials,
 )
 from pipeline.sources.transfer import (
-    arrived,
+    download_sources,
 )
 
 __all__ = [
     "Materials",
-    "arrived",
+    "download_sources",
     "named_files",
 ]

@@ -25,7 +25,7 @@ from freezer.store import WORK
 from pipeline.catalog import SOURCE_RUN, Entry, of_version
 from pipeline.planning import FileDigests, source_key
 from pipeline.records import SOURCE_VERSION
-from pipeline.sources.transfer import sent, ship
+from pipeline.sources.transfer import ship, upload_sources
 from pipeline.workspace import move_whole, staging_folder
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Materials:
             self._ready[entry.name] = made
         return self._ready[entry.name]
 
-    def travelling(self, entry: Entry) -> Entry:
+    def as_sent(self, entry: Entry) -> Entry:
         """Return a ready entry as it is sent to a worker.
 
         Raises:
@@ -122,7 +122,7 @@ class Materials:
         if self._place is None or not self._shipping:
             return entry
         if entry.name not in self._sent:
-            self._sent[entry.name] = sent(entry, self._shipped, self._place)
+            self._sent[entry.name] = upload_sources(entry, self._shipped, self._place)
         return self._sent[entry.name]
 
     def _with_source(self, entry: Entry) -> Entry:

@@ -66,7 +66,7 @@ def ship(entry: Entry, folder: Path) -> Entry:
     )
 
 
-def sent(entry: Entry, folder: Path, place: Workplace) -> Entry:
+def upload_sources(entry: Entry, folder: Path, place: Workplace) -> Entry:
     """Upload the files of a shipped entry to the bucket, and return the entry with paths below
     SHIPPED.
 
@@ -84,8 +84,8 @@ def sent(entry: Entry, folder: Path, place: Workplace) -> Entry:
     return _moved(entry, folder, SHIPPED)
 
 
-def arrived(entry: Entry, place: Workplace) -> Entry:
-    """Download the files that `sent` uploaded, once, and return the entry with local paths.
+def download_sources(entry: Entry, place: Workplace) -> Entry:
+    """Download the files that `upload_sources` uploaded, once, and return the entry with local paths.
 
     Raises:
         SourceError: a file is missing from the bucket.

@@ -14,12 +14,12 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from freezer.errors import FreezeError
 from freezer.files import write_whole
 from pipeline.failures import classify
-from pipeline.records import SKIPPED, Failure
-from pipeline.sources import arrived
+from pipeline.records import Failure
 from pipeline.worker.requests import BuildRequest, BuildResult
 from pipeline.worker.sandbox import log_tail
 from pipeline.worker.task_child import LOG, in_child, load_subject
@@ -31,6 +31,11 @@ from pipeline.workspace import (
     staging_folder,
     workplace,
 )
+
+if TYPE_CHECKING:
+    from freezer.freezing.capture import Attempt
+    from freezer.freezing.models import Subject
+    from freezer.freezing.target import Target
 
 ARCHITECTURE = "architecture"
 """File of a build's staging with the digest of the model's architecture, which a failed build has
@@ -44,19 +49,23 @@ def build(request: BuildRequest) -> tuple[BuildResult, ...]:
     One child loads the model and builds one after the other. When it dies, or the model is large, a
     new one builds the rest.
     """
+    from pipeline.sources import download_sources  # it imports pyarrow, which children do not need
+
     place, spent_s = workplace(request.store), request.spent_s
     done = {
         recipe: BuildResult(key=key, recipe=recipe, cached=True)
         for recipe, key in request.builds.items()
         if place.has("candidates", key)
     }
-    entry = request.entry if len(done) == len(request.builds) else arrived(request.entry, place)
-    while left := {recipe: key for recipe, key in request.builds.items() if recipe not in done}:
-        found = _build_in_one_child(
-            replace(request, builds=left, entry=entry, spent_s=spent_s), place
-        )
-        done |= {result.recipe: result for result in found}
-        spent_s += sum(result.wall_s for result in found)
+    entry = request.entry
+    if len(done) < len(request.builds):
+        entry = download_sources(entry, place)
+    while len(done) < len(request.builds):
+        builds = {recipe: key for recipe, key in request.builds.items() if recipe not in done}
+        rest = replace(request, builds=builds, entry=entry, spent_s=spent_s)
+        for result in _build_in_one_child(rest, place):
+            done[result.recipe] = result
+            spent_s += result.wall_s
     return tuple(done[recipe] for recipe in request.builds)
 
 
@@ -69,30 +78,30 @@ def _build_in_one_child(request: BuildRequest, place: Workplace) -> list[BuildRe
     """
     with staging_folder(str(place.root)) as staging:
         end = in_child(_build_child, request, staging)
-        results, log_bytes = list[BuildResult](), 0
+        results, log_start = list[BuildResult](), 0
         for result, log_end in end.parts:
-            tail = _keep_part_of_log(place, result.key, staging, log_bytes, log_end)
+            tail = _keep_part_of_log(place, result.key, staging, log_start, log_end)
             failure = replace(result.failure, log_tail=tail) if result.failure else None
             results.append(replace(result, failure=failure, peak_bytes=end.peak_bytes))
-            log_bytes = log_end
+            log_start = log_end
         if end.failure is None:
             return results
-        known, left = staging / ARCHITECTURE, list(request.builds.items())[len(results) :]
-        if known.exists():
-            left = left[:1] if not results or end.failure.kind == "timeout" else []
+        known, failed = staging / ARCHITECTURE, list(request.builds.items())[len(results) :]
+        architecture = known.read_text() if known.exists() else ""
+        if architecture:
+            failed = failed[:1] if not results or end.failure.kind == "timeout" else []
         wall_s = end.wall_s - sum(result.wall_s for result in results)
-        for recipe, key in left:
-            _keep_part_of_log(place, key, staging, log_bytes, None)
-            results.append(
-                BuildResult(
-                    key=key,
-                    recipe=recipe,
-                    failure=end.failure,
-                    wall_s=wall_s,
-                    peak_bytes=end.peak_bytes,
-                    architecture=known.read_text() if known.exists() else "",
-                )
+        for recipe, key in failed:
+            _keep_part_of_log(place, key, staging, log_start, None)
+            result = BuildResult(
+                key=key,
+                recipe=recipe,
+                failure=end.failure,
+                wall_s=wall_s,
+                peak_bytes=end.peak_bytes,
+                architecture=architecture,
             )
+            results.append(result)
             wall_s = 0.0
         return results
 
@@ -115,62 +124,79 @@ def _build_child(request: BuildRequest, staging: Path) -> Iterator[tuple[BuildRe
     Yield each result, and the number of bytes printed until then.
     """
     from freezer.freezing.candidates import architecture_digest
-    from freezer.freezing.candidates import build as build_candidate
     from freezer.freezing.capture import Attempt
-    from freezer.freezing.models import clear_frames, is_large
-    from freezer.freezing.recipes import RECIPES
+    from freezer.freezing.models import is_large
     from freezer.freezing.target import target_here
     from freezer.hardware import own_process
 
     started, spent_s = time.monotonic(), request.spent_s
     own_process()
-    place, target = workplace(request.store), target_here(request.device_class, request.num_threads)
+    target = target_here(request.device_class, request.num_threads)
     subject = load_subject(request.entry, target)
     architecture = architecture_digest(subject, target)
     write_whole(staging / ARCHITECTURE, architecture.encode())
-    large = is_large(subject.model)
-    attempts = None if large else dict[str, Attempt]()
-    for name, key in request.builds.items():
-        if spent_s and (why := request.entry.limits.over_build_s(spent_s)):
-            yield (
-                BuildResult(
-                    key=key, recipe=name, failure=Failure(kind=SKIPPED, message=f"{SKIPPED}: {why}")
-                ),
-                _printed_bytes(),
-            )
+    attempts = None if is_large(subject.model) else dict[str, Attempt]()
+    for recipe, key in request.builds.items():
+        over = request.entry.limits.over_build_s(spent_s) if spent_s else None
+        if over is not None:
+            yield BuildResult.skipped(key, recipe, over), _printed_bytes()
             continue
-        recipe, folder, failure = RECIPES[name], staging / name, None
-        folder.mkdir()
-        # Inductor needs the memory of a large model, which this process does not use afterwards.
-        # Recipes with other ways keep it.
-        discard = large and all(lowering == "inductor" for _, lowering in recipe.ways)
-        try:
-            build_candidate(subject, recipe, target, folder, discard=discard, attempts=attempts)
-        except FreezeError as error:
-            failure = classify(error)
-            if failure.kind != error.kind:
-                raise  # of the circumstances, such as memory: a new process may succeed
-            traceback.print_exception(error)
-            clear_frames(error)
+        folder = staging / recipe
+        failure = _build_candidate(subject, recipe, target, folder, attempts)
         wall_s = time.monotonic() - started
         if failure is None:
-            write_whole(folder / WALL_TIME, str(wall_s).encode())
-            if place.remote is None:  # a bucket's marker has its own digests
-                note_digests(folder)
-            place.keep(folder, "candidates", key)
-        yield (
-            BuildResult(
-                key=key, recipe=name, failure=failure, wall_s=wall_s, architecture=architecture
-            ),
-            _printed_bytes(),
+            _keep_candidate(workplace(request.store), folder, key, wall_s)
+        result = BuildResult(
+            key=key, recipe=recipe, failure=failure, wall_s=wall_s, architecture=architecture
         )
-        if large:
+        yield result, _printed_bytes()
+        if attempts is None:
             return
         started, spent_s = time.monotonic(), spent_s + wall_s
 
 
+def _build_candidate(
+    subject: Subject,
+    name: str,
+    target: Target,
+    folder: Path,
+    attempts: dict[str, Attempt] | None,
+) -> Failure | None:
+    """Build a candidate in a folder, and return why that failed, if the model is the reason.
+
+    Args:
+        attempts: captures to share with other recipes; None for a large model, whose process
+            builds nothing afterwards.
+    """
+    from freezer.freezing.candidates import build as build_candidate
+    from freezer.freezing.models import clear_frames
+    from freezer.freezing.recipes import RECIPES
+
+    folder.mkdir()
+    recipe = RECIPES[name]
+    # Inductor needs the memory of a large model. Recipes with other ways keep it.
+    discard = attempts is None and all(lowering == "inductor" for _, lowering in recipe.ways)
+    try:
+        build_candidate(subject, recipe, target, folder, discard=discard, attempts=attempts)
+    except FreezeError as error:
+        failure = classify(error)
+        if failure.kind != error.kind:
+            raise  # of the circumstances, such as memory: a new process may succeed
+        traceback.print_exception(error)
+        clear_frames(error)
+        return failure
+    return None
+
+
+def _keep_candidate(place: Workplace, folder: Path, key: str, wall_s: float) -> None:
+    write_whole(folder / WALL_TIME, str(wall_s).encode())
+    if place.remote is None:  # a bucket's marker has its own digests
+        note_digests(folder)
+    place.keep(folder, "candidates", key)
+
+
 def _printed_bytes() -> int:
-    """In a child: size of its output until now."""
+    """In a child: return the size of its output until now."""
     with contextlib.suppress(OSError, ValueError):  # the user's code may have closed it
         sys.stdout.flush()
         return os.fstat(1).st_size

@@ -28,7 +28,7 @@ from pipeline.ledger.bucket_mirror import mirrored
 from pipeline.ledger.ledger import MERGE_AT
 from pipeline.ledger.segments import part_paths
 from pipeline.planning import FileDigests
-from pipeline.sources import Materials, arrived
+from pipeline.sources import Materials, download_sources
 from pipeline.sources.transfer import SHIPPED
 from pipeline.workspace import Workplace, damage_of, note_digests
 from pipeline.workspace.workspace import DIGESTS
@@ -141,23 +141,23 @@ def test_sources_are_shipped_once(bucket: str, s3_address: str, tmp_path: Path) 
     driver = machine(bucket, tmp_path / "driver")
     digests = FileDigests(tmp_path / "digests.json")
     materials = Materials(driver.root, "sqlite://", digests, place=driver)
-    assert materials.travelling(materials.ready(given)) == given, "a local Ray sees the catalog"
+    assert materials.as_sent(materials.ready(given)) == given, "a local Ray sees the catalog"
     materials.ship_from_now_on()
-    travelling = materials.travelling(materials.ready(given))
-    assert travelling.search_path[0].startswith(str(SHIPPED))
+    as_sent = materials.as_sent(materials.ready(given))
+    assert as_sent.search_path[0].startswith(str(SHIPPED))
     before = objects(s3_address, bucket.removeprefix("s3://"))
     for name in ("one", "two"):
         node = machine(bucket, tmp_path / name)
-        here: Entry = arrived(travelling, node)
+        here: Entry = download_sources(as_sent, node)
         assert Path(here.search_path[0]).is_relative_to(tmp_path / name)
         assert {path.name for path in Path(here.search_path[0]).iterdir()} == {
             "ranker.py",
             "helper.py",
         }
-        assert arrived(travelling, node) == here
+        assert download_sources(as_sent, node) == here
     again = Materials(driver.root, "sqlite://", digests, place=driver)
     again.ship_from_now_on()
-    assert again.travelling(again.ready(given)) == travelling
+    assert again.as_sent(again.ready(given)) == as_sent
     assert objects(s3_address, bucket.removeprefix("s3://")) == before
 
 
