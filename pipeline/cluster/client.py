@@ -11,17 +11,15 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import ray
 from ray.exceptions import AuthenticationError
 
 from freezer.errors import ColdpressError, InfrastructureError, UsageError, first_line
 from freezer.hardware import available_cpus, detect
-from pipeline.cluster.head_monitor import CONNECT_S, LOOK_S, Head, host_and_port
+from pipeline.cluster.access import check_tls, check_token, token_rejected
+from pipeline.cluster.head_monitor import CHECK_INTERVAL_S, CONNECT_S, Head, host_and_port
 from pipeline.cluster.ray_cluster import Cluster
-from pipeline.cluster.tls import check_tls
-from pipeline.cluster.tokens import check_token, token_rejected
 from pipeline.cluster.working_dir import in_job
 from pipeline.records import LABEL
 
@@ -33,11 +31,6 @@ LEAVE_S = 10.0
 
 RAYLET_S = 15.0
 """Time for a raylet of this machine to appear; Ray itself waits for a minute."""
-
-LOOKED_FOR = re.compile(
-    "No node info found|Can't find a `node_ip_address.json` file|This node has an IP address of"
-)
-"""Messages of several Ray releases when this machine has no raylet of the cluster."""
 
 
 @contextlib.contextmanager
@@ -58,18 +51,7 @@ def connect(address: str | None) -> Iterator[Cluster]:
     joined = joined_address(address)
     try:
         if joined:
-            place = host_and_port(joined)
-            if place is not None:  # Ray itself retries for minutes
-                check_tls(*place, limit_s=CONNECT_S)
-            _check_raylet(joined)
-            if place is not None and "://" not in joined:
-                check_token(joined)
-            ray.init(
-                address=joined,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                runtime_env=_own_code(),
-            )
+            _join(joined)
         else:
             _init_local()
     except AuthenticationError as error:
@@ -77,31 +59,46 @@ def connect(address: str | None) -> Iterator[Cluster]:
     except ColdpressError:
         raise
     except Exception as error:  # Ray raises a plain one if a node does not start in time
+        what = f"Ray at {joined} cannot be reached"
+        remedy = "start it with `ray start --head`, or correct --address"
         if not joined:
-            raise InfrastructureError(
-                f"no local Ray starts: {first_line(error)}; if this machine is busy, try again"
-                " later",
-                code="CP-RAY",
-            ) from error
-        if LOOKED_FOR.search(f"{error} {error.__cause__}"):
-            raise _no_raylet(joined) from error
+            what, remedy = "no local Ray starts", "if this machine is busy, try again later"
         raise InfrastructureError(
-            f"Ray at {joined} cannot be reached: {first_line(error)}; start it with `ray start"
-            " --head`, or correct --address",
-            code="CP-RAY",
+            f"{what}: {first_line(error)}; {remedy}", code="CP-RAY"
         ) from error
     head = Head(joined if joined and "://" in joined else ray.get_runtime_context().gcs_address)
     with head.watched():
         try:
             yield Cluster(joined=bool(joined), head=head)
         finally:
-            if not head.is_silent:
-                ray.shutdown()
-            else:  # Ray would wait for the head, now and again at exit
-                atexit.unregister(ray.shutdown)
-                thread = threading.Thread(target=ray.shutdown, daemon=True)
-                thread.start()
-                thread.join(LEAVE_S)
+            _leave(head)
+
+
+def _join(address: str) -> None:
+    """Connect to a cluster, after checks that Ray itself would make for minutes."""
+    place = host_and_port(address)
+    if place is not None:
+        check_tls(*place, limit_s=CONNECT_S)
+        if "://" not in address:
+            _check_raylet(address)
+            check_token(address)
+    ray.init(
+        address=address,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        runtime_env=_own_code(),
+    )
+
+
+def _leave(head: Head) -> None:
+    """Disconnect. Ray would wait for a silent head, now and again at exit."""
+    if not head.is_silent:
+        ray.shutdown()
+        return
+    atexit.unregister(ray.shutdown)
+    thread = threading.Thread(target=ray.shutdown, daemon=True)
+    thread.start()
+    thread.join(LEAVE_S)
 
 
 def joined_address(address: str | None) -> str | None:
@@ -116,18 +113,18 @@ def check_address(address: str | None) -> None:
     Raises:
         UsageError: the address is that of a dashboard.
     """
-    found = address or os.environ.get("RAY_ADDRESS", "")
-    if not re.match(r"https?://", found):
+    given = address or os.environ.get("RAY_ADDRESS", "")
+    if not re.match(r"https?://", given):
         return
-    what, other = ("--address", "leave it out") if address else ("RAY_ADDRESS", "unset it")
+    name, remedy = ("--address", "leave it out") if address else ("RAY_ADDRESS", "unset it")
     raise UsageError(
-        f"{what} {found!r} is that of a dashboard, which accepts jobs: `python -m jobs.submit"
-        f" CATALOG --address {found}`. To run the campaign from here, {other} for a local Ray, or"
+        f"{name} {given!r} is that of a dashboard, which accepts jobs: `python -m jobs.submit"
+        f" CATALOG --address {given}`. To run the campaign from here, {remedy} for a local Ray, or"
         " set --address HOST:6379 to the head of a cluster"
     )
 
 
-def _own_code() -> dict[str, Any] | None:
+def _own_code() -> dict[str, list[str]] | None:
     """Return a runtime environment with this Coldpress; a submitted job's working directory
     contains it already.
     """
@@ -136,9 +133,8 @@ def _own_code() -> dict[str, Any] | None:
     import freezer
     import pipeline
 
-    return {
-        "py_modules": [str(Path(str(package.__file__)).parent) for package in (freezer, pipeline)]
-    }
+    folders = [str(Path(str(package.__file__)).parent) for package in (freezer, pipeline)]
+    return {"py_modules": folders}
 
 
 def _check_raylet(address: str) -> None:
@@ -147,31 +143,23 @@ def _check_raylet(address: str) -> None:
     Raises:
         InfrastructureError: no raylet appears within RAYLET_S.
     """
-    if "://" in address or host_and_port(address) is None:
-        return
-    with contextlib.suppress(
-        ImportError, AttributeError
-    ):  # Ray before 2.60, whose own error arrives after a minute
+    # Ray before 2.60 has no such function, and its own error arrives after a minute.
+    with contextlib.suppress(ImportError, AttributeError):
         from ray._private.services import find_node_ids
 
         deadline = time.monotonic() + RAYLET_S
         while not find_node_ids():
             if time.monotonic() >= deadline:
                 raise _no_raylet(address)
-            time.sleep(LOOK_S / 2)
+            time.sleep(CHECK_INTERVAL_S / 2)
 
 
 def _no_raylet(address: str) -> InfrastructureError:
-    place = host_and_port(address)
-    host, head = (
-        (f"[{place[0]}]" if ":" in place[0] else place[0], address)
-        if place
-        else ("HEAD", "HEAD:6379")
-    )
+    host = address.rpartition(":")[0]
     return InfrastructureError(
         f"no node of the Ray cluster at {address} runs on this machine, and a driver needs one;"
-        f" join the cluster with `ray start --address={head} --num-cpus=0`, or submit the campaign"
-        f" with `python -m jobs.submit CATALOG --address http://{host}:8265`",
+        f" join the cluster with `ray start --address={address} --num-cpus=0`, or submit the"
+        f" campaign with `python -m jobs.submit CATALOG --address http://{host}:8265`",
         code="CP-RAY",
     )
 

@@ -30,7 +30,7 @@ ORDER_S = 20.0
 Ray kills it after a minute of silence.
 """
 
-LOOK_S = 1.0
+CHECK_INTERVAL_S = 1.0
 """Interval of checks."""
 
 CONNECT_S = 5.0
@@ -86,7 +86,7 @@ class Head:
             raise self._lost()
         return not self.is_silent
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check the head; end the driver if the head has been silent for SILENCE_S + ORDER_S."""
         place = host_and_port(self.address)
         if place is None:
@@ -106,8 +106,8 @@ class Head:
         ended = threading.Event()
 
         def watch() -> None:
-            while not ended.wait(LOOK_S):
-                self.look()
+            while not ended.wait(CHECK_INTERVAL_S):
+                self.check()
 
         thread = threading.Thread(target=watch, name="head", daemon=True)
         thread.start()

@@ -26,7 +26,7 @@ from ray.job_submission import JobSubmissionClient
 
 from freezer.errors import InfrastructureError, UsageError, first_line
 from freezer.store import one_spelling
-from pipeline.cluster import tokens
+from pipeline.cluster.access import TOKEN_CODE, token_rejected
 from pipeline.exit_codes import FAILED, INFRASTRUCTURE, INTERRUPTED, OK, USAGE
 
 STOP_WAIT_S = 60
@@ -214,7 +214,7 @@ class Jobs:
                 failures = 0
             except InfrastructureError as error:
                 failures += 1
-                if failures > RETRIES or error.code == tokens.CODE:
+                if failures > RETRIES or error.code == TOKEN_CODE:
                     raise InfrastructureError(
                         f"{error}; job {job_id} may still be running: submit it again to follow it,"
                         " or see `python -m jobs.status`",
@@ -235,7 +235,7 @@ class Jobs:
         try:
             yield
         except AuthenticationError as error:
-            raise tokens.token_rejected(self.address, error) from error
+            raise token_rejected(self.address, error) from error
         except requests.exceptions.SSLError as error:
             raise InfrastructureError(
                 f"the certificate of {self.address} cannot be verified; name its authority with"

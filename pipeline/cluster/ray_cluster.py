@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from freezer.errors import first_line
 from freezer.hardware import DEVICE_CLASSES, PORTABLE, device_class
 from pipeline.cluster.coordination import reported_by
-from pipeline.cluster.head_monitor import LOOK_S, Head
+from pipeline.cluster.head_monitor import CHECK_INTERVAL_S, Head
 from pipeline.failures import kind_of_ray
 from pipeline.records import LABEL
 
@@ -252,7 +252,7 @@ class Cluster:
         options: Mapping[str, Any],
     ) -> Handle:
         while not self.head.answers():
-            time.sleep(LOOK_S)
+            time.sleep(CHECK_INTERVAL_S)
         environ = {**device_class(device_class_).limits, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
         remote = _remote(function).options(
             max_retries=0, name=name, runtime_env={"env_vars": environ}, **options

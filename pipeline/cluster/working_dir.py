@@ -8,6 +8,7 @@ current directory becomes `catalog/`.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +39,9 @@ DATABASES = ("*.db", "*.db-*", "*.sqlite", "*.sqlite-*", "*.sqlite3", "*.sqlite3
 """Names that are never uploaded. Other keys and databases are recognized by their first bytes."""
 
 IGNORE_FILES = (".coldpressignore", ".gitignore")
-"""Files with patterns of what stays; in one folder the first decides."""
+"""Files in the catalog's folder and the current one with patterns of what stays; the first that
+matches decides.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,18 +85,20 @@ def gather(
     import freezer
 
     here, root = here.resolve(), Path(str(freezer.__file__)).parents[1]
-    files: dict[str, Path] = {}
-    left_out: dict[str, str] = {}
+    collected = _Collected()
     for package in PACKAGES:
-        _add(root / package, package, files, {})
+        collected.add(root / package, package)
+    collected.left_out.clear()
     places, within = {here: Path()}, catalog
     if catalog is not None and (here / catalog).is_file():
         path = (here / catalog).resolve()
-        folder = path.parent.relative_to(here) if path.is_relative_to(here) else Path("catalog")
-        _add(path.parent, str(folder), files, left_out, _Ignored(path.parent, here))
-        within = str(folder / path.name)
-        files[within] = path
-        places = {path.parent: folder, **places}
+        folder, inner = path.parent, Path("catalog")
+        if folder.is_relative_to(here):
+            inner = folder.relative_to(here)
+        collected.add(folder, str(inner), _ignore_patterns(folder, here))
+        within = str(inner / path.name)
+        collected.files[within] = path
+        places = {folder: inner, **places}
     elif catalog is not None and not Path(catalog).is_absolute():
         raise UsageError(
             f"catalog {catalog!r} does not exist; expected a file on this machine, or an absolute"
@@ -103,16 +108,10 @@ def gather(
         path = (here / name).resolve()
         if not path.exists() or not path.is_relative_to(here):
             raise UsageError(f"--include {name!r}: expected a file or folder below {here}")
-        _add(path, str(path.relative_to(here)), files, left_out)
+        collected.add(path, str(path.relative_to(here)))
     for path in named:
-        place = next((place for place in places if path.is_relative_to(place)), None)
-        if place is None:
-            left_out[str(path)] = "outside of the catalog's folder and the current one"
-        else:
-            _add(path, str(places[place] / path.relative_to(place)), files, left_out)
-    _check_size(files)
-    left_out = {name: reason for name, reason in sorted(left_out.items()) if name not in files}
-    return Upload(files=dict(sorted(files.items())), catalog=within, left_out=left_out)
+        collected.add_named(path, places)
+    return collected.upload(within)
 
 
 def stage(files: Mapping[str, Path], folder: Path) -> None:
@@ -121,71 +120,87 @@ def stage(files: Mapping[str, Path], folder: Path) -> None:
         link_or_copy(path, folder / name)
 
 
-class _Ignored:
-    """Patterns of the ignore files above and below a folder, up to the top of its repository.
-
-    Args:
-        folder: whose files are matched.
-        here: current directory, the top outside of a repository.
-    """
-
-    def __init__(self, folder: Path, here: Path) -> None:
-        repository = next(
-            (parent for parent in (folder, *folder.parents) if (parent / ".git").exists()), None
-        )
-        self._top = repository or (here if folder.is_relative_to(here) else folder)
-        self._read: dict[Path, list[tuple[str, GitIgnoreSpec]]] = {}
-
-    def by(self, path: Path) -> str | None:
-        """Return the name of the file whose pattern ignores a path; None if it is not ignored.
-
-        The nearest pattern decides.
-        """
-        for parent in path.parents:
-            for name, spec in self._specs(parent):
-                relative = path.relative_to(parent).as_posix()
-                ignored = spec.check_file(f"{relative}/" if path.is_dir() else relative).include
-                if ignored is not None:
-                    return name if ignored else None
-            if parent == self._top:
-                break
-        return None
-
-    def _specs(self, folder: Path) -> list[tuple[str, GitIgnoreSpec]]:
-        if folder not in self._read:
-            found = [(name, folder / name) for name in IGNORE_FILES if (folder / name).is_file()]
-            self._read[folder] = [
-                (name, GitIgnoreSpec.from_lines(path.read_text(errors="replace").splitlines()))
-                for name, path in found
-            ]
-        return self._read[folder]
+_Patterns = Sequence[tuple[Path, str, GitIgnoreSpec]]
+"""Patterns of ignore files: the folder, name and content of each; the first that matches decides."""
 
 
-def _add(
-    path: Path,
-    name: str,
-    files: dict[str, Path],
-    left_out: dict[str, str],
-    ignored: _Ignored | None = None,
-) -> None:
-    """Add a file, or the files of a folder, to those uploaded or to those left out."""
-    if path.is_file():
-        secret = _secret(path)
-        if secret:
-            left_out[name] = secret
-        else:
-            files[name] = path.resolve()
-        return
-    for item in sorted(path.iterdir()) if path.is_dir() else ():
-        inner = str(Path(name, item.name))
-        if _matches(item.name, EXCLUDED) or (item.is_dir() and item.is_symlink()):
-            continue
-        reason = _kind_of_folder(item) if item.is_dir() else None
-        by = ignored.by(item) if ignored and not reason else None
-        if reason or by:
-            left_out[inner] = reason or f"matches {by}"
-        else:
-            _add(item, inner, files, left_out, ignored)
+def _ignore_patterns(*folders: Path) -> _Patterns:
+    """Read the ignore files of some folders."""
+    patterns: list[tuple[Path, str, GitIgnoreSpec]] = []
+    for folder in dict.fromkeys(folders):
+        for name in IGNORE_FILES:
+            path = folder / name
+            if path.is_file():
+                lines = path.read_text(errors="replace").splitlines()
+                patterns.append((folder, name, GitIgnoreSpec.from_lines(lines)))
+    return patterns
+
+
+def _ignored_by(path: Path, patterns: _Patterns) -> str | None:
+    """Return the name of the ignore file that matches a path; None if none does."""
+    for folder, name, spec in patterns:
+        if path.is_relative_to(folder):
+            relative = path.relative_to(folder).as_posix()
+            ignored = spec.check_file(f"{relative}/" if path.is_dir() else relative).include
+            if ignored is not None:
+                return name if ignored else None
+    return None
+
+
+class _Collected:
+    """The files to upload, and the reasons why others are not, by their names."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, Path] = {}
+        self.left_out: dict[str, str] = {}
+
+    def add(self, path: Path, name: str, patterns: _Patterns = ()) -> None:
+        """Add a file, or the files of a folder."""
+        if path.is_file():
+            secret = _secret(path)
+            if secret:
+                self.left_out[name] = secret
+            else:
+                self.files[name] = path.resolve()
+            return
+        for entry in sorted(path.iterdir()) if path.is_dir() else ():
+            inner, is_folder = str(Path(name, entry.name)), entry.is_dir()
+            if _matches(entry.name, EXCLUDED) or (is_folder and entry.is_symlink()):
+                continue
+            reason = _kind_of_folder(entry) if is_folder else None
+            if reason is None:
+                by = _ignored_by(entry, patterns)
+                reason = f"matches {by}" if by else None
+            if reason:
+                self.left_out[inner] = reason
+            else:
+                self.add(entry, inner, patterns)
+
+    def add_named(self, path: Path, places: Mapping[Path, Path]) -> None:
+        """Add a file or folder that the catalog names, if it is in one of some folders."""
+        for folder, inner in places.items():
+            if path.is_relative_to(folder):
+                self.add(path, str(inner / path.relative_to(folder)))
+                return
+        self.left_out[str(path)] = "outside of the catalog's folder and the current one"
+
+    def upload(self, catalog: str | None) -> Upload:
+        """Return the upload, whose size is checked."""
+        files, left_out = dict(sorted(self.files.items())), dict(sorted(self.left_out.items()))
+        for name in files:
+            left_out.pop(name, None)
+        upload = Upload(files=files, catalog=catalog, left_out=left_out)
+        if upload.size_bytes > MAX_BYTES:
+            sizes = {name: path.stat().st_size / 1e6 for name, path in files.items()}
+            largest = sorted(sizes, key=lambda name: -sizes[name])[:_NUM_NAMED]
+            named = ", ".join(f"{name} ({sizes[name]:.0f} MB)" for name in largest)
+            raise UsageError(
+                f"the files to upload have {upload.size_bytes / 1e6:.0f} MB, expected at most"
+                f" {MAX_BYTES / 1e6:.0f}; the largest are {named}. Put them where the cluster can"
+                " read them, and name them in the catalog by absolute path or URL; list the others"
+                " in .coldpressignore"
+            )
+        return upload
 
 
 def _kind_of_folder(folder: Path) -> str | None:
@@ -196,47 +211,27 @@ def _kind_of_folder(folder: Path) -> str | None:
         return "an environment"
     if (folder / ".coldpress").is_dir() or (folder / "oci-layout").is_file():
         return "a store"
-    return (
-        "an artifact" if (folder / MANIFEST).is_file() and (folder / "payloads").is_dir() else None
-    )
+    is_artifact = (folder / MANIFEST).is_file() and (folder / "payloads").is_dir()
+    return "an artifact" if is_artifact else None
 
 
 def _secret(path: Path) -> str | None:
     """Return why a file is never uploaded."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(64)
-    except OSError:  # reported when it is staged
-        start = b""
-    names = {path.name.lower(), path.resolve().name.lower()}
-    if any(_matches(name, KEYS) for name in names) or (
-        start.startswith(b"-----BEGIN") and b"PRIVATE KEY" in start
-    ):
+    start = b""
+    with contextlib.suppress(OSError), path.open("rb") as file:  # reported when it is staged
+        start = file.read(64)
+    names = (path.name.lower(), path.resolve().name.lower())
+    is_key = start.startswith(b"-----BEGIN") and b"PRIVATE KEY" in start
+    if is_key or any(_matches(name, KEYS) for name in names):
         return "a key"
-    return (
-        "a database"
-        if any(_matches(name, DATABASES) for name in names)
-        or start.startswith(b"SQLite format 3\0")
-        else None
-    )
+    is_database = start.startswith(b"SQLite format 3\0")
+    if is_database or any(_matches(name, DATABASES) for name in names):
+        return "a database"
+    return None
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
-
-
-def _check_size(files: Mapping[str, Path]) -> None:
-    sizes = {name: path.stat().st_size for name, path in files.items()}
-    total = sum(sizes.values())
-    if total > MAX_BYTES:
-        largest = sorted(sizes, key=lambda name: -sizes[name])[:_NUM_NAMED]
-        named = ", ".join(f"{name} ({sizes[name] / 1e6:.0f} MB)" for name in largest)
-        raise UsageError(
-            f"the files to upload have {total / 1e6:.0f} MB, expected at most"
-            f" {MAX_BYTES / 1e6:.0f}; the largest are {named}. Put them where the cluster can read"
-            " them, and name them in the catalog by absolute path or URL; list the others in"
-            " .coldpressignore"
-        )
 
 
 def in_job() -> bool:
@@ -255,12 +250,9 @@ def check_absolute(locations: Mapping[str, str]) -> None:
     """
     for option, location in locations.items():
         if is_relative(location):
-            database = option == "--tracking-uri"
-            expected = (
-                "a server, or sqlite:////PATH/mlflow.db"
-                if database
-                else "an absolute path that all nodes reach"
-            )
+            expected = "an absolute path that all nodes reach"
+            if option == "--tracking-uri":
+                expected = "a server, or sqlite:////PATH/mlflow.db"
             raise UsageError(
                 f"{option} {location!r} is relative, but a job runs in a temporary folder of the"
                 f" cluster, deleted with it; expected {expected}"

@@ -37,7 +37,7 @@ from pipeline.failures import CODES, GPU_MEMORY, NODE_MEMORY
 from pipeline.records import Failure
 from pipeline.worker.child import End, received
 from pipeline.worker.supervisor import LOG_LIMIT_BYTES, MAX_PROCESSES, Bounds, SupervisorReport
-from pipeline.workspace import KILL_WAIT_S, adopting, children, descendants, kill, process_started
+from pipeline.workspace import KILL_WAIT_S, children, descendants, kill, process_started, subreaper
 
 PRELOAD = [
     "torch",
@@ -95,25 +95,34 @@ def run_isolated(
     payload, oom_kills = pickle.dumps((function, args)), _oom_kills()
     report: SupervisorReport | None = None
     before = set(children(os.getpid()))
-    with adopting():
+    with subreaper():
         supervisor, pid = _fork_supervisor()
         try:
             supervisor.send((payload, folder, log, bounds))
-            report = _hear(supervisor, bounds.num_parts * bounds.timeout_s + GRACE_S)
+            report = _receive(supervisor, bounds.num_parts * bounds.timeout_s + GRACE_S)
         finally:
             supervisor.close()  # a supervisor that still runs ends everything now
             _await_end(pid)
             _kill_adopted(before)
-    parts, sent = received(report.result if report else b"")
-    end = _ended(report, sent, bounds, starved=_oom_kills() > oom_kills)
-    if report is not None:
-        end = replace(end, parts=parts, peak_bytes=report.peak_bytes, wall_s=report.wall_s)
-    failure = end.failure
-    if failure is None:
-        return end
-    if failure.kind == "crash" and re.search(NOT_WRITTEN, _last_of(log)):
-        failure = _stopped("disk", f"torch could not write a file, and {failure.message}; {ROOM}")
-    return replace(end, failure=replace(failure, log_tail=log_tail(log)))
+    starved = _oom_kills() > oom_kills
+    if report is None:
+        how = "its supervisor was killed, by the kernel or by the model's own code"
+        failure = _starved(how, 0) if starved else _stopped("crash", how)
+        return End(failure=replace(failure, log_tail=log_tail(log)))
+    parts, end = received(report.result)
+    failed = _failure_in(report, end, bounds, starved=starved)
+    if failed is not None:
+        if failed.kind == "crash" and re.search(NOT_WRITTEN, _last_of(log)):
+            message = f"torch could not write a file, and {failed.message}; {ROOM}"
+            failed = _stopped("disk", message)
+        failed = replace(failed, log_tail=log_tail(log))
+    return End(
+        value=end.value if end else None,
+        parts=parts,
+        failure=failed,
+        peak_bytes=report.peak_bytes,
+        wall_s=report.wall_s,
+    )
 
 
 class _Forkserver:
@@ -166,7 +175,7 @@ def _fork_supervisor() -> tuple[Connection, int]:
     server, pid = _Forkserver.running(), None
     with contextlib.suppress(OSError):
         supervisor = server.fork()
-        pid = _hear(supervisor, START_LIMIT_S)
+        pid = _receive(supervisor, START_LIMIT_S)
     if pid is None:
         server.process.kill()
         server.process.wait()
@@ -177,7 +186,7 @@ def _fork_supervisor() -> tuple[Connection, int]:
     return supervisor, pid
 
 
-def _hear(supervisor: Connection, limit_s: float) -> Any:
+def _receive(supervisor: Connection, limit_s: float) -> Any:
     """Return the next message of a supervisor; None if it died or sent nothing in time."""
     with contextlib.suppress(EOFError, OSError):
         if supervisor.poll(limit_s):
@@ -199,15 +208,12 @@ def _kill_adopted(before: set[int]) -> None:
     """Kill and reap what this process adopted from a dead supervisor or forkserver."""
     deadline = time.monotonic() + KILL_WAIT_S
     while time.monotonic() < deadline:
-        found = [
-            pid
-            for pid in children(os.getpid())
-            if pid not in before and _is_of_another_session(pid)
-        ]
-        if not found:
+        new = set(children(os.getpid())) - before
+        adopted = [pid for pid in new if _is_of_another_session(pid)]
+        if not adopted:
             return
-        kill(found)
-        for pid in found:
+        kill(adopted)
+        for pid in adopted:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         time.sleep(0.01)
@@ -220,51 +226,40 @@ def _is_of_another_session(pid: int) -> bool:
         return False
 
 
-def _ended(
-    report: SupervisorReport | None, end: End | None, bounds: Bounds, *, starved: bool
-) -> End:
-    """Return the End of a child, from what it sent and its supervisor's report; `starved` if the
-    OOM killer ran meanwhile.
+def _failure_in(
+    report: SupervisorReport, end: End | None, bounds: Bounds, *, starved: bool
+) -> Failure | None:
+    """Return why a child has no value; None if it has one.
+
+    Args:
+        report: report of its supervisor.
+        end: what the child sent; None if it died before.
+        bounds: limits of the child.
+        starved: whether the OOM killer ran meanwhile.
     """
-    if report is None:
-        how = "its supervisor was killed, by the kernel or by the model's own code"
-        return End(failure=_starved(how, 0) if starved else _stopped("crash", how))
     if report.error is not None:
-        return End(failure=report.error)
+        return report.error
     if report.stopped == "memory":
-        return End(
-            failure=_over_memory(f"used more than {bounds.memory_bytes / 1e9:.1f} GB", bounds)
-        )
+        return _over_memory(f"used more than {bounds.memory_bytes / 1e9:.1f} GB", bounds)
     if report.stopped is not None:
-        return End(
-            failure=_stopped(
-                report.stopped, STOPPED[report.stopped].format(timeout_s=bounds.timeout_s)
-            )
-        )
-    if end is not None:
-        if end.failure is not None and end.failure.kind == "memory":
-            return End(failure=_without_memory(end.failure, bounds))
-        if end.failure is not None and starved:
-            return End(
-                failure=_starved(
-                    f"the kernel killed one of its processes: {end.failure.message}",
-                    report.peak_bytes,
-                )
-            )
-        return end
-    code = os.waitstatus_to_exitcode(report.status) if report.status is not None else None
-    if code == -signal.SIGKILL and starved:
-        return End(failure=_starved("the kernel killed it", report.peak_bytes))
-    how = (
-        f"died of {signal.Signals(-code).name}"
-        if code is not None and code < 0
-        else f"exited with code {code}"
-    )
-    return End(
-        failure=_stopped(
-            "crash", f"the process {how} without a result; the end of its log may say why"
-        )
-    )
+        message = STOPPED[report.stopped].format(timeout_s=bounds.timeout_s)
+        return _stopped(report.stopped, message)
+    if end is None:
+        code = None if report.status is None else os.waitstatus_to_exitcode(report.status)
+        if code == -signal.SIGKILL and starved:
+            return _starved("the kernel killed it", report.peak_bytes)
+        how = f"exited with code {code}"
+        if code is not None and code < 0:
+            how = f"died of {signal.Signals(-code).name}"
+        message = f"the process {how} without a result; the end of its log may say why"
+        return _stopped("crash", message)
+    failure = end.failure
+    if failure is not None and failure.kind == "memory":
+        return _without_memory(failure, bounds)
+    if failure is not None and starved:
+        how = f"the kernel killed one of its processes: {failure.message}"
+        return _starved(how, report.peak_bytes)
+    return failure
 
 
 def _without_memory(failure: Failure, bounds: Bounds) -> Failure:
@@ -272,27 +267,17 @@ def _without_memory(failure: Failure, bounds: Bounds) -> Failure:
     its limit plus spare.
     """
     if failure.code == GPU_MEMORY:
-        return replace(
-            failure,
-            message=(
-                f"{failure.message}; end other processes on that GPU, or use a larger GPU or a"
-                " smaller batch"
-            ),
-        )
-    limit = (
-        f"requested more memory than its limit of {bounds.memory_bytes / 1e9:.1f} GB plus spare"
-        f" ({failure.message})"
-    )
-    return _over_memory(limit, bounds)
+        remedy = "end other processes on that GPU, or use a larger GPU or a smaller batch"
+        return replace(failure, message=f"{failure.message}; {remedy}")
+    limit = f"its limit of {bounds.memory_bytes / 1e9:.1f} GB plus spare"
+    return _over_memory(f"requested more memory than {limit} ({failure.message})", bounds)
 
 
 def _over_memory(what: str, bounds: Bounds) -> Failure:
-    remedy = (
-        "; raise limits.memory_gb"
-        if bounds.asked
-        else ", the share of this machine for one item; use a larger worker"
-    )
-    code = CODES["memory"] if bounds.asked else NODE_MEMORY
+    code, remedy = CODES["memory"], "; raise limits.memory_gb"
+    if not bounds.asked:
+        code = NODE_MEMORY
+        remedy = ", the share of this machine for one item; use a larger worker"
     return Failure(kind="memory", code=code, message=what + remedy, tried_bytes=bounds.memory_bytes)
 
 
@@ -312,8 +297,8 @@ def _oom_kills() -> int:
     count them.
     """
     with contextlib.suppress(OSError):
-        found = re.search(r"^oom_kill (\d+)$", VMSTAT.read_text(), re.MULTILINE)
-        return int(found[1]) if found else 0
+        count = re.search(r"^oom_kill (\d+)$", VMSTAT.read_text(), re.MULTILINE)
+        return int(count[1]) if count else 0
     return 0
 
 

@@ -259,14 +259,10 @@ class _ChildWatch:
         """Log the processes that were running, and on a timeout the child's traceback."""
         if stopped == "timeout":
             with contextlib.suppress(ProcessLookupError):
-                os.kill(
-                    self._child, signal.SIGUSR2
-                )  # faulthandler prints the traceback, see child.py
+                os.kill(self._child, signal.SIGUSR2)  # faulthandler prints it, see child.py
             time.sleep(TRACE_WAIT_S)
-        commands = [
-            command_of(pid)[:200] for pid in descendants(os.getpid()) if pid != self._child
-        ][:3]
-        what = "; ".join(commands) or "no process but the item's own"
-        os.write(
-            self._output, f"\ncoldpress: stopped ({stopped}); still running: {what}\n".encode()
-        )
+        others = [pid for pid in descendants(os.getpid()) if pid != self._child]
+        commands = "; ".join(command_of(pid)[:200] for pid in others[:3])
+        running = commands or "no process but the item's own"
+        line = f"\ncoldpress: stopped ({stopped}); still running: {running}\n"
+        os.write(self._output, line.encode())

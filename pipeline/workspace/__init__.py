@@ -6,7 +6,6 @@ Read first: workspace.py.
 
 from pipeline.workspace.processes import (
     KILL_WAIT_S,
-    adopting,
     boot_id,
     children,
     command_of,
@@ -19,6 +18,7 @@ from pipeline.workspace.processes import (
     process_started,
     reap,
     set_subreaper,
+    subreaper,
     tree_bytes,
 )
 from pipeline.workspace.staging import (
@@ -46,7 +46,6 @@ __all__ = [
     "KILL_WAIT_S",
     "WALL_TIME",
     "Workplace",
-    "adopting",
     "boot_id",
     "build_wall_s",
     "children",
@@ -70,6 +69,7 @@ __all__ = [
     "remove_tree",
     "set_subreaper",
     "staging_folder",
+    "subreaper",
     "temporary_folder",
     "temporary_place",
     "tree_bytes",

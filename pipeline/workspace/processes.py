@@ -36,7 +36,7 @@ def set_subreaper(on: bool) -> None:
 
 
 @contextlib.contextmanager
-def adopting() -> Iterator[None]:
+def subreaper() -> Iterator[None]:
     """Be a subreaper inside the block."""
     set_subreaper(True)
     try:

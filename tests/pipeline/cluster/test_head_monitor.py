@@ -34,7 +34,7 @@ def test_a_head_that_listens_answers(listening: socket.socket) -> None:
     for _ in range(3):
         clock.now += 2 * SILENCE_S  # like a driver that was suspended
         assert head.answers()
-        head.look()
+        head.check()
         assert head.answers()
         assert not head.is_silent
 
@@ -44,13 +44,13 @@ def test_a_head_may_come_back_in_time(listening: socket.socket) -> None:
     head = Head(address, clock=clock)
     listening.close()
     for _ in range(4):
-        head.look()
+        head.check()
         assert not head.answers()
         assert head.is_silent
         clock.now += SILENCE_S / 4
     host, _, port = address.partition(":")
     with socket.create_server((host, int(port))):
-        head.look()
+        head.check()
         clock.now += SILENCE_S
         assert head.answers()
         assert not head.is_silent
@@ -61,9 +61,9 @@ def test_a_head_that_stays_silent_ends_the_campaign(listening: socket.socket) ->
     ended: list[InfrastructureError] = []
     head = Head(address, end=ended.append, clock=clock)
     listening.close()
-    head.look()
+    head.check()
     clock.now += SILENCE_S + 1
-    head.look()
+    head.check()
     with pytest.raises(
         InfrastructureError,
         match=rf"{address} has not answered for 31 s; .*run the same command again",
@@ -72,14 +72,14 @@ def test_a_head_that_stays_silent_ends_the_campaign(listening: socket.socket) ->
     assert raised.value.code == "CP-RAY"
     assert ended == []
     clock.now += ORDER_S
-    head.look()
+    head.check()
     assert [error.code for error in ended] == ["CP-RAY"]
 
 
 BLOCKED = """
 import sys, time
 from pipeline.cluster import head_monitor
-head_monitor.SILENCE_S, head_monitor.ORDER_S, head_monitor.LOOK_S = 0.1, 0.1, 0.05
+head_monitor.SILENCE_S, head_monitor.ORDER_S, head_monitor.CHECK_INTERVAL_S = 0.1, 0.1, 0.05
 with head_monitor.Head(sys.argv[1]).watched():
     print("within a call of Ray's", end="")
     time.sleep(60)
@@ -107,7 +107,7 @@ def test_a_blocked_driver_is_ended_with_a_message() -> None:
 )
 def test_only_addresses_with_a_port_are_checked(address: str, silent: bool) -> None:
     head = Head(address)
-    head.look()
+    head.check()
     assert head.is_silent == silent
 
 
