@@ -15,8 +15,8 @@ import freezer
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.store import Store
 from tests.cluster.conftest import V3, V4
-from tests.pipeline.test_whole_campaigns import SHIPPED, write_catalog
 from tests.support.buckets import objects
+from tests.support.campaign_runs import SHIPPED, write_catalog
 from tests.support.raylets import ROOT, RayCluster
 
 pytestmark = [

@@ -19,7 +19,7 @@ from freezer.artifact import version_tuple
 from freezer.hardware import PORTABLE
 from freezer.store import Store
 from tests.cluster.conftest import V3, V4, watched
-from tests.pipeline.test_whole_campaigns import write_catalog
+from tests.support.campaign_runs import write_catalog
 from tests.support.fault_sites import Driver
 from tests.support.raylets import ROOT, RayCluster
 

@@ -29,9 +29,9 @@ from freezer.hardware import PORTABLE
 from freezer.store import Store
 from jobs.replay import app
 from pipeline.tracking.connection import connect
-from tests.pipeline.test_whole_campaigns import environment
 from tests.pipeline.tracking.test_servers import logged
 from tests.support.buckets import ENVIRONMENT, empty_bucket, make_bucket
+from tests.support.campaign_runs import environment
 from tests.support.manifests import check_manifest, manifests
 from tests.support.mlflow_servers import ALLOWED_HOSTS, MlflowServer, Postgres
 from tests.support.raylets import LOOPBACK, ROOT

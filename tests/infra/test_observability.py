@@ -31,7 +31,7 @@ from pipeline.reporting.live.metrics import CampaignMetrics
 from tests.conftest import Frozen
 from tests.infra.test_serving import X, json_of, publish, wrong_artifact
 from tests.pipeline.reporting.test_campaign_report import FAILED
-from tests.pipeline.test_whole_campaigns import CATALOG, environment, write_catalog
+from tests.support.campaign_runs import CATALOG, environment, write_catalog
 from tests.support.raylets import LOOPBACK, ROOT, free_port, wait_until
 from tests.support.scrapes import Scrape, scraped, summed
 from tests.support.steps import HERE

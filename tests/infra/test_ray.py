@@ -23,7 +23,7 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 from freezer.hardware import DEVICE_CLASSES, PORTABLE, can_run, detect
 from jobs.worker_labels import MEMORY_SHARE
 from pipeline.records import LABEL
-from tests.pipeline.cluster.test_tls_campaign import OWN, certificates
+from tests.support.heads import OWN, certificates
 from tests.support.raylets import (
     DIES_WITH_US,
     LOOPBACK,

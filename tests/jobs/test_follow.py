@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cluster import job_prefix
-from tests.jobs.test_submit import HANGS, write_catalog
+from tests.support.campaign_runs import HANGS, write_catalog
 from tests.support.heads import Head, Terminal, started_head
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]

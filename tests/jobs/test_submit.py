@@ -22,16 +22,12 @@ from jobs.submit import app, checked_options
 from pipeline.cluster import Job, gather, job_prefix, stage, working_dir
 from pipeline.ledger import CampaignRecord, Ledger, Member
 from pipeline.sources import named_files
+from tests.support.campaign_runs import HANGS, RAISES, write_catalog
 from tests.support.heads import Head, started_head
 
 ROOT = Path(__file__).parents[2]
 PLACES = ["--store", "/shared/store", "--tracking-uri", "http://127.0.0.1:5000"]
 
-CATALOG = """
-defaults: {recipes: [torchscript-frozen], device_classes: [portable]}
-models:
-  - {name: raises, source: "python:campaign_models:raises", inputs: [{shape: [1, 16]}]}
-"""
 WORKS = """
 defaults: {recipes: [torchscript-frozen], device_classes: [portable]}
 models:
@@ -40,14 +36,6 @@ models:
     args: {width: 16, seconds: 0.0}
     inputs: [{shape: [1, 16]}]
 """
-HANGS = CATALOG.replace("raises", "hangs")
-
-
-def write_catalog(folder: Path, text: str, name: str = "catalog.yaml") -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copy(ROOT / "tests" / "pipeline" / "models" / "campaign_models.py", folder)
-    (folder / name).write_text(text)
-    return folder / name
 
 
 # Checks before the submission
@@ -81,7 +69,7 @@ def test_invalid_options_are_rejected_before_submission(arguments: list[str], me
 
 
 def test_a_job_rejects_relative_locations(tmp_path: Path) -> None:
-    write_catalog(tmp_path, CATALOG)
+    write_catalog(tmp_path, RAISES)
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}
     command = [sys.executable, "-W", "ignore", "-m", "jobs.optimize", "catalog.yaml"]
     done = subprocess.run(
@@ -145,7 +133,7 @@ def write_files(folder: Path) -> None:
 
 
 def test_the_working_directory_has_packages_and_catalog(tmp_path: Path) -> None:
-    write_catalog(tmp_path / "proj", CATALOG)
+    write_catalog(tmp_path / "proj", RAISES)
     write_files(tmp_path / "proj")
     (tmp_path / "more.txt").write_text("more")
     upload = gather("proj/catalog.yaml", ["more.txt"], tmp_path)
@@ -222,7 +210,7 @@ def test_named_and_included_files_are_sent_although_ignored(
 def test_a_dry_run_lists_files_and_submits_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_catalog(tmp_path, CATALOG)
+    write_catalog(tmp_path, RAISES)
     write_files(tmp_path)
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(
@@ -238,7 +226,7 @@ def test_a_dry_run_lists_files_and_submits_nothing(
 
 
 def test_a_large_working_directory_is_rejected(tmp_path: Path) -> None:
-    write_catalog(tmp_path / "proj", CATALOG)
+    write_catalog(tmp_path / "proj", RAISES)
     with (tmp_path / "proj" / "weights.bin").open("wb") as file:
         file.truncate(working_dir.MAX_BYTES + 1)  # a sparse file
     with pytest.raises(
@@ -319,7 +307,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
 @pytest.mark.cluster
 @pytest.mark.slow
 def test_a_wrong_token_or_address_is_reported(head: Head, tmp_path: Path) -> None:
-    write_catalog(tmp_path, CATALOG)
+    write_catalog(tmp_path, RAISES)
     wrong = head.submit(tmp_path, "catalog.yaml", RAY_AUTH_TOKEN="f" * 64)
     assert wrong.returncode == 3
     assert re.fullmatch(
@@ -380,7 +368,7 @@ def test_submit_attaches_to_a_running_job(head: Head, tmp_path: Path) -> None:
         "interrupted",
         130,
     )
-    (tmp_path / "catalog.yaml").write_text(CATALOG)
+    (tmp_path / "catalog.yaml").write_text(RAISES)
     again = head.submit(tmp_path, "catalog.yaml", "--campaign", "c")
     assert again.returncode == 1, again.stdout + again.stderr
     assert f"submitted {prefix}2" in again.stdout

@@ -15,7 +15,8 @@ import torch
 import freezer
 from freezer.hardware import PORTABLE
 from freezer.store import Store
-from tests.pipeline.test_whole_campaigns import (
+from tests.support.buckets import objects
+from tests.support.campaign_runs import (
     built_in,
     drive,
     environment,
@@ -24,7 +25,6 @@ from tests.pipeline.test_whole_campaigns import (
     slow_catalog,
     wait_for,
 )
-from tests.support.buckets import objects
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

@@ -23,7 +23,7 @@ from mlflow.models import infer_signature
 
 from freezer.hardware import PORTABLE
 from freezer.store import Store
-from tests.pipeline.test_whole_campaigns import environment, wait_for
+from tests.support.campaign_runs import environment, wait_for
 from tests.support.shown import shown
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,94 +22,30 @@ from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.store import Store
 from pipeline.ledger import CampaignRecord, Ledger
 from pipeline.workspace import staging_folder
-from tests.support.raylets import ROOT, RayCluster
+from tests.support.campaign_runs import (
+    CATALOG,
+    SHIPPED,
+    built_in,
+    drive,
+    environment,
+    outcomes,
+    run,
+    slow_catalog,
+    wait_for,
+    write_catalog,
+)
+from tests.support.raylets import RayCluster
 
 pytestmark = pytest.mark.cluster
 
 LEVEL = best_level(detect().classes)
 
-CATALOG = """
-defaults: {{recipes: [torchscript-frozen]}}
-models:
-  - {{name: good, source: "python:campaign_models:good", inputs: [{{shape: [batch, 16]}}], dims: {{batch: {{min: 1, max: 8}}}}}}
-  - {{name: drifting, source: "python:campaign_models:random_weights", inputs: [{{shape: [1, 16]}}], device_classes: [portable]}}
-  - {{name: raises, source: "python:campaign_models:raises", inputs: [{{shape: [1, 16]}}], device_classes: [portable]}}
-  - {{name: hangs, source: "python:campaign_models:hangs", inputs: [{{shape: [1, 16]}}], device_classes: [portable],
-     limits: {{timeout_s: 5}}}}
-"""
-
-SHIPPED = """
-defaults: {{recipes: [torchscript-frozen]}}
-models:
-  - {{name: good, source: "python:campaign_models:good", inputs: [{{shape: [batch, 16]}}], dims: {{batch: {{min: 1, max: 8}}}}}}
-  - name: file
-    source: torchscript:linear.pt
-    inputs: {{input: {{shape: [n, 16]}}}}
-    dims: {{n: {{min: 2, max: 8}}}}
-    samples: samples.safetensors
-"""
 
 BUSY = """
 defaults: {{recipes: [torchscript-frozen], threads: [1], limits: {{speedup_min: 0.01}}}}
 models:
   - {{name: busy, source: "python:campaign_models:busy", args: {{work: {work}}}, inputs: {{x: {{shape: [2, 16]}}}}}}
 """
-
-SLOW_CATALOG = """
-defaults: {{recipes: [torchscript-frozen]}}
-models:
-{entries}
-"""
-
-
-def environment(home: Path) -> dict[str, str]:
-    """A home of its own: a local Ray writes a token into it."""
-    return {
-        **os.environ,
-        "HOME": str(home),
-        "RAY_AUTH_MODE": "disabled",
-        "PYTHONPATH": str(ROOT),
-        "PYTHONWARNINGS": "default",
-    }
-
-
-def write_catalog(folder: Path, text: str) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copy(Path(__file__).parent / "models" / "campaign_models.py", folder)
-    path = folder / "catalog.yaml"
-    path.write_text(text)
-    return path
-
-
-def drive(folder: Path, campaign: str = "test") -> list[str]:
-    """The command of a quick campaign."""
-    script = ROOT / "tests" / "support" / "drive.py"
-    paths = [
-        folder / "catalog.yaml",
-        folder / "store",
-        f"sqlite:///{folder}/mlflow.db",
-        campaign,
-        folder / "out.json",
-    ]
-    return [sys.executable, str(script), *(str(path) for path in paths)]
-
-
-def run(command: list[str], home: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command,
-        env=environment(home),
-        cwd=home,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-
-
-def outcomes(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    report = json.loads((folder / "out.json").read_text())
-    return {(item["model"], item["device_class"]): item for item in report["outcomes"]}
-
 
 Finished = tuple[Path, subprocess.CompletedProcess[str]]
 
@@ -187,36 +120,6 @@ def test_finished_work_is_reused_by_another_campaign(campaign: Finished) -> None
     assert " built good" not in done.stdout
     assert "unchanged: published" in done.stdout
     assert Store.open(str(folder / "store")).version("good") == before
-
-
-def wait_for(process: subprocess.Popen[str], words: str, timeout_s: float = 120) -> str:
-    """Read lines until one holds the words."""
-    assert process.stdout is not None
-    seen = ""
-    deadline = time.monotonic() + timeout_s
-    for line in process.stdout:
-        seen += line
-        if words in line:
-            return seen
-        if time.monotonic() > deadline:
-            break
-    raise AssertionError(f"{words!r} was not said:\n{seen}")
-
-
-def slow_catalog(folder: Path, count: int) -> Path:
-    entries = "\n".join(
-        f'  - {{name: m{i}, source: "python:campaign_models:slow_to_build", args: {{width: {8 + i},'
-        f" seconds: 2.0}}, inputs: [{{shape: [1, {8 + i}]}}]}}"
-        for i in range(count)
-    )
-    return write_catalog(folder, SLOW_CATALOG.format(entries=entries))
-
-
-def built_in(text: str) -> set[str]:
-    """`model class recipe` of each build that a log says was done."""
-    return {
-        " ".join(line.split()[2:5]) for line in text.splitlines() if line.split()[1:2] == ["built"]
-    }
 
 
 @pytest.mark.slow

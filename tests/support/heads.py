@@ -183,3 +183,21 @@ class Terminal:
             self.said += data.decode(errors="replace").replace("\r\n", "\n")
             return bool(data)
         return False
+
+
+SCRIPT = ROOT / "infra" / "ray" / "certificates.sh"
+
+
+OWN = "127.0.0.2"
+"""Address of the head; Ray replaces 127.0.0.1 by the machine's own address."""
+
+
+def certificates(folder: Path) -> dict[str, str]:
+    """Create an authority and a certificate of loopback; return Ray's variables."""
+    subprocess.run([SCRIPT, str(folder), "node", "127.0.0.1", OWN], check=True, capture_output=True)
+    return {
+        "RAY_USE_TLS": "1",
+        "RAY_TLS_SERVER_CERT": str(folder / "node" / "tls.crt"),
+        "RAY_TLS_SERVER_KEY": str(folder / "node" / "tls.key"),
+        "RAY_TLS_CA_CERT": str(folder / "node" / "ca.crt"),
+    }

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from freezer.hardware import PORTABLE
-from tests.pipeline.test_whole_campaigns import SLOW_CATALOG, drive, outcomes, run, write_catalog
+from tests.support.campaign_runs import SLOW_CATALOG, drive, outcomes, run, write_catalog
 from tests.support.raylets import LOOPBACK, Network, RayCluster, free_port
 
 pytestmark = [
@@ -30,8 +30,8 @@ APART = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 ENTRY = '  - {name: good, source: "python:campaign_models:good", inputs: [{shape: [1, 16]}]}'
 
 CONNECTS = (
-    "import sys; from pipeline.cluster import connect; connect.RAYLET_S = 1.0;"
-    " connect.connect(sys.argv[1]).__enter__()"
+    "import sys; from pipeline.cluster import client; client.RAYLET_S = 1.0;"
+    " client.connect(sys.argv[1]).__enter__()"
 )
 STANDS_ON = """
 from pipeline.cluster.client import connect

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.test_submit import CATALOG, write_catalog
-from tests.support.heads import Head, started_head
-from tests.support.raylets import ROOT
+from tests.support.campaign_runs import RAISES, write_catalog
+from tests.support.heads import OWN, Head, certificates, started_head
 
 pytestmark = [
     pytest.mark.cluster,
@@ -25,22 +24,6 @@ pytestmark = [
 
 BOUND_S = 60.0
 """Time limit for a driver to report a mismatch."""
-
-SCRIPT = ROOT / "infra" / "ray" / "certificates.sh"
-
-OWN = "127.0.0.2"
-"""Address of the head; Ray replaces 127.0.0.1 by the machine's own address."""
-
-
-def certificates(folder: Path) -> dict[str, str]:
-    """Create an authority and a certificate of loopback; return Ray's variables."""
-    subprocess.run([SCRIPT, str(folder), "node", "127.0.0.1", OWN], check=True, capture_output=True)
-    return {
-        "RAY_USE_TLS": "1",
-        "RAY_TLS_SERVER_CERT": str(folder / "node" / "tls.crt"),
-        "RAY_TLS_SERVER_KEY": str(folder / "node" / "tls.key"),
-        "RAY_TLS_CA_CERT": str(folder / "node" / "ca.crt"),
-    }
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +39,7 @@ def optimize(
     head: Head, folder: Path, environ: Mapping[str, str], address: str = ""
 ) -> tuple[subprocess.CompletedProcess[str], float]:
     """Run a driver on this machine; return its result and duration."""
-    write_catalog(folder, CATALOG)
+    write_catalog(folder, RAISES)
     words = [
         "catalog.yaml",
         "--address",
@@ -77,7 +60,7 @@ def test_matching_certificates_work(head: Head, tmp_path: Path) -> None:
     assert (done.returncode, "raises portable failed (source)" in done.stdout) == (1, True), (
         done.stdout + done.stderr
     )
-    write_catalog(tmp_path / "job", CATALOG)
+    write_catalog(tmp_path / "job", RAISES)
     submitted = head.submit(tmp_path / "job", "catalog.yaml")
     assert (submitted.returncode, "raises portable failed (source)" in submitted.stdout) == (
         1,

@@ -19,7 +19,7 @@ CONNECTS = """
 import platform, sys
 from pipeline.cluster.client import connect
 with connect(sys.argv[1]) as cluster:
-    started = [cluster.glance(platform.node, name="glance", device_class_="portable", node=node) for node in cluster.nodes()]
+    started = [cluster.start_coreless(platform.node, name="name", device_class_="portable", node=node) for node in cluster.nodes()]
     done = [cluster.wait([handle], timeout_s=60)[0] for handle in started]
     print("tasks ran on", sum(isinstance(one.value, str) for one in done), "of", len(done), "nodes")
 """

@@ -359,7 +359,7 @@ from pathlib import Path
 from pipeline.worker import sandbox
 from pipeline.worker.sandbox import _Forkserver, run_isolated
 from pipeline.worker.supervisor import Bounds
-from tests.pipeline import faults
+from tests.support import faults
 
 sandbox.PRELOAD = ["pipeline.worker.supervisor"]  # torch, which takes seconds, is not needed here
 if __name__ == "__main__":
