@@ -1,9 +1,13 @@
 """Stores: versions, the OCI layout, folders and buckets, and the cache of blobs.
 
 May import: freezer.artifact and below. Imports no torch.
-Read first: store.py.
+Read first: artifact_store.py.
 """
 
+from freezer.store.artifact_store import (
+    WORK,
+    Store,
+)
 from freezer.store.bucket import (
     RemoteFiles,
 )
@@ -12,18 +16,18 @@ from freezer.store.listing import (
     newest_versions,
     versions_of,
 )
+from freezer.store.local_files import (
+    LocalFiles,
+)
 from freezer.store.location import (
     one_spelling,
 )
 from freezer.store.oci_layout import (
     INDEX,
     Descriptor,
-    LocalFiles,
 )
-from freezer.store.store import (
+from freezer.store.versions import (
     NAME,
-    WORK,
-    Store,
     Version,
 )
 

@@ -9,10 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from freezer.errors import ColdpressError, StoreUnreachableError
+from freezer.store.artifact_store import Store
 from freezer.store.oci_layout import Descriptor
-from freezer.store.store import NUMBER, Store, signature_tag
-
-LATEST = "latest"
+from freezer.store.versions import LATEST, NUMBER, signature_tag
 
 NUM_READERS = 32
 """Models that are read at once, since a bucket takes some milliseconds for each of a model's 5 or

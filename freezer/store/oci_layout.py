@@ -2,13 +2,12 @@
 Imports no torch.
 
 Artifacts and signatures are written as OCI images, versions as OCI indexes. The files are in a
-local folder (`LocalFiles`) or in a bucket (`RemoteFiles` of bucket.py, with the same methods).
+local folder (`LocalFiles`) or in a bucket (`RemoteFiles`, with the same methods).
 Their paths are relative to the store and use `/`.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,20 +28,14 @@ from freezer.artifact import (
 from freezer.codec import OMIT_DEFAULT, encode, read_record, stored_as
 from freezer.errors import IntegrityError, StoreUnreachableError
 from freezer.files import (
-    CHUNK_BYTES,
     check_digest,
-    copy_whole,
     digest_bytes,
-    link_whole,
-    make_folder,
-    remove,
-    retried,
     verify_file,
-    write_whole,
 )
 
 if TYPE_CHECKING:
     from freezer.store.bucket import RemoteFiles
+    from freezer.store.local_files import LocalFiles
 
 ARTIFACT_TYPE = "application/vnd.coldpress.frozen.v1"
 MEDIA_INDEX = "application/vnd.oci.image.index.v1+json"
@@ -104,89 +97,6 @@ class OciImage:
     layers: tuple[Descriptor, ...]
 
 
-class LocalFiles:
-    """A store in a local folder. Locks are exclusive wherever the file system shares them.
-
-    Written files appear whole or not at all, and are durable when the call returns. Methods raise
-    OSError: for a missing file FileNotFoundError.
-
-    Args:
-        root: of the store.
-        work: folder for locks and work files; files in it are linked into the store instead of
-            copied.
-
-    Attributes:
-        exact: whether locks are exclusive; otherwise they are advisory.
-    """
-
-    exact = True
-
-    def __init__(self, root: Path, *, work: str) -> None:
-        self._root, self._work = root, root / work
-
-    def where(self, path: str = "") -> str:
-        """A path for messages: absolute, or a URI."""
-        return str(self._root / path)
-
-    def read(self, path: str) -> bytes:
-        """Read a file."""
-        return (self._root / path).read_bytes()
-
-    def write(self, path: str, data: bytes) -> None:
-        """Write or replace a file in a prepared folder."""
-        write_whole(self._root / path, data, mode=0o644)
-
-    def put(self, path: str, source: Path) -> None:
-        """Write or replace a file: link one of the work folder, copy any other, which its owner may
-        change later.
-        """
-        keep = link_whole if self._work in source.parents else copy_whole
-        keep(source, self._root / path, mode=0o444)
-
-    def holds(self, path: str, *, digest: str, size_bytes: int) -> bool:
-        """Whether a file exists and, as far as can be checked without downloading it, has this
-        content.
-        """
-        try:
-            verify_file(self._root / path, digest=digest, size_bytes=size_bytes)
-        except IntegrityError:
-            return False
-        return True
-
-    def local(self, path: str, *, digest: str, size_bytes: int) -> Path:
-        """A read-only local copy of a file, or the store's own; the caller verifies its digest."""
-        return self._root / path
-
-    def chunks(self, path: str) -> Iterator[bytes]:
-        """Read a file in parts; the caller verifies its digest."""
-        with (self._root / path).open("rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
-                yield chunk
-
-    def modified(self, path: str) -> float:
-        """When a file was written, in seconds since the epoch."""
-        return (self._root / path).stat().st_mtime
-
-    def folders_with(self, name: str) -> list[str]:
-        """Top-level folders that contain a file of this name, sorted."""
-        return sorted(path.parent.name for path in self._root.glob(f"*/{name}"))
-
-    def prepare(self, folder: str) -> None:
-        """Make a folder and remove partial files of killed writers, under its lock."""
-        make_folder(self._root / folder)
-        for path in (self._root / folder).glob(".*"):
-            remove(path)
-
-    @contextmanager
-    def locked(self, name: str) -> Iterator[None]:
-        """Exclude others that lock the same name, as far as `exact` says."""
-        locks = self._work / "locks"
-        make_folder(locks)
-        with retried(lambda: (locks / name).open("a")) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
-
-
 class OvertakenError(StoreUnreachableError):
     """Another writer wrote index.json at the same time, where locks are advisory; write again."""
 
@@ -243,6 +153,10 @@ class Layout:
         return read_record(
             OciImage, self.blob(descriptor), origin=self._files.where(self._path(descriptor.digest))
         )
+
+    def artifact_manifest(self, image: Descriptor) -> bytes:
+        """The manifest.json of the artifact in an image, byte for byte."""
+        return self.blob(self.image(image).config)
 
     def local(self, *, digest: str, size_bytes: int) -> Path:
         """A read-only local file of a blob; the caller verifies its digest."""

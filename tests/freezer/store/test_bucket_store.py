@@ -251,7 +251,7 @@ def test_bad_uris_are_usage_errors(tmp_path: Path) -> None:
 
 def test_without_pyarrow_the_error_names_the_install_command() -> None:
     code = (
-        "import sys; sys.modules['pyarrow'] = None\nfrom freezer.store.store import"
+        "import sys; sys.modules['pyarrow'] = None\nfrom freezer.store.artifact_store import"
         " Store\nStore.open('s3://bucket/models')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -298,7 +298,7 @@ PUBLISH = """
 import sys
 from pathlib import Path
 from freezer.artifact.folder import Artifact
-from freezer.store.store import Store
+from freezer.store.artifact_store import Store
 store, artifact = Store.open(sys.argv[1]), Artifact.read(Path(sys.argv[2]))
 name = artifact.manifest.device_class
 print("ready", flush=True)

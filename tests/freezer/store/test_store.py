@@ -32,7 +32,7 @@ PUBLISH = """
 import sys
 from pathlib import Path
 from freezer.artifact.folder import Artifact
-from freezer.store.store import Store
+from freezer.store.artifact_store import Store
 store, artifact = Store(Path(sys.argv[1])), Artifact.read(Path(sys.argv[2]))
 """
 

@@ -161,7 +161,7 @@ def test_driver_that_lost_its_lease_writes_nothing(folder: Path) -> None:
 
 DRIVER = """
 import sys, time
-from freezer.store.store import Store
+from freezer.store.artifact_store import Store
 from pipeline.ledger import lease
 from pipeline.ledger.ledger import Ledger
 lease.HEARTBEAT_S, lease.EXPIRY_S = 0.1, 1.5

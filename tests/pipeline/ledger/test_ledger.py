@@ -76,7 +76,7 @@ def test_parts_are_merged(store: Store) -> None:
 
 WRITER = """
 import sys
-from freezer.store.store import Store
+from freezer.store.artifact_store import Store
 from pipeline.ledger.ledger import Ledger
 with Ledger(Store.open(sys.argv[1]), "killed") as ledger:
     for index in range(100000):
@@ -180,7 +180,7 @@ def test_full_disk_adds_no_row(store: Store) -> None:
     script = """
 import resource, signal, sys
 from freezer.errors import StoreUnreachableError
-from freezer.store.store import Store
+from freezer.store.artifact_store import Store
 from pipeline.ledger.ledger import Ledger
 with Ledger(Store.open(sys.argv[1]), "full") as ledger:
     ledger.append("build", "small", model="m", device_class="portable", data={})

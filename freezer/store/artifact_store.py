@@ -1,5 +1,4 @@
-"""A store of artifacts: one OCI image layout per model, in a local folder or a bucket. Imports no
-torch.
+"""A store of artifacts: one OCI layout per model, in a local folder or a bucket. Imports no torch.
 
     STORE/<model>/oci-layout
     STORE/<model>/index.json             tags: one per version, and latest
@@ -15,51 +14,45 @@ readers never see half a version.
 from __future__ import annotations
 
 import hashlib
-import re
-import tempfile
-from base64 import b64encode
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlparse
 
 from freezer.artifact import (
-    ANNOTATION,
-    MANIFEST,
-    SIGNATURE,
     Artifact,
     Claims,
     FileRef,
     Manifest,
     Payload,
     Signatures,
-    Signed,
     is_by,
     signed_with,
 )
-from freezer.codec import decode
-from freezer.errors import IntegrityError, NotPublishedError, StoreUnreachableError, UsageError
+from freezer.errors import NotPublishedError, StoreUnreachableError, UsageError
 from freezer.files import (
     SCHEMES,
     cache_folder,
     make_folder,
-    move,
     open_bucket,
     verify_file,
-    write_whole,
 )
+from freezer.store.copies import copy_image, link_image
+from freezer.store.local_files import LocalFiles
 from freezer.store.location import local_folder
-from freezer.store.oci_layout import (
-    DEVICE_CLASS,
-    INDEX,
-    SOURCE_KEY,
-    VERSION,
-    Descriptor,
-    Layout,
-    LocalFiles,
-    OvertakenError,
+from freezer.store.oci_layout import INDEX, Descriptor, Layout, OvertakenError
+from freezer.store.publication import Publication
+from freezer.store.versions import (
+    LATEST,
+    NAME,
+    NUMBER,
+    SIGNED,
+    Version,
+    manifest_of_image,
+    signature_tag,
+    signatures_of,
+    version_of,
 )
 
 if TYPE_CHECKING:
@@ -67,45 +60,11 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-NAME = re.compile(r"[a-z0-9]+([._-][a-z0-9]+)*")
-"""Names of models: OCI path components that are MLflow names too."""
-
-NUMBER = re.compile(r"[1-9][0-9]{0,8}")
-"""Numbers of versions."""
-
-SIGNED = ".sig"
-"""Suffix of the tags of signatures: `sha256-HEX.sig` signs the image `sha256:HEX`."""
-
 TRIES = 3
-"""Attempts at a write that another writer overtakes, where locks are advisory."""
+"""Attempts at a write where locks are advisory."""
 
 WORK = ".coldpress"
 """The folder of a store for the ledger, candidates and locks; not a model."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Version:
-    """One published version of a model.
-
-    Attributes:
-        number: counted from 1.
-        source_key: identifies the source of all its artifacts.
-        index: descriptors of all image manifests, by device class and best first.
-    """
-
-    model: str
-    number: int
-    source_key: str
-    index: tuple[Descriptor, ...]
-
-    @property
-    def images(self) -> dict[str, Descriptor]:
-        """The best image of each device class."""
-        return {image.device_class: image for image in reversed(self.index)}
-
-    def images_of(self, device_class: str) -> tuple[Descriptor, ...]:
-        """All images of a device class, best first."""
-        return tuple(image for image in self.index if image.device_class == device_class)
 
 
 class Store:
@@ -172,6 +131,7 @@ class Store:
     def version(self, reference: str) -> Version:
         """The version named by `MODEL`, `MODEL:latest` or `MODEL:3`."""
         model, _, tag = reference.partition(":")
+        tag = tag or LATEST
         layout = self.layout(model)
         tags = layout.tags()
         if not tags:
@@ -179,32 +139,13 @@ class Store:
             raise NotPublishedError(
                 f"model {model!r} is not in store {self.uri}; published are: {known}"
             )
-        descriptor = tags.get(tag or "latest")
+        descriptor = tags.get(tag)
         if descriptor is None:
             known = ", ".join(sorted(name for name in tags if not name.endswith(SIGNED)))
             raise NotPublishedError(
                 f"model {model!r} has no version {tag!r} in store {self.uri}; it has: {known}"
             )
-        index = layout.index(descriptor)
-        number, source_key = index.annotations.get(VERSION, ""), index.annotations.get(SOURCE_KEY)
-        if (
-            not NUMBER.fullmatch(number)
-            or source_key is None
-            or not all(image.device_class for image in index.manifests)
-        ):
-            where = f"{self.uri}: the index of {reference}"
-            raise IntegrityError(
-                f"{where} lacks {VERSION}, {SOURCE_KEY} or a {DEVICE_CLASS}; the store was changed"
-                " or damaged"
-            )
-        if NUMBER.fullmatch(tag) and number != tag:
-            raise IntegrityError(
-                f"{self.uri}: version {tag} of {model} is the index of version {number}; the store"
-                " was changed"
-            )
-        return Version(
-            model=model, number=int(number), source_key=source_key, index=index.manifests
-        )
+        return version_of(model, tag, layout.index(descriptor), store=self.uri)
 
     def manifest(self, version: Version, device_class: str, *, rank: int = 0) -> Manifest:
         """The manifest of one artifact.
@@ -221,9 +162,8 @@ class Store:
 
     def manifest_bytes(self, version: Version, device_class: str, *, rank: int = 0) -> bytes:
         """The manifest.json of one artifact, byte for byte; see `manifest`."""
-        layout = self.layout(version.model)
-        image = layout.image(self._image(version, device_class, rank))
-        return layout.blob(image.config)
+        image = version.image(device_class, rank)
+        return self.layout(version.model).artifact_manifest(image)
 
     def file(self, version: Version, item: FileRef | Payload) -> Path:
         """A verified local copy of one file of an artifact, read-only; a store in a folder gives
@@ -234,9 +174,7 @@ class Store:
         return path
 
     def drop_copies(self, digests: Iterable[str]) -> None:
-        """Remove blobs of a store in a bucket from this user's cache; they are fetched again when
-        they are needed.
-        """
+        """Remove blobs of a store in a bucket from this user's cache."""
         if self.remote is not None:
             for digest in digests:
                 self.remote.cached(digest).unlink(missing_ok=True)
@@ -252,25 +190,8 @@ class Store:
             IntegrityError: a blob is damaged; `dest` is unchanged.
             UsageError: `dest` contains something else, or cannot be written.
         """
-        layout = self.layout(version.model)
-        manifest_bytes = self.manifest_bytes(version, device_class, rank=rank)
-        signatures = self.signatures(version, device_class, rank=rank)
-        with _writing_to(dest):
-            if dest.exists() and any(dest.iterdir()):
-                known = dest / MANIFEST
-                if not known.exists() or known.read_bytes() != manifest_bytes:
-                    raise UsageError(f"{dest} is not empty; name a new folder with --dest")
-                _complete(dest, signatures)
-                return Artifact.read(dest)
-            dest.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=f".{dest.name}-", dir=dest.parent) as scratch:
-                staging = Path(scratch) / "artifact"
-                for item in self.manifest(version, device_class, rank=rank).contents:
-                    layout.fetch(item.digest, staging / item.path)
-                (staging / MANIFEST).write_bytes(manifest_bytes)
-                _complete(staging, signatures)
-                move(staging, dest)
-            return Artifact.read(dest)
+        layout, image = self.layout(version.model), version.image(device_class, rank)
+        return copy_image(layout, image, dest, self.signatures(version, device_class, rank=rank))
 
     def materialize(
         self,
@@ -288,34 +209,16 @@ class Store:
             folder: a new or empty folder.
             paths: the files to link; None links all.
         """
-        layout = self.layout(version.model)
-        folder.mkdir(parents=True, exist_ok=True)
-        for item in self.manifest(version, device_class, rank=rank).contents:
-            if paths is None or item.path in paths:
-                path = folder / item.path
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.symlink_to(layout.local(digest=item.digest, size_bytes=item.size_bytes))
-        (folder / MANIFEST).write_bytes(self.manifest_bytes(version, device_class, rank=rank))
-        return Artifact.read(folder)
+        layout, image = self.layout(version.model), version.image(device_class, rank)
+        return link_image(layout, image, folder, paths)
 
     def signatures(
         self, version: Version, device_class: str, *, rank: int = 0
     ) -> Signatures | None:
         """The signatures of one artifact, see `manifest`; None if it is not signed."""
-        image = self._image(version, device_class, rank)
-        layout = self.layout(version.model)
-        stored = layout.tags().get(signature_tag(image))
-        if stored is None:
-            return None
+        image = version.image(device_class, rank)
         origin = f"{self.uri}: the signature of {version.model}:{version.number}"
-        signed = []
-        for layer in layout.image(stored).layers:
-            made = {
-                "payload": b64encode(layout.blob(layer)).decode(),
-                "signature": layer.annotations.get(ANNOTATION),
-            }
-            signed.append(decode(Signed, made, origin=origin))
-        return Signatures(image=layout.blob(image), signed=tuple(signed))
+        return signatures_of(self.layout(version.model), image, origin=origin)
 
     def sign(self, version: Version, device_class: str, key: Path) -> bool:
         """Verify and sign the artifacts of a class.
@@ -331,13 +234,13 @@ class Store:
         Raises:
             UsageError: the key cannot be used.
         """
-        self._image(version, device_class, 0)
+        version.image(device_class, 0)  # there is one
         ranks = range(len(version.images_of(device_class)))
         signed = [self._sign(version, device_class, rank, key) for rank in ranks]
         return any(signed)
 
     def _sign(self, version: Version, device_class: str, rank: int, key: Path) -> bool:
-        layout, image = self.layout(version.model), self._image(version, device_class, rank)
+        layout, image = self.layout(version.model), version.image(device_class, rank)
         for item in self.manifest(version, device_class, rank=rank).contents:
             self.file(version, item)
         claims = Claims(model=version.model, version=version.number, device_class=device_class)
@@ -390,47 +293,15 @@ class Store:
                 for artifact in artifacts:
                     layout.write_files(artifact)
 
-        def write() -> Version:
-            layout.begin()
-            tags, numbers = layout.tags(), self.versions(model)
-            newest = self.version(f"{model}:{numbers[-1]}") if numbers else None
-            before = self.version(model) if numbers else None
-            same = newest if newest is not None and newest.source_key == source_key else None
-            number = numbers[-1] + 1 if numbers else 1
-            new = [self._stored(layout, artifact, same, number) for artifact in artifacts]
-            images = _merged(same.index if same else (), _merged(carried, new), decided)
-            if same is not None and same.index == images:
-                if before is not None and before.number < same.number:  # rolled back
-                    return same
-                number, descriptor = same.number, tags[str(same.number)]
-            else:
-                descriptor = layout.write_index(images, version=number, source_key=source_key)
-            served = _merged(before.index if before else (), images, decided)
-            latest = descriptor
-            if served != images:
-                latest = layout.write_index(served, version=number, source_key=source_key)
-            changed = {str(number): descriptor, "latest": latest}
-            digests = {tag: stored.digest for tag, stored in tags.items()}
-            if any(digests.get(tag) != stored.digest for tag, stored in changed.items()):
-                layout.write_tags({**tags, **changed})
-            return Version(model=model, number=number, source_key=source_key, index=images)
-
-        return self._written(model, write)
-
-    def _stored(
-        self, layout: Layout, artifact: Artifact, same: Version | None, number: int
-    ) -> Descriptor:
-        """The image of an artifact: the one that a version of the same source has, or a new one."""
-        manifest = replace(artifact.manifest, version=None)
-        device_class = manifest.device_class
-        if same is None:
-            return layout.write_image(artifact, version=number)
-        for rank, image in enumerate(same.images_of(device_class)):
-            known = self.manifest(same, device_class, rank=rank)
-            if replace(known, version=None).to_bytes() == manifest.to_bytes():
-                layout.write_files(artifact)
-                return image
-        return layout.write_image(artifact, version=number)
+        publication = Publication(
+            store=self,
+            model=model,
+            source_key=source_key,
+            artifacts=artifacts,
+            carried=carried,
+            decided=decided,
+        )
+        return self._written(model, publication.write)
 
     def roll_back(self, model: str, number: int) -> Version:
         """Make `latest` an earlier version, and return that. Later ones stay; the next one that is
@@ -441,13 +312,12 @@ class Store:
             IntegrityError: a manifest or index of the version is damaged; nothing was changed.
         """
         version, layout = self.version(f"{model}:{number}"), self.layout(model)
-        for device_class in version.images:
-            for rank in range(len(version.images_of(device_class))):
-                self.manifest(version, device_class, rank=rank)
+        for image in version.index:
+            manifest_of_image(layout, image, origin=f"{model}:{number}")
 
         def write() -> Version:
             tags = layout.tags()
-            layout.write_tags({**tags, "latest": tags[str(number)]})
+            layout.write_tags({**tags, LATEST: tags[str(number)]})
             return version
 
         return self._written(model, write)
@@ -469,16 +339,6 @@ class Store:
         except OSError as error:
             raise StoreUnreachableError(f"store {self.uri} cannot be written: {error}") from error
 
-    def _image(self, version: Version, device_class: str, rank: int) -> Descriptor:
-        images = version.images_of(device_class)
-        if rank >= len(images):
-            known = ", ".join(sorted(version.images))
-            raise NotPublishedError(
-                f"{version.model}:{version.number} has no artifact for {device_class}; it has:"
-                f" {known}"
-            )
-        return images[rank]
-
     def layout(self, model: str) -> Layout:
         """The OCI image layout of a model, which may not be published."""
         if not NAME.fullmatch(model):
@@ -487,35 +347,3 @@ class Store:
                 " :VERSION"
             )
         return Layout(self._files, model)
-
-
-@contextmanager
-def _writing_to(dest: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(
-            f"--dest {dest} cannot be written: {error.strerror or error}; free space, or name"
-            " another folder"
-        ) from error
-
-
-def _complete(folder: Path, signatures: Signatures | None) -> None:
-    """Verify a pulled folder, and write its signatures."""
-    Artifact.read(folder).verify()
-    if signatures is not None:
-        write_whole(folder / SIGNATURE, signatures.to_bytes(), mode=0o644)
-
-
-def _merged(
-    earlier: Sequence[Descriptor], new: Sequence[Descriptor], decided: Collection[str] = ()
-) -> tuple[Descriptor, ...]:
-    """Images of a version with those of some classes replaced, sorted by class."""
-    replaced = {*decided, *(image.device_class for image in new)}
-    images = [image for image in earlier if image.device_class not in replaced]
-    return tuple(sorted((*images, *new), key=lambda image: image.device_class))
-
-
-def signature_tag(image: Descriptor) -> str:
-    """The tag of the signatures of an image."""
-    return f"{image.digest.replace(':', '-')}{SIGNED}"

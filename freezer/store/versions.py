@@ -1,0 +1,138 @@
+"""Published versions of a model, read from its OCI layout. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from freezer.artifact import ANNOTATION, Manifest, Signatures, Signed
+from freezer.codec import decode
+from freezer.errors import IntegrityError, NotPublishedError
+from freezer.store.oci_layout import (
+    DEVICE_CLASS,
+    SOURCE_KEY,
+    VERSION,
+    Descriptor,
+    Layout,
+    OciIndex,
+)
+
+NAME = re.compile(r"[a-z0-9]+([._-][a-z0-9]+)*")
+"""Names of models: OCI path components that are MLflow names too."""
+
+NUMBER = re.compile(r"[1-9][0-9]{0,8}")
+"""Numbers of versions."""
+
+LATEST = "latest"
+
+SIGNED = ".sig"
+"""Suffix of the tags of signatures: `sha256-HEX.sig` signs the image `sha256:HEX`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Version:
+    """One published version of a model.
+
+    Attributes:
+        number: counted from 1.
+        source_key: key of the source of all its artifacts.
+        index: descriptors of all image manifests, by device class and best first.
+    """
+
+    model: str
+    number: int
+    source_key: str
+    index: tuple[Descriptor, ...]
+
+    @property
+    def images(self) -> dict[str, Descriptor]:
+        """The best image of each device class."""
+        return {image.device_class: image for image in reversed(self.index)}
+
+    def images_of(self, device_class: str) -> tuple[Descriptor, ...]:
+        """All images of a device class, best first."""
+        return tuple(image for image in self.index if image.device_class == device_class)
+
+    def image(self, device_class: str, rank: int) -> Descriptor:
+        """The image of a device class at a position, best first.
+
+        Raises:
+            NotPublishedError: the version has none.
+        """
+        images = self.images_of(device_class)
+        if rank < len(images):
+            return images[rank]
+        raise NotPublishedError(
+            f"{self.model}:{self.number} has no artifact for {device_class}; it has:"
+            f" {', '.join(sorted(self.images))}"
+        )
+
+
+def version_of(model: str, tag: str, index: OciIndex, *, store: str) -> Version:
+    """The version that an index describes.
+
+    Args:
+        model: name of the model.
+        tag: tag that the index was found by.
+        index: content of the index.
+        store: URI of the store, for messages.
+
+    Raises:
+        IntegrityError: the index lacks annotations, or is of another version than the tag.
+    """
+    number = index.annotations.get(VERSION, "")
+    source_key = index.annotations.get(SOURCE_KEY)
+    has_classes = all(image.device_class for image in index.manifests)
+    if not NUMBER.fullmatch(number) or source_key is None or not has_classes:
+        raise IntegrityError(
+            f"{store}: the index of {model}:{tag} lacks {VERSION}, {SOURCE_KEY} or a"
+            f" {DEVICE_CLASS}; the store was changed or damaged"
+        )
+    if NUMBER.fullmatch(tag) and number != tag:
+        raise IntegrityError(
+            f"{store}: version {tag} of {model} is the index of version {number}; the store was"
+            " changed"
+        )
+    return Version(model=model, number=int(number), source_key=source_key, index=index.manifests)
+
+
+def merged(
+    earlier: Sequence[Descriptor], new: Sequence[Descriptor], decided: Collection[str] = ()
+) -> tuple[Descriptor, ...]:
+    """Images of a version with those of some classes replaced, sorted by class.
+
+    Args:
+        earlier: images to keep, of classes that are not replaced.
+        new: images that replace all others of their classes.
+        decided: further classes whose earlier images are left out.
+    """
+    replaced = {*decided, *(image.device_class for image in new)}
+    images = [image for image in earlier if image.device_class not in replaced]
+    return tuple(sorted((*images, *new), key=lambda image: image.device_class))
+
+
+def manifest_of_image(layout: Layout, image: Descriptor, *, origin: str) -> Manifest:
+    """The manifest of the artifact in an image."""
+    return Manifest.from_bytes(layout.artifact_manifest(image), origin=origin)
+
+
+def signature_tag(image: Descriptor) -> str:
+    """The tag of the signatures of an image."""
+    return f"{image.digest.replace(':', '-')}{SIGNED}"
+
+
+def signatures_of(layout: Layout, image: Descriptor, *, origin: str) -> Signatures | None:
+    """The signatures of an image; None if it is not signed."""
+    stored = layout.tags().get(signature_tag(image))
+    if stored is None:
+        return None
+    signed = []
+    for layer in layout.image(stored).layers:
+        made = {
+            "payload": b64encode(layout.blob(layer)).decode(),
+            "signature": layer.annotations.get(ANNOTATION),
+        }
+        signed.append(decode(Signed, made, origin=origin))
+    return Signatures(image=layout.blob(image), signed=tuple(signed))
