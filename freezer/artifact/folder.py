@@ -130,7 +130,7 @@ def folder_of(reference: str | Path) -> Path | None:
 
 
 def torch_folder(folder: Path) -> Path:
-    """The folder, beside that of an artifact that needs an engine, for one that needs torch alone."""
+    """The folder beside an artifact that needs an engine, for the one that needs torch alone."""
     return folder.with_name(f"{folder.name}.torch")
 
 

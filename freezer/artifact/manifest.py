@@ -100,8 +100,8 @@ class GoldenSet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fallback:
-    """The second artifact of a class, which needs torch alone, as earlier releases stored it: inside
-    the manifest of the first. Releases since write an image of its own.
+    """The second artifact of a class, which needs torch alone, as earlier releases stored it: in
+    the manifest of the first. It has an image of its own since.
 
     Attributes:
         recipe, payloads: as in Manifest.
@@ -169,8 +169,7 @@ class Manifest:
         return engines_of(self.payloads)
 
     def without_engine(self) -> Manifest | None:
-        """The manifest of the second artifact that an earlier release stored in this one; None without
-        one."""
+        """The manifest of the second artifact, if an earlier release stored it in this one."""
         if self.fallback is None:
             return None
         other = self.fallback
