@@ -23,15 +23,17 @@ from freezer.artifact import (
     GOLDEN_OUTPUTS,
     MANIFEST,
     Artifact,
+    Manifest,
     Payload,
     torch_folder,
 )
 from freezer.codec import read_record
 from freezer.errors import ContractError, IntegrityError
 from freezer.files import scratch_folder
+from freezer.runtime.contract import InputBinding
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.serving.load import load
-from freezer.spec import TensorSpec, take_apart
+from freezer.spec import TensorSpec
 from freezer.store import Store
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Py
     requires this name.
 
     Args:
-        path: of the folder.
+        path: path of the folder.
         model_config: `threads`, `limit_isa` and `device`; see `freezer.load`.
 
     Raises:
@@ -64,38 +66,40 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Py
         IntegrityError: the bytes differ from the published ones, or the store has another artifact
             than was registered.
     """
-    folder, config = Path(path), model_config or {}
-    threads, limit_isa, device = (
-        config.get("threads"),
-        bool(config.get("limit_isa")),
-        config.get("device"),
-    )
-    pointer = folder / STORE_POINTER
-    if not pointer.is_file():
-        return PyfuncModel(load(folder, threads=threads, limit_isa=limit_isa, device=device))
-    place = read_record(StorePointer, pointer.read_bytes(), origin=str(pointer))
-    store, registered = Store.open(place.store), Artifact.read(folder).manifest
-    version = store.version(f"{place.model}:{place.version}")
-    needed = [
-        item.path
-        for item in registered.contents
-        if isinstance(item, Payload) or item.path in (GOLDEN_INPUTS, GOLDEN_OUTPUTS)
-    ]
+    config = model_config or {}
     with scratch_folder() as scratch:
-        folder = Path(scratch) / "artifact"
-        found = store.materialize(version, place.device_class, folder, paths=needed)
-        if len(version.images_of(place.device_class)) > 1:
-            store.materialize(version, place.device_class, torch_folder(folder), rank=1)
-        if replace(found.manifest, version=None) == replace(
-            registered, version=None
-        ):  # before a payload is opened
-            return PyfuncModel(
-                load(found.folder, threads=threads, limit_isa=limit_isa, device=device)
-            )
-    raise IntegrityError(
-        f"store {place.store} has another {place.model}:{place.version} for {place.device_class}"
-        f" than was registered ({MANIFEST} differs); register it again"
-    )
+        folder, pointer = Path(path), Path(path) / STORE_POINTER
+        if pointer.is_file():
+            target = read_record(StorePointer, pointer.read_bytes(), origin=str(pointer))
+            registered, folder = Artifact.read(folder).manifest, Path(scratch) / "artifact"
+            _fetch(target, registered, folder)
+        model = load(
+            folder,
+            threads=config.get("threads"),
+            limit_isa=bool(config.get("limit_isa")),
+            device=config.get("device"),
+        )
+    return PyfuncModel(model)
+
+
+def _fetch(pointer: StorePointer, registered: Manifest, folder: Path) -> None:
+    """Fetch the files of the registered artifact that a call needs.
+
+    Raises:
+        IntegrityError: the store has another artifact.
+    """
+    store, name = Store.open(pointer.store), pointer.device_class
+    version = store.version(f"{pointer.model}:{pointer.version}")
+    payloads = [file.path for file in registered.contents if isinstance(file, Payload)]
+    paths = [*payloads, GOLDEN_INPUTS, GOLDEN_OUTPUTS]
+    stored = store.materialize(version, name, folder, paths=paths).manifest
+    if replace(stored, version=None) != replace(registered, version=None):
+        raise IntegrityError(
+            f"store {pointer.store} has another {pointer.model}:{pointer.version} for {name} than"
+            f" was registered ({MANIFEST} differs); register it again"
+        )
+    if len(version.images_of(name)) > 1:
+        store.materialize(version, name, torch_folder(folder), rank=1)
 
 
 class PyfuncModel:
@@ -107,6 +111,7 @@ class PyfuncModel:
 
     def __init__(self, model: FrozenModel) -> None:
         self.model = model
+        self._binding = InputBinding(model.inputs)
 
     def predict(self, model_input: Any, params: Mapping[str, Any] | None = None) -> Any:
         """The model's result as numpy arrays, in the model's structure; bfloat16 becomes float32.
@@ -122,22 +127,14 @@ class PyfuncModel:
         """
         if params:
             raise ContractError(f"got params {sorted(params)}; a frozen model only takes inputs")
-        specs = {item.name: item for item in self.model.inputs.tensors}
-        items = {item.name: item for item in self.model.inputs.items}
-        loose = hasattr(model_input, "columns") and hasattr(
-            model_input, "to_numpy"
-        )  # a DataFrame, without importing pandas
-        ready: dict[str, Any] = {}
-        for name, value in _by_name(model_input, specs, loose=loose).items():
-            for path, leaf in take_apart(items[name], value) if name in items else [(name, value)]:
-                if path in ready:
-                    raise ContractError(
-                        f"input {path!r} is given twice; expected it within {name!r}, or by its"
-                        " path"
-                    )
-                given = _tensor(leaf, specs[path], loose=loose) if path in specs else leaf
-                ready[path] = given.to(self.model.device) if isinstance(given, Tensor) else given
-        return _to_numpy(self.model(**ready))
+        specs = {spec.name: spec for spec in self._binding.tensors}
+        # A DataFrame, without importing pandas.
+        loose = hasattr(model_input, "columns") and hasattr(model_input, "to_numpy")
+        leaves = self._binding.bind((), _by_name(model_input, specs, loose=loose))
+        for path in specs.keys() & leaves.keys():
+            value = _tensor(leaves[path], specs[path], loose=loose)
+            leaves[path] = value.to(self.model.device) if isinstance(value, Tensor) else value
+        return _to_numpy(self.model(**leaves))
 
     def get_raw_model(self) -> FrozenModel:
         """The frozen model, for `get_raw_model` of MLflow's PyFuncModel."""
@@ -146,42 +143,36 @@ class PyfuncModel:
 
 def _by_name(
     model_input: Any, specs: Mapping[str, TensorSpec], *, loose: bool
-) -> Mapping[str, Any]:
+) -> Mapping[str, object]:
     """The inputs by name."""
     if isinstance(model_input, Mapping):
         return {str(name): value for name, value in model_input.items()}
-    if loose and all(len(item.shape) == 1 for item in specs.values()):
+    if loose and all(len(spec.shape) == 1 for spec in specs.values()):
         return {str(name): model_input[name].to_numpy() for name in model_input.columns}
-    if loose and len(specs) != 1:
-        shapes = ", ".join(f"{item.name} {list(item.shape)}" for item in specs.values())
-        raise ContractError(
-            f"got a DataFrame, whose columns have rank 1; expected {shapes}: pass arrays by name"
-        )
     if len(specs) != 1:
-        raise ContractError(
-            f"got one {type(model_input).__name__}; expected inputs by name: {', '.join(specs)}"
-        )
-    (name,) = specs
-    return {name: model_input.to_numpy() if loose else model_input}
+        given = "a DataFrame, whose columns have rank 1" if loose else type(model_input).__name__
+        shapes = ", ".join(f"{spec.name} {list(spec.shape)}" for spec in specs.values())
+        raise ContractError(f"got {given}; expected arrays by name: {shapes}")
+    return dict.fromkeys(specs, model_input.to_numpy() if loose else model_input)
 
 
-def _tensor(value: Any, item: TensorSpec, *, loose: bool) -> Any:
+def _tensor(value: object, spec: TensorSpec, *, loose: bool) -> object:
     """Convert an array to a tensor of the contract's dtype; other values are returned unchanged."""
     import numpy as np
 
-    if isinstance(value, Tensor) or not isinstance(value, np.ndarray | np.generic):
+    if not isinstance(value, np.ndarray | np.generic):
         return value
     array = np.asarray(value)
-    if item.dtype == "bfloat16":
+    if spec.dtype == "bfloat16":
         raise ContractError(
-            f"input {item.name!r}: got an array of {array.dtype}, expected bfloat16, which numpy"
+            f"input {spec.name!r}: got an array of {array.dtype}, expected bfloat16, which numpy"
             " lacks; pass a tensor"
         )
-    dtype = np.dtype(item.dtype)
+    dtype = np.dtype(spec.dtype)
     if not _converts(array, dtype, loose=loose):
         raise ContractError(
-            f"input {item.name!r}: got dtype {array.dtype}, expected {item.dtype}; convert it with"
-            f" .astype({item.dtype!r})"
+            f"input {spec.name!r}: got dtype {array.dtype}, expected {spec.dtype}; convert it with"
+            f" .astype({spec.dtype!r})"
         )
     # torch does not share read-only memory.
     return torch.from_numpy(array.astype(dtype, order="C", copy=not array.flags.writeable))
@@ -198,16 +189,18 @@ def _converts(array: np.ndarray, dtype: np.dtype, *, loose: bool) -> bool:
         return False
     if np.can_cast(array.dtype, dtype, "safe"):
         return True
-    if not loose:
-        return False
-    return bool(np.array_equal(array.astype(dtype), array)) if integral else dtype.kind == "f"
+    if integral:
+        return loose and np.array_equal(array.astype(dtype), array)
+    return loose and dtype.kind == "f"
 
 
 def _to_numpy(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return (value.float() if value.dtype == torch.bfloat16 else value).detach().cpu().numpy()
+        value = value.float() if value.dtype == torch.bfloat16 else value
+        return value.detach().cpu().numpy()
     if isinstance(value, Mapping):
-        return {name: _to_numpy(item) for name, item in value.items()}
+        return {name: _to_numpy(part) for name, part in value.items()}
     if isinstance(value, tuple | list):
-        return type(value)(_to_numpy(item) for item in value)
+        make = getattr(value, "_make", type(value))  # of a named tuple
+        return make(map(_to_numpy, value))
     return value

@@ -157,14 +157,12 @@ def test_other_data_frames_are_refused(columns: PyfuncModel) -> None:
     with pytest.raises(ContractError, match="'weight' is unknown"):
         columns.predict(pd.DataFrame({"age": [30], "weight": [1.5]}))
     pair = model_of(lambda x, y: (x, y), tensor("x", "float32", 3), tensor("y"))
-    with pytest.raises(ContractError, match=r"rank 1; expected x \['batch', 3\]"):
+    with pytest.raises(ContractError, match=r"expected arrays by name: x \['batch', 3\]"):
         pair.predict(pd.DataFrame({"x": [1.0], "y": [1.0]}))
 
 
 def test_the_contract_is_enforced(columns: PyfuncModel, doubled: PyfuncModel) -> None:
-    with pytest.raises(
-        ContractError, match="got one ndarray; expected inputs by name: age, height"
-    ):
+    with pytest.raises(ContractError, match="expected arrays by name: age"):
         columns.predict(np.zeros(2))
     with pytest.raises(ContractError, match="'height': got nothing"):
         columns.predict({"age": np.zeros(2, np.int32)})

@@ -17,7 +17,7 @@ import torch
 
 from freezer.artifact import PayloadKind
 from freezer.runtime.contract import Runner
-from freezer.runtime.loaders.exported import on_first, open_exported
+from freezer.runtime.loaders.exported import code_in, on_first, open_exported
 from freezer.runtime.loaders.inductor import open_inductor
 from freezer.runtime.loaders.onnxruntime import OUTPUT_ORDERS, open_onnxruntime, session_options
 from freezer.runtime.loaders.openvino import (
@@ -38,6 +38,7 @@ __all__ = [
     "WEIGHTS_FILE",
     "EngineCalls",
     "PayloadLoader",
+    "code_in",
     "import_openvino",
     "on_first",
     "open_inductor",

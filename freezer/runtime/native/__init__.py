@@ -5,7 +5,6 @@ Only this package calls C functions of torch and of payloads (`ctypes`).
 
 from __future__ import annotations
 
-from freezer.runtime.native.libtorch import Array, libtorch, preload, torch_version
 from freezer.runtime.native.model import NativeModel
 from freezer.runtime.native.payload import (
     ALIGNMENT,
@@ -15,6 +14,7 @@ from freezer.runtime.native.payload import (
     read_package,
     weight_capsule,
 )
+from freezer.runtime.native.torch_library import Array, libtorch, preload, torch_version
 
 __all__ = [
     "ALIGNMENT",

@@ -11,7 +11,7 @@ import numpy as np
 
 from freezer.errors import ContractError
 from freezer.runtime.contract import OpenModel
-from freezer.runtime.native.libtorch import Array
+from freezer.runtime.native.torch_library import Array
 from freezer.spec import TensorSpec
 
 

@@ -29,7 +29,14 @@ from typing import Any
 from freezer.codec import decode
 from freezer.errors import IntegrityError, UsageError
 from freezer.files import begin_of, scratch_folder
-from freezer.runtime.native.libtorch import LIBRARY, Array, Handle, Libtorch, libtorch, torch_folder
+from freezer.runtime.native.torch_library import (
+    LIBRARY,
+    Array,
+    Handle,
+    Libtorch,
+    libtorch,
+    torch_folder,
+)
 
 TABLE = "coldpress-constants.json"
 """Name of the table in a package."""

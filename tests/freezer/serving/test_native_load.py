@@ -17,7 +17,7 @@ from freezer.artifact import GOLDEN_OUTPUTS, Artifact, file_ref
 from freezer.errors import ContractError, IncompatibleError, MissingDependencyError, UsageError
 from freezer.files import digest_file
 from freezer.runtime.native import NativeModel, libtorch, torch_version
-from freezer.runtime.native.libtorch import Libtorch
+from freezer.runtime.native.torch_library import Libtorch
 from tests.conftest import Frozen
 from tests.freezer.serving.test_load import needing
 from tests.support.steps import copy_of, flip_a_byte, python, random_inputs, rewritten
