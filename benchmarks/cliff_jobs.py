@@ -137,13 +137,13 @@ def do_measure(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _payload(job: Mapping[str, Any], folder: Path) -> tuple[Callable[[Tensor], Tensor], None]:
-    from freezer.artifact import set_for
+    from freezer.artifact import payloads_for_threads
     from freezer.freezing.candidates import Candidate
     from freezer.runtime.loaders import LOADERS
 
     num_threads, shape = job["payload"]
     candidate = Candidate.read(folder)
-    payload = set_for(candidate.payloads, num_threads)[0 if shape == "static" else -1]
+    payload = payloads_for_threads(candidate.payloads, num_threads)[0 if shape == "static" else -1]
     run = LOADERS[payload.kind](folder / payload.path, candidate.settings)
     return lambda x: run(x)[0], None
 

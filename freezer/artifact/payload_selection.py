@@ -12,31 +12,31 @@ from collections.abc import Iterable, Mapping
 from freezer.artifact.manifest import Payload
 
 
-def counts_of(payloads: Iterable[Payload]) -> tuple[int, ...]:
+def thread_counts_of(payloads: Iterable[Payload]) -> tuple[int, ...]:
     """Thread counts that payloads are made for, ascending; payloads for any count do not appear."""
     return tuple(
         sorted({payload.num_threads for payload in payloads if payload.num_threads is not None})
     )
 
 
-def set_for(payloads: Iterable[Payload], num_threads: int) -> tuple[Payload, ...]:
+def payloads_for_threads(payloads: Iterable[Payload], num_threads: int) -> tuple[Payload, ...]:
     """Payloads for exactly this thread count or for any, most specific first."""
     return tuple(payload for payload in payloads if payload.num_threads in (None, num_threads))
 
 
-def set_within(payloads: Iterable[Payload], budget: int) -> tuple[Payload, ...]:
+def payloads_within(payloads: Iterable[Payload], budget: int) -> tuple[Payload, ...]:
     """Payloads for a process that may use `budget` threads; empty if all need more.
 
     Selects the largest thread count within the budget: fewer threads are slow, more would wait for
     each other. Payloads for any count serve alone only where none is made for a count.
     """
     held = tuple(payloads)
-    counts = counts_of(held)
+    counts = thread_counts_of(held)
     below = [count for count in counts if count <= budget]
-    return set_for(held, max(below, default=budget)) if below or not counts else ()
+    return payloads_for_threads(held, max(below, default=budget)) if below or not counts else ()
 
 
-def is_special(payload: Payload, others: Iterable[Payload]) -> bool:
+def is_specialized(payload: Payload, others: Iterable[Payload]) -> bool:
     """Whether another payload of the same thread count accepts the single sizes of this one too."""
     return is_exact(payload) and any(
         other is not payload
@@ -47,10 +47,10 @@ def is_special(payload: Payload, others: Iterable[Payload]) -> bool:
     )
 
 
-def without_special(payloads: Iterable[Payload]) -> tuple[Payload, ...]:
-    """Drop the payloads for which `is_special` holds."""
+def without_specialized(payloads: Iterable[Payload]) -> tuple[Payload, ...]:
+    """Drop the payloads for which `is_specialized` holds."""
     held = tuple(payloads)
-    return tuple(payload for payload in held if not is_special(payload, held))
+    return tuple(payload for payload in held if not is_specialized(payload, held))
 
 
 def is_exact(payload: Payload) -> bool:
@@ -58,7 +58,7 @@ def is_exact(payload: Payload) -> bool:
     return all(dim.min == dim.max for dim in payload.dims)
 
 
-def serving(payloads: Iterable[Payload], point: Mapping[str, int]) -> Payload | None:
+def payload_at(payloads: Iterable[Payload], point: Mapping[str, int]) -> Payload | None:
     """The most specific payload that accepts these sizes, which is the first; None if there is
     none.
     """

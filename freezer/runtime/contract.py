@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, TypeVar
 
-from freezer.artifact import Manifest, Payload, is_exact, serving, set_within
+from freezer.artifact import Manifest, Payload, is_exact, payload_at, payloads_within
 from freezer.errors import ContractError, Refusal
 from freezer.spec import InputSpec, NestedSpec, OutputSpec, OutputStructure, TensorSpec, take_apart
 
@@ -92,7 +92,7 @@ class OpenModel:
         if threads is None:
             return self._choose(shape).payload
         payloads = self.manifest.payloads if self.manifest else self._open_payloads()
-        payload = serving(set_within(payloads, threads), shape)
+        payload = payload_at(payloads_within(payloads, threads), shape)
         if payload is None:
             raise _unserved(f"{dict(shape)} with {threads} threads", payloads)
         return payload

@@ -9,7 +9,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from freezer.artifact import Manifest, Payload, PayloadKind, counts_of, set_within, version_tuple
+from freezer.artifact import (
+    Manifest,
+    Payload,
+    PayloadKind,
+    payloads_within,
+    thread_counts_of,
+    version_tuple,
+)
 from freezer.errors import Refusal
 from freezer.hardware import DEVICE_CLASSES, Machine, can_run, cuda_version
 from freezer.serving.process import ServingProcess
@@ -182,9 +189,9 @@ def _wrong_engine(manifest: Manifest, process: ServingProcess) -> Problem | None
 def _too_few_threads(manifest: Manifest, process: ServingProcess) -> Problem | None:
     """All payloads are made for more threads than calls may use."""
     num_threads = process.num_threads
-    if set_within(manifest.payloads, num_threads):
+    if payloads_within(manifest.payloads, num_threads):
         return None
-    counts = counts_of(manifest.payloads)
+    counts = thread_counts_of(manifest.payloads)
     got = f"{num_threads} thread{'s' if num_threads > 1 else ''}"
     remedy = f", or freeze it for `threads: {[*reversed(counts), num_threads]}`"
     for dropped in manifest.freezing.dropped:

@@ -25,9 +25,9 @@ from freezer.artifact import (
     GOLDEN_OUTPUTS,
     Manifest,
     Payload,
-    counts_of,
-    set_within,
+    payloads_within,
     slower_than_eager,
+    thread_counts_of,
 )
 from freezer.errors import CudaGraphsError, StoreUnreachableError
 from freezer.hardware import PORTABLE
@@ -130,7 +130,7 @@ def _open(selection: Selection) -> FrozenModel | NativeModel:
         os.environ.update(limits_for(manifest, process))
     native = options.runtime == "native"
     payloads = native_payloads(manifest) if native else manifest.payloads
-    payloads = set_within(payloads, process.num_threads)
+    payloads = payloads_within(payloads, process.num_threads)
     golden = (GOLDEN_INPUTS, GOLDEN_OUTPUTS) if options.canary else ()
     artifact = image.fetch([*(payload.path for payload in payloads), *golden])
     model: FrozenModel | NativeModel
@@ -153,11 +153,11 @@ def _log_speed(manifest: Manifest, payloads: Sequence[Payload], num_threads: int
     slower = slower_than_eager(point for point in points if point.payload in paths)
     if slower and manifest.device_class != PORTABLE:
         logger.warning("%s was measured slower than eager with %s", model, slower)
-    counts = counts_of(payloads)
+    counts = thread_counts_of(payloads)
     if counts and max(counts) != num_threads:
         logger.info(
             "%s: calls run with %d of %d threads, as no payload is made for %d; for more speed"
             " freeze it with `threads: %s`",
             *(model, max(counts), num_threads, num_threads),
-            sorted({*counts_of(manifest.payloads), num_threads}),
+            sorted({*thread_counts_of(manifest.payloads), num_threads}),
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Artifact, Payload, set_within
+from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Artifact, Payload, payloads_within
 from freezer.compare import Values
 from freezer.errors import Refusal
 from freezer.runtime.contract import OpenPayload
@@ -27,7 +27,7 @@ def open_native(
         IntegrityError, CanaryError: the bytes or the outputs differ from the published ones.
     """
     manifest = artifact.manifest
-    payloads = set_within(native_payloads(manifest), num_threads)
+    payloads = payloads_within(native_payloads(manifest), num_threads)
     with ExitStack() as stack:
         golden = (GOLDEN_INPUTS, GOLDEN_OUTPUTS) if options.canary else ()
         paths = [*(payload.path for payload in payloads), *golden]

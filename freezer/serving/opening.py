@@ -16,9 +16,9 @@ from freezer.artifact import (
     Artifact,
     Manifest,
     Payload,
-    counts_of,
     is_exact,
-    set_within,
+    payloads_within,
+    thread_counts_of,
 )
 from freezer.errors import CudaGraphsError, Refusal
 from freezer.hardware import detect
@@ -53,7 +53,7 @@ def open_artifact(
     device = CPU if options.device is None else torch.device(options.device)
     if options.device is None and made_for.kind == "cuda":
         device = device_of(made_for, detect())
-    payloads = set_within(manifest.payloads, num_threads)
+    payloads = payloads_within(manifest.payloads, num_threads)
     if options.cuda_graphs:
         check_graphs(manifest, payloads, device)
     calls = CallOptions(
@@ -85,7 +85,7 @@ def _open(
     any_count = num_threads if calls.num_threads is not None else own_count()
     runners: list[OpenPayload] = []
     # Some loaders pack weights for the thread count.
-    with threads(max(counts_of(payloads), default=any_count)), current(calls.device):
+    with threads(max(thread_counts_of(payloads), default=any_count)), current(calls.device):
         for payload in payloads:
             load: PayloadLoader = LOADERS[payload.kind]
             if calls.cuda_graphs and is_exact(payload) and payload.kind == "inductor":

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from freezer.artifact import FreezingReport, Payload, set_for
+from freezer.artifact import FreezingReport, Payload, payloads_for_threads
 from freezer.codec import decode, encode
 from freezer.freezing.models import Subject
 from freezer.runtime.contract import OpenPayload
@@ -89,7 +89,7 @@ class Candidate:
             payloads: payloads to choose from by shape; by default all for the first thread count.
         """
         chosen = (
-            set_for(self.payloads, self.payloads[0].num_threads or 0)
+            payloads_for_threads(self.payloads, self.payloads[0].num_threads or 0)
             if payloads is None
             else payloads
         )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from freezer.artifact import serving, set_for
+from freezer.artifact import payload_at, payloads_for_threads
 from freezer.errors import JudgeError
 from freezer.freezing.candidates import Candidate
 from freezer.freezing.judging.cold_start import Opening, measure
@@ -47,7 +47,9 @@ def _with_cold_start(trial: Trial, subject: Subject, target: Target, inputs: Pat
 
 
 def _opening(candidate: Candidate, subject: Subject, target: Target, inputs: Path) -> Opening:
-    payload = serving(set_for(candidate.payloads, target.num_threads), subject.points[0])
+    payload = payload_at(
+        payloads_for_threads(candidate.payloads, target.num_threads), subject.points[0]
+    )
     assert payload is not None, "every recipe builds a payload for all sizes"
     return Opening(
         folder=candidate.folder,

@@ -17,9 +17,9 @@ from freezer.artifact import (
     Payload,
     PreviousRecord,
     SpeedChange,
+    payload_at,
+    payloads_for_threads,
     regression,
-    serving,
-    set_for,
 )
 from freezer.freezing.candidates import Candidate
 from freezer.freezing.drift import Gate, Reference
@@ -98,8 +98,8 @@ def enter(
     )
     if problem := incumbent.problem or _incomparable(manifest, subject, target):
         return Rival(record=replace(record, problem=problem))
-    held = set_for(manifest.payloads, target.num_threads)
-    deciding = serving(held, subject.points[0])
+    held = payloads_for_threads(manifest.payloads, target.num_threads)
+    deciding = payload_at(held, subject.points[0])
     assert deciding is not None, "an artifact serves all sizes"
     if deciding.digest in {
         payload.digest for candidate in candidates for payload in candidate.payloads
@@ -134,7 +134,7 @@ def _incomparable(manifest: Manifest, subject: Subject, target: Target) -> str |
         return "it preserves other names"
     if manifest.verdict != "published":
         return "it is not frozen"
-    if not set_for(manifest.payloads, target.num_threads):
+    if not payloads_for_threads(manifest.payloads, target.num_threads):
         return f"it has no payload for {target.num_threads} threads"
     return None
 

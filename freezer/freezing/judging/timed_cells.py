@@ -30,11 +30,11 @@ from freezer.artifact import (
     Payload,
     PointFigures,
     PointVerdict,
-    is_special,
+    is_specialized,
+    payload_at,
+    payloads_for_threads,
     place_text,
-    serving,
-    set_for,
-    without_special,
+    without_specialized,
 )
 from freezer.freezing.candidates import Candidate
 from freezer.freezing.models import Subject
@@ -218,8 +218,8 @@ def _time_cell(
     """Time one cell with freshly opened payloads; `most_s` and `rivals` as in `_time_at`."""
     serve: dict[str, tuple[Candidate, Payload]] = {}
     for candidate in candidates:
-        held = set_for(candidate.payloads, num_threads)
-        first, other = serving(held, point), serving(without_special(held), point)
+        held = payloads_for_threads(candidate.payloads, num_threads)
+        first, other = payload_at(held, point), payload_at(without_specialized(held), point)
         assert first is not None, "every recipe builds a payload for all sizes"
         serve[candidate.recipe] = candidate, first
         if other is not None and other is not first:
@@ -337,7 +337,7 @@ def kept(
         payload.num_threads for payload in candidate.payloads if payload.num_threads is not None
     ):
         at_count, here = (
-            set_for(candidate.payloads, count),
+            payloads_for_threads(candidate.payloads, count),
             [cell for cell in cells if cell.num_threads == count],
         )
         nothing = (
@@ -348,7 +348,7 @@ def kept(
         for payload in at_count:
             why = nothing or (
                 _no_faster(candidate, payload, here, cells[0], policy)
-                if is_special(payload, at_count)
+                if is_specialized(payload, at_count)
                 else None
             )
             if why is not None:

@@ -16,9 +16,9 @@ from freezer.artifact import (
     Dropped,
     Payload,
     PointFigures,
-    serving,
-    set_for,
-    without_special,
+    payload_at,
+    payloads_for_threads,
+    without_specialized,
 )
 from freezer.freezing.candidates import Candidate
 from freezer.freezing.diagnostics import run_sentence
@@ -117,7 +117,7 @@ def run_trial(
             results: list[list[Tensor]] = []
             with threads(num_threads):
                 found = assess(candidate.recipe, names, run(fresh, results), gate, reference.scales)
-            served = [serving(payloads, item.point) for item in subject.sets]
+            served = [payload_at(payloads, item.point) for item in subject.sets]
             paths = [payload.path if payload else "" for payload in served]
             if reference.deterministic and any(row.problem for row in found):
                 with threads(num_threads):
@@ -186,13 +186,13 @@ def _ways_to_serve(
     way of its own.
     """
     for count in target.thread_counts:
-        held = set_for(candidate.payloads, count)
+        held = payloads_for_threads(candidate.payloads, count)
         if not held:  # not built for this count
             continue
         yield count, held
         may_go = len(subject.points) > 1 or count != target.num_threads
-        if may_go and without_special(held) != held:
-            yield count, without_special(held)
+        if may_go and without_specialized(held) != held:
+            yield count, without_specialized(held)
 
 
 def _runner(

@@ -24,9 +24,9 @@ from freezer.artifact import (
     LATENCY_EVIDENCE,
     MANIFEST,
     GoldenSet,
-    counts_of,
-    serving,
-    set_for,
+    payload_at,
+    payloads_for_threads,
+    thread_counts_of,
     torch_folder,
 )
 from freezer.compare import Slices
@@ -279,12 +279,14 @@ def golden_indices(subject: Subject, candidate: Candidate) -> list[int]:
         for index in first.values()
     }
     payloads = candidate.payloads
-    served_by = [set_for(payloads, count) for count in counts_of(payloads) or (0,)]
+    served_by = [
+        payloads_for_threads(payloads, count) for count in thread_counts_of(payloads) or (0,)
+    ]
     chosen: list[int] = []
     served: set[str] = set()
     total = 0
     for index in sorted(sizes, key=sizes.__getitem__):
-        found = [serving(held, subject.sets[index].point) for held in served_by]
+        found = [payload_at(held, subject.sets[index].point) for held in served_by]
         serves = {payload.path for payload in found if payload is not None}
         if not serves <= served or total + sizes[index] <= GOLDEN_BYTES:
             chosen.append(index)

@@ -32,8 +32,8 @@ from freezer.artifact import (
     RecipeRecord,
     engines_of,
     file_ref,
-    serving,
-    set_for,
+    payload_at,
+    payloads_for_threads,
     torch_folder,
     version_tuple,
     write_artifact,
@@ -117,7 +117,9 @@ def assemble(
             ),
             *((path, MEDIA_TEXT) for path in texts),
         ]
-        served = serving(set_for(candidate.payloads, target.num_threads), golden[0].point)
+        served = payload_at(
+            payloads_for_threads(candidate.payloads, target.num_threads), golden[0].point
+        )
         assert served is not None, "every golden set was served"
         opening = Opening(
             folder=staging,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from freezer.artifact import Dropped, set_for, slower_than_eager
+from freezer.artifact import Dropped, payloads_for_threads, slower_than_eager
 from freezer.errors import FreezeError
 from freezer.freezing.candidates import Candidate, build_further
 from freezer.freezing.drift import Gate, report
@@ -83,7 +83,11 @@ def judge_further(
                 else:
                     candidate, gone = _without(candidate, count, trial.problem or "not compared")
                     dropped += gone
-        counts = [count for count in target.further_threads if set_for(candidate.payloads, count)]
+        counts = [
+            count
+            for count in target.further_threads
+            if payloads_for_threads(candidate.payloads, count)
+        ]
         timed = time_further_threads(subject, candidate, counts, policy)
     candidate, slow = kept(candidate, (*judgement.cells, *timed), limits, policy)
     dropped += slow

@@ -6,12 +6,12 @@ import pytest
 
 from freezer.artifact import (
     Payload,
-    counts_of,
-    is_special,
-    serving,
-    set_for,
-    set_within,
-    without_special,
+    is_specialized,
+    payload_at,
+    payloads_for_threads,
+    payloads_within,
+    thread_counts_of,
+    without_specialized,
 )
 from freezer.spec import Dim
 
@@ -52,17 +52,17 @@ CAPTURED = payload("captured", None, (5, 8))
 def test_the_largest_count_within_the_budget(
     held: list[Payload], budget: int, expected: list[Payload]
 ) -> None:
-    assert list(set_within(held, budget)) == expected
+    assert list(payloads_within(held, budget)) == expected
 
 
 def test_counts_and_sets() -> None:
-    assert counts_of([*BOTH, ANY]) == (1, 4)
-    assert counts_of([ANY]) == ()
-    assert list(set_for([*BOTH, ANY], 1)) == [*ONE, ANY]
+    assert thread_counts_of([*BOTH, ANY]) == (1, 4)
+    assert thread_counts_of([ANY]) == ()
+    assert list(payloads_for_threads([*BOTH, ANY], 1)) == [*ONE, ANY]
 
 
 def test_the_most_specific_payload_serves() -> None:
-    assert [getattr(serving(FOUR, {"batch": size}), "path", None) for size in (1, 2, 8, 9)] == [
+    assert [getattr(payload_at(FOUR, {"batch": size}), "path", None) for size in (1, 2, 8, 9)] == [
         "batch1-threads4",
         "all-threads4",
         "batch8-threads4",
@@ -71,12 +71,12 @@ def test_the_most_specific_payload_serves() -> None:
 
 
 def test_special_payloads() -> None:
-    assert [item.path for item in BOTH if is_special(item, BOTH)] == [
+    assert [item.path for item in BOTH if is_specialized(item, BOTH)] == [
         "batch1-threads4",
         "batch8-threads4",
         "batch1-threads1",
     ]
-    assert list(without_special(BOTH)) == [FOUR[-1], ONE[-1]]
+    assert list(without_specialized(BOTH)) == [FOUR[-1], ONE[-1]]
     alone = payload("all", 2, (4, 4))
-    assert without_special([alone]) == (alone,)
-    assert not is_special(FOUR[0], [FOUR[0], ONE[1]]), "the one for all sizes has another count"
+    assert without_specialized([alone]) == (alone,)
+    assert not is_specialized(FOUR[0], [FOUR[0], ONE[1]]), "the one for all sizes has another count"
