@@ -157,7 +157,10 @@ class ClusterBoard:
         with reported_by(self._head) as answers:
             if answers:
                 internal_kv._internal_kv_put(
-                    f"{BOARD}{key}", value, overwrite=True, namespace=NAMESPACE
+                    f"{BOARD}{key}",
+                    value,
+                    overwrite=True,
+                    namespace=NAMESPACE,
                 )
 
     def erase(self, key: str) -> None:

@@ -47,7 +47,11 @@ def end_driver(error: InfrastructureError) -> NoReturn:
     """Exit the process without cleanup; finished work is in the ledger."""
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
-        print(error.coded, file=sys.stderr, flush=True)
+        print(
+            error.coded,
+            file=sys.stderr,
+            flush=True,
+        )
     os._exit(INFRASTRUCTURE)
 
 
@@ -109,7 +113,11 @@ class Head:
             while not ended.wait(CHECK_INTERVAL_S):
                 self.check()
 
-        thread = threading.Thread(target=watch, name="head", daemon=True)
+        thread = threading.Thread(
+            target=watch,
+            name="head",
+            daemon=True,
+        )
         thread.start()
         try:
             yield

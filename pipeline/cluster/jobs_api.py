@@ -50,7 +50,11 @@ Each returns the whole log: 100 bytes or so for each line.
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(
+    frozen=True,
+    kw_only=True,
+    slots=True,
+)
 class Job:
     """A job of the cluster.
 
@@ -181,7 +185,9 @@ class Jobs:
         runtime_env = {"working_dir": str(working_dir), "env_vars": environ}
         with self._errors():
             self._client.submit_job(
-                entrypoint=entrypoint, submission_id=job_id, runtime_env=runtime_env
+                entrypoint=entrypoint,
+                submission_id=job_id,
+                runtime_env=runtime_env,
             )
         return self.info(job_id), True
 
@@ -273,7 +279,11 @@ class _Client(JobSubmissionClient):  # type: ignore[misc]  # ray has no types
             None if data is None else io.BytesIO(data)
         )  # sent in pieces, so the limit applies to each
         response: requests.Response = super()._do_request(
-            method, endpoint, data=body, json_data=json_data, timeout=(CONNECT_S, ANSWER_S)
+            method,
+            endpoint,
+            data=body,
+            json_data=json_data,
+            timeout=(CONNECT_S, ANSWER_S),
         )
         return response
 

@@ -60,7 +60,9 @@ class BuildRecords:
         if not self._workplace.is_listed("candidates", key):
             failure, memory_bytes = known.failure, item.memory_bytes
             if failure is None or not is_kept(
-                failure, memory_bytes=memory_bytes, lifted=self._lifted
+                failure,
+                memory_bytes=memory_bytes,
+                lifted=self._lifted,
             ):
                 return None
         # A candidate that this campaign built before it was stopped, or whose row no driver wrote,

@@ -184,7 +184,13 @@ class Executor:
         entry = self._materials.as_sent(entry)
         recipes = tuple(task.recipe for task in tasks if task.recipe)
         kind, function = ("build", build) if recipes else ("judge", judge)
-        self._show(Event(kind="build" if recipes else "judge", what=item.label(), recipes=recipes))
+        self._show(
+            Event(
+                kind="build" if recipes else "judge",
+                what=item.label(),
+                recipes=recipes,
+            )
+        )
         self._scheduler.record_start(tasks, slot)
         handle = self._fleet.cluster.start(
             function,
@@ -241,7 +247,11 @@ class Executor:
             self._follow(task.progress, end_judge(state, judged))
             return
         key = task.item.builds[task.recipe].digest
-        built = BuildResult(key=key, recipe=task.recipe, failure=failure)
+        built = BuildResult(
+            key=key,
+            recipe=task.recipe,
+            failure=failure,
+        )
         self._follow(task.progress, end_build(state, built))
 
     def _ended(self, tasks: Sequence[Task], done: Done) -> None:
@@ -249,7 +259,11 @@ class Executor:
         task = tasks[0]
         progress, item = task.progress, task.item
         if task.recipe is None:
-            lost = JudgeResult(key=item.judge.digest, verdict="failed", reason="")
+            lost = JudgeResult(
+                key=item.judge.digest,
+                verdict="failed",
+                reason="",
+            )
             self._judge_ended(task, done, done.value or lost)
             return
         recipes = [task.recipe for task in tasks if task.recipe]
@@ -259,7 +273,13 @@ class Executor:
             hopeless = self._records.speeds.hopeless(item, built.architecture)
             self._follow(progress, end_build(progress.state, built, failed, hopeless))
             if built.recipe not in progress.state.results:
-                self._show(Event(kind="retried", what=item.label(), recipes=(built.recipe,)))
+                self._show(
+                    Event(
+                        kind="retried",
+                        what=item.label(),
+                        recipes=(built.recipe,),
+                    )
+                )
 
     def _judge_ended(self, task: Task, done: Done, judged: JudgeResult) -> None:
         progress, failed = task.progress, _failure_in(task, done, judged)
@@ -275,7 +295,12 @@ class Executor:
             unstable=failed is not None and failed.kind == "unstable",
         )
         if progress.state.outcome is None:
-            ended = replace(ended, kind="retried", text="", seconds=0.0)
+            ended = replace(
+                ended,
+                kind="retried",
+                text="",
+                seconds=0.0,
+            )
         self._show(ended)
 
 
@@ -290,7 +315,11 @@ def _failure_in(task: Task, done: Done, result: BuildResult | JudgeResult) -> Ta
         if kind != "disk":
             kind = "memory" if kind == "node-memory" else "infrastructure"
         code = NODE_MEMORY if kind == "memory" else CODES[kind]
-        failure = Failure(kind=kind, code=code, message=done.failure)
+        failure = Failure(
+            kind=kind,
+            code=code,
+            message=done.failure,
+        )
     elif isinstance(result, JudgeResult) and result.verdict == "unstable":
         failed = "unstable"
         failure = Failure(kind=failed, message=result.reason)
@@ -301,4 +330,9 @@ def _failure_in(task: Task, done: Done, result: BuildResult | JudgeResult) -> Ta
     else:
         return None
     node_id = task.node.node_id if task.node else None
-    return TaskFailure(kind=failed, failure=failure, node_id=node_id, peak_bytes=peak_bytes)
+    return TaskFailure(
+        kind=failed,
+        failure=failure,
+        node_id=node_id,
+        peak_bytes=peak_bytes,
+    )

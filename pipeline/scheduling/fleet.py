@@ -235,7 +235,9 @@ class Fleet:
                 )
         memory_bytes = max(known.memory_bytes or 0 for known in facts) or None
         self._facts[name] = ClassFacts(
-            num_threads=0, toolchain=toolchains[chosen], memory_bytes=memory_bytes
+            num_threads=0,
+            toolchain=toolchains[chosen],
+            memory_bytes=memory_bytes,
         )
 
     def _admit(self, check: NodeCheck) -> None:

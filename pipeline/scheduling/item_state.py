@@ -21,7 +21,11 @@ from pipeline.worker import BuildResult, JudgeResult
 NO_DEMAND = Demand(asked=0, least=0)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(
+    frozen=True,
+    kw_only=True,
+    slots=True,
+)
 class Attempts:
     """The failed attempts of one build or judge, and where the next one may run.
 
@@ -36,7 +40,11 @@ class Attempts:
     memory_bytes: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(
+    frozen=True,
+    kw_only=True,
+    slots=True,
+)
 class ItemState:
     """The state of one item.
 
@@ -86,7 +94,11 @@ class ItemState:
         return self.item.entry.limits.over_build_s(self.spent_s)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(
+    frozen=True,
+    kw_only=True,
+    slots=True,
+)
 class TaskFailure:
     """Why an attempt failed, reported by Ray or by the task itself.
 
@@ -103,7 +115,11 @@ class TaskFailure:
     peak_bytes: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(
+    frozen=True,
+    kw_only=True,
+    slots=True,
+)
 class Step:
     """What follows from an event.
 
@@ -137,7 +153,11 @@ def start(
         one_first: whether to wait for the first build, which reports the recipes to skip.
     """
     waiting = tuple(recipe for recipe in state.item.builds if recipe not in finished)
-    state = replace(state, results=finished, waiting=waiting)
+    state = replace(
+        state,
+        results=finished,
+        waiting=waiting,
+    )
     return _queue_builds(Step(state=state), hopeless, one_first=one_first)
 
 
@@ -161,7 +181,11 @@ def end_build(
             return retried
         result = replace(result, failure=_final(state, recipe, failed))
     estimate = learned(state.estimate, result.peak_bytes)
-    state = replace(state, results={**state.results, recipe: result}, estimate=estimate)
+    state = replace(
+        state,
+        results={**state.results, recipe: result},
+        estimate=estimate,
+    )
     step = Step(state=state, result=result)
     if skipped:
         step = Step(state=state, notes=_skip_notes(state, [result]))
@@ -189,7 +213,11 @@ def end_judge(
             return again
         final = _final(state, None, failed)
         failure = final if result.verdict == "failed" else None
-        result = replace(result, reason=final.message, failure=failure)
+        result = replace(
+            result,
+            reason=final.message,
+            failure=failure,
+        )
     outcome = outcome_of(item, result, state.results)
     if item.before is None or outcome.verdict not in ("failed", "unstable"):
         return end(state, outcome)
@@ -219,8 +247,19 @@ def _queue_builds(step: Step, hopeless: Mapping[str, str], *, one_first: bool = 
     queue = others[:1] if one_first else others
     notes = (*step.notes, *_skip_notes(state, skipped.values()))
     results = {**state.results, **skipped}
-    state = replace(state, results=results, waiting=others[len(queue) :])
-    return _check_built(replace(step, state=state, queue=queue, notes=notes))
+    state = replace(
+        state,
+        results=results,
+        waiting=others[len(queue) :],
+    )
+    return _check_built(
+        replace(
+            step,
+            state=state,
+            queue=queue,
+            notes=notes,
+        )
+    )
 
 
 def _skip_notes(state: ItemState, skipped: Iterable[BuildResult]) -> tuple[str, ...]:
@@ -236,7 +275,11 @@ def _check_built(step: Step) -> Step:
     skipped = tuple(recipe for recipe, result in results.items() if result.is_skipped)
     if skipped and not built and not state.over_build_s():  # a hopeless one is better than none
         failed = {recipe: results[recipe] for recipe in results if recipe not in skipped}
-        state = replace(state, results=failed, waiting=skipped)
+        state = replace(
+            state,
+            results=failed,
+            waiting=skipped,
+        )
         return _queue_builds(replace(step, state=state), {})
     if item.before is not None and built.keys().isdisjoint(item.missed):
         return replace(step, state=replace(state, outcome=item.before))
@@ -253,9 +296,18 @@ def _rebuild(state: ItemState, failed: TaskFailure, gone: tuple[str, ...]) -> St
     reset = (None, *gone)
     results = {name: result for name, result in state.results.items() if name not in reset}
     attempts = {name: failures for name, failures in state.attempts.items() if name not in reset}
-    state = replace(state, num_damages=num_damages, results=results, attempts=attempts)
+    state = replace(
+        state,
+        num_damages=num_damages,
+        results=results,
+        attempts=attempts,
+    )
     note = f"{state.item.label()}: {failed.failure.message}; building {', '.join(gone)} again"
-    return Step(state=state, queue=gone, notes=(note,))
+    return Step(
+        state=state,
+        queue=gone,
+        notes=(note,),
+    )
 
 
 def _retry(state: ItemState, recipe: str | None, failed: TaskFailure) -> Step | None:
@@ -281,7 +333,12 @@ def _retry(state: ItemState, recipe: str | None, failed: TaskFailure) -> Step | 
         f" {number} of {number - 1 + num_left}{how}"
     )
     state = replace(state, attempts={**state.attempts, recipe: attempts})
-    return Step(state=state, queue=(recipe,), first=not decision.later, notes=(note,))
+    return Step(
+        state=state,
+        queue=(recipe,),
+        first=not decision.later,
+        notes=(note,),
+    )
 
 
 def _final(state: ItemState, recipe: str | None, failed: TaskFailure) -> Failure:

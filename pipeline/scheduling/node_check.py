@@ -40,7 +40,11 @@ STORAGE, CPU = "storage", "cpu"
 """Names of the tasks of a check; the probe of a GPU has the name of its class."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(
+    frozen=True,
+    kw_only=True,
+    slots=True,
+)
 class SharedFiles:
     """What the nodes of a campaign share.
 
@@ -55,7 +59,11 @@ class SharedFiles:
     bucket_uri: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(
+    frozen=True,
+    kw_only=True,
+    slots=True,
+)
 class Visibility:
     """What a node sees.
 
@@ -144,11 +152,20 @@ class NodeChecks:
         if cluster.joined:
             args = (shared, self._mark, _identity(shared.files))
             pending[STORAGE] = cluster.start_coreless(
-                visible, *args, name=STORAGE, device_class_=on_cpu, node=node
+                visible,
+                *args,
+                name=STORAGE,
+                device_class_=on_cpu,
+                node=node,
             )
         for name in (on_cpu, *gpus) if node.num_gpus else (on_cpu,):
             pending[_probe_of(name)] = cluster.start(
-                probe, name, node.num_cpus, name=f"probe {name}", device_class_=name, node=node
+                probe,
+                name,
+                node.num_cpus,
+                name=f"probe {name}",
+                device_class_=name,
+                node=node,
             )
         self.under_way[node.node_id] = NodeCheck(node=node, pending=pending)
 

@@ -44,7 +44,11 @@ def failed_outcome(item: Item, builds: Mapping[str, BuildResult]) -> Outcome:
     outcome = _undecided(item, builds)
     if not builds:
         reason = "no recipe other than eager was requested that fits this class"
-        return replace(outcome, verdict="kept-eager", reason=reason)
+        return replace(
+            outcome,
+            verdict="kept-eager",
+            reason=reason,
+        )
     failures: dict[str, Failure] = {}
     for recipe, build in builds.items():
         if build.failure and not build.is_skipped:
@@ -87,7 +91,11 @@ def _skipped(model: str, device_class: str, kind: str, errors: Sequence[Coldpres
         model=model,
         device_class=device_class,
         verdict="failed",
-        failure=Failure(kind=kind, code=errors[0].code, message=reason),
+        failure=Failure(
+            kind=kind,
+            code=errors[0].code,
+            message=reason,
+        ),
         reason=reason,
         num_threads=0,
         source="",

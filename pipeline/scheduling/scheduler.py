@@ -90,10 +90,19 @@ class Scheduler:
             num_judges = self._judges.num_for(slot.node)
             num_builds = self._builds.num_for(slot.node)
             others = self.turns.others
-            if ends_turn(slot, num_judges=num_judges, num_builds=num_builds, others=others):
+            if ends_turn(
+                slot,
+                num_judges=num_judges,
+                num_builds=num_builds,
+                others=others,
+            ):
                 self._end_turn(slot)
             if begins_turn(
-                slot, self._slots.values(), num_judges, num_builds, now=time.monotonic()
+                slot,
+                self._slots.values(),
+                num_judges,
+                num_builds,
+                now=time.monotonic(),
             ):
                 slot.turn = True
             if not slot.turn or slot.judge or slot.builds:
@@ -186,7 +195,11 @@ class Scheduler:
                 continue
             problem = lacks_memory(task, serving)
             if problem is not None:
-                failed[task] = Failure(kind="memory", code=CODES["memory"], message=problem)
+                failed[task] = Failure(
+                    kind="memory",
+                    code=CODES["memory"],
+                    message=problem,
+                )
         for name in without_node.keys() - self._without_node.keys():
             patience = f"waiting up to {self._fleet.patience_s:g} s for one"
             self._note(f"no node serves {name} now; {patience}")
@@ -239,13 +252,21 @@ def _ask_of(task: Task, num_cpus: int) -> Ask:
     """
     least = task.demand.least
     memory_bytes = least if least > BASE_BYTES else None
-    return Ask(device_class=task.device_class, num_cpus=num_cpus, memory_bytes=memory_bytes)
+    return Ask(
+        device_class=task.device_class,
+        num_cpus=num_cpus,
+        memory_bytes=memory_bytes,
+    )
 
 
 def _without_node(task: Task, waited_s: float) -> Failure:
     served = f"{task.device_class} with {task.least_cpus} CPUs"
     message = f"no node serves {served}, for {waited_s:.0f} s; start one, and run again"
-    return Failure(kind="infrastructure", code="CP-NO-NODE", message=message)
+    return Failure(
+        kind="infrastructure",
+        code="CP-NO-NODE",
+        message=message,
+    )
 
 
 def _size(ask: Ask) -> tuple[int, int]:

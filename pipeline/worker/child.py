@@ -47,7 +47,11 @@ class _Part:
     value: Any
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(
+    frozen=True,
+    kw_only=True,
+    slots=True,
+)
 class End:
     """How a child ended.
 
@@ -100,8 +104,18 @@ def _redirect(output: int) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
-    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    sys.stdout = os.fdopen(
+        1,
+        "w",
+        buffering=1,
+        closefd=False,
+    )
+    sys.stderr = os.fdopen(
+        2,
+        "w",
+        buffering=1,
+        closefd=False,
+    )
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     faulthandler.enable(2, all_threads=False)

@@ -111,7 +111,11 @@ def _outputs(rows: Sequence[DriftRow]) -> tuple[OutputDrift, ...]:
             sqnr_db=row.sqnr_db,
             problem=row.problem,
         )
-        for row in sorted(worst.values(), key=_severity, reverse=True)[:MAX_OUTPUTS]
+        for row in sorted(
+            worst.values(),
+            key=_severity,
+            reverse=True,
+        )[:MAX_OUTPUTS]
     )
 
 

@@ -83,5 +83,8 @@ def open_previous(digest: str, staging: Path, target: Target) -> Incumbent:
     except IncompatibleError as error:
         problem = "; ".join(map(str, error.ladder))
     return Incumbent(
-        folder=artifact.folder, manifest=artifact.manifest, digest=digest, problem=problem
+        folder=artifact.folder,
+        manifest=artifact.manifest,
+        digest=digest,
+        problem=problem,
     )

@@ -37,7 +37,12 @@ def probe(name: str, num_threads: int) -> ClassFacts:
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }  # Ray extends the path of its workers alone
     done = subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
+        command,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=PROBE_TIMEOUT_S,
+        check=False,
     )
     if done.returncode:
         raise RuntimeError(

@@ -13,7 +13,11 @@ from pipeline.catalog import Entry
 from pipeline.records import SKIPPED, CandidateReport, Failure, nested_json
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(
+    frozen=True,
+    kw_only=True,
+    slots=True,
+)
 class BuildRequest:
     """Builds of one model and class, which share its captures.
 
@@ -35,7 +39,11 @@ class BuildRequest:
         return next(iter(self.builds.values()))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(
+    frozen=True,
+    kw_only=True,
+    slots=True,
+)
 class BuildResult:
     """Result of a build; `failure` is None if the store contains its candidate.
 
@@ -69,10 +77,18 @@ class BuildResult:
     def skipped(cls, key: str, recipe: str, reason: str) -> BuildResult:
         """Return the result of a build that is not run on purpose."""
         failure = Failure(kind=SKIPPED, message=f"{SKIPPED}: {reason}")
-        return cls(key=key, recipe=recipe, failure=failure)
+        return cls(
+            key=key,
+            recipe=recipe,
+            failure=failure,
+        )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(
+    frozen=True,
+    kw_only=True,
+    slots=True,
+)
 class JudgeRequest:
     """One judge.
 
@@ -95,7 +111,11 @@ class JudgeRequest:
     previous: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(
+    frozen=True,
+    kw_only=True,
+    slots=True,
+)
 class JudgeResult:
     """Result of a judge.
 

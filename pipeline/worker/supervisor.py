@@ -57,7 +57,11 @@ TRACE_WAIT_S = 0.3
 Stop = Literal["timeout", "memory", "output", "processes", "worker"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(
+    frozen=True,
+    kw_only=True,
+    slots=True,
+)
 class Bounds:
     """Limits of a child.
 
@@ -83,7 +87,11 @@ class Bounds:
         return self.memory_bytes + spare if self.bounds_requests else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(
+    frozen=True,
+    kw_only=True,
+    slots=True,
+)
 class SupervisorReport:
     """Report of a supervisor to its worker.
 
@@ -148,7 +156,13 @@ def supervise(worker: Connection) -> None:
         kill_descendants()
         kind = "disk" if classify(error).kind == "disk" else "infrastructure"
         message = f"its supervisor failed ({error}); check this node's disk and processes"
-        report = SupervisorReport(error=Failure(kind=kind, code=CODES[kind], message=message))
+        report = SupervisorReport(
+            error=Failure(
+                kind=kind,
+                code=CODES[kind],
+                message=message,
+            )
+        )
     worker.send(report)
 
 
@@ -185,7 +199,12 @@ class _ChildWatch:
         if self._child == 0:
             os.close(self._worker.fileno())
             run_child(
-                payload, supervisor, scratch, self._output, self._result, self._bounds.data_bytes
+                payload,
+                supervisor,
+                scratch,
+                self._output,
+                self._result,
+                self._bounds.data_bytes,
             )
         started = self._since = time.monotonic()
         stopped = self._until_the_end()

@@ -33,7 +33,11 @@ def in_child(child: Any, request: BuildRequest | JudgeRequest, staging: Path, *a
     num_parts = len(request.builds) if isinstance(request, BuildRequest) else 1
     bounds = replace(bounds_of(request.entry.limits, request.device_class), num_parts=num_parts)
     return run_isolated(
-        child, (request, staging, *args), folder=staging, log=staging / LOG, bounds=bounds
+        child,
+        (request, staging, *args),
+        folder=staging,
+        log=staging / LOG,
+        bounds=bounds,
     )
 
 

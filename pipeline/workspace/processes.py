@@ -32,7 +32,13 @@ One that the kernel does not release (a dead network disk) is left behind.
 
 def set_subreaper(on: bool) -> None:
     """Make this process the parent of all orphans below it, or stop."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0)
+    ctypes.CDLL(None).prctl(
+        _PR_SET_CHILD_SUBREAPER,
+        int(on),
+        0,
+        0,
+        0,
+    )
 
 
 @contextlib.contextmanager
@@ -49,7 +55,13 @@ def die_with(parent: int) -> None:
     """Have the kernel kill this process when the thread that forked it ends; exit if it has ended
     already.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    ctypes.CDLL(None).prctl(
+        _PR_SET_PDEATHSIG,
+        signal.SIGKILL,
+        0,
+        0,
+        0,
+    )
     if os.getppid() != parent:
         os._exit(1)
 

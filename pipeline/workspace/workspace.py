@@ -153,7 +153,9 @@ class Workplace:
                 make_folder((partial / name).parent)
                 self._fetch(f"{WORK}/{kind}/{key}/{name}", partial / name)
                 verify_file(
-                    partial / name, digest=str(item["digest"]), size_bytes=item["size_bytes"]
+                    partial / name,
+                    digest=str(item["digest"]),
+                    size_bytes=item["size_bytes"],
                 )
             partial.chmod(0o755)
             move_whole(partial, dest)
