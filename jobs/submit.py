@@ -24,7 +24,6 @@ from pipeline.cluster import PACKAGES, Job, Jobs, Upload, check_absolute, gather
 from pipeline.exit_codes import INTERRUPTED, OK
 from pipeline.ledger import check_campaign
 from pipeline.sources import named_files
-from pipeline.workspace import temporary_place
 
 OPTIMIZE = "python -m jobs.optimize"
 
@@ -187,7 +186,7 @@ def _upload_error(error: OSError) -> UsageError | InfrastructureError:
             " catalog's folder and --include"
         )
     return InfrastructureError(
-        f"the upload cannot be packed in the temporary folder {temporary_place()} ({error}); make"
+        f"the upload cannot be packed in the temporary folder {tempfile.gettempdir()} ({error}); make"
         " room there, or set TMPDIR to another folder",
         code="CP-TEMPORARY",
     )

@@ -88,27 +88,23 @@ def gather(
     collected = _Collected()
     for package in PACKAGES:
         collected.add(root / package, package)
-    collected.left_out.clear()
     places, within = {here: Path()}, catalog
-    if catalog is not None and (here / catalog).is_file():
+    if catalog is not None:
         path = (here / catalog).resolve()
-        folder, inner = path.parent, Path("catalog")
-        if folder.is_relative_to(here):
-            inner = folder.relative_to(here)
-        collected.add(folder, str(inner), _ignore_patterns(folder, here))
-        within = str(inner / path.name)
-        collected.files[within] = path
-        places = {folder: inner, **places}
-    elif catalog is not None and not Path(catalog).is_absolute():
-        raise UsageError(
-            f"catalog {catalog!r} does not exist; expected a file on this machine, or an absolute"
-            " path on the cluster's head"
-        )
+        if path.is_file():
+            folder = path.parent
+            inner = folder.relative_to(here) if folder.is_relative_to(here) else Path("catalog")
+            collected.add(folder, str(inner), _ignore_patterns(folder, here))
+            within = str(inner / path.name)
+            collected.files[within] = path
+            places = {folder: inner, **places}
+        elif not Path(catalog).is_absolute():
+            raise UsageError(
+                f"catalog {catalog!r} does not exist; expected a file on this machine, or an"
+                " absolute path on the cluster's head"
+            )
     for name in include:
-        path = (here / name).resolve()
-        if not path.exists() or not path.is_relative_to(here):
-            raise UsageError(f"--include {name!r}: expected a file or folder below {here}")
-        collected.add(path, str(path.relative_to(here)))
+        collected.add_included(name, here)
     for path in named:
         collected.add_named(path, places)
     return collected.upload(within)
@@ -175,6 +171,13 @@ class _Collected:
                 self.left_out[inner] = reason
             else:
                 self.add(entry, inner, patterns)
+
+    def add_included(self, name: str, here: Path) -> None:
+        """Add a file or folder that --include names."""
+        path = (here / name).resolve()
+        if not path.exists() or not path.is_relative_to(here):
+            raise UsageError(f"--include {name!r}: expected a file or folder below {here}")
+        self.add(path, str(path.relative_to(here)))
 
     def add_named(self, path: Path, places: Mapping[Path, Path]) -> None:
         """Add a file or folder that the catalog names, if it is in one of some folders."""

@@ -12,6 +12,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -25,7 +26,6 @@ from freezer.errors import (
     first_line,
 )
 from freezer.files import move
-from pipeline.workspace import temporary_place
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -161,7 +161,7 @@ def reaching(tracking_uri: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             remedy = (
                 "make room where MLflow keeps its artifacts, and in the temporary folder"
-                f" {temporary_place()}"
+                f" {tempfile.gettempdir()}"
             )
         message = (
             f"MLflow at {tracking_uri} failed: {type(error).__name__}: {first_line(error)};"

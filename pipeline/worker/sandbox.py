@@ -93,17 +93,7 @@ def run_isolated(
     """
     make_folder(log.parent)
     payload, oom_kills = pickle.dumps((function, args)), _oom_kills()
-    report: SupervisorReport | None = None
-    before = set(children(os.getpid()))
-    with subreaper():
-        supervisor, pid = _fork_supervisor()
-        try:
-            supervisor.send((payload, folder, log, bounds))
-            report = _receive(supervisor, bounds.num_parts * bounds.timeout_s + GRACE_S)
-        finally:
-            supervisor.close()  # a supervisor that still runs ends everything now
-            _await_end(pid)
-            _kill_adopted(before)
+    report = _supervised(payload, folder, log, bounds)
     starved = _oom_kills() > oom_kills
     if report is None:
         how = "its supervisor was killed, by the kernel or by the model's own code"
@@ -116,13 +106,26 @@ def run_isolated(
             message = f"torch could not write a file, and {failed.message}; {ROOM}"
             failed = _stopped("disk", message)
         failed = replace(failed, log_tail=log_tail(log))
-    return End(
-        value=end.value if end else None,
-        parts=parts,
-        failure=failed,
-        peak_bytes=report.peak_bytes,
-        wall_s=report.wall_s,
-    )
+    value = end.value if end else None
+    peak_bytes, wall_s = report.peak_bytes, report.wall_s
+    return End(value=value, parts=parts, failure=failed, peak_bytes=peak_bytes, wall_s=wall_s)
+
+
+def _supervised(payload: bytes, folder: Path, log: Path, bounds: Bounds) -> SupervisorReport | None:
+    """Run a child to its end, and return its supervisor's report; None if that was killed."""
+    before = set(children(os.getpid()))
+    with subreaper():
+        supervisor, pid = _fork_supervisor()
+        try:
+            supervisor.send((payload, folder, log, bounds))
+            report: SupervisorReport | None = _receive(
+                supervisor, bounds.num_parts * bounds.timeout_s + GRACE_S
+            )
+        finally:
+            supervisor.close()  # a supervisor that still runs ends everything now
+            _await_end(pid)
+            _kill_adopted(before)
+    return report
 
 
 class _Forkserver:

@@ -1,7 +1,7 @@
 """Workspace: folders of work in progress, checksums of candidates, process trees.
 
 May import: pipeline.failures and below.
-Read first: workspace.py.
+Read first: workplace.py.
 """
 
 from pipeline.workspace.processes import (
@@ -28,9 +28,8 @@ from pipeline.workspace.staging import (
     remove_tree,
     staging_folder,
     temporary_folder,
-    temporary_place,
 )
-from pipeline.workspace.workspace import (
+from pipeline.workspace.workplace import (
     WALL_TIME,
     Workplace,
     build_wall_s,
@@ -71,7 +70,6 @@ __all__ = [
     "staging_folder",
     "subreaper",
     "temporary_folder",
-    "temporary_place",
     "tree_bytes",
     "workplace",
 ]

@@ -71,16 +71,6 @@ def temporary_folder() -> Iterator[Path]:
         remove_tree(folder)
 
 
-def temporary_place() -> str:
-    """Return the folder of this process's temporary files, for messages; not its own folder there,
-    which is removed soon.
-    """
-    if tempfile.tempdir is None:
-        return "of this machine"
-    folder = Path(tempfile.tempdir)
-    return str(folder.parent if folder.name.startswith(TEMPORARY) else folder)
-
-
 def own_path(work: Path, name: str) -> Path:
     """Return a path among the staging folders that belongs to this process, and is removed after it
     was killed.

@@ -3,14 +3,15 @@
 The work of a store in a folder is in the store itself. For a store in a bucket, each machine works
 in its own folder, and the bucket carries what others need:
 
-    STORE/.coldpress/<kind>/<key>/...  files of a folder: candidates (build -> judge), judged (judge -> driver), sources
-    STORE/.coldpress/<kind>/<key>.json  marker, written last: all files with digest and size. No marker, no folder
-    STORE/.coldpress/logs/<key>.log        the whole log of a build or judge
+    STORE/.coldpress/<kind>/<key>/...   files of a folder of candidates (build -> judge), judged
+                                        (judge -> driver) or sources
+    STORE/.coldpress/<kind>/<key>.json  marker, written last: digest and size of all files; a folder
+                                        without one does not exist
+    STORE/.coldpress/logs/<key>.log     the whole log of a build or judge
 
 Files that are fetched are compared with the digests of the marker before the folder gets its name.
-A candidate in a folder has its
-own digests, written by its build and checked by its judge: a bit that flips in between would become
-a final rejection of the model.
+A candidate in a folder has its own digests, written by its build and checked by its judge: a bit
+that flips in between would become a final rejection of the model.
 """
 
 from __future__ import annotations
