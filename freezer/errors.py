@@ -36,6 +36,11 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+OK, FAILED, USAGE, INFRASTRUCTURE, INTERRUPTED = 0, 1, 2, 3, 130
+"""Exit codes of commands, documented in docs/contract.md: success; refused, or an outcome failed;
+an invalid request; Ray, MLflow or the store failed; stopped by a person.
+"""
+
 
 def expected_names(got: str, names: Iterable[str]) -> str:
     """Return the part of a message that lists the valid names, and suggests the closest to the one
@@ -56,10 +61,12 @@ class ColdpressError(Exception):
         code: a finer code than the class's own.
 
     Attributes:
-        code: listed in docs/errors.md.
+        code: code of the error, listed in docs/errors.md.
+        exit_code: exit code of a command that ends with the error.
     """
 
     code: str = "CP-ERROR"
+    exit_code: int = FAILED
 
     def __init__(self, message: str = "", *, code: str | None = None) -> None:
         super().__init__(message)
@@ -101,6 +108,7 @@ class UsageError(ColdpressError):
     """A request that cannot be carried out."""
 
     code = "CP-USAGE"
+    exit_code = USAGE
 
 
 class SpecError(UsageError):
@@ -207,6 +215,7 @@ class StoreUnreachableError(StoreError):
     """The store cannot be read or written."""
 
     code = "CP-STORE-UNREACHABLE"
+    exit_code = INFRASTRUCTURE
 
 
 class NotPublishedError(StoreError):
@@ -274,6 +283,7 @@ class InfrastructureError(ColdpressError):
     """Ray or MLflow failed, not a model."""
 
     code = "CP-INFRASTRUCTURE"
+    exit_code = INFRASTRUCTURE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,20 +1,14 @@
-"""`python -m jobs.status [CAMPAIGN]`: progress of a campaign, or a list of all.
-
-See docs/run-a-fleet.md.
-"""
+"""`coldpress status [CAMPAIGN]`: progress of a campaign, or a list of all."""
 
 from __future__ import annotations
 
-import json as json_text
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from freezer.errors import UsageError
+from freezer.cli import JsonOption, StoreOption, exiting, note, say, say_json
+from freezer.errors import INFRASTRUCTURE, UsageError
 from freezer.store import Store
-from jobs.exits import exiting, say
 from pipeline.records import iso
 from pipeline.reporting import campaign_status, campaigns_in_words, in_words, status_if_known
 
@@ -25,81 +19,65 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
+@exiting(refused=INFRASTRUCTURE)
 def main(
     campaign: Annotated[
         str | None,
         typer.Argument(help="Name of the campaign. Default: list all campaigns of the store."),
     ] = None,
-    store: Annotated[
-        str, typer.Option(help="Store of the campaign: a folder, s3:// or gs://.")
-    ] = "./store",
+    store: StoreOption = "./store",
     address: Annotated[
         str | None, typer.Option(help="Dashboard of the head, http://HEAD:8265, to show the job.")
     ] = None,
-    ca: Annotated[
-        str | None, typer.Option(help="Certificates to verify an https:// address.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Print the progress of a campaign, whether it is running, has ended, or its driver died."""
-    out, errors = Console(soft_wrap=True, highlight=False, markup=False), Console(stderr=True)
-
-    def note(text: str) -> None:
-        say(errors, text, "dim")
-
-    with exiting(errors):
-        if campaign is None:
-            if json or address is not None:
-                raise UsageError(
-                    "--json and --address need the name of a campaign; without options, all"
-                    " campaigns are listed"
-                )
-            for line in campaigns_in_words(Store.open(store), note):
-                out.print(line)
-            return
-        # A job may wait for nodes, or die, before it records anything.
-        status = (
-            campaign_status(Store.open(store), campaign, note)
-            if address is None
-            else status_if_known(store, campaign, note)
-        )
-        if status is not None and not json:  # first: the head may be lost
-            for line in in_words(status, store):
-                out.print(line)
-        job = None if address is None else _newest_job(campaign, store, address, ca)
-        if status is None and job is None:
-            status = campaign_status(Store.open(store), campaign, note)  # raises
-    if json:
-        found = {"campaign": campaign, "status": None} if status is None else status.to_json()
-        sys.stdout.write(
-            json_text.dumps({**found, "job": job.to_json() if job else None}, indent=1) + "\n"
-        )
+    if campaign is None:
+        if as_json or address is not None:
+            raise UsageError(
+                "--json and --address need the name of a campaign; without options, all campaigns"
+                " are listed"
+            )
+        for line in campaigns_in_words(Store.open(store), note):
+            say(line)
+        return
+    # A job may wait for nodes, or die, before it records anything.
+    status = status_if_known(store, campaign, note) if address is not None else None
+    if address is None:
+        status = campaign_status(Store.open(store), campaign, note)
+    if status is not None and not as_json:  # first: the head may be lost
+        for line in in_words(status, store):
+            say(line)
+    job = None if address is None else _newest_job(campaign, store, address)
+    if status is None and job is None:
+        campaign_status(Store.open(store), campaign, note)  # raises
+    if as_json:
+        record = {"campaign": campaign, "status": None} if status is None else status.to_json()
+        say_json({**record, "job": job.to_json() if job else None}, indent=1)
         return
     if status is None:
-        out.print(
-            f"campaign {campaign}: the store {store}, as this machine sees it, has no record of"
-            " it yet"
-        )
+        say(f"campaign {campaign}: the store {store}, as this machine sees it, has no record yet")
     if job is not None:
-        times = "".join(
-            f", {word} {iso(time)}"
-            for word, time in (("started", job.started), ("ended", job.ended))
-            if time
-        )
-        out.print(f"job {job.id}: {job.status}{times}; {job.message}")
+        _print_job(job)
     elif address is not None:
-        out.print(
-            f"the cluster at {address} has no job of this campaign and store that `python -m"
-            " jobs.submit` submitted"
-        )
+        say(f"the cluster at {address} has no submitted job of this campaign and store")
 
 
-def _newest_job(campaign: str, store: str, address: str, ca: str | None) -> Job | None:
+def _newest_job(campaign: str, store: str, address: str) -> Job | None:
     """Return the newest job of a campaign on the cluster, or None."""
     from pipeline.cluster import Jobs, job_prefix  # imports ray
 
-    known = Jobs(address, ca=ca).find(job_prefix(campaign, store))
-    return known[-1] if known else None
+    jobs = Jobs(address).find(job_prefix(campaign, store))
+    return jobs[-1] if jobs else None
+
+
+def _print_job(job: Job) -> None:
+    times = ""
+    if job.started:
+        times += f", started {iso(job.started)}"
+    if job.ended:
+        times += f", ended {iso(job.ended)}"
+    say(f"job {job.id}: {job.status}{times}; {job.message}")
 
 
 if __name__ == "__main__":

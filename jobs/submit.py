@@ -1,5 +1,6 @@
-"""`python -m jobs.submit CATALOG --address http://HEAD:8265 ...`: jobs.optimize as a job of a
-cluster. See docs/run-a-fleet.md.
+"""`coldpress submit CATALOG --address http://HEAD:8265 ...`: jobs.optimize as a job of a cluster.
+
+See docs/run-a-fleet.md.
 """
 
 from __future__ import annotations
@@ -9,23 +10,17 @@ import re
 import shlex
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 
-from freezer.errors import InfrastructureError, UsageError
+from freezer.cli import exiting, say
+from freezer.errors import INFRASTRUCTURE, INTERRUPTED, InfrastructureError, UsageError
 from jobs import optimize
-from jobs.exits import exiting
 from pipeline.catalog import is_registry
-from pipeline.cluster import PACKAGES, Job, Jobs, Upload, check_absolute, gather, job_prefix, stage
-from pipeline.exit_codes import INTERRUPTED, OK
-from pipeline.ledger import check_campaign
+from pipeline.cluster import PACKAGES, Job, Jobs, Upload, gather, job_prefix, stage
 from pipeline.sources import named_files
-
-OPTIMIZE = "python -m jobs.optimize"
 
 STAGED = "coldpress-job-"
 """Prefix of the temporary folders with uploads."""
@@ -40,6 +35,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+@exiting(refused=INFRASTRUCTURE, interrupted="interrupted before the job was submitted")
 def main(
     context: typer.Context,
     address: Annotated[str, typer.Option(help="Dashboard of the head: http://HEAD:8265.")],
@@ -55,131 +51,91 @@ def main(
         list[str] | None,
         typer.Option(help="NAME or NAME=VALUE for the job, visible in the dashboard. Repeatable."),
     ] = None,
-    ca: Annotated[
-        str | None, typer.Option(help="Certificates to verify an https:// address.")
-    ] = None,
     python: Annotated[str, typer.Option(help="Python interpreter on the head.")] = "python",
 ) -> None:
     """Run a campaign as a job of a Ray cluster.
 
-    All other arguments are those of `python -m jobs.optimize`, including CATALOG.
+    All other arguments are those of `coldpress optimize`, including CATALOG.
     """
-    out, errors = Console(soft_wrap=True, highlight=False, markup=False), Console(stderr=True)
-    with exiting(errors, interrupted="interrupted before the job was submitted"):
-        request = Submission(
-            arguments=context.args,
-            address=address,
-            detach=detach,
-            dry_run=dry_run,
-            include=include or [],
-            environ=_environ(env or []),
-            ca=ca,
-            python=python,
-        )
-        sys.exit(_submit(request, out))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Submission:
-    """The options of a submission; `arguments` are those of jobs.optimize."""
-
-    arguments: list[str]
-    address: str
-    detach: bool
-    dry_run: bool
-    include: list[str]
-    environ: dict[str, str]
-    ca: str | None
-    python: str
-
-
-def _submit(request: Submission, out: Console) -> int:
-    """Submit a job or attach to the running one, and follow it; return the exit code."""
-    options = checked_options(request.arguments)
+    options, environ = checked_options(context.args), _environ(env or [])
+    upload = _gathered(options["catalog"], include or [])
+    if dry_run:
+        say(f"would submit {_described(upload)}")
+        _list_files(upload, limit=None)
+        return
     campaign = options["campaign"] or optimize.campaign_name(options["catalog"])
-    check_campaign(campaign)
-    given = None if is_registry(options["catalog"]) else options["catalog"]
-    named = named_files(Path(given)) if given is not None and Path(given).is_file() else ()
-    upload = gather(given, request.include, Path.cwd(), named=named)
-    words = [
-        upload.catalog if word == given and upload.catalog is not None else word
-        for word in request.arguments
-    ]
+    words = [python, "-m", "jobs.optimize"]
+    for word in context.args:
+        is_catalog = word == options["catalog"] and upload.catalog is not None
+        words.append(str(upload.catalog) if is_catalog else word)
     if options["campaign"] is None:
         words += ["--campaign", campaign]
-    entrypoint = f"exec {shlex.join([request.python, '-m', 'jobs.optimize', *words])}"
-    if request.dry_run:
-        out.print(f"would submit {_described(upload)}")
-        _list_files(upload, out, limit=None)
-        return OK
-    jobs = Jobs(request.address, ca=request.ca)
+    jobs, prefix = Jobs(address), job_prefix(campaign, options["store"])
+    job = _submitted(jobs, prefix, f"exec {shlex.join(words)}", upload, environ)
+    places = ["--store", options["store"], "--address", address]
+    status = shlex.join(["python", "-m", "jobs.status", campaign, *places])
+    if detach:
+        say(f"detached; {status}")
+    else:
+        sys.exit(_follow(jobs, job, status))
+
+
+def _gathered(catalog: str, include: list[str]) -> Upload:
+    """The files to upload: of Coldpress, of the catalog's folder and further ones."""
+    if is_registry(catalog):
+        return gather(None, include, Path.cwd(), named=())
+    path = Path(catalog)
+    named = named_files(path) if path.is_file() else ()
+    return gather(catalog, include, Path.cwd(), named=named)
+
+
+def _submitted(
+    jobs: Jobs, prefix: str, entrypoint: str, upload: Upload, environ: dict[str, str]
+) -> Job:
+    """Submit a job, or return the running one of the same campaign."""
     try:
         with tempfile.TemporaryDirectory(prefix=STAGED) as folder:
             stage(upload.files, Path(folder))
-            prefix = job_prefix(campaign, options["store"])
-            job, submitted = jobs.submit(
-                prefix, entrypoint, working_dir=Path(folder), environ=request.environ
-            )
-    except (
-        OSError
-    ) as error:  # of this machine's disks; errors of the cluster are ColdpressErrors already
+            job, is_new = jobs.submit(prefix, entrypoint, working_dir=Path(folder), environ=environ)
+    except OSError as error:  # of this machine's disks; those of the cluster are converted
         raise _upload_error(error) from error
-    if submitted:
-        out.print(f"submitted {job.id}: {_described(upload)}")
-        _list_files(upload, out, limit=NUM_LISTED)
+    if is_new:
+        say(f"submitted {job.id}: {_described(upload)}")
+        _list_files(upload, limit=NUM_LISTED)
     else:
-        out.print(
-            f"campaign {campaign} is running already as {job.id}; attached to it, nothing was"
-            " submitted"
-        )
+        say(f"the campaign is running already as {job.id}; attached to it, nothing was submitted")
         if job.entrypoint != entrypoint:
-            out.print(f"it was submitted with other options: {job.entrypoint}")
-    status = shlex.join(
-        [
-            "python",
-            "-m",
-            "jobs.status",
-            campaign,
-            "--store",
-            options["store"],
-            "--address",
-            request.address,
-        ]
-    )
-    if request.detach:
-        out.print(f"detached; {status}")
-        return OK
-    return _follow(jobs, job, out, status)
+            say(f"it was submitted with other options: {job.entrypoint}")
+    return job
 
 
 def _described(upload: Upload) -> str:
     return f"{len(upload.files)} files, {upload.size_bytes / 1e6:.1f} MB"
 
 
-def _list_files(upload: Upload, out: Console, *, limit: int | None) -> None:
+def _list_files(upload: Upload, *, limit: int | None) -> None:
     """Print the names of the uploaded files besides Coldpress's own, and of those left out; at most
     `limit` of each.
     """
-    own = [name for name in upload.files if name.partition("/")[0] not in PACKAGES]
-    lines = [f"  {name} ({upload.files[name].stat().st_size / 1e3:.1f} kB)" for name in own]
-    out.print(f"  {', '.join(PACKAGES)} ({len(upload.files) - len(own)} files)")
-    for found in (
-        lines,
-        [f"  not sent: {name} ({reason})" for name, reason in upload.left_out.items()],
-    ):
-        for line in found[:limit]:
-            out.print(line)
-        if limit is not None and len(found) > limit:
-            out.print(f"  and {len(found) - limit} more; --dry-run lists all")
+    sent = []
+    for name, path in upload.files.items():
+        if name.partition("/")[0] not in PACKAGES:
+            sent.append(f"  {name} ({path.stat().st_size / 1e3:.1f} kB)")
+    say(f"  {', '.join(PACKAGES)} ({len(upload.files) - len(sent)} files)")
+    left_out = [f"  not sent: {name} ({reason})" for name, reason in upload.left_out.items()]
+    for lines in (sent, left_out):
+        for line in lines[:limit]:
+            say(line)
+        if limit is not None and len(lines) > limit:
+            say(f"  and {len(lines) - limit} more; --dry-run lists all")
 
 
 def _upload_error(error: OSError) -> UsageError | InfrastructureError:
     """Return the error for files that cannot be staged in a temporary folder, or packed by Ray in
     another.
     """
-    file = re.sub(
-        rf"^.*/{STAGED}[^/]*/?", "", str(error.filename or "")
-    )  # a staged file's name in the working directory
+    # the name of a staged file in the working directory
+    file = re.sub(rf"^.*/{STAGED}[^/]*/?", "", str(error.filename or ""))
     if file and isinstance(error, PermissionError | FileNotFoundError):
         return UsageError(
             f"{file} cannot be uploaded ({error.strerror}); make it readable, or remove it from the"
@@ -200,31 +156,29 @@ def checked_options(arguments: list[str]) -> dict[str, Any]:
     """
     command = typer.main.get_command(optimize.app)
     try:
-        options = command.make_context(OPTIMIZE, list(arguments)).params
+        options = command.make_context("coldpress optimize", list(arguments)).params
     except typer.Exit:  # after --help
         sys.exit(0)
     except _REFUSED as error:
-        raise UsageError(
-            f"{error.format_message()} See `python -m jobs.optimize --help`."
-        ) from error
+        raise UsageError(f"{error.format_message()} See `coldpress optimize --help`.") from error
     if options["address"] is not None:
         raise UsageError("--address was given twice")
     optimize.check_options(options)
-    check_absolute(optimize.locations(options["store"], options["tracking_uri"], options["json"]))
+    optimize.check_locations(options)
     return options
 
 
-def _environ(given: list[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for text in given:
+def _environ(variables: list[str]) -> dict[str, str]:
+    environ: dict[str, str] = {}
+    for text in variables:
         name, equals, value = text.partition("=")
         if not equals and name not in os.environ:
             raise UsageError(f"--env {name}: this variable is not set here; use --env {name}=VALUE")
-        found[name] = value if equals else os.environ[name]
-    return found
+        environ[name] = value if equals else os.environ[name]
+    return environ
 
 
-def _follow(jobs: Jobs, job: Job, out: Console, status: str) -> int:
+def _follow(jobs: Jobs, job: Job, status: str) -> int:
     """Print a job's log until it ends or the user leaves; return the exit code."""
     written = 0
 
@@ -241,16 +195,14 @@ def _follow(jobs: Jobs, job: Job, out: Console, status: str) -> int:
             answer = _ask(job)
             if answer == "stop":
                 jobs.stop(job.id)
-                out.print(f"stopping job {job.id}; finished work is kept")
+                say(f"stopping job {job.id}; finished work is kept")
             elif answer == "leave":
-                out.print(f"job {job.id} keeps running; {status}")
+                say(f"job {job.id} keeps running; {status}")
                 return INTERRUPTED
             continue
         if ended.status != "SUCCEEDED":
-            out.print(
-                f"job {job.id}:"
-                f" {ended.status.lower()}{': ' + ended.message if ended.exit_code not in (1, 2, 3) else ''}"
-            )
+            message = "" if ended.exit_code in (1, 2, 3) else f": {ended.message}"
+            say(f"job {job.id}: {ended.status.lower()}{message}")
         return ended.verdict
 
 

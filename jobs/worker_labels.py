@@ -1,4 +1,4 @@
-"""`python -m jobs.worker_labels`: arguments of `ray start` for this machine. Usage:
+"""`coldpress worker-labels`: arguments of `ray start` for this machine. Usage:
 
     env $(python -m jobs.worker_labels --environment) ray start --address=HEAD:6379 $(python -m
     jobs.worker_labels)
@@ -8,16 +8,15 @@ Needs neither ray nor torch.
 
 from __future__ import annotations
 
-import json as json_
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from freezer.cli import exiting
 from freezer.errors import UsageError
 from freezer.hardware import (
     PORTABLE,
@@ -28,7 +27,6 @@ from freezer.hardware import (
     machine_bytes,
     this_host,
 )
-from jobs.exits import exiting
 from pipeline.records import LABEL
 
 MEMORY_SHARE = 0.8
@@ -49,6 +47,7 @@ class Worker:
 
     Attributes:
         classes: device classes of its labels.
+        num_cpus, num_gpus, memory_bytes: what Ray schedules.
         environment: variables to start Ray with.
     """
 
@@ -59,34 +58,19 @@ class Worker:
     environment: Mapping[str, str]
 
     @property
-    def labels(self) -> dict[str, str]:
-        """Labels of its node."""
-        return {f"{LABEL}{name}": "true" for name in self.classes}
-
-    @property
     def arguments(self) -> list[str]:
         """Arguments of `ray start`, without spaces."""
         return [
-            f"--labels={','.join(f'{key}={value}' for key, value in self.labels.items())}",
+            f"--labels={','.join(f'{LABEL}{name}=true' for name in self.classes)}",
             f"--num-cpus={self.num_cpus}",
             f"--num-gpus={self.num_gpus}",
             f"--memory={self.memory_bytes}",
             f"--object-store-memory={_OBJECT_STORE_BYTES}",
         ]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return {
-            "labels": self.labels,
-            "num_cpus": self.num_cpus,
-            "num_gpus": self.num_gpus,
-            "memory_bytes": self.memory_bytes,
-            "arguments": self.arguments,
-            "environment": dict(self.environment),
-        }
-
 
 @app.command()
+@exiting()
 def main(
     device_class_: Annotated[
         list[str] | None,
@@ -99,20 +83,16 @@ def main(
         bool,
         typer.Option("--environment", help="Print the environment variables to start Ray with."),
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Print the arguments of `ray start` for this machine: labels, CPUs, GPUs, memory."""
-    with exiting(Console(stderr=True)):
-        worker = this_worker(device_class_ or ())
-    if json:
-        print(json_.dumps(worker.to_json(), indent=2))
-    elif environment:
-        print(" ".join(f"{name}={value}" for name, value in worker.environment.items()))
-    else:
-        print(" ".join(worker.arguments))
+    worker = this_worker(device_class_ or ())
+    words = worker.arguments
+    if environment:
+        words = [f"{name}={value}" for name, value in worker.environment.items()]
+    print(" ".join(words))
 
 
-def this_worker(wanted: Sequence[str]) -> Worker:
+def this_worker(wanted: Collection[str]) -> Worker:
     """Describe this machine as a worker of some classes, or of all its classes.
 
     Tasks of a class always run under its limits. To restrict everything else too (portable tasks,
@@ -123,37 +103,34 @@ def this_worker(wanted: Sequence[str]) -> Worker:
             Ray cannot choose.
     """
     machine = detect()
+    problem = None
     for name in wanted:
         device_class(name)
         if name not in machine.classes:
-            why = machine.why_not.get(name, "the hardware is different")
-            raise UsageError(
-                f"this machine cannot serve {name}: {why}; it can serve"
-                f" {', '.join(machine.classes)}",
-                code="CP-DEVICE-CLASS",
-            )
-    classes = tuple(
-        name for name in machine.classes if name != PORTABLE and (not wanted or name in wanted)
-    )
-    if not classes:
-        raise UsageError(
-            "this machine has no device class but portable, and a worker needs one; see `coldpress"
-            " classes`",
-            code="CP-DEVICE-CLASS",
-        )
-    gpus = [name for name in machine.classes if device_class(name).kind == "cuda"]
+            reason = machine.why_not.get(name, "the hardware is different")
+            served = ", ".join(machine.classes)
+            problem = f"this machine cannot serve {name}: {reason}; it can serve {served}"
+    classes = [name for name in machine.classes if name != PORTABLE]
+    gpus = [name for name in classes if device_class(name).kind == "cuda"]
+    if wanted:
+        classes = [name for name in classes if name in wanted]
     if len(gpus) > 1:
-        raise UsageError(
+        problem = (
             f"this machine has GPUs of several classes ({', '.join(gpus)}), and Ray cannot choose"
             " among them; set CUDA_VISIBLE_DEVICES to the GPUs of one class, and start one worker"
-            " for each class",
-            code="CP-DEVICE-CLASS",
+            " for each class"
         )
-    num_gpus = _num_visible(len(this_host().gpus)) if set(gpus) & set(classes) else 0
+    if problem is None and not classes:
+        problem = (
+            "this machine has no device class but portable, and a worker needs one; see `coldpress"
+            " classes`"
+        )
+    if problem is not None:
+        raise UsageError(problem, code="CP-DEVICE-CLASS")
     return Worker(
-        classes=classes,
+        classes=tuple(classes),
         num_cpus=available_cpus(),
-        num_gpus=num_gpus,
+        num_gpus=_num_visible(len(this_host().gpus)) if set(gpus) & set(classes) else 0,
         memory_bytes=int(machine_bytes() * MEMORY_SHARE),
         environment=_environment(classes, machine.classes),
     )
@@ -163,16 +140,17 @@ def _environment(classes: Sequence[str], served: Sequence[str]) -> dict[str, str
     """Return normal niceness, for timings; idle workers for two classes; token authentication;
     limits of a lesser class.
     """
-    level = best_level(classes)
-    limits = device_class(level).limits if level and level != best_level(served) else {}
-    # A head demands the token that it finds; other nodes send theirs only in this mode.
-    mode = {"RAY_AUTH_MODE": "token"} if "RAY_AUTH_MODE" not in os.environ and _has_token() else {}
-    return {
+    environment = {
         "RAY_worker_niceness": "0",
         "RAY_num_workers_soft_limit": str(2 * available_cpus()),
-        **mode,
-        **limits,
     }
+    # A head demands the token that it finds; other nodes send theirs only in this mode.
+    if "RAY_AUTH_MODE" not in os.environ and _has_token():
+        environment["RAY_AUTH_MODE"] = "token"
+    level = best_level(classes)
+    if level and level != best_level(served):
+        environment.update(device_class(level).limits)
+    return environment
 
 
 def _has_token() -> bool:
@@ -183,11 +161,9 @@ def _has_token() -> bool:
 
 def _num_visible(num_gpus: int) -> int:
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return (
-        num_gpus
-        if listed is None
-        else min(num_gpus, len([part for part in listed.split(",") if part.strip()]))
-    )
+    if listed is None:
+        return num_gpus
+    return min(num_gpus, len([part for part in listed.split(",") if part.strip()]))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,11 @@
-"""Checks of a machine for the command `coldpress doctor`: torch, compiler, hardware, limits,
-neighbours and the store.
+"""Checks of a machine for the command `coldpress doctor`: what would stop somebody who freezes or
+serves here.
 
 May import: freezer.freezing, freezer.serving and below. A checkout adds checks of Ray and MLflow by
 the entry-point group `coldpress.checks`. Read first: run_checks.py.
 """
+
+from freezer.checks.findings import CheckRequest, Finding
+from freezer.checks.run_checks import run_checks
+
+__all__ = ["CheckRequest", "Finding", "run_checks"]

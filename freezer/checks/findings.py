@@ -9,22 +9,22 @@ from typing import Literal
 Level = Literal["ok", "warning", "error"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One finding of a check.
 
     Attributes:
-        check: what was checked, in one or two words.
+        check: the checked thing, in one or two words.
+        text: result of the check.
         level: `error` if Coldpress cannot work here as requested, `warning` if it works, but slowly
             or only in part.
-        text: what was found.
-        remedy: unless the level is `ok`, a command that fixes it or shows its cause, and what to do
-            with the result.
+        remedy: unless the level is `ok`, a command that fixes it or shows its cause, with a comment
+            on what to do with the result.
     """
 
     check: str
-    level: Level = "ok"
     text: str
+    level: Level = "ok"
     remedy: str = ""
 
 
@@ -35,7 +35,7 @@ class CheckRequest:
     Attributes:
         store: URI of a store; None for no check.
         tracking_uri: URI of MLflow; None for no check.
-        address: of a Ray cluster; None for RAY_ADDRESS, or no check.
+        address: address of a Ray cluster; None for RAY_ADDRESS, or no check.
         campaigns: whether this is a checkout, from which campaigns run, and not a deployment.
     """
 

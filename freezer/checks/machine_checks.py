@@ -1,30 +1,119 @@
-"""Checks of this machine's hardware and of what else runs on it."""
+"""Checks of this machine: torch, compiler, device classes, threads, memory, temporary folder.
+
+What freezing needs is imported when a check runs, as an import of torch may fail.
+"""
 
 from __future__ import annotations
 
 import os
-import time
+import platform
+import shutil
+import subprocess
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
-from freezer.checks.findings import CheckRequest, Finding
-from freezer.errors import UsageError
-from freezer.freezing.environment import check_environment
+from freezer.checks.findings import CheckRequest, Finding, Level
+from freezer.errors import UsageError, first_line, last_line
+from freezer.files import VARIABLE, scratch_folder, scratch_place
 from freezer.hardware import (
     PORTABLE,
+    ROOT,
     Host,
     available_cpus,
-    cuda_version,
     describe_host,
-    device_class,
-    least_driver,
+    machine_bytes,
     this_host,
 )
-from freezer.spec import SamplingPolicy
 
-WATCH_S = 1.0
-"""Time for which other processes are watched."""
+LEAST_MEMORY_BYTES = 2e9
+"""Below this, freezing a small model may fail: torch and Inductor use about 1 GB, and each worker
+more.
+"""
 
-CUDA_BUILD = "https://pytorch.org/get-started/locally"
+LEAST_FREE_BYTES = 1e9
+"""Free disk space below which a build may fail."""
+
+PROGRAM = """
+#include <omp.h>
+#include <vector>
+extern "C" int coldpress_sum(int n) {
+    std::vector<int> x(n, 1);
+    int sum = 0;
+#pragma omp parallel for reduction(+ : sum)
+    for (int i = 0; i < n; ++i) sum += x[i];
+    return sum;
+}
+"""
+"""A shared library with OpenMP, as Inductor builds them."""
+
+COMPILE_LIMIT_S = 60
+
+_COMPILE = "-std=c++17 -O1 -fPIC -fopenmp -shared -o program.so program.cpp"
+
+_INSTALL = "apt-get install g++ binutils   # or: dnf install gcc-c++ binutils"
+
+
+def check_torch(_: CheckRequest) -> Iterator[Finding]:
+    """Whether torch can be imported, and its build."""
+    from freezer.freezing.toolchain import torch_versions
+
+    try:
+        versions = torch_versions()
+    except Exception as error:  # a missing library, another ABI of numpy, a broken installation
+        text = f"cannot be imported: {type(error).__name__}: {first_line(error)}"
+        yield Finding("torch", text, "error", "python -m pip install --force-reinstall torch")
+        return
+    device = f"CUDA {versions['cuda']}" if versions["cuda"] else "CPUs"
+    python = platform.python_version()
+    yield Finding("torch", f"{versions['torch']}, built for {device}; Python {python}")
+
+
+def check_compiler(request: CheckRequest) -> Iterator[Finding]:
+    """Whether the C++ compiler builds a shared library with OpenMP, and objdump is there to check
+    its instructions.
+    """
+    from freezer.freezing.toolchain import compiler
+
+    level: Level = "error" if request.campaigns else "warning"
+    command = compiler()
+    problem = None
+    for tool in (command, "objdump"):
+        if shutil.which(tool) is None:
+            problem = f"{tool!r} is not in PATH"
+            break
+    else:
+        problem = _compile_problem(command)
+    if problem is None:
+        yield Finding("compiler", f"{command!r} builds shared libraries with OpenMP")
+    else:
+        text = f"{problem}; freezing with Inductor needs it, and serving does not"
+        yield Finding("compiler", text, level, _INSTALL)
+
+
+def _compile_problem(command: str) -> str | None:
+    """Build PROGRAM as a build would, without variables that builds ignore; return the compiler's
+    first error, if there is one.
+    """
+    from freezer.freezing.environment import cleared
+
+    with scratch_folder() as folder, cleared():
+        (Path(folder) / "program.cpp").write_text(PROGRAM)
+        try:
+            done = subprocess.run(
+                [command, *_COMPILE.split()],
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=COMPILE_LIMIT_S,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"{command!r} cannot be run: {last_line(error)}"
+    if done.returncode == 0:
+        return None
+    lines = [line for line in done.stderr.splitlines() if "error" in line]
+    message = lines[0] if lines else f"exit code {done.returncode}"
+    return f"{command!r} cannot build a shared library with OpenMP: {message}"
 
 
 def check_classes(_: CheckRequest) -> Iterator[Finding]:
@@ -35,121 +124,16 @@ def check_classes(_: CheckRequest) -> Iterator[Finding]:
 def classes_finding(host: Host, environ: Mapping[str, str]) -> Finding:
     """Report the device classes of a host to a process with this environment."""
     machine = describe_host(host, environ)
-    better = "".join(
-        f"; not {name}: {why}" for name, why in machine.next_better.items() if name != "cuda"
-    )
-    text = f"{', '.join(machine.classes)}{better}"
-    if (
-        machine.classes
-        != describe_host(host, {**environ, **dict.fromkeys(_limits(environ), "")}).classes
-    ):
-        return Finding(
-            check="device classes",
-            level="warning",
-            text=text,
-            remedy=f"unset {' '.join(_limits(environ))}",
-        )
+    better = [f"; not {name}: {why}" for name, why in machine.next_better.items()]
+    text = ", ".join(machine.classes) + "".join(better)
+    if machine.hardware is not None and machine.hardware not in machine.classes:
+        names = [limit.partition("=")[0] for limit in machine.limits.split()]
+        return Finding("device classes", text, "warning", f"unset {' '.join(names)}")
     if machine.classes == (PORTABLE,):
-        remedy = (
-            "lscpu | grep -i flags   # a virtual machine may hide features: give it the host's CPU"
-            " model (qemu -cpu host)"
-        )
-        return Finding(
-            check="device classes",
-            level="warning",
-            text=f"{text}; only portable artifacts serve here",
-            remedy=remedy,
-        )
-    return Finding(check="device classes", text=text)
-
-
-def _limits(environ: Mapping[str, str]) -> list[str]:
-    variables = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
-    return [name for name in variables if environ.get(name)]
-
-
-def check_environment_here(_: CheckRequest) -> Iterator[Finding]:
-    """Variables with which builds and judges refuse to run."""
-    machine = describe_host(this_host(), os.environ)
-    try:
-        check_environment(device_class(machine.classes[0]))
-    except UsageError as error:
-        yield Finding(
-            check="environment",
-            level="error",
-            text=error.coded,
-            remedy=f"unset {str(error).partition('=')[0]}",
-        )
-        return
-    yield Finding(check="environment", text="no variable changes numbers or packed weights")
-
-
-def check_gpu(_: CheckRequest) -> Iterator[Finding]:
-    """The NVIDIA driver, the GPUs, and whether torch can use them."""
-    import torch
-
-    from freezer.runtime.devices import no_cuda
-
-    host = this_host()
-    yield gpu_finding(host, os.environ, torch.version.cuda, no_cuda() if host.gpus else None)
-
-
-def gpu_finding(
-    host: Host, environ: Mapping[str, str], cuda: str | None, no_cuda: str | None
-) -> Finding:
-    """Report the GPUs of a host.
-
-    Args:
-        host: with or without GPUs.
-        environ: of the process.
-        cuda: CUDA version of torch's build; None for CPUs only.
-        no_cuda: why torch cannot use the GPUs; None if it can.
-    """
-    if not host.gpus:
-        if host.no_gpu == "no NVIDIA driver":
-            return Finding(check="GPU", text="no NVIDIA driver, so no class of a GPU")
-        return Finding(
-            check="GPU",
-            level="warning",
-            text=host.no_gpu,
-            remedy="nvidia-smi   # shows the driver's own error",
-        )
-    names = ", ".join(
-        dict.fromkeys(f"{gpu.name or 'GPU'} (cuda-sm{gpu.capability})" for gpu in host.gpus)
-    )
-    text = f"{len(host.gpus)} of {names}, driver {host.driver}"
-    least = least_driver(cuda)
-    if cuda is None:
-        remedy = f"python -m pip install torch   # a build for CUDA: {CUDA_BUILD}"
-        return Finding(
-            check="GPU",
-            level="warning",
-            text=f"{text}; torch is built for CPUs only",
-            remedy=remedy,
-        )
-    if least and host.driver and cuda_version(host.driver) < cuda_version(least):
-        remedy = (
-            f"nvidia-smi   # update the driver to {least}, or install torch for an older CUDA:"
-            f" {CUDA_BUILD}"
-        )
-        return Finding(
-            check="GPU",
-            level="error",
-            text=f"{text}; torch's CUDA {cuda} needs driver {least} or later",
-            remedy=remedy,
-        )
-    if environ.get("CUDA_VISIBLE_DEVICES") is not None and no_cuda:
-        remedy = "unset CUDA_VISIBLE_DEVICES"
-        return Finding(
-            check="GPU",
-            level="warning",
-            text=f"{text}; CUDA_VISIBLE_DEVICES hides all of them",
-            remedy=remedy,
-        )
-    if no_cuda:
-        remedy = "python -c 'import torch; torch.cuda.init()'   # shows torch's own error"
-        return Finding(check="GPU", level="error", text=f"{text}; {no_cuda}", remedy=remedy)
-    return Finding(check="GPU", text=f"{text}; torch uses CUDA {cuda}")
+        remedy = "lscpu   # a virtual machine may hide features: qemu -cpu host"
+        text += "; only portable artifacts serve here"
+        return Finding("device classes", text, "warning", remedy)
+    return Finding("device classes", text)
 
 
 def check_threads(_: CheckRequest) -> Iterator[Finding]:
@@ -157,36 +141,53 @@ def check_threads(_: CheckRequest) -> Iterator[Finding]:
     import torch
 
     num_threads, num_cpus = torch.get_num_threads(), available_cpus()
-    text = (
-        f"torch uses {num_threads} thread{'' if num_threads == 1 else 's'}, on {num_cpus}"
-        f" CPU{'' if num_cpus == 1 else 's'}"
-    )
+    text = f"torch uses {num_threads}, and this process may use {num_cpus} of {os.cpu_count()} CPUs"
     if num_threads <= num_cpus:
-        yield Finding(check="threads", text=text)
-        return
-    yield Finding(
-        check="threads",
-        level="warning",
-        text=f"{text}: they wait for each other, which can make calls many times slower",
-        remedy=f"export OMP_NUM_THREADS={num_cpus}",
-    )
+        yield Finding("threads", text)
+    else:
+        text += " by its affinity and quota: they wait for each other, which slows calls down"
+        yield Finding("threads", text, "warning", f"export OMP_NUM_THREADS={num_cpus}")
 
 
-def check_neighbours(_: CheckRequest) -> Iterator[Finding]:
-    """What other processes and the hypervisor take from the CPUs, by the meter and the limits of a
-    judge.
+def check_gpus(_: CheckRequest) -> Iterator[Finding]:
+    """Whether torch can use the GPUs of the machine, if it has any."""
+    from freezer.runtime.devices import no_cuda
+
+    problem = no_cuda() if this_host().gpus else None
+    if problem is not None:
+        remedy = "nvidia-smi   # its CUDA version must be torch's or later, for a torch with CUDA"
+        yield Finding("GPU", f"torch cannot use it: {problem}", "warning", remedy)
+
+
+def check_memory(_: CheckRequest, root: Path = ROOT) -> Iterator[Finding]:
+    """Memory of the machine or the container whose files are below `root`."""
+    limit = machine_bytes(root)
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    available = min(limit, free)
+    text = f"{limit / 1e9:.1f} GB, {available / 1e9:.1f} GB available"
+    if available >= LEAST_MEMORY_BYTES:
+        yield Finding("memory", text)
+    else:
+        text += f"; freezing may need more than {LEAST_MEMORY_BYTES / 1e9:.0f} GB"
+        remedy = "docker update --memory 8g CONTAINER   # or stop what `ps --sort -rss` shows"
+        yield Finding("memory", text, "warning", remedy)
+
+
+def check_temporary(_: CheckRequest) -> Iterator[Finding]:
+    """Whether files that contain code can be written and opened in the temporary folder, and its
+    free space.
     """
-    from freezer.timing import CpuMeter
-
-    meter = CpuMeter(SamplingPolicy())
-    time.sleep(WATCH_S)
-    disturbed, text = meter.disturbed(), meter.disturbance()
-    if not disturbed:
-        yield Finding(check="neighbours", text=text)
+    remedy = f"export {VARIABLE}=/var/tmp   # or another folder that allows it"
+    try:
+        folder = scratch_place(executable=True)
+    except UsageError as error:
+        yield Finding("temporary folder", error.coded, "error", remedy)
         return
-    yield Finding(
-        check="neighbours",
-        level="warning",
-        text=f"{text}; a judge drops such rounds, and reports 'unstable' if too few remain",
-        remedy="top -b -n 1 -o %CPU | head -15   # stop them, or judge on another machine",
-    )
+    free = shutil.disk_usage(folder).free
+    text = f"{folder} has {free / 1e9:.1f} GB free"
+    if free >= LEAST_FREE_BYTES:
+        yield Finding("temporary folder", text)
+    else:
+        text += f"; expected {LEAST_FREE_BYTES / 1e9:.0f} GB or more"
+        yield Finding("temporary folder", text, "warning", remedy)

@@ -7,40 +7,28 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib.metadata import entry_points
 
-from freezer.checks.build_checks import check_compiler, check_torch
 from freezer.checks.findings import Check, CheckRequest, Finding
-from freezer.checks.limit_checks import (
-    check_clock_source,
-    check_cpus,
-    check_memory,
-    check_temporary,
-)
 from freezer.checks.machine_checks import (
     check_classes,
-    check_environment_here,
-    check_gpu,
-    check_neighbours,
+    check_compiler,
+    check_gpus,
+    check_memory,
+    check_temporary,
     check_threads,
+    check_torch,
 )
 from freezer.checks.store_checks import check_store
 from freezer.errors import first_line
 
 CHECKS: Mapping[str, Check] = {
     "device classes": check_classes,
-    "environment": check_environment_here,
-    "CPUs": check_cpus,
     "memory": check_memory,
     "temporary folder": check_temporary,
-    "clock source": check_clock_source,
     "compiler": check_compiler,
 }
 """Checks without torch, by what they check."""
 
-TORCH_CHECKS: Mapping[str, Check] = {
-    "GPU": check_gpu,
-    "threads": check_threads,
-    "neighbours": check_neighbours,
-}
+TORCH_CHECKS: Mapping[str, Check] = {"threads": check_threads, "GPU": check_gpus}
 """Checks that need torch."""
 
 GROUP = "coldpress.checks"
@@ -51,12 +39,12 @@ _LOG = logging.getLogger("coldpress")
 
 def run_checks(request: CheckRequest) -> Iterator[Finding]:
     """Run all checks, and log the name of each before it runs."""
-    found = list(_run({"torch": check_torch}, request))
-    yield from found
+    findings = list(_run({"torch": check_torch}, request))
+    yield from findings
     further, missing = _further()
     request = replace(request, campaigns=bool(further))
     yield from _run(CHECKS, request)
-    if not any(finding.level == "error" for finding in found):
+    if findings[0].level == "ok":
         yield from _run(TORCH_CHECKS, request)
     yield from missing
     yield from _run({**further, "store": check_store}, request)
@@ -70,28 +58,18 @@ def _run(checks: Mapping[str, Check], request: CheckRequest) -> Iterator[Finding
 
 def _further() -> tuple[dict[str, Check], list[Finding]]:
     """The checks of a checkout by name, and findings on those that cannot be imported."""
-    found: dict[str, Check] = {}
+    checks: dict[str, Check] = {}
     missing = []
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name, reverse=True):
         _LOG.info("importing %s", entry.name)
         try:
-            found[entry.name] = entry.load()
-        except ModuleNotFoundError as error:
-            if error.name == entry.module.partition(".")[0]:
-                missing.append(
-                    Finding(check=entry.name, text="not installed; only campaigns need it")
-                )
+            checks[entry.name] = entry.load()
+        except Exception as error:  # also of a broken package
+            absent = entry.module.partition(".")[0]
+            if isinstance(error, ModuleNotFoundError) and error.name == absent:
+                missing.append(Finding(entry.name, "not installed; only campaigns need it"))
             else:
-                missing.append(_broken(entry.name, error))
-        except Exception as error:
-            missing.append(_broken(entry.name, error))
-    return found, missing
-
-
-def _broken(name: str, error: Exception) -> Finding:
-    return Finding(
-        check=name,
-        level="error",
-        text=f"cannot be imported: {type(error).__name__}: {first_line(error)}; campaigns need it",
-        remedy="python -m pip install --group pipeline   # in the checkout",
-    )
+                text = f"cannot be imported: {type(error).__name__}: {first_line(error)}"
+                remedy = "python -m pip install --group pipeline   # in the checkout"
+                missing.append(Finding(entry.name, text, "error", remedy))
+    return checks, missing

@@ -1,77 +1,54 @@
-"""Checks of a store: whether it can be read and written, its free space, and its clock."""
+"""Check of a store: whether it can be read and written."""
 
 from __future__ import annotations
 
 import errno
 import shlex
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from urllib.parse import parse_qsl, urlparse
 
-from freezer.checks.findings import CheckRequest, Finding, Level
-from freezer.checks.limit_checks import space_finding
+from freezer.checks.findings import CheckRequest, Finding
 from freezer.errors import ColdpressError, MissingDependencyError, UsageError
-from freezer.store import INDEX, WORK, LocalFiles, Store
-
-MAX_SKEW_S = 5.0
-"""Difference of two clocks that has no effect: buckets give whole seconds."""
+from freezer.store import WORK, LocalFiles, Store
 
 PROBE_BYTES = 4096
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
-
-SET_CLOCK = "timedatectl status   # set up NTP on the machine whose clock is wrong"
 
 
 def check_store(request: CheckRequest) -> Iterator[Finding]:
-    """Whether the requested store is reachable and writable, with space and the same clock."""
-    if request.store is None:
+    """Whether the requested store can be read and written."""
+    uri = request.store
+    if uri is None:
         return
     try:
-        store = Store.open(request.store)
-        num_models = len(_readable(store).models())
-    except (ColdpressError, OSError) as error:
-        text = (
-            error.coded
-            if isinstance(error, ColdpressError)
-            else f"{request.store} cannot be read: {error}"
-        )
-        yield Finding(check="store", level="error", text=text, remedy=_remedy(request.store, error))
+        store = Store.open(uri)
+        if store.remote is None:
+            next(store.root.iterdir(), None)  # `models` finds none in a forbidden folder
+        models = store.models()
+    except ColdpressError as error:
+        yield Finding("store", error.coded, "error", _remedy(uri, error))
         return
-    what = f"{store.uri}: {num_models} model{'' if num_models == 1 else 's'}"
-    try:
-        skew_s = _probe(store)
     except OSError as error:
-        yield _not_written(store, what, error)
-        skew_s = 0.0
+        yield Finding("store", f"{uri} cannot be read: {error}", "error", _remedy(uri, error))
+        return
+    text = f"{store.uri}: {len(models)} model{'' if len(models) == 1 else 's'}"
+    try:
+        _probe(store)
+    except OSError as error:
+        yield _not_written(store, text, error)
     else:
-        yield Finding(check="store", text=f"{what}, can be read and written")
-    if store.remote is None:
-        yield space_finding("store space", store.root)
-    yield skew_finding(skew_s, _ahead(store))
+        yield Finding("store", f"{text}, can be read and written")
 
 
-def _readable(store: Store) -> Store:
-    """The store, if its folder may be listed: looking for models in a forbidden one finds none."""
-    if store.remote is None:
-        next(store.root.iterdir(), None)
-    return store
-
-
-def _probe(store: Store) -> float:
-    """Write, read and remove a file; return by how many seconds the store's clock is ahead of this
-    machine's.
-    """
+def _probe(store: Store) -> None:
+    """Write, read and remove a file."""
     files = store.remote or LocalFiles(store.root, work=WORK)
     name, data = f".doctor-{uuid.uuid4().hex}", b"coldpress doctor".ljust(PROBE_BYTES)
-    started = time.time()
     try:
         files.write(name, data)
-        written, ended = files.modified(name), time.time()
         if files.read(name) != data:
             raise OSError(errno.EIO, "a file that was just written reads differently")
     finally:
@@ -80,68 +57,20 @@ def _probe(store: Store) -> float:
                 store.remote.remove(name)
             else:
                 (store.root / name).unlink(missing_ok=True)
-    return max(0.0, written - ended) or min(0.0, written - started)
 
 
-def _not_written(store: Store, what: str, error: OSError) -> Finding:
-    where = shlex.quote(store.uri)
+def _not_written(store: Store, text: str, error: OSError) -> Finding:
+    """Report a store that cannot be written: an error if its disk is full, or else a warning."""
+    folder = shlex.quote(store.uri)
     if error.errno in FULL:
-        remedy = f"df -h {where}   # free space, or enlarge the disk"
-        return Finding(
-            check="store",
-            level="error",
-            text=f"{what}, but its disk is full: {error}",
-            remedy=remedy,
-        )
-    forbidden = store.remote is not None or error.errno in FORBIDDEN
-    level: Level = "warning" if forbidden else "error"
-    text = f"{what}, but it cannot be written: {error}"
-    only = "; deployments only read, campaigns and `coldpress sign` write" if forbidden else ""
-    remedy = (
-        f"touch {where}/.coldpress-test; ls -ld {where}; findmnt -T {where}   # grant write access,"
-        " or mount it read-write"
+        remedy = f"df -h {folder}   # free space, or enlarge the disk"
+        return Finding("store", f"{text}, but its disk is full: {error}", "error", remedy)
+    text += (
+        f", but it cannot be written: {error}; deployments only read, campaigns and `coldpress"
+        " sign` write"
     )
-    if store.remote is not None:
-        remedy = (
-            f"{_listing(store.uri)}   # grant the credentials the rights to put and delete objects"
-        )
-    return Finding(check="store", level=level, text=f"{text}{only}", remedy=remedy)
-
-
-def _ahead(store: Store) -> tuple[str, float] | None:
-    """The path and lead of the newest index.json in a folder, if it is from the future."""
-    if store.remote is not None:
-        return None
-    times = {path: path.stat().st_mtime - time.time() for path in store.root.glob(f"*/{INDEX}")}
-    path = max(times, key=lambda path: times[path], default=Path())
-    return (str(path), times[path]) if times.get(path, 0.0) > MAX_SKEW_S else None
-
-
-def skew_finding(skew_s: float, ahead: tuple[str, float] | None = None) -> Finding:
-    """Compare clocks.
-
-    Args:
-        skew_s: how far the store's clock is ahead of this machine's.
-        ahead: path of a file from the future, and by how many seconds.
-    """
-    if abs(skew_s) > MAX_SKEW_S:
-        text = (
-            f"the store's clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'}"
-            " this machine's"
-        )
-    elif ahead is not None:
-        path, lead_s = ahead
-        text = (
-            f"{path} was written {lead_s:.0f} s in the future: this machine's clock is behind, or"
-            " that of its writer is ahead"
-        )
-    else:
-        return Finding(check="store clock", text="agrees with this machine's")
-    effect = (
-        "dates are wrong, remains of killed workers are kept or removed too early, and S3 refuses"
-        " requests at 15 minutes"
-    )
-    return Finding(check="store clock", level="warning", text=f"{text}; {effect}", remedy=SET_CLOCK)
+    command = f"findmnt -T {folder}" if store.remote is None else _listing(store.uri)
+    return Finding("store", text, "warning", f"{command}   # grant write access")
 
 
 def _remedy(uri: str, error: Exception) -> str:
@@ -152,19 +81,17 @@ def _remedy(uri: str, error: Exception) -> str:
         return "coldpress doctor --store ./store   # or s3://BUCKET/PREFIX, gs://BUCKET/PREFIX"
     if urlparse(uri).scheme in ("s3", "gs"):
         return f"{_listing(uri)}   # checks network and credentials without Coldpress"
-    return (
-        f"ls -ld {shlex.quote(uri)}   # mount it, correct --store, or let the first campaign"
-        " make it"
-    )
+    return f"ls -ld {shlex.quote(uri)}   # mount it, or let the first campaign make it"
 
 
 def _listing(uri: str) -> str:
     """A command that lists a bucket without Coldpress."""
-    place, _, query = uri.partition("?")
+    bucket, _, query = uri.partition("?")
+    if not bucket.startswith("s3:"):
+        return f"gcloud storage ls {bucket}"
     options = dict(parse_qsl(query))
-    if not place.startswith("s3:"):
-        return f"gcloud storage ls {place}"
-    endpoint = options.get("endpoint_override")
-    return f"aws s3 ls {place}/" + (
-        f" --endpoint-url {options.get('scheme', 'https')}://{endpoint}" if endpoint else ""
-    )
+    command = f"aws s3 ls {bucket}/"
+    if "endpoint_override" in options:
+        endpoint = options["endpoint_override"]
+        command += f" --endpoint-url {options.get('scheme', 'https')}://{endpoint}"
+    return command

@@ -1,9 +1,37 @@
-"""The command `coldpress`, with one module per group of commands.
+"""The command `coldpress`, with one module per group of commands, and what commands share.
 
 May import: all of freezer. Importing it imports neither torch nor freezer.freezing.
 Read first: app.py.
 """
 
 from freezer.cli.app import main
+from freezer.cli.arguments import (
+    ClassOption,
+    JsonOption,
+    KeysOption,
+    MinVersionOption,
+    ModelArgument,
+    StoreOption,
+    ThreadsOption,
+    exiting,
+    note,
+    say,
+    say_error,
+    say_json,
+)
 
-__all__ = ["main"]
+__all__ = [
+    "ClassOption",
+    "JsonOption",
+    "KeysOption",
+    "MinVersionOption",
+    "ModelArgument",
+    "StoreOption",
+    "ThreadsOption",
+    "exiting",
+    "main",
+    "note",
+    "say",
+    "say_error",
+    "say_json",
+]

@@ -1,30 +1,39 @@
-"""The command `coldpress`.
+"""The command `coldpress`: its commands, and progress on stderr while one runs.
 
 Exit codes: 0 done, 1 refused or verification failed, 2 usage, 3 store unreachable.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points, version
 from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
 
-from freezer.cli.arguments import REFUSED, UNREACHABLE, USAGE, error_console, say, say_error
-from freezer.cli.artifact_commands import classes, diff, inspect, pull, run, sign, verify
+from freezer.cli.arguments import exiting, say
+from freezer.cli.artifact_commands import classes, inspect, run, verify
 from freezer.cli.doctor import doctor
 from freezer.cli.freezing_commands import freeze
-from freezer.cli.progress import progress
-from freezer.cli.store_commands import list_models, rollback
-from freezer.errors import ColdpressError, StoreUnreachableError, UsageError
+from freezer.cli.store_commands import diff, list_models, pull, rollback, sign
 
 CAMPAIGN_COMMANDS = "coldpress.commands"
 """Group of entry points: commands over campaigns, which only a checkout has.
 
 Each names a typer application.
 """
+
+FIRST_S = 5.0
+"""A command that takes longer than this reports its progress."""
+
+EVERY_S = 30.0
+"""Seconds between further reports: rare, so that they do not disturb measurements."""
 
 
 class _Commands(typer.core.TyperGroup):
@@ -41,10 +50,9 @@ class _Commands(typer.core.TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of a name."""
-        if (known := super().get_command(ctx, cmd_name)) is not None:
-            return known
-        if (point := _campaign_commands().get(cmd_name)) is None:
-            return None
+        point = _campaign_commands().get(cmd_name)
+        if point is None:
+            return super().get_command(ctx, cmd_name)
         command = typer.main.get_command(point.load())
         command.name = cmd_name
         return command
@@ -52,25 +60,11 @@ class _Commands(typer.core.TyperGroup):
 
 def _campaign_commands() -> dict[str, EntryPoint]:
     """The entry points of CAMPAIGN_COMMANDS, by command; empty without a checkout."""
-    return {
-        point.name: point
-        for point in entry_points(group=CAMPAIGN_COMMANDS)
-        if _is_here(point.module)
-    }
+    points = entry_points(group=CAMPAIGN_COMMANDS)
+    return {point.name: point for point in points if find_spec(point.module.partition(".")[0])}
 
 
-def _is_here(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # its package
-        return False
-
-
-app = typer.Typer(
-    cls=_Commands,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _print_version(wanted: bool) -> None:
@@ -90,7 +84,7 @@ def options(
 ) -> None:
     """Freeze PyTorch models for the hardware that serves them.
 
-    Campaigns over many models run from a checkout of Coldpress: python -m jobs.optimize.
+    Campaigns over many models run from a checkout of Coldpress: coldpress optimize.
     """
 
 
@@ -100,13 +94,47 @@ app.command("list")(list_models)
 
 
 def main() -> None:
-    """Run the command; print errors as one line on stderr and map them to exit codes."""
+    """Run the command; print an error as one line on stderr, and exit with its code."""
+    with exiting(), progress():
+        app()
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[None]:
+    """Print the newest message of the logger `coldpress`, and its warnings at once, while the block
+    runs.
+    """
+    handler = _NewestMessage()
+    logger = logging.getLogger("coldpress")
+    level, ended = logger.level, threading.Event()
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    thread = threading.Thread(target=_report, args=(handler, ended), daemon=True)
+    thread.start()
     try:
-        with progress():
-            app()
-    except ColdpressError as error:
-        say_error(error)
-        for note in getattr(error, "__notes__", ()):
-            error_console.print(note, markup=False, highlight=False, soft_wrap=True)
-        codes = {StoreUnreachableError: UNREACHABLE, UsageError: USAGE}
-        sys.exit(next((code for kind, code in codes.items() if isinstance(error, kind)), REFUSED))
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        logger.setLevel(level)
+        logger.removeHandler(handler)
+
+
+class _NewestMessage(logging.Handler):
+    """Stores the newest message; prints warnings."""
+
+    text = "working"
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take a message."""
+        if record.levelno >= logging.WARNING:
+            sys.stderr.write(f"{record.getMessage()}\n")
+        else:
+            self.text = record.getMessage()
+
+
+def _report(handler: _NewestMessage, ended: threading.Event) -> None:
+    started, wait_s = time.monotonic(), FIRST_S
+    while not ended.wait(wait_s):
+        sys.stderr.write(f"{time.monotonic() - started:.0f} s: {handler.text}\n")
+        wait_s = EVERY_S

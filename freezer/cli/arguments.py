@@ -1,36 +1,51 @@
-"""Options, exit codes and output shared by the commands."""
+"""Options, output and exits shared by the commands."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlparse
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from freezer.cli.completion import complete_class, complete_model
-from freezer.errors import ColdpressError
+from freezer.errors import FAILED, INTERRUPTED, ColdpressError
+from freezer.files import SCHEMES
+from freezer.hardware import DEVICE_CLASSES
+from freezer.store import Store
 
-REFUSED, USAGE, UNREACHABLE = 1, 2, 3
-"""Exit codes."""
-
-_COLORS: Literal["auto"] | None = (
-    None if os.environ.get("NO_COLOR") else "auto"
-)  # rich alone would keep bold and dim text
+# rich alone would print bold and dim text even without colors
+_COLORS: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
 console = Console(color_system=_COLORS)
 error_console = Console(stderr=True, color_system=_COLORS)
 
 
-def say(line: str, style: str = "") -> None:
+def say(line: str, style: str = "", *, on: Console = console) -> None:
     """Print one line without markup or wrapping."""
-    console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+    on.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def say_error(error: ColdpressError) -> None:
-    """Print an error with its code on stderr."""
-    error_console.print(error.coded, style="red", markup=False, highlight=False, soft_wrap=True)
+    """Print an error with its code, and its notes, on stderr."""
+    say(error.coded, "red", on=error_console)
+    for line in getattr(error, "__notes__", ()):
+        say(line, on=error_console)
+
+
+def note(line: str) -> None:
+    """Print a remark on stderr."""
+    say(line, "dim", on=error_console)
+
+
+def say_json(value: object, *, indent: int | None = None) -> None:
+    """Print a value as JSON."""
+    sys.stdout.write(json.dumps(value, indent=indent, allow_nan=False) + "\n")
 
 
 def table(*headers: str) -> Table:
@@ -38,20 +53,66 @@ def table(*headers: str) -> Table:
     return Table(*headers, box=None, show_header=bool(headers), pad_edge=False)
 
 
+@contextlib.contextmanager
+def exiting(*, refused: int = FAILED, interrupted: str | None = None) -> Iterator[None]:
+    """Print an error of the block, and exit with its code; also a decorator of commands.
+
+    Args:
+        refused: exit code in place of FAILED, which some commands use for results.
+        interrupted: message after Ctrl-C; None leaves that to the caller.
+    """
+    try:
+        yield
+    except ColdpressError as error:
+        say_error(error)
+        sys.exit(refused if error.exit_code == FAILED else error.exit_code)
+    except KeyboardInterrupt:
+        if interrupted is None:
+            raise
+        say(interrupted, "red", on=error_console)
+        sys.exit(INTERRUPTED)
+
+
+def _complete_model(context: typer.Context, incomplete: str) -> list[str]:
+    """Names of the models in the folder of --store, by default ./store; none of a bucket, which
+    would take too long to list.
+    """
+    uri = context.params.get("store") or "./store"
+    if urlparse(uri).scheme in SCHEMES:
+        return []
+    with contextlib.suppress(ColdpressError):
+        return [name for name in Store.open(uri).models() if name.startswith(incomplete)]
+    return []
+
+
+def _complete_class(incomplete: str) -> list[str]:
+    """Names of device classes."""
+    return [name for name in DEVICE_CLASSES if name.startswith(incomplete)]
+
+
 ModelArgument = Annotated[
-    str, typer.Argument(help="MODEL or MODEL:VERSION.", autocompletion=complete_model)
+    str, typer.Argument(help="MODEL or MODEL:VERSION.", autocompletion=_complete_model)
+]
+MaybeModelArgument = Annotated[
+    str | None, typer.Argument(help="Default: all models.", autocompletion=_complete_model)
 ]
 ReferenceArgument = Annotated[
     str,
-    typer.Argument(help="An artifact folder, or MODEL[:VERSION].", autocompletion=complete_model),
+    typer.Argument(help="An artifact folder, or MODEL[:VERSION].", autocompletion=_complete_model),
 ]
-StoreOption = Annotated[str, typer.Option("--store", help="URI of the store.")]
+StoreOption = Annotated[
+    str, typer.Option("--store", help="URI of the store: a folder, s3:// or gs://.")
+]
+FolderOrStoreOption = Annotated[
+    str | None, typer.Option("--store", help="URI of the store. Default: ./store.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ClassOption = Annotated[
     str,
     typer.Option(
         "--device-class",
         help="A device class, or auto for the best one of this machine.",
-        autocompletion=complete_class,
+        autocompletion=_complete_class,
     ),
 ]
 ThreadsOption = Annotated[

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from typing import Annotated
@@ -10,14 +9,15 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from freezer.checks.findings import CheckRequest, Finding
-from freezer.cli.arguments import REFUSED, console, say, table
+from freezer.checks import CheckRequest, Finding, run_checks
+from freezer.cli.arguments import JsonOption, console, say, say_json, table
 from freezer.codec import encode
+from freezer.errors import ColdpressError
 
 _STYLES = {"ok": "green", "warning": "yellow", "error": "red"}
 
 CHECK_WIDTH = 16
-"""Of the longest name, `temporary folder`."""
+"""Length of the longest name, `temporary folder`."""
 
 
 def doctor(
@@ -30,37 +30,28 @@ def doctor(
     address: Annotated[
         str | None, typer.Option(help="Also check this Ray cluster. Default: RAY_ADDRESS.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Check this machine, and name a remedy for each problem; exit code 1 if there are errors."""
-    from freezer.checks.run_checks import run_checks
-
-    num: Counter[str] = Counter()
     findings = []
-    for finding in run_checks(
-        CheckRequest(store=store, tracking_uri=tracking_uri, address=address)
-    ):
-        num[finding.level] += 1
-        if as_json:
-            findings.append(encode(finding))
-        else:
+    request = CheckRequest(store=store, tracking_uri=tracking_uri, address=address)
+    for finding in run_checks(request):
+        findings.append(finding)
+        if not as_json:
             _print(finding)
+    counts = Counter(finding.level for finding in findings)
     if as_json:
-        sys.stdout.write(
-            json.dumps(
-                {"num_errors": num["error"], "num_warnings": num["warning"], "findings": findings}
-            )
-            + "\n"
+        say_json(
+            {
+                "num_errors": counts["error"],
+                "num_warnings": counts["warning"],
+                "findings": [encode(finding) for finding in findings],
+            }
         )
     else:
-        say(
-            ", ".join(
-                f"{num[level]} {level}{'' if num[level] == 1 else 's'}"
-                for level in ("error", "warning")
-            )
-        )
-    if num["error"]:
-        sys.exit(REFUSED)
+        say(f"errors: {counts['error']}, warnings: {counts['warning']}")
+    if counts["error"]:
+        sys.exit(ColdpressError.exit_code)
 
 
 def _print(finding: Finding) -> None:

@@ -1,57 +1,181 @@
-"""The commands `coldpress list` and `coldpress rollback`. Imports no torch."""
+"""The commands over a store: `coldpress list`, `pull`, `sign`, `diff` and `rollback`.
+
+Only `diff` imports torch.
+"""
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from freezer.artifact import size_text
-from freezer.cli.arguments import REFUSED, StoreOption, console, say, say_error, table
-from freezer.cli.completion import complete_model
+from freezer.artifact import ENGINES, MANIFEST, folder_of, size_text
+from freezer.cli.arguments import (
+    ClassOption,
+    JsonOption,
+    MaybeModelArgument,
+    MinVersionOption,
+    ModelArgument,
+    StoreOption,
+    console,
+    say,
+    say_error,
+    say_json,
+    table,
+)
 from freezer.codec import encode
-from freezer.errors import UsageError
-from freezer.store import ListedVersion, Store, newest_versions, versions_of
+from freezer.errors import FAILED, ColdpressError, IncompatibleError, UsageError
+from freezer.files import check_folder
+from freezer.hardware import detect, device_class
+from freezer.serving.compatibility import rungs
+from freezer.store import Descriptor, ListedVersion, Store, Version, newest_versions, versions_of
 
 
 def list_models(
-    model: Annotated[
-        str | None,
-        typer.Argument(help="Model to list all versions of.", autocompletion=complete_model),
-    ] = None,
-    store: StoreOption = "./store",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    model: MaybeModelArgument = None, store: StoreOption = "./store", as_json: JsonOption = False
 ) -> None:
     """List the models of a store, or all versions of one, newest first."""
     opened = Store.open(store)
     logging.getLogger("coldpress").info("reading the indexes of %s", opened.uri)
-    found, problems = newest_versions(opened) if model is None else (versions_of(opened, model), [])
-    if as_json:
-        sys.stdout.write(
-            json.dumps({"store": opened.uri, "versions": [_as_json(item) for item in found]}) + "\n"
-        )
-    elif model is None:
-        _print_models(found)
-        say(f"{len(found)} model{'' if len(found) == 1 else 's'} in {opened.uri}")
+    problems: list[ColdpressError] = []
+    if model is None:
+        listed, problems = newest_versions(opened)
     else:
-        _print_versions(found)
+        listed = versions_of(opened, model)
+    if as_json:
+        versions = []
+        for item in listed:
+            published = datetime.fromtimestamp(item.published, UTC).isoformat(timespec="seconds")
+            versions.append({**encode(item), "published": published})
+        say_json({"store": opened.uri, "versions": versions})
+    else:
+        _print_versions(listed, of_one_model=model is not None)
+        if model is None:
+            say(f"{len(listed)} model{'' if len(listed) == 1 else 's'} in {opened.uri}")
     for error in problems:
         say_error(error)
     if problems:
-        sys.exit(REFUSED)
+        sys.exit(FAILED)
 
 
-def rollback(
-    model: Annotated[
-        str, typer.Argument(help="MODEL:VERSION to go back to.", autocompletion=complete_model)
-    ],
+def _print_versions(listed: Iterable[ListedVersion], *, of_one_model: bool) -> None:
+    """Print a table with a row for each artifact; the first of a version names it."""
+    columns = ["version", "published", "device class", "size", "signed"]
+    rows = table(*columns, "digest") if of_one_model else table("model", *columns)
+    rows.columns[0].overflow = "fold"
+    rows.columns[3 if of_one_model else 4].justify = "right"
+    for item in listed:
+        published = datetime.fromtimestamp(item.published, UTC)
+        if of_one_model:
+            number = f"{item.version} latest" if "latest" in item.tags else str(item.version)
+            first = [number, f"{published:%Y-%m-%d %H:%M}"]
+        else:
+            first = [item.model, str(item.version), f"{published:%Y-%m-%d}"]
+        for artifact in item.artifacts:
+            row = [artifact.device_class, size_text(artifact.size_bytes)]
+            row.append("yes" if artifact.signed else "no")
+            if of_one_model:
+                row.append(artifact.digest.removeprefix("sha256:")[:12])
+            rows.add_row(*first, *row)
+            first = [""] * len(first)
+    console.print(rows, markup=False, highlight=False)
+
+
+def pull(
+    model: ModelArgument,
+    dest: Annotated[Path, typer.Option(help="New or empty folder to write.")],
     store: StoreOption = "./store",
+    device_class_: ClassOption = "auto",
+    min_version: MinVersionOption = 0,
 ) -> None:
+    """Copy the artifact for this machine into a folder, and verify every digest."""
+    if not (dest / MANIFEST).is_file():  # a folder with this artifact stays
+        check_folder(dest, "--dest")
+    opened = Store.open(store)
+    version = opened.version(model)
+    if version.number < min_version:
+        raise IncompatibleError(
+            f"{model}: rolled_back: got version {version.number}, expected version {min_version} or"
+            " later"
+        )
+    name = pick(version, device_class_)
+    artifact = opened.pull(version, name, dest, rank=_servable(version.images_of(name)))
+    size_mb = sum(item.size_bytes for item in artifact.manifest.contents) / 1e6
+    say(f"{version.model}:{version.number} for {name} is in {dest} ({size_mb:.1f} MB)")
+
+
+def pick(version: Version, wanted: str) -> str:
+    """The requested device class, or the most specific one that this machine runs."""
+    if wanted != "auto":
+        return device_class(wanted).name
+    machine = detect()
+    runnable = rungs(version.images, machine)
+    if not runnable:
+        raise IncompatibleError(
+            f"{version.model}:{version.number} is published for"
+            f" {', '.join(sorted(version.images))}; this machine runs {', '.join(machine.classes)}"
+        )
+    return runnable[0]
+
+
+def _servable(images: Sequence[Descriptor]) -> int:
+    """Position of the first image whose engines are installed here, or else of the best."""
+    installed = {name for name in ENGINES.values() if find_spec(name) is not None}
+    for rank, image in enumerate(images):
+        if installed.issuperset(image.engines):
+            return rank
+    return 0
+
+
+def sign(
+    model: ModelArgument,
+    key: Annotated[Path, typer.Option(help="Private EC key on P-256 (PEM, without a password).")],
+    store: StoreOption = "./store",
+    device_class_: Annotated[
+        str, typer.Option("--device-class", help="Sign only this class. Default: all.")
+    ] = "all",
+) -> None:
+    """Verify and sign published artifacts; pulled folders contain the signatures too."""
+    opened = Store.open(store)
+    version = opened.version(model)
+    for name in sorted(version.images) if device_class_ == "all" else [device_class_]:
+        done = "signed" if opened.sign(version, name, key) else "signed by this key before"
+        say(f"{version.model}:{version.number} for {name}: {done}")
+
+
+def diff(model: ModelArgument, store: StoreOption = "./store", as_json: JsonOption = False) -> None:
+    """Compare the golden outputs of the device classes of a version; exit code 1 if two differ too
+    much.
+    """
+    if folder_of(model) is not None:
+        raise UsageError(
+            f"{model} is a folder with one class; name a model of a store: MODEL or MODEL:VERSION"
+        )
+    from freezer.serving.diff import diff as compare_classes
+    from freezer.serving.diff_text import matrix, problem, sentences
+
+    result = compare_classes(model, store=store)
+    if as_json:
+        say_json(encode(result))
+    else:
+        num_sets = len(result.sets)
+        plural = "" if num_sets == 1 else "s"
+        say(f"{result.model}:{result.version}, {num_sets} golden set{plural}")
+        if result.classes:
+            console.print(matrix(result), markup=False, highlight=False)
+        for line in sentences(result):
+            say(line)
+    if result.apart:
+        raise ColdpressError(problem(result), code="CP-APART")
+
+
+def rollback(model: ModelArgument, store: StoreOption = "./store") -> None:
     """Make `latest` an earlier version, for deployments that follow it; nothing is deleted."""
     name, _, number = model.partition(":")
     if not number.isdecimal():
@@ -62,64 +186,8 @@ def rollback(
     opened = Store.open(store)
     before = opened.version(name)
     version = opened.roll_back(name, int(number))
-    say(
-        f"latest of {name} is version {version.number} (before: {before.number}), for"
-        f" {', '.join(sorted(version.images))}"
-    )
+    classes = ", ".join(sorted(version.images))
+    say(f"latest of {name} is version {version.number} (before: {before.number}), for {classes}")
     for missing in sorted(before.images.keys() - version.images.keys()):
-        say(
-            f"{missing} has no artifact in version {version.number}: a lesser class or portable"
-            " serves it",
-            style="yellow",
-        )
-
-
-def _as_json(item: ListedVersion) -> dict[str, Any]:
-    return {
-        **encode(item),
-        "published": datetime.fromtimestamp(item.published, UTC).isoformat(timespec="seconds"),
-    }
-
-
-def _print_models(found: Iterable[ListedVersion]) -> None:
-    rows = table("model", "version", "published", "device class", "size", "signed")
-    rows.columns[0].overflow = "fold"
-    rows.columns[4].justify = "right"
-    for item in found:
-        first = (
-            item.model,
-            str(item.version),
-            f"{datetime.fromtimestamp(item.published, UTC):%Y-%m-%d}",
-        )
-        for index, artifact in enumerate(item.artifacts):
-            size = size_text(artifact.size_bytes)
-            rows.add_row(
-                *(first if index == 0 else ("", "", "")),
-                artifact.device_class,
-                size,
-                _signed(artifact.signed),
-            )
-    console.print(rows, markup=False, highlight=False)
-
-
-def _print_versions(found: Iterable[ListedVersion]) -> None:
-    rows = table("version", "published (UTC)", "device class", "size", "signed", "digest")
-    rows.columns[3].justify = "right"
-    for item in found:
-        name = f"{item.version} latest" if "latest" in item.tags else str(item.version)
-        first = (name, f"{datetime.fromtimestamp(item.published, UTC):%Y-%m-%d %H:%M}")
-        for index, artifact in enumerate(item.artifacts):
-            digest = artifact.digest.removeprefix("sha256:")[:12]
-            size = size_text(artifact.size_bytes)
-            rows.add_row(
-                *(first if index == 0 else ("", "")),
-                artifact.device_class,
-                size,
-                _signed(artifact.signed),
-                digest,
-            )
-    console.print(rows, markup=False, highlight=False)
-
-
-def _signed(signed: bool) -> str:
-    return "yes" if signed else "no"
+        lost = f"{missing} has no artifact in version {version.number}"
+        say(f"{lost}: a lesser class or portable serves it", "yellow")

@@ -26,18 +26,16 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from freezer.cli.arguments import (
-    UNREACHABLE,
-    USAGE,
+from freezer.cli import (
     ClassOption,
     KeysOption,
     MinVersionOption,
     ModelArgument,
     StoreOption,
     ThreadsOption,
-    say_error,
+    exiting,
 )
-from freezer.errors import ColdpressError, StoreUnreachableError
+from freezer.errors import USAGE
 from infra.serving.model_server import ModelServer, ServingOptions, refusal
 
 KEEP_ALIVE_S = 75
@@ -151,13 +149,8 @@ def main(
         queue=queue,
         reload_s=reload_s,
     )
-    try:
+    with exiting(refused=USAGE):
         server = ModelServer(options)
-    except ColdpressError as error:
-        say_error(error)
-        raise typer.Exit(
-            UNREACHABLE if isinstance(error, StoreUnreachableError) else USAGE
-        ) from None
     signal.signal(
         signal.SIGTERM, lambda *_: os._exit(0)
     )  # which uvicorn sends again after its shutdown

@@ -17,8 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
-from freezer.errors import InfrastructureError
-from pipeline.exit_codes import INFRASTRUCTURE
+from freezer.errors import INFRASTRUCTURE, InfrastructureError
 
 SILENCE_S = 30.0
 """Time that a head may be silent, enough to restart one that stores its state in an external Redis.

@@ -24,10 +24,18 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
 
-from freezer.errors import InfrastructureError, UsageError, first_line
+from freezer.errors import (
+    FAILED,
+    INFRASTRUCTURE,
+    INTERRUPTED,
+    OK,
+    USAGE,
+    InfrastructureError,
+    UsageError,
+    first_line,
+)
 from freezer.store import one_spelling
 from pipeline.cluster.access import TOKEN_CODE, token_rejected
-from pipeline.exit_codes import FAILED, INFRASTRUCTURE, INTERRUPTED, OK, USAGE
 
 STOP_WAIT_S = 60
 """Time for a stopped job to end by itself: it writes the ledger and MLflow."""
@@ -110,20 +118,17 @@ class Jobs:
 
     Args:
         address: address of its dashboard, `http://HEAD:8265`.
-        ca: file with the certificate authority of an `https://` address; None means the system's.
 
     Raises:
         UsageError: the address is invalid.
         InfrastructureError: the dashboard does not answer, or rejects the token.
     """
 
-    def __init__(self, address: str, *, ca: str | None = None) -> None:
+    def __init__(self, address: str) -> None:
         if not re.match(r"https?://[^/]+", address):
             raise UsageError(
                 f"--address {address!r}: expected the head's dashboard, like http://HEAD:8265"
             )
-        if ca is not None and not Path(ca).exists():
-            raise UsageError(f"--ca {ca!r} does not exist; expected a file with certificates")
         self.address = address
         for name in (
             "dashboard.modules.dashboard_sdk",
@@ -134,7 +139,7 @@ class Jobs:
         for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):  # Ray would prefer them
             os.environ.pop(name, None)
         with self._errors():
-            self._client = _Client(address, verify=ca if ca is not None else True)
+            self._client = _Client(address, verify=True)
 
     def find(self, prefix: str) -> list[Job]:
         """Return the jobs of a campaign, the newest last.
@@ -244,8 +249,8 @@ class Jobs:
             raise token_rejected(self.address, error) from error
         except requests.exceptions.SSLError as error:
             raise InfrastructureError(
-                f"the certificate of {self.address} cannot be verified; name its authority with"
-                " --ca FILE",
+                f"the certificate of {self.address} cannot be verified; set"
+                " REQUESTS_CA_BUNDLE to a file with its authority",
                 code="CP-RAY",
             ) from error
         except (ConnectionError, requests.RequestException) as error:

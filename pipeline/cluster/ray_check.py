@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import ray
 
-from freezer.checks.findings import CheckRequest, Finding
+from freezer.checks import CheckRequest, Finding
 from freezer.errors import ColdpressError, UsageError
 from freezer.hardware import PORTABLE
 from pipeline.cluster.client import connect, joined_address

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from freezer.codec import decode, encode
-from pipeline.exit_codes import INFRASTRUCTURE
+from freezer.errors import INFRASTRUCTURE
 from pipeline.ledger.ledger import Ledger
 from pipeline.records import ClassFacts, Outcome
 

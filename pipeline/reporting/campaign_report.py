@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from freezer.codec import encode
-from freezer.errors import InfrastructureError
+from freezer.errors import FAILED, INFRASTRUCTURE, INTERRUPTED, OK, InfrastructureError
 from freezer.files import write_whole
-from pipeline.exit_codes import FAILED, INFRASTRUCTURE, INTERRUPTED, OK
 from pipeline.records import Outcome, iso
 from pipeline.reporting.costs import ClassCost
 

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlparse
 
-from freezer.errors import StoreUnreachableError
+from freezer.errors import INFRASTRUCTURE, StoreUnreachableError
 from freezer.files import SCHEMES
 from freezer.store import Store, one_spelling
-from pipeline.exit_codes import INFRASTRUCTURE
 from pipeline.ledger import (
     LEDGER,
     CampaignRecord,

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from freezer.errors import InfrastructureError
+from freezer.errors import INTERRUPTED, InfrastructureError
 from freezer.store import Store
-from pipeline.exit_codes import INTERRUPTED
 from pipeline.ledger import CampaignRecord, History, Reached, campaign_lock, ledger_folder
 from pipeline.tracking.campaign_summary import CampaignEnd, CampaignStart
 from pipeline.tracking.registry import ArtifactMode

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.metadata import version
 
-from freezer.checks.findings import CheckRequest, Finding
+from freezer.checks import CheckRequest, Finding
 from freezer.errors import ColdpressError
 from freezer.files import check_file
 from pipeline.tracking.connection import connect, database_file, resolve, without_password

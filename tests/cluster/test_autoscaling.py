@@ -67,7 +67,7 @@ def test_machines_are_started_for_a_campaign_and_ended(
     assert machines(tmp_path) == set(), (
         "a campaign does not wait for nodes unless --wait-for-nodes is given"
     )
-    done = private_cluster.run([*command, "--wait-for-nodes", "--wait-limit", "200"], timeout_s=500)
+    done = private_cluster.run([*command, "--wait-for-nodes"], timeout_s=500)
     assert done.returncode == 0, done.stdout
     outcomes = json.loads((models / "out.json").read_text())["outcomes"]
     found = {

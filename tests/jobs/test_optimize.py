@@ -149,10 +149,6 @@ def test_check_reads_the_catalog_alone(tmp_path: Path) -> None:
             "CP-USAGE: --check and --json exclude each other",
         ),
         (
-            ["c.yaml", "--wait-limit", "0"],
-            "CP-USAGE: --wait-limit only applies with --wait-for-nodes",
-        ),
-        (
             ["c.yaml", "--device-class", "auto", "--device-class", "cpu-z80"],
             "CP-DEVICE-CLASS: unknown device class 'cpu-z80'",
         ),

@@ -337,7 +337,7 @@ def test_submit_attaches_to_a_running_job(head: Head, tmp_path: Path) -> None:
         tmp_path, "catalog.yaml", "--campaign", "c", "--keep-going", "--detach", store=spelled
     )
     assert (
-        f"campaign c is running already as {prefix}1; attached to it, nothing was submitted"
+        f"the campaign is running already as {prefix}1; attached to it, nothing was submitted"
         in second.stdout
     ), second.stderr
     assert "with other options" in second.stdout

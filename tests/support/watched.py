@@ -24,8 +24,9 @@ import pipeline.scheduling.node_check
 import pipeline.worker.build_task
 import pipeline.worker.judge_task
 import pipeline.worker.probe_task
+from freezer.cli import exiting
+from freezer.errors import INFRASTRUCTURE
 from freezer.spec import SamplingPolicy
-from jobs.exits import exiting
 from pipeline.config import Config
 from pipeline.reporting import LineDisplay
 from pipeline.run import run
@@ -103,7 +104,7 @@ def main(catalog: str, store: str, tracking_uri: str, campaign: str, *options: s
         else (),
     )
     console = Console(width=200)
-    with exiting(console):
+    with exiting(refused=INFRASTRUCTURE):
         report = run(config, LineDisplay(console, verbose=True))
     print(*report.infrastructure, sep="\n", flush=True)
     report.write_json(Path(f"{store}.json"))

@@ -1,21 +1,18 @@
-"""Findings on real stores: folders that are missing, read-only or full, buckets that do not answer,
-and clocks that differ.
+"""Findings on real stores: folders that are missing, read-only or full, and buckets that do not
+answer.
 """
 
 from __future__ import annotations
 
-import os
-import re
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from freezer.artifact import Artifact
-from freezer.checks.findings import CheckRequest, Finding
+from freezer.checks import CheckRequest, Finding
 from freezer.checks.store_checks import check_store
 from freezer.files import buckets
 from freezer.store import Store
@@ -53,10 +50,7 @@ def test_a_bucket_is_left_unchanged(bucket: str, s3_address: str, artifact: Arti
     Store.open(bucket).publish("tiny", source_key="key", artifacts=[artifact])
     before = objects(s3_address, bucket.removeprefix("s3://"))
     found = findings(bucket)
-    assert {name: item.level for name, item in found.items()} == {
-        "store": "ok",
-        "store clock": "ok",
-    }
+    assert {name: item.level for name, item in found.items()} == {"store": "ok"}
     assert objects(s3_address, bucket.removeprefix("s3://")) == before
 
 
@@ -101,7 +95,6 @@ def test_a_read_only_store_is_a_warning(read_only: Path) -> None:
         "1 model, but it cannot be written: [Errno 30] Read-only file system" in found["store"].text
     )
     assert "deployments only read" in found["store"].text
-    assert found["store clock"].level == "ok"
 
 
 def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
@@ -111,31 +104,3 @@ def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
     assert found["store"].level == "error"
     assert "its disk is full" in found["store"].text
     assert found["store"].remedy.startswith(f"df -h {folder}")
-    assert found["store space"].level == "warning"
-
-
-def test_a_file_from_the_future_is_a_warning(folder: Path) -> None:
-    ahead = time.time() + 7200
-    os.utime(folder / "tiny" / "index.json", (ahead, ahead))
-    clock = findings(folder)["store clock"]
-    assert clock.level == "warning"
-    assert f"{folder}/tiny/index.json was written 7200 s in the future" in clock.text
-
-
-@pytest.mark.parametrize(("shift_s", "text"), [(-3600.0, "ahead of"), (3600.0, "behind")])
-@pytest.mark.parametrize("place", ["folder", "bucket"])
-def test_clocks_that_differ_are_a_warning(
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
-    place: str,
-    shift_s: float,
-    text: str,
-) -> None:
-    """This machine's clock is changed, as the process sees it."""
-    uri, now = request.getfixturevalue(place), time.time
-    monkeypatch.setattr(time, "time", lambda: now() + shift_s)
-    clock = findings(uri)["store clock"]
-    assert clock.level == "warning"
-    found = re.match(rf"the store's clock is (\d+) s {text} this machine's", clock.text)
-    assert found is not None, clock.text
-    assert int(found[1]) == pytest.approx(3600, abs=5), "S3 gives whole seconds"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from freezer.checks.findings import CheckRequest
+from freezer.checks import CheckRequest
 from pipeline.cluster.ray_check import check_ray
 from tests.support.raylets import LOOPBACK, RayCluster, free_port
 

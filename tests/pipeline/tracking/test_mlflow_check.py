@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from freezer.checks.findings import CheckRequest, Finding
+from freezer.checks import CheckRequest, Finding
 from pipeline.tracking.mlflow_check import check_mlflow
 from tests.support.raylets import LOOPBACK, free_port
 
