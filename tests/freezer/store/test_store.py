@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from freezer.artifact import Artifact
-from freezer.cli import artifact_commands
+from freezer.cli import store_commands
 from freezer.codec import encode
 from freezer.errors import IntegrityError, NotPublishedError, StoreUnreachableError, UsageError
 from freezer.files import digest_bytes
@@ -500,9 +500,7 @@ def test_pull_takes_what_serves_here(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     publish(empty, needing_engine(tmp_path / "best", b"best"), one)
-    monkeypatch.setattr(
-        artifact_commands, "find_spec", lambda name: object() if installed else None
-    )
-    artifact_commands.pull("tiny", tmp_path / "pulled", store=empty.uri, device_class_="portable")
+    monkeypatch.setattr(store_commands, "find_spec", lambda name: object() if installed else None)
+    store_commands.pull("tiny", tmp_path / "pulled", store=empty.uri, device_class_="portable")
     kinds = [item.kind for item in Artifact.read(tmp_path / "pulled").manifest.payloads]
     assert kinds == ["onnxruntime" if installed else "exported"]
