@@ -49,32 +49,29 @@ class Before:
 NOTHING = Before()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """What a campaign works with: its plan, what executes it, and what records and shows it."""
+
+    config: Config
+    plan: Plan
+    executor: Executor
+    store: Store
+    ledger: Ledger
+    tracker: Tracker | TrackerProcess
+    display: Display
+
+
 class Campaign:
     """A running campaign: publishes outcomes, and reports final ones to MLflow and the display."""
 
-    def __init__(
-        self,
-        config: Config,
-        plan: Plan,
-        executor: Executor,
-        store: Store,
-        ledger: Ledger,
-        tracker: Tracker | TrackerProcess,
-        display: Display,
-        before: Before = NOTHING,
-    ) -> None:
-        self._config, self._plan, self._executor, self._display, self._ledger = (
-            config,
-            plan,
-            executor,
-            display,
-            ledger,
-        )
+    def __init__(self, parts: Parts, before: Before = NOTHING) -> None:
+        self._config, self._plan, self._store = parts.config, parts.plan, parts.store
+        self._executor, self._ledger = parts.executor, parts.ledger
+        self._tracker, self._display = parts.tracker, parts.display
         self._before = before
-        self._store, self._publisher, self._tracker = store, Publisher(plan, store, ledger), tracker
-        self._final = {
-            (outcome.model, outcome.device_class): outcome for outcome in before.outcomes
-        }
+        self._publisher = Publisher(parts.plan, parts.store, parts.ledger)
+        self._final = {_place(outcome): outcome for outcome in before.outcomes}
         self._failures: list[str] = []
         self._interrupted = False
 
@@ -96,25 +93,19 @@ class Campaign:
             self._interrupted = True
         except (StoreError, InfrastructureError, IntegrityError) as error:
             self._failures.append(str(error))
-        reached = [
-            outcome
-            for member in planned.members
-            if (outcome := self._final.get((member.model, member.device_class)))
-        ]
+        members = [(_place(member), member) for member in planned.members]
+        reached = [self._final[place] for place, _ in members if place in self._final]
+        unreached = [member for place, member in members if place not in self._final]
         ended = self._report((*reached, *skipped), started, time.time())
+        # The recorded exit code is that without MLflow, which can be replayed.
+        without_mlflow = replace(ended, infrastructure=tuple(self._failures))
         record = replace(
             planned,
             finished=ended.finished,
-            exit_code=replace(
-                ended, infrastructure=tuple(self._failures)
-            ).exit_code,  # without MLflow, which can be replayed
+            exit_code=without_mlflow.exit_code,
             interrupted=self._interrupted,
             members=members_of(reached),
-            unreached=tuple(
-                member
-                for member in planned.members
-                if (member.model, member.device_class) not in self._final
-            ),
+            unreached=tuple(unreached),
         )
         try:
             self._record(record)
@@ -158,20 +149,15 @@ class Campaign:
         self._start_tracking([outcome for _, outcome in finished], continued, parameters)
         for item, outcome in chain(finished, self._executor.outcomes()):
             final = [continued.reached(done) for done in self._publisher.add(item, outcome)]
-            self._final |= {
-                (done.model, done.device_class): done for done in final
-            }  # even if MLflow fails
+            self._final |= {_place(done): done for done in final}
             if final:
                 self._tracker.log(final)
             self._show(final)
 
     def _show(self, final: Iterable[Outcome]) -> None:
         for outcome in final:
-            self._display.show(
-                Event(
-                    kind="outcome", what=f"{outcome.model} {outcome.device_class}", outcome=outcome
-                )
-            )
+            what = f"{outcome.model} {outcome.device_class}"
+            self._display.show(Event(kind="outcome", what=what, outcome=outcome))
 
     def _start_tracking(
         self, finished: Sequence[Outcome], continued: Continued, parameters: Mapping[str, str]
@@ -247,25 +233,25 @@ class Campaign:
         )
 
 
+def _place(of: Outcome | Member) -> tuple[str, str]:
+    """The model and device class of an outcome or member."""
+    return of.model, of.device_class
+
+
 def driver_facts(catalog: str) -> dict[str, str]:
     """Return the versions of the driver's packages, and the commit of the checkout that contains
     the catalog, if there is one.
     """
-    found: dict[str, str] = {}
+    facts: dict[str, str] = {}
     for name in ("coldpress", "ray", "mlflow"):
         with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
+            facts[name] = metadata.version(name)
     if is_registry(catalog):
-        return found
+        return facts
+    folder = Path(catalog).absolute().parent
+    command = ["git", "rev-parse", "HEAD"]
     with suppress(OSError):  # git is not installed
-        command = ["git", "rev-parse", "HEAD"]
-        done = subprocess.run(
-            command,
-            cwd=Path(catalog).absolute().parent,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode == 0:
-            found["git_commit"] = done.stdout.strip()
-    return found
+            facts["git_commit"] = done.stdout.strip()
+    return facts

@@ -54,37 +54,33 @@ class Publisher:
         classes[outcome.device_class] = item, outcome
         gathered = [reached for reached in classes.values() if reached is not None]
         if len(gathered) < len(classes):
+            # A failure needs no version, and a crashing judge must not crash in each start.
             if outcome.verdict == "failed" and not outcome.cached:
-                self._keep(
-                    [(item, outcome)]
-                )  # needs no version; a judge that crashes must not crash again in each start
+                self._keep([(item, outcome)])
             return []
         new = {_name(reached) for _, reached in gathered if not reached.cached}
         gathered = self._taken_over(gathered)
         try:
             gathered, version = self._publish(gathered)
         except IntegrityError as error:
-            if not any(
-                _is_new(reached) for _, reached in gathered
-            ):  # an earlier version is damaged
+            if not any(_is_new(reached) for _, reached in gathered):
+                # An earlier version is damaged.
                 raise StoreUnreachableError(str(error)) from error
             gathered = [(of, self._damaged(of, reached, error)) for of, reached in gathered]
             gathered, version = self._publish(gathered)
         final = [(of, self._with_server(of, _final(reached, version))) for of, reached in gathered]
         self._finish(final)
-        for name in new - {
-            _name(reached) for _, reached in final
-        }:  # replaced by another campaign's
+        outcomes = [reached for _, reached in final]
+        replaced = new.difference(_name(reached) for reached in outcomes)
+        for name in replaced:
             self._place.drop("judged", name)
-        return [reached for _, reached in final]
+        return outcomes
 
     def _taken_over(self, gathered: _Gathered) -> _Gathered:
         """Replace outcomes by those that another campaign published meanwhile."""
         if not any(_is_new(outcome) for _, outcome in gathered):
             return gathered
-        with suppress(
-            StoreUnreachableError
-        ):  # publishing then reports the error, or publishes twice
+        with suppress(StoreUnreachableError):  # which publishing then reports
             self._ledger.refresh()
         return [(item, self._of_another(item, outcome) or outcome) for item, outcome in gathered]
 
@@ -104,20 +100,25 @@ class Publisher:
         try:
             return self._publish_once(gathered)
         except (IntegrityError, NotPublishedError, StoreUnreachableError) as error:
-            if all(self._folder(outcome).is_dir() for _, outcome in gathered if _is_new(outcome)):
+            if not self._missing_from_store(gathered):
                 raise
             gathered = self._taken_over(gathered)
-            gone = [
-                outcome
-                for _, outcome in gathered
-                if _is_new(outcome) and not self._folder(outcome).is_dir()
-            ]
-            if gone:
-                what = ", ".join(outcome.device_class for outcome in gone)
+            missing = self._missing_from_store(gathered)
+            if missing:
+                classes = ", ".join(outcome.device_class for outcome in missing)
                 raise IntegrityError(
-                    f"the judged artifact of {gone[0].model} for {what} is missing from the store"
+                    f"the judged artifact of {missing[0].model} for {classes} is missing from the"
+                    " store"
                 ) from error
         return self._publish_once(gathered)
+
+    def _missing_from_store(self, gathered: _Gathered) -> list[Outcome]:
+        """The new outcomes whose judged artifact another campaign has removed."""
+        return [
+            outcome
+            for _, outcome in gathered
+            if _is_new(outcome) and not self._folder(outcome).is_dir()
+        ]
 
     def _publish_once(self, gathered: _Gathered) -> tuple[_Gathered, Version | None]:
         model, source_key = gathered[0][1].model, gathered[0][0].source.digest
@@ -131,9 +132,7 @@ class Publisher:
             if outcome.cached and outcome.version is not None:
                 before = self._store.version(f"{model}:{outcome.version}")
                 carried += before.images_of(outcome.device_class)
-            elif not outcome.cached and (
-                outcome.verdict == "published" or folder.is_dir()
-            ):  # kept-eager may have none
+            elif not outcome.cached and (outcome.verdict == "published" or folder.is_dir()):
                 artifacts += read_artifacts(folder)
         if not artifacts and not carried:
             return gathered, None
@@ -148,23 +147,17 @@ class Publisher:
         """
         if outcome.cached or outcome.verdict not in KEPT:
             return outcome
+        name = outcome.device_class
         with suppress(IntegrityError, NotPublishedError):
             latest = self._store.version(outcome.model)
-            if outcome.device_class in latest.images:
-                number = self._store.manifest(latest, outcome.device_class).version
-                of_this_source = (
-                    latest.source_key == item.source.digest
-                    and outcome.device_class
-                    in self._store.version(f"{latest.model}:{latest.number}").images
-                )
-                source = "" if of_this_source else ", made from an earlier source,"
-                return replace(
-                    outcome,
-                    reason=(
-                        f"{outcome.reason}; version {number}{source} still serves"
-                        f" {outcome.device_class}"
-                    ),
-                )
+            if name not in latest.images:
+                return outcome
+            number = self._store.manifest(latest, name).version
+            newest = self._store.version(f"{latest.model}:{latest.number}")
+            of_this_source = latest.source_key == item.source.digest and name in newest.images
+            source = "" if of_this_source else ", made from an earlier source,"
+            reason = f"{outcome.reason}; version {number}{source} still serves {name}"
+            return replace(outcome, reason=reason)
         return outcome
 
     def _damaged(self, item: Item, outcome: Outcome, error: IntegrityError) -> Outcome:
@@ -191,22 +184,16 @@ class Publisher:
         if not _is_new(outcome) or (item.before is not None and self._folder(outcome).is_dir()):
             return None
         row = self._ledger.find("outcome", outcome.judge_key, model=outcome.model)
-        known = (
-            None
-            if row is None or row.campaign == self._ledger.campaign
-            else Outcome.from_json(row.data["outcome"])
-        )
-        if (
-            known is None
-            or not _has_artifact_of_its_own(known)
-            or known.version not in self._store.versions(outcome.model)
-        ):
+        if row is None or row.campaign == self._ledger.campaign:
             return None
-        if not set(_missing(known)) <= set(_missing(outcome)):
+        known = Outcome.from_json(row.data["outcome"])
+        published = known.version in self._store.versions(outcome.model)
+        complete = set(_missing(known)) <= set(_missing(outcome))
+        if not (_has_artifact_of_its_own(known) and published and complete):
             return None
         return replace(
-            known, tags=outcome.tags, registered_name=outcome.registered_name
-        ).as_cached()
+            known, tags=outcome.tags, registered_name=outcome.registered_name, cached=True
+        )
 
     def _folder(self, outcome: Outcome) -> Path:
         """The folder of the judged artifact."""
@@ -215,43 +202,37 @@ class Publisher:
     def _finish(self, final: Sequence[tuple[Item, Outcome]]) -> None:
         """Record new and changed outcomes in one step, then remove their judged folders."""
         self._keep([(item, outcome) for item, outcome in final if not self._is_kept(item, outcome)])
-        for (
-            _,
-            outcome,
-        ) in final:  # also of cached outcomes, since a driver may be killed before this line
+        for _, outcome in final:
+            # Also of cached outcomes, since a driver may be killed before this line.
             self._place.drop("judged", _name(outcome), listed=outcome.cached)
-            if not outcome.cached and _has_artifact_of_its_own(
-                outcome
-            ):  # it replaces results with fewer recipes, too
-                for folder in self._folder(outcome).parent.glob(
-                    f"{judged_name(outcome.judge_key, outcome.model)}~*"
-                ):
+            if _is_new(outcome):
+                # It replaces results with fewer recipes, too.
+                fewer = f"{judged_name(outcome.judge_key, outcome.model)}~*"
+                for folder in self._folder(outcome).parent.glob(fewer):
                     self._place.drop("judged", folder.name)
 
     def _keep(self, final: Sequence[tuple[Item, Outcome]]) -> None:
         """Append outcomes to the ledger."""
-        self._ledger.append_all(
-            [
-                Draft(
-                    kind="outcome",
-                    key=item.judge.digest,
-                    model=outcome.model,
-                    device_class=outcome.device_class,
-                    data={"outcome": outcome.to_json(), "parts": item.parts},
-                )
-                for item, outcome in final
-            ]
-        )
+        drafts = [
+            Draft(
+                kind="outcome",
+                key=item.judge.digest,
+                model=outcome.model,
+                device_class=outcome.device_class,
+                data={"outcome": outcome.to_json(), "parts": item.parts},
+            )
+            for item, outcome in final
+        ]
+        self._ledger.append_all(drafts)
 
     def _is_kept(self, item: Item, outcome: Outcome) -> bool:
         """Whether the ledger has the outcome; a cached one may be in another version now."""
         if not outcome.cached and outcome.verdict != "failed":
             return False
         row = self._ledger.find("outcome", item.judge.digest, model=outcome.model)
-        return (
-            row is not None
-            and replace(Outcome.from_json(row.data["outcome"]), cached=outcome.cached) == outcome
-        )
+        if row is None:
+            return False
+        return replace(Outcome.from_json(row.data["outcome"]), cached=outcome.cached) == outcome
 
 
 def _name(outcome: Outcome) -> str:
@@ -272,9 +253,9 @@ def _has_artifact_of_its_own(outcome: Outcome) -> bool:
     """Whether an outcome has an artifact for its class; on GPUs a kept-eager one too (`keep_eager`
     in freezing/freeze.py).
     """
-    return outcome.verdict == "published" or (
-        outcome.verdict == "kept-eager" and device_class(outcome.device_class).kind == "cuda"
-    )
+    if outcome.verdict == "kept-eager":
+        return device_class(outcome.device_class).kind == "cuda"
+    return outcome.verdict == "published"
 
 
 def _final(outcome: Outcome, version: Version | None) -> Outcome:
@@ -287,8 +268,6 @@ def _final(outcome: Outcome, version: Version | None) -> Outcome:
     elif not _has_artifact_of_its_own(outcome):
         return outcome
     image = version.images.get(serving)
-    return (
-        outcome
-        if image is None
-        else replace(outcome, artifact=image.digest, version=version.number)
-    )
+    if image is None:
+        return outcome
+    return replace(outcome, artifact=image.digest, version=version.number)

@@ -1,14 +1,14 @@
 """Run a campaign: plan -> build -> judge -> publish -> record -> track -> report. READ THIS FIRST.
 
-catalog      the models to freeze                                                      catalog/
-materials    their files, brought to the workers                                sources/, workspace/
-fleet  the nodes, their device classes, what they share with the driver  scheduling/fleet.py, cluster/
-plan         which builds and judges are needed, and which are finished                planning/
-execute      builds in parallel, judges alone, each in an isolated child        scheduling/, worker/
-publish      a version of a model, once all its classes are decided                    publish.py
-record       outcomes, and the members of the campaign                                 ledger/
-track        the same in MLflow, which can be replayed from the ledger                 tracking/
-report       the table and the JSON                                                    reporting/
+catalog      the models to freeze                                          catalog/
+materials    their files, brought to the workers                           sources/, workspace/
+fleet        nodes, their device classes, what they share with the driver  scheduling/, cluster/
+plan         which builds and judges are needed, and which are finished    planning/
+execute      builds in parallel, judges alone, each in an isolated child   scheduling/, worker/
+publish      a version of a model, once all its classes are decided        publish.py
+record       outcomes, and the members of the campaign                     ledger/
+track        the same in MLflow, which can be replayed from the ledger     tracking/
+report       the table, the JSON and the HTML page                         reporting/
 
 watch.py repeats this for the models of a registry that change.
 """
@@ -26,7 +26,7 @@ from pathlib import Path
 from freezer.errors import CatalogError
 from freezer.hardware import auto_classes, detect
 from freezer.store import WORK, Store
-from pipeline.campaign import NOTHING, Before, Campaign
+from pipeline.campaign import NOTHING, Before, Campaign, Parts
 from pipeline.catalog import (
     Catalog,
     Entry,
@@ -90,8 +90,8 @@ def run(config: Config, display: Display) -> CampaignReport:
         InfrastructureError, StoreUnreachableError: Ray or the store cannot be reached at the start.
     """
     started = time.time()
-    work = prepared(config)
-    with driving(config, work, display, started) as driver:
+    work = prepare(config)
+    with open_driver(config, work, display, started) as driver:
         return driver.run(work, started)
 
 
@@ -118,32 +118,34 @@ class Driver:
             started: of the pass, in seconds since the epoch.
             before: what earlier passes reached for other models.
         """
-        config, ledger, display, store, note = (
-            self.config,
-            self.ledger,
-            self.display,
-            work.store,
-            notes(self.display),
-        )
+        config, ledger, display, store = self.config, self.ledger, self.display, work.store
         fleet = _fleet(config, self.cluster, store, self.continued, display)
         tracker = TrackerProcess(
             config.tracking_uri, config.campaign, store.uri, mode=config.mlflow_artifacts
         )
         with tracker, fleet.assembled(self.requested):
-            note(f"Ray has {len(fleet.nodes)} node(s) for {', '.join(fleet.classes)}")
-            plan, skipped = _planned(config, work, ledger, self.continued, _of_fleet(fleet), note)
+            notes(display)(f"Ray has {len(fleet.nodes)} node(s) for {', '.join(fleet.classes)}")
+            plan, skipped = _plan(config, work, ledger, self.continued, display, _workers(fleet))
             executor = Executor(plan, fleet, store, ledger, work.materials, display.show)
             tracker.may_work = executor.may_disturb
             display.observe(lambda: _live_figures(fleet, tracker))
+            parts = Parts(
+                config=config,
+                plan=plan,
+                executor=executor,
+                store=store,
+                ledger=ledger,
+                tracker=tracker,
+                display=display,
+            )
             try:
-                campaign = Campaign(config, plan, executor, store, ledger, tracker, display, before)
-                return campaign.run(skipped, self.continued, started)
+                return Campaign(parts, before).run(skipped, self.continued, started)
             finally:
                 remove_abandoned(str(store.root))
 
 
 @contextmanager
-def driving(config: Config, work: Work, display: Display, started: float) -> Iterator[Driver]:
+def open_driver(config: Config, work: Work, display: Display, started: float) -> Iterator[Driver]:
     """Take the campaign's lease, show the display, and connect to Ray.
 
     Raises:
@@ -153,9 +155,8 @@ def driving(config: Config, work: Work, display: Display, started: float) -> Ite
     on_sigterm = signal.getsignal(signal.SIGTERM)
     ledger = Ledger(work.store, config.campaign, note)
     with ledger, display, _connected(config, note) as cluster:
-        if callable(
-            on_sigterm
-        ):  # Ray installs a handler that would end the process before anything is recorded
+        if callable(on_sigterm):
+            # Ray's own handler would end the process before anything is recorded.
             signal.signal(signal.SIGTERM, on_sigterm)
         yield Driver(
             config=config,
@@ -176,27 +177,21 @@ def explain(config: Config, display: Display) -> None:
     Raises:
         CatalogError, UsageError, InfrastructureError, StoreUnreachableError: as `run`.
     """
-    work, note = prepared(config), notes(display)
+    work, note = prepare(config), notes(display)
     with Ledger(work.store, config.campaign, note, read_only=True) as ledger, display:
         continued, requested = Continued(ledger, time.time()), work.classes(config)
         if joined_address(config.address):
             with _connected(config, note) as cluster:
                 fleet = _fleet(config, cluster, work.store, continued, display)
                 with fleet.assembled(requested):
-                    workers = _of_fleet(fleet)
+                    workers = _workers(fleet)
         else:
-            note(
-                "planning for this machine, without Ray; with --address for the workers of a"
-                " cluster"
-            )
-            workers = (
-                facts_here(work.entries, requested, continued.facts, note),
-                auto_classes(detect().classes),
-            )
-        plan, skipped = _planned(config, work, ledger, continued, workers, note)
-        explain_plan(
-            plan, skipped, BuildRecords(work.store, ledger, lifted=config.lift_quarantine), display
-        )
+            note("planning for this machine; --address plans for the workers of a cluster")
+            facts = facts_here(work.entries, requested, continued.facts, note)
+            workers = facts, auto_classes(detect().classes)
+        plan, skipped = _plan(config, work, ledger, continued, display, workers)
+        records = BuildRecords(work.store, ledger, lifted=config.lift_quarantine)
+        explain_plan(plan, skipped, records, display)
 
 
 def read(config: Config) -> Catalog:
@@ -216,7 +211,7 @@ def read(config: Config) -> Catalog:
     return read_catalog(Path(config.catalog), only=config.only)
 
 
-def prepared(config: Config) -> Work:
+def prepare(config: Config) -> Work:
     """Read the catalog, and bring what the keys of its entries need.
 
     Raises:
@@ -265,25 +260,24 @@ Workers = tuple[Mapping[str, ClassFacts], Sequence[str]]
 """The facts of each class, and the classes that `auto` means."""
 
 
-def _of_fleet(fleet: Fleet) -> Workers:
+def _workers(fleet: Fleet) -> Workers:
     return fleet.facts(), auto_classes_of([node.classes for node in fleet.nodes])
 
 
 def _live_figures(fleet: Fleet, tracker: TrackerProcess) -> LiveFigures:
     """The nodes in use and MLflow's backlog. Thread-safe."""
     nodes = Counter(name for node in fleet.nodes for name in node.classes)
-    return LiveFigures(
-        nodes=nodes, num_logged=tracker.num_logged, num_unlogged=tracker.num_unlogged
-    )
+    logged, unlogged = tracker.num_logged, tracker.num_unlogged
+    return LiveFigures(nodes=nodes, num_logged=logged, num_unlogged=unlogged)
 
 
-def _planned(
+def _plan(
     config: Config,
     work: Work,
     ledger: Ledger,
     continued: Continued,
+    display: Display,
     workers: Workers,
-    note: Callable[[str], None],
 ) -> tuple[Plan, list[Outcome]]:
     """Return the plan, and the outcomes of what --keep-going skips."""
     facts, auto = workers
@@ -298,9 +292,8 @@ def _planned(
         allow_regression=config.allow_regression,
     )
     for line in recipes_left_out(request):
-        note(line)
-    finished = FinishedWork(
-        work.store, ledger, lifted=config.lift_quarantine, since=continued.own_since
-    )
+        notes(display)(line)
+    lifted, since = config.lift_quarantine, continued.own_since
+    finished = FinishedWork(work.store, ledger, lifted=lifted, since=since)
     plan = make_plan(request, finished, work.digests)
     return plan, skipped_outcomes((*work.problems, *plan.problems), plan.unplaced)

@@ -16,9 +16,9 @@ from freezer.errors import CatalogError, InfrastructureError
 from pipeline.campaign import Before
 from pipeline.catalog import Entry
 from pipeline.config import Config
-from pipeline.records import Event, Outcome
+from pipeline.records import Outcome
 from pipeline.reporting import CampaignReport, Display
-from pipeline.run import Driver, Work, driving, notes, prepared
+from pipeline.run import Driver, Work, notes, open_driver, prepare
 
 EMPTY, UNREACHABLE = "CP-CATALOG-EMPTY", "CP-TRACKING"
 """Codes of a registry without models, and of an MLflow that cannot be reached."""
@@ -53,21 +53,19 @@ def watch(config: Config, display: Display, interval_s: float, passed: Passed) -
         KeyboardInterrupt: interrupted between two passes, when nothing is lost.
     """
     started = time.time()
-    work = prepared(config)
-    with driving(config, work, display, started) as driver:
+    work = prepare(config)
+    with open_driver(config, work, display, started) as driver:
         report = driver.run(work, started)
         passed(report, {outcome.model for outcome in report.outcomes})
         watched = _Watched(driver, work, report)
         while not report.ends_watching:
-            driver.display.show(
-                Event(kind="note", text=f"watching {config.catalog} every {interval_s:g} s")
-            )
-            found = None
-            while found is None:
+            notes(display)(f"watching {config.catalog} every {interval_s:g} s")
+            changes = None
+            while changes is None:
                 time.sleep(interval_s)
                 driver.ledger.check()
-                found = watched.look(interval_s)
-            report, models = watched.run(*found)
+                changes = watched.changes(interval_s)
+            report, models = watched.run(*changes)
             passed(report, models)
         return report
 
@@ -92,12 +90,12 @@ class _Watched:
         self._fails_again = False
         self._take_in(work, work.entries, report)
 
-    def look(self, interval_s: float) -> tuple[Work, list[Entry]] | None:
+    def changes(self, interval_s: float) -> tuple[Work, list[Entry]] | None:
         """Read the registry; return it with the changed entries, or None if nothing changed or
         MLflow cannot be reached.
         """
         try:
-            work = prepared(self._config)
+            work = prepare(self._config)
         except InfrastructureError as error:
             if self._reachable:
                 self._note(f"{error}; trying again every {interval_s:g} s")
@@ -126,12 +124,10 @@ class _Watched:
         shown = models | (bad - self._bad)
         kept = tuple(outcome for outcome in self._outcomes if outcome.model not in models)
         self._driver.ledger.refresh()
-        before = Before(
-            outcomes=kept, untracked=bool(self._untracked), skipped=frozenset(self._bad)
-        )
-        report = replace(self._driver, config=self._config).run(
-            replace(work, entries=changed), time.time(), before=before
-        )
+        untracked, skipped = bool(self._untracked), frozenset(self._bad)
+        before = Before(outcomes=kept, untracked=untracked, skipped=skipped)
+        driver = replace(self._driver, config=self._config)
+        report = driver.run(replace(work, entries=changed), time.time(), before=before)
         self._take_in(work, changed, report)
         return report, shown
 
@@ -141,16 +137,13 @@ class _Watched:
         A model whose source MLflow did not deliver counts as not seen yet.
         """
         self._outcomes = tuple(outcome for outcome in report.outcomes if outcome.judge_key)
-        self._fails_again = (
-            report.untracked == self._untracked
-        )  # a damaged artifact; the next change tries again
+        # The same failures again mean a damaged artifact; the next change tries again.
+        self._fails_again = report.untracked == self._untracked
         self._untracked = report.untracked
         self._bad = {str(problem.entry) for problem in work.problems}
         undelivered = {outcome.model for outcome in report.outcomes if outcome.code == UNREACHABLE}
         self._entries |= {entry.name: entry for entry in changed}
-        self._entries = {
-            name: entry for name, entry in self._entries.items() if name not in undelivered
-        }
+        self._forget(undelivered)
 
     def _drop(self, names: Collection[str]) -> None:
         """Forget models that are not in the registry any more."""
@@ -161,5 +154,9 @@ class _Watched:
         self._note(
             f"no longer in the registry: {', '.join(gone[:_NUM_NAMED])}{more}; their artifacts stay"
         )
-        self._entries = {name: entry for name, entry in self._entries.items() if name not in names}
+        self._forget(names)
         self._outcomes = tuple(outcome for outcome in self._outcomes if outcome.model not in names)
+
+    def _forget(self, names: Collection[str]) -> None:
+        for name in list(names):
+            self._entries.pop(name, None)

@@ -1,8 +1,9 @@
 """Bring the sources of entries to the workers.
 
-resolve  before planning: find registry versions, fetch URLs without a digest, and check that all files of the keys are readable
-ready  before building: fetch the rest, turn a registry model into a file with its inputs, and ship files and code through the
-          store if nodes do not share this machine's disk (transfer.py)
+resolve  before planning: find registry versions, fetch URLs without a digest, check that all files
+         of the keys are readable
+ready    before building: fetch the rest, turn a registry model into a file with its inputs, and
+         ship files and code through the store if nodes do not share this machine's disk
 
 STORE/.coldpress/sources/<sha256>/<name>              fetched files
 STORE/.coldpress/sources/<sha256>/<absolute path>     shipped files
@@ -65,7 +66,7 @@ class Materials:
         Raises:
             InfrastructureError: MLflow is needed and cannot be reached.
         """
-        found: list[Entry] = []
+        usable: list[Entry] = []
         problems: list[CatalogError] = []
         for entry in entries:
             field, resolved = "source", entry
@@ -74,14 +75,13 @@ class Materials:
                     resolved = self._with_source(resolved)
                 field = "samples"
                 with _error_of(f"samples {entry.samples}"):
-                    found.append(self._with_samples(resolved))
+                    usable.append(self._with_samples(resolved))
             except InfrastructureError:
                 raise
             except ColdpressError as error:
-                problems.append(
-                    CatalogError(str(error), entry=entry.name, field=field, code=error.code)
-                )
-        return found, problems
+                problem = CatalogError(str(error), entry=entry.name, field=field, code=error.code)
+                problems.append(problem)
+        return usable, problems
 
     def ship_from_now_on(self) -> None:
         """Ship files and code through the store, since a node does not see this machine's files."""
@@ -147,9 +147,9 @@ class Materials:
 
     def _with_samples(self, entry: Entry) -> Entry:
         """Return the entry with a local samples file, if it has samples."""
-        samples = (
-            self._fetch_unpinned(entry.samples) if isinstance(entry.samples, str) else entry.samples
-        )
+        samples = entry.samples
+        if isinstance(samples, str):
+            samples = self._fetch_unpinned(samples)
         if samples is not None:
             self._digests.of(samples)
         return replace(entry, samples=samples)
@@ -171,15 +171,11 @@ class Materials:
 
         source = entry.source
         name, _, version = source.location.removeprefix(MODELS).rpartition("/")
-        folder = (
-            self._folder
-            / "mlflow"
-            / "-".join((slug(name), version, entry.tags.get(SOURCE_RUN, "")[:8])).rstrip("-")
-        )
+        run = entry.tags.get(SOURCE_RUN, "")[:8]
+        folder = self._folder / "mlflow" / f"{slug(name)}-{version}-{run}".rstrip("-")
         if not folder.is_dir():
-            model = RegistryModel(
-                name=name, version=version, run_id=None, tags={}, model_uri=source.location
-            )
+            uri = source.location
+            model = RegistryModel(name=name, version=version, run_id=None, tags={}, model_uri=uri)
             with staging_folder(str(self._store)) as staging:
                 made = download(self._tracking_uri, model, staging)
                 made.chmod(0o755)
@@ -205,11 +201,9 @@ class Materials:
         return self._with_inputs(loadable, described, folder) if silent else loadable
 
     def _with_inputs(self, entry: Entry, described: Described, folder: Path) -> Entry:
-        spec = (
-            declared_spec(described.inputs, described.dims)
-            if described.inputs is not None
-            else None
-        )
+        spec = None
+        if described.inputs is not None:
+            spec = declared_spec(described.inputs, described.dims)
         if spec is None and described.kind != "export":
             raise SourceError(
                 f"{entry.source} has neither a signature nor an input example; declare `inputs:` in"

@@ -33,27 +33,26 @@ def ship(entry: Entry, folder: Path) -> Entry:
     """Return the entry with every path in `folder`. Files that are already there are not copied."""
     source = entry.source
     if source.kind in FILE_KINDS:
-        source = replace(
-            source, location=str(_ship_file(Path(source.location), folder)), origin=str(source)
-        )
+        shipped = _ship_file(Path(source.location), folder)
+        source = replace(source, location=str(shipped), origin=str(source))
     elif source.kind == "transformers" and Path(source.location).is_dir():
         root = Path(source.location)
         tree = _ship_tree([path for path in root.rglob("*") if path.is_file()], folder)
         source = replace(source, location=str(_within(tree, root)), origin=str(source))
-    samples = (
-        _ship_file(entry.samples, folder) if isinstance(entry.samples, Path) else entry.samples
-    )
+    samples = entry.samples
+    if isinstance(samples, Path):
+        samples = _ship_file(samples, folder)
     search_path = tuple(dict.fromkeys((*source.search_path, *entry.search_path)))
     named = [entry.task_metric] if entry.task_metric else []
     if source.kind == "python":
         named.append(source.location)
-    files = {
-        *entry.files,
-        *(file for name in named for file in module_closure(name.partition(":")[0], search_path)),
-    }
+    files = set(entry.files)
+    for name in named:
+        files |= module_closure(name.partition(":")[0], search_path)
     if source.kind == "pickle":  # a pickle may name classes of any module in its code
-        own = [root for root in source.search_path if root not in entry.search_path]
-        files |= {file for root in own for file in Path(root).rglob("*.py")}
+        for folder_of_code in source.search_path:
+            if folder_of_code not in entry.search_path:
+                files.update(Path(folder_of_code).rglob("*.py"))
     if files:
         tree = _ship_tree(sorted(files), folder)
         search_path = tuple(str(_within(tree, Path(root))) for root in search_path)
@@ -105,27 +104,20 @@ def download_sources(entry: Entry, place: Workplace) -> Entry:
 def _units(entry: Entry, folder: Path) -> list[str]:
     """Return the names in a folder that contain the paths of an entry."""
     named = (entry.source.location, entry.samples, *entry.source.search_path, *entry.search_path)
-    paths = [Path(path) for path in named if path is not None]
-    return list(
-        dict.fromkeys(
-            path.relative_to(folder).parts[0] for path in paths if path.is_relative_to(folder)
-        )
-    )
+    inside = [Path(path) for path in named if path and Path(path).is_relative_to(folder)]
+    return list(dict.fromkeys(path.relative_to(folder).parts[0] for path in inside))
 
 
 def _moved(entry: Entry, old: Path, new: Path) -> Entry:
     def of(path: str) -> str:
         return str(new / Path(path).relative_to(old)) if Path(path).is_relative_to(old) else path
 
-    source = replace(
-        entry.source,
-        location=of(entry.source.location),
-        search_path=tuple(map(of, entry.source.search_path)),
-    )
+    source = entry.source
+    own_path = tuple(map(of, source.search_path))
+    source = replace(source, location=of(source.location), search_path=own_path)
     samples = Path(of(str(entry.samples))) if isinstance(entry.samples, Path) else entry.samples
-    return replace(
-        entry, source=source, samples=samples, search_path=tuple(map(of, entry.search_path))
-    )
+    search_path = tuple(map(of, entry.search_path))
+    return replace(entry, source=source, samples=samples, search_path=search_path)
 
 
 def module_closure(name: str, search_path: Sequence[str]) -> set[Path]:
@@ -141,11 +133,9 @@ def module_closure(name: str, search_path: Sequence[str]) -> set[Path]:
         if current in found:
             continue
         file = module_file(current, search_path)
-        if (
-            file is None
-            or not any(file.is_relative_to(root) for root in search_path)
-            or _is_installed(file)
-        ):
+        if file is None or _is_installed(file):
+            continue
+        if not any(file.is_relative_to(root) for root in search_path):
             continue
         found[current] = file
         parents = current.split(".")
@@ -160,10 +150,10 @@ def _is_installed(file: Path) -> bool:
     """Whether a module belongs to an installed package; an environment may be inside the
     project.
     """
+    if INSTALLED & set(file.parts):
+        return True
     paths = sysconfig.get_paths()
-    return bool(INSTALLED & set(file.parts)) or any(
-        file.is_relative_to(paths[name]) for name in ("stdlib", "platstdlib")
-    )
+    return any(file.is_relative_to(paths[name]) for name in ("stdlib", "platstdlib"))
 
 
 def _imports(file: Path, package: str) -> Iterator[str]:
@@ -179,9 +169,7 @@ def _imports(file: Path, package: str) -> Iterator[str]:
                 base = ".".join((*above, base) if base else above)
             if base:
                 yield base
-            yield from (
-                f"{base}.{alias.name}" for alias in node.names if base and alias.name != "*"
-            )
+                yield from (f"{base}.{alias.name}" for alias in node.names if alias.name != "*")
 
 
 def _ship_file(path: Path, folder: Path) -> Path:

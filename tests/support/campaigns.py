@@ -24,7 +24,7 @@ from freezer.artifact import Artifact, Measured, MeasuredDrift, MeasuredLatency,
 from freezer.freezing.sources import parse_source
 from freezer.spec import InputSpec, Limits, SamplingPolicy, TensorSpec
 from freezer.store import Store
-from pipeline.campaign import NOTHING, Before, Campaign
+from pipeline.campaign import NOTHING, Before, Campaign, Parts
 from pipeline.catalog import Entry
 from pipeline.config import Config
 from pipeline.ledger import Continued, Ledger
@@ -225,9 +225,16 @@ def run_judged(
                 )
             else:
                 tracker = Tracker(uri, campaign, store, mode="copy")
-            running = Campaign(
-                config, plan, cast(Executor, executor), store, ledger, tracker, display, before
+            parts = Parts(
+                config=config,
+                plan=plan,
+                executor=cast(Executor, executor),
+                store=store,
+                ledger=ledger,
+                tracker=tracker,
+                display=display,
             )
+            running = Campaign(parts, before)
             return running.run(problems, continued, started)
 
 

@@ -24,7 +24,7 @@ from rich.console import Console
 
 from freezer.artifact import Artifact, Measured, write_artifact
 from freezer.store import Store
-from pipeline.campaign import Campaign
+from pipeline.campaign import Campaign, Parts
 from pipeline.cluster import Done, Handle
 from pipeline.config import Config
 from pipeline.ledger import Continued, Ledger
@@ -184,16 +184,16 @@ def run_here(folder: Path, artifacts: dict[str, Artifact]) -> int:
         executor = Executor(
             plan, OneNode(InProcess(), store.root), store, ledger, materials, display.show
         )
-        campaign = Campaign(
-            config,
-            plan,
-            executor,
-            store,
-            ledger,
-            Tracker(uri, CAMPAIGN, store, mode="copy"),
-            display,
+        parts = Parts(
+            config=config,
+            plan=plan,
+            executor=executor,
+            store=store,
+            ledger=ledger,
+            tracker=Tracker(uri, CAMPAIGN, store, mode="copy"),
+            display=display,
         )
-        return campaign.run((), continued, started).exit_code
+        return Campaign(parts).run((), continued, started).exit_code
 
 
 def trial(folder: Path, die_at: int, artifacts: dict[str, Artifact]) -> tuple[int, int]:
