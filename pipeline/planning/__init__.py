@@ -7,6 +7,7 @@ Read first: plan.py.
 from pipeline.planning.earlier_speeds import (
     EarlierSpeeds,
 )
+from pipeline.planning.finished_work import FinishedWork
 from pipeline.planning.keys import (
     FileDigests,
     pinned,
@@ -20,7 +21,6 @@ from pipeline.planning.memory_estimate import (
     learned,
 )
 from pipeline.planning.plan import (
-    FinishedWork,
     Item,
     Plan,
     PlanRequest,

@@ -72,9 +72,8 @@ class FileDigests:
     def save(self) -> None:
         """Write the cache atomically. Failure is ignored: the digests are then computed again."""
         with contextlib.suppress(OSError):
-            partial = own_path(
-                self._cache.parent, self._cache.name
-            )  # cleaned up if the driver is killed
+            # Later tasks remove it if the driver is killed here.
+            partial = own_path(self._cache.parent, self._cache.name)
             make_folder(partial.parent)
             write_whole(partial, json.dumps(self.known).encode(), synced=False)
             move(partial, self._cache)
@@ -100,17 +99,16 @@ def source_key(entry: Entry, digests: FileDigests) -> Key:
     elif source.kind == "mlflow":
         parts |= {"version": source.location, "run": entry.tags.get(SOURCE_RUN)}
     elif source.kind in FILE_KINDS:
-        pinned = f"sha256:{source.sha256}" if source.sha256 else None
-        parts["file"] = (
-            pinned if is_url(source.location) and pinned else digests.of(Path(source.location))
-        )
+        if is_url(source.location) and source.sha256:
+            parts["file"] = f"sha256:{source.sha256}"
+        else:
+            parts["file"] = digests.of(Path(source.location))
     else:
         folder = Path(source.location)
         parts |= {"weights": source.weights, "transformers": metadata.version("transformers")}
         if folder.is_dir():
-            parts["folder"] = {
-                str(path.relative_to(folder)): digests.of(path) for path in _files_in(folder)
-            }
+            files = _files_in(folder)
+            parts["folder"] = {str(file.relative_to(folder)): digests.of(file) for file in files}
         else:
             parts["name"] = source.location
     return make_key(parts)
@@ -119,11 +117,9 @@ def source_key(entry: Entry, digests: FileDigests) -> Key:
 def pinned(source: Source, key: Key) -> Source:
     """Return a source that fails to load if its file has changed since its key was made."""
     digest = key.parts.get("file")
-    return (
-        source
-        if digest is None or source.sha256 is not None
-        else replace(source, sha256=digest.removeprefix("sha256:"))
-    )
+    if digest is None or source.sha256 is not None:
+        return source
+    return replace(source, sha256=digest.removeprefix("sha256:"))
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -136,10 +132,10 @@ def _files_in(folder: Path) -> list[Path]:
     def refuse(error: OSError) -> None:
         raise error
 
-    found = (
-        Path(root, name) for root, _, names in os.walk(folder, onerror=refuse) for name in names
-    )
-    return sorted(path for path in found if path.is_file())
+    files: list[Path] = []
+    for root, _, names in os.walk(folder, onerror=refuse):
+        files += [Path(root, name) for name in names if Path(root, name).is_file()]
+    return sorted(files)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,22 +160,23 @@ def build_key(entry: Entry, source: Key, recipe: Recipe, target: BuildTarget) ->
 
     The further thread counts and default points are not part of it.
     """
-    kept: dict[str, Any] = {"preserve": list(entry.preserve)} if entry.preserve else {}
-    kept |= {"reset": entry.reset} if entry.reset else {}
-    kept |= _points(entry) if recipe.by_shape else {}
-    return make_key(
-        {
-            **kept,
-            "source": source.digest,
-            "inputs": encode(entry.spec) if entry.spec else None,
-            "samples": target.samples,
-            "recipe": {"name": recipe.name, "ways": recipe.ways, "settings": dict(recipe.settings)},
-            "device_class": target.device_class,
-            "num_threads": target.num_threads if recipe.by_thread else None,
-            "toolchain": own_toolchain(recipe, target.toolchain),
-            "format_version": FORMAT_VERSION,
-        }
-    )
+    parts: dict[str, Any] = {
+        "source": source.digest,
+        "inputs": encode(entry.spec) if entry.spec else None,
+        "samples": target.samples,
+        "recipe": {"name": recipe.name, "ways": recipe.ways, "settings": dict(recipe.settings)},
+        "device_class": target.device_class,
+        "num_threads": target.num_threads if recipe.by_thread else None,
+        "toolchain": own_toolchain(recipe, target.toolchain),
+        "format_version": FORMAT_VERSION,
+    }
+    if entry.preserve:
+        parts["preserve"] = list(entry.preserve)
+    if entry.reset:
+        parts["reset"] = entry.reset
+    if recipe.by_shape:
+        parts |= _points(entry)
+    return make_key(parts)
 
 
 def judge_key(
@@ -192,28 +189,27 @@ def judge_key(
     winner is timed; earlier releases did not time any.
     """
     limits = {name: getattr(entry.limits, name) for name in JUDGED_LIMITS}
-    limits |= (
-        {} if entry.limits.memory_mb_max is None else {"memory_mb_max": entry.limits.memory_mb_max}
-    )
-    alone = {} if builds else {"source": source.digest, "device_class": target.device_class}
-    return make_key(
-        {
-            **_points(entry),
-            **_sizes(entry),
-            **alone,
-            "builds": sorted(build.digest for build in builds),
-            "limits": limits | _build_s(entry),
-            **({} if entry.objective == "p50" else {"objective": entry.objective}),
-            "policy": encode(
-                replace(policy, accept_noise=False)
-            ),  # what it publishes is judged again without it
-            "num_threads": [target.num_threads, *target.further_threads]
-            if target.further_threads
-            else target.num_threads,
-            "inputs": {"version": INPUTS_VERSION, "samples": target.samples},
-            "task_metric": entry.task_metric,
-        }
-    )
+    for name in ("memory_mb_max", "build_s"):
+        value = getattr(entry.limits, name)
+        if value is not None:
+            limits[name] = value
+    num_threads: int | list[int] = target.num_threads
+    if target.further_threads:
+        num_threads = [target.num_threads, *target.further_threads]
+    parts: dict[str, Any] = {
+        "builds": sorted(build.digest for build in builds),
+        "limits": limits,
+        # What accepted noise publishes is judged again without it.
+        "policy": encode(replace(policy, accept_noise=False)),
+        "num_threads": num_threads,
+        "inputs": {"version": INPUTS_VERSION, "samples": target.samples},
+        "task_metric": entry.task_metric,
+    }
+    if not builds:
+        parts |= {"source": source.digest, "device_class": target.device_class}
+    if entry.objective != "p50":
+        parts["objective"] = entry.objective
+    return make_key(parts | _points(entry) | _sizes(entry))
 
 
 def _points(entry: Entry) -> dict[str, Any]:
@@ -221,19 +217,12 @@ def _points(entry: Entry) -> dict[str, Any]:
 
     Dims that the source itself declares are not known yet.
     """
-    if entry.spec is None:
-        return {"points": [dict(point) for point in entry.points]} if entry.points else {}
-    named = entry.spec.named_points(entry.points)
-    return (
-        {} if named == (entry.spec.first_point(),) else {"points": [dict(point) for point in named]}
-    )
-
-
-def _build_s(entry: Entry) -> dict[str, Any]:
-    """The limit on the time of all builds, if there is one: with another one, other recipes may be
-    skipped.
-    """
-    return {} if entry.limits.build_s is None else {"build_s": entry.limits.build_s}
+    points = entry.points
+    if entry.spec is not None:
+        points = entry.spec.named_points(points)
+        if points == (entry.spec.first_point(),):
+            return {}
+    return {"points": [dict(point) for point in points]} if points else {}
 
 
 def _sizes(entry: Entry) -> dict[str, Any]:

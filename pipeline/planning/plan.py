@@ -1,43 +1,22 @@
-"""Plan: which builds and judges a campaign needs, and which earlier campaigns finished.
-
-Loads no model.
-"""
+"""Plan: which builds and judges a campaign needs. Loads no model."""
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from freezer.errors import (
-    CatalogError,
-    InfrastructureError,
-    IntegrityError,
-    NotPublishedError,
-    StoreUnreachableError,
-)
+from freezer.errors import CatalogError, InfrastructureError
 from freezer.freezing.recipes import left_out, made_for, select
 from freezer.hardware import PORTABLE, auto_classes, counts_within, device_class
 from freezer.spec import Limits, SamplingPolicy
-from freezer.store import Store
 from pipeline.catalog import Entry
-from pipeline.failures import LIFT, MOST_STARTS, decide, is_kept, is_missed
-from pipeline.ledger import Ledger, LedgerRow
-from pipeline.planning.keys import (
-    BuildTarget,
-    FileDigests,
-    Key,
-    build_key,
-    differing,
-    judge_key,
-    source_key,
-)
-from pipeline.records import LABEL, ClassFacts, FinishedBuild, Outcome
+from pipeline.planning.keys import BuildTarget, FileDigests, Key, build_key, judge_key, source_key
+from pipeline.records import LABEL, ClassFacts, Outcome
+
+if TYPE_CHECKING:
+    from pipeline.planning.finished_work import FinishedWork
 
 PORTABLE_TIME_LIMIT_S = 4.0
 """Sampling time of a portable artifact, whose speed is reported and decides nothing."""
@@ -142,8 +121,8 @@ def make_plan(request: PlanRequest, finished: FinishedWork, digests: FileDigests
 
     Args:
         request: what to plan.
-        finished: work of earlier campaigns.
-        digests: of files.
+        finished: the work of earlier campaigns.
+        digests: the digests of files.
 
     Raises:
         CatalogError: a file of an entry became unreadable.
@@ -157,19 +136,18 @@ def make_plan(request: PlanRequest, finished: FinishedWork, digests: FileDigests
             source = source_key(entry, digests)
             samples = digests.of(Path(entry.samples)) if entry.samples else None
         except OSError as error:
-            problem = _unreadable(entry, error)
+            problems.append(_unreadable(entry, error))
             if not request.keep_going:
-                raise problem from error
-            problems.append(problem)
+                raise problems[-1] from error
             continue
         for name in _classes(request.device_classes or entry.device_classes, request.auto):
-            lacking = _unplaceable(entry, name, request.facts)
-            if lacking is None:
+            problem = _unplaceable(entry, name, request.facts)
+            if problem is None:
                 items.append(finished.applied_to(_item(request, entry, name, source, samples)))
-            elif request.keep_going:
-                unplaced.append(Unplaced(model=entry.name, device_class=name, problem=lacking))
-            else:
-                raise lacking
+                continue
+            if not request.keep_going:
+                raise problem
+            unplaced.append(Unplaced(model=entry.name, device_class=name, problem=problem))
     digests.save()
     return Plan(
         items=tuple(items),
@@ -182,15 +160,12 @@ def make_plan(request: PlanRequest, finished: FinishedWork, digests: FileDigests
 
 def _unreadable(entry: Entry, error: OSError) -> CatalogError:
     """The error of an entry whose file became unreadable while the campaign waited for nodes."""
-    field = (
-        "samples"
-        if entry.samples is not None and error.filename == str(entry.samples)
-        else "source"
-    )
+    of_samples = entry.samples is not None and error.filename == str(entry.samples)
     message = (
         f"{type(error).__name__}: {error}; the file changed while the campaign started; put it"
         " back, and start again"
     )
+    field = "samples" if of_samples else "source"
     return CatalogError(message, entry=entry.name, field=field, code="CP-FETCH")
 
 
@@ -200,12 +175,11 @@ def _threads_of(entry: Entry, name: str, facts: ClassFacts) -> tuple[int, ...]:
     """
     if name == PORTABLE:
         return (facts.num_threads,)
-    own = (
-        counts_within(facts.num_threads)
-        if device_class(name).kind == "cpu"
-        else (facts.num_threads,)
-    )
-    return entry.threads or own
+    if entry.threads:
+        return entry.threads
+    if device_class(name).kind == "cpu":
+        return counts_within(facts.num_threads)
+    return (facts.num_threads,)
 
 
 def _unplaceable(
@@ -219,14 +193,14 @@ def _unplaceable(
             f"no node serves {name}; nodes serve {', '.join(facts)}. Start one with `ray start"
             f" --labels={LABEL}{name}=true`, or leave the class out"
         )
-    elif (most := max(_threads_of(entry, name, facts[name]))) > facts[name].num_threads:
-        problem = (
-            f"got threads {most}, but the smallest node that serves {name} has"
-            f" {facts[name].num_threads} CPUs; leave the count out, or label only nodes that have"
-            f" as many with {LABEL}{name}=true"
-        )
-    else:
+        return InfrastructureError(f"entry {entry.name!r}: {problem}", code="CP-NO-NODE")
+    most, num_cpus = max(_threads_of(entry, name, facts[name])), facts[name].num_threads
+    if most <= num_cpus:
         return None
+    problem = (
+        f"got threads {most}, but the smallest node that serves {name} has {num_cpus} CPUs; leave"
+        f" the count out, or label only nodes that have as many with {LABEL}{name}=true"
+    )
     return InfrastructureError(f"entry {entry.name!r}: {problem}", code="CP-NO-NODE")
 
 
@@ -240,10 +214,10 @@ def _classes(wanted: Sequence[str], auto: Sequence[str]) -> list[str]:
 
     `portable` is always the last one, since it serves where the others do not.
     """
-    found = dict.fromkeys(
-        resolved for name in wanted for resolved in (auto if name == "auto" else [name])
-    )
-    return [*(name for name in found if name != PORTABLE), PORTABLE]
+    names: list[str] = []
+    for name in wanted:
+        names += auto if name == "auto" else [name]
+    return [*(name for name in dict.fromkeys(names) if name != PORTABLE), PORTABLE]
 
 
 def _packages(name: str, facts: ClassFacts) -> Collection[str]:
@@ -255,14 +229,15 @@ def recipes_left_out(request: PlanRequest) -> list[str]:
     """The recipes that `auto` and `all` leave out for what the workers of a CPU class lack, in a
     line for each class.
     """
+    requested = set(request.recipes)
+    if not requested:
+        requested = {recipe for entry in request.entries for recipe in entry.recipes}
     lines = []
     for name, facts in request.facts.items():
         if device_class(name).kind == "cpu":
-            names = {
-                recipe for entry in request.entries for recipe in request.recipes or entry.recipes
-            }
-            if text := left_out(sorted(names), installed=_packages(name, facts)):
-                lines.append(f"{name}: {text} on its workers")
+            absent = left_out(sorted(requested), installed=_packages(name, facts))
+            if absent:
+                lines.append(f"{name}: {absent} on its workers")
     return lines
 
 
@@ -310,160 +285,7 @@ def _optional(requested: Collection[str], builds: Iterable[str], entry: Entry) -
 
     With a limit on size or memory, or another objective, a slower one may win.
     """
-    limits = entry.limits
-    if (
-        "all" in requested
-        or entry.objective != "p50"
-        or limits.size_mb_max is not None
-        or limits.memory_mb_max is not None
-    ):
+    sizes = (entry.limits.size_mb_max, entry.limits.memory_mb_max)
+    if "all" in requested or entry.objective != "p50" or sizes != (None, None):
         return ()
     return tuple(recipe for recipe in builds if recipe not in requested)
-
-
-_RETRIED = {
-    "quarantine": f"retrying because {LIFT} was given",
-    "memory": "and may use more memory now",
-}
-
-_DIGESTS = re.compile(r"judge\.builds|builds\..*\.source")
-"""Parts of keys that are keys themselves, whose parts are compared."""
-
-
-class FinishedWork:
-    """Outcomes of earlier campaigns, in a ledger and a store that stay as they are while this
-    object is used.
-
-    Args:
-        store, ledger: of the campaign.
-        lifted: whether quarantined failures are retried.
-        since: start of the campaign that is continued: its own outcomes since then count before
-            later ones of other campaigns.
-    """
-
-    def __init__(
-        self, store: Store, ledger: Ledger, *, lifted: bool = False, since: float = math.inf
-    ) -> None:
-        self._ledger, self.lifted, self._since = ledger, lifted, since
-        self._store, self._versions = store, cache(store.versions)
-
-    def applied_to(self, item: Item) -> Item:
-        """Return a planned item with its finished outcome, or what was missed in it, and why."""
-        known, why = self._find(item)
-        if known is None:
-            return replace(item, why=why)
-        finished = replace(
-            known, tags=dict(item.entry.tags), registered_name=item.entry.registered_name
-        )
-        missed, why = self._find_missed(item, finished)
-        if missed:
-            return replace(item, why=why, before=finished, missed=missed)
-        return replace(item, why=why, finished=finished)
-
-    def found_meanwhile(self, item: Item) -> Outcome | None:
-        """Return the outcome that another campaign reached since an item was planned; None if it
-        used fewer builds, or none did.
-        """
-        if item.before is not None:
-            return None
-        with suppress(StoreUnreachableError):  # the work is then done twice
-            self._ledger.refresh()
-        return self.applied_to(item).finished
-
-    def _find(self, item: Item) -> tuple[Outcome | None, str]:
-        """Return the finished outcome of an item if it still holds, and why or why not in
-        one line.
-        """
-        own = self._ledger.own("outcome", item.judge.digest, item.entry.name)
-        if own is not None and own.time >= self._since:
-            found, why = self._check(item, own)
-            if found is not None:
-                return found, why
-        row = self._ledger.find("outcome", item.judge.digest, model=item.entry.name)
-        if row is not None:
-            return self._check(item, row)
-        return None, _why_new(
-            item, self._ledger.nearest("outcome", item.entry.name, item.device_class)
-        )
-
-    def _check(self, item: Item, row: LedgerRow) -> tuple[Outcome | None, str]:
-        """Return the outcome of a row if it still holds, and why or why not in one line."""
-        outcome = Outcome.from_json(row.data["outcome"])
-        failure = outcome.failure
-        if outcome.verdict == "unstable":
-            return None, "was unstable (disturbed), which is never kept"
-        if (
-            outcome.clock == "disturbed"
-            and not item.policy.accept_noise
-            and item.device_class != PORTABLE
-        ):
-            return None, "was measured on a busy machine with --accept-noise"
-        if failure is not None and not is_kept(
-            failure, memory_bytes=item.memory_bytes, lifted=self.lifted
-        ):
-            why = _RETRIED.get(decide(failure.kind, failure.code).kept, "which is never kept")
-            return None, f"failed earlier ({failure.kind}), {why}"
-        if outcome.verdict == "kept-previous":
-            if item.entry.limits.allow_regression:
-                return None, "was kept-previous; judging again because --allow-regression was given"
-            if outcome.previous is None or outcome.previous.artifact != self._serving(
-                row.model, item.device_class
-            ):
-                return None, "was kept-previous, and another artifact serves now"
-        if outcome.version is not None and outcome.version not in self._versions(row.model):
-            return None, f"version {outcome.version} is gone from the store"
-        return outcome.as_cached(), "unchanged"
-
-    def _serving(self, model: str, device_class: str) -> str | None:
-        """Return the digest of the image of the artifact that serves a class; None without one that
-        can be read.
-        """
-        with suppress(NotPublishedError, IntegrityError):
-            image = self._store.version(model).images.get(device_class)
-            return image.digest if image else None
-        return None
-
-    def _find_missed(self, item: Item, outcome: Outcome) -> tuple[tuple[str, ...], str]:
-        """Return the recipes that an outcome lacks and that are to be built now, and a line that
-        reports them.
-        """
-        again: list[str] = []
-        words: list[str] = []
-        for report in outcome.candidates if outcome.failure is None else ():
-            recipe = report.recipe
-            if report.failure is None or recipe not in item.builds:
-                continue
-            row = self._ledger.find("build", item.builds[recipe].digest, model=outcome.model)
-            if row is None:
-                continue
-            build = FinishedBuild.from_json(row.data)
-            failure, starts = build.failure, build.starts
-            if failure is None:
-                again.append(recipe)
-                words.append(f"{recipe} was built since, and never judged")
-            elif is_missed(
-                failure, num_starts=starts, memory_bytes=item.memory_bytes, lifted=self.lifted
-            ):
-                again.append(recipe)
-                words.append(
-                    f"{recipe} failed ({failure.kind}); retrying, start {starts + 1} of"
-                    f" {max(MOST_STARTS, starts + 1)}"
-                )
-            elif decide(failure.kind, failure.code).kept == "never":
-                words.append(
-                    f"{recipe} failed ({failure.kind}) in {starts} starts; retried only with {LIFT}"
-                )
-        return tuple(again), "; ".join(words) or "unchanged"
-
-
-def _why_new(item: Item, nearest: LedgerRow | None) -> str:
-    """Return how an item differs from the nearest finished one."""
-    if nearest is None:
-        return "never done"
-    names = [
-        name
-        for name in differing(item.parts, nearest.data.get("parts", {}))
-        if not _DIGESTS.fullmatch(name)
-    ]
-    words = [name.removeprefix("judge.").removeprefix("builds.") for name in names]
-    return f"differs from the nearest finished in {', '.join(words) or 'nothing that is recorded'}"

@@ -1,4 +1,4 @@
-"""The retry policy, and that docs/operate.md shows the same table."""
+"""The retry policy, and that docs/guides/operate.md shows the same table."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _row(name: str, decision: Decision) -> list[str]:
 
 
 def test_operate_page_has_the_same_table() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "operate.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "guides" / "operate.md").read_text()
     lines = text[text.index(TITLE) :].split("\n\n")[0].splitlines()[2:]
     found = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     shown = [[re.findall(r"`([^`]+)`", cells[0]), *cells[1:4]] for cells in found]

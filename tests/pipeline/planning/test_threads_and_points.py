@@ -202,12 +202,9 @@ def test_figures_of_all_points_reach_mlflow(tmp_path: Path) -> None:
     outcome = Outcome.from_json(json.loads(json.dumps(outcome_of(item, result, {}).to_json())))
     assert outcome.num_threads == 2, "--json tells of the deciding cell"
     (record,) = run_records(outcome, "c")
-    assert record.metrics["latency_ms/threads 1 batch 3/p50"] == pytest.approx(
-        candidate.points[5].p50, rel=1e-4
-    )
-    assert record.metrics["latency_ms/threads 1 batch 3/eager_p50"] == pytest.approx(
-        candidate.points[5].eager_p50, rel=1e-4
-    )
+    place, point = "latency_ms/threads 1 batch 3", candidate.points[5]
+    assert record.metrics[f"{place}/p50"] == pytest.approx(point.p50, rel=1e-4)
+    assert record.metrics[f"{place}/eager_p50"] == pytest.approx(point.eager_p50, rel=1e-4)
     assert (
         record.metrics["speedup/threads 2 batch 1"]
         == record.metrics["speedup/value"]

@@ -405,7 +405,7 @@ def elsewhere(entry: Entry, folder: Path) -> str:
     script = """
 import pickle, sys
 from pathlib import Path
-from freezer.runtime.tensors import read_samples
+from freezer.runtime.tensor_files import read_samples
 from freezer.freezing.sources import find_function
 from freezer.freezing.models.loaders import load_source
 entry = pickle.loads(Path(sys.argv[1]).read_bytes())

@@ -1,0 +1,167 @@
+"""Finished work: which outcomes of earlier campaigns still hold, and what was missed in them."""
+
+from __future__ import annotations
+
+import math
+import re
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+
+from freezer.errors import IntegrityError, NotPublishedError, StoreUnreachableError
+from freezer.hardware import PORTABLE
+from freezer.store import Store
+from pipeline.failures import LIFT, MOST_STARTS, decide, is_kept, is_missed
+from pipeline.ledger import Ledger, LedgerRow
+from pipeline.planning.keys import differing
+from pipeline.planning.plan import Item
+from pipeline.records import FinishedBuild, Outcome
+
+_RETRIED = {
+    "quarantine": f"retrying because {LIFT} was given",
+    "memory": "and may use more memory now",
+}
+
+_DIGESTS = re.compile(r"judge\.builds|builds\..*\.source")
+"""Parts of keys that are keys themselves, whose parts are compared."""
+
+
+class FinishedWork:
+    """Outcomes of earlier campaigns, in a ledger and a store that stay as they are while this
+    object is used.
+
+    Args:
+        store, ledger: of the campaign.
+        lifted: whether quarantined failures are retried.
+        since: start of the campaign that is continued: its own outcomes since then count before
+            later ones of other campaigns.
+    """
+
+    def __init__(
+        self, store: Store, ledger: Ledger, *, lifted: bool = False, since: float = math.inf
+    ) -> None:
+        self._ledger, self.lifted, self._since = ledger, lifted, since
+        self._store, self._versions = store, cache(store.versions)
+
+    def applied_to(self, item: Item) -> Item:
+        """Return a planned item with its finished outcome, or what was missed in it, and why."""
+        known, why = self._find(item)
+        if known is None:
+            return replace(item, why=why)
+        tags, registered_name = dict(item.entry.tags), item.entry.registered_name
+        finished = replace(known, tags=tags, registered_name=registered_name)
+        missed, why = self._find_missed(item, finished)
+        if missed:
+            return replace(item, why=why, before=finished, missed=missed)
+        return replace(item, why=why, finished=finished)
+
+    def found_meanwhile(self, item: Item) -> Outcome | None:
+        """Return the outcome that another campaign reached since an item was planned; None if it
+        used fewer builds, or none did.
+        """
+        if item.before is not None:
+            return None
+        with suppress(StoreUnreachableError):  # the work is then done twice
+            self._ledger.refresh()
+        return self.applied_to(item).finished
+
+    def _find(self, item: Item) -> tuple[Outcome | None, str]:
+        """Return the finished outcome of an item if it still holds, and why or why not in
+        one line.
+        """
+        own = self._ledger.own("outcome", item.judge.digest, item.entry.name)
+        if own is not None and own.time >= self._since:
+            outcome, why = self._check(item, own)
+            if outcome is not None:
+                return outcome, why
+        row = self._ledger.find("outcome", item.judge.digest, model=item.entry.name)
+        if row is not None:
+            return self._check(item, row)
+        nearest = self._ledger.nearest("outcome", item.entry.name, item.device_class)
+        return None, _why_new(item, nearest)
+
+    def _check(self, item: Item, row: LedgerRow) -> tuple[Outcome | None, str]:
+        """Return the outcome of a row if it still holds, and why or why not in one line."""
+        outcome = Outcome.from_json(row.data["outcome"])
+        failure = outcome.failure
+        if outcome.verdict == "unstable":
+            return None, "was unstable (disturbed), which is never kept"
+        noisy = outcome.clock == "disturbed" and item.device_class != PORTABLE
+        if noisy and not item.policy.accept_noise:
+            return None, "was measured on a busy machine with --accept-noise"
+        if not is_kept(failure, memory_bytes=item.memory_bytes, lifted=self.lifted):
+            assert failure is not None
+            why = _RETRIED.get(decide(failure.kind, failure.code).kept, "which is never kept")
+            return None, f"failed earlier ({failure.kind}), {why}"
+        if outcome.verdict == "kept-previous":
+            if item.entry.limits.allow_regression:
+                return None, "was kept-previous; judging again because --allow-regression was given"
+            previous = outcome.previous
+            if previous is None or previous.artifact != self._serving(row.model, item.device_class):
+                return None, "was kept-previous, and another artifact serves now"
+        if outcome.version is not None and outcome.version not in self._versions(row.model):
+            return None, f"version {outcome.version} is gone from the store"
+        return replace(outcome, cached=True), "unchanged"
+
+    def _serving(self, model: str, device_class: str) -> str | None:
+        """Return the digest of the image of the artifact that serves a class; None without one that
+        can be read.
+        """
+        with suppress(NotPublishedError, IntegrityError):
+            image = self._store.version(model).images.get(device_class)
+            return image.digest if image else None
+        return None
+
+    def _find_missed(self, item: Item, outcome: Outcome) -> tuple[tuple[str, ...], str]:
+        """Return the recipes that an outcome lacks and that are to be built now, and a line that
+        reports them.
+        """
+        again: list[str] = []
+        lines: list[str] = []
+        for report in outcome.candidates if outcome.failure is None else ():
+            recipe = report.recipe
+            if report.failure is None or recipe not in item.builds:
+                continue
+            row = self._ledger.find("build", item.builds[recipe].digest, model=outcome.model)
+            if row is None:
+                continue
+            build = FinishedBuild.from_json(row.data)
+            if self._is_missed(item, build):
+                again.append(recipe)
+            line = _line_of(recipe, build, again=recipe in again)
+            if line:
+                lines.append(line)
+        return tuple(again), "; ".join(lines) or "unchanged"
+
+    def _is_missed(self, item: Item, build: FinishedBuild) -> bool:
+        if build.failure is None:
+            return True
+        return is_missed(
+            build.failure,
+            num_starts=build.starts,
+            memory_bytes=item.memory_bytes,
+            lifted=self.lifted,
+        )
+
+
+def _line_of(recipe: str, build: FinishedBuild, *, again: bool) -> str | None:
+    """What to say of a recipe that an outcome lacks."""
+    failure, starts = build.failure, build.starts
+    if failure is None:
+        return f"{recipe} was built since, and never judged"
+    if again:
+        of = max(MOST_STARTS, starts + 1)
+        return f"{recipe} failed ({failure.kind}); retrying, start {starts + 1} of {of}"
+    if decide(failure.kind, failure.code).kept == "never":
+        return f"{recipe} failed ({failure.kind}) in {starts} starts; retried only with {LIFT}"
+    return None
+
+
+def _why_new(item: Item, nearest: LedgerRow | None) -> str:
+    """Return how an item differs from the nearest finished one."""
+    if nearest is None:
+        return "never done"
+    differences = differing(item.parts, nearest.data.get("parts", {}))
+    names = [name for name in differences if not _DIGESTS.fullmatch(name)]
+    words = [name.removeprefix("judge.").removeprefix("builds.") for name in names]
+    return f"differs from the nearest finished in {', '.join(words) or 'nothing that is recorded'}"
