@@ -175,7 +175,7 @@ def test_long_rows_are_cut() -> None:
 
 
 def test_docs_explain_every_row() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "reports.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "guides" / "see-what-freezing-did.md").read_text()
     table = page.partition("## The rows of `coldpress inspect`")[2].partition("\n## ")[0]
     explained = [
         name
