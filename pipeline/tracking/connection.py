@@ -239,6 +239,15 @@ def quoted(text: str) -> str:
     return f"{quote}{text}{quote}"
 
 
+def named(name: str) -> str:
+    """Return the condition of an MLflow filter for the versions of a model; a name with both kinds
+    of quotes needs a list, which servers support since 3.17.
+    """
+    if "'" in name and '"' in name:
+        return f"name IN ({name!r})"
+    return f"name = {quoted(name)}"
+
+
 def without_password(text: str) -> str:
     """Replace the passwords of the URLs in a text by `***`."""
     return re.sub(r"(://[^:/@\s]*):[^/@\s]*@", r"\1:***@", text)

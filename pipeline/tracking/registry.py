@@ -8,7 +8,8 @@ Deployments see only the last step. Every step can be repeated after a crash: an
 version, and a broken upload is deleted. A registered version holds:
 
     MLmodel         python_function, loader_module freezer.pyfunc, data: artifact, and the signature
-    code/freezer.zip  requirements.txt, python_env.yaml, conda.yaml: the environment of `mlflow models serve`
+    code/freezer.zip   with requirements.txt, python_env.yaml and conda.yaml: the environment of
+                       `mlflow models serve`
     freezing.md        what freezing did, for people
     artifact/          the whole artifact folder; by reference only manifest.json and store.json
 """
@@ -16,7 +17,6 @@ version, and a broken upload is deleted. A registered version holds:
 from __future__ import annotations
 
 import json
-import platform
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,20 +24,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlparse
 
-import yaml
-
-from freezer.artifact import FREEZING, MANIFEST, Artifact, Manifest, manifest_markdown
+from freezer.artifact import Artifact
 from freezer.codec import encode
 from freezer.errors import InfrastructureError
 from pipeline.records import Outcome
-from pipeline.tracking.connection import MODELS, one_transaction, quoted, reaching, upload
+from pipeline.tracking.connection import MODELS, named, one_transaction, reaching, upload
 from pipeline.tracking.descriptions import model_description, version_description
+from pipeline.tracking.model_files import DATA, write_model_files
 from pipeline.tracking.run_records import free_tags
-from pipeline.tracking.serving_environment import CODE, write_environment
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
-    from mlflow.models import ModelSignature
 
     from pipeline.tracking.projection import Projection
 
@@ -57,14 +54,29 @@ CAMPAIGN = "coldpress.campaign"
 judged it last.
 """
 
+KIND, FROZEN = "coldpress.kind", "frozen"
+"""Tag of a registered model that Coldpress created, and its value."""
+
 MODEL_VERSIONS = "mlflow.modelVersions"
 """Tag of a logged model with its versions, for MLflow's pages."""
 
-DATA = "artifact"
-LOADER = "freezer.pyfunc"
 
-LOAD_SETTINGS = {"threads": None, "limit_isa": False}
-"""Options of `mlflow.pyfunc.load_model(..., model_config={...})`, passed on to freezer.load."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Registration:
+    """An artifact to register.
+
+    Attributes:
+        outcome: outcome with an artifact and a version.
+        serving: device class of the artifact: the outcome's, or `portable` if eager is kept.
+        lay_out: creates the artifact in an empty folder; called only if the artifact is not
+            registered.
+        run_id: run that made the artifact.
+    """
+
+    outcome: Outcome
+    serving: str
+    lay_out: Callable[[Path], Artifact]
+    run_id: str | None = None
 
 
 @dataclass(slots=True)
@@ -118,26 +130,12 @@ class Registry:
         self._outcomes, self._models = outcomes, dict[str, _Model]()
         mlflow.set_tracking_uri(self._client.tracking_uri)
 
-    def register(
-        self,
-        outcome: Outcome,
-        serving: str,
-        lay_out: Callable[[Path], Artifact],
-        *,
-        run_id: str | None,
-    ) -> bool:
+    def register(self, registration: Registration) -> bool:
         """Register the artifact that serves an outcome's class, and set the class's alias to it.
 
         The alias never moves to an older version of the same store, in any order of logging, nor to
         one that was rolled back. If several campaigns register an artifact at the same time, the
         first version stays.
-
-        Args:
-            outcome: outcome with an artifact and a version.
-            serving: device class of the artifact: the outcome's, or `portable` if eager is kept.
-            lay_out: creates the artifact in an empty folder; called only if the artifact is not
-                registered.
-            run_id: run that made the artifact.
 
         Returns:
             Whether anything was changed.
@@ -148,35 +146,30 @@ class Registry:
         """
         try:
             with reaching(self._client.tracking_uri):
-                return self._registered(outcome, serving, lay_out, run_id)
+                return self._registered(registration)
         except InfrastructureError:
             # the transaction was undone, and another campaign may have written
             self._models.clear()
             raise
 
-    def _registered(
-        self,
-        outcome: Outcome,
-        serving: str,
-        lay_out: Callable[[Path], Artifact],
-        run_id: str | None,
-    ) -> bool:
+    def _registered(self, registration: Registration) -> bool:
+        outcome = registration.outcome
         model = self._model(outcome.registered_as)
         number = model.aliases.get(outcome.device_class)
         if number is not None and _is_current(self._version(model, number), outcome):
             return False
         version = self._find(model, outcome)
         if version is not None:
-            return self._point(model, version, outcome, serving)
-        model_id = self._find_upload(outcome) or self._upload(outcome, serving, lay_out, run_id)
+            return self._point(model, version, registration)
+        model_id = self._find_upload(outcome) or self._upload(registration)
         if not model.newest:
             self._create_model(model)
         with one_transaction(self._client):
             self._client.finalize_logged_model(model_id, "READY")
-            version = self._create_version(model, outcome, serving, model_id, run_id)
+            version = self._create_version(model, registration, model_id)
             if version.source == f"{MODELS}{model_id}":
-                self._link(model_id, version, run_id)
-            self._point(model, version, outcome, serving)
+                self._link(model_id, version, registration.run_id)
+            self._point(model, version, registration)
         return True
 
     def _model(self, name: str) -> _Model:
@@ -203,13 +196,8 @@ class Registry:
     def _find(self, model: _Model, outcome: Outcome) -> ModelVersion | None:
         """Return the first version of an outcome's artifact."""
         if len(model.versions) < model.newest:
-            named = (
-                ""
-                if "'" in model.name and '"' in model.name
-                else f"name = {quoted(model.name)} AND "
-            )
             found = self._client.search_model_versions(
-                f"{named}tags.`{ARTIFACT}` = '{outcome.artifact}'"
+                f"{named(model.name)} AND tags.`{ARTIFACT}` = '{outcome.artifact}'"
             )
             model.versions |= {
                 str(version.version): version for version in found if version.name == model.name
@@ -221,8 +209,9 @@ class Registry:
         ]
         return min(alike, key=lambda version: int(version.version), default=None)
 
-    def _point(self, model: _Model, version: ModelVersion, outcome: Outcome, serving: str) -> bool:
+    def _point(self, model: _Model, version: ModelVersion, registration: Registration) -> bool:
         """Set the alias, unless it must not move; return whether anything was changed."""
+        outcome = registration.outcome
         number, target = outcome.version or 0, str(version.version)
         changed = number > int(version.tags.get(VERSION, 0))
         if changed:  # the store carries unchanged artifacts over to newer versions
@@ -235,7 +224,7 @@ class Registry:
             tags = self._version(model, current).tags
             if tags.get(STORE) == version.tags.get(STORE) and int(tags.get(VERSION, 0)) > number:
                 return changed
-        if self._rolled_back(outcome, serving):
+        if self._rolled_back(outcome, registration.serving):
             return changed
         # The client's own methods read the model once more, to refuse prompts, as `_model` did.
         registry = self._client._get_registry_client()
@@ -263,17 +252,12 @@ class Registry:
                     self._client.delete_logged_model(model.model_id)
         return complete
 
-    def _upload(
-        self,
-        outcome: Outcome,
-        serving: str,
-        lay_out: Callable[[Path], Artifact],
-        run_id: str | None,
-    ) -> str:
+    def _upload(self, registration: Registration) -> str:
+        outcome, serving, run_id = registration.outcome, registration.serving, registration.run_id
         with tempfile.TemporaryDirectory(prefix="coldpress-") as scratch:
             folder = Path(scratch)
             (folder / DATA).mkdir()
-            artifact = lay_out(folder / DATA)
+            artifact = registration.lay_out(folder / DATA)
             if self._mode == "copy":
                 artifact.verify()
             else:
@@ -294,7 +278,7 @@ class Registry:
                     },
                     model_type="coldpress",
                 )
-            _write_model_files(folder, manifest, str(model.model_id), run_id)
+            write_model_files(folder, manifest, str(model.model_id), run_id)
             upload(self._client, model.artifact_location, folder)
         return str(model.model_id)
 
@@ -317,7 +301,7 @@ class Registry:
         description = model_description(self._outcomes)
         try:
             self._client.create_registered_model(
-                model.name, tags={"coldpress.kind": "frozen"}, description=description
+                model.name, tags={KIND: FROZEN}, description=description
             )
             model.description = description
         except MlflowException as error:
@@ -325,15 +309,16 @@ class Registry:
                 raise
 
     def _create_version(
-        self, model: _Model, outcome: Outcome, serving: str, model_id: str, run_id: str | None
+        self, model: _Model, registration: Registration, model_id: str
     ) -> ModelVersion:
         """Create a version; if another campaign has created one of the same artifact, delete the
         new one and return the other.
         """
+        outcome, serving = registration.outcome, registration.serving
         created = self._client.create_model_version(
             model.name,
             source=f"{MODELS}{model_id}",  # MLflow leaves the version's `model_id` empty
-            run_id=run_id,
+            run_id=registration.run_id,
             tags={**self._tags(outcome, serving), **_figures(outcome)},
             description=version_description(outcome, serving, self._store),
             model_id=model_id,
@@ -371,72 +356,12 @@ class Registry:
 
 def _figures(outcome: Outcome) -> dict[str, str]:
     """Return tags of a version that MLflow's list of versions shows."""
-    speedup = (
-        {}
-        if outcome.figures.speedup is None
-        else {"coldpress.speedup": f"{outcome.figures.speedup:.2f}"}
-    )
-    return {
-        "coldpress.verdict": outcome.verdict,
-        "coldpress.recipe": outcome.recipe or "none",
-        **speedup,
-    }
+    tags = {"coldpress.verdict": outcome.verdict, "coldpress.recipe": outcome.recipe or "none"}
+    if outcome.figures.speedup is not None:
+        tags["coldpress.speedup"] = f"{outcome.figures.speedup:.2f}"
+    return tags
 
 
 def _is_current(version: ModelVersion, outcome: Outcome) -> bool:
-    return version.tags.get(ARTIFACT) == outcome.artifact and int(version.tags.get(VERSION, 0)) >= (
-        outcome.version or 0
-    )
-
-
-def _write_model_files(folder: Path, manifest: Manifest, model_id: str, run_id: str | None) -> None:
-    """Write everything but the artifact's own files."""
-    from mlflow.models import Model
-
-    (folder / DATA / MANIFEST).write_bytes(manifest.to_bytes())
-    page = manifest_markdown(manifest)
-    if page is not None:
-        (folder / FREEZING).write_text(page)
-    size_bytes = sum(item.size_bytes for item in manifest.contents)
-    model = Model(
-        run_id=run_id,
-        model_id=model_id,
-        signature=_signature(manifest),
-        model_size_bytes=size_bytes,
-    )
-    # The same as mlflow.pyfunc.add_to_model; importing that module takes a second.
-    model.add_flavor(
-        "python_function",
-        loader_module=LOADER,
-        data=DATA,
-        python_version=platform.python_version(),
-        code=CODE,
-        env=write_environment(folder, manifest.needs.torch, manifest.engines),
-        config=dict(LOAD_SETTINGS),
-    )
-    # Model.save writes the same with PyYAML's Python code, which takes ten times as long.
-    (folder / "MLmodel").write_text(
-        yaml.dump(model.to_dict(), Dumper=yaml.CSafeDumper, default_flow_style=False)
-    )
-
-
-def _signature(manifest: Manifest) -> ModelSignature | None:
-    """Return the signature: tensors by path, -1 for named dims; None if numpy lacks a dtype
-    (bfloat16).
-    """
-    import numpy as np
-    from mlflow.models import ModelSignature
-    from mlflow.types import Schema, TensorSpec
-
-    inputs = [
-        (i.dtype, tuple(-1 if isinstance(size, str) else size for size in i.shape), i.name)
-        for i in manifest.inputs.tensors
-    ]
-    outputs = [(o.dtype, (-1,) * o.rank, o.name) for o in manifest.outputs]
-    if not inputs or any(dtype == "bfloat16" for dtype, _, _ in (*inputs, *outputs)):
-        return None
-    given, returned = (
-        Schema([TensorSpec(np.dtype(dtype), shape, name) for dtype, shape, name in specs])
-        for specs in (inputs, outputs)
-    )
-    return ModelSignature(inputs=given, outputs=returned)
+    newest = int(version.tags.get(VERSION, 0))
+    return version.tags.get(ARTIFACT) == outcome.artifact and newest >= (outcome.version or 0)

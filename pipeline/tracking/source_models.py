@@ -9,17 +9,24 @@ import difflib
 import hashlib
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 from freezer.errors import CatalogError, SourceError
 from freezer.store import NAME
-from pipeline.tracking.connection import MISSING, MODELS, connect, quoted, reaching, resolve
+from pipeline.tracking.connection import (
+    MISSING,
+    MODELS,
+    all_pages,
+    connect,
+    named,
+    reaching,
+    resolve,
+)
 from pipeline.tracking.mlmodel import MLMODEL
-from pipeline.tracking.registry import ARTIFACT
+from pipeline.tracking.registry import ARTIFACT, FROZEN, KIND
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -33,10 +40,6 @@ MODELS_PAGE = 1000
 """MLflow's limit of registered models in one response."""
 
 VERSIONS_PAGE = 10_000
-SEARCH_CHARS = 4000
-"""Encoded characters of the names in one search of versions; they are part of a URL, which servers
-limit to 8 KB.
-"""
 
 _NUM_NAMED = 20
 """Models or versions listed in an error message."""
@@ -93,13 +96,12 @@ def resolve_model(tracking_uri: str, uri: str) -> RegistryModel:
         if alias is not None:
             number = registered.aliases.get(alias)
             if number is None:
-                aliases = ", ".join(
-                    f"{known} (version {of})" for known, of in sorted(registered.aliases.items())
-                )
-                raise _registry_error(
-                    f"model {name!r} has no alias {alias!r}; it has {aliases or 'none'}"
-                )
-        return _newest(client, name) if number is None else _numbered(client, name, str(number))
+                known = sorted(registered.aliases.items())
+                aliases = ", ".join(f"{alias} (version {of})" for alias, of in known) or "none"
+                raise _registry_error(f"model {name!r} has no alias {alias!r}; it has {aliases}")
+        if number is None:
+            return _newest(client, registered)
+        return _numbered(client, name, str(number))
 
 
 def list_registry(
@@ -107,8 +109,8 @@ def list_registry(
 ) -> Iterator[RegistryModel]:
     """Yield one version of each registered model that matches, ordered by name.
 
-    Models without such a version are omitted: models with only frozen versions, models without the
-    alias, prompts.
+    Models without such a version are omitted: models that Coldpress registered, models with only
+    frozen versions, models without the alias, prompts.
 
     Args:
         tracking_uri: URI of MLflow.
@@ -125,10 +127,8 @@ def list_registry(
     while True:
         with reaching(address):
             page = _search_models(client, filter_string, token)
-            chosen = _choose(client, page, alias)
-        for registered in page:
-            if registered.name in chosen:
-                yield chosen[registered.name]
+            listed = [_listed(client, registered, alias) for registered in page]
+        yield from filter(None, listed)
         token = page.token
         if not token:
             return
@@ -208,9 +208,9 @@ def _registered_model(client: MlflowClient, name: str) -> RegisteredModel:
         for model in client.search_registered_models(max_results=MODELS_PAGE, order_by=["name ASC"])
     ]
     near = difflib.get_close_matches(name, names, n=3)
+    others = [other for other in names if other not in near]
     raise _registry_error(
-        f"MLflow has no registered model {name!r}; it has"
-        f" {_some([*near, *(n for n in names if n not in near)])}"
+        f"MLflow has no registered model {name!r}; it has {_some([*near, *others])}"
     )
 
 
@@ -223,7 +223,7 @@ def _numbered(client: MlflowClient, name: str, number: str) -> RegistryModel:
     except MlflowException as error:
         if error.error_code not in MISSING:
             raise
-        existing = _some(str(version.version) for version in _versions(client, [name]))
+        existing = _some(str(version.version) for version in _versions(client, name))
         raise _registry_error(
             f"model {name!r} has no version {number!r}; it has {existing}"
         ) from None
@@ -241,13 +241,13 @@ def _numbered(client: MlflowClient, name: str, number: str) -> RegistryModel:
     return RegistryModel.of(version)
 
 
-def _newest(client: MlflowClient, name: str) -> RegistryModel:
-    """Return the newest version of an existing model that is not a frozen artifact."""
-    versions = list(_versions(client, [name]))
-    for version in versions:
-        if _usable(version):
-            return RegistryModel.of(version)
-    if any(ARTIFACT in version.tags for version in versions):
+def _newest(client: MlflowClient, registered: RegisteredModel) -> RegistryModel:
+    """Return the newest version of a model that is not a frozen artifact."""
+    model = _newest_usable(client, registered)
+    if model is not None:
+        return model
+    name = registered.name
+    if registered.latest_versions:
         raise _registry_error(
             f"all versions of model {name!r} are frozen artifacts (tag {ARTIFACT}) or not ready;"
             " name the model they were made from"
@@ -274,79 +274,49 @@ def _search_models(client: MlflowClient, filter_string: str | None, token: str |
         ) from None
 
 
-def _choose(
-    client: MlflowClient, page: Sequence[RegisteredModel], alias: str | None
-) -> dict[str, RegistryModel]:
-    """Return the version to use of each model, by name.
+def _listed(
+    client: MlflowClient, registered: RegisteredModel, alias: str | None
+) -> RegistryModel | None:
+    """Return the version of a model to list; None if it has none."""
+    if alias is None:
+        frozen = registered.tags.get(KIND) == FROZEN
+        return None if frozen else _newest_usable(client, registered)
+    if alias not in registered.aliases:
+        return None
+    number = str(registered.aliases[alias])  # an int from a database, a text from a server
+    version = _latest(registered)
+    if version is None or str(version.version) != number:
+        version = client.get_model_version(registered.name, number)
+    return RegistryModel.of(version) if _usable(version) else None
 
-    MLflow returns a model with its newest version, which usually is the one; other versions are
-    searched together.
+
+def _newest_usable(client: MlflowClient, registered: RegisteredModel) -> RegistryModel | None:
+    """Return the newest version that may be a source; it is searched for only if it is not the
+    newest of all, which MLflow returns with the model.
     """
-    chosen: dict[str, RegistryModel] = {}
-    wanted: dict[str, str | None] = {}
-    for registered in page:
-        if alias is not None and alias not in registered.aliases:
-            continue
-        number = (
-            None if alias is None else str(registered.aliases[alias])
-        )  # an int from a database, a text from a server
-        newest = max(
-            registered.latest_versions or (), key=lambda version: int(version.version), default=None
+    latest = _latest(registered)
+    if latest is None:
+        return None
+    versions = [latest] if _usable(latest) else _versions(client, registered.name)
+    usable = [version for version in versions if _usable(version)]
+    return RegistryModel.of(usable[0]) if usable else None
+
+
+def _latest(registered: RegisteredModel) -> ModelVersion | None:
+    versions = registered.latest_versions or ()
+    return max(versions, key=lambda version: int(version.version), default=None)
+
+
+def _versions(client: MlflowClient, name: str) -> list[ModelVersion]:
+    """Return all versions of a model, the newest first."""
+    return all_pages(
+        lambda token: client.search_model_versions(
+            named(name),
+            max_results=VERSIONS_PAGE,
+            order_by=["version_number DESC"],
+            page_token=token,
         )
-        if newest is not None and number in (None, str(newest.version)) and _usable(newest):
-            chosen[registered.name] = RegistryModel.of(newest)
-        else:
-            wanted[registered.name] = number
-    for version in _versions(client, list(wanted)):
-        if (
-            version.name not in chosen
-            and _usable(version)
-            and wanted[version.name] in (None, str(version.version))
-        ):
-            chosen[version.name] = RegistryModel.of(version)
-    return chosen
-
-
-def _versions(client: MlflowClient, names: Sequence[str]) -> Iterator[ModelVersion]:
-    """Yield all versions of some models; the newest of each model first."""
-    from mlflow.exceptions import MlflowException
-
-    for searched in _batches(names):
-        try:
-            # MLflow parses a list as Python, the only form that supports every quote.
-            yield from _search_versions(client, f"name IN ({', '.join(map(repr, searched))})")
-        except MlflowException as error:
-            if error.error_code != "INVALID_PARAMETER_VALUE":
-                raise
-            for name in searched:  # servers before 3.17 search the versions of one model at a time
-                yield from _search_versions(client, f"name = {quoted(name)}")
-
-
-def _search_versions(client: MlflowClient, wanted: str) -> Iterator[ModelVersion]:
-    token: str | None = None
-    while True:
-        page = client.search_model_versions(
-            wanted, max_results=VERSIONS_PAGE, order_by=["version_number DESC"], page_token=token
-        )
-        yield from page
-        token = page.token
-        if not token:
-            return
-
-
-def _batches(names: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the names in lists of at most SEARCH_CHARS, or of one name."""
-    batch: list[str] = []
-    left = SEARCH_CHARS
-    for name in names:
-        num_chars = len(quote(f"{name!r}, "))
-        if batch and num_chars > left:
-            yield batch
-            batch, left = [], SEARCH_CHARS
-        batch.append(name)
-        left -= num_chars
-    if batch:
-        yield batch
+    )
 
 
 def _usable(version: ModelVersion) -> bool:
@@ -378,10 +348,8 @@ def _download(client: MlflowClient, model: RegistryModel, dest: Path) -> Path:
         )
     # every storage has its own errors; a listing separates missing files from a missing storage
     except Exception as error:
-        if MLMODEL in {
-            item.path
-            for item in list_artifacts(artifact_uri=location, tracking_uri=client.tracking_uri)
-        }:
+        files = list_artifacts(artifact_uri=location, tracking_uri=client.tracking_uri)
+        if MLMODEL in {file.path for file in files}:
             raise
         raise _registry_error(
             f"the files of {model.model_uri} are gone from {location}; log the model again"

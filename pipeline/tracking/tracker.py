@@ -18,7 +18,7 @@ from pipeline.records import Outcome
 from pipeline.tracking.campaign_summary import CampaignEnd, CampaignStart
 from pipeline.tracking.connection import without_password
 from pipeline.tracking.lineage import tag_source
-from pipeline.tracking.registry import ArtifactMode, Registry
+from pipeline.tracking.registry import ArtifactMode, Registration, Registry
 
 if TYPE_CHECKING:
     from pipeline.tracking.projection import Projection
@@ -119,12 +119,13 @@ class Tracker:
         if published is None:
             return changed
         version, serving = published
-        registered = registry.register(
-            outcome,
-            serving,
-            lambda folder: self._store.materialize(version, serving, folder),
+        registration = Registration(
+            outcome=outcome,
+            serving=serving,
+            lay_out=lambda folder: self._store.materialize(version, serving, folder),
             run_id=run_id,
         )
+        registered = registry.register(registration)
         return registered or changed
 
     def _published(self, outcome: Outcome) -> tuple[Version, str] | None:

@@ -225,13 +225,12 @@ def trial(folder: Path, die_at: int, artifacts: dict[str, Artifact]) -> tuple[in
 
 def main(*folders: str) -> None:
     """Run trials until the input ends."""
-    import matplotlib.pyplot
     import mlflow.pyfunc
 
     import freezer.pyfunc
     from pipeline.tracking import projection
 
-    assert projection, (freezer.pyfunc, matplotlib.pyplot, mlflow.pyfunc)
+    assert projection, (freezer.pyfunc, mlflow.pyfunc)
     artifacts = {
         name: Artifact.read(Path(folder))
         for name, _, folder in (text.partition("=") for text in folders)

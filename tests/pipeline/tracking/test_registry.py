@@ -20,7 +20,7 @@ from freezer.store import Store
 from pipeline.records import Outcome
 from pipeline.tracking import CampaignStart
 from pipeline.tracking.projection import Projection
-from pipeline.tracking.registry import Registry
+from pipeline.tracking.registry import Registration, Registry
 from tests.support.outcomes import X, outcome
 
 
@@ -41,9 +41,10 @@ def registered(
         "rolled_back": lambda *_: False,
         **changes,
     }
-    return Registry(projection, [item], **settings).register(
-        item, serving, partial(copied, artifact), run_id=run_id
+    registration = Registration(
+        outcome=item, serving=serving, lay_out=partial(copied, artifact), run_id=run_id
     )
+    return Registry(projection, [item], **settings).register(registration)
 
 
 def copied(artifact: Artifact, folder: Path) -> Artifact:
@@ -150,7 +151,7 @@ def test_concurrent_campaigns_register_one_version(
     registry = Registry(
         projection, [item], mode="copy", store_uri="store", rolled_back=lambda *_: False
     )
-    registry.register(item, "portable", lay_out, run_id=None)
+    registry.register(Registration(outcome=item, serving="portable", lay_out=lay_out))
     assert others == [True]
     assert [str(found.version) for found in client.search_model_versions("name = 'together'")] == [
         "1"

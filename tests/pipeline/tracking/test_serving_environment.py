@@ -21,8 +21,8 @@ from torch import nn
 
 import freezer
 from freezer.artifact import Artifact
+from pipeline.tracking.model_files import REQUIREMENTS
 from pipeline.tracking.projection import Projection
-from pipeline.tracking.serving_environment import REQUIREMENTS
 from tests.pipeline.tracking.test_registry import registered
 from tests.support.outcomes import X, outcome
 from tests.support.raylets import LOOPBACK, ROOT, free_port

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from freezer.artifact import Manifest, Payload
 from freezer.freezing.freeze import FreezeOptions, freeze
 from freezer.spec import OutputSpec, declared_spec
-from pipeline.tracking.registry import DATA, _signature, _write_model_files
+from pipeline.tracking.model_files import DATA, signature_of, write_model_files
 from tests.support.steps import QUICK, manifest_of
 
 PAYLOAD = Payload(
@@ -39,7 +39,7 @@ def manifest_with(dtype: str) -> Manifest:
 
 @pytest.mark.parametrize("dtype", ["float16", "bool", "complex64", "bfloat16"])
 def test_signatures_omit_dtypes_that_numpy_lacks(dtype: str) -> None:
-    found = _signature(manifest_with(dtype))
+    found = signature_of(manifest_with(dtype))
     if dtype == "bfloat16":
         assert found is None
         return
@@ -64,7 +64,7 @@ def test_nested_inputs_are_passed_by_path(tmp_path: Path) -> None:
         options=FreezeOptions(device_class="portable", policy=QUICK),
     )
     assert result.artifact is not None, result.reason
-    _write_model_files(tmp_path, result.artifact.manifest, "m-0", None)
+    write_model_files(tmp_path, result.artifact.manifest, "m-0", None)
     model = mlflow.pyfunc.load_model(str(tmp_path))
     arrays = {name: x.numpy() for name in ("x", "state.0", "state.1", "opts.scale")}
     np.testing.assert_array_equal(model.predict(arrays), (x + x + x * x).numpy())
