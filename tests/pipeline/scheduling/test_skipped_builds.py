@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from freezer.artifact import Measured
 from freezer.spec import Limits
@@ -190,16 +189,3 @@ def test_build_time_is_limited(store: Store, ledger: Ledger) -> None:
         "so it was",
         sorted((SLOW, FAST)),
     )
-
-
-def test_outcomes_with_skipped_recipes_survive_json(
-    store: Store, ledger: Ledger, tmp_path: Path
-) -> None:
-    over = [built(name, failure=SKIPPED, wall_s=0.0) for name in (SLOW, FAST)]
-    outcome, _ = finish(
-        plan_of("m", store, ledger, build_s=1),
-        store,
-        ledger,
-        [built(CHEAP), *over, judged({CHEAP: 1.5})],
-    )
-    assert Outcome.from_json(outcome.to_json()) == outcome

@@ -14,6 +14,7 @@ from freezer.freezing.sources import parse_source
 from freezer.spec import InputSpec, Limits, TensorSpec
 from freezer.store import Store
 from pipeline.catalog import Entry
+from pipeline.failures import CODES
 from pipeline.records import Failure
 from pipeline.worker import BuildRequest, JudgeRequest, JudgeResult, build, judge
 from pipeline.worker.child import End
@@ -98,48 +99,32 @@ def test_damaged_artifact_is_replaced(store: Path, tmp_path: Path) -> None:
     assert "tampered" in replacing.reason
 
 
-def test_crash_of_the_old_artifact_fails_nothing(
-    store: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kind", "verdict", "compared"),
+    [("crash", "published", [True, False]), ("timeout", "failed", [True])],
+)
+def test_death_with_the_old_artifact(
+    store: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    verdict: str,
+    compared: list[bool],
 ) -> None:
-    """Code for an older torch may kill the process that opens it."""
-    workplace(str(store)).folder("candidates", "b").mkdir(parents=True)
-    asked: list[str | None] = []
+    """Code for an older torch may kill the process that opens it; a late judge leaves it."""
+    workplace(str(store)).folder("candidates", "b").mkdir(parents=True, exist_ok=True)
+    asked: list[bool] = []
 
-    def isolated(child: Any, request: JudgeRequest, staging: Path, *args: Any) -> End:
-        asked.append(request.previous)
+    def in_child(child: Any, request: JudgeRequest, staging: Path, *args: Any) -> End:
+        asked.append(request.previous is not None)
         if request.previous is None:
             return End(value=JudgeResult(key="j", verdict="published", reason="it is fast"))
         (staging / OPENED).touch()
-        return End(
-            failure=Failure(kind="crash", code="CP-CRASH", message="the process died of SIGSEGV")
-        )
-
-    monkeypatch.setattr("pipeline.worker.judge_task.in_child", isolated)
-    result = judge(
-        JudgeRequest(key="j", builds={RECIPE: "b"}, policy=QUICK, campaign="c", **common(store))
-    )
-    assert [digest is None for digest in asked] == [False, True]
-    assert (result.verdict, result.previous) == ("published", None)
-    assert (
-        result.reason
-        == "it is fast; not compared with the artifact that serves now: the process died of SIGSEGV"
-    )
-
-
-def test_judge_over_its_time_leaves_the_old_artifact(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    workplace(str(store)).folder("candidates", "b").mkdir(parents=True, exist_ok=True)
-
-    def in_child(child: Any, request: JudgeRequest, staging: Path, *args: Any) -> End:
-        assert request.previous is not None
-        (staging / OPENED).touch()
-        return End(
-            failure=Failure(kind="timeout", code="CP-TIMEOUT", message="did not end within 900 s")
-        )
+        return End(failure=Failure(kind=kind, code=CODES[kind], message="the child ended"))
 
     monkeypatch.setattr("pipeline.worker.judge_task.in_child", in_child)
-    result = judge(
-        JudgeRequest(key="late", builds={RECIPE: "b"}, policy=QUICK, campaign="c", **common(store))
+    request = JudgeRequest(
+        key=kind, builds={RECIPE: "b"}, policy=QUICK, campaign="c", **common(store)
     )
-    assert (result.verdict, result.failure and result.failure.kind) == ("failed", "timeout")
+    result = judge(request)
+    assert (result.verdict, asked, result.previous) == (verdict, compared, None)
+    assert "the child ended" in result.reason

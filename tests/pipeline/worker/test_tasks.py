@@ -32,7 +32,6 @@ from pipeline.worker import (
 )
 from pipeline.worker.child import End
 from pipeline.worker.judge_task import FURTHER
-from pipeline.worker.sandbox import run_isolated
 from pipeline.worker.task_child import in_child
 from pipeline.workspace import damage_of, log_path, workplace
 from tests.support.campaigns import judged_folder
@@ -242,31 +241,6 @@ def test_concurrent_judges_return_the_stored_result(
     monkeypatch.setattr("pipeline.worker.judge_task.in_child", meanwhile)
     request = of_a_broken_model(tmp_path, {"torchscript-frozen": "b"})
     assert judge(request) == faster
-
-
-def test_concurrent_builds_have_their_own_logs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    common: dict[str, Any] = {"device_class": HERE, "num_threads": 2, "store": str(tmp_path)}
-    request = BuildRequest(builds={"torchscript-frozen": "b"}, entry=broken(), **common)
-    run, logs = run_isolated, []
-
-    def beside(*args: Any, log: Path, **settings: Any) -> End:
-        logs.append(log)
-        log_path(str(tmp_path), "b").parent.mkdir(exist_ok=True)
-        log_path(str(tmp_path), "b").write_text("of another worker, which has just ended")
-        return run(*args, log=log, **settings)
-
-    monkeypatch.setattr("pipeline.worker.task_child.run_isolated", beside)
-    (failed,) = build(request)
-    assert failed.failure is not None
-    assert failed.failure.kind == "source"
-    assert "of another worker" not in failed.failure.log_tail
-    assert (
-        log_path(str(tmp_path), "b").read_text().splitlines()[-1]
-        == failed.failure.log_tail.splitlines()[-1]
-    )
-    assert not logs[0].exists()
 
 
 GROUP = {"torchscript-frozen": "a", "inductor-frozen": "b", "torchscript-exact": "c"}
