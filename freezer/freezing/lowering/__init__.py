@@ -4,17 +4,15 @@ May import: freezer.freezing.capture and below.
 Read first: lowerings.py.
 """
 
+from freezer.freezing.lowering.lowered import (
+    captured_texts,
+    timed,
+)
 from freezer.freezing.lowering.lowerings import (
     LOWERINGS,
 )
 from freezer.freezing.lowering.operators import (
     check_operators,
-)
-from freezer.freezing.lowering.readable import (
-    captured_texts,
-)
-from freezer.freezing.lowering.result import (
-    timed,
 )
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,32 @@ import torch
 from freezer.artifact import FreezingReport, KeptTensor, stored_as_captured
 from freezer.errors import BuildError
 from freezer.freezing.capture import Captured
+from freezer.freezing.lowering.lowered import Lowered
 from freezer.freezing.lowering.operators import fx_operators
-from freezer.freezing.lowering.result import Lowered
 from freezer.freezing.target import Target
 from freezer.runtime.loaders import on_first
+from freezer.runtime.tensors import identity_of, tensors_bytes
 
 SUFFIX = ".pt2"
+
+
+def report_before(captured: Captured) -> FreezingReport:
+    """The operators and weights of a captured program.
+
+    Compiling may free the weights, so they are counted before.
+    """
+    program = captured.program
+    names = [*program.graph_signature.parameters, *program.graph_signature.buffers]
+    tensors = [
+        program.state_dict[name] if name in program.state_dict else program.constants[name]
+        for name in names
+    ]
+    return FreezingReport(
+        ops_before=fx_operators(program.graph_module),
+        num_constants=len(set(map(identity_of, tensors))),
+        constants_bytes=tensors_bytes(tensors),
+        constants=tuple(map(captured.source_name, names)),
+    )
 
 
 def build(captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]) -> Lowered:
@@ -44,3 +64,34 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
         notes=(stored_as_captured(len(captured.program.state_dict)),),
     )
     return Lowered(report=report)
+
+
+def output_orders(program: torch.export.ExportedProgram) -> list[list[int] | None]:
+    """For each output the order of its dims in memory, largest stride first; None if it is
+    contiguous.
+
+    Expanded outputs count as contiguous, and so do those whose sizes depend on values, of which
+    there is no example.
+    """
+    found: list[list[int] | None] = []
+    for value in values_named(program, program.graph_signature.user_outputs):
+        strides = [_in_example(stride) for stride in value.stride()]
+        single = [
+            dim for dim, size in enumerate(value.shape) if isinstance(size, int) and size == 1
+        ]  # whose strides are arbitrary
+        others = [dim for dim in range(value.dim()) if dim not in single]
+        if None not in strides and 0 not in strides:
+            others.sort(key=lambda dim: (-strides[dim], dim))
+        found.append(None if others == sorted(others) else [*single, *others])
+    return found
+
+
+def _in_example(size: Any) -> Any:
+    """A size in the example that a program was exported with; None if it depends on values."""
+    return size if isinstance(size, int) else size.node.hint
+
+
+def values_named(program: torch.export.ExportedProgram, names: Sequence[Any]) -> list[Any]:
+    """The fake tensors of a program's inputs or outputs."""
+    nodes = {node.name: node for node in program.graph.nodes}
+    return [nodes[name].meta["val"] for name in names]

@@ -10,7 +10,7 @@ from freezer.artifact import PayloadKind
 from freezer.freezing.capture import Captured
 from freezer.freezing.lowering import exported, onnx_runtime, open_vino, torchscript
 from freezer.freezing.lowering.inductor import inductor
-from freezer.freezing.lowering.result import Lowered
+from freezer.freezing.lowering.lowered import Lowered
 from freezer.freezing.target import Target
 
 

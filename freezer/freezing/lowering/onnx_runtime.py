@@ -19,10 +19,8 @@ from freezer.artifact import Change
 from freezer.errors import BuildError, MissingDependencyError, UsageError
 from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import onnx_sentence
-from freezer.freezing.lowering.engine_outputs import output_orders, values_named
-from freezer.freezing.lowering.inductor.inductor_report import report_before
-from freezer.freezing.lowering.readable import GRAPH
-from freezer.freezing.lowering.result import Lowered, timed
+from freezer.freezing.lowering.exported import output_orders, report_before, values_named
+from freezer.freezing.lowering.lowered import GRAPH, Lowered, timed
 from freezer.freezing.recipes import ENGINE_PACKAGES
 from freezer.freezing.target import Target, check_unlimited
 from freezer.freezing.toolchain import installed_versions

@@ -16,9 +16,8 @@ from freezer.artifact import Change, FreezingReport, KeptTensor, PreservedName, 
 from freezer.errors import BuildError
 from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import script_sentence
+from freezer.freezing.lowering.lowered import Lowered, timed, torchscript_texts
 from freezer.freezing.lowering.operators import script_operators
-from freezer.freezing.lowering.readable import torchscript_texts
-from freezer.freezing.lowering.result import Lowered, timed
 from freezer.freezing.target import Target
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.runtime.tensors import identity_of, named_tensors, storage_of, tensors_bytes
@@ -33,14 +32,6 @@ _BY_FREEZING: Mapping[str, str] = {
     "aten::feature_dropout_": "dropouts removed",
 }
 """Changes that a lower number of operators of a kind shows."""
-
-_AT_LOAD: Mapping[str, str] = {
-    "prim::mkldnn_convolution": "convolutions moved to oneDNN's layouts",
-    "aten::linear": "linear layers pretransposed",
-    "aten::cudnn_convolution_relu": "convolutions fused with relu",
-    "aten::cudnn_convolution_add_relu": "convolutions fused with add and relu",
-}
-"""Changes by torch.jit.optimize_for_inference that another number of operators of a kind shows."""
 
 
 def build(captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]) -> Lowered:
@@ -60,28 +51,35 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
         if getattr(before, "training", True):  # a module that was frozen before has no mode
             before = before.eval()
         _check_saves(before)
+        _check_kept(before, captured.preserve, captured.name)
         if settings["freeze"]:
             _check_norms(before)
-        _check_kept(before, captured.preserve, captured.name)
-        phases_s: dict[str, float] = {}
         try:
-            after = before
-            if settings["freeze"]:
-                with timed(phases_s, "freeze"):
-                    after = torch.jit.freeze(
-                        before,
-                        preserved_attrs=list(captured.preserve),
-                        optimize_numerics=settings["optimize_numerics"],
-                    )
-            _check_kept(after, captured.preserve, "torch.jit.freeze")
-            with timed(phases_s, "save"):
-                torch.jit.save(after, str(path))
-            with timed(phases_s, "report"):
-                report = _report(captured, after, settings)
+            return _build(captured, before, path, settings)
         except RuntimeError as error:
             raise BuildError(f"torchscript: {script_sentence(error)}") from error
-        texts = torchscript_texts(after, _methods(captured)) if settings["freeze"] else {}
-        return Lowered(report=replace(report, phases_s=phases_s), texts=texts)
+
+
+def _build(
+    captured: Captured, before: torch.jit.ScriptModule, path: Path, settings: Mapping[str, Any]
+) -> Lowered:
+    phases_s: dict[str, float] = {}
+    after = before
+    if settings["freeze"]:
+        with timed(phases_s, "freeze"):
+            after = torch.jit.freeze(
+                before,
+                preserved_attrs=list(captured.preserve),
+                optimize_numerics=settings["optimize_numerics"],
+            )
+        _check_kept(after, captured.preserve, "torch.jit.freeze")
+    with timed(phases_s, "save"):
+        torch.jit.save(after, str(path))
+    with timed(phases_s, "report"):
+        report = _report(captured)
+        report = _report_frozen(report, captured, after) if settings["freeze"] else report
+    texts = torchscript_texts(after, _methods(captured)) if settings["freeze"] else {}
+    return Lowered(report=replace(report, phases_s=phases_s), texts=texts)
 
 
 def _check_saves(module: torch.jit.ScriptModule) -> None:
@@ -149,79 +147,64 @@ def _methods(captured: Captured) -> list[str]:
     ]
 
 
-def _report(captured: Captured, after: Any, settings: Mapping[str, Any]) -> FreezingReport:
-    """Report what freezing changed, by comparing the graphs of the captured module with those of
-    the payload's.
-    """
-    before, methods = captured.program, _methods(captured)
-    graphs = [before._c._get_method(method).inlined_graph for method in methods]
-    tensors = dict(named_tensors(before))
-    preserved = tuple(
+def _graphs(module: Any, methods: Sequence[str]) -> list[Any]:
+    return [module._c._get_method(method).inlined_graph for method in methods]
+
+
+def _report(captured: Captured) -> FreezingReport:
+    """Report a module that is stored as captured."""
+    methods, program = _methods(captured), captured.program
+    preserved = [
         PreservedName(
             name=captured.source_name(name),
             kind="method" if name in methods else "attribute",
             why="requested",
         )
         for name in captured.preserve
-    )
-    ops = sum(map(script_operators, graphs), Counter[str]())
-    report = FreezingReport(ops_before=ops, ops_after=ops, preserved=preserved)
-    if not settings["freeze"]:
-        return replace(report, notes=(stored_as_captured(len(tensors)),))
-    frozen = [after._c._get_method(method).graph for method in methods]
+    ]
+    ops = sum(map(script_operators, _graphs(program, methods)), Counter[str]())
+    notes = (stored_as_captured(len(dict(named_tensors(program)))),)
+    return FreezingReport(ops_before=ops, ops_after=ops, preserved=tuple(preserved), notes=notes)
+
+
+def _report_frozen(report: FreezingReport, captured: Captured, after: Any) -> FreezingReport:
+    """Report what freezing changed, by comparing the graphs of the captured module with those of
+    the payload's.
+    """
+    methods = _methods(captured)
+    frozen = _graphs(after, methods)
     ops_after = sum(map(script_operators, frozen), Counter[str]())
+    tensors = dict(named_tensors(captured.program))
     constants = {name: tensor for name, tensor in tensors.items() if not _has(after, name)}
-    known = {storage_of(tensor) for tensor in (*tensors.values(), *_constants_in(graphs))}
-    new = {storage_of(tensor) for tensor in _constants_in(frozen)} - known
+    before = [*tensors.values(), *_constants_in(_graphs(captured.program, methods))]
+    new = set(map(storage_of, _constants_in(frozen))) - set(map(storage_of, before))
+    kept = []
+    for name in tensors:
+        if name not in constants:
+            reason = "requested" if _requested(name, captured.preserve) else "a call changes it"
+            kept.append(KeptTensor(name=captured.source_name(name), reason=reason))
     return replace(
         report,
         ops_after=ops_after,
-        changes=_changes(ops, ops_after, _BY_FREEZING),
-        changes_at_load=(
-            _changes(ops_after, _ops_at_load(frozen), _AT_LOAD)
-            if settings["optimize_for_inference"]
-            else ()
-        ),
+        notes=(),
+        changes=_changes(report.ops_before, ops_after),
         num_constants=len(set(map(identity_of, constants.values()))),
         constants_bytes=tensors_bytes(constants.values()),
         constants=tuple(map(captured.source_name, constants)),
         folded_bytes=sum(storage[1] for storage in new if storage),
-        kept=tuple(
-            KeptTensor(
-                name=captured.source_name(name),
-                reason="requested" if _requested(name, captured.preserve) else "a call changes it",
-            )
-            for name in tensors
-            if name not in constants
-        ),
+        kept=tuple(kept),
     )
 
 
 def _requested(name: str, preserve: Sequence[str]) -> bool:
-    return any(name == requested or name.startswith(f"{requested}.") for requested in preserve)
+    return any(f"{name}.".startswith(f"{requested}.") for requested in preserve)
 
 
-def _changes(
-    before: Counter[str], after: Counter[str], names: Mapping[str, str]
-) -> tuple[Change, ...]:
+def _changes(before: Mapping[str, int], after: Counter[str]) -> tuple[Change, ...]:
     counts: Counter[str] = Counter()
-    for kind, name in names.items():
-        counts[name] += abs(before[kind] - after[kind])
+    for kind, name in _BY_FREEZING.items():
+        counts[name] += before.get(kind, 0) - after[kind]
     return tuple(Change(name=name, count=count) for name, count in counts.items() if count)
-
-
-def _ops_at_load(graphs: Sequence[Any]) -> Counter[str]:
-    """Number of operators by kind after the passes of torch.jit.optimize_for_inference, which the
-    loader applies.
-    """
-    found: Counter[str] = Counter()
-    for graph in graphs:
-        copied = graph.copy()
-        torch._C._jit_pass_fuse_frozen_conv_add_relu(copied)
-        torch._C._jit_pass_convert_frozen_ops_to_mkldnn(copied)
-        torch._C._jit_pass_transpose_frozen_linear(copied)
-        found += script_operators(copied)
-    return found
 
 
 def _constants_in(graphs: Sequence[Any]) -> list[Tensor]:

@@ -8,6 +8,7 @@ import base64
 import contextlib
 import gc
 import json
+import operator
 import time
 import warnings
 from collections.abc import Mapping
@@ -23,8 +24,9 @@ from freezer.errors import BuildError, UsageError
 from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import inductor_sentence
 from freezer.freezing.environment import straying
+from freezer.freezing.lowering.exported import report_before
 from freezer.freezing.lowering.inductor.cuda_toolkit import cuda_toolkit
-from freezer.freezing.lowering.inductor.inductor_report import Observed, report_before
+from freezer.freezing.lowering.inductor.inductor_report import Observed
 from freezer.freezing.lowering.inductor.torch_patches import (
     clip_windows,
     linears_of_vectors,
@@ -35,8 +37,7 @@ from freezer.freezing.lowering.inductor.torch_patches import (
     weight_packing,
 )
 from freezer.freezing.lowering.isa_check import check_package, host_class
-from freezer.freezing.lowering.readable import CODE, GRAPH, shortened
-from freezer.freezing.lowering.result import Lowered, timed
+from freezer.freezing.lowering.lowered import CODE, GRAPH, Lowered, shortened, timed
 from freezer.freezing.models import free_tensors
 from freezer.freezing.recipes import BESIDE
 from freezer.freezing.target import Target, packed_layouts
@@ -140,56 +141,79 @@ def _compile(
     """
     from torch._inductor import aot_compile, codecache, freezing  # the first import uses torch.jit
 
-    original_freeze, original_compile = freezing.freeze, codecache.AotCodeCompiler.compile
-    addresses, tables = addresses_of(program_tensors(captured.program)), list[str]()
-    times_s = [time.monotonic()]
-
-    # Plain functions, because torch copies its configuration, with the owner of a method.
-    def repair(graph: torch.fx.Graph) -> None:
-        name_scalars(graph)
-        clip_windows(graph)
-
-    def freeze(*args: Any) -> Any:
-        module, inputs = original_freeze(*args)
-        constants = _tensors_in(module.graph)
-        observed.see_constants(constants, addresses)
-        free_tensors(
-            [tensor for tensor in captured.owned if tensor.numel() > MAX_PRINTED], constants
-        )
-        return module, inputs
-
-    def finish(graph: torch.fx.Graph) -> None:
-        module: Any = graph.owning_module
-        observed.graph = module.print_readable(print_output=False, include_stride=True)
-
-    def compile_code(graph: Any, wrapper: str, kernels: str, *args: Any, **kwargs: Any) -> Any:
-        times_s.append(time.monotonic())
-        observed.see_code(graph, wrapper, kernels)
-        if BESIDE.items() <= config.items():
-            tables.append(weights_table(graph))
-        return original_compile(graph, wrapper, kernels, *args, **kwargs)
-
+    watched = _Watched(captured, observed, beside=BESIDE.items() <= config.items())
     is_cpu = target.device.type == "cpu"
-    hooks = {"joint_custom_post_pass": repair, "post_grad_custom_post_pass": finish}
     with (
         plain_precision(target.device),
         linears_of_vectors(),
         vectors_of(host_class(target.device_class)),
         weight_packing(config["cpp.weight_prepack"]) if is_cpu else cuda_toolkit(cache),
         linked_to_the_cpu_library() if is_cpu else contextlib.nullcontext(),
-        mock.patch.object(freezing, "freeze", freeze),
-        mock.patch.object(codecache.AotCodeCompiler, "compile", compile_code),
+        mock.patch.object(freezing, "freeze", watched.freeze),
+        mock.patch.object(codecache.AotCodeCompiler, "compile", watched.compile),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # from torch's own code while it tunes
         args, kwargs = captured.program.example_inputs
-        options = known({**straying("torch._inductor.config"), **config, **hooks})
-        files = aot_compile(
-            captured.program.module(check_guards=False), args, kwargs, options=options
-        )
-    started, written, ended = *times_s, time.monotonic()
-    phases_s |= {"lower": written - started, "compile": ended - written}
-    return list(files), next(iter(tables), None)
+        changed = straying("torch._inductor.config")
+        options = known({**changed, **config, **_passes(observed)})
+        program = captured.program.module(check_guards=False)
+        files = aot_compile(program, args, kwargs, options=options)
+    ended = time.monotonic()
+    phases_s["lower"] = watched.written_s - watched.started_s
+    phases_s["compile"] = ended - watched.written_s
+    return list(files), watched.table
+
+
+def _passes(observed: Observed) -> dict[str, Any]:
+    """Further passes of Inductor over graphs: plain functions, because torch copies its
+    configuration, with the owner of a method.
+    """
+
+    def repair(graph: torch.fx.Graph) -> None:
+        name_scalars(graph)
+        clip_windows(graph)
+
+    def finish(graph: torch.fx.Graph) -> None:
+        module: Any = graph.owning_module
+        observed.graph = module.print_readable(print_output=False, include_stride=True)
+
+    return {"joint_custom_post_pass": repair, "post_grad_custom_post_pass": finish}
+
+
+class _Watched:
+    """Inductor's functions that freeze a program and compile its code, observed.
+
+    Attributes:
+        table: table of the weights, if they are stored beside the library.
+        started_s, written_s: times of the start, and when the code was written.
+    """
+
+    def __init__(self, captured: Captured, observed: Observed, *, beside: bool) -> None:
+        from torch._inductor import codecache, freezing
+
+        self._freeze, self._compile = freezing.freeze, codecache.AotCodeCompiler.compile
+        self._captured, self._observed, self._beside = captured, observed, beside
+        self._addresses = addresses_of(program_tensors(captured.program))
+        self.table: str | None = None
+        self.started_s = self.written_s = time.monotonic()
+
+    def freeze(self, *args: Any) -> Any:
+        """Freeze a program, and free the tensors that it owns."""
+        module, inputs = self._freeze(*args)
+        constants = _tensors_in(module.graph)
+        self._observed.see_constants(constants, self._addresses)
+        owned = [tensor for tensor in self._captured.owned if tensor.numel() > MAX_PRINTED]
+        free_tensors(owned, constants)
+        return module, inputs
+
+    def compile(self, graph: Any, wrapper: str, kernels: str, *args: Any, **kwargs: Any) -> Any:
+        """Compile the code of a graph."""
+        self.written_s = time.monotonic()
+        self._observed.see_code(graph, wrapper, kernels)
+        if self._beside:
+            self.table = weights_table(graph)
+        return self._compile(graph, wrapper, kernels, *args, **kwargs)
 
 
 def configuration(settings: Mapping[str, Any], target: Target, *, beside: bool) -> dict[str, Any]:
@@ -261,19 +285,13 @@ def _description(tensor: Tensor) -> str:
 
 def _tensors_in(graph: torch.fx.Graph) -> list[Tensor]:
     """The tensors that a graph reads, and those of nested graphs."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for node in graph.find_nodes(op="get_attr"):
-        value: Any = graph.owning_module
-        for part in node.target.split("."):
-            value = getattr(value, part)
-        if isinstance(value, torch.nn.Module):
-            found += [*value.parameters(), *value.buffers()]
-            found += [
-                item
-                for part in value.modules()
-                for item in vars(part).values()
-                if isinstance(item, Tensor)
-            ]
-        elif isinstance(value, Tensor):
-            found.append(value)
-    return found
+        value = operator.attrgetter(str(node.target))(graph.owning_module)
+        if isinstance(value, Tensor):
+            tensors.append(value)
+        elif isinstance(value, torch.nn.Module):
+            tensors += [*value.parameters(), *value.buffers()]
+            attributes = [each for part in value.modules() for each in vars(part).values()]
+            tensors += [each for each in attributes if isinstance(each, Tensor)]
+    return tensors

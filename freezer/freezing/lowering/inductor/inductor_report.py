@@ -3,39 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from freezer.artifact import Change, FreezingReport
-from freezer.freezing.capture import Captured
-from freezer.freezing.lowering.operators import fx_operators
-from freezer.runtime.tensors import address_of, identity_of, tensors_bytes
+from freezer.artifact import Change
+from freezer.runtime.tensors import address_of, tensors_bytes
 
 KERNEL = "kernel of Inductor"
 """Operator kind of Inductor's own kernels."""
-
-
-def report_before(captured: Captured) -> FreezingReport:
-    """The operators and weights of a captured program.
-
-    Compiling may free the weights, so they are counted before.
-    """
-    program = captured.program
-    names = [*program.graph_signature.parameters, *program.graph_signature.buffers]
-    tensors = [
-        program.state_dict[name] if name in program.state_dict else program.constants[name]
-        for name in names
-    ]
-    return FreezingReport(
-        ops_before=fx_operators(program.graph_module),
-        num_constants=len(set(map(identity_of, tensors))),
-        constants_bytes=tensors_bytes(tensors),
-        constants=tuple(map(captured.source_name, names)),
-    )
 
 
 @dataclass
@@ -67,56 +46,46 @@ class Observed:
             constants: all of them.
             known: memory addresses of the captured program's tensors.
         """
-        self.folded_bytes = tensors_bytes(
-            t for t in constants if not t.is_mkldnn and address_of(t) not in known
-        )
-        self.packed_bytes = tuple(
-            torch.ops.mkldnn._nbytes(tensor) for tensor in constants if tensor.is_mkldnn
-        )
+        packed = [tensor for tensor in constants if tensor.is_mkldnn]
+        plain = [tensor for tensor in constants if not tensor.is_mkldnn]
+        self.folded_bytes = tensors_bytes(t for t in plain if address_of(t) not in known)
+        self.packed_bytes = tuple(map(torch.ops.mkldnn._nbytes, packed))
 
     def see_code(self, graph: Any, wrapper: str, kernels: str) -> None:
         """Count what Inductor's GraphLowering was compiled to."""
         self.code = wrapper + (f"\n\n// kernels\n\n{kernels}" if kernels else "")
         for scheduled in graph.scheduler.nodes:
             parts = scheduled.get_nodes()
-            loops = [part for part in parts if not part.is_extern()]
-            self.num_loops += len(loops)
-            self.ops[KERNEL] += bool(loops)
-            for node in (part.node for part in parts if part.is_extern()):
+            calls = [part.node for part in parts if part.is_extern()]
+            self.num_loops += len(parts) - len(calls)
+            self.ops[KERNEL] += len(calls) < len(parts)
+            for node in calls:
                 if type(node).__name__ != "MultiOutput":
-                    kind = (
-                        getattr(node, "op_overload", None)
-                        or getattr(node, "python_kernel_name", None)
-                        or type(node).__name__
-                    )
-                    self.ops[str(kind)] += 1
-                    texts = (
-                        item for item in getattr(node, "constant_args", ()) if isinstance(item, str)
-                    )
-                    self.fused.update(text for text in texts if text not in ("none", ""))
+                    self._see_call(node)
 
-    def changes(self) -> Iterator[Change]:
+    def _see_call(self, node: Any) -> None:
+        kind = getattr(node, "op_overload", None) or getattr(node, "python_kernel_name", None)
+        self.ops[str(kind or type(node).__name__)] += 1
+        for argument in getattr(node, "constant_args", ()):
+            if isinstance(argument, str) and argument not in ("none", ""):
+                self.fused[argument] += 1
+
+    def changes(self) -> list[Change]:
         """What was packed and fused."""
-        if self.packed_bytes:
-            yield Change(
+        fused = ", ".join(f"{count} {name}" for name, count in sorted(self.fused.items()))
+        changes = [
+            Change(
                 name="weights packed",
                 count=len(self.packed_bytes),
                 note=f"{sum(self.packed_bytes)} bytes",
-            )
-        if self.fused:
-            note = _listed(self.fused)
-            yield Change(
+            ),
+            Change(
                 name="operations fused into convolutions and linear layers",
                 count=self.fused.total(),
-                note=note,
-            )
+                note=fused,
+            ),
+        ]
         if self.num_loops > self.ops[KERNEL]:
-            yield Change(
-                name="loops fused into kernels",
-                count=self.num_loops,
-                note=f"in {self.ops[KERNEL]} kernels",
-            )
-
-
-def _listed(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+            note = f"in {self.ops[KERNEL]} kernels"
+            changes.append(Change(name="loops fused into kernels", count=self.num_loops, note=note))
+        return [change for change in changes if change.count]

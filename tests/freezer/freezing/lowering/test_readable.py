@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from freezer.freezing.lowering import captured_texts
-from freezer.freezing.lowering.readable import shortened, torchscript_texts
+from freezer.freezing.lowering.lowered import shortened, torchscript_texts
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from tests.support.models_reports import ConvNet, Stateful
 from tests.support.steps import BATCH, captured_by, random_inputs, subject_of
