@@ -167,7 +167,6 @@ class FreezeError(ColdpressError):
     """One model could not be frozen; `kind` is the type of the failed outcome."""
 
     kind = "freeze"
-    code = "CP-FREEZE"
 
 
 class SourceError(FreezeError):
@@ -207,8 +206,6 @@ class JudgeError(FreezeError):
 
 class StoreError(ColdpressError):
     """Base of errors of stores."""
-
-    code = "CP-STORE"
 
 
 class StoreUnreachableError(StoreError):

@@ -197,12 +197,12 @@ def _key(path: Path, *, private: bool) -> Any:
         key = load_pem_private_key(data, password=None) if private else load_pem_public_key(data)
     except OSError as error:
         raise UsageError(
-            f"key {path} cannot be read: {error.strerror or error}; {remedy}", code="CP-KEY"
+            f"key {path} cannot be read: {error.strerror or error}; {remedy}"
         ) from None
     except (ValueError, TypeError) as error:
-        raise UsageError(f"key {path}: {first_line(error)}; {remedy}", code="CP-KEY") from None
+        raise UsageError(f"key {path}: {first_line(error)}; {remedy}") from None
     if getattr(getattr(key, "curve", None), "name", None) != _CURVE:
-        raise UsageError(f"key {path}: got a {type(key).__name__}; {remedy}", code="CP-KEY")
+        raise UsageError(f"key {path}: got a {type(key).__name__}; {remedy}")
     return key
 
 

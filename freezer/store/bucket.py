@@ -161,7 +161,7 @@ class RemoteFiles:
         except OSError as error:
             remedy = "set XDG_CACHE_HOME to a writable folder"
             raise StoreUnreachableError(
-                f"the cache {copy.parent} cannot be written: {error}; {remedy}", code="CP-CACHE"
+                f"the cache {copy.parent} cannot be written: {error}; {remedy}"
             ) from error
         return copy
 

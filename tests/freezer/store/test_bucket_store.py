@@ -166,7 +166,7 @@ def test_a_cache_that_cannot_be_written(
         StoreUnreachableError, match="set XDG_CACHE_HOME to a writable folder"
     ) as caught:
         freezer.load("mlp", store=mlp)
-    assert caught.value.code == "CP-CACHE"
+    assert caught.value.code == "CP-STORE-UNREACHABLE"
 
 
 def test_corrupted_blobs_are_rejected(
