@@ -17,15 +17,8 @@ from pipeline.ledger.campaign_record import (
     Member,
     members_of,
 )
-from pipeline.ledger.lease import (
-    Holder,
-    LeaseLostError,
-    campaign_lock,
-    check_campaign,
-    lease_of,
-    living_holder,
-    read_holder,
-)
+from pipeline.ledger.lease import LeaseLostError, campaign_lock, check_campaign
+from pipeline.ledger.lease_holder import Holder, lease_of, living_holder, read_holder
 from pipeline.ledger.ledger import (
     Draft,
     Ledger,

@@ -27,9 +27,8 @@ def mirrored(store: Store, remote: RemoteFiles) -> Path:
     folder = store.root / LEDGER
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        here = set(
-            _parts(path.name for path in folder.iterdir())
-        )  # first: another process of this machine may fetch a new part
+        # First, since another process of this machine may fetch a new part.
+        here = set(_parts(path.name for path in folder.iterdir()))
         there = set(_parts(remote.names(LEDGER)))
         for name in sorted(there - here):
             _fetch(remote, name, folder)
@@ -73,9 +72,8 @@ def _writing(remote: RemoteFiles) -> Iterator[None]:
 
 
 def _parts(names: Iterable[str]) -> list[str]:
-    return [
-        name for name in names if name.endswith((SUFFIX, OLD_SUFFIX)) and not name.startswith(".")
-    ]
+    parts = [name for name in names if name.endswith((SUFFIX, OLD_SUFFIX))]
+    return [name for name in parts if not name.startswith(".")]
 
 
 def _fetch(remote: RemoteFiles, name: str, folder: Path) -> None:

@@ -36,9 +36,8 @@ class History:
         self._parts: set[str] = set()
         self._keys: dict[str, set[str]] = {}  # judge_keys by model
         self._records: dict[str, LedgerRow] = {}
-        self._outcomes: dict[
-            tuple[str, str], dict[str, LedgerRow]
-        ] = {}  # by judge_key and model, then by campaign
+        # By judge_key and model, then by campaign.
+        self._outcomes: dict[tuple[str, str], dict[str, LedgerRow]] = {}
         self._read()
 
     def campaigns(self) -> list[str]:
@@ -67,11 +66,11 @@ class History:
     def members(self, campaign: str, record: CampaignRecord) -> list[Reached]:
         """Return the final outcomes of a campaign, in the order of the catalog."""
         until = self._records[campaign].time if record.finished is not None else float("inf")
-        found = [(member, self._row(campaign, member, until)) for member in record.members]
-        unfinished = {member.model for member, row in found if row is None}
+        rows = [(member, self._row(campaign, member, until)) for member in record.members]
+        unfinished = {member.model for member, row in rows if row is None}
         return [
-            Reached(outcome=_outcome(row, cached=member.cached), time=row.time)
-            for member, row in found
+            _reached(row, cached=member.cached)
+            for member, row in rows
             if row is not None and not (member.cached and member.model in unfinished)
         ]
 
@@ -92,14 +91,11 @@ class History:
             model: its name.
             device_class: only of this class.
         """
-        rows = [
-            row for key in self._keys.get(model, ()) for row in self._outcomes[key, model].values()
-        ]
-        wanted = sorted(
-            (row for row in rows if device_class in (None, row.device_class)),
-            key=lambda row: row.time,
-        )
-        return [Reached(outcome=_outcome(row, cached=False), time=row.time) for row in wanted]
+        rows: list[LedgerRow] = []
+        for key in self._keys.get(model, ()):
+            rows += self._outcomes[key, model].values()
+        wanted = [row for row in rows if device_class in (None, row.device_class)]
+        return [_reached(row) for row in sorted(wanted, key=lambda row: row.time)]
 
     def models(self) -> list[str]:
         """Return the names of all models with an outcome, sorted."""
@@ -114,12 +110,8 @@ class History:
         for rows in self._outcomes.values():
             row = rows.get(campaign)
             if row is not None and (row.model, row.device_class) not in named:
-                known = newest.get((row.model, row.device_class))
-                if known is None or known.time < row.time:
-                    newest[row.model, row.device_class] = row
-        return [
-            Reached(outcome=_outcome(row, cached=False), time=row.time) for row in newest.values()
-        ]
+                keep_newest(newest, (row.model, row.device_class), row)
+        return [_reached(row) for row in newest.values()]
 
     def _row(self, campaign: str, member: Member, until: float) -> LedgerRow | None:
         """Return the campaign's own row of a member; for a cached member, the newest row at that
@@ -129,11 +121,9 @@ class History:
         if not member.cached:
             return rows.get(campaign)
         before = [row for row in rows.values() if row.time <= until]
-        return (
-            max(before, key=lambda row: row.time)
-            if before
-            else min(rows.values(), key=lambda row: row.time, default=None)
-        )
+        if before:
+            return max(before, key=lambda row: row.time)
+        return min(rows.values(), key=lambda row: row.time, default=None)
 
     def _read(self) -> None:
         paths = part_paths(self.folder)
@@ -146,6 +136,7 @@ class History:
         self._parts = {path.name for path in paths}
 
 
-def _outcome(row: LedgerRow, *, cached: bool) -> Outcome:
-    """Return the outcome of a row, cached or not as in its campaign."""
-    return replace(Outcome.from_json(row.data["outcome"]), cached=cached)
+def _reached(row: LedgerRow, *, cached: bool = False) -> Reached:
+    """The outcome of a row, cached or not as in its campaign."""
+    outcome = replace(Outcome.from_json(row.data["outcome"]), cached=cached)
+    return Reached(outcome=outcome, time=row.time)

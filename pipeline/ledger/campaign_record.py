@@ -68,12 +68,9 @@ class CampaignRecord:
             for name, version in facts.toolchain.items():
                 if version:
                     tools.setdefault(name, set()).add(str(version))
-        classes = {"device_classes": ", ".join(sorted(self.facts))} if self.facts else {}
-        return {
-            **classes,
-            **{name: ", ".join(sorted(found)) for name, found in tools.items()},
-            **self.driver,
-        }
+        parameters = {"device_classes": ", ".join(sorted(self.facts))} if self.facts else {}
+        parameters |= {name: ", ".join(sorted(versions)) for name, versions in tools.items()}
+        return parameters | dict(self.driver)
 
     @property
     def num_planned(self) -> int:
@@ -85,26 +82,23 @@ class CampaignRecord:
         """Whether it has ended, so that the next start with this name is another pass over the
         catalog.
         """
-        return (
-            self.finished is not None and not self.interrupted and self.exit_code != INFRASTRUCTURE
-        )
+        failed = self.interrupted or self.exit_code == INFRASTRUCTURE
+        return self.finished is not None and not failed
 
     def to_json(self) -> dict[str, Any]:
         """Return the ledger's form. Members are lists: a fleet has tens of thousands."""
-        return encode(self) | {
-            "problems": [outcome.to_json() for outcome in self.problems],
-            "facts": {
-                name: {"num_threads": facts.num_threads, "toolchain": dict(facts.toolchain)}
-                for name, facts in self.facts.items()
-            },
-        }
+        facts = {}
+        for name, of_class in self.facts.items():
+            toolchain = dict(of_class.toolchain)
+            facts[name] = {"num_threads": of_class.num_threads, "toolchain": toolchain}
+        problems = [outcome.to_json() for outcome in self.problems]
+        return encode(self) | {"problems": problems, "facts": facts}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CampaignRecord:
         """Return the record that `to_json` wrote."""
-        plain = decode(
-            cls, {**data, "members": [], "unreached": [], "problems": []}, origin="campaign row"
-        )
+        without = {**data, "members": [], "unreached": [], "problems": []}
+        plain = decode(cls, without, origin="campaign row")
         return replace(
             plain,
             members=_members_from(data["members"]),
@@ -148,28 +142,21 @@ class Continued:
         since = ledger.unended_since
         # A driver that died after it wrote its end was updating MLflow; one that started later died
         # in another pass or a replay.
-        died_tracking = (
-            record is not None
-            and record.finished is not None
-            and since is not None
-            and since < record.finished
-        )
-        before = (
-            record if record is not None and (not record.is_complete or died_tracking) else None
-        )
-        self.started = started if before is None else before.started
-        self.own_since = math.inf if before is None else before.started
-        self.facts: Mapping[str, ClassFacts] = {} if before is None else before.facts
+        if record is not None and record.is_complete:
+            ended = record.finished
+            if ended is None or since is None or since >= ended:
+                record = None
+        self.started = started if record is None else record.started
+        self.own_since = math.inf if record is None else record.started
+        self.facts: Mapping[str, ClassFacts] = {} if record is None else record.facts
 
     def reached(self, outcome: Outcome) -> Outcome:
         """Return an outcome as this campaign's own if it reached the same one itself; another
         campaign may have too.
         """
-        row = (
-            self._ledger.own("outcome", outcome.judge_key, outcome.model)
-            if outcome.cached
-            else None
-        )
+        if not outcome.cached:
+            return outcome
+        row = self._ledger.own("outcome", outcome.judge_key, outcome.model)
         if row is None or row.time < self.own_since:
             return outcome
         own = _content(Outcome.from_json(row.data["outcome"])) == _content(outcome)
@@ -178,6 +165,5 @@ class Continued:
 
 def _content(outcome: Outcome) -> str:
     """Return an outcome without its catalog fields, as a text: NaN figures are equal only there."""
-    return json.dumps(
-        {**outcome.to_json(), "cached": None, "tags": None, "registered_name": None}, sort_keys=True
-    )
+    without = dict.fromkeys(("cached", "tags", "registered_name"))
+    return json.dumps(outcome.to_json() | without, sort_keys=True)

@@ -1,7 +1,9 @@
 """The lease of a campaign. It keeps a second driver out, and stops one that has lost it.
 
-    STORE/.coldpress/ledger/lock-<campaign>  flock: exact on one machine, and on file systems that share locks
-    STORE/.coldpress/ledger/lease-<campaign>.json  the holder, rewritten every HEARTBEAT_S; removed when the driver ends
+    STORE/.coldpress/ledger/lock-<campaign>        flock: exact on one machine, and on file systems
+                                                   that share locks
+    STORE/.coldpress/ledger/lease-<campaign>.json  the holder, rewritten every HEARTBEAT_S; removed
+                                                   when the driver ends
 
 In a bucket the lease is an object, without a lock: it is written, and read again after SETTLE_S. By
 then any other driver that saw no lease has written its own.
@@ -25,14 +27,22 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
-from freezer.codec import decode, encode
-from freezer.errors import InfrastructureError, IntegrityError, StoreUnreachableError, UsageError
+from freezer.codec import encode
+from freezer.errors import InfrastructureError, StoreUnreachableError, UsageError
 from freezer.files import WAITS_S, make_folder, retried, write_whole
-from freezer.store import WORK, RemoteFiles
+from freezer.store import RemoteFiles
+from pipeline.ledger.lease_holder import (
+    POLL_S,
+    Holder,
+    LeaseObject,
+    lease_of,
+    living_holder,
+    read_holder,
+)
 from pipeline.workspace import boot_id, process_namespace, process_started
 
 HEARTBEAT_S = 5.0
@@ -40,8 +50,6 @@ HEARTBEAT_S = 5.0
 
 EXPIRY_S = 30.0
 """Time without a heartbeat after which another driver may take over."""
-
-POLL_S = 0.5
 
 SETTLE_S = 1.0
 """Time between writing a lease in a bucket and reading it again."""
@@ -56,61 +64,6 @@ class LeaseLostError(InfrastructureError):
     code = "CP-LEASE-LOST"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Holder:
-    """The driver that holds a lease, as stored in it.
-
-    Attributes:
-        token: unique to this holding.
-        host, user, pid: for people.
-        boot, namespace, pid_started: with `pid`, they identify one process. The namespace is
-            included because containers have their own pids.
-        started: seconds since the epoch by the holder's clock, for people.
-        beat: increased by every heartbeat.
-        beat_time: time of the last heartbeat by the holder's clock, for people.
-        heartbeat_s, expiry_s: settings of the holder.
-        after: `unended_since` of the dead driver that it took over from; None if the last driver
-            ended normally. Earlier releases did not store it.
-    """
-
-    token: str
-    host: str
-    user: str
-    pid: int
-    boot: str
-    namespace: str
-    pid_started: int
-    started: float
-    beat: int
-    beat_time: float
-    heartbeat_s: float
-    expiry_s: float
-    after: float | None = None
-
-    @property
-    def unended_since(self) -> float:
-        """Start of the first of the drivers that died in a row up to this one, in seconds since the
-        epoch.
-        """
-        return self.started if self.after is None else self.after
-
-    @property
-    def who(self) -> str:
-        """Description of the driver for people."""
-        since = datetime.fromtimestamp(self.started, UTC).isoformat(sep=" ", timespec="seconds")
-        return f"process {self.pid} of {self.user} on {self.host} since {since}"
-
-    def is_here(self) -> bool:
-        """Whether the holder runs in this boot and process namespace, so that its process can be
-        checked.
-        """
-        return bool(self.boot) and (self.boot, self.namespace) == (boot_id(), process_namespace())
-
-    def is_dead(self) -> bool:
-        """Whether the holder is known to be dead; False if it cannot be checked."""
-        return self.is_here() and process_started(self.pid) != self.pid_started
-
-
 def check_campaign(name: str) -> None:
     """Check a campaign's name.
 
@@ -122,79 +75,6 @@ def check_campaign(name: str) -> None:
             f"campaign {name!r}: expected up to 100 letters, digits, spaces or . _ - + ', a letter"
             " or digit first"
         )
-
-
-class LeaseObject:
-    """A lease in a bucket, with the methods of Path that leases use."""
-
-    def __init__(self, remote: RemoteFiles, path: str) -> None:
-        self._remote, self._path = remote, path
-
-    def __str__(self) -> str:
-        return self._remote.where(self._path)
-
-    def read_bytes(self) -> bytes:
-        """Return its content, or raise FileNotFoundError."""
-        return self._remote.read(self._path)
-
-    def write(self, content: bytes) -> None:
-        """Write it atomically."""
-        self._remote.write(self._path, content)
-
-    def unlink(self) -> None:
-        """Remove it."""
-        self._remote.remove(self._path)
-
-
-def lease_path(folder: Path, campaign: str) -> Path:
-    """Return the path of a campaign's lease in a ledger's folder."""
-    return folder / f"lease-{campaign}.json"
-
-
-def lease_of(folder: Path, campaign: str, remote: RemoteFiles | None) -> Path | LeaseObject:
-    """Return the lease of a campaign in a ledger's folder, or in its bucket."""
-    path = lease_path(folder, campaign)
-    return path if remote is None else LeaseObject(remote, f"{WORK}/ledger/{path.name}")
-
-
-def read_holder(path: Path | LeaseObject) -> Holder | None:
-    """Return the holder of a lease, dead or alive; None if there is no lease, or it is damaged.
-
-    Raises:
-        OSError: the lease cannot be read.
-    """
-    try:
-        return decode(Holder, json.loads(retried(path.read_bytes)), origin=str(path))
-    except (FileNotFoundError, ValueError, IntegrityError):
-        return None
-
-
-def living_holder(
-    path: Path | LeaseObject, notify: Callable[[str], None] = lambda _: None
-) -> Holder | None:
-    """Return the holder of a lease if it lives: if its process cannot be checked, wait for a
-    heartbeat.
-
-    Args:
-        path: of the lease.
-        notify: takes messages about the wait.
-
-    Raises:
-        OSError: the lease cannot be read.
-    """
-    first = read_holder(path)
-    if first is None or first.is_dead():
-        return None
-    notify(f"watching up to {first.expiry_s:.0f} s for a heartbeat of {first.who}")
-    until = time.monotonic() + first.expiry_s
-    while time.monotonic() < until:
-        time.sleep(min(POLL_S, first.heartbeat_s))
-        now = read_holder(path)
-        if now is None or now.is_dead():
-            return None
-        if (now.token, now.beat) != (first.token, first.beat):
-            return now
-    return None
 
 
 @contextlib.contextmanager
@@ -227,28 +107,40 @@ def campaign_lock(
         raise StoreUnreachableError(f"the ledger {folder} cannot be opened: {error}") from error
     with lock:
         try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise _running(campaign, folder, read_holder(path)) from None
-            except OSError:
-                pass  # a file system without locks: only the lease counts
+            if _is_locked(lock):
+                raise _running(campaign, folder, read_holder(path))
             holder = living_holder(path, notify)
             if holder is not None:
                 raise _running(campaign, folder, holder)
-            dead = read_holder(path)
-            lease = Lease(path, campaign, after=dead.unended_since if dead is not None else None)
-            lease.write()
+            lease = _written_lease(path, campaign)
             if remote is not None:
                 time.sleep(SETTLE_S)  # any other driver that saw no lease has written by now
-                if (holder := read_holder(path)) is None or holder.token != lease.token:
+                holder = read_holder(path)
+                if holder is None or holder.token != lease.token:
                     raise _running(campaign, folder, holder)
         except OSError as error:
-            raise StoreUnreachableError(
-                f"the lease {path} cannot be read or written: {error}"
-            ) from error
+            message = f"the lease {path} cannot be read or written: {error}"
+            raise StoreUnreachableError(message) from error
         with lease:
             yield lease
+
+
+def _is_locked(lock: IO[str]) -> bool:
+    """Whether another process has the lock. Without locks in the file system the lease decides."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _written_lease(path: Path | LeaseObject, campaign: str) -> Lease:
+    dead = read_holder(path)
+    lease = Lease(path, campaign, after=dead.unended_since if dead is not None else None)
+    lease.write()
+    return lease
 
 
 def _running(campaign: str, folder: Path, holder: Holder | None) -> InfrastructureError:
@@ -276,15 +168,15 @@ class Lease:
 
     def __init__(self, path: Path | LeaseObject, campaign: str, *, after: float | None) -> None:
         self._path, self._campaign, self.after = path, campaign, after
-        now = time.time()
+        pid, now = os.getpid(), time.time()
         self._holder = Holder(
             token=uuid.uuid4().hex,
             host=platform.node(),
             user=_user(),
-            pid=os.getpid(),
+            pid=pid,
             boot=boot_id(),
             namespace=process_namespace(),
-            pid_started=process_started(os.getpid()) or 0,
+            pid_started=process_started(pid) or 0,
             started=now,
             beat=0,
             beat_time=now,
@@ -321,13 +213,12 @@ class Lease:
             StoreUnreachableError: the lease cannot be read.
         """
         try:
-            found = read_holder(self._path)
+            holder = read_holder(self._path)
         except OSError as error:
-            raise StoreUnreachableError(
-                f"the lease {self._path} cannot be read: {error}"
-            ) from error
-        if found is None or found.token != self._holder.token:
-            taker = f"by {found.who}" if found else "and given back"
+            message = f"the lease {self._path} cannot be read: {error}"
+            raise StoreUnreachableError(message) from error
+        if holder is None or holder.token != self._holder.token:
+            taker = f"by {holder.who}" if holder else "and given back"
             raise LeaseLostError(
                 f"the lease of campaign {self._campaign!r} was taken over {taker}: this driver"
                 f" slept, or lost the store, for more than {EXPIRY_S:.0f} s; it writes nothing"
@@ -356,14 +247,13 @@ class Lease:
             with contextlib.suppress(OSError):
                 if not self._is_ours():
                     return
-                self._holder = replace(
-                    self._holder, beat=self._holder.beat + 1, beat_time=time.time()
-                )
+                beat = self._holder.beat + 1
+                self._holder = replace(self._holder, beat=beat, beat_time=time.time())
                 self.write()
 
     def _is_ours(self) -> bool:
-        found = read_holder(self._path)
-        return found is not None and found.token == self._holder.token
+        holder = read_holder(self._path)
+        return holder is not None and holder.token == self._holder.token
 
 
 def _user() -> str:

@@ -1,9 +1,9 @@
 """The ledger: the durable table of outcomes, in the store. It is the source of truth; MLflow is a
 projection of it.
 
-    STORE/.coldpress/ledger/<campaign>@....arrow  parts: some rows each, written aside, synced, then renamed (segments.py)
-    STORE/.coldpress/ledger/lock-<campaign>         held by the only driver of a campaign, and
-    STORE/.coldpress/ledger/lease-<campaign>.json   which driver that is (lease.py)
+    STORE/.coldpress/ledger/<campaign>@....arrow   parts: some rows each, written aside, synced,
+                                                   then renamed (segments.py)
+    STORE/.coldpress/ledger/lease-<campaign>.json  the only driver of a campaign (lease.py)
 
 For a store in a bucket these are objects there, and each machine has a copy of the parts
 (bucket_mirror.py).
@@ -77,16 +77,8 @@ class _Entry(NamedTuple):
     place: int
 
     def row(self) -> LedgerRow:
-        text = self.part.text(self.place)
-        return LedgerRow(
-            self.kind,  # type: ignore[arg-type]
-            self.key,
-            self.model,
-            self.device_class,
-            self.campaign,
-            self.time,
-            text,
-        )
+        head = self[:6]
+        return LedgerRow(*head, self.part.text(self.place))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,9 +120,8 @@ class Ledger:
         self.folder = ledger_folder(store)
         self.campaign = campaign
         self._notify, self._read_only = notify, read_only
-        self._of_keys: dict[
-            tuple[str, str], dict[str, _Entry]
-        ] = {}  # by kind and key, then by model
+        # By kind and key, then by model.
+        self._of_keys: dict[tuple[str, str], dict[str, _Entry]] = {}
         self._nearest: dict[tuple[str, str, str], _Entry] = {}  # by kind, model and device class
         self._own: dict[tuple[str, str, str], _Entry] = {}  # by kind, key and model
         self._own_parts: list[Part] = []
@@ -151,13 +142,12 @@ class Ledger:
         if self._read_only:
             self.refresh()
             return self
-        with ExitStack() as held:
-            self._lease = held.enter_context(
-                campaign_lock(self.folder, self.campaign, self._notify, remote=self._remote)
-            )
+        with ExitStack() as stack:
+            lock = campaign_lock(self.folder, self.campaign, self._notify, remote=self._remote)
+            self._lease = stack.enter_context(lock)
             remove_partial(self.folder, self.campaign)
             self.refresh()
-            self._held = held.pop_all()
+            self._held = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -166,9 +156,8 @@ class Ledger:
         # Rows are safe in many parts too: if they cannot be merged now, the next start does it.
         with self._held, suppress(LeaseLostError, StoreUnreachableError):
             parts = sorted(self._own_parts, key=lambda part: part.num_rows)
-            if parts and parts[-1].num_rows > max(
-                LEFT_ALONE, MERGE_AT * sum(part.num_rows for part in parts[:-1])
-            ):
+            others = sum(part.num_rows for part in parts[:-1])
+            if parts and parts[-1].num_rows > max(LEFT_ALONE, MERGE_AT * others):
                 parts.pop()
             if len(parts) > 1:
                 self._merge(parts)
@@ -216,12 +205,10 @@ class Ledger:
 
     def rows(self, kind: RowKind) -> Iterator[LedgerRow]:
         """Yield the newest row of each key and model, the oldest first."""
-        entries = [
-            entry
-            for (of_kind, _), by_model in self._of_keys.items()
-            if of_kind == kind
-            for entry in by_model.values()
-        ]
+        entries: list[_Entry] = []
+        for (of_kind, _), by_model in self._of_keys.items():
+            if of_kind == kind:
+                entries += by_model.values()
         return (entry.row() for entry in sorted(entries, key=lambda entry: entry.time))
 
     def own(self, kind: RowKind, key: str, model: str) -> LedgerRow | None:
@@ -243,9 +230,8 @@ class Ledger:
             LeaseLostError: another driver has taken the campaign over.
             StoreUnreachableError: it cannot be written (a full disk); nothing was added.
         """
-        self.append_all(
-            [Draft(kind=kind, key=key, model=model, device_class=device_class, data=data)]
-        )
+        draft = Draft(kind=kind, key=key, model=model, device_class=device_class, data=data)
+        self.append_all([draft])
 
     def append_all(self, drafts: Sequence[Draft]) -> None:
         """Add rows atomically. They are on the disk when this returns.
@@ -259,9 +245,8 @@ class Ledger:
         self.check()
         rows = [self._row(draft) for draft in drafts]
         self._add_own(self._written(encode(rows)))
-        with suppress(
-            LeaseLostError, StoreUnreachableError
-        ):  # the rows are written; the next append reports the problem
+        # The rows are written; the next append reports a problem.
+        with suppress(LeaseLostError, StoreUnreachableError):
             self._merge_steps()
 
     def _row(self, draft: Draft) -> LedgerRow:
@@ -271,16 +256,8 @@ class Ledger:
         known = self._of_keys.get((draft.kind, draft.key), {}).get(draft.model)
         before = max(self._latest, known.time if known else 0.0)
         self._latest = max(time.time(), before + LEAST_STEP_S)
-        text = json.dumps(draft.data)
-        return LedgerRow(
-            draft.kind,
-            draft.key,
-            draft.model,
-            draft.device_class,
-            self.campaign,
-            self._latest,
-            text,
-        )
+        head = (draft.kind, draft.key, draft.model, draft.device_class)
+        return LedgerRow(*head, self.campaign, self._latest, json.dumps(draft.data))
 
     def _name(self) -> str:
         self._num_written += 1
@@ -308,7 +285,10 @@ class Ledger:
     def _merge_steps(self) -> None:
         """Merge parts of one size, then of the next, as long as there are enough."""
         level = 0
-        while len(alike := [part for part in self._own_parts if _level(part) == level]) >= MERGE_AT:
+        while True:
+            alike = [part for part in self._own_parts if _level(part) == level]
+            if len(alike) < MERGE_AT:
+                return
             self._merge(alike)
             level += 1
 
@@ -318,13 +298,7 @@ class Ledger:
         Readers see the old parts, the new one, or both.
         """
         self.check()
-        rows = (
-            row
-            for part in parts
-            for index, row in enumerate(part.rows())
-            if self._is_newest(row, part, index)
-        )
-        merged = self._written(encode(rows))
+        merged = self._written(encode(self._newest_rows(parts)))
         self._own_parts = [part for part in self._own_parts if part not in parts]
         self._add_own(merged)
         for part in parts:
@@ -341,9 +315,12 @@ class Ledger:
         send_part(self._remote, name, content)
         return Part(content, self.folder / name)
 
-    def _is_newest(self, row: LedgerRow, part: Part, index: int) -> bool:
-        newest = self._own[row.kind, row.key, row.model]
-        return newest.part is part and newest.place == index
+    def _newest_rows(self, parts: Sequence[Part]) -> Iterator[LedgerRow]:
+        for part in parts:
+            for index, row in enumerate(part.rows()):
+                newest = self._own[row.kind, row.key, row.model]
+                if newest.part is part and newest.place == index:
+                    yield row
 
 
 def _level(part: Part) -> int:

@@ -1,7 +1,8 @@
 """Parts: the files of a ledger. Each contains some rows, and never changes once it has its name.
 
-    <campaign>@<time>-<token>-<n>.<crc>.arrow  Arrow IPC file, zstd; rows in batches of BATCH_ROWS; crc is the CRC-32 of its bytes
-    <campaign>@<time>-<pid>-<n>.parquet          earlier releases, one or more rows; still read
+    <campaign>@<time>-<token>-<n>.<crc>.arrow  Arrow IPC file, zstd; rows in batches of BATCH_ROWS;
+                                               crc is the CRC-32 of its bytes
+    <campaign>@<time>-<pid>-<n>.parquet        earlier releases, one or more rows; still read
 
 A part is kept in memory as its compressed bytes, and a batch is decoded when the data of a row is
 needed. So a large ledger takes little memory, and others may compact its files meanwhile.
@@ -13,7 +14,7 @@ import glob
 import json
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -29,16 +30,9 @@ SUFFIX, OLD_SUFFIX = ".arrow", ".parquet"
 BATCH_ROWS = 32
 """Rows that are compressed and decoded together."""
 
+_TEXTS = ("kind", "key", "model", "device_class", "campaign")
 _SCHEMA = pa.schema(
-    [
-        ("kind", pa.string()),
-        ("key", pa.string()),
-        ("model", pa.string()),
-        ("device_class", pa.string()),
-        ("campaign", pa.string()),
-        ("time", pa.float64()),
-        ("data", pa.string()),
-    ]
+    [*((n, pa.string()) for n in _TEXTS), ("time", pa.float64()), ("data", pa.string())]
 )
 _HEAD = ["key", "time", "kind", "model", "device_class", "campaign"]
 _DATA = "data"
@@ -97,9 +91,8 @@ class Part:
         index, within = divmod(row, BATCH_ROWS)
         if self._batch[0] == index:
             return self._batch[1][within]
-        texts: list[str] = (
-            pa.ipc.open_file(self._content).get_batch(index).column(_DATA).to_pylist()
-        )
+        batch = pa.ipc.open_file(self._content).get_batch(index)
+        texts: list[str] = batch.column(_DATA).to_pylist()
         if self.num_rows > BATCH_ROWS:  # neighbours are usually needed next
             self._batch = (index, texts)
         return texts[within]
@@ -111,9 +104,8 @@ class Part:
                 yield LedgerRow(*values)
 
     def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
-        options = pa.ipc.IpcReadOptions(
-            included_fields=[_SCHEMA.get_field_index(name) for name in names]
-        )
+        fields = [_SCHEMA.get_field_index(name) for name in names]
+        options = pa.ipc.IpcReadOptions(included_fields=fields)
         reader = pa.ipc.open_file(self._content, options=options)
         for index in range(reader.num_record_batches):
             yield reader.get_batch(index)
@@ -122,24 +114,14 @@ class Part:
 def encode(rows: Iterable[LedgerRow]) -> bytes:
     """Return the bytes of a part, with rows in batches of BATCH_ROWS."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(
-        sink, _SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd")
-    ) as writer:
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_file(sink, _SCHEMA, options=options) as writer:
         waiting = iter(rows)
         while batch := list(islice(waiting, BATCH_ROWS)):
-            columns = zip(*(_values(row) for row in batch), strict=True)
-            writer.write_batch(
-                pa.record_batch(
-                    [pa.array(c, f.type) for c, f in zip(columns, _SCHEMA, strict=True)],
-                    schema=_SCHEMA,
-                )
-            )
+            columns = zip(*map(astuple, batch), strict=True)
+            writer.write_batch(pa.record_batch(list(map(list, columns)), schema=_SCHEMA))
     content: bytes = sink.getvalue().to_pybytes()
     return content
-
-
-def _values(row: LedgerRow) -> tuple[Any, ...]:
-    return row.kind, row.key, row.model, row.device_class, row.campaign, row.time, row.text
 
 
 def part_name(name: str, content: bytes) -> str:
@@ -169,9 +151,7 @@ def write_part(folder: Path, name: str, content: bytes) -> Part:
 def part_paths(folder: Path, campaign: str | None = None) -> list[Path]:
     """Return the files of a ledger's parts, of all campaigns or of one, sorted."""
     mine = "*" if campaign is None else f"{glob.escape(campaign)}@*"
-    return sorted(
-        path for suffix in (SUFFIX, OLD_SUFFIX) for path in folder.glob(f"{mine}{suffix}")
-    )
+    return sorted([*folder.glob(f"{mine}{SUFFIX}"), *folder.glob(f"{mine}{OLD_SUFFIX}")])
 
 
 def remove_partial(folder: Path, campaign: str) -> None:

@@ -29,7 +29,7 @@ from pipeline.ledger import (
     read_holder,
     read_rows,
 )
-from pipeline.ledger.lease import lease_path
+from pipeline.ledger.lease_holder import lease_path
 from pipeline.ledger.segments import part_paths
 
 
