@@ -67,7 +67,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 CatalogArgument = Annotated[
     str,
     typer.Argument(
-        help="A catalog: .yaml, .jsonl or .parquet; or `mlflow:` or `mlflow:@ALIAS` for a whole"
+        help="A catalog: .yaml, .json or .jsonl; or `mlflow:` or `mlflow:@ALIAS` for a whole"
         " registry."
     ),
 ]

@@ -1,4 +1,4 @@
-"""Read catalog files (YAML, JSON Lines, Parquet) into plain records with their line.
+"""Read catalog files (YAML, JSON, JSON Lines) into plain records with their line.
 
 Oversized files, deep nesting and duplicate fields are rejected.
 """
@@ -11,24 +11,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from freezer.errors import CatalogError, expected_names
-from pipeline.catalog.entry_fields import EntryModel
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 YAML_BYTES = 16 * 1024 * 1024
 MAX_DEPTH = 64
 
 EMPTY = "CP-CATALOG-EMPTY"
 """Error code of a catalog without entries."""
-
-JSON_FIELDS = ("args", "inputs", "dims", "limits", "tags", "points", "price_per_hour")
-"""Fields that a Parquet catalog stores as JSON text."""
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -92,22 +85,12 @@ def read_file(path: Path) -> list[Record]:
     return records
 
 
-def parquet_schema() -> pa.Schema:
-    """Return the columns of a Parquet catalog. Nulls and missing columns are missing fields."""
-    import pyarrow as pa
-
-    texts, counts = pa.list_(pa.string()), pa.list_(pa.int64())
-    types = {"seed": pa.int64(), "trust": pa.bool_(), "threads": counts}
-    types |= dict.fromkeys(("files", "device_classes", "recipes", "preserve"), texts)
-    return pa.schema([(name, types.get(name, pa.string())) for name in EntryModel.model_fields])
-
-
 def _read_yaml(path: Path) -> list[Record]:
     size_mb = path.stat().st_size / 1e6
     if size_mb * 1e6 > YAML_BYTES:
         raise CatalogError(
             f"{path}: got {size_mb:.0f} MB of YAML, expected at most {YAML_BYTES / 1e6:.0f} MB;"
-            " write it as JSON Lines (.jsonl) or Parquet (.parquet), or split it"
+            " write it as JSON Lines (.jsonl), or split it"
         )
     try:
         root = _compose(_decoded(path.read_bytes(), str(path)), path)
@@ -223,7 +206,7 @@ def _read_json_lines(path: Path) -> list[Record]:
     return records
 
 
-def _parsed_json(text: str, place: str, field: str | None = None) -> Any:
+def _parsed_json(text: str, place: str) -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = Counter(name for name, _ in pairs)
         if len(names) != len(pairs):
@@ -236,40 +219,7 @@ def _parsed_json(text: str, place: str, field: str | None = None) -> Any:
         got = text if len(text) < 60 else f"{text[:60]}…"
         problem = "nested too deep" if isinstance(error, RecursionError) else str(error)
         message = f"got {got!r}, which is not JSON: {problem}"
-        raise CatalogError(message, place=place, field=field) from None
-
-
-def _read_parquet(path: Path) -> list[Record]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    schema = parquet_schema()
-    try:
-        table = pq.read_table(path)
-    except pa.ArrowException as error:
-        raise CatalogError(f"{path} is not Parquet: {_one_line(error)}") from error
-    for index, name in enumerate(table.column_names):
-        if name not in schema.names:
-            expected = ", ".join(schema.names)
-            raise CatalogError(f"{path}: the column is unknown; expected {expected}", field=name)
-        column, expected = table.column(name), schema.field(name).type
-        try:
-            table = table.set_column(index, name, column.cast(expected))
-        except pa.ArrowException:
-            message = f"{path}: got a column of {column.type}, expected {expected}"
-            raise CatalogError(message, field=name) from None
-    return [
-        _parquet_record(row, f"{path.name}, row {number}")
-        for number, row in enumerate(table.to_pylist(), start=1)
-    ]
-
-
-def _parquet_record(row: Mapping[str, Any], place: str) -> Record:
-    fields: dict[str, Any] = {}
-    for name, value in row.items():
-        if value is not None:
-            fields[name] = _parsed_json(value, place, name) if name in JSON_FIELDS else value
-    return Record(place=place, value=fields)
+        raise CatalogError(message, place=place) from None
 
 
 def _decoded(content: bytes, place: str) -> str:
@@ -291,5 +241,4 @@ _READERS: Mapping[str, Callable[[Path], list[Record]]] = {
     ".json": _read_yaml,
     ".jsonl": _read_json_lines,
     ".ndjson": _read_json_lines,
-    ".parquet": _read_parquet,
 }

@@ -99,8 +99,11 @@ def test_ledger_keeps_its_outcomes(campaign: Path) -> None:
         ]
     stored = [row.data["outcome"] for row in rows if row is not None]
     assert [outcome["verdict"] for outcome in stored] == ["published", "published"]
-    written = [Outcome.from_json(outcome).to_json() for outcome in stored]
-    assert json.loads(json.dumps(written)) == stored, "the layout is unchanged"
+    written = json.loads(json.dumps([Outcome.from_json(row).to_json() for row in stored]))
+    for outcome in stored:
+        for candidate in outcome["candidates"]:
+            assert candidate.pop("migration") is None, "removed since"
+    assert written == stored, "the layout is unchanged"
 
 
 def runs_of(folder: Path) -> list[tuple[Any, ...]]:

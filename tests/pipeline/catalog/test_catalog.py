@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import yaml
 
 from freezer.errors import CatalogError
 from freezer.spec import ConstantSpec, Dim, TensorSpec
-from pipeline.catalog import Entry, read_catalog, refuse_bad_entries
-from pipeline.catalog.entry_fields import SOURCE_SETTINGS
-from pipeline.catalog.files import JSON_FIELDS, parquet_schema
+from pipeline.catalog import read_catalog, refuse_bad_entries
 
 MODELS = Path(__file__).parents[1] / "models"
 
@@ -228,23 +222,6 @@ def as_json_lines(path: Path) -> Path:
     return lines
 
 
-def as_parquet(path: Path) -> Path | None:
-    """The same catalog as Parquet; None where its columns cannot hold it."""
-    models = [
-        {name: json.dumps(value) if name in JSON_FIELDS else value for name, value in model.items()}
-        for model in yaml.safe_load(path.read_text())["models"]
-    ]
-    schema = parquet_schema()
-    try:
-        table = pa.Table.from_pylist(models, schema=schema)
-    except (pa.ArrowException, TypeError):
-        return None
-    if not set(models[0]) <= set(schema.names):
-        return None
-    pq.write_table(table, path.with_suffix(".parquet"))
-    return path.with_suffix(".parquet")
-
-
 @pytest.mark.parametrize(
     ("fields", "field", "message"),
     BAD,
@@ -259,10 +236,7 @@ def test_bad_field_is_one_error_in_every_format(
     for form, place in (
         (path, f"catalog.yaml:{lines.index(top) + 1 if top in lines else 3}"),
         (as_json_lines(path), "catalog.jsonl:1"),
-        (as_parquet(path), "catalog.parquet, row 1"),
     ):
-        if form is None:
-            continue
         catalog = read_catalog(form)
         assert catalog.entries == ()
         (problem,) = catalog.problems
@@ -419,7 +393,6 @@ def test_invalid_catalog_is_refused(tmp_path: Path, text: str, code: str, messag
         ("twice.jsonl", b'{"name": "a", "name": "b"}\n', "CP-CATALOG", "'name' is given twice"),
         ("deep.jsonl", b"[" * 200_000, "CP-CATALOG", "nested too deep"),
         ("empty.jsonl", b"\n\n", "CP-CATALOG-EMPTY", "lists no models"),
-        ("bad.parquet", b"PAR0", "CP-CATALOG", "bad.parquet is not Parquet"),
     ],
 )
 def test_unreadable_file_is_refused(
@@ -438,46 +411,10 @@ def test_missing_catalog_is_refused(tmp_path: Path) -> None:
         read_catalog(tmp_path / "none.yaml")
 
 
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        (
-            {"name": ["a"], "colour": ["red"]},
-            "field 'colour': .*the column is unknown; expected name, args",
-        ),
-        ({"name": ["a"], "seed": ["x"]}, "field 'seed': .*got a column of string, expected int64"),
-        (
-            {"name": ["a"], "inputs": [{"x": 1}]},
-            "field 'inputs': .*got a column of struct<x: int64>, expected string",
-        ),
-        (
-            {"name": ["a"], "inputs": ["{x"]},
-            "catalog.parquet, row 1, field 'inputs': got '{x', which is not JSON",
-        ),
-    ],
-)
-def test_parquet_has_an_explicit_schema(
-    tmp_path: Path, columns: dict[str, list[Any]], message: str
-) -> None:
-    pq.write_table(pa.table(columns), tmp_path / "catalog.parquet")
-    with pytest.raises(CatalogError, match=message):
-        read_catalog(tmp_path / "catalog.parquet")
-
-
 PLACES = {
     **{"threads": "[2, 1]", "points": "[{batch: 3}]", "preserve": "[version]", "reset": "clear"},
     **{"objective": "throughput", "price_per_hour": "{cpu-x86-64-v3: 0.17}"},
 }
-
-
-def test_parquet_has_every_field_of_an_entry() -> None:
-    fields = {field.name for field in dataclasses.fields(Entry)} - {
-        "spec",
-        "search_path",
-        "registered_name",
-        "fill_up",
-    }
-    assert set(parquet_schema().names) == fields | {"inputs", "dims", *SOURCE_SETTINGS}
 
 
 def test_all_formats_are_equivalent(folder: Path) -> None:
@@ -491,12 +428,8 @@ def test_all_formats_are_equivalent(folder: Path) -> None:
             **PLACES,
         ),
     )
-    parquet = as_parquet(path)
-    assert parquet is not None
-    (first,), (second,), (third,) = (
-        read_catalog(form).entries for form in (path, as_json_lines(path), parquet)
-    )
-    assert first == second == third
+    (first,), (second,) = (read_catalog(form).entries for form in (path, as_json_lines(path)))
+    assert first == second
     assert (first.tags, first.limits.speedup_min, first.source.seed) == ({"team": "vision"}, 1.5, 3)
     assert (first.threads, first.points) == ((2, 1), ({"batch": 3},))
     assert (first.preserve, first.reset) == (("version",), "clear")
