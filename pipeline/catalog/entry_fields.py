@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationInfo
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import PydanticCustomError
 
-from freezer.errors import ColdpressError, SpecError, expected_names
+from freezer.errors import ColdpressError
 from freezer.files import file_name, is_url
 from freezer.freezing.recipes import select
 from freezer.freezing.sources import Source, parse_source
@@ -33,6 +32,12 @@ from freezer.spec import (
     read_header,
 )
 from freezer.store import NAME
+from pipeline.catalog.field_problems import (
+    FieldProblem,
+    ProblemsError,
+    collected,
+    field_errors,
+)
 from pipeline.catalog.python_functions import function_problem
 
 SAMPLE_SUFFIXES = (".safetensors", ".npz")
@@ -45,9 +50,6 @@ REGISTRY = "mlflow:"
 SOURCE_SETTINGS = ("args", "weights", "seed", "method", "sha256", "trust")
 """Fields that become attributes of the source."""
 
-ENTRY = "CP-ENTRY"
-"""Error code of a bad field; the error names the field."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Folders:
@@ -57,41 +59,9 @@ class Folders:
     search_path: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FieldProblem:
-    """What is wrong with a field.
-
-    Attributes:
-        field: name of the field, dotted for a part of it; empty for the field that is checked.
-        message: what was given and what was expected.
-    """
-
-    field: str
-    message: str
-    code: str = ENTRY
-
-
-class _ProblemsError(ValueError):
-    """The problems of one field, and of fields that are checked with it."""
-
-    def __init__(self, *problems: FieldProblem) -> None:
-        super().__init__("; ".join(problem.message for problem in problems))
-        self.problems = problems
-
-
 def _folders(info: ValidationInfo) -> Folders:
     assert isinstance(info.context, Folders)
     return info.context
-
-
-@contextmanager
-def _field_errors() -> Iterator[None]:
-    """Turn an error of the library into a problem of the field that is checked."""
-    try:
-        yield
-    except ColdpressError as error:
-        code = error.code if error.code == "CP-TRUST" else ENTRY
-        raise _ProblemsError(FieldProblem(field="", message=str(error), code=code)) from None
 
 
 def _check_name(name: str) -> str:
@@ -116,7 +86,7 @@ def _read_source(text: str, info: ValidationInfo) -> Source:
                 f"got {text!r}, expected mlflow:models:/NAME@ALIAS or mlflow:models:/NAME/VERSION"
             )
         return Source(kind="mlflow", location=location, **settings)
-    with _field_errors():
+    with field_errors():
         source = parse_source(text, folder=folders.base, **settings)
     if source.kind == "python":
         _check_function(source.location, tuple(source.args), folders)
@@ -133,7 +103,7 @@ def _read_spec(given: object, info: ValidationInfo) -> InputSpec | None:
     if given is None:
         if dims:
             message = "dims need `inputs:` whose shapes name them"
-            raise _ProblemsError(FieldProblem(field="dims", message=message))
+            raise ProblemsError(FieldProblem(field="dims", message=message))
         return None
     if not isinstance(given, dict | list):
         raise ValueError(  # noqa: TRY004 - pydantic reports ValueError
@@ -141,29 +111,20 @@ def _read_spec(given: object, info: ValidationInfo) -> InputSpec | None:
         )
     problems: list[FieldProblem] = []
     for name, bound in dims.items():
-        with _collected(problems, f"dims.{name}"):
+        with collected(problems, f"dims.{name}"):
             declared_dim(name, bound)
     positional = isinstance(given, list)
     items = enumerate(given) if isinstance(given, list) else given.items()
     for key, item in items:
-        with _collected(problems, f"inputs.{key}"):
+        with collected(problems, f"inputs.{key}"):
             declared_item(f"input_{key}" if positional else str(key), item, positional=positional)
     if problems:
-        raise _ProblemsError(*problems)
+        raise ProblemsError(*problems)
     try:
         return declared_spec(given, dims)
     except ColdpressError as error:
         field = "dims" if str(error).startswith("dim ") else "inputs"
-        raise _ProblemsError(FieldProblem(field=field, message=str(error))) from None
-
-
-@contextmanager
-def _collected(problems: list[FieldProblem], field: str) -> Iterator[None]:
-    """Add an error of a part of a field to the problems."""
-    try:
-        yield
-    except SpecError as error:
-        problems.append(FieldProblem(field=field, message=str(error)))
+        raise ProblemsError(FieldProblem(field=field, message=str(error))) from None
 
 
 def _lacks_inputs(info: ValidationInfo) -> bool:
@@ -178,7 +139,7 @@ def _find_samples(given: str | None, info: ValidationInfo) -> Path | str | None:
     if given is None:
         if _lacks_inputs(info):
             message = "got neither `inputs:` nor `samples:`; write `inputs: {x: {shape: [1, 8]}}`"
-            raise _ProblemsError(FieldProblem(field="inputs", message=message))
+            raise ProblemsError(FieldProblem(field="inputs", message=message))
         return None
     name = file_name(given) if is_url(given) else given
     if not name.endswith(SAMPLE_SUFFIXES):
@@ -190,7 +151,7 @@ def _find_samples(given: str | None, info: ValidationInfo) -> Path | str | None:
     if not path.is_file():
         raise ValueError(f"{path} does not exist; paths are relative to the catalog")
     spec = info.data.get("inputs")
-    with _field_errors():
+    with field_errors():
         sets = read_header(path)
         if spec is not None:
             match_headers(sets, spec)
@@ -208,7 +169,7 @@ def _find_files(patterns: tuple[str, ...], info: ValidationInfo) -> tuple[Path, 
             message = f"{pattern!r} matches nothing in {folder}; write a path or a glob"
             problems.append(FieldProblem(field=f"files.{index}", message=message))
     if problems:
-        raise _ProblemsError(*problems)
+        raise ProblemsError(*problems)
     return tuple(files)
 
 
@@ -227,7 +188,7 @@ def _read_limits(given: dict[str, Any]) -> Limits:
         if (problem := limit_problem(name, value)) is not None
     ]
     if problems:
-        raise _ProblemsError(*problems)
+        raise ProblemsError(*problems)
     limits: dict[str, Any] = {
         name: float(value) for name, value in given.items() if value is not None
     }
@@ -235,7 +196,7 @@ def _read_limits(given: dict[str, Any]) -> Limits:
 
 
 def _check_device_class(name: str) -> str:
-    with _field_errors():
+    with field_errors():
         if name != "auto":
             device_class(name)
     return name
@@ -248,7 +209,7 @@ def _check_priced_class(name: str) -> str:
 
 
 def _check_recipe(name: str) -> str:
-    with _field_errors():
+    with field_errors():
         select([name], portable=False)
     return name
 
@@ -283,7 +244,7 @@ def _check_points(
     """Check the points. Those of dims that the source declares are checked when it is loaded."""
     spec = info.data.get("inputs")
     if given and (spec is not None or _lacks_inputs(info)):
-        with _field_errors():
+        with field_errors():
             (spec or InputSpec(inputs=())).named_points(given)
     return given or ()
 
@@ -342,42 +303,3 @@ class EntryModel(_Strict):
     reset: Annotated[str, AfterValidator(_check_reset)] | None = None
     threads: Annotated[_NonEmpty[_Count] | None, AfterValidator(_check_threads)] = None
     points: Annotated[_NonEmpty[dict[str, _Count]] | None, AfterValidator(_check_points)] = None
-
-
-_EXPECTED = {
-    "string_type": "a text; put it in quotes",
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "tuple_type": "a list: [...]",
-    "dict_type": "a mapping: {...}",
-    "finite_number": "a finite number",
-    "too_short": "at least one; remove the field to use the default",
-    "string_pattern_mismatch": "64 hexadecimal digits in lower case, as sha256sum prints them",
-}
-_BOUNDS = {"gt": "above", "ge": "of at least", "lt": "below", "le": "of at most"}
-
-
-def field_problems(details: ErrorDetails) -> list[FieldProblem]:
-    """Return the problems in an error of EntryModel, each with its field in dotted form."""
-    field = ".".join(str(part) for part in details["loc"] if part != "[key]")
-    cause = details.get("ctx", {}).get("error")
-    if isinstance(cause, _ProblemsError):
-        return [replace(problem, field=problem.field or field) for problem in cause.problems]
-    message = str(cause) if cause else _in_words(details)
-    return [FieldProblem(field=field, message=message)]
-
-
-def _in_words(details: ErrorDetails) -> str:
-    kind, context = details["type"], details.get("ctx", {})
-    if kind == "missing":
-        return "the field is required; add it"
-    if kind == "extra_forbidden":
-        expected = expected_names(str(details["loc"][-1]), EntryModel.model_fields)
-        return f"the field is unknown; {expected}"
-    bounds = [f"{words} {context[name]:g}" for name, words in _BOUNDS.items() if name in context]
-    expected = f"a number {' and '.join(bounds)}"
-    if not bounds:
-        expected = _EXPECTED.get(kind, str(context.get("expected", details["msg"])))
-    return f"got {str(details['input'])[:80]!r}, expected {expected}"

@@ -6,20 +6,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from freezer.errors import CatalogError
 from pipeline.catalog.entry import Entry, of_version
-from pipeline.catalog.entry_fields import (
-    REGISTRY,
-    SOURCE_SETTINGS,
-    EntryModel,
-    FieldProblem,
-    Folders,
-    field_problems,
-)
+from pipeline.catalog.entry_fields import REGISTRY, SOURCE_SETTINGS, EntryModel, Folders
+from pipeline.catalog.field_problems import FieldProblem, field_problems
 from pipeline.catalog.files import EMPTY, Record, read_file
+
+if TYPE_CHECKING:
+    from pipeline.tracking import RegistryModel
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,16 +100,18 @@ def read_registry(
             " --filter",
             code=EMPTY,
         )
-    records = []
-    for name, model in models.items():
-        fields = {"name": name, "source": f"{REGISTRY}{model.model_uri}", "trust": trust}
-        records.append(Record(place=model.model_uri, value=fields))
+    records = [_record(name, model, trust) for name, model in models.items()]
     read = _read_records(records, folder=Path.cwd(), origin=catalog, only=only)
-    entries = []
-    for entry in read.entries:
-        model = models[entry.name]
-        entries.append(replace(of_version(entry, model), registered_name=f"{model.name}-frozen"))
-    return replace(read, entries=tuple(entries))
+    return replace(read, entries=tuple(_of_model(e, models[e.name]) for e in read.entries))
+
+
+def _of_model(entry: Entry, model: RegistryModel) -> Entry:
+    return replace(of_version(entry, model), registered_name=f"{model.name}-frozen")
+
+
+def _record(name: str, model: RegistryModel, trust: bool) -> Record:
+    fields = {"name": name, "source": f"{REGISTRY}{model.model_uri}", "trust": trust}
+    return Record(place=model.model_uri, value=fields)
 
 
 def _read_records(
@@ -172,7 +172,9 @@ def _read_entry(record: Record, label: str, folder: Path) -> Entry:
     try:
         parsed = EntryModel.model_validate(record.value, context=folders)
     except ValidationError as error:
-        problems = [problem for details in error.errors() for problem in field_problems(details)]
+        problems = []
+        for details in error.errors():
+            problems += field_problems(details, EntryModel.model_fields)
         raise BadEntriesError([_error(record, label, problem) for problem in problems]) from None
     except OSError as error:
         message = f"{type(error).__name__}: {error}"
