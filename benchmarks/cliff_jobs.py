@@ -63,8 +63,8 @@ def do_build(job: Mapping[str, Any]) -> dict[str, Any]:
     import torch
 
     from freezer.freezing.candidates import build, build_further
-    from freezer.freezing.judging import judge
-    from freezer.freezing.models import call_source, prepare, weights_digest
+    from freezer.freezing.judging import judge, open_session
+    from freezer.freezing.models import call_source, prepare
     from freezer.freezing.packaging import assemble
     from freezer.freezing.recipes import RECIPES
     from freezer.freezing.target import target_here
@@ -100,16 +100,15 @@ def do_build(job: Mapping[str, Any]) -> dict[str, Any]:
         if item.point.get("batch", 1) < BATCH_MAX
     }
     subject = replace(subject, sets=tuple(small.values()))  # whole batches in float64 take a minute
-    judgement = judge(subject, [candidate], target, limits=Limits(speedup_min=0.0), policy=BUILDING)
+    session = open_session(subject, target, limits=Limits(speedup_min=0.0), policy=BUILDING)
+    judgement = judge(session, [candidate])
     assert judgement.winner is not None, judgement.reason
     # Keep the payloads that gain nothing as well, so that the loader has to choose.
     everything = replace(
         judgement, winner=replace(judgement.winner, candidate=candidate, dropped=())
     )
-    provenance = {"source": str(SOURCES[job["model"]]), "weights": weights_digest(subject.model)}
-    assemble(
-        subject, everything, target, dest=folder / "artifact", provenance=provenance, failures={}
-    )
+    provenance = {"source": str(SOURCES[job["model"]])}
+    assemble(session, everything, dest=folder / "artifact", provenance=provenance, failures={})
     return {}
 
 

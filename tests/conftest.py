@@ -17,24 +17,24 @@ from torch import Tensor, nn
 from freezer.artifact import Artifact
 from freezer.freezing.candidates import Candidate, build_further
 from freezer.freezing.freeze import FreezeResult, freeze
-from freezer.freezing.judging import Judgement, judge
+from freezer.freezing.judging import Judgement, Session, judge
 from freezer.freezing.models import Subject
 from freezer.freezing.packaging import assemble
 from freezer.freezing.payload_sets import other_payloads
 from freezer.freezing.payload_sets.further_threads import judge_further
+from freezer.freezing.payload_sets.slow_sizes import with_captured
 from freezer.freezing.target import target_here
 from freezer.store import Store
 from tests.support.buckets import ENVIRONMENT, make_bucket, s3_server
 from tests.support.models import Mlp, TinyConv, seeded
 from tests.support.snapshots import model_state, process_state
 from tests.support.steps import (
-    ANY_SPEED,
     BATCH,
     HERE,
-    QUICK,
     QUICK_OPTIONS,
     candidate_of,
     random_inputs,
+    session_of,
     subject_of,
 )
 
@@ -91,9 +91,8 @@ def frozen(
     with pytest.MonkeyPatch.context() as patched:
         # The files must not depend on timings: the captured program of such small models may be
         # faster than any recipe's.
-        patched.setattr(
-            other_payloads, "with_captured", lambda _subject, judgement, _target, _folder: judgement
-        )
+        steps = [step for step in other_payloads.STEPS if step is not with_captured]
+        patched.setattr(other_payloads, "STEPS", steps)
         result = freeze(
             model,
             {"x": x},
@@ -128,6 +127,7 @@ class Several:
 
     model: nn.Module
     subject: Subject
+    session: Session
     candidate: Candidate
     judgement: Judgement
     artifact: Artifact
@@ -147,22 +147,26 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Several:
         points=[{"batch": 1}, {"batch": 3}],
     )
     first = candidate_of(subject, "inductor-frozen", folder / "candidate", target)
-    judgement = judge(subject, [first], target, limits=ANY_SPEED, policy=QUICK)
+    session = session_of(subject, target)
+    judgement = judge(session, [first])
     assert judgement.winner is not None, judgement.reason
     (folder / "further").mkdir()
     candidate = build_further(subject, first, target, folder / "further")
     kept = candidate.without({item.payload for item in judgement.winner.dropped})
-    judgement = judge_further(subject, judgement, kept, target)
+    judgement = judge_further(session, judgement, kept)
     assert judgement.winner is not None
     everything = replace(
         judgement, winner=replace(judgement.winner, candidate=candidate, dropped=())
     )
-    made = {"source": "tests.support.models.TinyConv", "weights": candidate.weights}
-    artifact = assemble(
-        subject, everything, target, dest=folder / "conv", provenance=made, failures={}
-    )
+    made = {"source": "tests.support.models.TinyConv"}
+    artifact = assemble(session, everything, dest=folder / "conv", provenance=made, failures={})
     return Several(
-        model=model, subject=subject, candidate=candidate, judgement=judgement, artifact=artifact
+        model=model,
+        subject=subject,
+        session=session,
+        candidate=candidate,
+        judgement=judgement,
+        artifact=artifact,
     )
 
 

@@ -1,10 +1,10 @@
-"""Freeze one model on this machine: capture -> lower -> validate -> package. READ THIS FIRST.
+"""Freeze one model on this machine. READ THIS FIRST.
 
-    subject     the model in its initial state, its input spec and its input sets  models/subject.py
-    candidates  for each recipe: capture the graph and lower it to payloads  candidates/build_all.py
-    judgement  measure drift against float64 and latency against eager; decide the verdict  validation/judge.py
-                 add payloads for further thread counts and for slow sizes  validation/other_payloads.py
-    artifact  write payloads, golden files, evidence and the manifest to one folder  packaging/assemble.py
+    prepare              models        the model in its initial state, its inputs and their sets
+    build_all            candidates    for each recipe: capture the graph, lower it to payloads
+    open_session, judge  judging       drift against float64, latency against eager, verdict
+    with_other_payloads  payload_sets  payloads for further thread counts and for slow sizes
+    assemble             packaging     payloads, golden files, evidence and manifest in one folder
 
 `pipeline/run.py` takes the same steps for a whole catalog, on many machines.
 """
@@ -24,7 +24,7 @@ from freezer.artifact import Artifact
 from freezer.errors import FreezeError, SpecError, UsageError, expected_names
 from freezer.files import check_folder
 from freezer.freezing.candidates import build, build_all
-from freezer.freezing.judging import Judgement, TaskMetric, judge
+from freezer.freezing.judging import Judgement, TaskMetric, judge, open_session
 from freezer.freezing.models import (
     Dims,
     ExampleInputs,
@@ -37,7 +37,6 @@ from freezer.freezing.models import (
     own_spec,
     prepare,
     to_device,
-    weights_digest,
 )
 from freezer.freezing.packaging import assemble, clear_evidence, evidence_of, write_refused
 from freezer.freezing.payload_sets import with_other_payloads
@@ -170,146 +169,143 @@ def freeze(
             options.name, model, spec, [example], options.for_subject(device, fill_up=True)
         )
     source = f"{type(model).__module__}.{type(model).__qualname__}"
-    return _freeze_subject(
-        subject, device_class, device, out=Path(out), source=source, options=options
-    )
+    target = _target(subject, device_class, device, options)
+    return _freeze_subject(subject, target, out=Path(out), source=source, options=options)
 
 
 def _freeze_subject(
-    subject: Subject,
-    device_class: str,
-    device: torch.device,
-    *,
-    out: Path,
-    source: str,
-    options: FreezeOptions,
+    subject: Subject, target: Target, *, out: Path, source: str, options: FreezeOptions
 ) -> FreezeResult:
-    """Freeze for a device class; if nothing is faster than eager, write the unfrozen program that
-    serves instead.
+    """Freeze for a target; if nothing is faster than eager, write the unfrozen program that serves
+    instead.
     """
-    if options.objective not in get_args(Objective):
-        raise UsageError(
-            "objective: the name is unknown;"
-            f" {expected_names(options.objective, get_args(Objective))}"
-        )
-    target = _target(subject, device_class, device, options.num_threads)
-    provenance = {"source": source, "weights": weights_digest(subject.model)}
+    portable = target_here(PORTABLE, target.thread_counts)
     clear_evidence(out, (target.device_class.name, PORTABLE))
     with tempfile.TemporaryDirectory(prefix="coldpress-") as work, generators_kept():
-        subject = to_device(subject, target.device)
-        result = _freeze_for_target(subject, target, Path(work), out, options, provenance)
+        freezing = _Freezing(
+            subject=to_device(subject, target.device),
+            options=options,
+            provenance={"source": source},
+            work=Path(work),
+            out=out,
+        )
+        result = freezing.result(target)
         if result.verdict != "kept-eager":
             return result
         if target.device_class.kind == "cuda":
-            artifact, why = keep_eager(
-                subject,
-                target,
-                dest=out,
-                limits=options.limits,
-                policy=options.policy,
-                provenance=provenance,
-                failures=result.failures,
-            )
-            return replace(result, reason=f"{result.reason}; {why}", artifact=artifact)
-        portable = target_here(PORTABLE, target.thread_counts)
-        return _with_portable(
-            result, _freeze_for_target(subject, portable, Path(work), out, options, provenance)
-        )
+            return freezing.with_captured(result, target)
+        return _with_portable(result, freezing.result(portable))
 
 
 def _target(
-    subject: Subject,
-    device_class: str,
-    device: torch.device,
-    num_threads: int | Sequence[int] | None,
+    subject: Subject, device_class: str, device: torch.device, options: FreezeOptions
 ) -> Target:
     """The target of a freeze, by default with this machine's class for the dtypes of the model, and
     its thread counts.
     """
+    if options.objective not in get_args(Objective):
+        expected = expected_names(options.objective, get_args(Objective))
+        raise UsageError(f"objective: the name is unknown; {expected}")
     if device_class == "auto":
         device_class = class_here(dtypes_of(program_tensors(subject.model)))
-    own = counts_within(thread_budget(torch.get_num_threads()))
-    return target_here(
-        device_class,
-        own if num_threads is None else num_threads,
-        device if device.type == "cuda" else None,
-    )
+    counts = options.num_threads
+    if counts is None:
+        counts = counts_within(thread_budget(torch.get_num_threads()))
+    return target_here(device_class, counts, device if device.type == "cuda" else None)
 
 
-def _freeze_for_target(
-    subject: Subject,
-    target: Target,
-    work: Path,
-    out: Path,
-    options: FreezeOptions,
-    provenance: Mapping[str, str],
-) -> FreezeResult:
-    """Build every recipe for one target, judge the candidates, and write the winner."""
-    builds = build_all(subject, target, options.recipes, work, options.limits)
-    result = FreezeResult(
-        verdict="kept-eager",
-        reason="no recipe other than eager was requested",
-        failures=builds.failures,
-        tracebacks=builds.tracebacks,
-    )
-    if not builds.candidates and not builds.errors:
-        return result
-    if not builds.candidates:
-        reason = "; ".join(f"{recipe}: {error}" for recipe, error in builds.errors.items())
-        return _with_evidence(replace(result, verdict="failed", reason=reason), target, work, out)
-    try:
-        judgement = judge(
-            subject,
-            builds.candidates,
+@dataclass(frozen=True, kw_only=True)
+class _Freezing:
+    """What is the same for every target of a freeze.
+
+    Attributes:
+        subject: the model, on the device of the targets.
+        provenance: source of the model.
+        work: folder for candidates.
+        out: folder to write.
+    """
+
+    subject: Subject
+    options: FreezeOptions
+    provenance: Mapping[str, str]
+    work: Path
+    out: Path
+
+    def result(self, target: Target) -> FreezeResult:
+        """Build every recipe for one target, judge the candidates, and write the winner."""
+        options = self.options
+        builds = build_all(self.subject, target, options.recipes, self.work, options.limits)
+        result = FreezeResult(
+            verdict="kept-eager",
+            reason="no recipe other than eager was requested",
+            failures=builds.failures,
+            tracebacks=builds.tracebacks,
+        )
+        if not builds.candidates and not builds.errors:
+            return result
+        if not builds.candidates:
+            reason = "; ".join(f"{recipe}: {error}" for recipe, error in builds.errors.items())
+            return self._with_evidence(replace(result, verdict="failed", reason=reason), target)
+        try:
+            session = open_session(
+                self.subject,
+                target,
+                limits=options.limits,
+                policy=options.policy,
+                objective=options.objective,
+                task_metric=options.task_metric,
+            )
+            judgement = judge(session, builds.candidates)
+        except FreezeError:
+            self._with_evidence(result, target)
+            raise
+        judgement = with_other_payloads(session, judgement, self.work)
+        result = replace(
+            result, verdict=judgement.verdict, reason=judgement.reason, judgement=judgement
+        )
+        if judgement.winner is not None:
+            artifact = assemble(
+                session,
+                judgement,
+                dest=self.out,
+                provenance=self.provenance,
+                failures=result.failures,
+            )
+            result = replace(result, artifact=artifact)
+        return self._with_evidence(result, target)
+
+    def with_captured(self, result: FreezeResult, target: Target) -> FreezeResult:
+        """The result of a class that keeps eager, with the captured program that serves it."""
+        artifact, serves = keep_eager(
+            self.subject,
             target,
-            limits=options.limits,
-            policy=options.policy,
-            objective=options.objective,
-            task_metric=options.task_metric,
+            limits=self.options.limits,
+            policy=self.options.policy,
+            dest=self.out,
+            provenance=self.provenance,
+            failures=result.failures,
         )
-    except FreezeError:
-        _with_evidence(result, target, work, out)
-        raise
-    judgement = with_other_payloads(subject, judgement, target, work)
-    artifact = None
-    if judgement.winner is not None:
-        artifact = assemble(
-            subject, judgement, target, dest=out, provenance=provenance, failures=result.failures
-        )
-    result = replace(
-        result,
-        verdict=judgement.verdict,
-        reason=judgement.reason,
-        artifact=artifact,
-        judgement=judgement,
-    )
-    return _with_evidence(result, target, work, out)
+        return replace(result, reason=f"{result.reason}; {serves}", artifact=artifact)
 
-
-def _with_evidence(result: FreezeResult, target: Target, work: Path, out: Path) -> FreezeResult:
-    """Write the evidence of what is not in the artifact, and add its folder to the result."""
-    if result.artifact is not None and not result.tracebacks:
-        return result
-    name, dest = target.device_class.name, evidence_of(out)
-    folders = {folder.name.removeprefix(f"{name}-"): folder for folder in work.glob(f"{name}-*")}
-    stage = Path(tempfile.mkdtemp(dir=work))
-    write_refused(
-        None if result.artifact else result.judgement,
-        folders,
-        result.tracebacks,
-        stage,
-        dest / name,
-    )
-    return replace(result, evidence=dest)
+    def _with_evidence(self, result: FreezeResult, target: Target) -> FreezeResult:
+        """Write the evidence of what is not in the artifact, and add its folder to the result."""
+        if result.artifact is not None and not result.tracebacks:
+            return result
+        name, dest = target.device_class.name, evidence_of(self.out)
+        builds = {
+            folder.name.removeprefix(f"{name}-"): folder for folder in self.work.glob(f"{name}-*")
+        }
+        judgement = None if result.artifact else result.judgement
+        stage = Path(tempfile.mkdtemp(dir=self.work))
+        write_refused(judgement, builds, result.tracebacks, stage, dest / name)
+        return replace(result, evidence=dest)
 
 
 def _with_portable(result: FreezeResult, portable: FreezeResult) -> FreezeResult:
     """The result of a class that keeps eager, with the portable artifact that serves it."""
-    serves = (
-        "the portable program serves"
-        if portable.artifact
-        else f"no portable program: {portable.reason}"
-    )
+    serves = "the portable program serves"
+    if portable.artifact is None:
+        serves = f"no portable program: {portable.reason}"
     return replace(
         result,
         reason=f"{result.reason}; {serves}",
@@ -324,9 +320,9 @@ def keep_eager(
     subject: Subject,
     target: Target,
     *,
-    dest: Path,
     limits: Limits,
     policy: SamplingPolicy,
+    dest: Path,
     provenance: Mapping[str, str],
     failures: Mapping[str, str],
 ) -> tuple[Artifact | None, str]:
@@ -336,9 +332,9 @@ def keep_eager(
     For a CPU class the portable artifact serves instead (docs/contract.md, Verdicts).
 
     Args:
-        subject: the model.
-        target: a CUDA class.
-        limits, policy: see `judge`.
+        subject: the model, on the device of the target.
+        target: target of a CUDA class.
+        limits, policy: see `open_session`.
         dest, provenance, failures: see `assemble`.
 
     Returns:
@@ -351,15 +347,12 @@ def keep_eager(
             candidate = build(subject, KEPT_EAGER, target, Path(folder))
         except FreezeError as error:
             return None, f"no captured program serves: {error}"
-        judgement = judge(
-            subject, [candidate], target, limits=limits, policy=policy, on_drift_alone=True
-        )
+        session = open_session(subject, target, limits=limits, policy=policy, on_drift_alone=True)
+        judgement = judge(session, [candidate])
         if judgement.winner is None:
             return None, f"no captured program serves: {judgement.reason}"
-        kept = replace(judgement, verdict="kept-eager")
-        artifact = assemble(
-            subject, kept, target, dest=dest, provenance=provenance, failures=failures
-        )
+        judgement = replace(judgement, verdict="kept-eager")
+        artifact = assemble(session, judgement, dest=dest, provenance=provenance, failures=failures)
     return artifact, f"the captured program serves ({candidate.capture})"
 
 
@@ -388,9 +381,8 @@ def freeze_source(
     check_folder(out, "out")
     device_class, device = resolve_device(None, options.device_class, options.device)
     subject = load_subject(source, options.name, spec, samples, options.for_subject(device))
-    return _freeze_subject(
-        subject, device_class, device, out=out, source=str(source), options=options
-    )
+    target = _target(subject, device_class, device, options)
+    return _freeze_subject(subject, target, out=out, source=str(source), options=options)
 
 
 def load_subject(

@@ -125,14 +125,14 @@ def _build_child(request: BuildRequest, staging: Path) -> Iterator[tuple[BuildRe
     """
     from freezer.freezing.candidates import architecture_digest
     from freezer.freezing.capture import Attempt
-    from freezer.freezing.models import is_large
+    from freezer.freezing.models import is_large, to_device
     from freezer.freezing.target import target_here
     from freezer.hardware import own_process
 
     started, spent_s = time.monotonic(), request.spent_s
     own_process()
     target = target_here(request.device_class, request.num_threads)
-    subject = load_subject(request.entry, target)
+    subject = to_device(load_subject(request.entry, target), target.device)
     architecture = architecture_digest(subject, target)
     write_whole(staging / ARCHITECTURE, architecture.encode())
     attempts = None if is_large(subject.model) else dict[str, Attempt]()

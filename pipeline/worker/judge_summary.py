@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from freezer.artifact import UNMEASURED, Measured, MeasuredDrift, MeasuredLatency
+from freezer.artifact import UNMEASURED
 from freezer.codec import encode
 from freezer.freezing.recipes import EAGER
 from pipeline.records import CandidateReport, OutputDrift
@@ -29,12 +29,8 @@ an artifact has all.
 def summary(request: JudgeRequest, judgement: Judgement, host: Mapping[str, Any]) -> JudgeResult:
     """Return a judgement as the ledger stores it, without `has_artifact`."""
     best = judgement.best
-    figures = _figures(best) if best else UNMEASURED
-    eager = judgement.eager_latency_ms
-    if eager and best and best.latency_ms:
-        figures = replace(figures, latency_ms=replace(figures.latency_ms, eager_p50=eager["p50"]))
-    else:
-        figures = replace(figures, latency_ms=UNMEASURED.latency_ms)
+    measured = best.measured if best else UNMEASURED
+    latency_ms = replace(measured.latency_ms, eager_p50=judgement.eager_ms.get("p50"))
     metric = None
     if judgement.task_metric is not None:
         metric = {"eager": judgement.task_metric}
@@ -45,7 +41,7 @@ def summary(request: JudgeRequest, judgement: Judgement, host: Mapping[str, Any]
         verdict=judgement.verdict,
         reason=judgement.reason,
         recipe=best.candidate.recipe if best else None,
-        figures=figures,
+        figures=replace(measured, latency_ms=latency_ms),
         clock=judgement.sampling.clock if judgement.sampling else "wall",
         task_metric=metric,
         pareto=judgement.pareto,
@@ -83,7 +79,7 @@ def _report(trial: Trial, key: str) -> CandidateReport:
         build_s=candidate.build_s,
         size_bytes=candidate.size_bytes,
         num_payloads=len(candidate.payloads),
-        figures=_figures(trial),
+        figures=trial.measured,
         task_metric=trial.task_metric,
         points=trial.points,
         warnings=candidate.warnings,
@@ -127,12 +123,3 @@ def _severity(row: DriftRow) -> tuple[bool, float, float]:
         else row.error_ratio or 0.0
     )
     return row.problem is not None, ratio, row.max_abs_err or 0.0
-
-
-def _figures(trial: Trial) -> Measured:
-    return Measured(
-        speedup=trial.speedup.value if trial.speedup else None,
-        speedup_ci=(trial.speedup.low, trial.speedup.high) if trial.speedup else None,
-        drift=MeasuredDrift(**trial.drift.summary()) if trial.drift else UNMEASURED.drift,
-        latency_ms=MeasuredLatency(**(trial.latency_ms or {})),
-    )

@@ -35,9 +35,7 @@ from pipeline.workspace import (
 )
 
 if TYPE_CHECKING:
-    from freezer.freezing.judging import Judgement
-    from freezer.freezing.models import Subject
-    from freezer.freezing.target import Target
+    from freezer.freezing.judging import Judgement, Session
 
 NICENESS = -10
 """Nice value of a judge, if it may be set: before all other processes."""
@@ -156,7 +154,7 @@ def _bring_candidates(
 
 def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) -> JudgeResult:
     from freezer.freezing.candidates import Candidate
-    from freezer.freezing.judging import judge as judge_candidates
+    from freezer.freezing.judging import judge, open_session
     from freezer.freezing.payload_sets import with_other_payloads
     from freezer.freezing.sources import find_function
     from freezer.freezing.target import target_here
@@ -165,25 +163,24 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) 
     take_precedence()
     entry = request.entry
     target = target_here(request.device_class, (request.num_threads, *request.further_threads))
-    subject = load_subject(entry, target)
-    metric = find_function(entry.task_metric, entry.search_path) if entry.task_metric else None
-    incumbent = open_previous(request.previous, staging, target) if request.previous else None
-    judgement = judge_candidates(
-        subject,
-        [Candidate.read(folder) for folder in folders],
+    session = open_session(
+        load_subject(entry, target),
         target,
         limits=entry.limits,
         policy=request.policy,
         objective=entry.objective,
-        task_metric=metric,
-        incumbent=incumbent,
+        task_metric=find_function(entry.task_metric, entry.search_path)
+        if entry.task_metric
+        else None,
     )
+    incumbent = open_previous(request.previous, staging, target) if request.previous else None
+    judgement = judge(session, [Candidate.read(folder) for folder in folders], incumbent)
     further = staging / FURTHER
     if judgement.winner is not None and not further.exists():
         further.mkdir()
-        judgement = with_other_payloads(subject, judgement, target, further)
+        judgement = with_other_payloads(session, judgement, further)
     dest = staging / "judged" / "artifact"
-    has_artifact, note = _write_artifact(request, subject, judgement, target, dest)
+    has_artifact, note = _write_artifact(request, session, judgement, dest)
     if note:
         judgement = replace(judgement, reason=f"{judgement.reason}; {note}")
     result = summary(request, judgement, host_fingerprint(target.device))
@@ -191,7 +188,7 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) 
 
 
 def _write_artifact(
-    request: JudgeRequest, subject: Subject, judgement: Judgement, target: Target, dest: Path
+    request: JudgeRequest, session: Session, judgement: Judgement, dest: Path
 ) -> tuple[bool, str]:
     """Write the artifact of a judgement, if there is one.
 
@@ -199,21 +196,16 @@ def _write_artifact(
         Whether it was written, and what to add to the reason.
     """
     from freezer.freezing.freeze import keep_eager
-    from freezer.freezing.models import weights_digest
     from freezer.freezing.packaging import assemble
 
     entry, failures = request.entry, request.failures
-    provenance = {
-        "source": str(entry.source),
-        "campaign": request.campaign,
-        "weights": weights_digest(subject.model),
-    }
+    provenance = {"source": str(entry.source), "campaign": request.campaign}
     if judgement.winner is not None:
-        assemble(subject, judgement, target, dest=dest, provenance=provenance, failures=failures)
-    elif judgement.verdict == "kept-eager" and target.device_class.kind == "cuda":
+        assemble(session, judgement, dest=dest, provenance=provenance, failures=failures)
+    elif judgement.verdict == "kept-eager" and session.target.device_class.kind == "cuda":
         artifact, note = keep_eager(
-            subject,
-            target,
+            session.subject,
+            session.target,
             dest=dest,
             limits=entry.limits,
             policy=request.policy,

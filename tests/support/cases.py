@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from freezer.errors import ColdpressError
-from freezer.freezing.judging import judge
+from freezer.freezing.judging import judge, open_session
 from freezer.runtime.torch_settings import threads
 from freezer.spec import Dim, SamplingPolicy
 from tests.support.steps import ANY_SPEED, candidate_of, random_inputs, subject_of, target_of
@@ -93,7 +93,8 @@ def outcome_of(case: Case, recipe: str, folder: Path) -> Outcome:
             subject = subject_of(case.make(), case.inputs, case.dims)
             target = target_of(subject, recipe, 1)
             candidate = candidate_of(subject, recipe, folder, target)
-            judgement = judge(subject, [candidate], target, limits=ANY_SPEED, policy=UNTIMED)
+            session = open_session(subject, target, limits=ANY_SPEED, policy=UNTIMED)
+            judgement = judge(session, [candidate])
         except ColdpressError as error:
             if error.code == "CP-DEVICE-CLASS":
                 pytest.skip(f"in a process without the class's limits: {error}")

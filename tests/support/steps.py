@@ -19,6 +19,7 @@ from freezer.artifact import (
     Artifact,
     DriftRecord,
     FreezingRecord,
+    FreezingReport,
     GateRecord,
     GoldenSet,
     Manifest,
@@ -31,7 +32,7 @@ from freezer.files import digest_file
 from freezer.freezing.candidates import Candidate, build
 from freezer.freezing.capture import Attempt, Captured
 from freezer.freezing.freeze import FreezeOptions
-from freezer.freezing.judging import Judgement, judge
+from freezer.freezing.judging import Judgement, Session, judge, open_session
 from freezer.freezing.models import Subject, SubjectOptions, example_spec, prepare
 from freezer.freezing.recipes import RECIPES, CaptureName
 from freezer.freezing.target import Target, class_here, target_here
@@ -106,7 +107,48 @@ def judgement_of(
     subject: Subject, candidates: Sequence[Candidate], limits: Limits = ANY_SPEED, **kwargs: Any
 ) -> Judgement:
     target = target_of(subject, candidates[0].recipe, torch.get_num_threads())
-    return judge(subject, candidates, target, limits=limits, policy=QUICK, **kwargs)
+    return judge(session_of(subject, target, limits=limits, **kwargs), candidates)
+
+
+def session_of(subject: Subject, target: Target, **kwargs: Any) -> Session:
+    """A session that samples quickly and publishes at any speed, unless told otherwise."""
+    return open_session(subject, target, **{"limits": ANY_SPEED, "policy": QUICK, **kwargs})
+
+
+def rules(**changes: Any) -> Session:
+    """A session without a model, for what is decided from figures alone."""
+    nothing: Any = None
+    plain = Session(
+        subject=nothing,
+        target=nothing,
+        limits=Limits(),
+        policy=SamplingPolicy(percentiles=("p50", "p90"), num_bootstrap=200),
+        objective="p50",
+        on_drift_alone=False,
+        task_metric=None,
+        reference=nothing,
+        gate=nothing,
+    )
+    return replace(plain, **changes)
+
+
+def plain_candidate(*payloads: Payload, **changes: Any) -> Candidate:
+    """A candidate without files."""
+    plain = Candidate(
+        folder=Path(),
+        recipe="inductor-frozen",
+        lowering="inductor",
+        capture="export",
+        settings={},
+        tried=(),
+        payloads=payloads,
+        reports={payload.path: FreezingReport() for payload in payloads},
+        warnings=(),
+        toolchain={},
+        weights="",
+        build_s=0.0,
+    )
+    return replace(plain, **changes)
 
 
 def random_inputs(*shape: int, seed: int = 0) -> Tensor:

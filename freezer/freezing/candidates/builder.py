@@ -24,8 +24,6 @@ from freezer.freezing.models import (
     clear_frames,
     free_tensors,
     is_large,
-    to_device,
-    weights_digest,
 )
 from freezer.freezing.recipes import (
     RECIPES,
@@ -60,7 +58,7 @@ def build(
     The graph is captured once per shape, and lowered once per thread count.
 
     Args:
-        subject: the model; it is moved to the target's device, and changed only with `discard`.
+        subject: the model, on the target's device; it is changed only with `discard`.
         recipe: one of RECIPES, or KEPT_EAGER.
         target: a class whose limits this process has.
         folder: an existing empty folder, which becomes the candidate's.
@@ -77,11 +75,11 @@ def build(
         LeakError: the compiled code has instructions outside the device class.
     """
     started = time.monotonic()
-    subject, recipe = to_device(subject, target.device), made_for(recipe, target.device_class.kind)
+    recipe = made_for(recipe, target.device_class.kind)
     (folder / "payloads").mkdir()
     made: list[_Made] = []
     tried: list[dict[str, str]] = []
-    weights, shapes = weights_digest(subject.model), _shapes(subject, recipe)
+    weights, shapes = subject.weights, _shapes(subject, recipe)
     targets = tuple(
         target.at(count) for count in (target.further_threads if further else (target.num_threads,))
     )

@@ -1,50 +1,38 @@
 """Judging: trials of candidates, timed cells, the incumbent, and the verdict.
 
-Read first: judge.py.
+Read first: steps.py.
 """
 
-from freezer.freezing.judging.cold_start import (
-    Opening,
-    measure,
-)
-from freezer.freezing.judging.eager_check import (
-    debug,
-)
-from freezer.freezing.judging.incumbent import (
-    Incumbent,
-)
+from freezer.freezing.judging.cold_start import with_cold_start
+from freezer.freezing.judging.eager_check import debug
+from freezer.freezing.judging.judgement import CAPTURED, Cell, Incumbent, Judgement, Trial
+from freezer.freezing.judging.kept_payloads import kept_payloads, point_figures
 from freezer.freezing.judging.session import (
-    Judgement,
+    Session,
     TaskMetric,
-    judge,
+    judging_conditions,
+    open_session,
 )
-from freezer.freezing.judging.timed_cells import (
-    CAPTURED,
-    Cell,
-    figures_of,
-    kept,
-    time_further_threads,
-    time_sizes,
-)
-from freezer.freezing.judging.trials import (
-    Trial,
-    run_trial,
-)
+from freezer.freezing.judging.steps import judge
+from freezer.freezing.judging.timed_cells import time_further_threads, time_sizes
+from freezer.freezing.judging.trials import run_trial
 
 __all__ = [
     "CAPTURED",
     "Cell",
     "Incumbent",
     "Judgement",
-    "Opening",
+    "Session",
     "TaskMetric",
     "Trial",
     "debug",
-    "figures_of",
     "judge",
-    "kept",
-    "measure",
+    "judging_conditions",
+    "kept_payloads",
+    "open_session",
+    "point_figures",
     "run_trial",
     "time_further_threads",
     "time_sizes",
+    "with_cold_start",
 ]

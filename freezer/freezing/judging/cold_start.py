@@ -1,8 +1,6 @@
-"""`python -m freezer.freezing.judging.cold_start`: load time, first call and peak memory of a
-payload in a fresh process.
+"""Cold start: load time, first call and peak memory of candidates, each in a fresh process.
 
-The request is JSON on stdin, the answer one line of JSON on stdout. Steady latency never includes
-these figures.
+Steady latency never includes these figures.
 """
 
 from __future__ import annotations
@@ -11,65 +9,108 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import pairwise
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from freezer.artifact import GOLDEN_INPUTS, ColdStart, Payload
+from freezer.artifact import ColdStart, payload_at, payloads_for_threads
 from freezer.codec import decode, encode
 from freezer.errors import JudgeError
-from freezer.hardware import peak_bytes
-from freezer.spec import InputSpec, bind
+from freezer.freezing.candidates import Candidate
+from freezer.freezing.judging import fresh_process
+from freezer.freezing.judging.judgement import Judgement, Trial
+from freezer.freezing.judging.session import Session
+from freezer.runtime.input_sets import distinct_at
+from freezer.runtime.tensor_files import save_tensors
 
 TIMEOUT_S = 300
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Opening:
-    """What the fresh process opens and calls.
+def measure_memory(session: Session, judgement: Judgement) -> Judgement:
+    """Measure the cold start of every passing candidate if memory is limited.
 
-    Attributes:
-        folder: contains the payload.
-        inputs: file with the inputs, set 0, relative to the folder.
-        settings: the recipe settings that the payload was built with.
-        num_threads: intra-op threads.
+    A candidate that a fresh process cannot open and call no longer passes.
     """
-
-    folder: Path
-    payload: Payload
-    settings: Mapping[str, Any]
-    spec: InputSpec
-    num_threads: int
-    device: str = "cpu"
-    inputs: Path = Path(GOLDEN_INPUTS)
+    if session.limits.memory_mb_max is None or session.on_drift_alone:
+        return judgement
+    return judgement.with_passing(lambda trial: with_memory(session, trial))
 
 
-def measure(opening: Opening) -> ColdStart:
+def with_memory(session: Session, trial: Trial) -> Trial:
+    """The trial with its cold start; with a problem instead if no fresh process can serve it."""
+    try:
+        return with_cold_start(session, trial)
+    except JudgeError as error:
+        return replace(trial, problem=str(error), answers=())
+
+
+def measure_winner(session: Session, judgement: Judgement) -> Judgement:
+    """Measure the cold start of the winner.
+
+    Raises:
+        JudgeError: no fresh process can serve it.
+    """
+    winner = judgement.winner
+    return judgement.with_winner(with_cold_start(session, winner)) if winner else judgement
+
+
+def with_cold_start(session: Session, trial: Trial) -> Trial:
+    """The trial with the cold start of its deciding payload; unchanged if it has one.
+
+    Raises:
+        JudgeError: the process fails or hangs.
+    """
+    if trial.cold_start is not None:
+        return trial
+    with _opening(session, trial.candidate) as opening:
+        return replace(trial, cold_start=measure(opening))
+
+
+@contextmanager
+def _opening(session: Session, candidate: Candidate) -> Iterator[fresh_process.Opening]:
+    """The deciding payload of a candidate with inputs at the deciding point."""
+    subject, point = session.subject, session.subject.points[0]
+    payload = payload_at(payloads_for_threads(candidate.payloads, session.num_threads), point)
+    assert payload is not None, "every recipe builds a payload for all sizes"
+    example = distinct_at(subject.spec, subject.on_host.sets, point)[0]
+    with tempfile.TemporaryDirectory(prefix="coldpress-") as folder:
+        inputs = Path(folder) / "inputs.safetensors"
+        save_tensors({f"0/{name}": tensor for name, tensor in example.tensors.items()}, inputs)
+        yield fresh_process.Opening(
+            folder=candidate.folder,
+            payload=payload,
+            settings=candidate.settings,
+            spec=subject.spec,
+            num_threads=session.num_threads,
+            inputs=inputs,
+            device=str(session.target.device),
+        )
+
+
+def measure(opening: fresh_process.Opening) -> ColdStart:
     """Measure a payload in a fresh process of the same environment. Times are in milliseconds,
     memory in 1e6 bytes.
 
     Raises:
         JudgeError: the process fails or hangs.
     """
-    name, request = Path(opening.payload.path).name, json.dumps(encode(opening))
-    command = [sys.executable, "-m", "freezer.freezing.judging.cold_start"]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    name = Path(opening.payload.path).name
+    paths = os.pathsep.join(path for path in sys.path if path)
     try:
         done = subprocess.run(
-            command,
-            input=request,
+            [sys.executable, "-P", fresh_process.__file__],
+            input=json.dumps(encode(opening)),
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
             check=True,
-            env=environ,
+            env={**os.environ, "PYTHONPATH": paths},
         )
     except subprocess.CalledProcessError as error:
         raise JudgeError(
-            f"a fresh process could not open and call {name}: {raised_in(error.stderr)}"
+            f"a fresh process could not open and call {name}: {_raised_in(error.stderr)}"
         ) from error
     except subprocess.TimeoutExpired as error:
         raise JudgeError(
@@ -78,56 +119,8 @@ def measure(opening: Opening) -> ColdStart:
     return decode(ColdStart, json.loads(done.stdout.splitlines()[-1]), origin="the fresh process")
 
 
-def raised_in(text: str) -> str:
+def _raised_in(text: str) -> str:
     """The error type and first lines from the stderr of a failed process, without its traceback."""
     lines = text.rpartition("Traceback (most recent call last):\n")[2].splitlines()
     message = [line.strip() for line in lines if line.strip() and not line.startswith(" ")]
     return " ".join(message[:2])[:500] or "no message"
-
-
-def main(opening: Opening) -> ColdStart:
-    """Import torch, open the payload and call it twice; return the times and the memory."""
-    started = time.perf_counter()
-    import torch
-
-    imported = time.perf_counter()
-    from freezer.runtime.devices import current, tensors_on
-    from freezer.runtime.loaders import LOADERS
-    from freezer.runtime.tensor_files import load_tensors
-
-    torch.set_num_threads(opening.num_threads)
-    device, payload = torch.device(opening.device), opening.payload
-    golden = load_tensors(opening.folder / opening.inputs)
-    tensors = tensors_on(
-        {item.name: golden[f"0/{item.name}"] for item in opening.spec.tensors}, device
-    )
-    args, kwargs = (
-        bind(opening.spec, tensors)
-        if payload.convention == "native"
-        else (list(tensors.values()), {})
-    )
-    memory_before_mb = peak_bytes() / 1e6
-    with current(device), torch.no_grad():
-        times = [time.perf_counter()]
-        run = LOADERS[payload.kind](opening.folder / payload.path, opening.settings, device)
-        times.append(time.perf_counter())
-        for _ in range(2):
-            run(*args, **kwargs)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            times.append(time.perf_counter())
-    open_ms, first_call_ms, second_call_ms = (
-        (after - before) * 1e3 for before, after in pairwise(times)
-    )
-    return ColdStart(
-        import_torch_ms=(imported - started) * 1e3,
-        open_ms=open_ms,
-        first_call_ms=first_call_ms,
-        second_call_ms=second_call_ms,
-        memory_before_mb=memory_before_mb,
-        memory_peak_mb=peak_bytes() / 1e6,
-    )
-
-
-if __name__ == "__main__":
-    print(json.dumps(encode(main(decode(Opening, json.load(sys.stdin), origin="the request")))))

@@ -8,12 +8,9 @@ and its recorded drift counts. docs/contract.md states the rule.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 from freezer.artifact import (
-    Manifest,
     Payload,
     PreviousRecord,
     SpeedChange,
@@ -22,16 +19,20 @@ from freezer.artifact import (
     regression,
 )
 from freezer.freezing.candidates import Candidate
-from freezer.freezing.drift import Gate, Reference
-from freezer.freezing.judging.footprints import with_footprints
-from freezer.freezing.judging.timed_cells import PREVIOUS, Cell
-from freezer.freezing.judging.trials import Trial, run_trial
-from freezer.freezing.judging.verdicts import ALIKE, Verdict, over_limit
-from freezer.freezing.models import Subject
+from freezer.freezing.judging.cold_start import with_memory
+from freezer.freezing.judging.judgement import (
+    PREVIOUS,
+    Incumbent,
+    Judgement,
+    Trial,
+    Verdict,
+    percentiles_of,
+)
+from freezer.freezing.judging.session import Session
+from freezer.freezing.judging.trials import run_trial
+from freezer.freezing.judging.verdicts import ALIKE, over_limit
 from freezer.freezing.recipes import EAGER
-from freezer.freezing.target import Target
-from freezer.spec import Limits, Objective, SamplingPolicy, timing_of
-from freezer.timing import Speedup
+from freezer.spec import timing_of
 
 LEAST_LOSS = 1.05
 """How many times as fast the incumbent must be, by the bound of the interval, to stay in place of a
@@ -39,103 +40,67 @@ model with other weights.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Incumbent:
-    """The artifact that serves the device class now.
+def enter_incumbent(session: Session, judgement: Judgement) -> Judgement:
+    """Prepare the incumbent to be timed beside the candidates.
 
-    Attributes:
-        folder, manifest: of the artifact.
-        digest: of its image manifest in the store.
-        problem: why it does not serve this process; None if it does.
+    It does not compete if a candidate has its payload, byte for byte.
     """
+    incumbent = judgement.incumbent
+    if incumbent is None or not judgement.passing:
+        return judgement
+    candidates = [trial.candidate for trial in judgement.trials]
+    if incumbent.problem or _incomparable(session, incumbent):
+        problem = incumbent.problem or _incomparable(session, incumbent)
+        return replace(judgement, previous=_record(session, incumbent, problem=problem))
+    payloads = payloads_for_threads(incumbent.manifest.payloads, session.num_threads)
+    deciding = payload_at(payloads, session.subject.points[0])
+    assert deciding is not None, "an artifact serves all sizes"
+    digests = {payload.digest for candidate in candidates for payload in candidate.payloads}
+    if deciding.digest in digests:
+        return replace(judgement, incumbent=None)
+    record = _record(session, incumbent)
+    trial = Trial(candidate=_as_candidate(incumbent, payloads))
+    if record.same_weights:
+        trial = run_trial(session, trial.candidate)
+        if trial.problem is not None:
+            problem = f"it does not pass today's drift gate: {trial.problem}"
+            return replace(judgement, previous=replace(record, problem=problem))
+        record = replace(record, error_ratio=trial.measured.drift.error_ratio)
+    if session.limits.memory_mb_max is not None:
+        trial = with_memory(session, trial)
+    if trial.problem is not None:
+        return replace(judgement, previous=replace(record, problem=trial.problem))
+    return replace(judgement, previous=record, old=trial)
 
-    folder: Path
-    manifest: Manifest
-    digest: str
-    problem: str | None = None
 
-
-@dataclass(frozen=True, kw_only=True)
-class Rival:
-    """An incumbent in a judgement.
-
-    Attributes:
-        trial: with its payloads for the deciding thread count; None if it cannot be compared, and
-            `record.problem` says why.
-        entrant: with the payload that serves in the deciding cell alone.
-    """
-
-    record: PreviousRecord
-    trial: Trial | None = None
-    entrant: Candidate | None = None
-
-
-def enter(
-    incumbent: Incumbent,
-    subject: Subject,
-    candidates: Sequence[Candidate],
-    target: Target,
-    reference: Reference,
-    limits: Limits,
-) -> Rival | None:
-    """Prepare the incumbent for the comparison with the candidates.
-
-    Args:
-        incumbent: the artifact that serves now.
-        subject, candidates, target, reference, limits: of the judgement.
-
-    Returns:
-        None if a candidate has the incumbent's payload, byte for byte: it competes already.
-    """
+def _record(
+    session: Session, incumbent: Incumbent, *, problem: str | None = None
+) -> PreviousRecord:
     manifest = incumbent.manifest
-    record = PreviousRecord(
+    return PreviousRecord(
         version=manifest.version,
         artifact=incumbent.digest,
         recipe=manifest.recipe.name,
         torch=str(manifest.toolchain.get("torch", "")),
-        same_weights=manifest.provenance.get("weights") == candidates[0].weights,
+        same_weights=manifest.provenance.get("weights") == session.subject.weights,
         error_ratio=manifest.drift.error_ratio,
+        problem=problem,
     )
-    if problem := incumbent.problem or _incomparable(manifest, subject, target):
-        return Rival(record=replace(record, problem=problem))
-    held = payloads_for_threads(manifest.payloads, target.num_threads)
-    deciding = payload_at(held, subject.points[0])
-    assert deciding is not None, "an artifact serves all sizes"
-    if deciding.digest in {
-        payload.digest for candidate in candidates for payload in candidate.payloads
-    }:
-        return None
-    trial = Trial(candidate=_as_candidate(incumbent, held), drift=None, problem=None)
-    if record.same_weights:
-        gate = Gate(error_ratio_max=limits.error_ratio_max, float64=reference.float64)
-        trial = run_trial(subject, trial.candidate, target, reference, gate)
-        if trial.problem is not None:
-            return Rival(
-                record=replace(
-                    record, problem=f"it does not pass today's drift gate: {trial.problem}"
-                )
-            )
-        record = replace(record, error_ratio=trial.drift.error_ratio if trial.drift else None)
-    (trial,) = with_footprints([trial], subject, target, limits)
-    if trial.problem is not None:
-        return Rival(record=replace(record, problem=trial.problem))
-    return Rival(record=record, trial=trial, entrant=replace(trial.candidate, payloads=(deciding,)))
 
 
-def _incomparable(manifest: Manifest, subject: Subject, target: Target) -> str | None:
+def _incomparable(session: Session, incumbent: Incumbent) -> str | None:
     """Why an artifact cannot be an entrant; None if it can."""
+    manifest, subject = incumbent.manifest, session.subject
+    recipe = manifest.recipe
     interface = (manifest.inputs, manifest.outputs, manifest.structure)
     if interface != (subject.spec, subject.outputs, subject.structure):
         return "its inputs or outputs differ"
-    if (
-        set(manifest.recipe.preserve) != set(subject.kept_names)
-        or manifest.recipe.reset != subject.reset
-    ):
+    if set(recipe.preserve) != set(subject.kept_names) or recipe.reset != subject.reset:
         return "it preserves other names"
     if manifest.verdict != "published":
         return "it is not frozen"
-    if not payloads_for_threads(manifest.payloads, target.num_threads):
-        return f"it has no payload for {target.num_threads} threads"
+    if not payloads_for_threads(manifest.payloads, session.num_threads):
+        return f"it has no payload for {session.num_threads} threads"
     return None
 
 
@@ -158,75 +123,74 @@ def _as_candidate(incumbent: Incumbent, payloads: tuple[Payload, ...]) -> Candid
     )
 
 
-def settle(
-    rival: Rival,
-    decision: tuple[Verdict, str, Trial],
-    cell: Cell,
-    limits: Limits,
-    policy: SamplingPolicy,
-    objective: Objective,
-) -> tuple[Verdict, str, PreviousRecord]:
-    """Compare what would replace the incumbent with it.
+def compare_with_incumbent(session: Session, judgement: Judgement) -> Judgement:
+    """Keep the incumbent if what would be published, or eager, is worse.
 
-    Args:
-        rival: of the judgement.
-        decision: of `decide`. For `kept-eager`, eager stands for the captured program that would
-            serve.
-        cell: the deciding cell.
-        limits, policy, objective: of the judgement.
-
-    Returns:
-        The verdict and its reason after the comparison, and the record of it.
+    For `kept-eager`, eager stands for the captured program that would serve.
     """
-    verdict, reason, best = decision
-    record, old = rival.record, rival.trial
-    if verdict not in ("published", "kept-eager"):
-        return verdict, reason, record
+    record, old = judgement.previous, judgement.old
+    if record is None or judgement.verdict not in ("published", "kept-eager"):
+        return judgement
     if old is None:
-        return verdict, f"{reason}; not compared with {record}: {record.problem}", record
-    new = best if verdict == "published" else None
-    timing, name = timing_of(objective), new.candidate.recipe if new else EAGER
-    faster, over_eager = (
-        cell.faster(*names, 1, policy, timing) for names in ((name, PREVIOUS), (PREVIOUS, EAGER))
+        reason = f"{judgement.reason}; not compared with {record}: {record.problem}"
+        return replace(judgement, reason=reason)
+    cell, policy, new = judgement.cells[0], session.policy, judgement.winner
+    timing = timing_of(session.objective)
+    faster = cell.faster(new.recipe if new else EAGER, PREVIOUS, 1, policy, timing)
+    old = replace(
+        old,
+        latency_ms=percentiles_of(cell.sampling, PREVIOUS, policy),
+        speedup=cell.faster(PREVIOUS, EAGER, 1, policy, timing),
     )
     assert faster is not None, "the timing was undisturbed"
-    assert over_eager is not None
-    latency_ms = cell.sampling.percentiles(PREVIOUS, policy)
     record = replace(
         record,
         speedup=faster.value,
         speedup_ci=(faster.low, faster.high),
-        p50_ms=latency_ms.get("p50"),
+        p50_ms=old.latency_ms.p50,
     )
-    of_eager = "" if new else "eager is "
-    reason = (
-        f"{reason}; {of_eager}{faster.value:.2f} times ({faster.low:.2f}-{faster.high:.2f}) as fast"
-        f" as {record}"
+    compared = (
+        f"{'' if new else 'eager is '}{faster.value:.2f} times"
+        f" ({faster.low:.2f}-{faster.high:.2f}) as fast as {record}"
     )
-    worse = _worse(faster, new.drift.error_ratio if new and new.drift else None, record)
-    if new and objective == "size":
+    verdict, addition = _settled(session, judgement.verdict, new, old, record)
+    reason = f"{judgement.reason}; {compared}{addition}"
+    winner = new if verdict == "published" else None
+    return replace(judgement, verdict=verdict, reason=reason, winner=winner, previous=record)
+
+
+def _settled(
+    session: Session, verdict: Verdict, new: Trial | None, old: Trial, record: PreviousRecord
+) -> tuple[Verdict, str]:
+    """The verdict after a comparison, and the end of its sentence."""
+    worse = _worse(session, new, old, record)
+    if worse is None:
+        return verdict, ""
+    if problem := over_limit(session, old):
+        return verdict, f"{worse}; that no longer qualifies: {problem}"
+    if session.limits.allow_regression:
+        return verdict, f"{worse}; allowed by --allow-regression"
+    return "kept-previous", f"{worse}; --allow-regression replaces it"
+
+
+def _worse(session: Session, new: Trial | None, old: Trial, record: PreviousRecord) -> str | None:
+    """How the new artifact is worse, in words that follow its speed; None if it is not."""
+    if new and session.objective == "size":
         size, before = new.candidate.size_bytes, old.candidate.size_bytes
         if size > ALIKE * before:
-            worse = f", with {size / 1e6:.1f} MB instead of {before / 1e6:.1f}"
-        elif before > ALIKE * size:
-            worse = None
-    if worse is None:
-        return verdict, reason, record
-    if problem := over_limit(replace(old, latency_ms=latency_ms), over_eager, limits, objective):
-        return verdict, f"{reason}{worse}; that no longer qualifies: {problem}", record
-    if limits.allow_regression:
-        return verdict, f"{reason}{worse}; allowed by --allow-regression", record
-    return "kept-previous", f"{reason}{worse}; --allow-regression replaces it", record
-
-
-def _worse(faster: Speedup, error_ratio: float | None, record: PreviousRecord) -> str | None:
-    """How a new artifact is worse, as the end of a sentence with its speed; None if it is not."""
+            return f", with {size / 1e6:.1f} MB instead of {before / 1e6:.1f}"
+        if before > ALIKE * size:
+            return None
+    assert record.speedup is not None
+    assert record.speedup_ci is not None
+    low, high = record.speedup_ci
     speed = SpeedChange(
-        value=faster.value,
-        low=faster.low,
-        high=faster.high,
+        value=record.speedup,
+        low=low,
+        high=high,
         least_loss=1.0 if record.same_weights else LEAST_LOSS,
     )
+    error_ratio = new.measured.drift.error_ratio if new else None
     worse = regression(speed, record.error_ratio, error_ratio)
     if worse == "drifted":
         return f", and its error ratio is {error_ratio:.2f} instead of {record.error_ratio:.2f}"

@@ -4,31 +4,18 @@ drift gate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from torch import Tensor
 
-from freezer.artifact import (
-    ENGINES,
-    ColdStart,
-    Dropped,
-    Payload,
-    PointFigures,
-    payload_at,
-    payloads_for_threads,
-    without_specialized,
-)
+from freezer.artifact import ENGINES, Payload, payload_at, payloads_for_threads, without_specialized
 from freezer.freezing.candidates import Candidate
 from freezer.freezing.diagnostics import run_sentence
 from freezer.freezing.drift import (
-    STRIDES,
     Call,
-    DriftReport,
     DriftRow,
-    Gate,
-    Reference,
     Runner,
     assess,
     at_ties,
@@ -38,203 +25,192 @@ from freezer.freezing.drift import (
     run_calls,
     sampled,
 )
+from freezer.freezing.judging.judgement import Judgement, Trial
+from freezer.freezing.judging.session import Session
 from freezer.freezing.models import Subject, baked_in
-from freezer.freezing.target import Target, check_unlimited
+from freezer.freezing.target import check_unlimited
 from freezer.runtime.tensor_files import small_outputs
 from freezer.runtime.tensors import leaves_of
 from freezer.runtime.torch_settings import threads
-from freezer.timing import Speedup
+
+_Fresh = Callable[[], Runner]
+_Outputs = list[list[Tensor]]
+
+
+def apply_gate(session: Session, judgement: Judgement) -> Judgement:
+    """Run every candidate, and apply the drift gate."""
+    return judgement.with_passing(lambda trial: run_trial(session, trial.candidate))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
-    """Result of one candidate. Figures are None if they were not measured.
+class _Way:
+    """Result of one way to serve.
 
     Attributes:
-        candidate: the candidate with its kept payloads.
-        problem: why it failed the drift gate; None if it passed.
-        ties: if ties explain differences from eager, the calls of the deciding way with the
-            candidate's answers there.
-        answers: outputs of the single calls of a passing candidate, without those too large for an
-            artifact.
-        latency_ms, speedup: in the deciding cell; the speedup is of the objective's figure
-            (`timing_of`).
-        cold_start: measured if memory is limited.
-        points: figures of every kept payload in every cell.
-        dropped: payloads that were not kept.
+        rows: drift of every output in every call.
+        answers: outputs of the single calls, without those too large for an artifact.
+        ties: calls with the candidate's answers at ties; none if no tie explains a difference.
+        random: how its random numbers are wrong; None if they are not.
     """
 
-    candidate: Candidate
-    drift: DriftReport | None
-    problem: str | None
-    ties: tuple[Call, ...] = ()
-    answers: Sequence[Mapping[str, Tensor]] = ()
-    latency_ms: Mapping[str, float | None] | None = None
-    speedup: Speedup | None = None
-    cold_start: ColdStart | None = None
-    task_metric: float | None = None
-    points: tuple[PointFigures, ...] = ()
-    dropped: tuple[Dropped, ...] = ()
-
-    @property
-    def strides_equal(self) -> bool | None:
-        """Whether every output had eager's strides in every call, in dims of more than one element;
-        None if not compared.
-        """
-        rows = self.drift.rows if self.drift else ()
-        return not any((row.problem or "").startswith(STRIDES) for row in rows) if rows else None
+    rows: list[DriftRow]
+    answers: list[dict[str, Tensor]]
+    ties: tuple[Call, ...]
+    random: str | None
 
 
-def run_trial(
-    subject: Subject, candidate: Candidate, target: Target, reference: Reference, gate: Gate
-) -> Trial:
+def run_trial(session: Session, candidate: Candidate) -> Trial:
     """Run a candidate in every way it may serve, and apply the gate."""
-    names = [output.name for output in subject.outputs]
-    rows: list[DriftRow] = []
-    answers: list[dict[str, Tensor]] = []
-    ties: tuple[Call, ...] = ()
-    random: str | None = None
-
-    def run(fresh: Callable[[], Runner], kept: list[list[Tensor]]) -> Iterator[Call]:
-        """Make the calls one by one, so that only one call's outputs are in memory unless all are
-        needed later.
-        """
-        deciding = not answers
-        for call, leaves in zip(
-            reference.calls, run_calls(fresh, subject, stateful=reference.stateful), strict=True
-        ):
-            if not reference.deterministic:
-                kept.append(leaves)
-            if deciding and call.kind == "single" and len(leaves) == len(names):
-                answers.append(small_outputs(names, leaves))
-            yield replace(call, candidate=leaves)
-
+    ways: list[_Way] = []
     try:
         if candidate.lowering in ENGINES:  # it may have been built on another machine
-            check_unlimited(target, ENGINES[candidate.payloads[0].kind])
-        for num_threads, payloads in _ways_to_serve(subject, candidate, target):
-            fresh = partial(_runner, subject, candidate, payloads)
-            results: list[list[Tensor]] = []
+            check_unlimited(session.target, ENGINES[candidate.payloads[0].kind])
+        for num_threads, payloads in _ways_to_serve(session, candidate):
             with threads(num_threads):
-                found = assess(candidate.recipe, names, run(fresh, results), gate, reference.scales)
-            served = [payload_at(payloads, item.point) for item in subject.sets]
-            paths = [payload.path if payload else "" for payload in served]
-            if reference.deterministic and any(row.problem for row in found):
-                with threads(num_threads):
-                    found, settled = _without_ties(subject, found, run(fresh, []), gate, reference)
-                ties = settled if settled and not rows else ties
-            rows += [
-                replace(row, num_threads=num_threads, payload=paths[row.set_index]) for row in found
-            ]
-            if (
-                not reference.deterministic
-                and random is None
-                and not any(row.problem for row in found)
-            ):
-                with threads(num_threads):
-                    random = _random_problem(subject, reference, fresh, results)
+                way = _run_way(session, candidate, payloads, any(way.random for way in ways))
+            rows = [_placed_row(session, row, num_threads, payloads) for row in way.rows]
+            ways.append(replace(way, rows=rows))
     except Exception as error:  # a payload may raise anything; the others go on
-        return Trial(candidate=candidate, drift=None, problem=run_sentence(error))
-    drift = report(rows, gate)
+        return Trial(candidate=candidate, problem=run_sentence(error))
+    drift = report([row for way in ways for row in way.rows], session.gate)
+    random = next((way.random for way in ways if way.random), None)
     problem = random if drift.passed else drift.nearest_miss
     return Trial(
         candidate=candidate,
         drift=drift,
         problem=problem,
-        answers=answers if problem is None else (),
-        ties=ties,
+        answers=ways[0].answers if problem is None else (),
+        ties=ways[0].ties if ways else (),
     )
 
 
+def _run_way(
+    session: Session, candidate: Candidate, payloads: Sequence[Payload], random_known: bool
+) -> _Way:
+    """Run a candidate with these payloads, and compare its outputs with the reference."""
+    reference, names = session.reference, session.output_names
+    fresh = partial(_runner, session.subject, candidate, payloads)
+    outputs: _Outputs | None = None if reference.deterministic else []
+    answers: list[dict[str, Tensor]] = []
+    calls = _calls(session, fresh, outputs, answers)
+    rows = assess(candidate.recipe, names, calls, session.gate, reference.scales)
+    failed = any(row.problem for row in rows)
+    ties: tuple[Call, ...] = ()
+    random = None
+    if outputs is None and failed:
+        rows, ties = _without_ties(session, rows, list(_calls(session, fresh)))
+    elif outputs is not None and not failed and not random_known:
+        random = _random_problem(session, fresh, outputs)
+    return _Way(rows=rows, answers=answers, ties=ties, random=random)
+
+
+def _calls(
+    session: Session,
+    fresh: _Fresh,
+    outputs: _Outputs | None = None,
+    answers: list[dict[str, Tensor]] | None = None,
+) -> Iterator[Call]:
+    """Make the calls one by one, so that only one call's outputs are in memory.
+
+    Args:
+        session: the session.
+        fresh: opens the candidate.
+        outputs: collects all outputs of every call.
+        answers: collects the outputs of the single calls.
+    """
+    reference, names = session.reference, session.output_names
+    each = run_calls(fresh, session.subject, stateful=reference.stateful)
+    for call, leaves in zip(reference.calls, each, strict=True):
+        if outputs is not None:
+            outputs.append(leaves)
+        if answers is not None and call.kind == "single" and len(leaves) == len(names):
+            answers.append(small_outputs(names, leaves))
+        yield replace(call, candidate=leaves)
+
+
+def _placed_row(
+    session: Session, row: DriftRow, num_threads: int, payloads: Sequence[Payload]
+) -> DriftRow:
+    """The row with the thread count and the payload that served."""
+    payload = payload_at(payloads, session.subject.sets[row.set_index].point)
+    return replace(row, num_threads=num_threads, payload=payload.path if payload else "")
+
+
 def _without_ties(
-    subject: Subject, rows: list[DriftRow], again: Iterable[Call], gate: Gate, reference: Reference
+    session: Session, rows: list[DriftRow], again: list[Call]
 ) -> tuple[list[DriftRow], tuple[Call, ...]]:
     """Judge a candidate that failed again without its differences at ties.
 
     Args:
-        rows: as it failed.
-        again: makes its calls again, with all outputs in memory.
+        session: the session.
+        rows: drift with which it failed.
+        again: its calls, made again.
 
     Returns:
         New rows and calls if it passes so, otherwise the given rows and no calls.
     """
-    names = [output.name for output in subject.outputs]
+    names, reference = session.output_names, session.reference
     failed = {names.index(row.output) for row in rows if row.problem}
-    if (
-        found := at_ties(list(again), failed, eager_reruns(subject, stateful=reference.stateful))
-    ) is None:
+    rerun = eager_reruns(session.subject, stateful=reference.stateful)
+    settled = at_ties(again, failed, rerun)
+    if settled is None:
         return rows, ()
-    calls, ties = found
-    judged = assess(rows[0].recipe, names, calls, gate, reference.scales)
+    calls, ties = settled
+    judged = assess(rows[0].recipe, names, calls, session.gate, reference.scales)
     if any(row.problem for row in judged):
         return rows, ()
-    order = [
-        (position, index) for index in range(len(names)) for position in range(len(calls))
-    ]  # of `assess`
+    # `assess` returns the rows of one output after the other
+    order = [(position, index) for index in range(len(names)) for position in range(len(calls))]
     counts = [int(ties[place].sum()) if place in ties else 0 for place in order]
-    return [replace(row, num_ties=count) for row, count in zip(judged, counts, strict=True)], tuple(
-        calls
-    )
+    counted = [replace(row, num_ties=count) for row, count in zip(judged, counts, strict=True)]
+    return counted, tuple(calls)
 
 
 def _ways_to_serve(
-    subject: Subject, candidate: Candidate, target: Target
+    session: Session, candidate: Candidate
 ) -> Iterator[tuple[int, tuple[Payload, ...]]]:
     """Thread count and payloads of all ways a candidate may serve, the deciding one first.
 
     Where payloads for single points may still be dropped, serving those points without them is a
     way of its own.
     """
-    for count in target.thread_counts:
-        held = payloads_for_threads(candidate.payloads, count)
-        if not held:  # not built for this count
+    for count in session.target.thread_counts:
+        payloads = payloads_for_threads(candidate.payloads, count)
+        if not payloads:  # not built for this count
             continue
-        yield count, held
-        may_go = len(subject.points) > 1 or count != target.num_threads
-        if may_go and without_specialized(held) != held:
-            yield count, without_specialized(held)
+        yield count, payloads
+        may_go = len(session.subject.points) > 1 or count != session.num_threads
+        if may_go and without_specialized(payloads) != payloads:
+            yield count, without_specialized(payloads)
 
 
-def _runner(
-    subject: Subject, candidate: Candidate, payloads: Sequence[Payload] | None = None
-) -> Runner:
+def _runner(subject: Subject, candidate: Candidate, payloads: Sequence[Payload]) -> Runner:
     """A newly opened instance of a candidate."""
     model = candidate.open(subject, payloads)
 
     def call(tensors: Mapping[str, Tensor]) -> list[Tensor]:
-        return [
-            leaf.cpu()
-            for leaf in leaves_of(
-                model(**{name: tensor.clone() for name, tensor in tensors.items()})
-            )
-        ]
+        copies = {name: tensor.clone() for name, tensor in tensors.items()}
+        return [leaf.cpu() for leaf in leaves_of(model(**copies))]
 
-    return Runner(
-        call=call, reset=None if subject.reset is None else model.preserved[subject.reset]
-    )
+    reset = None if subject.reset is None else model.preserved[subject.reset]
+    return Runner(call=call, reset=reset)
 
 
-def _random_problem(
-    subject: Subject,
-    reference: Reference,
-    fresh: Callable[[], Runner],
-    results: Sequence[list[Tensor]],
-) -> str | None:
+def _random_problem(session: Session, fresh: _Fresh, outputs: _Outputs) -> str | None:
     """Detect constants in place of a model's random numbers, and other distributions; return the
     problem or None.
     """
-    again = [
+    reference, subject = session.reference, session.subject
+    pairs = [
         (call.eager, leaves)
-        for call, leaves in zip(reference.calls, results, strict=True)
+        for call, leaves in zip(reference.calls, outputs, strict=True)
         if call.set_index == 0
     ]
     ask = partial(fresh().call, subject.sets[0].tensors)
-    if problem := baked_in([eager for eager, _ in again], [leaves for _, leaves in again], ask):
+    if problem := baked_in([eager for eager, _ in pairs], [leaves for _, leaves in pairs], ask):
         return problem
-    more = [
-        sampled(list(run_calls(fresh, subject, stateful=reference.stateful)))
-        for _ in reference.runs[1:]
-    ]
-    return distribution_problem(
-        [output.name for output in subject.outputs], reference.runs, [sampled(results), *more]
-    )
+    more = []
+    for _ in reference.runs[1:]:
+        again = run_calls(fresh, subject, stateful=reference.stateful)
+        more.append(sampled(list(again)))
+    return distribution_problem(session.output_names, reference.runs, [sampled(outputs), *more])

@@ -9,15 +9,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import replace
 
 from freezer.artifact import Tradeoff, num_items
-from freezer.freezing.judging.timed_cells import Cell
-from freezer.freezing.judging.trials import Trial
-from freezer.spec import CLOCKS, Limits, Objective, SamplingPolicy, timing_of
+from freezer.freezing.judging.judgement import Cell, Judgement, Trial, Verdict
+from freezer.freezing.judging.session import Session
+from freezer.spec import CLOCKS, Limits, timing_of
 from freezer.timing import MIN_SAMPLES, Sampling, Speedup
-
-Verdict = Literal["published", "kept-eager", "kept-previous", "rejected", "failed", "unstable"]
 
 ALIKE = 1.05
 """Sizes within this ratio of the least count as equal: the fastest of these candidates wins."""
@@ -25,151 +23,137 @@ ALIKE = 1.05
 _BY = {"p50": "", "p95": " by p95", "throughput": " in throughput"}
 
 
-def decide(
-    trials: Sequence[Trial],
-    cells: Sequence[Cell],
-    limits: Limits,
-    objective: Objective,
-    *,
-    on_drift_alone: bool,
-) -> tuple[Verdict, str, Trial]:
-    """The verdict (docs/contract.md), its reason, and the trial that won or came nearest."""
-    passing = [trial for trial in trials if trial.problem is None]
-    if not passing:
-        nearest = min(
-            trials,
-            key=lambda t: (
-                t.drift.error_ratio if t.drift and t.drift.error_ratio is not None else math.inf
-            ),
-        )
-        return "rejected", f"{nearest.candidate.recipe}: {nearest.problem}", nearest
-    if on_drift_alone:
-        return (
-            "published",
-            f"{passing[0].candidate.capture} program, judged on drift alone",
-            passing[0],
-        )
-    sampling = cells[0].sampling
-    if not sampling.stable:
-        return "unstable", _unstable(sampling, objective), passing[0]
-    measured = [(trial, trial.speedup) for trial in passing if trial.speedup]
-    able = [pair for pair in measured if over_limit(*pair, limits, objective) is None]
-    best, faster = _best(able or measured, sampling, objective)
-    how = (
-        f"; {CLOCKS[sampling.clock]}, since {sampling.disturbance}"
-        if sampling.clock != "wall"
-        else ""
+def decide(session: Session, judgement: Judgement) -> Judgement:
+    """Decide the verdict (docs/contract.md), its reason, and the trial that won or came nearest."""
+    verdict, reason, best = _decided(session, judgement)
+    return replace(
+        judgement,
+        verdict=verdict,
+        reason=reason + conversion(session, judgement),
+        best=best,
+        winner=best if verdict == "published" else None,
+        pareto=pareto(judgement),
     )
+
+
+def _decided(session: Session, judgement: Judgement) -> tuple[Verdict, str, Trial]:
+    passing = judgement.passing
+    if not passing:
+        nearest = min(judgement.trials, key=_distance)
+        return "rejected", f"{nearest.recipe}: {nearest.problem}", nearest
+    if session.on_drift_alone:
+        best = passing[0]
+        return "published", f"{best.candidate.capture} program, judged on drift alone", best
+    sampling = judgement.cells[0].sampling
+    if not sampling.stable:
+        return "unstable", _unstable(session, sampling), passing[0]
+    measured = [trial for trial in passing if trial.speedup]
+    able = [trial for trial in measured if over_limit(session, trial) is None]
+    best = _best(session, able or measured, sampling)
+    how = ""
+    if sampling.clock != "wall":
+        how = f"; {CLOCKS[sampling.clock]}, since {sampling.disturbance}"
     if able:
-        return "published", f"{_praise(best, faster, objective)}{how}", best
+        return "published", f"{_praise(session, best)}{how}", best
     # Noise may hide a speedup: then the artifact that serves stays.
     verdict: Verdict = "unstable" if sampling.clock == "disturbed" else "kept-eager"
-    return (
-        verdict,
-        f"{best.candidate.recipe}: {over_limit(best, faster, limits, objective)}{how}",
-        best,
-    )
+    return verdict, f"{best.recipe}: {over_limit(session, best)}{how}", best
 
 
-def conversion(trials: Sequence[Trial], cells: Sequence[Cell], policy: SamplingPolicy) -> str:
+def _distance(trial: Trial) -> float:
+    error_ratio = trial.measured.drift.error_ratio
+    return math.inf if error_ratio is None else error_ratio
+
+
+def conversion(session: Session, judgement: Judgement) -> str:
     """What moving a TorchScript model to torch.export gains, as the end of a reason; empty unless
     its converted program was judged.
     """
-    by_capture = {trial.candidate.capture: trial for trial in trials}
-    converted = by_capture.get("convert")
+    converted = next((t for t in judgement.trials if t.candidate.capture == "convert"), None)
     if converted is None:
         return ""
-    recipe = converted.candidate.recipe
+    start = f"; {converted.recipe}, converted to torch.export,"
     if converted.problem is not None:
-        return f"; {recipe}, converted to torch.export, does not pass the drift gate"
-    sampling = cells[0].sampling
-    torchscript = [
-        trial.candidate.recipe
-        for trial in trials
-        if trial.candidate.lowering == "torchscript" and trial.problem is None
-    ]
-    if not torchscript:
-        return f"; {recipe}, converted to torch.export, passes the drift gate"
-    against = min(torchscript, key=lambda name: statistics.median_high(sampling.pooled(name)))
-    faster = cells[0].faster(recipe, against, 1, policy)
+        return f"{start} does not pass the drift gate"
+    cell = judgement.cells[0]
+    legacy = [t.recipe for t in judgement.passing if t.candidate.lowering == "torchscript"]
+    if not legacy:
+        return f"{start} passes the drift gate"
+    against = min(legacy, key=lambda name: statistics.median_high(cell.sampling.pooled(name)))
+    faster = cell.faster(converted.recipe, against, 1, session.policy)
     if faster is None:
-        return f"; {recipe}, converted to torch.export, was not timed"
-    return (
-        f"; {recipe}, converted to torch.export, is {faster.value:.2f} times"
-        f" ({faster.low:.2f}-{faster.high:.2f}) as fast as {against}"
-    )
+        return f"{start} was not timed"
+    bounds = f"({faster.low:.2f}-{faster.high:.2f})"
+    return f"{start} is {faster.value:.2f} times {bounds} as fast as {against}"
 
 
-def rivals(trials: Sequence[Trial], limits: Limits, objective: Objective) -> list[str]:
+def could_win(session: Session, trials: Sequence[Trial]) -> list[str]:
     """The recipes that could win by their median, so that what is clearly slower need not be timed
     to the end.
     """
-    return [
-        trial.candidate.recipe
-        for trial in trials
-        if objective == "p50" and trial.problem is None and _over_footprint(trial, limits) is None
-    ]
+    if session.objective != "p50":
+        return []
+    return [trial.recipe for trial in trials if _over_footprint(session.limits, trial) is None]
 
 
-def _best(
-    measured: Sequence[tuple[Trial, Speedup]], sampling: Sampling, objective: Objective
-) -> tuple[Trial, Speedup]:
+def _best(session: Session, trials: Sequence[Trial], sampling: Sampling) -> Trial:
     """The fastest trial; if the objective is the size, the fastest of about the least size."""
-    if objective == "size":
-        least = min(trial.candidate.size_bytes for trial, _ in measured)
-        measured = [pair for pair in measured if pair[0].candidate.size_bytes <= ALIKE * least]
-    return max(
-        measured, key=lambda pair: (not sampling.stopped(pair[0].candidate.recipe), pair[1].value)
-    )
+    if session.objective == "size":
+        most = ALIKE * min(trial.candidate.size_bytes for trial in trials)
+        trials = [trial for trial in trials if trial.candidate.size_bytes <= most]
+
+    def rank(trial: Trial) -> tuple[bool, float]:
+        return not sampling.stopped(trial.recipe), _speedup(trial).value
+
+    return max(trials, key=rank)
 
 
-def _unstable(sampling: Sampling, objective: Objective) -> str:
-    reason, needed = sampling.problem, MIN_SAMPLES["p95"]
-    if (
-        objective == "p95"
-        and 0
-        < (num_calls := min(len(sampling.pooled(name)) for name in sampling.samples_ms))
-        < needed
-    ):
-        reason += f"; {num_calls} calls of the slowest entrant, of {needed} that p95 needs"
-    if sampling.device and (shared := sampling.device.get("num_rounds_shared")):
-        reason += f"; in {shared} of them another process used the GPU"
+def _speedup(trial: Trial) -> Speedup:
+    assert trial.speedup is not None, "the trial was timed"
+    return trial.speedup
+
+
+def _unstable(session: Session, sampling: Sampling) -> str:
+    reason = sampling.problem
+    if session.objective == "p95":
+        num_calls = min(len(sampling.pooled(name)) for name in sampling.samples_ms)
+        needed = MIN_SAMPLES["p95"]
+        if 0 < num_calls < needed:
+            reason += f"; {num_calls} calls of the slowest entrant, of {needed} that p95 needs"
+    num_shared = (sampling.device or {}).get("num_rounds_shared")
+    if num_shared:
+        reason += f"; in {num_shared} of them another process used the GPU"
     return reason
 
 
-def _praise(trial: Trial, faster: Speedup, objective: Objective) -> str:
+def _praise(session: Session, trial: Trial) -> str:
     """Why a trial won."""
-    by = _BY[timing_of(objective)]
+    faster, by = _speedup(trial), _BY[timing_of(session.objective)]
     speed = f"{faster.value:.2f} times as fast as eager{by} (at least {faster.low:.2f})"
-    if objective != "size":
-        return f"{trial.candidate.recipe} is {speed}"
-    return (
-        f"{trial.candidate.recipe}: {trial.candidate.size_bytes / 1e6:.1f} MB, the least of those"
-        f" within the limits; {speed}"
-    )
+    if session.objective != "size":
+        return f"{trial.recipe} is {speed}"
+    size_mb = trial.candidate.size_bytes / 1e6
+    return f"{trial.recipe}: {size_mb:.1f} MB, the least of those within the limits; {speed}"
 
 
-def over_limit(
-    trial: Trial, faster: Speedup, limits: Limits, objective: Objective = "p50"
-) -> str | None:
-    """The limit on speed, size or memory that a trial exceeds; None if it meets all."""
-    percentile = "p95" if objective == "p95" else "p50"
-    latency_ms = (trial.latency_ms or {}).get(percentile)
+def over_limit(session: Session, trial: Trial) -> str | None:
+    """The limit on speed, size or memory that a timed trial exceeds; None if it meets all."""
+    limits, objective, faster = session.limits, session.objective, _speedup(trial)
     if faster.low <= limits.speedup_min:
-        by = _BY[timing_of(objective)]
         return (
-            f"speedup{by} {faster.value:.2f}, at least {faster.low:.2f}; speedup_min is"
-            f" {limits.speedup_min:g}"
+            f"speedup{_BY[timing_of(objective)]} {faster.value:.2f}, at least {faster.low:.2f};"
+            f" speedup_min is {limits.speedup_min:g}"
         )
-    if limits.latency_ms_max is not None and (
-        latency_ms is None or latency_ms > limits.latency_ms_max
-    ):
-        name = "median" if percentile == "p50" else percentile
-        return f"{name} {latency_ms} ms; latency_ms_max is {limits.latency_ms_max:g}"
-    return _over_footprint(trial, limits)
+    name, latency_ms = "median", trial.latency_ms.p50
+    if objective == "p95":
+        name, latency_ms = "p95", trial.latency_ms.p95
+    most_ms = limits.latency_ms_max
+    if most_ms is not None and (latency_ms is None or latency_ms > most_ms):
+        return f"{name} {latency_ms} ms; latency_ms_max is {most_ms:g}"
+    return _over_footprint(limits, trial)
 
 
-def _over_footprint(trial: Trial, limits: Limits) -> str | None:
+def _over_footprint(limits: Limits, trial: Trial) -> str | None:
     size_mb = trial.candidate.size_bytes / 1e6
     memory_mb = trial.cold_start.memory_mb if trial.cold_start else math.inf
     if limits.size_mb_max is not None and size_mb > limits.size_mb_max:
@@ -179,45 +163,40 @@ def _over_footprint(trial: Trial, limits: Limits) -> str | None:
     return None
 
 
-def pareto(trials: Sequence[Trial], cells: Sequence[Cell]) -> tuple[Tradeoff, ...]:
+def pareto(judgement: Judgement) -> tuple[Tradeoff, ...]:
     """The Pareto front of the trials that passed the drift gate, the fastest first; empty if the
     machine was too disturbed.
 
     It is about the speedup in the objective's figure, the size, and, where they were measured, load
     time and memory. Limits do not matter.
     """
-    measured = [
-        (trial, _smaller_is_better(trial, trial.speedup))
-        for trial in trials
-        if trial.problem is None and trial.speedup
-    ]
-    front = [
-        (trial, own)
-        for trial, own in measured
-        if not any(
-            other != own and all(a <= b for a, b in zip(other, own, strict=True))
-            for _, other in measured
-        )
-    ]
-    return tuple(_tradeoff(trial, cells[0]) for trial, _ in sorted(front, key=lambda pair: pair[1]))
+    costs = [(_costs(trial), trial) for trial in judgement.passing if trial.speedup]
+    front = []
+    for cost, trial in costs:
+        if not any(_dominates(better, cost) for better, _ in costs):
+            front.append((cost, trial))
+    front.sort(key=lambda pair: pair[0])
+    return tuple(_tradeoff(trial, judgement.cells[0]) for _, trial in front)
 
 
-def _smaller_is_better(trial: Trial, faster: Speedup) -> tuple[float, ...]:
+def _costs(trial: Trial) -> tuple[float, ...]:
+    """Figures of which less is better."""
     cold = trial.cold_start
-    return (
-        -faster.value,
-        trial.candidate.size_bytes,
-        *((cold.load_ms, cold.memory_mb) if cold else ()),
-    )
+    footprint = (cold.load_ms, cold.memory_mb) if cold else ()
+    return (-_speedup(trial).value, trial.candidate.size_bytes, *footprint)
+
+
+def _dominates(better: tuple[float, ...], cost: tuple[float, ...]) -> bool:
+    return better != cost and all(a <= b for a, b in zip(better, cost, strict=True))
 
 
 def _tradeoff(trial: Trial, cell: Cell) -> Tradeoff:
-    ms, cold = trial.latency_ms or {}, trial.cold_start
+    cold = trial.cold_start
     return Tradeoff(
-        recipe=trial.candidate.recipe,
-        p50_ms=ms.get("p50"),
-        p95_ms=ms.get("p95"),
-        items_per_s=num_items(cell.point) * 1e3 / cell.sampling.mean_ms(trial.candidate.recipe),
+        recipe=trial.recipe,
+        p50_ms=trial.latency_ms.p50,
+        p95_ms=trial.latency_ms.p95,
+        items_per_s=num_items(cell.point) * 1e3 / cell.sampling.mean_ms(trial.recipe),
         load_ms=cold.load_ms if cold else None,
         memory_mb=cold.memory_mb if cold else None,
         size_mb=trial.candidate.size_bytes / 1e6,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from freezer.freezing.models.checks import check_kept_names, check_signature, ch
 from freezer.freezing.models.integer_ranges import with_found_ranges
 from freezer.freezing.models.samples import input_sets, match_samples
 from freezer.freezing.models.torchscript_module import named_devices
+from freezer.freezing.models.weights import weights_digest
 from freezer.runtime.devices import CPU, tensors_on
 from freezer.runtime.input_sets import InputSet, generate_at, on_device, resize
 from freezer.runtime.tensors import flatten, output_specs
@@ -62,6 +64,11 @@ class Subject:
     def on_host(self) -> Subject:
         """The subject on the CPU, from which the float64 reference is made."""
         return self.host or self
+
+    @cached_property
+    def weights(self) -> str:
+        """Digest of the model's weights."""
+        return weights_digest(self.model) if self.host is None else self.host.weights
 
     @property
     def kept_names(self) -> tuple[str, ...]:

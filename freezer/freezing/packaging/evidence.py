@@ -12,8 +12,8 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -32,8 +32,8 @@ from freezer.artifact import (
 from freezer.compare import Slices
 from freezer.compare.tensor_values import comparable, values_of
 from freezer.freezing.candidates import EVIDENCE, Candidate
-from freezer.freezing.drift import DriftReport, DriftRow, Reference
-from freezer.freezing.judging import Judgement
+from freezer.freezing.drift import DriftRow, Reference
+from freezer.freezing.judging import Judgement, Session, Trial
 from freezer.freezing.models import Subject
 from freezer.runtime.tensor_files import save_tensors
 
@@ -61,6 +61,9 @@ _DRIFT = {
 }
 """Columns of the drift table, likewise."""
 
+_Table = dict[str, list[object]]
+"""A list for each column."""
+
 logger = logging.getLogger("coldpress")
 
 
@@ -74,7 +77,7 @@ def write_evidence(judgement: Judgement, folder: Path) -> tuple[str, ...]:
     """
     (folder / EVIDENCE).mkdir(exist_ok=True)
     rows = [row for trial in judgement.trials if trial.drift for row in trial.drift.rows]
-    drift = {name: [getattr(row, name) for row in rows] for name in _DRIFT}
+    drift: _Table = {name: [getattr(row, name) for row in rows] for name in _DRIFT}
     tables = ((LATENCY_EVIDENCE, _LATENCY, _latency(judgement)), (DRIFT_EVIDENCE, _DRIFT, drift))
     try:
         import pyarrow as pa
@@ -91,38 +94,37 @@ def write_evidence(judgement: Judgement, folder: Path) -> tuple[str, ...]:
     return LATENCY_EVIDENCE, DRIFT_EVIDENCE
 
 
-def _latency(judgement: Judgement) -> dict[str, list[Any]]:
+def _latency(judgement: Judgement) -> _Table:
     """The latency table: a list for each column."""
-    latency: dict[str, list[Any]] = {name: [] for name in _LATENCY}
+    table: _Table = {name: [] for name in _LATENCY}
     for cell in judgement.cells:
         point = ", ".join(f"{name}={size}" for name, size in cell.point.items())
         for entrant, rounds in cell.sampling.samples_ms.items():
-            where = {
-                "threads": cell.num_threads,
-                "point": point,
-                "payload": cell.payloads.get(entrant),
-                "entrant": entrant,
-            }
             for round_index, block in enumerate(rounds):
-                for name, value in {**where, "round": round_index}.items():
-                    latency[name] += [value] * len(block)
-                latency["call"] += range(len(block))
-                latency["latency_ms"] += block
-    return latency
+                same = {
+                    "threads": cell.num_threads,
+                    "point": point,
+                    "payload": cell.payloads.get(entrant),
+                    "entrant": entrant,
+                    "round": round_index,
+                }
+                for name, value in same.items():
+                    table[name] += [value] * len(block)
+                table["call"] += range(len(block))
+                table["latency_ms"] += block
+    return table
 
 
-def _write_json(columns: Mapping[str, list[Any]], path: str, folder: Path) -> str:
+def _write_json(columns: _Table, path: str, folder: Path) -> str:
     """Write a table as JSON, with NaN and infinities as strings; return its path."""
-    plain = {
-        name: [
-            str(value) if isinstance(value, float) and not math.isfinite(value) else value
-            for value in values
-        ]
-        for name, values in columns.items()
-    }
+    plain = {name: [_plain(value) for value in values] for name, values in columns.items()}
     path = str(Path(path).with_suffix(".json"))
     (folder / path).write_text(json.dumps(plain, allow_nan=False))
     return path
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_texts(candidate: Candidate, folder: Path) -> tuple[str, ...]:
@@ -200,7 +202,7 @@ def _cut(data: bytes) -> bytes:
 
 
 def write_golden(
-    subject: Subject, reference: Reference, drift: DriftReport, indices: Sequence[int], folder: Path
+    session: Session, winner: Trial, indices: Sequence[int], folder: Path
 ) -> tuple[GoldenSet, ...]:
     """Write golden/inputs.safetensors and golden/outputs.safetensors.
 
@@ -208,40 +210,30 @@ def write_golden(
     integers, they are eager's.
 
     Args:
-        subject, reference: of the judgement.
-        drift: of the winner.
-        indices: of the input sets to write.
-        folder: of the artifact.
+        session: the session of the judgement.
+        winner: the winner; its answers at ties replace the reference's.
+        indices: indices of the input sets to write.
+        folder: folder of the artifact.
     """
     (folder / "golden").mkdir()
-    native = [
-        (row.set_index, row.output, row.native_rmse) for row in drift.rows if row.kind == "single"
-    ]
-    names = [output.name for output in subject.outputs]
+    subject, names = session.subject, session.output_names
+    reference = replace(session.reference, calls=winner.ties or session.reference.calls)
+    scales = {name: limits for name, limits in zip(names, reference.scales, strict=True) if limits}
+    slice_errors = _slice_errors(names, reference, indices)
     inputs: dict[str, Tensor] = {}
     outputs: dict[str, Tensor] = {}
     sets: list[GoldenSet] = []
-    scales = {name: limits for name, limits in zip(names, reference.scales, strict=True) if limits}
-    slice_errors = _slice_errors(names, reference, indices)
     for position, index in enumerate(indices):
         call = reference.singles[index]
-        inputs |= {
-            f"{position}/{name}": tensor
-            for name, tensor in subject.on_host.sets[index].tensors.items()
-        }
+        for name, tensor in subject.on_host.sets[index].tensors.items():
+            inputs[f"{position}/{name}"] = tensor
         for name, r, e in zip(names, call.reference, call.eager, strict=True):
-            outputs[f"{position}/{name}"] = (
-                r.to(e.dtype).where(e.isfinite() & r.isfinite(), e) if comparable(e) else e
-            )
-        known = {
-            name: rmse
-            for set_index, name, rmse in native
-            if set_index == index and rmse is not None
-        }
+            golden = r.to(e.dtype).where(e.isfinite() & r.isfinite(), e) if comparable(e) else e
+            outputs[f"{position}/{name}"] = golden
         sets.append(
             GoldenSet(
                 point=dict(subject.sets[index].point),
-                native_rmse=known,
+                native_rmse=_native_rmse(winner, index),
                 scales=scales,
                 slice_errors=slice_errors,
             )
@@ -251,20 +243,34 @@ def write_golden(
     return tuple(sets)
 
 
+def _native_rmse(winner: Trial, index: int) -> dict[str, float]:
+    """Eager's own error of each output in the single call with an input set."""
+    assert winner.drift is not None, "a winner has passed the drift gate"
+    return {
+        row.output: row.native_rmse
+        for row in winner.drift.rows
+        if row.kind == "single" and row.set_index == index and row.native_rmse is not None
+    }
+
+
 def _slice_errors(
     names: Sequence[str], reference: Reference, indices: Sequence[int]
 ) -> dict[str, float]:
     """See `GoldenSet.slice_errors`."""
-    found: dict[str, float] = {}
-    for place, name in enumerate(names) if reference.float64 and reference.deterministic else ():
-        slices = Slices(reference.scales[place])
-        for call in (reference.singles[index] for index in indices):
-            if comparable(call.eager[place]):
-                eager = values_of(call.eager[place])
-                slices.add(values_of(call.reference[place]), eager, eager)
-        if (share := slices.native_share()) is not None:
-            found[name] = share
-    return found
+    if not reference.float64 or not reference.deterministic:
+        return {}
+    calls = [reference.singles[index] for index in indices]
+    errors: dict[str, float] = {}
+    for number, name in enumerate(names):
+        slices = Slices(reference.scales[number])
+        for call in calls:
+            if comparable(call.eager[number]):
+                eager = values_of(call.eager[number])
+                slices.add(values_of(call.reference[number]), eager, eager)
+        share = slices.native_share()
+        if share is not None:
+            errors[name] = share
+    return errors
 
 
 def golden_indices(subject: Subject, candidate: Candidate) -> list[int]:

@@ -1,13 +1,9 @@
-"""Payloads beside the winner's deciding one: for further thread counts and for slow sizes."""
+"""Payloads beside the winner's deciding one: for further thread counts and for slow sizes, and an
+artifact that needs torch alone.
 
-from freezer.freezing.payload_sets.further_threads import (
-    with_further_threads,
-)
-from freezer.freezing.payload_sets.other_payloads import (
-    with_other_payloads,
-)
+Read first: other_payloads.py.
+"""
 
-__all__ = [
-    "with_further_threads",
-    "with_other_payloads",
-]
+from freezer.freezing.payload_sets.other_payloads import with_other_payloads
+
+__all__ = ["with_other_payloads"]

@@ -18,22 +18,20 @@ from freezer.artifact import Dropped, Payload, is_exact, slower_places
 from freezer.errors import FreezeError, JudgeError
 from freezer.files import link_or_copy, move
 from freezer.freezing.candidates import EVIDENCE, Candidate, build
-from freezer.freezing.drift import Gate, report
+from freezer.freezing.drift import report
 from freezer.freezing.judging import (
     CAPTURED,
     Cell,
     Judgement,
+    Session,
     Trial,
-    figures_of,
+    judging_conditions,
+    point_figures,
     run_trial,
     time_sizes,
 )
-from freezer.freezing.models import Subject, to_device
 from freezer.freezing.recipes import KEPT_EAGER
-from freezer.freezing.target import Target
 from freezer.hardware import PORTABLE
-from freezer.runtime.devices import current
-from freezer.runtime.torch_settings import plain_precision, threads
 from freezer.spec import Dim
 
 PAYLOAD = f"payloads/{CAPTURED}.pt2"
@@ -41,74 +39,74 @@ PAYLOAD = f"payloads/{CAPTURED}.pt2"
 Sizes = Mapping[str, int]
 
 
-def with_captured(
-    subject: Subject, judgement: Judgement, target: Target, folder: Path
-) -> Judgement:
+def with_captured(session: Session, judgement: Judgement, folder: Path) -> Judgement:
     """Add the captured program to a winner that is slower than eager somewhere, for the sizes at
     which it is faster.
 
     Where it does not serve, the reason is in the outcome and among the dropped payloads.
 
     Args:
-        subject, judgement, target: see `judge`. Without a winner or a slow place, the judgement is
-            returned unchanged.
+        session: the session of the judgement.
+        judgement: the judgement; without a winner or a slow place it is returned unchanged.
         folder: an existing empty folder for the payloads; it must exist until the artifact is
             written.
     """
     winner = judgement.winner
-    if winner is None or target.device_class.name == PORTABLE:
+    if winner is None or session.target.device_class.name == PORTABLE:
         return judgement
-    first = judgement.cells[0]
-    slow = [
-        item.point for item in slower_places(winner.points) if item.num_threads == first.num_threads
-    ]
-    slow = [
-        point for point in slow if dict(point) != dict(first.point)
-    ]  # the deciding payload always serves
+    slow = _slow_sizes(judgement, winner)
     if not slow:
         return judgement
     try:
-        captured = _build(subject, judgement, target, folder / CAPTURED)
-        trial, cells = _try(to_device(subject, target.device), judgement, captured, target, slow)
+        captured = _build(session, winner, folder / CAPTURED)
+        trial, gains = _try(session, winner, captured, slow)
     except FreezeError as error:
-        dropped = Dropped(payload=PAYLOAD, num_threads=target.num_threads, reason=str(error))
-        trial = replace(winner, dropped=(*winner.dropped, dropped))
-        return judgement.with_winner(
-            trial, text=f"the captured program does not serve instead: {error}"
-        )
-    others = [item.point for item in winner.points if item.num_threads == target.num_threads]
-    dims = nearest_sizes(subject.spec.dims, [cell.point for cell in cells], others)
+        dropped = Dropped(payload=PAYLOAD, num_threads=session.num_threads, reason=str(error))
+        text = f"the captured program does not serve instead: {error}"
+        return judgement.with_winner(winner.without_payloads([dropped]), text=text)
+    timed = [item.point for item in winner.points if item.num_threads == session.num_threads]
+    dims = nearest_sizes(session.subject.spec.dims, [cell.point for cell in gains], timed)
     trial = replace(trial, candidate=_in_one_folder(winner.candidate, captured, dims, folder))
-    return _merged(subject, judgement, trial, cells, dims)
+    served = [cell for cell in gains if _within(cell.point, dims)]
+    merged = _merged(session, winner, trial, served, dims)
+    cells = {str(cell): cell for cell in (*judgement.cells, *served)}
+    text = _serves(dims)
+    return replace(judgement, cells=tuple(cells.values())).with_winner(merged, text=text)
 
 
-def _build(subject: Subject, judgement: Judgement, target: Target, folder: Path) -> Candidate:
+def _slow_sizes(judgement: Judgement, winner: Trial) -> list[Sizes]:
+    """The sizes at which the winner is slower than eager, without the deciding ones, at which its
+    payload always serves.
+    """
+    first = judgement.cells[0]
+    return [
+        item.point
+        for item in slower_places(winner.points)
+        if item.num_threads == first.num_threads and dict(item.point) != dict(first.point)
+    ]
+
+
+def _build(session: Session, winner: Trial, folder: Path) -> Candidate:
     """Build the captured program, if it may serve beside the winner's payloads.
 
     Raises:
         FreezeError: it may not, or cannot be built.
     """
-    assert judgement.winner is not None
-    winner, limit = judgement.winner.candidate, judgement.limits.size_mb_max
-    if winner.preserve or judgement.reference.stateful:
+    limit = session.limits.size_mb_max
+    if winner.candidate.preserve or session.reference.stateful:
         raise JudgeError("state and preserved names belong to one payload")
     folder.mkdir()
-    exported = replace(
-        KEPT_EAGER, ways=tuple(way for way in KEPT_EAGER.ways if way[1] == "exported")
-    )
-    captured = _renamed(build(subject, exported, target, folder))
-    size_mb = (winner.size_bytes + captured.size_bytes) / 1e6
+    ways = tuple(way for way in KEPT_EAGER.ways if way[1] == "exported")
+    exported = replace(KEPT_EAGER, ways=ways)
+    captured = _renamed(build(session.subject, exported, session.target, folder))
+    size_mb = (winner.candidate.size_bytes + captured.size_bytes) / 1e6
     if limit is not None and size_mb > limit:
         raise JudgeError(f"{size_mb:.1f} MB with it; size_mb_max is {limit:g}")
     return captured
 
 
 def _try(
-    subject: Subject,
-    judgement: Judgement,
-    captured: Candidate,
-    target: Target,
-    slow: Sequence[Sizes],
+    session: Session, winner: Trial, captured: Candidate, slow: Sequence[Sizes]
 ) -> tuple[Trial, list[Cell]]:
     """Apply the drift gate to the captured program, and time it beside the winner; return the cells
     in which it is faster.
@@ -116,71 +114,64 @@ def _try(
     Raises:
         JudgeError: it does not pass, or is nowhere faster.
     """
-    assert judgement.winner is not None
-    winner, policy = judgement.winner.candidate, judgement.policy
-    gate = Gate(
-        error_ratio_max=judgement.limits.error_ratio_max, float64=judgement.reference.float64
-    )
-    with threads(target.num_threads), plain_precision(target.device), current(target.device):
-        trial = run_trial(subject, captured, target, judgement.reference, gate)
+    with judging_conditions(session.target):
+        trial = run_trial(session, captured)
         if trial.problem is not None:
             raise JudgeError(trial.problem)
-        cells = time_sizes(subject, [winner, captured], target.num_threads, policy, slow)
-    speedups = [cell.faster(CAPTURED, winner.recipe, 1, policy) for cell in cells]
-    gains = [cell for cell, found in zip(cells, speedups, strict=True) if found and found.low > 1]
+        cells = time_sizes(session, [winner.candidate, captured], slow)
+    gains: list[Cell] = []
+    bounds: list[str] = []
+    for cell in cells:
+        faster = cell.faster(CAPTURED, winner.recipe, 1, session.policy)
+        if faster is None:
+            continue
+        bounds.append(f"{cell} (at least {faster.low:.2f} times)")
+        if faster.low > 1:
+            gains.append(cell)
     if not gains:
-        least = [
-            f"{cell} (at least {found.low:.2f} times)"
-            for cell, found in zip(cells, speedups, strict=True)
-            if found
-        ]
         raise JudgeError(
-            f"it is not faster with {'; '.join(least)}" if least else "it could not be timed"
+            f"it is not faster with {'; '.join(bounds)}" if bounds else "it could not be timed"
         )
     return trial, gains
 
 
 def _merged(
-    subject: Subject, judgement: Judgement, trial: Trial, gains: Sequence[Cell], dims: Sequence[Dim]
-) -> Judgement:
-    """The judgement with the captured program among the winner's payloads.
+    session: Session, winner: Trial, captured: Trial, served: Sequence[Cell], dims: Sequence[Dim]
+) -> Trial:
+    """The winner with the captured program among its payloads.
 
     Args:
-        trial: of the captured program, with the merged candidate.
-        gains: cells in which it is faster than the winner.
-        dims: the sizes that it serves.
+        session: the session of the judgement.
+        winner: the winner of the judgement.
+        captured: trial of the captured program, with the merged candidate.
+        served: cells in which it serves.
+        dims: sizes that it serves.
     """
-    winner, candidate = judgement.winner, trial.candidate
-    assert winner is not None
     assert winner.drift is not None, "a winner has passed the drift gate"
-    assert trial.drift is not None
-    gains = [cell for cell in gains if _within(cell.point, dims)]
-    kept = [item for item in winner.points if item.place not in map(str, gains)]
-    text = f"the captured program serves {', '.join(map(_text, dims))}"
+    assert captured.drift is not None
+    places = set(map(str, served))
+    points = [item for item in winner.points if item.place not in places]
     gone = [
-        payload for payload in winner.candidate.payloads if payload.path not in candidate.reports
+        Dropped(payload=item.path, num_threads=item.num_threads or 0, reason=_serves(dims))
+        for item in winner.candidate.payloads
+        if item.path not in captured.candidate.reports
     ]
-    answers = zip(subject.sets, winner.answers, trial.answers, strict=True)
-    gate = Gate(
-        error_ratio_max=judgement.limits.error_ratio_max, float64=judgement.reference.float64
-    )
-    changed = replace(
+    answers = list(winner.answers)
+    for index, item in enumerate(session.subject.sets):
+        if _within(item.point, dims):
+            answers[index] = captured.answers[index]
+    return replace(
         winner,
-        candidate=candidate,
-        drift=report([*winner.drift.rows, *trial.drift.rows], gate),
-        answers=[captured if _within(item.point, dims) else own for item, own, captured in answers],
-        points=(*kept, *figures_of(candidate, gains, judgement.policy, 1)),
-        dropped=(
-            *winner.dropped,
-            *(Dropped(payload=p.path, num_threads=p.num_threads or 0, reason=text) for p in gone),
-        ),
-    )
-    cells = {str(cell): cell for cell in (*judgement.cells, *gains)}
-    return replace(judgement, cells=tuple(cells.values())).with_winner(changed, text=text)
+        candidate=captured.candidate,
+        drift=report([*winner.drift.rows, *captured.drift.rows], session.gate),
+        answers=answers,
+        points=(*points, *point_figures(captured.candidate, served, session.policy, 1)),
+    ).without_payloads(gone)
 
 
-def _text(dim: Dim) -> str:
-    return f"{dim.name} {dim.min}" if dim.min == dim.max else str(dim)
+def _serves(dims: Sequence[Dim]) -> str:
+    sizes = [f"{dim.name} {dim.min}" if dim.min == dim.max else str(dim) for dim in dims]
+    return f"the captured program serves {', '.join(sizes)}"
 
 
 def nearest_sizes(
@@ -190,28 +181,25 @@ def nearest_sizes(
 
     If other timed points are among them, those of the last of the points alone.
     """
-    others = [point for point in timed if dict(point) not in [dict(gain) for gain in gains]]
-    found = tuple(
-        _nearest(dim, [point[dim.name] for point in gains], [point[dim.name] for point in others])
-        for dim in dims
-    )
-    if len(gains) > 1 and any(_within(point, found) for point in others):
+    gained = [dict(gain) for gain in gains]
+    others = [point for point in timed if dict(point) not in gained]
+    nearest = []
+    for dim in dims:
+        sizes = [point[dim.name] for point in gains]
+        nearest.append(_nearest(dim, sizes, [point[dim.name] for point in others]))
+    if len(gains) > 1 and any(_within(point, nearest) for point in others):
         return nearest_sizes(dims, gains[-1:], timed)
-    return found
+    return tuple(nearest)
 
 
-def _nearest(dim: Dim, own: Sequence[int], others: Sequence[int]) -> Dim:
-    below, above = (
-        [size for size in others if size < min(own)],
-        [size for size in others if size > max(own)],
-    )
-    low = math.isqrt(max(below) * min(own)) + 1 if below else dim.min
-    high = math.isqrt(max(own) * min(above)) if above else dim.max
-    low, high = (
-        -(-low // dim.multiple_of) * dim.multiple_of,
-        high // dim.multiple_of * dim.multiple_of,
-    )
-    return replace(dim, min=min(low, *own), max=max(high, *own))
+def _nearest(dim: Dim, sizes: Sequence[int], others: Sequence[int]) -> Dim:
+    below = [size for size in others if size < min(sizes)]
+    above = [size for size in others if size > max(sizes)]
+    low = math.isqrt(max(below) * min(sizes)) + 1 if below else dim.min
+    high = math.isqrt(max(sizes) * min(above)) if above else dim.max
+    step = dim.multiple_of
+    low, high = -(-low // step) * step, high // step * step
+    return replace(dim, min=min(low, *sizes), max=max(high, *sizes))
 
 
 def _within(point: Sizes, dims: Sequence[Dim]) -> bool:
@@ -224,23 +212,18 @@ def _in_one_folder(
     """The winner with the captured program as one more payload, in a folder of their own."""
     payloads = _in_order(winner.payloads, replace(captured.payloads[0], dims=dims))
     for payload in payloads:
-        link_or_copy(
-            (captured if payload.path == PAYLOAD else winner).folder / payload.path,
-            folder / payload.path,
-        )
-    for text in (
-        *(winner.folder / EVIDENCE).glob("*"),
-        *(captured.folder / EVIDENCE).glob(f"{CAPTURED}-*"),
-    ):
+        origin = captured if payload.path == PAYLOAD else winner
+        link_or_copy(origin.folder / payload.path, folder / payload.path)
+    texts = [*(winner.folder / EVIDENCE).glob("*")]
+    texts += (captured.folder / EVIDENCE).glob(f"{CAPTURED}-*")
+    for text in texts:
         link_or_copy(text, folder / EVIDENCE / text.name)
+    reports = {**winner.reports, **captured.reports}
     return replace(
         winner,
         folder=folder,
         payloads=payloads,
-        reports={
-            payload.path: {**winner.reports, **captured.reports}[payload.path]
-            for payload in payloads
-        },
+        reports={payload.path: reports[payload.path] for payload in payloads},
         build_s=winner.build_s + captured.build_s,
     )
 
@@ -249,15 +232,15 @@ def _renamed(captured: Candidate) -> Candidate:
     """The candidate with its payload as `PAYLOAD`, and with its texts as the captured and the
     frozen ones: they are the same.
     """
-    (own,) = captured.payloads
-    move(captured.folder / own.path, captured.folder / PAYLOAD)
+    (payload,) = captured.payloads
+    move(captured.folder / payload.path, captured.folder / PAYLOAD)
     for text in list((captured.folder / EVIDENCE).glob("all-captured-*")):
         for name in (CAPTURED, f"{CAPTURED}-captured"):
             link_or_copy(text, text.with_name(f"{name}-{text.name.removeprefix('all-captured-')}"))
     return replace(
         captured,
-        payloads=(replace(own, path=PAYLOAD),),
-        reports={PAYLOAD: captured.reports[own.path]},
+        payloads=(replace(payload, path=PAYLOAD),),
+        reports={PAYLOAD: captured.reports[payload.path]},
     )
 
 
@@ -265,10 +248,10 @@ def _in_order(payloads: Sequence[Payload], added: Payload) -> tuple[Payload, ...
     """Payloads for single sizes, without those that the added one replaces, then it, then those for
     all sizes.
     """
-    exact = [payload for payload in payloads if is_exact(payload)]
-    single = [
-        payload
-        for payload in exact
-        if not added.accepts({dim.name: dim.min for dim in payload.dims})
-    ]
-    return (*single, added, *(payload for payload in payloads if payload not in exact))
+    single, rest = [], []
+    for payload in payloads:
+        if not is_exact(payload):
+            rest.append(payload)
+        elif not added.accepts({dim.name: dim.min for dim in payload.dims}):
+            single.append(payload)
+    return (*single, added, *rest)

@@ -2,8 +2,8 @@
 alone.
 
 It serves deployments that lack the engine. It has passed the drift gate and was timed in the same
-rounds as the winner; nothing is measured again, but payloads for further thread counts are built
-and judged as for a winner.
+rounds as the winner; only its cold start is measured, and payloads for further thread counts are
+built and judged as for a winner.
 """
 
 from __future__ import annotations
@@ -12,20 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from freezer.artifact import ENGINES
-from freezer.freezing.judging import Judgement, Trial
-from freezer.freezing.models import Subject
+from freezer.freezing.judging import Judgement, Session, Trial, with_cold_start
 from freezer.freezing.payload_sets.further_threads import with_further_threads
-from freezer.freezing.target import Target
 
 
-def with_torch_only(
-    subject: Subject, judgement: Judgement, target: Target, folder: Path
-) -> Judgement:
+def with_torch_only(session: Session, judgement: Judgement, folder: Path) -> Judgement:
     """Add the best candidate that needs torch alone to a winner that needs an engine.
 
     Args:
-        subject, judgement, target: see `judge`. If the winner needs torch alone, or nothing that
-            does passed the drift gate without ties, the judgement is returned unchanged.
+        session: the session of the judgement.
+        judgement: the judgement; returned unchanged if the winner needs torch alone, or nothing
+            that does passed the drift gate without ties.
         folder: an existing empty folder for payloads; it must exist until the artifact is written.
     """
     winner = judgement.winner
@@ -34,22 +31,23 @@ def with_torch_only(
     # At ties, two candidates may give different answers; both artifacts serve one class.
     alone = [
         trial
-        for trial in judgement.trials
-        if trial.problem is None and not _needs_engine(trial) and not (trial.ties or winner.ties)
+        for trial in judgement.passing
+        if not _needs_engine(trial) and not (trial.ties or winner.ties)
     ]
     if not alone:
         return judgement
     sampling = judgement.sampling
     to_the_end = [
-        trial for trial in alone if sampling is None or not sampling.stopped(trial.candidate.recipe)
+        trial for trial in alone if sampling is None or not sampling.stopped(trial.recipe)
     ]
     best = max(to_the_end or alone, key=lambda trial: trial.speedup.value if trial.speedup else 0.0)
     second = replace(judgement, winner=best, best=best, previous=None)
+    second = second.with_winner(with_cold_start(session, best))
     engine = ENGINES[winner.candidate.payloads[0].kind]
-    text = f"{best.candidate.recipe} serves where {engine} is not installed"
+    text = f"{best.recipe} serves where {engine} is not installed"
     return replace(
         judgement.with_winner(winner, text=text),
-        torch_only=with_further_threads(subject, second, target, folder),
+        torch_only=with_further_threads(session, second, folder),
     )
 
 

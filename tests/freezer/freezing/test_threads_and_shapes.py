@@ -19,7 +19,7 @@ from freezer.artifact import readable
 from freezer.cli.app import main
 from freezer.errors import ContractError, IncompatibleError, UsageError
 from freezer.freezing.judging import judge
-from freezer.freezing.judging.timed_cells import general
+from freezer.freezing.judging.judgement import general
 from freezer.freezing.target import target_here
 from freezer.pyfunc import _load_pyfunc
 from freezer.serving.canary import canary_figures
@@ -27,14 +27,13 @@ from freezer.spec import Dim
 from tests.conftest import Several
 from tests.support.models import mlp
 from tests.support.steps import (
-    ANY_SPEED,
     BATCH,
     HERE,
-    QUICK,
     candidate_of,
     copy_of,
     judgement_of,
     random_inputs,
+    session_of,
     subject_of,
 )
 
@@ -161,10 +160,8 @@ def test_wrong_payload_for_another_count_is_rejected(tmp_path: Path) -> None:
     )
     found = judgement_of(other, [replace(right, payloads=payloads)])
     assert found.verdict == "published", "the other count is not requested"
-    target = target_here(HERE, (THREADS, THREADS + 1))
-    found = judge(
-        other, [replace(right, payloads=payloads)], target, limits=ANY_SPEED, policy=QUICK
-    )
+    session = session_of(other, target_here(HERE, (THREADS, THREADS + 1)))
+    found = judge(session, [replace(right, payloads=payloads)])
     assert found.verdict == "rejected"
     assert f"payloads/wrong.pt with {THREADS + 1} threads" in found.reason
 

@@ -18,7 +18,7 @@ from freezer.freezing.packaging import assemble
 from freezer.freezing.target import target_here
 from freezer.spec import Limits
 from tests.support.models import seeded
-from tests.support.steps import ANY_SPEED, HERE, QUICK, candidate_of, random_inputs, subject_of
+from tests.support.steps import ANY_SPEED, HERE, candidate_of, random_inputs, session_of, subject_of
 
 RECIPE = "torchscript-frozen"
 SLOW = 100
@@ -55,15 +55,13 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Candidate:
 def published(tmp_path_factory: pytest.TempPathFactory) -> Incumbent:
     """The artifact of the model without extra work."""
     folder = tmp_path_factory.mktemp("published")
-    fast = subject()
-    candidate = candidate_of(fast, RECIPE, folder / "c", TARGET)
-    provenance = {"source": "here", "weights": candidate.weights}
+    session = session_of(subject(), TARGET)
+    candidate = candidate_of(session.subject, RECIPE, folder / "c", TARGET)
     made = assemble(
-        fast,
-        judged(candidate, model=fast),
-        TARGET,
+        session,
+        judge(session, [candidate]),
         dest=folder / "a",
-        provenance=provenance,
+        provenance={"source": "here"},
         failures={},
     )
     return Incumbent(
@@ -77,14 +75,8 @@ def judged(
     limits: Limits = ANY_SPEED,
     model: Subject | None = None,
 ) -> Judgement:
-    return judge(
-        model or subject(SLOW),
-        [candidate],
-        TARGET,
-        limits=limits,
-        policy=QUICK,
-        incumbent=incumbent,
-    )
+    session = session_of(model or subject(SLOW), TARGET, limits=limits)
+    return judge(session, [candidate], incumbent)
 
 
 def changed(incumbent: Incumbent, **changes: Any) -> Incumbent:

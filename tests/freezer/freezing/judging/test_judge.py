@@ -16,14 +16,12 @@ import torch
 from freezer.errors import JudgeError
 from freezer.freezing.candidates import Candidate
 from freezer.freezing.judging import judge
-from freezer.freezing.judging.session import _quality
-from freezer.freezing.judging.verdicts import over_limit
+from freezer.freezing.judging.steps import quality_of
 from freezer.freezing.models import Subject, weights_digest
 from freezer.freezing.packaging import assemble
 from freezer.freezing.recipes import EAGER
 from freezer.freezing.target import target_here
 from freezer.spec import Dim, Limits
-from freezer.timing import Speedup
 from tests.support.models import (
     BakedCounter,
     Branching,
@@ -36,13 +34,13 @@ from tests.support.models import (
     seeded,
 )
 from tests.support.steps import (
-    ANY_SPEED,
     BATCH,
     HERE,
     QUICK,
     candidate_of,
     judgement_of,
     random_inputs,
+    session_of,
     subject_of,
 )
 
@@ -173,27 +171,9 @@ def test_limits_decide_the_verdict(
     assert re.search(reason, found.reason)
 
 
-def test_lower_bound_decides(mlp_candidate: tuple[Subject, Candidate]) -> None:
-    subject, candidate = mlp_candidate
-    found = judgement_of(subject, [candidate])
-    assert found.winner is not None
-    bounds = [
-        over_limit(found.winner, Speedup(value=1.2, low=low, high=1.3), Limits())
-        for low in (1.05, 1.06)
-    ]
-    assert bounds == ["speedup 1.20, at least 1.05; speedup_min is 1.05", None]
-
-
 def test_disturbed_judge_is_unstable(mlp_candidate: tuple[Subject, Candidate]) -> None:
     subject, candidate = mlp_candidate
-    never_quiet = replace(QUICK, busy_limit=-1e9)
-    found = judge(
-        subject,
-        [candidate],
-        target_here(HERE, torch.get_num_threads()),
-        limits=ANY_SPEED,
-        policy=never_quiet,
-    )
+    found = judgement_of(subject, [candidate], policy=replace(QUICK, busy_limit=-1e9))
     assert found.verdict == "unstable"
     assert found.winner is None
     assert "disturbed" in found.reason
@@ -203,22 +183,22 @@ def test_accepted_noise_publishes_by_the_lower_bound(
     mlp_candidate: tuple[Subject, Candidate], tmp_path: Path
 ) -> None:
     subject, candidate = mlp_candidate
-    target, noise = target_here(HERE, 2), replace(QUICK, busy_limit=-1e9, accept_noise=True)
-    found = judge(subject, [candidate], target, limits=ANY_SPEED, policy=noise)
+    noise = replace(QUICK, busy_limit=-1e9, accept_noise=True)
+    session = session_of(subject, target_here(HERE, 2), policy=noise)
+    found = judge(session, [candidate])
     assert found.verdict == "published"
     assert "; by disturbed rounds, since other processes used" in found.reason
     latency = assemble(
-        subject, found, target, dest=tmp_path / "a", provenance={}, failures={}
+        session, found, dest=tmp_path / "a", provenance={}, failures={}
     ).manifest.latency
     assert latency is not None
     assert (latency.clock, latency.points[0].clock) == ("disturbed", "disturbed")
     assert latency.speedup_ci is not None
     assert latency.num_dropped_rounds == len(found.cells[0].sampling.samples_ms[EAGER])
-    hidden = judge(subject, [candidate], target, limits=Limits(speedup_min=1e6), policy=noise)
-    assert (hidden.verdict, hidden.winner) == (
-        "unstable",
-        None,
-    ), "noise does not replace what serves by the portable program"
+    hidden = judge(replace(session, limits=Limits(speedup_min=1e6)), [candidate])
+    assert (hidden.verdict, hidden.winner) == ("unstable", None), (
+        "noise does not replace what serves by the portable program"
+    )
 
 
 def test_portable_is_judged_on_drift_alone(tmp_path: Path) -> None:
@@ -235,11 +215,11 @@ def test_portable_is_judged_on_drift_alone(tmp_path: Path) -> None:
     ("found", "number"), [(torch.tensor([0.5]), 0.5), (np.float32(0.5), 0.5), (float("nan"), None)]
 )
 def test_task_metric_is_stored_as_a_plain_number(found: Any, number: float | None) -> None:
-    kept = _quality(lambda _: found, lambda: None)
+    kept = quality_of(lambda _: found, lambda: None)
     assert kept == number
     assert type(kept) in (float, NoneType)
     with pytest.raises(JudgeError, match=r"^task_metric: got Tensor \(.*\), expected one number$"):
-        _quality(lambda _: torch.ones(2), lambda: None)  # type: ignore[arg-type,return-value]
+        quality_of(lambda _: torch.ones(2), lambda: None)  # type: ignore[arg-type,return-value]
 
 
 def test_stateful_candidate_is_published_with_its_task_metric(tmp_path: Path) -> None:

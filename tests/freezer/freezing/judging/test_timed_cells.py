@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from freezer.artifact import FreezingReport, Payload
+from freezer.artifact import Dropped, Payload
 from freezer.codec import encode
 from freezer.freezing.candidates import Candidate
-from freezer.freezing.judging import Cell, figures_of, kept
-from freezer.freezing.judging.timed_cells import general, shared_out
+from freezer.freezing.judging import Cell, kept_payloads, point_figures
+from freezer.freezing.judging.judgement import general
+from freezer.freezing.judging.timed_cells import shared_out
 from freezer.freezing.recipes import EAGER
 from freezer.spec import Dim, Limits, SamplingPolicy
 from freezer.timing import Sampling
+from tests.support.steps import plain_candidate, rules
 
-POLICY = SamplingPolicy(percentiles=("p50", "p90"), num_bootstrap=200)
+POLICY = rules().policy
 RECIPE = "inductor-frozen"
 
 
@@ -29,24 +32,7 @@ def payload(num_threads: int, batch: int | None) -> Payload:
     )
 
 
-def candidate_of(*payloads: Payload) -> Candidate:
-    return Candidate(
-        folder=Path(),
-        recipe=RECIPE,
-        lowering="inductor",
-        capture="export",
-        settings={},
-        tried=(),
-        payloads=payloads,
-        reports={item.path: FreezingReport() for item in payloads},
-        warnings=(),
-        toolchain={},
-        weights="",
-        build_s=0.0,
-    )
-
-
-ALL = candidate_of(*(payload(count, batch) for count in (2, 1) for batch in (1, 8, None)))
+ALL = plain_candidate(*(payload(count, batch) for count in (2, 1) for batch in (1, 8, None)))
 """Payloads for 2 threads, which decide, and 1; for batch 1, which decides, batch 8, and all."""
 
 
@@ -89,6 +75,10 @@ def cells(**changes: Cell) -> tuple[Cell, ...]:
     return tuple({**gains, **changes}.values())
 
 
+def kept(cells: tuple[Cell, ...], **changes: Any) -> tuple[Candidate, tuple[Dropped, ...]]:
+    return kept_payloads(rules(**changes), ALL, cells)
+
+
 def names(candidate: Candidate) -> list[str]:
     return [Path(item.path).stem for item in candidate.payloads]
 
@@ -98,7 +88,7 @@ def test_point_payload_must_beat_the_general_one() -> None:
         two_eight=cell(2, 8, eager=80, special=40, dynamic=40),
         one_one=cell(1, 1, eager=18, special=9.5, dynamic=9),
     )
-    found, dropped = kept(ALL, slow, Limits(), POLICY)
+    found, dropped = kept(slow)
     assert names(found) == ["batch1-threads2", "all-threads2", "batch8-threads1", "all-threads1"]
     assert set(found.reports) == {item.path for item in found.payloads}
     assert [item.reason for item in dropped] == [
@@ -119,7 +109,7 @@ def test_point_payload_must_beat_the_general_one() -> None:
     ids=["all gain", "deciding"],
 )
 def test_payloads_that_gain_or_decide_are_kept(changes: dict[str, Cell]) -> None:
-    assert kept(ALL, cells(**changes), Limits(), POLICY) == (ALL, ())
+    assert kept(cells(**changes)) == (ALL, ())
 
 
 def test_further_thread_count_must_beat_eager() -> None:
@@ -127,21 +117,21 @@ def test_further_thread_count_must_beat_eager() -> None:
         "one_one": cell(1, 1, eager=7, special=7, dynamic=9),
         "one_eight": cell(1, 8, eager=60, special=60, dynamic=70),
     }
-    found, dropped = kept(ALL, cells(**eager_is_as_fast), Limits(), POLICY)
+    found, dropped = kept(cells(**eager_is_as_fast))
     assert names(found) == ["batch1-threads2", "batch8-threads2", "all-threads2"]
     assert {item.reason for item in dropped} == {
         "at best (1 thread, batch 1) 1.00 times as fast as eager, at least 1.00; speedup_min is"
         " 1.05"
     }
     one_point = {**eager_is_as_fast, "one_eight": cell(1, 8, eager=150, special=60, dynamic=70)}
-    assert kept(ALL, cells(**one_point), Limits(), POLICY) == (ALL, ())
-    found, dropped = kept(ALL, cells(**one_point), Limits(speedup_min=4.0), POLICY)
+    assert kept(cells(**one_point)) == (ALL, ())
+    found, dropped = kept(cells(**one_point), limits=Limits(speedup_min=4.0))
     assert [item.num_threads for item in dropped] == [1, 1, 1]
 
 
 def test_disturbed_cells_drop_their_payloads() -> None:
     torn = cells(two_eight=cell(2, 8, eager=80, special=30, dynamic=40, stable=False))
-    found, dropped = kept(ALL, torn, Limits(), POLICY)
+    found, dropped = kept(torn)
     assert names(found) == [
         "batch1-threads2",
         "all-threads2",
@@ -155,16 +145,14 @@ def test_disturbed_cells_drop_their_payloads() -> None:
     )
     quiet = {"eager": 1.0, "special": 1.0, "dynamic": 1.0, "stable": False}
     none = cells(one_one=cell(1, 1, **quiet), one_eight=cell(1, 8, **quiet))  # type: ignore[arg-type]
-    assert {item.reason for item in kept(ALL, none, Limits(), POLICY)[1]} == {
+    assert {item.reason for item in kept(none)[1]} == {
         "with 1 thread the machine was too disturbed to measure"
     }
 
 
 def test_figures_of_kept_payloads() -> None:
-    found, _ = kept(
-        ALL, cells(two_eight=cell(2, 8, eager=80, special=40, dynamic=40)), Limits(), POLICY
-    )
-    rows = [encode(item) for item in figures_of(found, cells(), POLICY, 1)]
+    found, _ = kept(cells(two_eight=cell(2, 8, eager=80, special=40, dynamic=40)))
+    rows = [encode(item) for item in point_figures(found, cells(), POLICY, 1)]
     assert [(row["threads"], row["point"]["batch"], Path(row["payload"]).stem) for row in rows] == [
         (2, 1, "batch1-threads2"),
         (2, 1, "all-threads2"),
@@ -190,11 +178,11 @@ def test_figures_of_kept_payloads() -> None:
     assert (first["eager_p50"], first["p50"]) == (pytest.approx(10.2), pytest.approx(4.08))
     assert first["speedup"] == pytest.approx(2.5)
     torn = [cell(2, 1, eager=10, special=4, dynamic=6, stable=False)]
-    assert [(item.speedup_ci, item.verdict) for item in figures_of(ALL, torn, POLICY, 1)] == [
+    assert [(item.speedup_ci, item.verdict) for item in point_figures(ALL, torn, POLICY, 1)] == [
         (None, "unstable")
     ] * 2
     speeds = [cell(2, 1, eager=10, special=ms, dynamic=10) for ms in (9, 11)]
-    verdicts = [item.verdict for item in figures_of(ALL, speeds, POLICY, 1)]
+    verdicts = [item.verdict for item in point_figures(ALL, speeds, POLICY, 1)]
     assert verdicts == ["faster", "not slower", "slower", "not slower"]
 
 

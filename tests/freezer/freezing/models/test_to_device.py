@@ -19,7 +19,7 @@ from freezer.freezing.packaging import assemble
 from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import Target, target_here
 from tests.support.models import Counter, Mlp, Random, mlp, seeded
-from tests.support.steps import ANY_SPEED, BATCH, HERE, QUICK, random_inputs, subject_of
+from tests.support.steps import ANY_SPEED, BATCH, HERE, QUICK, random_inputs, session_of, subject_of
 
 APART = torch.device("cpu", 0)
 X = random_inputs(2, 4)
@@ -51,13 +51,12 @@ def test_freeze_on_another_device(
 ) -> None:
     subject = subject_of(seeded(model), {"x": X}, {"x": {0: BATCH}})
     (tmp_path / "candidate").mkdir()
-    candidate = build(subject, RECIPES[recipe], target, tmp_path / "candidate")
-    judgement = judge(subject, [candidate], target, limits=ANY_SPEED, policy=QUICK)
+    session = session_of(subject, target)
+    candidate = build(session.subject, RECIPES[recipe], target, tmp_path / "candidate")
+    judgement = judge(session, [candidate])
     assert judgement.winner is not None, judgement.reason
     assert judgement.reference.float64
-    artifact = assemble(
-        subject, judgement, target, dest=tmp_path / "out", provenance={}, failures={}
-    )
+    artifact = assemble(session, judgement, dest=tmp_path / "out", provenance={}, failures={})
     torch.testing.assert_close(freezer.load(artifact.folder)(x=X), subject.fresh()(X))
 
 
@@ -66,7 +65,7 @@ def test_keep_eager_writes_the_captured_program(tmp_path: Path, target: Target) 
     subject = subject_of(model, {"x": X}, {"x": {0: BATCH}})
     slow = replace(ANY_SPEED, speedup_min=1e9)
     artifact, why = keep_eager(
-        subject,
+        to_device(subject, target.device),
         target,
         dest=tmp_path / "out",
         limits=slow,

@@ -11,22 +11,19 @@ import freezer
 from freezer.errors import BuildError
 from freezer.freezing.candidates import Candidate
 from freezer.freezing.freeze import freeze
-from freezer.freezing.judging import Judgement, judge
-from freezer.freezing.models import Subject
-from freezer.freezing.payload_sets import with_further_threads
-from freezer.freezing.payload_sets.further_threads import judge_further
+from freezer.freezing.judging import Judgement, Session, judge
+from freezer.freezing.payload_sets.further_threads import judge_further, with_further_threads
 from freezer.freezing.target import target_here
 from freezer.hardware import counts_within
-from freezer.spec import Limits
 from tests.support.models import mlp
 from tests.support.steps import (
     ANY_SPEED,
     BATCH,
     HERE,
-    QUICK,
     QUICK_OPTIONS,
     candidate_of,
     random_inputs,
+    session_of,
     subject_of,
 )
 
@@ -41,19 +38,20 @@ def test_default_counts(cpus: int, expected: tuple[int, ...]) -> None:
 
 
 @pytest.fixture(scope="module")
-def subject() -> Subject:
-    return subject_of(mlp(), {"x": random_inputs(2, 4)}, {"x": {0: BATCH}})
+def session() -> Session:
+    subject = subject_of(mlp(), {"x": random_inputs(2, 4)}, {"x": {0: BATCH}})
+    return session_of(subject, TARGET)
 
 
-def judged(subject: Subject, folder: Path, limits: Limits = ANY_SPEED) -> Judgement:
+def judged(session: Session, folder: Path) -> Judgement:
     """The judgement of a candidate for 2 threads; TorchScript stands for a library, which takes
     seconds to build.
     """
-    candidate = candidate_of(subject, "torchscript-frozen", folder / "candidate", TARGET.at(2))
-    own = replace(
-        candidate, payloads=tuple(replace(payload, num_threads=2) for payload in candidate.payloads)
+    candidate = candidate_of(
+        session.subject, "torchscript-frozen", folder / "candidate", TARGET.at(2)
     )
-    return judge(subject, [own], TARGET, limits=limits, policy=QUICK)
+    payloads = tuple(replace(payload, num_threads=2) for payload in candidate.payloads)
+    return judge(session, [replace(candidate, payloads=payloads)])
 
 
 def with_payload(judgement: Judgement, content: bytes | None = None) -> Candidate:
@@ -70,9 +68,9 @@ def with_payload(judgement: Judgement, content: bytes | None = None) -> Candidat
     )
 
 
-def test_payload_for_a_further_count_is_kept(subject: Subject, tmp_path: Path) -> None:
-    judgement = judged(subject, tmp_path)
-    found = judge_further(subject, judgement, with_payload(judgement), TARGET)
+def test_payload_for_a_further_count_is_kept(session: Session, tmp_path: Path) -> None:
+    judgement = judged(session, tmp_path)
+    found = judge_further(session, judgement, with_payload(judgement))
     assert found.winner is not None
     assert found.winner is found.best is found.trials[0]
     assert [payload.num_threads for payload in found.winner.candidate.payloads] == [2, 1]
@@ -85,14 +83,14 @@ def test_payload_for_a_further_count_is_kept(subject: Subject, tmp_path: Path) -
     assert (found.verdict, found.winner.speedup) == (judgement.verdict, judgement.winner.speedup)  # type: ignore[union-attr]
 
 
-def test_wrong_payload_for_a_further_count_is_dropped(subject: Subject, tmp_path: Path) -> None:
+def test_wrong_payload_for_a_further_count_is_dropped(session: Session, tmp_path: Path) -> None:
     """It is of a model with another bias; the verdict stays."""
-    judgement, changed = judged(subject, tmp_path), mlp()
+    judgement, changed = judged(session, tmp_path), mlp()
     changed.last.bias.data += 1.0  # type: ignore[operator,union-attr]
     other = subject_of(changed, {"x": random_inputs(2, 4)}, {"x": {0: BATCH}})
     wrong = candidate_of(other, "torchscript-frozen", tmp_path / "wrong")
     candidate = with_payload(judgement, (wrong.folder / wrong.payloads[0].path).read_bytes())
-    found = judge_further(subject, judgement, candidate, TARGET)
+    found = judge_further(session, judgement, candidate)
     assert found.verdict == "published"
     assert found.winner is not None
     assert [payload.path for payload in found.winner.candidate.payloads] == ["payloads/all.pt"]
@@ -101,25 +99,25 @@ def test_wrong_payload_for_a_further_count_is_dropped(subject: Subject, tmp_path
     assert "error_ratio" in dropped.reason or "rmse" in dropped.reason, dropped.reason
 
 
-def test_size_limit_holds_for_all_counts(subject: Subject, tmp_path: Path) -> None:
-    judgement = judged(subject, tmp_path)
+def test_size_limit_holds_for_all_counts(session: Session, tmp_path: Path) -> None:
+    judgement = judged(session, tmp_path)
     candidate = with_payload(judgement)
     limits = replace(ANY_SPEED, size_mb_max=1.5 * candidate.payloads[0].size_bytes / 1e6)
-    found = judge_further(subject, replace(judgement, limits=limits), candidate, TARGET)
+    found = judge_further(replace(session, limits=limits), judgement, candidate)
     assert found.winner is not None
     assert [payload.num_threads for payload in found.winner.candidate.payloads] == [2]
     assert "size_mb_max is" in found.winner.dropped[0].reason
 
 
 def test_failed_build_leaves_the_winner(
-    subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*args: object) -> Candidate:
         raise BuildError("inductor: no room")
 
     monkeypatch.setattr("freezer.freezing.payload_sets.further_threads.build_further", fails)
-    judgement = judged(subject, tmp_path)
-    found = with_further_threads(subject, judgement, TARGET, tmp_path)
+    judgement = judged(session, tmp_path)
+    found = with_further_threads(session, judgement, tmp_path)
     assert (found.verdict, found.cells) == ("published", judgement.cells)
     assert found.winner is not None
     assert [(item.num_threads, item.reason) for item in found.winner.dropped] == [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,8 +12,7 @@ from torch import Tensor, nn
 import freezer
 from freezer.artifact import describe, readable
 from freezer.freezing.candidates import Candidate
-from freezer.freezing.judging import Judgement, judge
-from freezer.freezing.models import Subject
+from freezer.freezing.judging import Session, judge
 from freezer.freezing.packaging import assemble
 from freezer.freezing.payload_sets.slow_sizes import nearest_sizes, with_captured
 from freezer.spec import Dim
@@ -25,6 +23,7 @@ from tests.support.steps import (
     QUICK_OPTIONS,
     candidate_of,
     random_inputs,
+    session_of,
     subject_of,
     target_of,
 )
@@ -51,25 +50,22 @@ class SlowWhenTraced(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def subject() -> Subject:
-    return subject_of(SlowWhenTraced(), {"x": random_inputs(2, 16)}, {"x": {0: BATCH}})
+def session() -> Session:
+    subject = subject_of(SlowWhenTraced(), {"x": random_inputs(2, 16)}, {"x": {0: BATCH}})
+    return session_of(subject, target_of(subject, "torchscript-frozen", ONE), policy=POLICY)
 
 
 @pytest.fixture(scope="module")
-def candidate(subject: Subject, tmp_path_factory: pytest.TempPathFactory) -> Candidate:
+def candidate(session: Session, tmp_path_factory: pytest.TempPathFactory) -> Candidate:
     """Faster than eager at batch 1 and 32, slower at batch 1024."""
-    return candidate_of(subject, "torchscript-frozen", tmp_path_factory.mktemp("slow") / "c")
-
-
-def judged(subject: Subject, candidate: Candidate, **changes: Any) -> Judgement:
-    target = target_of(subject, "torchscript-frozen", ONE)
-    return judge(subject, [candidate], target, limits=ANY_SPEED, policy=replace(POLICY, **changes))
+    folder = tmp_path_factory.mktemp("slow") / "c"
+    return candidate_of(session.subject, "torchscript-frozen", folder)
 
 
 def test_slower_sizes_are_reported(
-    subject: Subject, candidate: Candidate, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    session: Session, candidate: Candidate, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = judged(subject, candidate)
+    found = judge(session, [candidate])
     assert found.winner is not None
     assert [(item.point["batch"], item.verdict) for item in found.winner.points] == [
         (1, "faster"),
@@ -78,8 +74,7 @@ def test_slower_sizes_are_reported(
     ]
     place = f"{ONE} thread, batch 1024 ({found.winner.points[2].speedup:.2f})"
     assert found.reason.endswith(f"; slower than eager with {place}")
-    target = target_of(subject, "torchscript-frozen", ONE)
-    artifact = assemble(subject, found, target, dest=tmp_path / "a", provenance={}, failures={})
+    artifact = assemble(session, found, dest=tmp_path / "a", provenance={}, failures={})
     assert [
         text.rpartition(", ")[2] for name, text in describe(artifact.manifest) if name == "point"
     ] == [
@@ -93,8 +88,9 @@ def test_slower_sizes_are_reported(
     ]
 
 
-def test_slow_size_is_not_measured(subject: Subject, candidate: Candidate) -> None:
-    found = judged(subject, candidate, time_limit_s=1e-4)
+def test_slow_size_is_not_measured(session: Session, candidate: Candidate) -> None:
+    hurried = replace(session, policy=replace(POLICY, time_limit_s=1e-4))
+    found = judge(hurried, [candidate])
     assert found.winner is not None
     assert [(item.verdict, item.eager_p50) for item in found.winner.points[1:]] == [
         ("not measured", None)
@@ -138,48 +134,22 @@ def test_captured_program_serves_where_it_is_faster(tmp_path: Path) -> None:
 
 
 def test_captured_program_is_left_out_with_a_reason(
-    subject: Subject, candidate: Candidate, tmp_path: Path
+    session: Session, candidate: Candidate, tmp_path: Path
 ) -> None:
-    found = judged(subject, candidate)
-    target = target_of(subject, "torchscript-frozen", ONE)
-    small = replace(found, limits=replace(ANY_SPEED, size_mb_max=0.001))
-    stateful = replace(found, reference=replace(found.reference, stateful=True))
-    for number, (judgement, why) in enumerate(
-        [(small, "size_mb_max is 0.001"), (stateful, "belong to one payload")]
+    found = judge(session, [candidate])
+    small = replace(session, limits=replace(ANY_SPEED, size_mb_max=0.001))
+    stateful = replace(session, reference=replace(session.reference, stateful=True))
+    for strict, reason in (
+        (small, "size_mb_max is 0.001"),
+        (stateful, "belong to one payload"),
     ):
-        (tmp_path / str(number)).mkdir()
-        kept = with_captured(subject, judgement, target, tmp_path / str(number))
-        assert why in kept.reason
-        assert kept.winner is not None
-        assert [why in item.reason for item in kept.winner.dropped] == [True]
-        assert kept.winner.candidate == candidate
-
-
-def test_cold_start_opens_what_serves_its_inputs(
-    subject: Subject, candidate: Candidate, tmp_path: Path
-) -> None:
-    (candidate.folder / "payloads" / "captured.pt2").write_bytes(b"does not open")
-    large = replace(
-        candidate.payloads[0],
-        path="payloads/captured.pt2",
-        kind="exported",
-        dims=(replace(BATCH, min=182),),
-    )
-    found = judged(subject, candidate)
-    assert found.winner is not None
-    winner = replace(
-        found.winner, candidate=replace(candidate, payloads=(large, *candidate.payloads))
-    )
-    target = target_of(subject, "torchscript-frozen", ONE)
-    artifact = assemble(
-        subject,
-        replace(found, winner=winner),
-        target,
-        dest=tmp_path / "a",
-        provenance={},
-        failures={},
-    )
-    assert artifact.manifest.golden[0].point["batch"] < 182
+        folder = tmp_path / reason
+        folder.mkdir()
+        unchanged = with_captured(strict, found, folder)
+        assert reason in unchanged.reason
+        assert unchanged.winner is not None
+        assert [reason in item.reason for item in unchanged.winner.dropped] == [True]
+        assert unchanged.winner.candidate == candidate
 
 
 DIMS = (BATCH, Dim(name="height", min=32, max=128, multiple_of=8))

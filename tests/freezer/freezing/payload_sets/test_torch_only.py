@@ -10,8 +10,7 @@ import torch
 
 import freezer
 from freezer.artifact import Artifact, read_artifacts
-from freezer.freezing.judging import Judgement, judge
-from freezer.freezing.models import Subject
+from freezer.freezing.judging import Judgement, Session, judge
 from freezer.freezing.packaging import assemble
 from freezer.freezing.payload_sets.torch_only import with_torch_only
 from freezer.freezing.target import target_here
@@ -19,13 +18,12 @@ from freezer.serving import load as load_module
 from freezer.store import Store
 from tests.support.models import mlp
 from tests.support.steps import (
-    ANY_SPEED,
     BATCH,
     HERE,
-    QUICK,
     candidate_of,
     random_inputs,
     rewritten,
+    session_of,
     subject_of,
 )
 
@@ -33,38 +31,39 @@ TARGET = target_here(HERE, 1)
 
 
 @pytest.fixture(scope="module")
-def subject() -> Subject:
-    return subject_of(mlp(), {"x": random_inputs(2, 4)}, {"x": {0: BATCH}})
+def session() -> Session:
+    subject = subject_of(mlp(), {"x": random_inputs(2, 4)}, {"x": {0: BATCH}})
+    return session_of(subject, TARGET)
 
 
 @pytest.fixture(scope="module")
-def judgement(subject: Subject, tmp_path_factory: pytest.TempPathFactory) -> Judgement:
+def judgement(session: Session, tmp_path_factory: pytest.TempPathFactory) -> Judgement:
     """Of three candidates, with the one for ONNX Runtime as the winner."""
     folder = tmp_path_factory.mktemp("candidates")
     names = ("onnxruntime", "torchscript-frozen", "torchscript-exact")
-    candidates = [candidate_of(subject, name, folder / name, TARGET) for name in names]
-    found = judge(subject, candidates, TARGET, limits=ANY_SPEED, policy=QUICK)
+    candidates = [candidate_of(session.subject, name, folder / name, TARGET) for name in names]
+    found = judge(session, candidates)
     assert [trial.problem for trial in found.trials] == [None] * 3
     return replace(found, winner=found.trials[0], best=found.trials[0])
 
 
-def assembled(subject: Subject, judgement: Judgement, folder: Path) -> Artifact:
+def assembled(session: Session, judgement: Judgement, folder: Path) -> Artifact:
     (folder / "work").mkdir()
-    found = with_torch_only(subject, judgement, TARGET, folder / "work")
+    found = with_torch_only(session, judgement, folder / "work")
     assert found.torch_only is not None
-    return assemble(subject, found, TARGET, dest=folder / "out", provenance={}, failures={})
+    return assemble(session, found, dest=folder / "out", provenance={}, failures={})
 
 
 @pytest.mark.parametrize("published", [False, True])
 def test_two_artifacts_serve_one_class(
-    subject: Subject,
+    session: Session,
     judgement: Judgement,
     published: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """From the folder OUT with OUT.torch beside it, and from a store."""
-    best = assembled(subject, judgement, tmp_path)
+    best = assembled(session, judgement, tmp_path)
     second = Artifact.read(tmp_path / "out.torch")
     speeds = {
         trial.candidate.recipe: trial.speedup.value
@@ -90,9 +89,9 @@ def test_two_artifacts_serve_one_class(
 
 
 def test_a_neighbour_of_other_weights_is_ignored(
-    subject: Subject, judgement: Judgement, tmp_path: Path
+    session: Session, judgement: Judgement, tmp_path: Path
 ) -> None:
-    best = assembled(subject, judgement, tmp_path)
+    best = assembled(session, judgement, tmp_path)
     second = Artifact.read(tmp_path / "out.torch")
     assert read_artifacts(best.folder) == (best, second)
     rewritten(second, provenance={"weights": "sha256:other"})
@@ -100,7 +99,7 @@ def test_a_neighbour_of_other_weights_is_ignored(
 
 
 def test_a_winner_for_torch_alone_stays_alone(
-    subject: Subject, judgement: Judgement, tmp_path: Path
+    session: Session, judgement: Judgement, tmp_path: Path
 ) -> None:
     alone = replace(judgement, winner=judgement.trials[1])
-    assert with_torch_only(subject, alone, TARGET, tmp_path) is alone
+    assert with_torch_only(session, alone, tmp_path) is alone

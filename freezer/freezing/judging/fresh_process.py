@@ -1,0 +1,85 @@
+"""Load time, first call and peak memory of a payload: the program of a fresh process.
+
+Run as a file, so that no package imports torch before it is measured. The request is JSON on stdin,
+the answer one line of JSON on stdout.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from freezer.artifact import ColdStart, Payload
+from freezer.codec import decode, encode
+from freezer.hardware import peak_bytes
+from freezer.spec import InputSpec, bind
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opening:
+    """What the fresh process opens and calls.
+
+    Attributes:
+        folder: folder with the payload.
+        inputs: file with the inputs, as set 0.
+        settings: recipe settings that the payload was built with.
+        num_threads: number of intra-op threads.
+    """
+
+    folder: Path
+    payload: Payload
+    settings: Mapping[str, Any]
+    spec: InputSpec
+    num_threads: int
+    inputs: Path
+    device: str = "cpu"
+
+
+def main(opening: Opening) -> ColdStart:
+    """Import torch, open the payload and call it twice; return the times and the memory."""
+    started = time.perf_counter()
+    import torch
+
+    imported = time.perf_counter()
+    from freezer.runtime.devices import current, tensors_on
+    from freezer.runtime.loaders import LOADERS
+    from freezer.runtime.tensor_files import load_tensors
+
+    torch.set_num_threads(opening.num_threads)
+    device, payload = torch.device(opening.device), opening.payload
+    example = load_tensors(opening.inputs)
+    tensors = {item.name: example[f"0/{item.name}"] for item in opening.spec.tensors}
+    tensors = tensors_on(tensors, device)
+    args: list[Any] = list(tensors.values())
+    kwargs: dict[str, Any] = {}
+    if payload.convention == "native":
+        args, kwargs = bind(opening.spec, tensors)
+    memory_before_mb = peak_bytes() / 1e6
+    with current(device), torch.no_grad():
+        times = [time.perf_counter()]
+        run = LOADERS[payload.kind](opening.folder / payload.path, opening.settings, device)
+        times.append(time.perf_counter())
+        for _ in range(2):
+            run(*args, **kwargs)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            times.append(time.perf_counter())
+    open_ms, first_call_ms, second_call_ms = ((end - start) * 1e3 for start, end in pairwise(times))
+    return ColdStart(
+        import_torch_ms=(imported - started) * 1e3,
+        open_ms=open_ms,
+        first_call_ms=first_call_ms,
+        second_call_ms=second_call_ms,
+        memory_before_mb=memory_before_mb,
+        memory_peak_mb=peak_bytes() / 1e6,
+    )
+
+
+if __name__ == "__main__":
+    print(json.dumps(encode(main(decode(Opening, json.load(sys.stdin), origin="the request")))))

@@ -1,0 +1,236 @@
+"""Records of a judgement: trials of candidates, timed cells, and the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from torch import Tensor
+
+from freezer.artifact import (
+    UNMEASURED,
+    ColdStart,
+    Dropped,
+    Manifest,
+    Measured,
+    MeasuredDrift,
+    MeasuredLatency,
+    PointFigures,
+    PreviousRecord,
+    Tradeoff,
+    place_text,
+)
+from freezer.freezing.candidates import Candidate
+from freezer.freezing.drift import STRIDES, Call, DriftReport, Reference
+from freezer.freezing.recipes import KEPT_EAGER
+from freezer.spec import SamplingPolicy, Timing
+from freezer.timing import Sampling, Speedup, speedup
+
+Verdict = Literal["published", "kept-eager", "kept-previous", "rejected", "failed", "unstable"]
+
+CAPTURED = KEPT_EAGER.name
+"""Entrant name of the captured program (slow_sizes.py)."""
+
+PREVIOUS = "previous"
+"""Entrant name of the artifact that serves now (incumbent.py)."""
+
+
+def general(recipe: str) -> str:
+    """Entrant name of a recipe's payload for all sizes, where a payload for a single point serves
+    under the recipe's name.
+    """
+    return f"{recipe}, all sizes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """Result of one candidate. Figures are None if they were not measured.
+
+    Attributes:
+        candidate: the candidate with its kept payloads.
+        problem: why it failed the drift gate; None if it passed.
+        drift: drift of every output in every call.
+        ties: if ties explain differences from eager, the calls of the deciding way with the
+            candidate's answers there.
+        answers: outputs of the single calls of a passing candidate, without those too large for an
+            artifact.
+        latency_ms: percentiles in the deciding cell.
+        speedup: speedup over eager in the deciding cell, of the objective's figure (`timing_of`).
+        cold_start: measured of the winner, and of all if memory is limited.
+        points: figures of every kept payload in every cell.
+        dropped: payloads that were not kept.
+    """
+
+    candidate: Candidate
+    problem: str | None = None
+    drift: DriftReport | None = None
+    ties: tuple[Call, ...] = ()
+    answers: Sequence[Mapping[str, Tensor]] = ()
+    latency_ms: MeasuredLatency = UNMEASURED.latency_ms
+    speedup: Speedup | None = None
+    cold_start: ColdStart | None = None
+    task_metric: float | None = None
+    points: tuple[PointFigures, ...] = ()
+    dropped: tuple[Dropped, ...] = ()
+
+    @property
+    def recipe(self) -> str:
+        """Name of the candidate's recipe."""
+        return self.candidate.recipe
+
+    @property
+    def measured(self) -> Measured:
+        """Speed and drift, as records have them."""
+        faster, drift = self.speedup, self.drift
+        return Measured(
+            speedup=faster.value if faster else None,
+            speedup_ci=(faster.low, faster.high) if faster else None,
+            drift=MeasuredDrift(**drift.summary()) if drift else UNMEASURED.drift,
+            latency_ms=self.latency_ms,
+        )
+
+    @property
+    def strides_equal(self) -> bool | None:
+        """Whether every output had eager's strides in every call, in dims of more than one element;
+        None if not compared.
+        """
+        rows = self.drift.rows if self.drift else ()
+        return not any((row.problem or "").startswith(STRIDES) for row in rows) if rows else None
+
+    def without_payloads(self, dropped: Sequence[Dropped]) -> Trial:
+        """The trial with payloads recorded as dropped."""
+        return replace(self, dropped=(*self.dropped, *dropped))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """Latency samples at one thread count and point.
+
+    Attributes:
+        point: sizes by dim name.
+        sampling: samples of all entrants, interleaved.
+        payloads: path of the payload that served each entrant; eager has none.
+    """
+
+    num_threads: int
+    point: Mapping[str, int]
+    sampling: Sampling
+    payloads: Mapping[str, str]
+
+    def faster(
+        self,
+        name: str,
+        over: str,
+        num_candidates: int,
+        policy: SamplingPolicy,
+        timing: Timing = "p50",
+    ) -> Speedup | None:
+        """Speedup of one entrant over another, by medians by default; None if the machine was too
+        disturbed.
+        """
+        if not self.sampling.stable:
+            return None
+        return speedup(
+            self.sampling,
+            name,
+            eager=over,
+            num_candidates=num_candidates,
+            policy=policy,
+            timing=timing,
+        )
+
+    def __str__(self) -> str:
+        return place_text(self.num_threads, self.point)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Incumbent:
+    """The artifact that serves the device class now.
+
+    Attributes:
+        folder: folder of the artifact.
+        manifest: manifest of the artifact.
+        digest: digest of its image manifest in the store.
+        problem: why it does not serve this process; None if it does.
+    """
+
+    folder: Path
+    manifest: Manifest
+    digest: str
+    problem: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """The verdict of one model and device class, with its evidence. Each step adds its part.
+
+    Attributes:
+        reason: one sentence for people.
+        trials: one for each candidate.
+        reference: outputs of eager that the trials were compared with.
+        winner: the trial to publish; None unless published.
+        best: the trial that came nearest; its figures are shown if nothing is published.
+        cells: all timed cells, the deciding one first; none if no candidate passed the drift gate.
+        eager_ms: percentiles of eager in the deciding cell; empty if nothing was timed.
+        task_metric: quality of the eager model.
+        pareto: the Pareto front of the trials that passed the drift gate and were timed.
+        incumbent: the artifact that serves now; None without one.
+        old: trial of the incumbent with its payloads for the deciding thread count; None if it
+            cannot be compared, and `previous.problem` says why.
+        previous: the incumbent, compared with what would replace it; None without one.
+        torch_only: if the winner needs an engine, the judgement whose winner is the best trial that
+            needs torch alone (torch_only.py).
+    """
+
+    trials: tuple[Trial, ...]
+    reference: Reference
+    verdict: Verdict = "failed"
+    reason: str = ""
+    winner: Trial | None = None
+    best: Trial | None = None
+    cells: tuple[Cell, ...] = ()
+    eager_ms: Mapping[str, float | None] = field(default_factory=dict)
+    task_metric: float | None = None
+    pareto: tuple[Tradeoff, ...] = ()
+    incumbent: Incumbent | None = None
+    old: Trial | None = None
+    previous: PreviousRecord | None = None
+    torch_only: Judgement | None = None
+
+    @property
+    def sampling(self) -> Sampling | None:
+        """The samples of the deciding cell."""
+        return self.cells[0].sampling if self.cells else None
+
+    @property
+    def passing(self) -> list[Trial]:
+        """The trials that passed the drift gate."""
+        return [trial for trial in self.trials if trial.problem is None]
+
+    def with_passing(self, change: Callable[[Trial], Trial]) -> Judgement:
+        """The judgement with the passing trials changed."""
+        trials = [trial if trial.problem is not None else change(trial) for trial in self.trials]
+        return replace(self, trials=tuple(trials))
+
+    def with_winner(self, winner: Trial, *, text: str = "") -> Judgement:
+        """The judgement with another trial of its winner, and more text in its reason."""
+        trials = tuple(winner if trial is self.winner else trial for trial in self.trials)
+        reason = f"{self.reason}; {text}" if text else self.reason
+        return replace(self, winner=winner, best=winner, trials=trials, reason=reason)
+
+    def with_cells(self, cells: Sequence[Cell]) -> Judgement:
+        """The judgement with further cells."""
+        return replace(self, cells=(*self.cells, *cells))
+
+
+def percentiles_of(sampling: Sampling, entrant: str, policy: SamplingPolicy) -> MeasuredLatency:
+    """Percentiles of an entrant that records have."""
+    values = sampling.percentiles(entrant, policy)
+    return MeasuredLatency(
+        p50=values.get("p50"),
+        p90=values.get("p90"),
+        p95=values.get("p95"),
+        p99=values.get("p99"),
+    )

@@ -1,0 +1,118 @@
+"""Judge: validate and time all candidates of one model and device class side by side with eager,
+and decide the verdict. READ THIS FIRST.
+
+`STEPS` lists what happens in order; each step adds its part to the judgement. docs/contract.md has
+the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from freezer.artifact import slower_than_eager
+from freezer.compare import finite
+from freezer.errors import JudgeError
+from freezer.freezing.candidates import Candidate
+from freezer.freezing.judging.cold_start import measure_memory, measure_winner
+from freezer.freezing.judging.incumbent import compare_with_incumbent, enter_incumbent
+from freezer.freezing.judging.judgement import Incumbent, Judgement, Trial
+from freezer.freezing.judging.kept_payloads import point_figures
+from freezer.freezing.judging.session import Session, TaskMetric, judging_conditions
+from freezer.freezing.judging.timed_cells import time_entrants, time_sizes, without_grad
+from freezer.freezing.judging.trials import apply_gate
+from freezer.freezing.judging.verdicts import decide
+from freezer.runtime.devices import called_on
+
+
+def measure_quality(session: Session, judgement: Judgement) -> Judgement:
+    """Apply the caller's own quality measure to eager and to the passing trials."""
+    metric = session.task_metric
+    if metric is None:
+        return judgement
+
+    def measured(trial: Trial) -> Trial:
+        return replace(trial, task_metric=quality(trial.candidate.open(session.subject)))
+
+    def quality(model: Callable[..., Any]) -> float | None:
+        return quality_of(metric, called_on(model, session.subject.device))
+
+    of_eager = quality(partial(without_grad, session.subject.fresh()))
+    return replace(judgement.with_passing(measured), task_metric=of_eager)
+
+
+def time_other_sizes(session: Session, judgement: Judgement) -> Judgement:
+    """Add the latency of the winner at the middle and the largest sizes."""
+    winner, policy = judgement.winner, session.policy
+    if winner is None:
+        return judgement
+    cells = time_sizes(session, [winner.candidate])
+    timed = replace(
+        winner, points=(*winner.points, *point_figures(winner.candidate, cells, policy, 1))
+    )
+    slower = slower_than_eager(timed.points)
+    text = f"slower than eager with {slower}" if slower and not session.on_drift_alone else ""
+    return judgement.with_cells(cells).with_winner(timed, text=text)
+
+
+Step = Callable[[Session, Judgement], Judgement]
+
+STEPS: tuple[Step, ...] = (
+    apply_gate,  # run every candidate, and compare its outputs with the reference (trials.py)
+    measure_memory,  # of the passing ones in fresh processes, if memory is limited (cold_start.py)
+    enter_incumbent,  # let the artifact that serves now compete (incumbent.py)
+    time_entrants,  # with eager, side by side, and drop payloads that gain nothing (timed_cells.py)
+    measure_quality,
+    decide,  # by the limits and the objective (verdicts.py)
+    compare_with_incumbent,  # what is worse does not replace it (incumbent.py)
+    time_other_sizes,
+    measure_winner,  # in a fresh process (cold_start.py)
+)
+
+
+def judge(
+    session: Session, candidates: Sequence[Candidate], incumbent: Incumbent | None = None
+) -> Judgement:
+    """Judge the candidates of one model and device class. Nothing else should use the hardware
+    meanwhile.
+
+    Args:
+        session: the model, the target and the rules.
+        candidates: candidates for the target, at least one.
+        incumbent: the artifact that serves now.
+
+    Raises:
+        JudgeError: the candidates were built from other weights, or no fresh process can serve the
+            winner.
+    """
+    for candidate in candidates:
+        if candidate.weights != session.subject.weights:
+            raise JudgeError(
+                f"{session.subject.name}: the source gave other weights when {candidate.recipe} was"
+                " built; seed it, or load the weights from a file",
+                code="CP-WEIGHTS-DIFFER",
+            )
+    trials = tuple(Trial(candidate=candidate) for candidate in candidates)
+    judgement = Judgement(trials=trials, reference=session.reference, incumbent=incumbent)
+    with judging_conditions(session.target):
+        for step in STEPS:
+            judgement = step(session, judgement)
+    return judgement
+
+
+def quality_of(task_metric: TaskMetric, model: Callable[..., Any]) -> float | None:
+    """Apply a task metric; return a plain number, or None for NaN and infinities.
+
+    Raises:
+        JudgeError: the result is not a number.
+    """
+    result = task_metric(model)
+    try:
+        number = float(result)  # may be a tensor or a NumPy scalar
+    except Exception as error:
+        raise JudgeError(
+            f"task_metric: got {type(result).__name__} ({error}), expected one number"
+        ) from error
+    return finite(number)
