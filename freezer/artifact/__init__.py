@@ -82,7 +82,7 @@ from freezer.artifact.payload_selection import (
 )
 from freezer.artifact.regression import (
     SpeedChange,
-    regression,
+    regression_kind,
 )
 from freezer.artifact.sections import (
     NOT_TRIED,
@@ -184,7 +184,7 @@ __all__ = [
     "read_artifacts",
     "read_keys",
     "readable",
-    "regression",
+    "regression_kind",
     "signed_with",
     "size_text",
     "slower_places",

@@ -40,7 +40,7 @@ class SpeedChange:
         return self.low > 1.0 and above
 
 
-def regression(
+def regression_kind(
     speed: SpeedChange | None, error_ratio_before: float | None, error_ratio: float | None
 ) -> Literal["slower", "drifted"] | None:
     """How a new artifact is worse than the one before; None if it is not.

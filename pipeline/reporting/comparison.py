@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from freezer.artifact import SpeedChange, regression
+from freezer.artifact import SpeedChange, regression_kind
 from freezer.freezing.recipes import EAGER
 from pipeline.records import Outcome, speedup_text
 
@@ -126,7 +126,7 @@ def _kind(before: Outcome | None, after: Outcome | None) -> tuple[ChangeKind, st
     old, new = served_speed(before), served_speed(after)
     speed = _speed_change(old, new)
     old_ratio, new_ratio = (one.figures.drift.error_ratio for one in (before, after))
-    worse = regression(speed, old_ratio, new_ratio)
+    worse = regression_kind(speed, old_ratio, new_ratio)
     if worse == "drifted":
         return worse, f"error ratio {new_ratio:.2f}, was {old_ratio:.2f}"
     if worse is None and not (speed and speed.faster):

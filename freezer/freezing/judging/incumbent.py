@@ -16,7 +16,7 @@ from freezer.artifact import (
     SpeedChange,
     payload_at,
     payloads_for_threads,
-    regression,
+    regression_kind,
 )
 from freezer.freezing.candidates import Candidate
 from freezer.freezing.judging.cold_start import with_memory
@@ -191,7 +191,7 @@ def _worse(session: Session, new: Trial | None, old: Trial, record: PreviousReco
         least_loss=1.0 if record.same_weights else LEAST_LOSS,
     )
     error_ratio = new.measured.drift.error_ratio if new else None
-    worse = regression(speed, record.error_ratio, error_ratio)
+    worse = regression_kind(speed, record.error_ratio, error_ratio)
     if worse == "drifted":
         return f", and its error ratio is {error_ratio:.2f} instead of {record.error_ratio:.2f}"
     return worse and ""

@@ -19,7 +19,7 @@ from freezer.freezing.candidates import Candidate
 from freezer.freezing.judging.cold_start import measure_memory, measure_winner
 from freezer.freezing.judging.incumbent import compare_with_incumbent, enter_incumbent
 from freezer.freezing.judging.judgement import Incumbent, Judgement, Trial
-from freezer.freezing.judging.kept_payloads import point_figures
+from freezer.freezing.judging.payload_gains import point_figures
 from freezer.freezing.judging.session import Session, TaskMetric, judging_conditions
 from freezer.freezing.judging.timed_cells import time_entrants, time_sizes, without_grad
 from freezer.freezing.judging.trials import apply_gate

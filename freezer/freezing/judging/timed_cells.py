@@ -17,7 +17,7 @@ from torch import nn
 from freezer.artifact import ENGINES, Payload, payload_at, payloads_for_threads, without_specialized
 from freezer.freezing.candidates import Candidate
 from freezer.freezing.judging.judgement import Cell, Judgement, Trial, general, percentiles_of
-from freezer.freezing.judging.kept_payloads import kept_payloads, point_figures
+from freezer.freezing.judging.payload_gains import kept_payloads, point_figures
 from freezer.freezing.judging.session import Session
 from freezer.freezing.judging.verdicts import could_win
 from freezer.freezing.models import Subject

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from freezer.artifact import SpeedChange, regression
+from freezer.artifact import SpeedChange, regression_kind
 
 SAME_ROUNDS = {"least_loss": 1.0}
 OTHER_WEIGHTS = {"least_loss": 1.05}
@@ -40,4 +40,4 @@ def test_what_counts_as_worse(
     if speed is not None:
         value, low, high = speed
         change = SpeedChange(value=value, low=low, high=high, **rule)
-    assert regression(change, *ratios) == worse
+    assert regression_kind(change, *ratios) == worse
