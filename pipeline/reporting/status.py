@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import urlparse
 
 from freezer.errors import INFRASTRUCTURE, StoreUnreachableError
@@ -19,6 +19,7 @@ from pipeline.ledger import (
     CampaignRecord,
     History,
     Holder,
+    LedgerRow,
     RowKind,
     lease_of,
     living_holder,
@@ -79,7 +80,7 @@ class Status:
     exit_code: int | None
     driver: str | None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the status for programs, with times in ISO 8601, UTC."""
         times = {"started": self.started, "last_sign": self.last_sign, "finished": self.finished}
         return {
@@ -133,42 +134,40 @@ def _status(history: History, campaign: str, holder: Holder | None, alive: bool)
     record = history.record(campaign)
     members = history.members(campaign, record)
     outcomes = [*(item.outcome for item in members), *record.problems]
-    builds = {}
-    begun: set[tuple[str, str]] = set()
-    last_sign = max((record.started, *(item.time for item in members if not item.outcome.cached)))
+    builds: dict[str, LedgerRow] = {}
     for row in read_rows(history.folder, kinds=(_BUILD,)):
         if row.campaign == campaign and row.time >= record.started:
-            builds[row.key] = row.data["failure"]
-            begun.add((row.model, row.device_class))
-            last_sign = max(last_sign, row.time)
+            builds[row.key] = row
+    num_failed = sum(row.data["failure"] is not None for row in builds.values())
+    signs = [record.started, record.finished or 0.0, *(row.time for row in builds.values())]
+    signs += [item.time for item in members if not item.outcome.cached]
+    signs += [holder.beat_time] if holder else []
     return Status(
         campaign=campaign,
-        state=_state(
-            alive, record.finished, interrupted=record.interrupted, exit_code=record.exit_code
-        ),
+        state=_state(alive, record),
         catalog=record.catalog,
         planned=record.num_planned,
         reached=len(outcomes),
         unchanged=sum(outcome.cached for outcome in outcomes),
-        built=sum(failure is None for failure in builds.values()),
-        builds_failed=sum(failure is not None for failure in builds.values()),
+        built=len(builds) - num_failed,
+        builds_failed=num_failed,
         verdicts=dict(Counter(outcome.verdict for outcome in outcomes)),
-        failures=tuple(
-            FailedOutcome(
-                model=o.model,
-                device_class=o.device_class,
-                verdict=o.verdict,
-                reason=o.coded_reason or "",
-            )
-            for o in outcomes
-            if o.failed
-        ),
-        items=_items(outcomes, record, begun),
+        failures=tuple(_failed(outcome) for outcome in outcomes if outcome.failed),
+        items=_items(outcomes, record, {(row.model, row.device_class) for row in builds.values()}),
         started=record.started,
-        last_sign=max(last_sign, holder.beat_time if holder else 0.0, record.finished or 0.0),
+        last_sign=max(signs),
         finished=record.finished,
         exit_code=record.exit_code,
         driver=holder.who if holder else None,
+    )
+
+
+def _failed(outcome: Outcome) -> FailedOutcome:
+    return FailedOutcome(
+        model=outcome.model,
+        device_class=outcome.device_class,
+        verdict=outcome.verdict,
+        reason=outcome.coded_reason or "",
     )
 
 
@@ -176,17 +175,16 @@ def _items(
     outcomes: Sequence[Outcome], record: CampaignRecord, begun: Collection[tuple[str, str]]
 ) -> dict[str, list[str]]:
     """Return the items by state, in the order of the catalog."""
-    found: dict[str, list[str]] = {}
+    states = defaultdict[str, list[str]](list)
+    final = set()
     for outcome in outcomes:
-        found.setdefault(outcome.verdict, []).append(f"{outcome.model} {outcome.device_class}")
-    final = {(outcome.model, outcome.device_class) for outcome in outcomes}
+        states[outcome.verdict].append(f"{outcome.model} {outcome.device_class}")
+        final.add((outcome.model, outcome.device_class))
     for member in (*record.members, *record.unreached):
         item = (member.model, member.device_class)
         if item not in final:
-            found.setdefault("in progress" if item in begun else "waiting", []).append(
-                " ".join(item)
-            )
-    return found
+            states["in progress" if item in begun else "waiting"].append(" ".join(item))
+    return dict(states)
 
 
 def campaigns_in_words(store: Store, note: Callable[[str], None] = lambda _: None) -> list[str]:
@@ -204,12 +202,9 @@ def campaigns_in_words(store: Store, note: Callable[[str], None] = lambda _: Non
     lines = []
     for name, lives in alive.items():
         record = history.record(name)
-        state = _state(
-            lives, record.finished, interrupted=record.interrupted, exit_code=record.exit_code
-        )
         reached = len(history.members(name, record)) + len(record.problems)
         lines.append(
-            f"{name}: {state}, {reached} of {record.num_planned} outcomes, started"
+            f"{name}: {_state(lives, record)}, {reached} of {record.num_planned} outcomes, started"
             f" {iso(record.started)}"
         )
     return lines or ["the store has no campaigns yet; `python -m jobs.optimize` runs one"]
@@ -230,89 +225,64 @@ def _driver(store: Store, campaign: str, note: Callable[[str], None]) -> tuple[H
     return living or holder, living is not None
 
 
-def _state(
-    alive: bool, finished: float | None, *, interrupted: bool, exit_code: int | None
-) -> State:
+def _state(alive: bool, record: CampaignRecord) -> State:
     if alive:
         return "running"
-    if finished is None:
+    if record.finished is None:
         return "dead"
-    if interrupted:
+    if record.interrupted:
         return "interrupted"
-    return "broken off" if exit_code == INFRASTRUCTURE else "finished"
-
-
-def in_words(status: Status, store: str) -> list[str]:
-    """Return the lines for people, with the command that continues an unfinished campaign."""
-    took = (status.finished or time.time()) - status.started
-    lines = [
-        f"campaign {status.campaign} of {status.catalog}: {status.state}"
-        + (
-            f", exit code {status.exit_code}"
-            if status.exit_code is not None and status.state != "running"
-            else ""
-        ),
-        (
-            f"started {iso(status.started)}, {took:.0f} s ago"
-            if status.finished is None
-            else f"started {iso(status.started)}, ended {iso(status.finished)}"
-        ),
-        (
-            f"{status.reached} of {status.planned} outcomes: {_counted(status.verdicts)};"
-            f" {status.unchanged} unchanged"
-        ),
-        f"{status.built} built, {status.builds_failed} builds failed",
-        f"last sign of life {iso(status.last_sign)}"
-        + (f", {status.driver}" if status.driver else ""),
-    ]
-    lines += [
-        f"{name}: {_listed(items)}"
-        for name, items in status.items.items()
-        if name not in ("failed", "rejected", "unstable")
-    ]
-    lines += [
-        f"  {item.model} {item.device_class}: {item.verdict}: {item.reason}"
-        for item in status.failures
-    ]
-    if status.state == "running":
-        return lines
-    if status.state != "finished":
-        again = shlex.join(
-            [
-                "python",
-                "-m",
-                "jobs.optimize",
-                status.catalog,
-                "--campaign",
-                status.campaign,
-                "--store",
-                store,
-            ]
-        )
-        why = {
-            "dead": "its driver is dead",
-            "interrupted": "it was interrupted",
-            "broken off": "it broke off",
-        }[status.state]
-        lines.append(
-            f"{why}: `{again}` (or jobs.submit), with its original options, continues; finished"
-            " work is not repeated"
-        )
-    return lines
+    return "broken off" if record.exit_code == INFRASTRUCTURE else "finished"
 
 
 MAX_LISTED = 20
 """Items that a line lists; `--json` has all."""
 
+WHY = {
+    "dead": "its driver is dead",
+    "interrupted": "it was interrupted",
+    "broken off": "it broke off",
+}
+"""Why a campaign did not finish, by state."""
 
-def _listed(items: Sequence[str]) -> str:
-    more = (
-        f", and {len(items) - MAX_LISTED} more (--json lists all)"
-        if len(items) > MAX_LISTED
-        else ""
+
+def in_words(status: Status, store: str) -> list[str]:
+    """Return the lines for people, with the command that continues an unfinished campaign."""
+    lines = [_first_line(status), _times(status)]
+    counts = ", ".join(f"{count} {name}" for name, count in sorted(status.verdicts.items()))
+    lines.append(
+        f"{status.reached} of {status.planned} outcomes: {counts or 'none yet'};"
+        f" {status.unchanged} unchanged"
     )
-    return ", ".join(items[:MAX_LISTED]) + more
+    lines.append(f"{status.built} built, {status.builds_failed} builds failed")
+    driver = f", {status.driver}" if status.driver else ""
+    lines.append(f"last sign of life {iso(status.last_sign)}{driver}")
+    for name, items in status.items.items():
+        if name not in ("failed", "rejected", "unstable"):
+            more = len(items) - MAX_LISTED
+            rest = f", and {more} more (--json lists all)" if more > 0 else ""
+            lines.append(f"{name}: {', '.join(items[:MAX_LISTED])}{rest}")
+    for item in status.failures:
+        lines.append(f"  {item.model} {item.device_class}: {item.verdict}: {item.reason}")
+    if status.state in WHY:
+        options = [status.catalog, "--campaign", status.campaign, "--store", store]
+        again = shlex.join(["python", "-m", "jobs.optimize", *options])
+        lines.append(
+            f"{WHY[status.state]}: `{again}` (or jobs.submit), with its original options,"
+            " continues; finished work is not repeated"
+        )
+    return lines
 
 
-def _counted(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "none yet"
+def _first_line(status: Status) -> str:
+    line = f"campaign {status.campaign} of {status.catalog}: {status.state}"
+    if status.exit_code is None or status.state == "running":
+        return line
+    return f"{line}, exit code {status.exit_code}"
+
+
+def _times(status: Status) -> str:
+    started = f"started {iso(status.started)}"
+    if status.finished is not None:
+        return f"{started}, ended {iso(status.finished)}"
+    return f"{started}, {time.time() - status.started:.0f} s ago"
