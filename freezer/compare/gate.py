@@ -70,21 +70,6 @@ class Gate:
     float64: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ErrorFigures:
-    """Figures of docs/measuring.md for one output; None where the figure is undefined or
-    overflows.
-    """
-
-    max_abs_err: float
-    max_rel_err: float
-    rmse: float
-    rms: float
-    sqnr_db: float | None
-    cosine: float | None
-    gain: float | None
-
-
 @dataclass(kw_only=True, slots=True)
 class Sums:
     """Sums over elements of an output `c` and its reference `r`, from which all figures follow.
@@ -134,24 +119,26 @@ class Sums:
     def _root_mean(self, squares: float) -> float:
         return math.sqrt(squares / max(self.num_elements, 1))
 
-    def figures(self) -> ErrorFigures:
-        """All figures but those of the eager model."""
-        sqnr_db = cosine = gain = None
-        if _usable(self.signal, self.noise):
-            sqnr_db = 10 * (math.log10(self.signal) - math.log10(self.noise))
-        if _usable(self.signal, self.power):
-            cosine = self.inner / math.sqrt(self.signal) / math.sqrt(self.power)
-        if _usable(self.signal):
-            gain = finite(self.inner / self.signal)
-        return ErrorFigures(
-            max_abs_err=self.max_abs_err,
-            max_rel_err=self.max_rel_err,
-            rmse=self.rmse,
-            rms=self.rms,
-            sqnr_db=sqnr_db,
-            cosine=cosine,
-            gain=gain,
-        )
+    @property
+    def sqnr_db(self) -> float | None:
+        """Signal-to-noise ratio; None where it is undefined or overflows, as of the next two."""
+        if not _usable(self.signal, self.noise):
+            return None
+        return 10 * (math.log10(self.signal) - math.log10(self.noise))
+
+    @property
+    def cosine(self) -> float | None:
+        """Cosine of the angle between output and reference."""
+        if not _usable(self.signal, self.power):
+            return None
+        return self.inner / math.sqrt(self.signal) / math.sqrt(self.power)
+
+    @property
+    def gain(self) -> float | None:
+        """Factor by which the reference must be scaled to be nearest to the output."""
+        if not _usable(self.signal):
+            return None
+        return finite(self.inner / self.signal)
 
 
 def _usable(*squares: float) -> bool:
@@ -230,31 +217,40 @@ def golden_problem(error: OutputError, gate: Gate, small: Sums) -> str | None:
     ratio, bound = golden_bound(error, gate)
     if error.rmse <= bound:
         return None
-    eager_problem = openvino_problem(small.figures(), error.dtype, small.num_elements)
+    eager_problem = openvino_problem(small, error.dtype, small.rms)
     if not gate.float64 and eager_problem is None:
         return None
     return f"rmse {error.rmse:.3g} > {bound:.3g} (error_ratio {ratio:.3g})"
 
 
-def openvino_problem(figures: ErrorFigures, dtype: str, num_elements: int) -> str | None:
-    """Why figures against eager exceed the bounds of OpenVINO's output validation for a dtype; None
-    where they do not.
+def openvino_problem(sums: Sums, dtype: str, rms: float) -> str | None:
+    """Why an output exceeds the bounds of OpenVINO's output validation against eager; None where it
+    does not.
 
     The absolute bound is in units of the rms; otherwise small outputs might have any size. Where it
     does not hold, `gain` is bounded by it, and by the share of the relative bound that averages of
     so many elements leave.
+
+    Args:
+        sums: sums of the output against eager.
+        dtype: dtype of the output.
+        rms: rms of eager's output, pooled where outputs are small.
     """
     bounds = _bounds_of(dtype)
-    gain_bound = bounds.absolute + bounds.relative / math.sqrt(max(num_elements, 1))
-    if figures.max_abs_err <= bounds.absolute * figures.rms:
+    if sums.max_abs_err <= bounds.absolute * rms:
         return None
-    if figures.cosine is None or figures.gain is None or figures.cosine < bounds.cosine:
-        exceeded = f"cosine {figures.cosine} < {bounds.cosine}"
-    elif figures.max_rel_err > bounds.relative:
-        error = f"max_abs_err {figures.max_abs_err:.3g} > {bounds.absolute:g} of the rms"
-        exceeded = f"{error} and max_rel_err {figures.max_rel_err:.3g} > {bounds.relative:g}"
-    elif abs(figures.gain - 1) > gain_bound:
-        exceeded = f"gain {figures.gain:.4g} differs from 1 by more than {gain_bound:.2g}"
+    cosine, gain = sums.cosine, sums.gain
+    gain_share = bounds.relative / math.sqrt(max(sums.num_elements, 1))
+    gain_bound = bounds.absolute + gain_share
+    if cosine is None or gain is None or cosine < bounds.cosine:
+        exceeded = f"cosine {cosine} < {bounds.cosine}"
+    elif sums.max_rel_err > bounds.relative:
+        exceeded = (
+            f"max_abs_err {sums.max_abs_err:.3g} > {bounds.absolute:g} of the rms"
+            f" and max_rel_err {sums.max_rel_err:.3g} > {bounds.relative:g}"
+        )
+    elif abs(gain - 1) > gain_bound:
+        exceeded = f"gain {gain:.4g} differs from 1 by more than {gain_bound:.2g}"
     else:
         return None
     return f"{exceeded} ({dtype}, the reference is eager)"

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from freezer.compare.gate import (
     DIGITS,
     HALVES,
     POOL_BELOW,
     OutputError,
+    Sums,
     absolute_bound,
     eps_of,
     judge_rmse,
@@ -66,13 +66,18 @@ class Magnitudes:
         self._total += reference.size
         sizes = abs(reference)
         with np.errstate(all="ignore"):  # squares may overflow
-            weights = (np.ones_like(sizes), sizes**2, abs(eager - reference) ** 2)
-        exponents = np.frexp(sizes)[1]
+            squares = sizes**2
+            errors = abs(eager - reference) ** 2
+        _, exponents = np.frexp(sizes)
         lowest = int(exponents.min(initial=0))
-        sums = np.stack([np.bincount(exponents - lowest, weight) for weight in weights], 1)
-        for index in sums[:, 0].nonzero()[0].tolist():
+        bins = exponents - lowest
+        counts = np.bincount(bins)
+        powers = np.bincount(bins, squares)
+        noises = np.bincount(bins, errors)
+        for index in counts.nonzero()[0].tolist():
+            sums = np.array([counts[index], powers[index], noises[index]])
             exponent = index + lowest
-            self._bins[exponent] = self._bins.get(exponent, np.zeros(3)) + sums[index]
+            self._bins[exponent] = self._bins.get(exponent, np.zeros(3)) + sums
 
     def limits(self, dtype: str) -> tuple[float, ...]:
         """Magnitudes from which values of an output of a dtype are judged apart from all smaller
@@ -119,7 +124,7 @@ class Slices:
 
     def __init__(self, limits: Sequence[float] = ()) -> None:
         self._below = limits[-1] if limits else math.inf
-        self._sums: dict[tuple[int, int], NDArray[np.float64]] = {}
+        self._sums: dict[tuple[int, int], Numbers] = {}
         """By rank and dim: squared errors of the output and of eager, squares of the reference, and
         the count, each by index.
         """
@@ -127,22 +132,27 @@ class Slices:
     def add(self, r: Values, c: Values, e: Values | None = None) -> None:
         """Add the elements of one call that are finite in all of its outputs."""
         shape = r.array.shape
-        for axis in range(1, len(shape)):
-            known = self._sums.get((len(shape), axis), np.zeros((4, 0)))
-            missing = max(0, shape[axis] - known.shape[1])
-            self._sums[len(shape), axis] = np.pad(known, ((0, 0), (0, missing)))
-        if len(shape) > 1:
-            for block in r.blocks():
-                self._add_block(block, r.wide(block), c.wide(block), (e or r).wide(block))
+        for axis, size in list(enumerate(shape))[1:]:
+            key = (len(shape), axis)
+            known = self._sums.get(key, np.zeros((4, 0)))
+            missing = max(0, size - known.shape[1])
+            self._sums[key] = np.pad(known, ((0, 0), (0, missing)))
+        eager = e or r
+        for block in r.blocks() if len(shape) > 1 else ():
+            self._add_block(block, r.wide(block), c.wide(block), eager.wide(block))
 
     def _add_block(self, block: Block, r: Numbers, c: Numbers, e: Numbers) -> None:
         with np.errstate(all="ignore"):  # of values that are not finite
-            used = (abs(r) < self._below) & (abs(e) < math.inf) & (abs(c) < math.inf)
-            squares = [np.where(used, abs(values) ** 2, 0.0) for values in (c - r, e - r, r)]
-            for axis in range(1, r.ndim):
-                others = tuple(dim for dim in range(r.ndim) if dim != axis)
+            small = abs(r) < self._below
+            used = small & np.isfinite(e) & np.isfinite(c)
+            wrong = np.where(used, abs(c - r) ** 2, 0.0)
+            native = np.where(used, abs(e - r) ** 2, 0.0)
+            power = np.where(used, abs(r) ** 2, 0.0)
+            dims = range(r.ndim)
+            for axis in dims[1:]:
+                others = tuple(dim for dim in dims if dim != axis)
                 sums = self._sums[r.ndim, axis]
-                for row, values in enumerate((*squares, used)):
+                for row, values in enumerate((wrong, native, power, used)):
                     sums[row, block[axis]] += values.sum(others)
 
     def native_share(self) -> float | None:
@@ -180,10 +190,16 @@ class Slices:
                 suspects = has_digits & large & (wrong > rounding * power)
             for index in suspects.nonzero()[0].tolist():
                 num_elements = int(count[index])
+                sums = Sums(
+                    num_elements=num_elements,
+                    noise=float(wrong[index]),
+                    native=float(native[index]),
+                    signal=float(power[index]),
+                )
                 error = OutputError(
-                    rmse=math.sqrt(float(wrong[index]) / num_elements),
-                    native_rmse=math.sqrt(float(native[index]) / num_elements),
-                    rms=math.sqrt(float(power[index]) / num_elements),
+                    rmse=sums.rmse,
+                    native_rmse=sums.native_rmse,
+                    rms=sums.rms,
                     dtype=dtype,
                     num_elements=num_elements,
                 )

@@ -112,9 +112,8 @@ def compare(
         drawn: whether integers and bools are random, so that they may differ.
     """
     problem = structure_problem(r, c, drawn=drawn)
-    if not r.rounds or problem:
-        comparable = c.array.shape == r.array.shape and not r.rounds and not drawn
-        num_differing = int(np.count_nonzero(r.array != c.array)) if comparable else 0
+    if problem or not r.rounds:
+        num_differing = 0 if drawn else _num_differing(r, c)
         return Comparison(problem=problem, num_differing=num_differing)
     groups = distances(r, c, limits=limits)
     for sums in groups[1:]:
@@ -122,6 +121,13 @@ def compare(
             problem = f"the greatest values, of {sums.rms:.3g}, are off by {sums.rmse:.3g}"
             return Comparison(problem=problem)
     return Comparison(problem=None, groups=groups)
+
+
+def _num_differing(r: Values, c: Values) -> int:
+    """Unequal integers and bools; 0 for other outputs, and for other shapes."""
+    if r.rounds or r.array.shape != c.array.shape:
+        return 0
+    return int(np.count_nonzero(r.array != c.array))
 
 
 def structure_problem(r: Values, c: Values, *, drawn: bool = False) -> str | None:
@@ -137,15 +143,19 @@ def structure_problem(r: Values, c: Values, *, drawn: bool = False) -> str | Non
     if c.dtype != r.dtype:
         return f"got dtype {c.dtype}, expected {r.dtype}"
     if not r.rounds:
-        num_wrong = 0 if drawn else int(np.count_nonzero(r.array != c.array))
+        num_wrong = 0 if drawn else _num_differing(r, c)
         return f"{num_wrong} of {r.array.size} elements differ" if num_wrong else None
     for block in r.blocks():
-        reference, output = r.array[block], c.array[block]
-        used = np.isfinite(reference)
-        same = np.array_equal(used, np.isfinite(output))
-        if not same or not np.array_equal(reference[~used], output[~used], equal_nan=True):
+        reference = _without_numbers(r.array[block])
+        output = _without_numbers(c.array[block])
+        if not np.array_equal(reference, output, equal_nan=True):
             return "NaN or Inf at other places"
     return None
+
+
+def _without_numbers(array: Numbers) -> Numbers:
+    """NaN and Inf of an array; 0 elsewhere."""
+    return np.where(np.isfinite(array), 0, array)
 
 
 def distances(
@@ -171,14 +181,14 @@ def distances(
         are not finite in all of the outputs belong to no group.
     """
     groups = [Sums() for _ in range(len(limits) + 1)]
+    outputs = [by or r, r, c]
+    if e is not None:
+        outputs.append(e)
     eps = eps_of(c.dtype if c.rounds else "float64")
     for block in r.blocks():
-        given = (by or r, r, c) if e is None else (by or r, r, c, e)
-        parts = [values.wide(block).ravel() for values in given]
-        used = np.logical_and.reduce([np.isfinite(part) for part in parts])
-        if not used.all():
-            parts = [part[used] for part in parts]
-        sizes, *parts = parts
+        parts = [values.wide(block).ravel() for values in outputs]
+        used = np.all([np.isfinite(part) for part in parts], axis=0)
+        sizes, *parts = [part[used] for part in parts]
         if not limits:
             _add(groups[0], parts, eps)
             continue
@@ -214,22 +224,26 @@ def _add(sums: Sums, parts: Sequence[Numbers], eps: float) -> None:
         sums.max_rel_err = max(sums.max_rel_err, float((error / largest).max()))
 
 
-def _total(values: NDArray[np.float64]) -> float:
+def _total(values: Numbers) -> float:
     """Sum up to BLOCK values in the order of torch's `sum`, which gives the same bits.
 
     It sums 16 lanes in a cascade of steps of 16 rows, then four vectors of four lanes, then the
     lanes.
     """
-    num_rows = values.size // 16
-    rows = values[: num_rows * 16].reshape(num_rows, 16)
+    rows, rest = _rows(values, 16)
     total = np.zeros(16)
     while len(rows):
-        num_steps = len(rows) // 16
-        total = total + rows[num_steps * 16 :].sum(0)
-        rows = rows[: num_steps * 16].reshape(num_steps, 16, 16).sum(1)
-    rest = values[num_rows * 16 :]
-    num_vectors = rest.size // 4
-    vectors = rest[: num_vectors * 4].reshape(num_vectors, 4)
+        steps, further = _rows(rows, 16)
+        total = total + further.sum(0)
+        rows = steps.sum(1)
+    vectors, rest = _rows(rest, 4)
     first, *others = total.reshape(4, 4)
     lanes = np.vstack([first, *vectors, *others]).sum(0)
-    return float(np.concatenate([rest[num_vectors * 4 :], lanes]).sum())
+    return float(np.concatenate([rest, lanes]).sum())
+
+
+def _rows(values: Numbers, size: int) -> tuple[Numbers, Numbers]:
+    """Rows of so many values, and the rest."""
+    num_rows = len(values) // size
+    whole, rest = np.split(values, [num_rows * size])
+    return whole.reshape(num_rows, size, *values.shape[1:]), rest

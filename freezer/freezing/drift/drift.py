@@ -220,7 +220,6 @@ class _Output:
             if not math.isfinite(pool.rms) or not math.isfinite(native):
                 problem += "; fix the model"
             return replace(compared.row, max_abs_err=sums.max_abs_err, problem=problem)
-        figures = replace(sums.figures(), rmse=pool.rmse, rms=pool.rms)
         error = OutputError(
             rmse=pool.rmse,
             native_rmse=native,
@@ -229,16 +228,27 @@ class _Output:
             num_elements=sums.num_elements,
         )
         ratio, bound = judge_rmse(error, gate.error_ratio_max)
-        row = replace(compared.row, **asdict(figures), native_rmse=native, error_ratio=ratio)
+        row = replace(
+            compared.row,
+            max_abs_err=sums.max_abs_err,
+            max_rel_err=sums.max_rel_err,
+            rmse=pool.rmse,
+            native_rmse=native,
+            rms=pool.rms,
+            error_ratio=ratio,
+            sqnr_db=sums.sqnr_db,
+            cosine=sums.cosine,
+            gain=sums.gain,
+        )
         if not gate.float64 and not noisy:
-            return replace(row, problem=openvino_problem(figures, dtype, sums.num_elements))
+            return replace(row, problem=openvino_problem(sums, dtype, pool.rms))
         row = replace(row, bound=bound)
         if pool.rmse > bound:
             return replace(row, problem=f"error_ratio {ratio:.3g} > {gate.error_ratio_max:g}")
         if native <= DIGITS * pool.rms or against is None or against.max_abs_err <= ABSOLUTE:
             return row
         # The ratio accepts anything of the right size here.
-        apart = openvino_problem(against.figures(), dtype, against.num_elements)
+        apart = openvino_problem(against, dtype, against.rms)
         if apart is None:
             return row
         problem = f"eager has no correct digits here, and the distance from eager: {apart}"

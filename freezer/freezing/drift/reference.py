@@ -9,7 +9,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from freezer.compare import DIGITS, distances
+from freezer.compare import DIGITS, Sums, distances
 from freezer.compare.tensor_values import comparable, same_tensors, values_of
 from freezer.errors import JudgeError, first_line
 from freezer.freezing.drift.distributions import NUM_RUNS, Run, sampled
@@ -139,13 +139,11 @@ def _digits_note(subject: Subject, calls: Sequence[Call]) -> list[str]:
     for index, output in enumerate(subject.outputs):
         if not comparable(calls[0].eager[index]):
             continue
-        noise = signal = 0.0
+        total = Sums()
         for call in calls:
             r, e = values_of(call.reference[index]), values_of(call.eager[index])
-            sums = distances(r, e)[0]
-            noise += sums.noise
-            signal += sums.signal
-        if noise > DIGITS**2 * signal:
+            total.include(distances(r, e)[0])
+        if total.noise > DIGITS**2 * total.signal:
             names.append(repr(output.name))
     if not names:
         return []
