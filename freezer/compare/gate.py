@@ -116,6 +116,20 @@ class Sums:
         """Root mean square of the reference."""
         return self._root_mean(self.signal)
 
+    def error(
+        self,
+        dtype: str,
+        num_elements: int,
+    ) -> OutputError:
+        """The error of an output of a dtype, with so many elements in one input set."""
+        return OutputError(
+            rmse=self.rmse,
+            native_rmse=self.native_rmse,
+            rms=self.rms,
+            dtype=dtype,
+            num_elements=num_elements,
+        )
+
     def _root_mean(self, squares: float) -> float:
         return math.sqrt(squares / max(self.num_elements, 1))
 
@@ -179,19 +193,28 @@ def tolerance(dtype: str) -> float:
     return 1e-2 if dtype in HALVES else 1e-4 * eps_of(dtype) / _EPS["float32"]
 
 
-def judge_rmse(error: OutputError, error_ratio_max: float) -> tuple[float, float]:
+def judge_rmse(
+    error: OutputError,
+    error_ratio_max: float,
+) -> tuple[float, float]:
     """Error ratio of an output, and the largest rmse that passes the gate."""
-    floor = max(error.native_rmse, eps_of(error.dtype) * error.rms)
+    rounding = eps_of(error.dtype) * error.rms
+    floor = max(error.native_rmse, rounding)
     ratio = 0.0 if error.rmse == 0 else math.inf
     if floor > 0:
         ratio = error.rmse / floor
-    small = error.dtype in HALVES or error.num_elements < SMALL_TENSOR
-    multiplier = 3.0 if small else 2.0
-    allowed = multiplier * error.native_rmse + tolerance(error.dtype) * error.rms / 10
+    multiplier = 2.0
+    if error.dtype in HALVES or error.num_elements < SMALL_TENSOR:
+        multiplier = 3.0
+    allowed = multiplier * error.native_rmse
+    allowed += tolerance(error.dtype) * error.rms / 10
     return ratio, max(error_ratio_max * floor, allowed)
 
 
-def golden_bound(error: OutputError, gate: Gate) -> tuple[float, float]:
+def golden_bound(
+    error: OutputError,
+    gate: Gate,
+) -> tuple[float, float]:
     """Error ratio against a golden output, and the largest rmse that the artifact's gate allows."""
     ratio, bound = judge_rmse(error, gate.error_ratio_max)
     if not gate.float64:
@@ -204,7 +227,11 @@ def eager_tolerance(dtype: str) -> float:
     return max(EAGER_REFERENCE_TOL, 4 * eps_of(dtype))
 
 
-def golden_problem(error: OutputError, gate: Gate, small: Sums) -> str | None:
+def golden_problem(
+    error: OutputError,
+    gate: Gate,
+    small: Sums,
+) -> str | None:
     """Why an output does not pass the gate against a golden output; None where it passes.
 
     Where the reference is eager, meeting OpenVINO's bounds is enough.
@@ -223,7 +250,11 @@ def golden_problem(error: OutputError, gate: Gate, small: Sums) -> str | None:
     return f"rmse {error.rmse:.3g} > {bound:.3g} (error_ratio {ratio:.3g})"
 
 
-def openvino_problem(sums: Sums, dtype: str, rms: float) -> str | None:
+def openvino_problem(
+    sums: Sums,
+    dtype: str,
+    rms: float,
+) -> str | None:
     """Why an output exceeds the bounds of OpenVINO's output validation against eager; None where it
     does not.
 
@@ -239,7 +270,8 @@ def openvino_problem(sums: Sums, dtype: str, rms: float) -> str | None:
     bounds = _bounds_of(dtype)
     if sums.max_abs_err <= bounds.absolute * rms:
         return None
-    cosine, gain = sums.cosine, sums.gain
+    cosine = sums.cosine
+    gain = sums.gain
     gain_share = bounds.relative / math.sqrt(max(sums.num_elements, 1))
     gain_bound = bounds.absolute + gain_share
     if cosine is None or gain is None or cosine < bounds.cosine:

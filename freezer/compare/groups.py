@@ -51,7 +51,11 @@ class Magnitudes:
         self._total = 0
         self._eager = False
 
-    def add(self, r: Values, e: Values | None = None) -> None:
+    def add(
+        self,
+        r: Values,
+        e: Values | None = None,
+    ) -> None:
         """Count the finite elements of a reference that are not 0, with the errors of eager unless
         it is the reference.
         """
@@ -62,7 +66,11 @@ class Magnitudes:
             used = (reference != 0) & np.isfinite(reference) & np.isfinite(eager)
             self._add(reference[used], eager[used])
 
-    def _add(self, reference: Numbers, eager: Numbers) -> None:
+    def _add(
+        self,
+        reference: Numbers,
+        eager: Numbers,
+    ) -> None:
         self._total += reference.size
         sizes = abs(reference)
         with np.errstate(all="ignore"):  # squares may overflow
@@ -88,14 +96,20 @@ class Magnitudes:
         they must be at least 64 or a tenth of all instead.
         """
         apart = HALF_SCALES_APART if dtype in HALVES else SCALES_APART
-        least = 2 if self._eager else max(2, min(POOL_BELOW, math.ceil(self._total / 10)))
+        least = 2
+        if not self._eager:
+            tenth = math.ceil(self._total / 10)
+            least = max(2, min(POOL_BELOW, tenth))
         limits: list[float] = []
-        num, power, errors = 0.0, 0.0, 0.0
+        num = 0.0
+        power = 0.0
+        errors = 0.0
         for exponent, sums in sorted(self._bins.items()):
             limit = 2.0 ** (exponent - 1)
-            has_digits = num >= least and errors <= DIGITS**2 * power
-            if has_digits and limit >= apart * math.sqrt(power / num):
-                limits.append(limit)
+            if num >= least and errors <= DIGITS**2 * power:
+                rms = math.sqrt(power / num)
+                if limit >= apart * rms:
+                    limits.append(limit)
             count, squares, wrong = sums.tolist()
             num += count
             power += squares
@@ -129,9 +143,14 @@ class Slices:
         the count, each by index.
         """
 
-    def add(self, r: Values, c: Values, e: Values | None = None) -> None:
+    def add(
+        self,
+        r: Values,
+        c: Values,
+        e: Values | None = None,
+    ) -> None:
         """Add the elements of one call that are finite in all of its outputs."""
-        shape = r.array.shape
+        shape = r.shape
         for axis, size in list(enumerate(shape))[1:]:
             key = (len(shape), axis)
             known = self._sums.get(key, np.zeros((4, 0)))
@@ -139,15 +158,38 @@ class Slices:
             self._sums[key] = np.pad(known, ((0, 0), (0, missing)))
         eager = e or r
         for block in r.blocks() if len(shape) > 1 else ():
-            self._add_block(block, r.wide(block), c.wide(block), eager.wide(block))
+            self._add_block(
+                block,
+                r.wide(block),
+                c.wide(block),
+                eager.wide(block),
+            )
 
-    def _add_block(self, block: Block, r: Numbers, c: Numbers, e: Numbers) -> None:
+    def _add_block(
+        self,
+        block: Block,
+        r: Numbers,
+        c: Numbers,
+        e: Numbers,
+    ) -> None:
         with np.errstate(all="ignore"):  # of values that are not finite
             small = abs(r) < self._below
             used = small & np.isfinite(e) & np.isfinite(c)
-            wrong = np.where(used, abs(c - r) ** 2, 0.0)
-            native = np.where(used, abs(e - r) ** 2, 0.0)
-            power = np.where(used, abs(r) ** 2, 0.0)
+            wrong = np.where(
+                used,
+                abs(c - r) ** 2,
+                0.0,
+            )
+            native = np.where(
+                used,
+                abs(e - r) ** 2,
+                0.0,
+            )
+            power = np.where(
+                used,
+                abs(r) ** 2,
+                0.0,
+            )
             dims = range(r.ndim)
             for axis in dims[1:]:
                 others = tuple(dim for dim in dims if dim != axis)
@@ -163,11 +205,17 @@ class Slices:
         for _, native, power, count in self._sums.values():
             judged = (count >= MIN_SLICE) & (power > 0)
             with np.errstate(all="ignore"):
-                worst = max([worst, *(native[judged] / power[judged]).tolist()])
-        return math.sqrt(worst) if self._sums and worst <= DIGITS**2 else None
+                shares = native[judged] / power[judged]
+            worst = max([worst, *shares.tolist()])
+        if self._sums and worst <= DIGITS**2:
+            return math.sqrt(worst)
+        return None
 
     def problem(
-        self, dtype: str, error_ratio_max: float | None, native_share: float | None = None
+        self,
+        dtype: str,
+        error_ratio_max: float | None,
+        native_share: float | None = None,
     ) -> SliceProblem | None:
         """The first slice that does not pass; None if all do. Slices where eager has no correct
         digits are not judged.
@@ -189,20 +237,13 @@ class Slices:
                     large = wrong > absolute_bound(dtype) ** 2 * count
                 suspects = has_digits & large & (wrong > rounding * power)
             for index in suspects.nonzero()[0].tolist():
-                num_elements = int(count[index])
                 sums = Sums(
-                    num_elements=num_elements,
+                    num_elements=int(count[index]),
                     noise=float(wrong[index]),
                     native=float(native[index]),
                     signal=float(power[index]),
                 )
-                error = OutputError(
-                    rmse=sums.rmse,
-                    native_rmse=sums.native_rmse,
-                    rms=sums.rms,
-                    dtype=dtype,
-                    num_elements=num_elements,
-                )
+                error = sums.error(dtype, sums.num_elements)
                 problem = _slice_problem(error, error_ratio_max, f"at {index} of dim {axis}")
                 if problem:
                     return problem
@@ -210,9 +251,14 @@ class Slices:
 
 
 def _slice_problem(
-    error: OutputError, error_ratio_max: float | None, where: str
+    error: OutputError,
+    error_ratio_max: float | None,
+    where: str,
 ) -> SliceProblem | None:
-    allowed_error = replace(error, native_rmse=SLICE_FACTOR * error.native_rmse)
+    allowed_error = replace(
+        error,
+        native_rmse=SLICE_FACTOR * error.native_rmse,
+    )
     ratio, allowed = judge_rmse(allowed_error, error_ratio_max or 0.0)
     bound = None if error_ratio_max is None else allowed
     if error.rmse <= (DIGITS * error.rms if bound is None else bound):

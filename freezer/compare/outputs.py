@@ -36,7 +36,20 @@ class Values:
     @classmethod
     def of(cls, array: Numbers) -> Values:
         """The values of an array whose dtype torch and numpy have in common."""
-        return cls(array=array, dtype=str(array.dtype))
+        return cls(
+            array=array,
+            dtype=str(array.dtype),
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the output."""
+        return self.array.shape
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.array.size
 
     @property
     def rounds(self) -> bool:
@@ -46,7 +59,10 @@ class Values:
     def wide(self, block: Block) -> Numbers:
         """A block in float64 or complex128."""
         is_complex = self.array.dtype.kind == "c"
-        return np.asarray(self.array[block], np.complex128 if is_complex else np.float64)
+        return np.asarray(
+            self.array[block],
+            np.complex128 if is_complex else np.float64,
+        )
 
     def blocks(self) -> Iterator[Block]:
         """Indices of parts of up to BLOCK elements that cover the array in order, the last dims
@@ -54,16 +70,13 @@ class Values:
         """
         extents: list[int] = []
         room = BLOCK
-        for size in reversed(self.array.shape):
+        for size in reversed(self.shape):
             extents.insert(0, max(1, min(size, room)))
             room //= max(size, 1)
-        starts = [
-            range(0, size, extent) for size, extent in zip(self.array.shape, extents, strict=True)
-        ]
+        starts = map(range, itertools.repeat(0), self.shape, extents)
         for corner in itertools.product(*starts):
-            yield tuple(
-                slice(start, start + extent) for start, extent in zip(corner, extents, strict=True)
-            )
+            pairs = zip(corner, extents, strict=True)
+            yield tuple(slice(start, start + extent) for start, extent in pairs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,20 +100,24 @@ class Comparison:
         return max((sums.max_abs_err for sums in self.groups), default=0.0)
 
 
-def pooled(comparisons: Iterable[Comparison]) -> tuple[float, float]:
-    """Rmse and rms of the small values of one output over several input sets; an infinite rmse
-    where a set cannot be compared.
+def pooled(comparisons: Iterable[Comparison]) -> Sums:
+    """Sums of the small values of one output over several input sets; of an infinite error where a
+    set cannot be compared.
     """
     total = Sums()
     for comparison in comparisons:
         if not comparison.groups:
-            return math.inf, 0.0
+            return Sums(noise=math.inf)
         total.include(comparison.groups[0])
-    return total.rmse, total.rms
+    return total
 
 
 def compare(
-    r: Values, c: Values, limits: Sequence[float] = (), *, drawn: bool = False
+    r: Values,
+    c: Values,
+    limits: Sequence[float] = (),
+    *,
+    drawn: bool = False,
 ) -> Comparison:
     """Compare an output with its golden output.
 
@@ -123,14 +140,22 @@ def compare(
     return Comparison(problem=None, groups=groups)
 
 
-def _num_differing(r: Values, c: Values) -> int:
+def _num_differing(
+    r: Values,
+    c: Values,
+) -> int:
     """Unequal integers and bools; 0 for other outputs, and for other shapes."""
-    if r.rounds or r.array.shape != c.array.shape:
+    if r.rounds or r.shape != c.shape:
         return 0
     return int(np.count_nonzero(r.array != c.array))
 
 
-def structure_problem(r: Values, c: Values, *, drawn: bool = False) -> str | None:
+def structure_problem(
+    r: Values,
+    c: Values,
+    *,
+    drawn: bool = False,
+) -> str | None:
     """First difference in shape, dtype, integer or bool elements, or the positions of NaN and Inf;
     None without one.
 
@@ -138,13 +163,13 @@ def structure_problem(r: Values, c: Values, *, drawn: bool = False) -> str | Non
         r, c: the outputs to compare.
         drawn: whether integers and bools are random, so that they may differ.
     """
-    if c.array.shape != r.array.shape:
-        return f"got shape {list(c.array.shape)}, expected {list(r.array.shape)}"
+    if c.shape != r.shape:
+        return f"got shape {list(c.shape)}, expected {list(r.shape)}"
     if c.dtype != r.dtype:
         return f"got dtype {c.dtype}, expected {r.dtype}"
     if not r.rounds:
         num_wrong = 0 if drawn else _num_differing(r, c)
-        return f"{num_wrong} of {r.array.size} elements differ" if num_wrong else None
+        return f"{num_wrong} of {r.size} elements differ" if num_wrong else None
     for block in r.blocks():
         reference = _without_numbers(r.array[block])
         output = _without_numbers(c.array[block])
@@ -155,7 +180,11 @@ def structure_problem(r: Values, c: Values, *, drawn: bool = False) -> str | Non
 
 def _without_numbers(array: Numbers) -> Numbers:
     """NaN and Inf of an array; 0 elsewhere."""
-    return np.where(np.isfinite(array), 0, array)
+    return np.where(
+        np.isfinite(array),
+        0,
+        array,
+    )
 
 
 def distances(
@@ -189,9 +218,6 @@ def distances(
         parts = [values.wide(block).ravel() for values in outputs]
         used = np.all([np.isfinite(part) for part in parts], axis=0)
         sizes, *parts = [part[used] for part in parts]
-        if not limits:
-            _add(groups[0], parts, eps)
-            continue
         group_of = np.searchsorted(limits, abs(sizes), side="right")
         for index, sums in enumerate(groups):
             chosen = group_of == index
@@ -199,7 +225,11 @@ def distances(
     return groups
 
 
-def _add(sums: Sums, parts: Sequence[Numbers], eps: float) -> None:
+def _add(
+    sums: Sums,
+    parts: Sequence[Numbers],
+    eps: float,
+) -> None:
     """Add elements of the reference, the output and, if given, eager.
 
     Args:
@@ -212,16 +242,23 @@ def _add(sums: Sums, parts: Sequence[Numbers], eps: float) -> None:
         return
     with np.errstate(all="ignore"):
         error = abs(c - r)
-        largest = np.maximum(np.maximum(abs(c), abs(r)), eps)
-        sums.num_elements += r.size
-        sums.noise += _total(np.square(error))
-        sums.signal += _total(np.square(abs(r)))
-        sums.power += _total(np.square(abs(c)))
-        if len(parts) > 2:
-            sums.native += _total(np.square(abs(parts[2] - r)))
-        sums.inner += _total((c * r.conj()).real)
-        sums.max_abs_err = max(sums.max_abs_err, float(error.max()))
-        sums.max_rel_err = max(sums.max_rel_err, float((error / largest).max()))
+        sizes = abs(r)
+        output_sizes = abs(c)
+        product = c * r.conj()
+        largest = np.maximum(sizes, output_sizes)
+        relative = error / np.maximum(largest, eps)
+        part = Sums(
+            num_elements=r.size,
+            noise=_total(error**2),
+            signal=_total(sizes**2),
+            power=_total(output_sizes**2),
+            inner=_total(product.real),
+            max_abs_err=float(error.max()),
+            max_rel_err=float(relative.max()),
+        )
+        for e in parts[2:]:
+            part.native = _total(abs(e - r) ** 2)
+    sums.include(part)
 
 
 def _total(values: Numbers) -> float:
@@ -242,8 +279,15 @@ def _total(values: Numbers) -> float:
     return float(np.concatenate([rest, lanes]).sum())
 
 
-def _rows(values: Numbers, size: int) -> tuple[Numbers, Numbers]:
+def _rows(
+    values: Numbers,
+    size: int,
+) -> tuple[Numbers, Numbers]:
     """Rows of so many values, and the rest."""
     num_rows = len(values) // size
     whole, rest = np.split(values, [num_rows * size])
-    return whole.reshape(num_rows, size, *values.shape[1:]), rest
+    return whole.reshape(
+        num_rows,
+        size,
+        *values.shape[1:],
+    ), rest

@@ -19,7 +19,10 @@ def values_of(tensor: Tensor) -> Values:
         held = held.to(torch.complex64)
     elif held.is_floating_point() and held.dtype not in _NUMPY_FLOATS:
         held = held.to(torch.float32)
-    return Values(array=held.numpy(), dtype=str(tensor.dtype).removeprefix("torch."))
+    return Values(
+        array=held.numpy(),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+    )
 
 
 def comparable(tensor: Tensor) -> bool:
@@ -27,7 +30,10 @@ def comparable(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def same_tensors(one: Tensor, other: Tensor) -> bool:
+def same_tensors(
+    one: Tensor,
+    other: Tensor,
+) -> bool:
     """Whether two tensors have equal shapes, dtypes, layouts and elements; NaN equals NaN."""
     if one.shape != other.shape or one.dtype != other.dtype or one.layout != other.layout:
         return False
@@ -37,7 +43,8 @@ def same_tensors(one: Tensor, other: Tensor) -> bool:
         return True
     if not comparable(one):
         return False
-    numbers, other_numbers = ~one.isnan(), ~other.isnan()
+    numbers = ~one.isnan()
+    other_numbers = ~other.isnan()
     same_nans = torch.equal(numbers, other_numbers)
     return same_nans and torch.equal(one[numbers], other[other_numbers])
 

@@ -15,8 +15,8 @@ from freezer.compare import (
     POOL_BELOW,
     Comparison,
     Gate,
-    OutputError,
     Slices,
+    Sums,
     Values,
     compare,
     golden_bound,
@@ -151,21 +151,15 @@ def _figure(
     index: int,
     r: Values,
     comparison: Comparison,
-    pool: tuple[float, float],
+    pool: Sums,
 ) -> CanaryFigure:
     """Figure of one output in one set; outputs of few elements are judged over all sets."""
     ratio, problem = None, comparison.problem
     if comparison.groups:
         small = comparison.groups[0]
-        few = r.array.size < POOL_BELOW
-        rmse, rms = pool if few else (small.rmse, small.rms)
-        error = OutputError(
-            rmse=rmse,
-            native_rmse=manifest.golden[index].native_rmse.get(output) or 0.0,
-            rms=rms,
-            dtype=r.dtype,
-            num_elements=r.array.size,
-        )
+        sums = pool if r.size < POOL_BELOW else small
+        native = manifest.golden[index].native_rmse.get(output) or 0.0
+        error = replace(sums.error(r.dtype, r.size), native_rmse=native)
         gate = gate_of(manifest)
         ratio = golden_bound(error, gate)[0]
         problem = golden_problem(error, gate, small)

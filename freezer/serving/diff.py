@@ -128,13 +128,6 @@ class Difference:
     not_compared: Mapping[str, str]
     notes: tuple[str, ...]
 
-    def where(self, row: DiffRow) -> str:
-        """An output and its golden inputs, as text."""
-        sizes = str(self.sets[row.set_index])
-        return f"output {row.output!r}, golden set {row.set_index}" + (
-            f" ({sizes})" if sizes else ""
-        )
-
 
 def diff(reference: str, *, store: str | None = None) -> Difference:
     """Compare the classes of a version.
@@ -291,10 +284,11 @@ def _pair(one: _Side, other: _Side | None, keys: Sequence[str]) -> Pair:
     )
 
 
-def severity(row: DiffRow) -> tuple[bool, bool, float]:
+def severity(row: DiffRow | None) -> tuple[bool, bool, float]:
     """Sort key: rows that are apart, of these first the ones without a figure; then by the error
     ratio.
     """
+    assert row is not None
     apart = row.problem is not None
     return apart, apart and row.error_ratio is None, row.error_ratio or 0.0
 
@@ -315,7 +309,7 @@ def _rows(one: _Side, other: _Side | None, output: str, keys: Sequence[str]) -> 
             golden = one.reference(key, output)
             comparisons[key] = compare(r, c, limits, drawn=drawn)
             references[key] = compare(golden, golden, limits)
-    pool = pooled(comparisons.values())[0], pooled(references.values())[1]
+    pool = pooled(comparisons.values()), pooled(references.values())
     draws = any(not side.manifest.drift.deterministic for side in sides)
     rows = []
     for key, comparison in comparisons.items():
@@ -323,31 +317,30 @@ def _rows(one: _Side, other: _Side | None, output: str, keys: Sequence[str]) -> 
         row = DiffRow(
             output=output,
             set_index=keys.index(key),
-            num_elements=golden.array.size,
+            num_elements=golden.size,
             num_differing=comparison.num_differing,
             problem=comparison.problem,
         )
         if comparison.groups:
-            rmse, rms = comparison.groups[0].rmse, references[key].groups[0].rms
-            if draws or golden.array.size < POOL_BELOW:
-                rmse, rms = pool
-            error = OutputError(
-                rmse=rmse,
-                native_rmse=0.0,
-                rms=rms,
-                dtype=golden.dtype,
-                num_elements=golden.array.size,
-            )
+            sums, size = comparison.groups[0], references[key].groups[0]
+            if draws or golden.size < POOL_BELOW:
+                sums, size = pool
+            error = replace(sums.error(golden.dtype, golden.size), rms=size.rms)
             judged = [side.ratio_and_bound(error, key, output) for side in sides]
-            ratio = min(ratio for ratio, _ in judged)
-            bound = math.fsum(bound for _, bound in judged)
-            row = replace(
-                row,
-                error_ratio=finite(ratio),
-                max_abs_err=finite(comparison.max_abs_err),
-                rmse=finite(rmse),
-                bound=finite(bound),
-                problem=None if rmse <= bound else f"rmse {rmse:.3g} > {bound:.3g}",
-            )
+            row = replace(_judged(row, error, judged), max_abs_err=finite(comparison.max_abs_err))
         rows.append(row)
     return rows
+
+
+def _judged(row: DiffRow, error: OutputError, judged: Sequence[tuple[float, float]]) -> DiffRow:
+    """Add the figures and the problem, from the ratio and the bound of each side."""
+    ratio = min(ratio for ratio, _ in judged)
+    bound = math.fsum(bound for _, bound in judged)
+    apart = not error.rmse <= bound
+    return replace(
+        row,
+        error_ratio=finite(ratio),
+        rmse=finite(error.rmse),
+        bound=finite(bound),
+        problem=f"rmse {error.rmse:.3g} > {bound:.3g}" if apart else None,
+    )

@@ -22,11 +22,10 @@ def matrix(difference: Difference) -> Table:
         for pair in (*difference.pairs, *difference.reference)
     }
     for number, name in enumerate(difference.classes, start=1):
-        others = [
-            "-" if name == other else _cell(pairs[frozenset((name, other))])
-            for other in (*difference.classes, REFERENCE)
-        ]
-        table.add_row(str(number), name, *others)
+        cells = []
+        for other in (*difference.classes, REFERENCE):
+            cells.append("-" if name == other else _cell(pairs[frozenset((name, other))]))
+        table.add_row(str(number), name, *cells)
     return table
 
 
@@ -52,13 +51,24 @@ def sentences(difference: Difference) -> Iterator[str]:
                 f"golden set {index}{sizes} is only in {', '.join(item.classes)}: the others were"
                 " judged with other inputs"
             )
-    worst = [(pair, row) for pair in difference.pairs if (row := pair.worst)]
-    if worst:
-        pair, row = max(worst, key=lambda item: severity(item[1]))
-        yield f"furthest apart: {pair.one} and {pair.other}: {difference.where(row)}: {_figures(row)}"
+    compared = [pair for pair in difference.pairs if pair.worst]
+    if compared:
+        pair = max(compared, key=lambda pair: severity(pair.worst))
+        yield f"furthest apart: {_place(difference, pair)}: {_figures(pair.worst)}"
 
 
-def _figures(row: DiffRow) -> str:
+def _place(difference: Difference, pair: Pair) -> str:
+    """The two classes, the output and the golden inputs, as text."""
+    row = pair.worst
+    assert row is not None
+    sizes = str(difference.sets[row.set_index])
+    point = f" ({sizes})" if sizes else ""
+    classes = f"{pair.one} and {pair.other}"
+    return f"{classes}: output {row.output!r}, golden set {row.set_index}{point}"
+
+
+def _figures(row: DiffRow | None) -> str:
+    assert row is not None
     if row.error_ratio is None:
         return row.problem or f"all {row.num_elements} elements are equal"
     return (
@@ -69,11 +79,10 @@ def _figures(row: DiffRow) -> str:
 
 def problem(difference: Difference) -> str:
     """Error message for a version whose classes are apart; lists every pair."""
-    pairs = [
-        f"{pair.one} and {pair.other}: {difference.where(row)}: {row.problem}"
-        for pair in difference.pairs
-        if pair.apart and (row := pair.worst)
-    ]
+    pairs = []
+    for pair in difference.pairs:
+        if pair.apart and pair.worst:
+            pairs.append(f"{_place(difference, pair)}: {pair.worst.problem}")
     return (
         f"{difference.model}:{difference.version} answers differently on different device classes:"
         f" {'; '.join(pairs)}. This exceeds the sum of both bounds: compare their recipes with"

@@ -31,7 +31,7 @@ from freezer.serving.opening import open_artifact
 from freezer.serving.process import LoadOptions
 from freezer.spec import SamplingPolicy, bind
 from freezer.store import Store, Version
-from freezer.timing import meter_of, sample, speedup
+from freezer.timing import Sampling, meter_of, sample, speedup
 
 _LEAST_SHARE = 0.5
 """Share of the expected ratio below which the check fails; machines of one class differ by less."""
@@ -51,44 +51,26 @@ def check_speed(
     policy: SamplingPolicy = _POLICY,
     device: torch.device = CPU,
 ) -> SpeedCheck:
-    """Time an artifact against the portable one, in this process, as it would serve.
+    """Time a verified artifact against the portable one, in this process, as it would serve.
 
-    Args:
-        artifact: verified, and compatible with this process.
-        portable: of the same model.
-        num_threads: that calls may use; both are timed with the count of the payload that serves.
-        policy: of the sampling.
-        device: that both run on. On a GPU the portable program stands for eager.
+    Both are timed with the thread count of the payload that serves.
 
     Raises:
-        SpeedError: the ratio is below half of the expected one (the message lists differences
-            here), or the machine is too busy.
+        SpeedError: the ratio is below half of the expected one, or the machine is too busy.
         UsageError: the manifests have no speedup to compare with.
     """
     manifest, name = artifact.manifest, artifact.manifest.device_class
     point = dict(_judged(manifest).point)
     options = LoadOptions(canary=False, device=str(device))
-    models = {
-        item.manifest.device_class: open_artifact(item, num_threads, options)
-        for item in (portable, artifact)
-    }
-    num_threads = models[name].payload_for(point).num_threads or num_threads
+    model = open_artifact(artifact, num_threads, options)
+    base = open_artifact(portable, num_threads, options)
+    num_threads = model.payload_for(point).num_threads or num_threads
     expected = expected_ratio(manifest, portable.manifest, num_threads)
-    inputs = [on_device(item, device) for item in _inputs(artifact, point)]
-    reset = manifest.recipe.reset
-    with threads(num_threads), meter_of(device, policy) as meter:
-        calls = {entrant: _calls(model, inputs) for entrant, model in models.items()}
-        resets = (
-            {entrant: model.preserved[reset] for entrant, model in models.items()} if reset else {}
-        )
-        sampling = sample(calls, policy, resets, meter)
-    if not sampling.stable:
-        raise SpeedError(
-            f"{manifest.model} for {name}: {sampling.problem}, expected at least"
-            f" {policy.min_rounds} rounds; stop other processes on these CPUs, and try again"
-        )
+    inputs = [on_device(given, device) for given in _inputs(artifact, point)]
+    with threads(num_threads):
+        sampling = _sample(manifest, {PORTABLE: base, name: model}, inputs, policy)
     ratio = speedup(sampling, name, eager=PORTABLE, num_candidates=1, policy=policy)
-    found = SpeedCheck(
+    check = SpeedCheck(
         device_class=name,
         expected=expected,
         measured=ratio.value,
@@ -96,55 +78,82 @@ def check_speed(
         high=ratio.high,
         num_threads=num_threads,
         point=point,
-        median_ms={
-            entrant: statistics.median(sampling.pooled(entrant)) for entrant in sampling.samples_ms
-        },
+        median_ms={timed: statistics.median(sampling.pooled(timed)) for timed in (PORTABLE, name)},
         num_rounds=sampling.num_undisturbed,
         num_dropped=sampling.num_dropped,
     )
-    if found.measured < _LEAST_SHARE * expected:
+    _check_ratio(manifest, check)
+    return check
+
+
+def _sample(
+    manifest: Manifest,
+    models: Mapping[str, FrozenModel],
+    inputs: Sequence[InputSet],
+    policy: SamplingPolicy,
+) -> Sampling:
+    """Time both models side by side.
+
+    Raises:
+        SpeedError: the machine is too busy.
+    """
+    reset = manifest.recipe.reset
+    calls = {name: _calls(model, inputs) for name, model in models.items()}
+    resets = {name: model.preserved[reset] for name, model in models.items() if reset}
+    with meter_of(models[PORTABLE].device, policy) as meter:
+        sampling = sample(calls, policy, resets, meter)
+    if not sampling.stable:
         raise SpeedError(
-            f"{manifest.model} for {name}: {found}; by the manifests it is {expected:.2f} times."
-            " Its results are correct, at less than half of its speed. Differences here:"
-            f" {'; '.join(differences(manifest, found)) or 'none found'}",
-            check=found,
+            f"{manifest.model} for {manifest.device_class}: {sampling.problem}, expected at least"
+            f" {policy.min_rounds} rounds; stop other processes on these CPUs, and try again"
         )
-    return found
+    return sampling
 
 
-def differences(manifest: Manifest, timed: SpeedCheck) -> Iterator[str]:
+def _check_ratio(manifest: Manifest, check: SpeedCheck) -> None:
+    """Raise for an artifact that is less than half as fast as expected."""
+    if check.measured >= _LEAST_SHARE * check.expected:
+        return
+    raise SpeedError(
+        f"{manifest.model} for {check.device_class}: {check}; by the manifests it is"
+        f" {check.expected:.2f} times. Its results are correct, at less than half of its speed."
+        f" Differences here: {'; '.join(differences(manifest, check)) or 'none found'}",
+        check=check,
+    )
+
+
+def _calls(model: FrozenModel, inputs: Sequence[InputSet]) -> list[Callable[[], Any]]:
+    bound = [bind(model.inputs, given.cloned()) for given in inputs]
+    return [partial(model, *args, **kwargs) for args, kwargs in bound]
+
+
+def differences(manifest: Manifest, check: SpeedCheck) -> Iterator[str]:
     """Differences between this process and the judge's, which may explain a slow artifact."""
     judged: Mapping[str, Any] = manifest.provenance.get("host") or {}
-    here, there = host_fingerprint(), judged.get("environment") or {}
-    for name in sorted({*there, *here["environment"]}):
-        if (own := here["environment"].get(name, "unset")) != (other := there.get(name, "unset")):
-            yield f"{name}: {own} here, {other} where it was judged"
-    found = {
-        _judged(manifest).num_threads,
-        *(cell.num_threads for cell in _judged(manifest).points),
-    }
-    counts = sorted(count for count in found if count is not None)
-    if counts and timed.num_threads not in counts:
+    host = host_fingerprint()
+    here, there = host["environment"], judged.get("environment") or {}
+    pairs: list[tuple[str, object, object]] = []
+    for name in sorted({*there, *here}):
+        pairs.append((name, here.get(name, "unset"), there.get(name, "unset")))
+    pairs.append(("torch", torch.__version__, manifest.toolchain.get("torch")))
+    pairs.append(("CPU", host["cpu"], judged.get("cpu")))
+    latency = _judged(manifest)
+    counts = [latency.num_threads, *(cell.num_threads for cell in latency.points)]
+    known = sorted({count for count in counts if count is not None})
+    if known and check.num_threads not in known:
+        pairs.append(("threads", check.num_threads, " or ".join(map(str, known))))
+    for topic, value, other in pairs:
+        if other and value != other:
+            yield f"{topic}: {value} here, {other} where it was judged"
+    num_cpus = available_cpus()
+    if num_cpus < check.num_threads:
         yield (
-            f"threads: {timed.num_threads} here, {' or '.join(str(count) for count in counts)}"
-            " where it was judged"
-        )
-    if (num_cpus := available_cpus()) < timed.num_threads:
-        yield (
-            f"threads: {timed.num_threads} share {num_cpus} CPUs, by this process's affinity or its"
+            f"threads: {check.num_threads} share {num_cpus} CPUs, by this process's affinity or its"
             " control group's quota"
         )
-    if timed.num_dropped:
-        yield (
-            f"load: others disturbed {timed.num_dropped} of {timed.num_rounds + timed.num_dropped}"
-            " rounds"
-        )
-    for topic, own, other in (
-        ("torch", torch.__version__, manifest.toolchain.get("torch")),
-        ("CPU", here["cpu"], judged.get("cpu")),
-    ):
-        if other and other != own:
-            yield f"{topic}: {own} here, {other} where it was judged"
+    if check.num_dropped:
+        num_rounds = check.num_rounds + check.num_dropped
+        yield f"load: others disturbed {check.num_dropped} of {num_rounds} rounds"
 
 
 def expected_ratio(manifest: Manifest, portable: Manifest, num_threads: int) -> float:
@@ -156,20 +165,18 @@ def expected_ratio(manifest: Manifest, portable: Manifest, num_threads: int) -> 
     Raises:
         UsageError: a manifest has no speedup over eager.
     """
-    own = _speedup_over_eager(manifest, num_threads)
-    return (
-        own
-        if device_class(manifest.device_class).kind == "cuda"
-        else own / _speedup_over_eager(portable, num_threads)
-    )
+    ratio = _speedup_over_eager(manifest, num_threads)
+    if device_class(manifest.device_class).kind == "cuda":
+        return ratio
+    return ratio / _speedup_over_eager(portable, num_threads)
 
 
 def _speedup_over_eager(manifest: Manifest, num_threads: int) -> float:
     """See `LatencyRecord.speedup_with`."""
-    found = _judged(manifest).speedup_with(num_threads)
-    if found is None:
+    ratio = _judged(manifest).speedup_with(num_threads)
+    if ratio is None:
         raise _no_speedup(manifest)
-    return found
+    return ratio
 
 
 def _judged(manifest: Manifest) -> LatencyRecord:
@@ -192,13 +199,11 @@ def read_portable(folder: Path) -> Artifact:
         NotPublishedError, IntegrityError: it is not an artifact folder, or it is damaged.
         UsageError: the artifact is made for another class.
     """
-    found = Artifact.read(folder)
-    if found.manifest.device_class != PORTABLE:
-        raise UsageError(
-            f"--portable {folder} is made for {found.manifest.device_class}, expected {PORTABLE}:"
-            f" {HOW}"
-        )
-    return found
+    artifact = Artifact.read(folder)
+    if artifact.manifest.device_class != PORTABLE:
+        made_for = artifact.manifest.device_class
+        raise UsageError(f"--portable {folder} is made for {made_for}, expected {PORTABLE}: {HOW}")
+    return artifact
 
 
 def fetch_portable(
@@ -253,17 +258,9 @@ def _inputs(artifact: Artifact, point: Mapping[str, int]) -> list[InputSet]:
     """Distinct inputs at the judged point: golden inputs, cut or repeated to size, then generated
     ones.
     """
-    manifest, golden = (
-        artifact.manifest,
-        golden_inputs(artifact.manifest, artifact.folder / GOLDEN_INPUTS, load_tensors),
-    )
-    sets = [
-        InputSet(point=dict(item.point), tensors=tensors)
-        for item, tensors in zip(manifest.golden, golden, strict=True)
-    ]
+    manifest = artifact.manifest
+    golden = golden_inputs(manifest, artifact.folder / GOLDEN_INPUTS, load_tensors)
+    sets = []
+    for golden_set, tensors in zip(manifest.golden, golden, strict=True):
+        sets.append(InputSet(point=dict(golden_set.point), tensors=tensors))
     return distinct_at(manifest.inputs, sets, point)
-
-
-def _calls(model: FrozenModel, inputs: Sequence[InputSet]) -> list[Callable[[], Any]]:
-    bound = [bind(model.inputs, item.cloned()) for item in inputs]
-    return [partial(model, *args, **kwargs) for args, kwargs in bound]

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypedDict, Unpack
 
-from freezer.artifact import read_keys
+from freezer.artifact import Artifact, read_keys
 from freezer.errors import (
     ColdpressError,
     IncompatibleError,
@@ -47,126 +48,141 @@ class Verification:
     speed: SpeedCheck | None = None
 
 
+class VerifyKeywords(TypedDict, total=False):
+    """Fields of LoadOptions that `verify` takes."""
+
+    device_class: str
+    threads: int | None
+    device: str | None
+    min_version: int
+
+
 def verify(
     reference: str | Path,
     *,
     store: str | None = None,
-    device_class: str = "auto",
-    threads: int | None = None,
     speed: bool = False,
     portable: Path | None = None,
-    device: str | None = None,
     trusted_keys: Sequence[str | Path] = (),
-    min_version: int = 0,
+    **keywords: Unpack[VerifyKeywords],
 ) -> Verification:
-    """Verify the artifact that `load` would serve here: its signature, every digest, and the
-    canary.
+    """Verify the artifact that `load` would serve here: signature, digests and canary.
 
-    Unlike `load`, it raises on damaged bytes and on a failing canary instead of trying the next
-    artifact.
+    Unlike `load`, it raises on damage and on a failing canary instead of trying the next artifact.
 
     Args:
-        reference, store, device_class, threads, device, trusted_keys, min_version: see `load`.
-        speed: also compare its speed with the portable artifact. Raises if the best artifact is
-            refused.
+        reference, store, trusted_keys, keywords: see `load`.
+        speed: also compare its speed with the portable artifact; the best artifact must serve.
         portable: folder of the portable artifact; by default it is read from the store.
 
     Raises:
-        IncompatibleError: no artifact serves this machine, thread count and torch; the one that
-            does fails to open or to answer; with `speed`, the best one does not serve.
-        NotPublishedError, StoreUnreachableError: the reference cannot be resolved, or `portable` is
-            not an artifact folder.
-        IntegrityError, CanaryError: the bytes or the outputs differ from the published ones, or no
-            trusted key signed them.
-        UsageError: no temporary folder is usable, or no portable artifact was made of the same
-            weights.
+        IncompatibleError: no artifact serves here; with `speed`, the best one does not.
+        IntegrityError, CanaryError: bytes or outputs differ, or no trusted key signed them.
+        UsageError: no portable artifact was made of the same weights.
         SpeedError: it is less than half as fast as its manifest promises.
     """
     if portable is not None and not speed:
         raise UsageError("--portable names the artifact that --speed compares with; give both")
-    options = LoadOptions(
-        device_class=device_class,
-        threads=threads,
-        device=device,
-        min_version=min_version,
-    )
     given = None if portable is None else read_portable(portable)
     with ExitStack() as stack:
         published = resolve_reference(reference, store)
         images = images_of(reference, published, stack)
-        process = process_here(options, [image.device_class for image in images])
-        selection = select_image(images, process)
-        for refusal in selection.refused:
-            if refusal.reason == "tampered":
-                raise IntegrityError(refusal.got)
-        image = selection.chosen
-        if image is None:
-            raise selection.error(reference)
-        keys = read_keys(trusted_keys)
-        if keys and (unsigned := image.unsigned(keys)):
-            raise IntegrityError(
-                f"{reference}: {unsigned}; sign it with `coldpress sign`, or do not serve it",
-                code="CP-UNSIGNED",
-            )
-        if speed:
-            _check_best(reference, images, selection)
+        classes = [image.device_class for image in images]
+        selection = select_image(images, process_here(LoadOptions(**keywords), classes))
+        image = _chosen(reference, selection, trusted_keys)
         base = None
-        if speed and image.device_class != PORTABLE:
-            base = given or fetch_portable(reference, image.manifest(), published, store, stack)
-            check_same_weights(reference, image.manifest(), base)
-        fetched = image.fetch(None)
+        if speed:
+            _check_best(reference, classes, selection, image)
+            if image.device_class != PORTABLE:
+                base = given or fetch_portable(reference, image.manifest(), published, store, stack)
+                check_same_weights(reference, image.manifest(), base)
+        return _verified(reference, selection, image.fetch(None), base, private=bool(trusted_keys))
+
+
+def _verified(
+    reference: str | Path,
+    selection: Selection,
+    fetched: Artifact,
+    base: Artifact | None,
+    *,
+    private: bool,
+) -> Verification:
+    """Verify every digest, run the canary, and compare the speed with `base`, if given."""
+    process = selection.process
+    device_class = fetched.manifest.device_class
+    paths = [ref.path for ref in fetched.manifest.contents]
+    with ExitStack() as stack:
         try:
-            artifact = fetched.held(
-                [item.path for item in fetched.manifest.contents], stack, private=bool(keys)
-            )
+            artifact = fetched.held(paths, stack, private=private)
             options = replace(process.options, canary=False)
             model = open_artifact(artifact, process.num_threads, options)
-            figures = tuple(run_canary(artifact, model))
+            figures = run_canary(artifact, model)
         except ColdpressError:
             raise
-        except (
-            Exception
-        ) as error:  # a payload may raise anything; load refuses it for the same reason
-            refusal = failure(image.device_class, error)
-            raise IncompatibleError(
-                f"{reference}: {refusal}", (*selection.ladder, refusal)
-            ) from error
-        return Verification(
-            device_class=image.device_class,
-            num_files=len(artifact.manifest.contents),
-            figures=figures,
-            ladder=selection.refused,
-            speed=(
-                None
-                if base is None
-                else check_speed(artifact, base, process.num_threads, device=model.device)
-            ),
+        except Exception as error:  # a payload may raise anything; `load` refuses it, too
+            refusal = failure(device_class, error)
+            ladder = (*selection.ladder, refusal)
+            raise IncompatibleError(f"{reference}: {refusal}", ladder) from error
+        checked = None
+        if base is not None:
+            checked = check_speed(artifact, base, process.num_threads, device=model.device)
+    return Verification(
+        device_class=device_class,
+        num_files=len(paths),
+        figures=tuple(figures),
+        ladder=selection.refused,
+        speed=checked,
+    )
+
+
+def _chosen(
+    reference: str | Path, selection: Selection, trusted_keys: Sequence[str | Path]
+) -> Image:
+    """The image that serves.
+
+    Raises:
+        IntegrityError: a better one was tampered with, or no trusted key signed this one.
+        IncompatibleError: none serves.
+    """
+    for refusal in selection.refused:
+        if refusal.reason == "tampered":
+            raise IntegrityError(refusal.got)
+    image = selection.chosen
+    if image is None:
+        raise selection.error(reference)
+    keys = read_keys(trusted_keys)
+    unsigned = image.unsigned(keys) if keys else None
+    if unsigned:
+        raise IntegrityError(
+            f"{reference}: {unsigned}; sign it with `coldpress sign`, or do not serve it",
+            code="CP-UNSIGNED",
         )
+    return image
 
 
-def _check_best(reference: str | Path, images: Sequence[Image], selection: Selection) -> None:
+def _check_best(
+    reference: str | Path, classes: Sequence[str], selection: Selection, image: Image
+) -> None:
     """Refuse to time an artifact if this machine's hardware should serve a better one.
 
     Raises:
         IncompatibleError: a better artifact is refused, or the environment limits this process to
             the portable class.
     """
-    assert selection.chosen is not None
-    serves, process = selection.chosen.device_class, selection.process
-    reasons = [str(item) for item in selection.refused]
+    serves, process = image.device_class, selection.process
+    reasons = [str(refusal) for refusal in selection.refused]
     remedy = ""
     if not reasons and serves == PORTABLE and process.options.device_class == "auto":
-        published, machine = [image.device_class for image in images], process.machine()
-        unlimited = rungs(published, describe_host(process.host, {}))
-        lost = [name for name in unlimited if name not in rungs(published, machine)]
-        reasons = [
-            f"{name}: {machine.why_not.get(name, 'the environment limits this process')}"
-            for name in lost
-        ]
+        machine = process.machine()
+        limited = rungs(classes, machine)
+        for name in rungs(classes, describe_host(process.host, {})):
+            if name not in limited:
+                why_not = machine.why_not.get(name, "the environment limits this process")
+                reasons.append(f"{name}: {why_not}")
         remedy = ": unset the limit"
     if reasons:
-        text = (
+        raise IncompatibleError(
             f"{reference}: {'; '.join(reasons)}; {serves} would serve instead, so nothing was"
-            f" timed{remedy}"
+            f" timed{remedy}",
+            selection.refused,
         )
-        raise IncompatibleError(text, selection.refused)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from freezer.freezing.drift import Call, DriftReport, Gate, assess, report
-from freezer.freezing.drift.drift import scales_of
+from freezer.freezing.drift.reference import scales_of
 
 
 def call(

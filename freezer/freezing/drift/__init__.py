@@ -5,10 +5,10 @@ Knows neither candidates nor clocks.
 
 from freezer.compare import Gate
 from freezer.freezing.drift.distributions import distribution_problem, sampled
-from freezer.freezing.drift.drift import STRIDES, Call, assess
+from freezer.freezing.drift.drift import STRIDES, assess
 from freezer.freezing.drift.drift_report import DriftReport, DriftRow, report
 from freezer.freezing.drift.reference import Reference, run_reference
-from freezer.freezing.drift.runs import Runner, run_calls
+from freezer.freezing.drift.runs import Call, Runner, run_calls
 from freezer.freezing.drift.ties import at_ties, eager_reruns
 
 __all__ = [

@@ -57,7 +57,9 @@ def _elements(leaf: Tensor) -> Tensor:
 
 
 def distribution_problem(
-    names: Sequence[str], eager: Sequence[Run], candidate: Sequence[Run]
+    names: Sequence[str],
+    eager: Sequence[Run],
+    candidate: Sequence[Run],
 ) -> str | None:
     """Describe the statistic in which the runs of a candidate differ most from eager's; None if no
     difference is significant.
@@ -68,21 +70,22 @@ def distribution_problem(
     """
     labels = _labels(len(eager))
     distances: list[tuple[float, str]] = []
-    highest = torch.full((len(labels) - 1,), -math.inf, dtype=torch.float64)
+    num_permutations = len(labels) - 1
+    highest = torch.full((num_permutations,), -math.inf, dtype=torch.float64)
     for index, name in enumerate(names):
         calls = [_column(call, index) for call in zip(*eager, *candidate, strict=True)]
-        if any(len({outputs.numel() for outputs in call}) > 1 for call in calls):
-            return (
-                f"the shape of output {name!r} varies from run to run, so its distribution cannot"
-                " be compared"
-            )
+        if any(map(_sizes_vary, calls)):
+            return f"the shape of output {name!r} varies, so its distribution cannot be compared"
         for statistic in _statistics(calls):
             values = ((labels @ statistic.gram) * labels).sum(1)
-            center, spread = values.mean(), values.std()
+            center = values.mean()
+            spread = values.std()
             if spread > 0:
-                highest = torch.maximum(highest, (values[1:] - center) / spread)
+                permuted = (values[1:] - center) / spread
+                highest = torch.maximum(highest, permuted)
                 distance = float((values[0] - statistic.allowed - center) / spread)
-                distances.append((distance, f"{statistic.name} of output {name!r}"))
+                label = f"{statistic.name} of output {name!r}"
+                distances.append((distance, label))
     largest, label = max(distances, default=(-math.inf, ""))
     if largest <= float(highest.max()):
         return None
@@ -93,7 +96,15 @@ def distribution_problem(
     )
 
 
-def _column(call: Sequence[Sequence[Tensor]], index: int) -> list[Tensor]:
+def _sizes_vary(outputs: Sequence[Tensor]) -> bool:
+    sizes = {output.numel() for output in outputs}
+    return len(sizes) > 1
+
+
+def _column(
+    call: Sequence[Sequence[Tensor]],
+    index: int,
+) -> list[Tensor]:
     """One output of a call by every run."""
     return [leaves[index] for leaves in call]
 
@@ -104,9 +115,16 @@ def _labels(num_runs: int) -> Tensor:
     and one for each permutation.
     """
     generator = torch.Generator().manual_seed(0)
-    order = torch.rand(NUM_PERMUTATIONS, 2 * num_runs, generator=generator).argsort(1)
-    order = torch.cat([torch.arange(2 * num_runs)[None], order])
-    return torch.where(order < num_runs, -1.0, 1.0).double() / num_runs
+    size = (NUM_PERMUTATIONS, 2 * num_runs)
+    permutations = torch.rand(size, generator=generator).argsort(1)
+    identity = torch.arange(2 * num_runs)
+    order = torch.cat([identity[None], permutations])
+    signs = torch.where(
+        order < num_runs,
+        -1.0,
+        1.0,
+    )
+    return signs.double() / num_runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +148,11 @@ def _statistics(calls: Sequence[Sequence[Tensor]]) -> Iterator[_Statistic]:
     for index, name in enumerate(("means", "variances")):
         grams = [by_name[index][0] for by_name in moments]
         allowed = [by_name[index][1] for by_name in moments]
-        yield _Statistic(name=name, gram=torch.stack(grams).sum(0), allowed=sum(allowed))
+        yield _Statistic(
+            name=name,
+            gram=torch.stack(grams).sum(0),
+            allowed=sum(allowed),
+        )
     if not comparable(runs[0]):
         gram = torch.stack([_num_equal(values) for values in runs]).sum(0).double()
         yield _Statistic(name="frequencies", gram=gram, allowed=0.0)
@@ -149,25 +171,36 @@ def _moments(values: Tensor) -> tuple[tuple[Tensor, float], tuple[Tensor, float]
     element. The allowance is the sum of t^2 / s^2 over the elements with s > t. The others vary by
     no more than rounding, and the gate judges them.
     """
-    wide = in_double(values[:, values.isfinite().all(0)])
+    used = values.isfinite().all(0)
+    wide = in_double(values[:, used])
     if wide.is_complex():
         wide = torch.view_as_real(wide).flatten(1)
     center = wide.mean(0)
     share = 0.0
     if comparable(values):
         dtype = str(values.dtype).removeprefix("torch.")
-        share = max(tolerance(dtype), 4 * torch.finfo(values.dtype).eps)
+        share = max(
+            tolerance(dtype),
+            4 * torch.finfo(values.dtype).eps,
+        )
     size = center.abs()
     typical = size.median() if size.numel() else 0.0
     rounding = share * (size + typical)
     deviation = wide - center
-    spread = deviation.square().mean(0).sqrt()
-    variances = _gram(deviation.square() - spread.square(), 2 * rounding * spread)
-    return _gram(deviation, rounding), variances
+    squares = deviation.square()
+    spread = squares.mean(0).sqrt()
+    means = _gram(deviation, rounding)
+    variances = _gram(squares - spread.square(), 2 * rounding * spread)
+    return means, variances
 
 
-def _gram(deviation: Tensor, rounding: Tensor) -> tuple[Tensor, float]:
+def _gram(
+    deviation: Tensor,
+    rounding: Tensor,
+) -> tuple[Tensor, float]:
     spread = deviation.square().mean(0).sqrt()
     used = spread > rounding
-    scaled = deviation[:, used] / spread[used]
-    return scaled @ scaled.T, float((rounding[used] / spread[used]).square().sum())
+    spread = spread[used]
+    scaled = deviation[:, used] / spread
+    allowed = (rounding[used] / spread).square().sum()
+    return scaled @ scaled.T, float(allowed)

@@ -22,20 +22,40 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from freezer.compare.tensor_values import comparable
 
 _DOUBLE = (torch.float64, torch.complex128)
-_FLOATING = (torch.float16, torch.bfloat16, torch.float32)
-_COMPLEX = {torch.float16: torch.complex32, torch.float32: torch.complex64}
+_WIDE = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex32: torch.complex128,
+    torch.complex64: torch.complex128,
+}
+
+_Operators = defaultdict[torch.dtype, set[str]]
+"""Names of operators by dtype."""
 
 _FRESH = ("aten::lift_fresh", "aten::lift_fresh_copy")
 """The last operator of torch.tensor: a view by its schema, but of a new tensor."""
 
 
-def own_dtype(model: nn.Module, inputs: Iterable[torch.dtype]) -> torch.dtype:
+def own_dtype(
+    model: nn.Module,
+    inputs: Iterable[torch.dtype],
+) -> torch.dtype:
     """The least precise floating dtype of a model's weights, buffers and inputs; without any,
     torch's default.
     """
-    given = {*(tensor.dtype for tensor in (*model.parameters(), *model.buffers())), *inputs}
-    real = [dtype.to_real() for dtype in given if dtype.is_floating_point or dtype.is_complex]
-    return max(real, key=lambda dtype: torch.finfo(dtype).eps, default=torch.get_default_dtype())
+    tensors = (*model.parameters(), *model.buffers())
+    dtypes = {*(tensor.dtype for tensor in tensors), *inputs}
+    real = [dtype.to_real() for dtype in dtypes if dtype.is_floating_point or dtype.is_complex]
+    return max(
+        real,
+        key=_eps,
+        default=torch.get_default_dtype(),
+    )
+
+
+def _eps(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype.to_real()).eps
 
 
 class Widening(TorchDispatchMode):
@@ -58,14 +78,13 @@ class Widening(TorchDispatchMode):
     def __init__(self, own: torch.dtype) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.own = own
-        enough = [dtype for dtype in _FLOATING if torch.finfo(dtype).eps <= torch.finfo(own).eps]
-        self._wide: Mapping[torch.dtype, torch.dtype] = {
-            **dict.fromkeys(enough, torch.float64),
-            **{_COMPLEX[dtype]: torch.complex128 for dtype in enough if dtype in _COMPLEX},
-        }
-        self.widened: defaultdict[torch.dtype, set[str]] = defaultdict(set)
-        self.kept: defaultdict[torch.dtype, set[str]] = defaultdict(set)
-        self.narrow: defaultdict[torch.dtype, set[str]] = defaultdict(set)
+        self._wide: dict[torch.dtype, torch.dtype] = {}
+        for dtype, wide in _WIDE.items():
+            if _eps(dtype) <= _eps(own):
+                self._wide[dtype] = wide
+        self.widened: _Operators = defaultdict(set)
+        self.kept: _Operators = defaultdict(set)
+        self.narrow: _Operators = defaultdict(set)
 
     def __torch_dispatch__(
         self,
@@ -77,8 +96,11 @@ class Widening(TorchDispatchMode):
         """Run an operator in float64."""
         named = dict(kwargs or {})
         if not isinstance(func, torch._ops.OpOverload):  # higher-order, such as torch.cond
-            within = {name: self._within(value) for name, value in named.items()}
-            return func(*map(self._within, args), **within)
+            functions = {name: self._within(value) for name, value in named.items()}
+            return func(
+                *map(self._within, args),
+                **functions,
+            )
         schema = func._schema
         written = {argument.name for argument in schema.arguments if _is_written(argument)}
         aliases = any(result.alias_info is not None for result in schema.returns)
@@ -86,7 +108,9 @@ class Widening(TorchDispatchMode):
         if aliases and not written:
             with self:  # `x.to(dtype)` may be a view, and is not decomposed yet
                 parts = func.decompose(*args, **named)
-            return func(*args, **named) if parts is NotImplemented else parts
+            if parts is NotImplemented:
+                return func(*args, **named)
+            return parts
         names = [argument.name for argument in schema.arguments][: len(args)]
         given = {**dict(zip(names, args, strict=True)), **named}
         for name, value in given.items():
@@ -94,16 +118,22 @@ class Widening(TorchDispatchMode):
                 self.widened[value].add(_name(func))
             if name not in written:
                 given[name] = pytree.tree_map(self.widen, value)
-        positional = [given[name] for name in names]
-        result = func(*positional, **{name: given[name] for name in named})
-        self._record_narrow(func, given, result)
-        return result if aliases else pytree.tree_map(self.widen, result)
+        operands = list(given.values())
+        positional = [given.pop(name) for name in names]
+        result = func(*positional, **given)
+        self._record_narrow(func, operands, result)
+        if aliases:
+            return result
+        return pytree.tree_map(self.widen, result)
 
     def widen(self, value: Any) -> Any:
         """Widen a tensor or a dtype; return any other value unchanged."""
-        if isinstance(value, Tensor) and value.dtype in self._wide:
-            return value.to(self._wide[value.dtype])
-        return self._wide.get(value, value) if isinstance(value, torch.dtype) else value
+        if isinstance(value, torch.dtype):
+            return self._wide.get(value, value)
+        if isinstance(value, Tensor):
+            dtype = self._wide.get(value.dtype, value.dtype)
+            return value.to(dtype)
+        return value
 
     def _within(self, value: Any) -> Any:
         """Wrap a function to run in this mode; return any other value unchanged."""
@@ -116,9 +146,14 @@ class Widening(TorchDispatchMode):
 
         return within
 
-    def _record_narrow(self, func: Any, given: Mapping[str, Any], result: Any) -> None:
+    def _record_narrow(
+        self,
+        func: Any,
+        operands: Sequence[Any],
+        result: Any,
+    ) -> None:
         """Record an operator that takes float64 and returns less."""
-        if not any(tensor.dtype in _DOUBLE for tensor in _tensors(list(given.values()))):
+        if not any(tensor.dtype in _DOUBLE for tensor in _tensors(operands)):
             return
         for tensor in _tensors(result):
             if comparable(tensor) and tensor.dtype not in _DOUBLE:
@@ -179,7 +214,7 @@ def _is_written(argument: torch.Argument) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
-def _listed(operators: Mapping[torch.dtype, set[str]]) -> str:
+def _listed(operators: _Operators) -> str:
     parts = []
     for dtype, names in sorted(operators.items(), key=str):
         parts.append(f"{dtype} ({', '.join(sorted(names))})")

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 import torch
 from torch import Tensor
 
-from freezer.compare import DIGITS, Sums, distances
+from freezer.compare import DIGITS, Magnitudes, Sums, distances
 from freezer.compare.tensor_values import comparable, same_tensors, values_of
 from freezer.errors import JudgeError, first_line
 from freezer.freezing.drift.distributions import NUM_RUNS, Run, sampled
-from freezer.freezing.drift.drift import Call, scales_of
 from freezer.freezing.drift.float64_mode import Widening, own_dtype
-from freezer.freezing.drift.runs import Runner, copied, run_calls, schedule, source_runner
+from freezer.freezing.drift.runs import Call, Runner, copied, run_calls, schedule, source_runner
 from freezer.freezing.models import RESET, Subject, same_each_time, tensors_of
 
 
@@ -60,18 +60,18 @@ def run_reference(subject: Subject) -> Reference:
     stateful, deterministic = _nature(subject)
 
     def run_eager() -> Iterator[list[Tensor]]:
-        return run_calls(lambda: _fresh_runner(subject), subject, stateful=stateful)
+        return run_calls(partial(_fresh_runner, subject), subject, stateful=stateful)
 
     eagers = list(run_eager())
     if subject.reset is not None and deterministic:
         _check_reset(subject, eagers)
-    noises, runs = _noise(eagers, run_eager, 0 if deterministic else NUM_RUNS - 1)
+    num_reruns = 0 if deterministic else NUM_RUNS - 1
+    noises, runs = _noise(eagers, run_eager, num_reruns)
     wide, note = _run_float64(subject.on_host, eagers, stateful=stateful)
     float64 = wide is not None
     calls = []
-    for (kind, index), e, r, noise in zip(
-        schedule(subject), eagers, wide or eagers, noises, strict=True
-    ):
+    answers = zip(schedule(subject), eagers, wide or eagers, noises, strict=True)
+    for (kind, index), e, r, noise in answers:
         limited = [_within(*pair) for pair in zip(r, e, strict=True)]
         call = Call(kind=kind, set_index=index, reference=limited, eager=e, noise_rmse=noise)
         calls.append(call)
@@ -97,20 +97,24 @@ def _fresh_runner(subject: Subject) -> Runner:
 
 
 def _noise(
-    eagers: Sequence[list[Tensor]], rerun: Callable[[], Iterator[list[Tensor]]], num_reruns: int
+    eagers: Sequence[list[Tensor]],
+    rerun: Callable[[], Iterator[list[Tensor]]],
+    num_reruns: int,
 ) -> tuple[list[list[float]], tuple[Run, ...]]:
     """For each call, by output, the largest rms difference of further runs from the first; and the
     elements to compare of every run.
 
     That of integers and bools is the largest of all calls, in each of which they may differ.
     """
-    noises, runs = [[0.0] * len(e) for e in eagers], []
+    noises = [[0.0] * len(e) for e in eagers]
+    runs = []
     for _ in range(num_reruns):
         answers = list(rerun())
         runs.append(sampled(answers))
         for noise, e, answer in zip(noises, eagers, answers, strict=True):
-            for index, pair in enumerate(zip(e, answer, strict=True)):
-                noise[index] = max(noise[index], _rms_difference(*pair))
+            for index, output in enumerate(e):
+                difference = _rms_difference(output, answer[index])
+                noise[index] = max(noise[index], difference)
     for index, output in enumerate(eagers[0]):
         if not comparable(output):
             largest = max(noise[index] for noise in noises)
@@ -119,7 +123,10 @@ def _noise(
     return noises, (sampled(eagers), *runs) if runs else ()
 
 
-def _random_note(subject: Subject, noises: Sequence[Sequence[float]]) -> list[str]:
+def _random_note(
+    subject: Subject,
+    noises: Sequence[Sequence[float]],
+) -> list[str]:
     """The note on outputs that differ from run to run, if any does."""
     names = []
     for output, *by_call in zip(subject.outputs, *noises, strict=True):
@@ -133,7 +140,10 @@ def _random_note(subject: Subject, noises: Sequence[Sequence[float]]) -> list[st
     ]
 
 
-def _digits_note(subject: Subject, calls: Sequence[Call]) -> list[str]:
+def _digits_note(
+    subject: Subject,
+    calls: Sequence[Call],
+) -> list[str]:
     """The note on outputs whose error by eager exceeds DIGITS, if any does."""
     names = []
     for index, output in enumerate(subject.outputs):
@@ -141,7 +151,8 @@ def _digits_note(subject: Subject, calls: Sequence[Call]) -> list[str]:
             continue
         total = Sums()
         for call in calls:
-            r, e = values_of(call.reference[index]), values_of(call.eager[index])
+            r = values_of(call.reference[index])
+            e = values_of(call.eager[index])
             total.include(distances(r, e)[0])
         if total.noise > DIGITS**2 * total.signal:
             names.append(repr(output.name))
@@ -160,15 +171,18 @@ def _nature(subject: Subject) -> tuple[bool, bool]:
     the subject has a reset method.
     """
     model = subject.fresh()
-    before = {name: tensor.detach().clone() for name, tensor in tensors_of(model).items()}
+    before = {}
+    for name, tensor in tensors_of(model).items():
+        before[name] = tensor.detach().clone()
     used = source_runner(model, subject)
-    first_set, last_set = subject.sets[0].tensors, subject.sets[-1].tensors
+    first_set = subject.sets[0].tensors
+    last_set = subject.sets[-1].tensors
     first = copied(used.call(first_set))
     after = tensors_of(model)
-    changed = any(
-        name not in after or not same_tensors(tensor, after[name])
-        for name, tensor in before.items()
-    )
+    changed = False
+    for name, tensor in before.items():
+        if name not in after or not same_tensors(tensor, after[name]):
+            changed = True
     second = copied(used.call(first_set))
     last = copied(used.call(last_set))
 
@@ -179,11 +193,16 @@ def _nature(subject: Subject) -> tuple[bool, bool]:
     if deterministic and not changed:
         last_alone = alone(last_set)
         deterministic = same_each_time(lambda: _all_same(last_alone, alone(last_set)))
-        changed = deterministic and not (_all_same(first, second) and _all_same(last, last_alone))
+        same_first = _all_same(first, second)
+        same_last = _all_same(last, last_alone)
+        changed = deterministic and not (same_first and same_last)
     return changed or subject.reset is not None, deterministic
 
 
-def _check_reset(subject: Subject, eagers: Sequence[list[Tensor]]) -> None:
+def _check_reset(
+    subject: Subject,
+    eagers: Sequence[list[Tensor]],
+) -> None:
     """Compare eager's outputs after each reset with those of fresh copies.
 
     Raises:
@@ -192,7 +211,10 @@ def _check_reset(subject: Subject, eagers: Sequence[list[Tensor]]) -> None:
     for (kind, index), answer in zip(schedule(subject), eagers, strict=True):
         if kind == "sequence":
             continue
-        if not _all_same(answer, _fresh_runner(subject).call(subject.sets[index].tensors)):
+        if not _all_same(
+            answer,
+            _fresh_runner(subject).call(subject.sets[index].tensors),
+        ):
             raise JudgeError(
                 f"{subject.name}: after {subject.reset}() the model answers input set {index}"
                 " differently from a fresh copy; let it reset everything that forward changes, or"
@@ -202,7 +224,10 @@ def _check_reset(subject: Subject, eagers: Sequence[list[Tensor]]) -> None:
 
 
 def _run_float64(
-    subject: Subject, eagers: Sequence[list[Tensor]], *, stateful: bool
+    subject: Subject,
+    eagers: Sequence[list[Tensor]],
+    *,
+    stateful: bool,
 ) -> tuple[list[list[Tensor]] | None, str | None]:
     """The calls in float64 or None, and a note on how it ran, or why it cannot.
 
@@ -223,7 +248,11 @@ def _run_float64(
 
 
 def _wide_calls(
-    subject: Subject, eagers: Sequence[list[Tensor]], mode: Widening | None, *, stateful: bool
+    subject: Subject,
+    eagers: Sequence[list[Tensor]],
+    mode: Widening | None,
+    *,
+    stateful: bool,
 ) -> tuple[list[list[Tensor]] | None, str | None]:
     """The calls in float64, or None and the reason why they cannot run."""
 
@@ -237,7 +266,11 @@ def _wide_calls(
         results = list(run_calls(fresh, subject, stateful=stateful))
     except Exception as error:
         return None, f"float64 does not run: {type(error).__name__}: {first_line(error)}"
-    for r, e in zip(chain(*results), chain(*eagers), strict=True):
+    for r, e in zip(
+        chain(*results),
+        chain(*eagers),
+        strict=True,
+    ):
         if r.shape != e.shape:
             return None, f"float64 gives shape {list(r.shape)}, eager {list(e.shape)}"
         wanted = torch.complex128 if e.is_complex() else torch.float64
@@ -246,11 +279,35 @@ def _wide_calls(
     return results, None
 
 
-def _all_same(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+def scales_of(
+    calls: Sequence[Call],
+    index: int,
+    *,
+    float64: bool,
+) -> tuple[float, ...]:
+    """The magnitudes from which values of an output are judged apart, over all calls; see
+    `Magnitudes`.
+    """
+    if not calls or not comparable(calls[0].eager[index]):
+        return ()
+    magnitudes = Magnitudes()
+    for call in calls:
+        eager = values_of(call.eager[index]) if float64 else None
+        magnitudes.add(values_of(call.reference[index]), eager)
+    return magnitudes.limits(values_of(calls[0].eager[index]).dtype)
+
+
+def _all_same(
+    some: Sequence[Tensor],
+    others: Sequence[Tensor],
+) -> bool:
     return all(same_tensors(*pair) for pair in zip(some, others, strict=True))
 
 
-def _within(reference: Tensor, eager: Tensor) -> Tensor:
+def _within(
+    reference: Tensor,
+    eager: Tensor,
+) -> Tensor:
     """The reference; eager where it alone is finite, or where `torch.finfo(x.dtype).min` of float64
     exceeds its dtype.
     """
@@ -259,10 +316,17 @@ def _within(reference: Tensor, eager: Tensor) -> Tensor:
     beyond = eager.isfinite() & ~(reference.abs() <= torch.finfo(eager.dtype).max)
     if not beyond.any():
         return reference
-    return torch.where(beyond, eager.to(reference.dtype), reference)
+    return torch.where(
+        beyond,
+        eager.to(reference.dtype),
+        reference,
+    )
 
 
-def _rms_difference(one: Tensor, other: Tensor) -> float:
+def _rms_difference(
+    one: Tensor,
+    other: Tensor,
+) -> float:
     if one.shape != other.shape:
         return 0.0
     return distances(values_of(other), values_of(one))[0].rmse

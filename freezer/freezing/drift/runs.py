@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,24 @@ class Runner:
     reset: Callable[[], object] | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """The output tensors of one call by the reference, by eager, and by the candidate once it has
+    run.
+
+    Attributes:
+        noise_rmse: for each output, the largest difference between runs of eager, of integers and
+            bools in all calls; 0 for a deterministic model.
+    """
+
+    kind: CallKind
+    set_index: int
+    reference: Sequence[Tensor]
+    eager: Sequence[Tensor]
+    noise_rmse: Sequence[float]
+    candidate: Sequence[Tensor] = ()
+
+
 def schedule(subject: Subject) -> list[tuple[CallKind, int]]:
     """Kind and index of the input set of every call: the single calls, the sequence, and with a
     reset method a last call.
@@ -41,9 +60,13 @@ def schedule(subject: Subject) -> list[tuple[CallKind, int]]:
     The sequence has the first set between others, so that state shows as a difference.
     """
     last = len(subject.sets) - 1
-    calls: list[tuple[CallKind, int]] = [("single", index) for index in range(last + 1)]
+    calls: list[tuple[CallKind, int]] = []
+    for index in range(last + 1):
+        calls.append(("single", index))
     for position in range(SEQUENCE_CALLS):
-        index = 0 if position % 2 == 0 else min((position + 1) // 2, last)
+        index = 0
+        if position % 2 == 1:
+            index = min((position + 1) // 2, last)
         calls.append(("sequence", index))
     if subject.reset is not None:
         calls.append(("after-reset", 0))
@@ -51,7 +74,10 @@ def schedule(subject: Subject) -> list[tuple[CallKind, int]]:
 
 
 def run_calls(
-    fresh: Callable[[], Runner], subject: Subject, *, stateful: bool
+    fresh: Callable[[], Runner],
+    subject: Subject,
+    *,
+    stateful: bool,
 ) -> Iterator[list[Tensor]]:
     """Make the calls of `schedule` one by one; yield the output tensors of each.
 
@@ -63,7 +89,8 @@ def run_calls(
         subject: the subject, whose sets are the inputs.
         stateful: whether to use a fresh runner for each call if there is no reset method.
     """
-    runner, previous = fresh(), None
+    runner = fresh()
+    previous = None
     for kind, index in schedule(subject):
         if previous and not kind == previous == "sequence":
             if runner.reset is not None:
@@ -82,7 +109,11 @@ def copied(leaves: Sequence[Tensor]) -> list[Tensor]:
 
 
 def source_runner(
-    model: nn.Module, subject: Subject, *, wide: bool = False, mode: Widening | None = None
+    model: nn.Module,
+    subject: Subject,
+    *,
+    wide: bool = False,
+    mode: Widening | None = None,
 ) -> Runner:
     """A runner of a copy of the source model; with `wide` its inputs become float64, and `mode`
     widens what it asks for.
@@ -91,8 +122,9 @@ def source_runner(
     def run(tensors: Mapping[str, Tensor]) -> list[Tensor]:
         given = {}
         for name, tensor in tensors.items():
-            # clones, because a model may write into its inputs
-            given[name] = in_double(tensor) if wide and comparable(tensor) else tensor.clone()
+            given[name] = tensor.clone()  # a model may write into its inputs
+            if wide and comparable(tensor):
+                given[name] = in_double(tensor)
         with _widening(mode):
             result = call_source(model, subject.spec, given)
         structure, leaves = flatten(result)
@@ -105,19 +137,36 @@ def source_runner(
             )
         return [leaf.cpu() for leaf in leaves]  # outputs are compared on the CPU
 
-    def reset() -> None:
-        try:
-            with torch.no_grad(), _widening(mode):
-                getattr(model, str(subject.reset))()
-                if wide:
-                    model.double()  # a reset may create buffers of the source's own dtype
-        except Exception as error:
-            raise JudgeError(
-                f"{subject.name}: {subject.reset}() raises {type(error).__name__}: {error}",
-                code=RESET,
-            ) from error
+    reset = partial(
+        _reset,
+        model,
+        subject,
+        wide=wide,
+        mode=mode,
+    )
+    return Runner(
+        call=run,
+        reset=None if subject.reset is None else reset,
+    )
 
-    return Runner(call=run, reset=None if subject.reset is None else reset)
+
+def _reset(
+    model: nn.Module,
+    subject: Subject,
+    *,
+    wide: bool,
+    mode: Widening | None,
+) -> None:
+    try:
+        with torch.no_grad(), _widening(mode):
+            getattr(model, str(subject.reset))()
+            if wide:
+                model.double()  # a reset may create buffers of the source's own dtype
+    except Exception as error:
+        raise JudgeError(
+            f"{subject.name}: {subject.reset}() raises {type(error).__name__}: {error}",
+            code=RESET,
+        ) from error
 
 
 def _widening(mode: Widening | None) -> contextlib.AbstractContextManager[None]:

@@ -21,8 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from freezer.compare.tensor_values import HALVES, comparable, in_double, same_tensors
-from freezer.freezing.drift.drift import Call
-from freezer.freezing.drift.runs import Runner, run_calls, source_runner
+from freezer.freezing.drift.runs import Call, Runner, run_calls, source_runner
 from freezer.freezing.models import Subject
 
 _NUM_RUNS = 32
@@ -52,7 +51,11 @@ Rerun = Callable[[int], Sequence[Sequence[Tensor]] | None]
 """Outputs of eager in each call, with operands changed by a seed; None if it does not run."""
 
 
-def eager_reruns(subject: Subject, *, stateful: bool) -> Rerun:
+def eager_reruns(
+    subject: Subject,
+    *,
+    stateful: bool,
+) -> Rerun:
     """Reruns of a subject's eager model with changed operands."""
 
     def fresh() -> Runner:
@@ -76,7 +79,9 @@ def eager_reruns(subject: Subject, *, stateful: bool) -> Rerun:
 
 
 def at_ties(
-    calls: Sequence[Call], outputs: Collection[int], rerun: Rerun
+    calls: Sequence[Call],
+    outputs: Collection[int],
+    rerun: Rerun,
 ) -> tuple[list[Call], _Masks] | None:
     """The calls with the candidate's answers in place of the reference's and eager's wherever a tie
     explains the difference.
@@ -99,7 +104,11 @@ def at_ties(
         for index in outputs:
             if call.candidate[index].shape != call.eager[index].shape:
                 return None
-            masks[position, index] = _apart(call, index, call.candidate[index])
+            masks[position, index] = _apart(
+                call,
+                index,
+                call.candidate[index],
+            )
     num_apart = sum(int(mask.sum()) for mask in masks.values())
     if not 0 < num_apart <= MAX_SHARE * sum(mask.numel() for mask in masks.values()):
         return None
@@ -115,8 +124,16 @@ class _Difference:
         missing: elements whose answer no run has given yet.
     """
 
-    def __init__(self, calls: Sequence[Call], position: int, index: int, mask: Tensor) -> None:
-        self._call, self._index, self._mask = calls[position], index, mask
+    def __init__(
+        self,
+        calls: Sequence[Call],
+        position: int,
+        index: int,
+        mask: Tensor,
+    ) -> None:
+        self._call = calls[position]
+        self._index = index
+        self._mask = mask
         self._wanted = in_double(self._call.candidate[index][mask])
         self._bound = _rounding(self._call, index)[mask]
         self._twins = _twins(calls, position, index)
@@ -130,15 +147,22 @@ class _Difference:
         """
         for twin in self._twins:
             answer = answers[twin][self._index]
-            if not self.missing.any() or answer.shape != self._mask.shape:
+            if answer.shape != self._mask.shape or not self.missing.any():
                 continue
-            near = (in_double(answer[self._mask]) - self._wanted).abs() <= self._bound
+            given = in_double(answer[self._mask])
+            error = (given - self._wanted).abs()
+            near = error <= self._bound
             if near.any():
                 jumps = _jumps(self._call, self._index, answer)[self._mask]
-                self.missing &= ~(near & jumps)
+                explained = near & jumps
+                self.missing &= ~explained
 
 
-def _explained(calls: Sequence[Call], masks: _Masks, rerun: Rerun) -> bool:
+def _explained(
+    calls: Sequence[Call],
+    masks: _Masks,
+    rerun: Rerun,
+) -> bool:
     """Whether the candidate's answer to each of the differing elements is one that a right
     candidate may give.
     """
@@ -156,7 +180,11 @@ def _explained(calls: Sequence[Call], masks: _Masks, rerun: Rerun) -> bool:
     return not num_missing
 
 
-def _twins(calls: Sequence[Call], position: int, index: int) -> list[int]:
+def _twins(
+    calls: Sequence[Call],
+    position: int,
+    index: int,
+) -> list[int]:
     """The calls with the same inputs in which eager answers alike, this one among them."""
     call = calls[position]
     twins = []
@@ -167,7 +195,10 @@ def _twins(calls: Sequence[Call], position: int, index: int) -> list[int]:
     return twins
 
 
-def _answers(calls: Sequence[Call], rerun: Rerun) -> Iterator[Sequence[Sequence[Tensor]]]:
+def _answers(
+    calls: Sequence[Call],
+    rerun: Rerun,
+) -> Iterator[Sequence[Sequence[Tensor]]]:
     """Answers that a right candidate may give: eager's, the reference's, and those of the
     reruns.
     """
@@ -179,36 +210,57 @@ def _answers(calls: Sequence[Call], rerun: Rerun) -> Iterator[Sequence[Sequence[
             yield answers
 
 
-def _typical(answer: Tensor, r: Tensor) -> float:
+def _typical(
+    answer: Tensor,
+    r: Tensor,
+) -> float:
     """Sixteen times the median error of an answer, which rounding hardly ever exceeds."""
     used = (r != 0) & answer.isfinite() & r.isfinite()
     error = (in_double(answer) - r).abs()[used]
     return 16 * float(error.median()) if error.numel() else 0.0
 
 
-def _jumps(call: Call, index: int, answer: Tensor) -> Tensor:
+def _jumps(
+    call: Call,
+    index: int,
+    answer: Tensor,
+) -> Tensor:
     """The elements in which an answer differs from the reference by a step; all of integers and
     bools.
     """
     if not comparable(answer):
-        return torch.ones(answer.shape, dtype=torch.bool)
+        return torch.ones(
+            answer.shape,
+            dtype=torch.bool,
+        )
     r = in_double(call.reference[index])
     return (in_double(answer) - r).abs() > _typical(answer, r)
 
 
-def _rounding(call: Call, index: int) -> Tensor:
+def _rounding(
+    call: Call,
+    index: int,
+) -> Tensor:
     """For each element, the distance up to which two answers are one: by rounding of the value, and
     of the typical element.
     """
     e = call.eager[index]
     if not comparable(e):
-        return torch.zeros(e.shape, dtype=torch.float64)
-    r, c = in_double(call.reference[index]), in_double(call.candidate[index])
+        return torch.zeros(
+            e.shape,
+            dtype=torch.float64,
+        )
+    r = in_double(call.reference[index])
+    c = in_double(call.candidate[index])
     largest = torch.maximum(r.abs(), c.abs())
     return 32 * torch.finfo(e.dtype).eps * largest + _typical(in_double(e), r)
 
 
-def _apart(call: Call, index: int, output: Tensor) -> Tensor:
+def _apart(
+    call: Call,
+    index: int,
+    output: Tensor,
+) -> Tensor:
     """The elements of an output that differ from the reference by more than rounding; of integers
     and bools, from eager.
     """
@@ -218,22 +270,39 @@ def _apart(call: Call, index: int, output: Tensor) -> Tensor:
     return error > _rounding(call, index)
 
 
-def _settled(call: Call, position: int, masks: _Masks) -> Call:
-    reference, eager = list(call.reference), list(call.eager)
+def _settled(
+    call: Call,
+    position: int,
+    masks: _Masks,
+) -> Call:
+    reference = list(call.reference)
+    eager = list(call.eager)
     for (mask_position, index), mask in masks.items():
         if mask_position != position:
             continue
         c = call.candidate[index]
         if comparable(c):
-            flips = _apart(call, index, call.eager[index])
+            flips = _apart(
+                call,
+                index,
+                call.eager[index],
+            )
             if int(flips.sum()) <= MAX_SHARE * flips.numel():
-                eager[index] = _with(eager[index], flips, reference[index])
+                eager[index] = _with(
+                    eager[index],
+                    flips,
+                    reference[index],
+                )
         reference[index] = _with(reference[index], mask, c)
         eager[index] = _with(eager[index], mask, c)
     return replace(call, reference=reference, eager=eager)
 
 
-def _with(tensor: Tensor, mask: Tensor, values: Tensor) -> Tensor:
+def _with(
+    tensor: Tensor,
+    mask: Tensor,
+    values: Tensor,
+) -> Tensor:
     """A copy with other values at a mask, and the same strides."""
     changed = tensor.clone(memory_format=torch.preserve_format)
     changed[mask] = values[mask].to(tensor.dtype)
@@ -262,12 +331,20 @@ class _Changing(TorchDispatchMode):
         values = (*schema.arguments, *schema.returns)
         if any(value.alias_info is not None for value in values):
             return func(*args, **named)
-        return func(*pytree.tree_map(_changed, tuple(args)), **pytree.tree_map(_changed, named))
+        return func(
+            *pytree.tree_map(_changed, tuple(args)),
+            **pytree.tree_map(_changed, named),
+        )
 
 
 def _changed(value: Any) -> Any:
     if not isinstance(value, Tensor) or not comparable(value) or value.layout is not torch.strided:
         return value
     most = 1 if value.dtype in HALVES else ULPS
-    ulps = torch.randint(-most, most + 1, value.shape, device=value.device)
+    ulps = torch.randint(
+        -most,
+        most + 1,
+        value.shape,
+        device=value.device,
+    )
     return value * (1 + torch.finfo(value.dtype).eps * ulps.to(value.dtype))

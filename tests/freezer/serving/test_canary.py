@@ -66,20 +66,18 @@ def test_the_canary_passes_where_it_was_made(which: str, request: pytest.Fixture
     assert all(figure.error_ratio is not None and figure.error_ratio < 3 for figure in figures)
 
 
-def test_only_small_differences_pass(portable: Frozen) -> None:
-    assert not any(
-        figure.problem
-        for figure in canary_figures(
-            portable.artifact, answering(portable.artifact, factor=1 + 2e-6)
-        )
-    )
-    with pytest.raises(
-        CanaryError,
-        match=r"mlp for portable: golden set 0, output 'output': rmse .* > .* do not serve it here",
-    ):
-        run_canary(portable.artifact, answering(portable.artifact, factor=1 + 1e-3))
-    with pytest.raises(CanaryError):
-        run_canary(portable.artifact, answering(portable.artifact, change=1e-3))
+@pytest.mark.parametrize(
+    ("factor", "change", "passes"),
+    [(1 + 2e-6, 0.0, True), (1 + 1e-3, 0.0, False), (1.0, 1e-3, False)],
+)
+def test_only_small_differences_pass(
+    portable: Frozen, factor: float, change: float, passes: bool
+) -> None:
+    figures = canary_figures(portable.artifact, answering(portable.artifact, change, factor))
+    assert any(figure.problem for figure in figures) is not passes
+    if not passes:
+        with pytest.raises(CanaryError):
+            run_canary(portable.artifact, answering(portable.artifact, change, factor))
 
 
 class TopTwo(torch.nn.Module):
@@ -119,38 +117,30 @@ def test_small_slices_are_compared(tmp_path: Path) -> None:
     )
     assert result.artifact is not None
     run_canary(result.artifact, answering(result.artifact))
-    with pytest.raises(CanaryError, match=r"values at 9 of dim 1, of 0\.000\d+, are off by"):
-        run_canary(
-            result.artifact, answering(result.artifact, factor=torch.tensor([1.0] * 9 + [0.0] * 4))
-        )
+    zeroed = torch.tensor([1.0] * 9 + [0.0] * 4)
+    with pytest.raises(CanaryError):
+        run_canary(result.artifact, answering(result.artifact, factor=zeroed))
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 def test_nan_and_inf_fail(portable: Frozen, wrong: float) -> None:
-    with pytest.raises(CanaryError, match="NaN or Inf at other places"):
+    with pytest.raises(CanaryError):
         run_canary(portable.artifact, answering(portable.artifact, change=wrong))
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype", "kind", "problem"),
+    ("golden", "error"),
     [
-        ((1, 4), torch.float32, CanaryError, r"expected \[1, 4\]"),
-        (None, torch.float64, IntegrityError, "is float64 .*, expected float32"),
-        ((4,), torch.float32, IntegrityError, r"has shape \[4\], expected rank 2"),
+        (torch.zeros(1, 4), CanaryError),
+        (torch.zeros(1, 2, dtype=torch.float64), IntegrityError),
+        (torch.zeros(4), IntegrityError),
     ],
 )
 def test_other_shapes_and_dtypes_fail(
-    portable: Frozen,
-    tmp_path: Path,
-    shape: tuple[int, ...] | None,
-    dtype: torch.dtype,
-    kind: type[Exception],
-    problem: str,
+    portable: Frozen, tmp_path: Path, golden: Tensor, error: type[Exception]
 ) -> None:
-    golden = load_file(portable.artifact.folder / GOLDEN_OUTPUTS)["0/output"]
-    changed = {"0/output": golden.to(dtype) if shape is None else torch.zeros(shape, dtype=dtype)}
-    artifact = with_golden(portable.artifact, tmp_path / "copy", changed)
-    with pytest.raises(kind, match=problem):
+    artifact = with_golden(portable.artifact, tmp_path / "copy", {"0/output": golden})
+    with pytest.raises(error):
         run_canary(artifact, answering(artifact))
 
 

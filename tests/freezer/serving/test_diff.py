@@ -19,7 +19,6 @@ import freezer
 from freezer.artifact import (
     GOLDEN_INPUTS,
     GOLDEN_OUTPUTS,
-    MEDIA_SAFETENSORS,
     OWN_OUTPUTS,
     Artifact,
     GoldenSet,
@@ -84,6 +83,8 @@ def diffed(folder: Path, *artifacts: Artifact) -> Difference:
     found = diff("mlp", store=str(store.root))
     assert matrix(found).row_count == len(found.classes)
     assert json.loads(json.dumps(encode(found), allow_nan=False))["apart"] == found.apart
+    assert len(list(sentences(found))) >= len(found.notes)
+    assert problem(found)
     return found
 
 
@@ -103,17 +104,14 @@ def worst(pair: Pair) -> DiffRow:
 @pytest.mark.parametrize("which", ["inductor", "scripted", "portable"])
 def test_every_artifact_records_its_outputs(which: str, request: pytest.FixtureRequest) -> None:
     artifact = request.getfixturevalue(which).artifact
-    assert artifact.file(OWN_OUTPUTS).media_type == MEDIA_SAFETENSORS
     inputs, own = tensors_of(artifact, GOLDEN_INPUTS), tensors_of(artifact, OWN_OUTPUTS)
-    assert sorted(own) == sorted(tensors_of(artifact, GOLDEN_OUTPUTS))
+    golden = tensors_of(artifact, GOLDEN_OUTPUTS)
+    assert sorted(own) == sorted(golden)
+    assert any(not torch.equal(own[name], golden[name]) for name in own)
     model = freezer.load(artifact.folder)
     for index in range(len(artifact.manifest.golden)):
         answer = model(inputs[f"{index}/x"])
         torch.testing.assert_close(own[f"{index}/output"], answer, rtol=1e-6, atol=1e-6)
-    assert any(
-        not torch.equal(own[name], golden)
-        for name, golden in tensors_of(artifact, GOLDEN_OUTPUTS).items()
-    )
 
 
 def test_the_smallest_outputs_are_recorded_within_the_bound(tmp_path: Path) -> None:
@@ -139,14 +137,18 @@ def test_missing_outputs_are_noted(portable: Frozen, scripted: Frozen, tmp_path:
         scripted.artifact,
         with_tensors(portable.artifact, tmp_path / "copy", {OWN_OUTPUTS: own}),
     )
-    assert (
-        "portable: 1 of 4 outputs are missing, as they exceed the 8 MB that an artifact records:"
-        " 1/output" in sentences(found)
-    )
+    (note,) = found.notes
+    assert note.startswith("portable: 1 of 4 outputs are missing")
     assert only(found).num_compared == 3
 
 
 # Figures
+
+
+def joined(artifact: Artifact, path: str) -> Tensor:
+    """The values of all tensors of a file."""
+    tensors = sorted(tensors_of(artifact, path).items())
+    return torch.cat([tensor.flatten().double() for _, tensor in tensors])
 
 
 def test_figures_are_those_of_the_gate(
@@ -156,34 +158,24 @@ def test_figures_are_those_of_the_gate(
     assert (found.model, found.version, found.classes) == ("mlp", 1, (HERE, "portable"))
     assert [str(item) for item in found.sets] == ["batch 2", "batch 1", "batch 4", "batch 3"]
     assert (found.apart, found.not_compared, found.notes) == (False, {}, ())
-    one, other, golden = (
-        torch.cat(
-            [tensor.flatten().double() for _, tensor in sorted(tensors_of(artifact, path).items())]
+    own = [joined(frozen.artifact, OWN_OUTPUTS) for frozen in (scripted, portable)]
+    error, golden = own[0] - own[1], joined(portable.artifact, GOLDEN_OUTPUTS)
+    rmse, rms = (float(tensor.square().mean().sqrt()) for tensor in (error, golden))
+    judged = []
+    for frozen in (scripted, portable):
+        native = frozen.artifact.manifest.golden[0].native_rmse["output"]
+        output = OutputError(
+            rmse=rmse, native_rmse=native, rms=rms, dtype="float32", num_elements=3
         )
-        for artifact, path in (
-            (scripted.artifact, OWN_OUTPUTS),
-            (portable.artifact, OWN_OUTPUTS),
-            (portable.artifact, GOLDEN_OUTPUTS),
-        )
-    )
-    rmse, rms = (float(tensor.square().mean().sqrt()) for tensor in (one - other, golden))
-    natives = [
-        item.artifact.manifest.golden[0].native_rmse["output"] for item in (scripted, portable)
-    ]
-    held = [
-        judge_rmse(
-            OutputError(rmse=rmse, native_rmse=native, rms=rms, dtype="float32", num_elements=3),
-            3.0,
-        )
-        for native in natives
-    ]
+        judged.append(judge_rmse(output, 3.0))
     row = worst(only(found))  # pooled over the sets, as they are small
     assert row.rmse == pytest.approx(rmse)
-    assert row.error_ratio == pytest.approx(min(ratio for ratio, _ in held))
-    assert row.bound == pytest.approx(sum(bound for _, bound in held))
-    for pair, artifact in zip(found.reference, (scripted.artifact, portable.artifact), strict=True):
-        assert (pair.one, pair.other) == (artifact.manifest.device_class, "reference")
-        assert pair.error_ratio == pytest.approx(artifact.manifest.drift.error_ratio, rel=0.5)
+    assert row.error_ratio == pytest.approx(min(ratio for ratio, _ in judged))
+    assert row.bound == pytest.approx(sum(bound for _, bound in judged))
+    for pair, frozen in zip(found.reference, (scripted, portable), strict=True):
+        assert pair.other == "reference"
+        ratio = frozen.artifact.manifest.drift.error_ratio
+        assert pair.error_ratio == pytest.approx(ratio, rel=0.5)
 
 
 def moved(artifact: Artifact, folder: Path, by: float, **changes: Any) -> Artifact:
@@ -239,14 +231,12 @@ def test_integers_must_be_equal(portable: Frozen, tmp_path: Path) -> None:
         integers(portable.artifact, tmp_path / "copy", 0, device_class=OTHER),
     )
     assert (found.apart, only(found).error_ratio, only(found).num_differing) == (False, None, 0)
-    assert any(line.endswith("all 6 elements are equal") for line in sentences(found))
     found = diffed(
         tmp_path / "apart",
         plain,
         integers(portable.artifact, tmp_path / "others", 2, device_class=OTHER),
     )
     assert (found.apart, only(found).num_differing) == (True, 2 * len(plain.manifest.golden))
-    assert "2 of 6 elements differ" in problem(found)
 
 
 def test_random_models_are_compared_with_their_noise(portable: Frozen, tmp_path: Path) -> None:
@@ -273,10 +263,7 @@ def test_classes_without_recorded_outputs_are_listed(
     old = without_outputs(portable.artifact, tmp_path / "old", device_class=OTHER)
     found = diffed(tmp_path, scripted.artifact, portable.artifact, old)
     assert (only(found).one, only(found).other) == (HERE, "portable")
-    assert (
-        f"{OTHER}: published before outputs were recorded; freeze the model again to compare it"
-        in sentences(found)
-    )
+    assert list(found.not_compared) == [OTHER]
     found = diffed(tmp_path / "all", old)
     assert (found.classes, found.pairs, found.apart) == ((), (), False)
 
@@ -307,10 +294,6 @@ def test_sets_are_matched_by_their_inputs(
         (HERE,),
     ]
     assert (only(found).num_compared, only(found).apart) == (2, False)
-    assert (
-        f"golden set 1 (batch 1) is only in {HERE}: the others were judged with other inputs"
-        in sentences(found)
-    )
 
 
 # The command
@@ -342,12 +325,9 @@ def test_the_command_prints_a_matrix_or_json(
     header, columns, first, second, furthest = out.splitlines()
     assert header == "mlp:1, 4 golden sets"
     assert columns.split() == ["error", "ratio", "1", "2", "reference"]
-    assert (first.split()[:3], second.split()[:2], second.split()[3]) == (
-        ["1", HERE, "-"],
-        ["2", "portable"],
-        "-",
-    )
-    assert furthest.startswith(f"furthest apart: {HERE} and portable: output 'output', golden set ")
+    assert first.split()[:3] == ["1", HERE, "-"]
+    assert second.split()[:2] == ["2", "portable"]
+    assert furthest.startswith(f"furthest apart: {HERE} and portable: ")
     code, out, err = coldpress("mlp:1", "--store", published.root, "--json")
     found = json.loads(out)
     assert (code, err, found["apart"], found["classes"]) == (0, "", False, [HERE, "portable"])
@@ -368,19 +348,16 @@ def test_the_exit_codes_of_the_command(
     assert diffed(
         tmp_path, portable.artifact, moved(portable.artifact, tmp_path / "copy", 1e-2)
     ).apart
-    for as_json in ((), ("--json",)):
-        code, out, err = coldpress("mlp", "--store", store, *as_json)
-        assert (code, "CP-APART: mlp:1 answers differently on different device classes" in err) == (
-            1,
-            True,
-        )
-        assert json.loads(out)["apart"] if as_json else " apart" in out
-    code, _, err = coldpress(portable.artifact.folder)
-    assert (code, "is a folder with one class" in err) == (2, True)
-    code, _, err = coldpress("mlp:9", "--store", published.root)
-    assert (code, "has no version '9'" in err) == (1, True)
-    code, _, err = coldpress("mlp", "--store", tmp_path / "none")
-    assert (code, "is not there" in err) == (3, True)
+    code, out, err = coldpress("mlp", "--store", store)
+    assert (code, " apart" in out, "CP-APART" in err) == (1, True, True)
+    code, out, err = coldpress("mlp", "--store", store, "--json")
+    assert (code, json.loads(out)["apart"], "CP-APART" in err) == (1, True, True)
+    for arguments, expected in (
+        ([portable.artifact.folder], 2),
+        (["mlp:9", "--store", published.root], 1),
+        (["mlp", "--store", tmp_path / "none"], 3),
+    ):
+        assert coldpress(*arguments)[0] == expected
 
 
 # Files
@@ -409,5 +386,5 @@ def test_only_golden_files_are_read(store: Store) -> None:
 @pytest.mark.parametrize("path", [GOLDEN_OUTPUTS, OWN_OUTPUTS])
 def test_damaged_outputs_raise(store: Store, path: str) -> None:
     flip_a_byte(blob(store, HERE, path))
-    with pytest.raises(IntegrityError, match="changed or damaged"):
+    with pytest.raises(IntegrityError):
         diff("mlp", store=str(store.root))

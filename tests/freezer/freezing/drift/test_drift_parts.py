@@ -40,13 +40,6 @@ def test_fill_values_hide_no_other_error(fill: float, dtype: torch.dtype, off: f
     assert (report.rows[0].rms or math.inf) < 100, "figures of the part that failed"
 
 
-def test_fill_values_of_small_outputs_are_pooled_separately() -> None:
-    assert drift(*(replace(masked(-1e9, size=16), set_index=index) for index in range(4))).passed
-    assert not drift(
-        *(replace(masked(-1e9, off=1e-2, size=16), set_index=index) for index in range(4))
-    ).passed
-
-
 def scaled(fill: float, *, rows: int, live: int, off: float, add: float = 0.0) -> list[Call]:
     """Four sets of `rows` scores, of which all but `live` are masked; the candidate's live ones are
     off.
