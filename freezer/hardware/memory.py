@@ -38,15 +38,16 @@ def peak_memory() -> Iterator[PeakMemory]:
     if _OWN_PROCESS.is_set():
         with contextlib.suppress(OSError):  # the kernel may not allow it
             Path("/proc/self/clear_refs").write_text("5")
-    peak, seen, stop = PeakMemory(), 0, threading.Event()
-    before, record_before, children_before = _own("VmRSS"), _own("VmHWM"), _children_bytes("self")
+    peak, most, stop = PeakMemory(), 0, threading.Event()
+    before, record_before = _own_bytes("VmRSS"), _own_bytes("VmHWM")
+    children_before = _children_bytes("self")
 
     def sample() -> None:
-        nonlocal seen
+        nonlocal most
         while not stop.wait(_SAMPLE_S):
             children = max(0, _children_bytes("self") - children_before)
             peak.children_bytes = max(peak.children_bytes, children)
-            seen = max(seen, children + _own("VmRSS"))
+            most = max(most, children + _own_bytes("VmRSS"))
 
     sampler = threading.Thread(target=sample, name="coldpress-memory", daemon=True)
     sampler.start()
@@ -55,9 +56,10 @@ def peak_memory() -> Iterator[PeakMemory]:
     finally:
         stop.set()
         sampler.join()
-        record = _own("VmHWM")
-        most = max(seen, _own("VmRSS"), record if record > record_before else 0)
-        peak.bytes = max(0, most - before)
+        record = _own_bytes("VmHWM")
+        if record > record_before:
+            most = max(most, record)
+        peak.bytes = max(0, most - before, _own_bytes("VmRSS") - before)
 
 
 def own_process() -> None:
@@ -69,13 +71,15 @@ def peak_bytes() -> int:
     """Peak resident memory of this process; unlike `getrusage`, without the peak of the process
     that started it.
     """
-    return _own("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return _own_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _own(field: str) -> int:
+def _own_bytes(field: str) -> int:
     """A figure of /proc/self/status in bytes; 0 if the kernel does not report it."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), 0)
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 def _children_bytes(process: str) -> int:
@@ -86,11 +90,10 @@ def _children_bytes(process: str) -> int:
     total = 0
     with contextlib.suppress(OSError, ValueError):  # ended meanwhile
         size, _ = _size_and_resident(process)
-        for child in [
-            name
-            for task in Path(f"/proc/{process}/task").iterdir()
-            for name in (task / "children").read_text().split()
-        ]:
+        children: list[str] = []
+        for task in Path(f"/proc/{process}/task").iterdir():
+            children += (task / "children").read_text().split()
+        for child in children:
             with contextlib.suppress(OSError, ValueError):
                 child_size, resident = _size_and_resident(child)
                 total += (resident if child_size != size else 0) + _children_bytes(child)

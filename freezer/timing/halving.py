@@ -29,66 +29,57 @@ Rivals = Mapping[str, Collection[str]]
 Others are timed to the end.
 """
 
+Round = Mapping[str, Sequence[float]]
+"""Latencies of one round by entrant."""
+
 
 class Halving:
     """Decides which entrants are timed further.
 
     Args:
-        rivals: of the entrants that may be stopped.
+        rivals: rivals of the entrants that may be stopped.
     """
 
     def __init__(self, rivals: Rivals) -> None:
-        self._rivals = rivals
-        self._num_pairs = sum(len(others) for others in rivals.values())
+        self._pairs = [(name, rival) for name, others in rivals.items() for rival in others]
         self._next_look, self._level = FIRST_LOOK, FALSE_STOPS
 
-    def beaten(self, rounds: Sequence[Mapping[str, Sequence[float]]]) -> set[str]:
+    def beaten(self, rounds: Sequence[Round]) -> set[str]:
         """The entrants to stop now.
 
         Args:
-            rounds: latencies of each undisturbed round by entrant. Those in the last round are in
-                all of them.
+            rounds: undisturbed rounds. Those in the last round are in all of them.
         """
-        if not self._num_pairs or len(rounds) < self._next_look:
+        if not self._pairs or len(rounds) < self._next_look:
             return set()
         while self._next_look <= len(rounds):
             self._next_look *= 2
             self._level /= 2
-        logs = {
-            name: [math.log(max(statistics.median(blocks[name]), 1e-9)) for blocks in rounds]
-            for name in rounds[-1]
-        }
-        found: set[str] = set()
-        for name, others in self._rivals.items():
-            for other in others if name in logs else ():
-                if (
-                    other in logs
-                    and slower_p(logs[name], logs[other]) < self._level / self._num_pairs
-                ):
-                    ratio = math.exp(statistics.fmean(logs[name]) - statistics.fmean(logs[other]))
-                    logger.info(
-                        "stopped timing %s after %d rounds: %.2f times as slow as %s",
-                        name,
-                        len(rounds),
-                        ratio,
-                        other,
-                    )
-                    found.add(name)
-                    break
-        return found
+        logs: dict[str, list[float]] = {}
+        for name in rounds[-1]:
+            medians = [statistics.median(blocks[name]) for blocks in rounds]
+            logs[name] = [math.log(max(median, 1e-9)) for median in medians]
+        stopped: set[str] = set()
+        for name, rival in self._pairs:
+            if name in stopped or name not in logs or rival not in logs:
+                continue
+            if slower_p(logs[name], logs[rival]) < self._level / len(self._pairs):
+                ratio = math.exp(statistics.fmean(logs[name]) - statistics.fmean(logs[rival]))
+                message = "stopped timing %s after %d rounds: %.2f times as slow as %s"
+                logger.info(message, name, len(rounds), ratio, rival)
+                stopped.add(name)
+        return stopped
 
 
-def slower_p(own: Sequence[float], other: Sequence[float]) -> float:
-    """One-sided p-value of a paired t-test: `own` does not exceed `other`."""
-    differences = [a - b for a, b in zip(own, other, strict=True)]
+def slower_p(latencies: Sequence[float], rivals: Sequence[float]) -> float:
+    """One-sided p-value of a paired t-test: `latencies` do not exceed `rivals`."""
+    differences = [a - b for a, b in zip(latencies, rivals, strict=True)]
     mean, spread = statistics.fmean(differences), statistics.stdev(differences)
     if mean <= 0:
         return 1.0
-    return (
-        0.0
-        if spread == 0
-        else _upper_tail(mean / spread * math.sqrt(len(differences)), len(differences) - 1)
-    )
+    if spread == 0:
+        return 0.0
+    return _upper_tail(mean / spread * math.sqrt(len(differences)), len(differences) - 1)
 
 
 def _upper_tail(t: float, freedom: int) -> float:

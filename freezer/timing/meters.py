@@ -3,6 +3,9 @@
 On a GPU, device events around a call measure it, including its launches. The meter waits for the
 device after every call, so that calls do not overlap.
 
+A disturbed meter names the processes that used the CPUs most, by two readings of /proc: those that
+ended in between and those of other containers are not visible.
+
 CPU time can replace the clock only for calls on a single thread: it leaves out what other processes
 and the hypervisor took. With more threads it counts OpenMP's spinning at barriers, of which a
 disturbed call has up to 400 times as much as computation.
@@ -13,8 +16,9 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -22,10 +26,15 @@ import torch
 from freezer.hardware import NvmlError, Reading, opened, reading
 from freezer.runtime.devices import current, nvml_uuid
 from freezer.spec import SamplingPolicy
-from freezer.timing.disturbers import cpu_times, most_active
 
 ONE_THREAD = 0.05
 """CPU time that other threads of this process may use, relative to the one that makes the calls."""
+
+MAX_NAMED = 3
+"""Processes to name."""
+
+_LEAST_SHARE = 0.05
+"""Share of a CPU below which a process is not named."""
 
 
 class _Times(NamedTuple):
@@ -50,10 +59,10 @@ class CpuMeter:
     def __init__(self, policy: SamplingPolicy) -> None:
         self._policy = policy
         self._first = self._before = _cpu_times()
-        self._processes = cpu_times()
+        self._processes = process_times()
         self._calls_s = self._other_threads_s = 0.0
 
-    def timed_ms(self, call: Callable[[], Any]) -> float:
+    def timed_ms(self, call: Callable[[], object]) -> float:
         """Time a call, in milliseconds."""
         started = time.perf_counter_ns()
         call()
@@ -81,19 +90,15 @@ class CpuMeter:
         return torch.get_num_threads() == 1 and self._other_threads_s <= ONE_THREAD * self._calls_s
 
     def disturbance(self) -> str:
-        """What used the CPUs since this meter was made, beside this process."""
+        """The use of the CPUs since this meter was made, beside this process."""
         passed, num_cpus = _cpu_times().since(self._first), len(os.sched_getaffinity(0))
-        others, stolen = (
-            100 * used_s / (passed.elapsed * num_cpus)
-            for used_s in (passed.busy - passed.own, passed.stolen)
-        )
-        named = (
-            most_active(self._processes, cpu_times(), passed.elapsed) or "none that is visible here"
-        )
+        percent = 100 / (passed.elapsed * num_cpus)
+        others, stolen = percent * (passed.busy - passed.own), percent * passed.stolen
+        active = most_active(self._processes, process_times(), passed.elapsed)
         cpus = "1 CPU" if num_cpus == 1 else f"{num_cpus} CPUs"
         return (
             f"other processes used {others:.0f}% of {cpus}, the hypervisor {stolen:.0f}%; most"
-            f" active: {named}"
+            f" active: {active or 'none that is visible here'}"
         )
 
     def facts(self) -> dict[str, Any] | None:
@@ -124,7 +129,7 @@ class GpuMeter(CpuMeter):
         self._readings: list[Reading] = []
         self._num_shared = 0
 
-    def timed_ms(self, call: Callable[[], Any]) -> float:
+    def timed_ms(self, call: Callable[[], object]) -> float:
         """Time a call on the device, in milliseconds."""
         self._start.record()
         call()
@@ -158,9 +163,8 @@ class GpuMeter(CpuMeter):
             return {"timed_by": "device events", "watched": False}
         ranges: dict[str, list[int] | None] = {}
         for name in ("sm_clock_mhz", "memory_clock_mhz", "temperature_c"):
-            known = [
-                value for reading in self._readings if (value := getattr(reading, name)) is not None
-            ]
+            values = [getattr(reading, name) for reading in self._readings]
+            known = [value for value in values if value is not None]
             ranges[name] = [min(known), max(known)] if known else None
         throttled = dict.fromkeys(text for reading in self._readings for text in reading.throttled)
         return {
@@ -207,3 +211,42 @@ def _cpu_times() -> _Times:
     return _Times(
         time.monotonic(), busy / tick, steal / tick, time.process_time(), time.thread_time()
     )
+
+
+class Usage(NamedTuple):
+    """Name and CPU seconds of a process."""
+
+    name: str
+    used_s: float
+
+
+def process_times(proc: Path = Path("/proc")) -> dict[int, Usage]:
+    """CPU time of every visible process but this one, by pid; without that of ended children, which
+    a process gets at once for all their life.
+    """
+    tick, usages = os.sysconf("SC_CLK_TCK"), {}
+    for path in proc.glob("[0-9]*/stat"):
+        try:
+            text = path.read_text(errors="replace")
+        except OSError:  # it ended
+            continue
+        start, _, rest = text.rpartition(")")  # a name may contain spaces and parentheses
+        pid, _, name = start.partition(" (")
+        if int(pid) != os.getpid():
+            user, system = rest.split()[11:13]  # proc(5)
+            usages[int(pid)] = Usage(name, (int(user) + int(system)) / tick)
+    return usages
+
+
+def most_active(before: Mapping[int, Usage], now: Mapping[int, Usage], elapsed_s: float) -> str:
+    """The processes that used the CPU most between two readings: `cc1plus (pid 12) 98% of a CPU,
+    ...`; empty if none did.
+    """
+    shares: dict[int, float] = {}
+    for pid, usage in now.items():
+        used_before_s = before[pid].used_s if pid in before else 0.0
+        share = (usage.used_s - used_before_s) / elapsed_s
+        if share >= _LEAST_SHARE:
+            shares[pid] = share
+    first = sorted(shares, key=lambda pid: -shares[pid])[:MAX_NAMED]
+    return ", ".join(f"{now[pid].name} (pid {pid}) {shares[pid]:.0%} of a CPU" for pid in first)

@@ -25,13 +25,10 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
-from freezer.spec import Clock, Objective, SamplingPolicy, Timing
-from freezer.timing.halving import Halving, Rivals
+from freezer.spec import Clock, Objective, SamplingPolicy
+from freezer.timing.halving import Halving, Rivals, Round
 from freezer.timing.meters import CpuMeter
 
 logger = logging.getLogger("coldpress")
@@ -57,6 +54,8 @@ calls.
 
 MIN_SAMPLES: Mapping[str, int] = {"p50": 11, "p90": 64, "p95": 130, "p99": 662, "p99.9": 6636}
 
+Call = Callable[[], object]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
@@ -68,8 +67,9 @@ class Sampling:
         num_dropped: disturbed rounds.
         settled: whether sampling stopped because the means were stable, not at the time limit.
         stable: whether there were enough rounds to measure speed.
-        clock: that the samples were taken by; `cpu` and `disturbed` include the disturbed rounds.
-        disturbance: what used the CPUs, if rounds were dropped.
+        clock: name of the clock that measured the samples; `cpu` and `disturbed` include the
+            disturbed rounds.
+        disturbance: the processes that used the CPUs, if rounds were dropped.
         device: clocks, temperature, throttling and shared rounds of a GPU; None for a CPU.
     """
 
@@ -79,7 +79,7 @@ class Sampling:
     stable: bool
     clock: Clock = "wall"
     disturbance: str = ""
-    device: Mapping[str, Any] | None = None
+    device: Mapping[str, object] | None = None
 
     @property
     def num_undisturbed(self) -> int:
@@ -97,11 +97,9 @@ class Sampling:
             f"only {self.num_undisturbed} undisturbed rounds ({self.num_dropped} dropped); too few"
             " to measure speed"
         )
-        return (
-            f"{why}; {self.disturbance}"
-            if self.disturbance
-            else f"{why} of a model as slow as this"
-        )
+        if self.disturbance:
+            return f"{why}; {self.disturbance}"
+        return f"{why} of a model as slow as this"
 
     def stopped(self, name: str) -> bool:
         """Whether an entrant was not timed to the end, as it was clearly slower than a rival
@@ -133,17 +131,6 @@ class Sampling:
         return tuple(float(f"{value:.4g}") for value in (min(pooled), *inner, max(pooled)))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Speedup:
-    """Ratio of a figure of all blocks, eager's over the candidate's, and its confidence interval;
-    see `speedup`.
-    """
-
-    value: float
-    low: float
-    high: float
-
-
 class _Block(NamedTuple):
     """Latencies of consecutive calls, and CPU times of their thread, in milliseconds."""
 
@@ -160,9 +147,9 @@ def policy_for(objective: Objective, policy: SamplingPolicy) -> SamplingPolicy:
 
 
 def sample(
-    entrants: Mapping[str, Sequence[Callable[[], Any]]],
+    entrants: Mapping[str, Sequence[Call]],
     policy: SamplingPolicy,
-    resets: Mapping[str, Callable[[], object]] | None = None,
+    resets: Mapping[str, Call] | None = None,
     meter: CpuMeter | None = None,
     rivals: Rivals | None = None,
 ) -> Sampling:
@@ -177,186 +164,127 @@ def sample(
         meter: times calls and detects disturbance; a CpuMeter by default.
         rivals: see halving.py; by default all entrants are timed to the end.
     """
-    resets, meter = resets or {}, meter or CpuMeter(policy)
-    halving = Halving(
-        {
-            name: set(others) & set(entrants)
-            for name, others in (rivals or {}).items()
-            if name in entrants
-        }
-    )
+    rounds = _Rounds(entrants, policy, resets or {}, meter or CpuMeter(policy), rivals or {})
     for name, calls in entrants.items():
-        _warm_up(calls, policy, resets.get(name), meter)
-    shuffle, rotating = (
-        random.Random(policy.seed),
-        {name: itertools.cycle(calls) for name, calls in entrants.items()},
-    )
-    order = list(entrants)
-    tried: list[dict[str, _Block]] = []
-    rounds: list[dict[str, list[float]]] = []  # undisturbed
-    settled, started = False, time.monotonic()
-    while not tried or (
-        not settled and _goes_on(time.monotonic() - started, rounds, len(tried), policy)
-    ):
+        rounds.warm_up(name, calls)
+    started = time.monotonic()
+    while rounds.go_on(time.monotonic() - started):
+        rounds.add()
+    return rounds.sampling()
+
+
+class _Rounds:
+    """The rounds of one sampling; see `sample` for the arguments."""
+
+    def __init__(
+        self,
+        entrants: Mapping[str, Sequence[Call]],
+        policy: SamplingPolicy,
+        resets: Mapping[str, Call],
+        meter: CpuMeter,
+        rivals: Rivals,
+    ) -> None:
+        self._policy, self._resets, self._meter = policy, resets, meter
+        self._calls = {name: itertools.cycle(calls) for name, calls in entrants.items()}
+        self._order = list(entrants)
+        self._shuffle = random.Random(policy.seed)
+        among = {name: set(rivals[name]) & set(entrants) for name in rivals if name in entrants}
+        self._halving = Halving(among)
+        self._tried: list[dict[str, _Block]] = []
+        self._undisturbed: list[Round] = []
+        self._settled = False
+
+    def warm_up(self, name: str, calls: Sequence[Call]) -> None:
+        """Call an entrant until two halves of the last calls agree within 10%."""
+        taken: list[float] = []
+        deadline = time.monotonic() + self._policy.warmup_s
+        while len(taken) < 3 or time.monotonic() < deadline:
+            if name in self._resets and len(taken) % WARM_UP_BLOCK == 0:
+                self._resets[name]()
+            taken.append(self._meter.timed_ms(calls[len(taken) % len(calls)]))
+            if len(taken) >= 20 and len(taken) % 10 == 0:
+                first, second = statistics.median(taken[-20:-10]), statistics.median(taken[-10:])
+                if abs(first - second) <= 0.1 * second and sum(taken) >= self._policy.block_ms:
+                    break
+
+    def go_on(self, passed_s: float) -> bool:
+        """Whether to sample further: until the means are stable or the time limit, and beyond it
+        for enough undisturbed rounds and calls.
+        """
+        if not self._tried:
+            return True
+        if self._settled:
+            return False
+        policy, factor = self._policy, SLOW_OVERTIME
+        if _enough(self._undisturbed, policy):
+            factor = 1
+        elif len(self._undisturbed) < policy.min_rounds <= len(self._tried) / 2:
+            factor = OVERTIME
+        return passed_s <= policy.time_limit_s * factor
+
+    def add(self) -> None:
+        """Run rounds that are long enough to be checked for disturbance together."""
         together: list[dict[str, _Block]] = []
         began = time.monotonic()
-        meter.begin()
+        self._meter.begin()
         while not together or time.monotonic() - began < TELLING_S:
-            shuffle.shuffle(order)
-            blocks: dict[str, _Block] = {}
-            for name in order:
-                if name in resets:
-                    resets[name]()
-                blocks[name] = _block(rotating[name], policy.block_ms, meter)
-            together.append({name: blocks[name] for name in entrants if name in blocks})
-        tried += together
-        if not meter.disturbed(len(together)):
-            rounds += _times("wall", together)
-            beaten = halving.beaten(rounds)
-            order = [name for name in order if name not in beaten]
-        settled = (
+            together.append(self._round())
+        self._tried += together
+        if not self._meter.disturbed(len(together)):
+            self._undisturbed += _by_clock("wall", together)
+            beaten = self._halving.beaten(self._undisturbed)
+            self._order = [name for name in self._order if name not in beaten]
+        rounds, policy = self._undisturbed, self._policy
+        self._settled = (
             len(rounds) >= max(4, 2 * policy.min_rounds)
-            and _has_samples(rounds, policy)
+            and _has_samples(rounds, max(MIN_SAMPLES[key] for key in policy.percentiles))
             and _steady(rounds)
         )
-    return _sampling(tried, rounds, policy, meter, settled=settled)
+
+    def _round(self) -> dict[str, _Block]:
+        """Time one block of each entrant, in a new random order."""
+        self._shuffle.shuffle(self._order)
+        blocks: dict[str, _Block] = {}
+        for name in self._order:
+            if name in self._resets:
+                self._resets[name]()
+            blocks[name] = _block(self._calls[name], self._policy.block_ms, self._meter)
+        return {name: blocks[name] for name in self._calls if name in blocks}
+
+    def sampling(self) -> Sampling:
+        """The undisturbed rounds; if they are too few, all rounds by CPU time if that is valid, or
+        if noise is accepted.
+        """
+        rounds, meter, policy = self._undisturbed, self._meter, self._policy
+        num_dropped, stable = len(self._tried) - len(rounds), _enough(rounds, policy)
+        clock: Clock = "wall"
+        by_wall, by_cpu = _by_clock("wall", self._tried), _by_clock("cpu", self._tried)
+        if not stable and _enough(by_wall, policy):
+            if meter.single_threaded() and _steady(by_cpu):
+                clock, stable, rounds = "cpu", True, by_cpu
+            elif policy.accept_noise:
+                clock, stable, rounds = "disturbed", True, by_wall
+        disturbance = meter.disturbance() if num_dropped else ""
+        if disturbance and (not stable or clock != "wall"):
+            num_tried = len(self._tried)
+            logger.warning(
+                "%d of %d rounds were disturbed; %s", num_dropped, num_tried, disturbance
+            )
+        samples_ms: dict[str, list[Sequence[float]]] = {}
+        for name in self._calls:
+            samples_ms[name] = [blocks[name] for blocks in rounds if name in blocks]
+        return Sampling(
+            samples_ms=samples_ms,
+            num_dropped=num_dropped,
+            settled=self._settled,
+            stable=stable,
+            clock=clock,
+            disturbance=disturbance,
+            device=meter.facts(),
+        )
 
 
-def _sampling(
-    tried: Sequence[Mapping[str, _Block]],
-    rounds: Sequence[Mapping[str, Sequence[float]]],
-    policy: SamplingPolicy,
-    meter: CpuMeter,
-    *,
-    settled: bool,
-) -> Sampling:
-    """Return the undisturbed rounds; if they are too few, all rounds by CPU time if that is valid,
-    or if noise is accepted.
-    """
-    num_dropped, stable = len(tried) - len(rounds), _enough(rounds, policy)
-    by_wall = _times("wall", tried)
-    clock: Clock = "wall"
-    if (
-        not stable
-        and _enough(by_wall, policy)
-        and meter.single_threaded()
-        and _steady(by_cpu := _times("cpu", tried))
-    ):
-        clock, stable, rounds = "cpu", True, by_cpu
-    elif not stable and policy.accept_noise and _enough(by_wall, policy):
-        clock, stable, rounds = "disturbed", True, by_wall
-    disturbance = meter.disturbance() if num_dropped else ""
-    if disturbance and (not stable or clock != "wall"):
-        logger.warning("%d of %d rounds were disturbed; %s", num_dropped, len(tried), disturbance)
-    return Sampling(
-        samples_ms={
-            name: [blocks[name] for blocks in rounds if name in blocks] for name in tried[0]
-        },
-        num_dropped=num_dropped,
-        settled=settled,
-        stable=stable,
-        clock=clock,
-        disturbance=disturbance,
-        device=meter.facts(),
-    )
-
-
-def _goes_on(
-    passed_s: float,
-    kept: Sequence[Mapping[str, Sequence[float]]],
-    num_tried: int,
-    policy: SamplingPolicy,
-) -> bool:
-    """Whether to sample further: until the time limit, and beyond it for enough undisturbed rounds
-    and calls.
-    """
-    if len(kept) >= policy.min_rounds:
-        return passed_s <= policy.time_limit_s * (1 if _enough(kept, policy) else SLOW_OVERTIME)
-    return passed_s <= policy.time_limit_s * (
-        OVERTIME if num_tried >= 2 * policy.min_rounds else SLOW_OVERTIME
-    )
-
-
-def speedup(
-    sampling: Sampling,
-    candidate: str,
-    *,
-    eager: str,
-    num_candidates: int,
-    policy: SamplingPolicy,
-    timing: Timing = "p50",
-) -> Speedup:
-    """Speedup over eager, with a 95% confidence interval by paired bootstrap over rounds.
-
-    Every round with both counts once. In the pooled samples a fast round counts more, as its blocks
-    have more calls: their ratio may be outside the interval if the machine changes its speed.
-
-    Args:
-        sampling: of both.
-        candidate, eager: names of entrants.
-        num_candidates: competing candidates; the interval is widened to hold for all of them at
-            once (Bonferroni).
-        policy: number of resamples, and seed.
-        timing: the figure to compare: the median of the blocks' medians, the 95th percentile of all
-            calls, or, for throughput, the mean of the blocks' means.
-    """
-    pairs = list(
-        zip(sampling.samples_ms[candidate], sampling.samples_ms[eager], strict=False)
-    )  # one may have been stopped
-    theirs, eagers = zip(*pairs, strict=True)
-    generator = torch.Generator().manual_seed(policy.seed)
-    picks = torch.randint(0, len(theirs), (policy.num_bootstrap, len(theirs)), generator=generator)
-    ratios = _figures(eagers, picks, timing) / _figures(theirs, picks, timing)
-    tail = 0.025 / max(num_candidates, 1)
-    low, high = torch.quantile(ratios, torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
-    each = torch.arange(len(theirs))[None]
-    value = float(_figures(eagers, each, timing) / _figures(theirs, each, timing))
-    return Speedup(value=value, low=min(low, value), high=max(high, value))
-
-
-def _figures(blocks: Sequence[Sequence[float]], picks: Tensor, timing: Timing) -> Tensor:
-    """A figure of blocks for each row of picks, [resamples, rounds]."""
-    if timing == "p95":
-        return _p95(blocks, picks)
-    of_block = statistics.fmean if timing == "throughput" else statistics.median
-    found = torch.tensor([of_block(block) for block in blocks], dtype=torch.float64)[picks]
-    return found.mean(dim=1) if timing == "throughput" else found.quantile(0.5, dim=1)
-
-
-def _p95(blocks: Sequence[Sequence[float]], picks: Tensor) -> Tensor:
-    """The 95th percentile of the calls of each row's blocks, where all blocks weigh the same."""
-    sizes = torch.tensor([len(block) for block in blocks])
-    calls, order = torch.tensor(
-        [ms for block in blocks for ms in block], dtype=torch.float64
-    ).sort()
-    block_of = torch.arange(len(blocks)).repeat_interleave(sizes)[order]
-    found = []
-    for row in picks:
-        weights = torch.bincount(row, minlength=len(blocks)) / sizes.double()
-        found.append(torch.searchsorted(weights[block_of].cumsum(0), 0.95 * len(row) - 1e-9))
-    return calls[torch.stack(found).clamp(max=len(calls) - 1)]
-
-
-def _warm_up(
-    calls: Sequence[Callable[[], Any]],
-    policy: SamplingPolicy,
-    reset: Callable[[], object] | None,
-    meter: CpuMeter,
-) -> None:
-    """Call until two halves of the last calls agree within 10%."""
-    taken: list[float] = []
-    deadline = time.monotonic() + policy.warmup_s
-    while len(taken) < 3 or time.monotonic() < deadline:
-        if reset is not None and len(taken) % WARM_UP_BLOCK == 0:
-            reset()
-        taken.append(meter.timed_ms(calls[len(taken) % len(calls)]))
-        if len(taken) >= 20 and len(taken) % 10 == 0:
-            first, second = statistics.median(taken[-20:-10]), statistics.median(taken[-10:])
-            if abs(first - second) <= 0.1 * second and sum(taken) >= policy.block_ms:
-                break
-
-
-def _block(calls: Iterator[Callable[[], Any]], block_ms: float, meter: CpuMeter) -> _Block:
+def _block(calls: Iterator[Call], block_ms: float, meter: CpuMeter) -> _Block:
     """Times of one block of calls."""
     block = _Block([], [])
     while block_ms > 0 and len(block.wall) < MOST_CALLS:
@@ -367,37 +295,40 @@ def _block(calls: Iterator[Callable[[], Any]], block_ms: float, meter: CpuMeter)
     return block
 
 
-def _times(clock: Clock, rounds: Sequence[Mapping[str, _Block]]) -> list[dict[str, list[float]]]:
+def _by_clock(clock: Clock, rounds: Sequence[Mapping[str, _Block]]) -> list[Round]:
     """The times of rounds by one clock."""
-    return [
-        {name: block.cpu if clock == "cpu" else block.wall for name, block in blocks.items()}
-        for blocks in rounds
-    ]
+    times: list[Round] = []
+    for blocks in rounds:
+        if clock == "cpu":
+            times.append({name: block.cpu for name, block in blocks.items()})
+        else:
+            times.append({name: block.wall for name, block in blocks.items()})
+    return times
 
 
-def _enough(rounds: Sequence[Mapping[str, Sequence[float]]], policy: SamplingPolicy) -> bool:
+def _enough(rounds: Sequence[Round], policy: SamplingPolicy) -> bool:
     """Whether the rounds are enough for a result."""
     if len(rounds) < policy.min_rounds:
         return False
-    return policy.min_samples == 0 or all(
-        sum(len(blocks[name]) for blocks in rounds) >= policy.min_samples for name in rounds[-1]
-    )
+    return policy.min_samples == 0 or _has_samples(rounds, policy.min_samples)
 
 
-def _has_samples(rounds: Sequence[Mapping[str, Sequence[float]]], policy: SamplingPolicy) -> bool:
-    """Whether every entrant that was not stopped has enough samples for all percentiles."""
-    needed = max(MIN_SAMPLES[key] for key in policy.percentiles)
+def _has_samples(rounds: Sequence[Round], needed: int) -> bool:
+    """Whether every entrant that was not stopped has enough samples."""
     return all(sum(len(blocks[name]) for blocks in rounds) >= needed for name in rounds[-1])
 
 
-def _steady(rounds: Sequence[Mapping[str, Sequence[float]]]) -> bool:
+def _steady(rounds: Sequence[Round]) -> bool:
     """Whether the means of the last 3 windows are within 10% of their mean, for every entrant that
     was not stopped.
     """
-    window = max(1, len(rounds) // 4)
+    window, num_rounds = max(1, len(rounds) // 4), len(rounds)
     for name in rounds[-1]:
-        last = [rounds[len(rounds) - (i + 1) * window : len(rounds) - i * window] for i in range(3)]
-        means = [statistics.fmean(s for blocks in part for s in blocks[name]) for part in last]
+        means = []
+        for index in range(3):
+            end = num_rounds - index * window
+            blocks = [blocks[name] for blocks in rounds[end - window : end]]
+            means.append(statistics.fmean(itertools.chain.from_iterable(blocks)))
         overall = statistics.fmean(means)
         if any(abs(mean - overall) > 0.1 * overall for mean in means):
             return False
@@ -408,5 +339,7 @@ def _percentile(ordered: Sequence[float], key: str) -> float | None:
     """Nearest-rank percentile of ordered samples, the median for p50; None with too few samples."""
     if len(ordered) < MIN_SAMPLES[key]:
         return None
+    if key == "p50":
+        return statistics.median(ordered)
     rank = math.ceil(round(float(key.removeprefix("p")) / 100 * len(ordered), 6))
-    return statistics.median(ordered) if key == "p50" else ordered[rank - 1]
+    return ordered[rank - 1]
