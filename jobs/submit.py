@@ -64,14 +64,14 @@ def main(
         _list_files(upload, limit=None)
         return
     campaign = options["campaign"] or optimize.campaign_name(options["catalog"])
-    words = [python, "-m", "jobs.optimize"]
-    for word in context.args:
-        is_catalog = word == options["catalog"] and upload.catalog is not None
-        words.append(str(upload.catalog) if is_catalog else word)
+    arguments = list(context.args)
+    if upload.catalog is not None:
+        arguments[arguments.index(options["catalog"])] = upload.catalog
     if options["campaign"] is None:
-        words += ["--campaign", campaign]
-    jobs, prefix = Jobs(address), job_prefix(campaign, options["store"])
-    job = _submitted(jobs, prefix, f"exec {shlex.join(words)}", upload, environ)
+        arguments += ["--campaign", campaign]
+    entrypoint = f"exec {shlex.join([python, '-m', 'jobs.optimize', *arguments])}"
+    jobs = Jobs(address)
+    job = _submitted(jobs, job_prefix(campaign, options["store"]), entrypoint, upload, environ)
     places = ["--store", options["store"], "--address", address]
     status = shlex.join(["python", "-m", "jobs.status", campaign, *places])
     if detach:

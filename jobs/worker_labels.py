@@ -20,6 +20,7 @@ from freezer.cli import exiting
 from freezer.errors import UsageError
 from freezer.hardware import (
     PORTABLE,
+    Machine,
     available_cpus,
     best_level,
     detect,
@@ -103,37 +104,42 @@ def this_worker(wanted: Collection[str]) -> Worker:
             Ray cannot choose.
     """
     machine = detect()
-    problem = None
+    problem = _problem(machine, wanted)
+    if problem is not None:
+        raise UsageError(problem, code="CP-DEVICE-CLASS")
+    names = wanted or machine.classes
+    classes = [name for name in machine.classes if name != PORTABLE and name in names]
+    gpus = [name for name in classes if device_class(name).kind == "cuda"]
+    return Worker(
+        classes=tuple(classes),
+        num_cpus=available_cpus(),
+        num_gpus=_num_visible(len(this_host().gpus)) if gpus else 0,
+        memory_bytes=int(machine_bytes() * MEMORY_SHARE),
+        environment=_environment(classes, machine.classes),
+    )
+
+
+def _problem(machine: Machine, wanted: Collection[str]) -> str | None:
+    """The reason why the machine cannot be a worker of the classes."""
     for name in wanted:
-        device_class(name)
+        device_class(name)  # raises for an unknown one
         if name not in machine.classes:
             reason = machine.why_not.get(name, "the hardware is different")
             served = ", ".join(machine.classes)
-            problem = f"this machine cannot serve {name}: {reason}; it can serve {served}"
-    classes = [name for name in machine.classes if name != PORTABLE]
-    gpus = [name for name in classes if device_class(name).kind == "cuda"]
-    if wanted:
-        classes = [name for name in classes if name in wanted]
+            return f"this machine cannot serve {name}: {reason}; it can serve {served}"
+    if set(wanted or machine.classes) == {PORTABLE}:
+        return (
+            "this machine has no device class but portable, and a worker needs one; see `coldpress"
+            " classes`"
+        )
+    gpus = [name for name in machine.classes if device_class(name).kind == "cuda"]
     if len(gpus) > 1:
-        problem = (
+        return (
             f"this machine has GPUs of several classes ({', '.join(gpus)}), and Ray cannot choose"
             " among them; set CUDA_VISIBLE_DEVICES to the GPUs of one class, and start one worker"
             " for each class"
         )
-    if problem is None and not classes:
-        problem = (
-            "this machine has no device class but portable, and a worker needs one; see `coldpress"
-            " classes`"
-        )
-    if problem is not None:
-        raise UsageError(problem, code="CP-DEVICE-CLASS")
-    return Worker(
-        classes=tuple(classes),
-        num_cpus=available_cpus(),
-        num_gpus=_num_visible(len(this_host().gpus)) if set(gpus) & set(classes) else 0,
-        memory_bytes=int(machine_bytes() * MEMORY_SHARE),
-        environment=_environment(classes, machine.classes),
-    )
+    return None
 
 
 def _environment(classes: Sequence[str], served: Sequence[str]) -> dict[str, str]:

@@ -8,7 +8,6 @@ where /proc and the control groups are looked up.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -36,24 +35,19 @@ def counts_within(num_threads: int) -> tuple[int, ...]:
 
 def cpu_quota(root: Path = ROOT) -> float | None:
     """The smallest CPU quota, which may be a fraction; None without a readable quota."""
-    return min(
-        (quota for group in _control_groups("cpu", root) if (quota := _quota(group))), default=None
-    )
+    quotas = [_quota(group) for group in _control_groups("cpu", root)]
+    return min((quota for quota in quotas if quota), default=None)
 
 
 def machine_bytes(root: Path = ROOT) -> int:
     """Memory of this process's machine or container, in bytes."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(
-        [
-            physical,
-            *(
-                limit
-                for group in _control_groups("memory", root)
-                if (limit := _memory_limit(group)) is not None
-            ),
-        ]
-    )
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for group in _control_groups("memory", root):
+        # `max` in v2 without a limit; v1 writes a number near 2**63
+        text = _text(group / "memory.max") or _text(group / "memory.limit_in_bytes")
+        if text.isdecimal():
+            limits.append(int(text))
+    return min(limits)
 
 
 def _control_groups(controller: str, root: Path) -> Iterator[Path]:
@@ -65,40 +59,34 @@ def _control_groups(controller: str, root: Path) -> Iterator[Path]:
     for line in _text(root / "proc/self/mountinfo").splitlines():  # proc(5)
         where, _, what = line.partition(" - ")
         kind, *_, options = what.split()
-        group = groups.get("" if kind == "cgroup2" else controller)
-        if (
-            group is None
-            or kind not in ("cgroup", "cgroup2")
-            or (kind == "cgroup" and controller not in options.split(","))
-        ):
+        if kind == "cgroup2":
+            group = groups.get("")
+        elif kind == "cgroup" and controller in options.split(","):
+            group = groups.get(controller)
+        else:
+            continue
+        if group is None:
             continue
         top, mounted = where.split()[3:5]
         base = root / mounted.lstrip("/")
         # in a container, /proc/self/cgroup may name groups of the host, and the mount start at the
         # process's own group
         folder = base / group.relative_to(top) if group.is_relative_to(top) else base
-        folder = folder if folder.is_dir() else base
-        yield from (above for above in (folder, *folder.parents) if above.is_relative_to(base))
+        if not folder.is_dir():
+            folder = base
+        for above in (folder, *folder.parents):
+            if above.is_relative_to(base):
+                yield above
 
 
 def _quota(group: Path) -> float | None:
     """CPU quota of one group; None for `max` and -1."""
-    quota, _, period = (
-        _text(group / "cpu.max")
-        or f"{_text(group / 'cpu.cfs_quota_us')} {_text(group / 'cpu.cfs_period_us')}"
-    ).partition(" ")
-    with contextlib.suppress(ValueError, ZeroDivisionError):
-        return int(quota) / int(period) if int(quota) > 0 else None
-    return None
-
-
-def _memory_limit(group: Path) -> int | None:
-    """The memory limit of one group; None without one (`max` in v2; v1 writes a number near
-    2**63).
-    """
-    with contextlib.suppress(ValueError):
-        return int(_text(group / "memory.max") or _text(group / "memory.limit_in_bytes"))
-    return None
+    quota, _, period = _text(group / "cpu.max").partition(" ")
+    if not quota:
+        quota, period = _text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us")
+    if not quota.isdecimal() or not period.isdecimal():
+        return None
+    return int(quota) / int(period)
 
 
 def _text(path: Path) -> str:

@@ -98,17 +98,17 @@ def layouts(features: Collection[str], sve_bits: int | None = None) -> dict[str,
     """OneDNN's layouts of packed weights by dtype, `{"float32": "avx512", ...}`, for the features
     and SVE length that it uses.
     """
-    found: dict[str, str] = {}
+    by_dtype: dict[str, str] = {}
     for dtype, kinds in _KINDS.items():
         layout = next((name for feature, name in kinds if feature in features), "plain")
-        found[dtype] = f"{layout}-{sve_bits}" if layout.startswith("sve") else layout
-    return found
+        by_dtype[dtype] = f"{layout}-{sve_bits}" if layout.startswith("sve") else layout
+    return by_dtype
 
 
 def packed_dtype(dtype: str) -> str | None:
     """The dtype whose layout applies to weights of a dtype; None if they are never packed."""
-    found = _PACKED_AS.get(dtype, dtype)
-    return found if found in _KINDS else None
+    packed = _PACKED_AS.get(dtype, dtype)
+    return packed if packed in _KINDS else None
 
 
 def limited_by(environ: Mapping[str, str]) -> str:
@@ -187,9 +187,7 @@ def _x86(
         isa: oneDNN's name of the instruction set.
         adds: features above x86-64-v4 with the compiler's flags.
     """
-    level, simdlen, aten, mkl = (
-        ("v3", 256, "avx2", "AVX2") if isa == "AVX2" else ("v4", 512, "avx512", "AVX512")
-    )
+    level, simdlen, mkl = ("v3", 256, "AVX2") if isa == "AVX2" else ("v4", 512, "AVX512")
     return DeviceClass(
         name=name,
         kind="cpu",
@@ -203,7 +201,7 @@ def _x86(
         simdlen=simdlen,
         limits={
             "ONEDNN_MAX_CPU_ISA": isa,
-            "ATEN_CPU_CAPABILITY": aten,
+            "ATEN_CPU_CAPABILITY": mkl.lower(),
             "MKL_ENABLE_INSTRUCTIONS": mkl,
         },
     )
@@ -246,21 +244,9 @@ _AMX = {
 }
 _NEON = ("fp", "asimd")
 _SVE = (
-    *(
-        *_NEON,
-        "crc32",
-        "atomics",
-        "fphp",
-        "asimdhp",
-        "asimdrdm",
-        "asimddp",
-        "asimdfhm",
-        "jscvt",
-        "fcma",
-        "lrcpc",
-        "ilrcpc",
-    ),
-    *("flagm", "bf16", "i8mm", "sve", "svebf16", "svei8mm"),
+    *_NEON,
+    *("crc32", "atomics", "fphp", "asimdhp", "asimdrdm", "asimddp", "asimdfhm"),
+    *("jscvt", "fcma", "lrcpc", "ilrcpc", "flagm", "bf16", "i8mm", "sve", "svebf16", "svei8mm"),
 )
 _SVE2 = (*_SVE, "sb", "flagm2", "frint", "sve2")
 
@@ -309,19 +295,21 @@ def best_level(classes: Collection[str]) -> str | None:
     """The CPU class that `auto` selects from a machine's classes: the best x86-64 level, or the
     most specific Arm class.
     """
-    arm = (name for name in DEVICE_CLASSES if DEVICE_CLASSES[name].machine == "aarch64")
-    return next(
-        (name for name in (*reversed(_LEVELS), *reversed(tuple(arm))) if name in classes), None
-    )
+    arm = [name for name in DEVICE_CLASSES if DEVICE_CLASSES[name].machine == "aarch64"]
+    for name in (*reversed(_LEVELS), *reversed(arm)):
+        if name in classes:
+            return name
+    return None
 
 
 def auto_classes(classes: Sequence[str]) -> tuple[str, ...]:
     """The classes that `auto` selects from a machine's classes: CPU level, GPUs, `portable`."""
     level = best_level(classes)
-    gpus = (
-        name for name in classes if name in DEVICE_CLASSES and DEVICE_CLASSES[name].kind == "cuda"
-    )
-    return (*((level,) if level else ()), *gpus, PORTABLE)
+    chosen = [level] if level else []
+    for name in classes:
+        if name in DEVICE_CLASSES and DEVICE_CLASSES[name].kind == "cuda":
+            chosen.append(name)
+    return (*chosen, PORTABLE)
 
 
 _LEAST_DRIVER: Mapping[int, str] = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}

@@ -12,10 +12,10 @@ import platform
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import archspec.cpu.detect
 
+from freezer.hardware import nvml
 from freezer.hardware.device_classes import (
     DEVICE_CLASSES,
     PORTABLE,
@@ -25,9 +25,6 @@ from freezer.hardware.device_classes import (
     onednn_features,
     usable_features,
 )
-
-if TYPE_CHECKING:
-    from freezer.hardware.nvml import Gpu
 
 _PR_SVE_GET_VL = 51
 _SVE_VL_LEN_MASK = 0xFFFF
@@ -70,7 +67,7 @@ class Host:
     vendor: str = ""
     features: frozenset[str] = frozenset()
     sve_bits: int | None = None
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[nvml.Gpu, ...] = ()
     no_gpu: str = "no NVIDIA driver"
     driver: str | None = None
 
@@ -131,18 +128,14 @@ def has_driver() -> bool:
     return True
 
 
-def _gpus() -> tuple[tuple[Gpu, ...], str, str | None]:
+def _gpus() -> tuple[tuple[nvml.Gpu, ...], str, str | None]:
     """The GPUs, the reason if there are none, and the driver's version."""
     if not has_driver():
         return (), "no NVIDIA driver", None
-    import pynvml
-
-    from freezer.hardware import nvml
-
     try:
         with nvml.opened():
-            found = nvml.gpus()
-            return found, "" if found else "NVML shows no GPU", pynvml.nvmlSystemGetDriverVersion()
+            gpus = nvml.gpus()
+            return gpus, "" if gpus else "NVML shows no GPU", nvml.driver_version()
     except nvml.NvmlError as error:
         hint = "a container needs NVIDIA_DRIVER_CAPABILITIES=compute,utility"
         return (), f"an NVIDIA driver is here, but NVML: {error} ({hint})", None
@@ -170,14 +163,12 @@ class Machine:
     @property
     def next_better(self) -> dict[str, str]:
         """The next better CPU classes and all GPU classes that it cannot run, with the reason."""
-        known = {
-            name: DEVICE_CLASSES[name].includes for name in self.why_not if name in DEVICE_CLASSES
-        }
-        return {
-            name: why
-            for name, why in self.why_not.items()
-            if set(known.get(name, ())) <= set(self.classes)
-        }
+        better = {}
+        for name, reason in self.why_not.items():
+            known = DEVICE_CLASSES.get(name)
+            if known is None or set(known.includes) <= set(self.classes):
+                better[name] = reason
+        return better
 
     def serves(self, wanted: Mapping[str, str]) -> bool:
         """Whether oneDNN in this process expects weights packed in these layouts, by dtype."""
@@ -193,22 +184,21 @@ def detect(environ: Mapping[str, str] | None = None) -> Machine:
 
 def describe_host(host: Host, environ: Mapping[str, str]) -> Machine:
     """Describe a host to a process with this environment."""
-    usable, why_not = usable_features(host.features, environ), dict[str, str]()
+    usable = usable_features(host.features, environ)
+    why_not: dict[str, str] = {}
     cpu: list[str] = []
     hardware: str | None = None
-    for found in (
-        item
-        for item in DEVICE_CLASSES.values()
-        if item.kind == "cpu" and item.machine == host.machine
-    ):
-        if reason := _out_of_reach(found, host):
-            why_not[found.name] = reason
+    for device in DEVICE_CLASSES.values():
+        if device.kind != "cpu" or device.machine != host.machine:
             continue
-        hardware = found.name
-        if found.features <= usable:
-            cpu.insert(0, found.name)
-        else:
-            why_not[found.name] = f"{limited_by(environ)} limits this process"
+        reason = _out_of_reach(device, host)
+        if reason is None:
+            hardware = device.name
+            if device.features <= usable:
+                cpu.insert(0, device.name)
+                continue
+            reason = f"{limited_by(environ)} limits this process"
+        why_not[device.name] = reason
     cuda, no_cuda = _cuda_classes(host, environ, cpu)
     return Machine(
         classes=(*cuda, *cpu, PORTABLE),
@@ -241,12 +231,11 @@ def _cuda_classes(
     if not host.gpus:
         return [], {"cuda": host.no_gpu}
     gpus = _visible(host.gpus, environ)
-    found: list[str] = []
-    why_not: dict[str, str] = (
-        {}
-        if gpus
-        else {"cuda": f"CUDA_VISIBLE_DEVICES={environ.get('CUDA_VISIBLE_DEVICES')} hides all GPUs"}
-    )
+    classes: list[str] = []
+    why_not: dict[str, str] = {}
+    if not gpus:
+        visible = environ.get("CUDA_VISIBLE_DEVICES")
+        why_not["cuda"] = f"CUDA_VISIBLE_DEVICES={visible} hides all GPUs"
     for name in dict.fromkeys(f"cuda-sm{gpu.capability}" for gpu in gpus):
         known = DEVICE_CLASSES.get(name)
         if known is None:
@@ -256,11 +245,11 @@ def _cuda_classes(
                 f"its host code is made for {known.host}, and this process cannot run that"
             )
         else:
-            found.append(name)
-    return found, why_not
+            classes.append(name)
+    return classes, why_not
 
 
-def _visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
+def _visible(gpus: Sequence[nvml.Gpu], environ: Mapping[str, str]) -> list[nvml.Gpu]:
     """The GPUs that CUDA_VISIBLE_DEVICES selects. As in CUDA, the list ends at the first unknown
     entry.
 
@@ -270,17 +259,16 @@ def _visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return list(gpus)
-    alike = (
-        len({gpu.capability for gpu in gpus}) == 1
-        or environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    )
-    found: list[Gpu] = []
-    for item in (part.strip() for part in listed.split(",")):
-        if item.isdigit():
-            matching = list(gpus[int(item) : int(item) + 1]) if alike else []
+    alike = len({gpu.capability for gpu in gpus}) == 1
+    numbers_count = alike or environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    visible: list[nvml.Gpu] = []
+    for part in listed.split(","):
+        name = part.strip()
+        if name.isdigit():
+            matching = list(gpus[int(name) : int(name) + 1]) if numbers_count else []
         else:
-            matching = [gpu for gpu in gpus if item and gpu.uuid.startswith(item)]
+            matching = [gpu for gpu in gpus if name and gpu.uuid.startswith(name)]
         if len(matching) != 1:
             break
-        found += matching
-    return found
+        visible += matching
+    return visible

@@ -1,6 +1,6 @@
 """NVML, the library of the NVIDIA driver: the GPUs of a machine and their present state.
 
-Imports no torch and starts no CUDA.
+Imports no torch and starts no CUDA; pynvml, whose import is slow, is imported on use.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import pynvml
 
-NvmlError = pynvml.NVMLError
-"""NVML is missing or failed. Callers turn it into the reason why there is no GPU."""
+class NvmlError(Exception):
+    """NVML is missing or failed. Callers turn it into the reason why there is no GPU."""
+
 
 _THROTTLED = {
     0x2: "application clocks",
@@ -58,57 +57,77 @@ class Reading:
 
 
 @contextlib.contextmanager
+def _converting() -> Iterator[None]:
+    """Convert errors of NVML to NvmlError."""
+    import pynvml
+
+    try:
+        yield
+    except pynvml.NVMLError as error:
+        raise NvmlError(str(error)) from error
+
+
+@contextlib.contextmanager
 def opened() -> Iterator[None]:
     """Open NVML for a block; raises NvmlError if it cannot be opened."""
-    pynvml.nvmlInit()
+    import pynvml
+
+    with _converting():
+        pynvml.nvmlInit()
     try:
         yield
     finally:
         pynvml.nvmlShutdown()
 
 
+@_converting()
+def driver_version() -> str:
+    """The version of the driver."""
+    import pynvml
+
+    return str(pynvml.nvmlSystemGetDriverVersion())
+
+
+@_converting()
 def gpus() -> tuple[Gpu, ...]:
     """All GPUs of the machine in PCI bus order, regardless of CUDA_VISIBLE_DEVICES."""
-    found = []
+    import pynvml
+
+    listed = []
     for index in range(pynvml.nvmlDeviceGetCount()):
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-        found.append(
-            Gpu(
-                pynvml.nvmlDeviceGetUUID(handle),
-                major * 10 + minor,
-                pynvml.nvmlDeviceGetName(handle),
-            )
-        )
-    return tuple(found)
+        uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
+        listed.append(Gpu(uuid, major * 10 + minor, name))
+    return tuple(listed)
 
 
+@_converting()
 def reading(uuid: str) -> Reading:
     """The present state of a GPU.
 
     Raises:
         NvmlError: there is no GPU with this UUID, or its processes cannot be listed.
     """
-    handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-    reasons = _reported(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
+    import pynvml as nvml
+
+    handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+    processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    reasons = _reported(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
     return Reading(
-        others=num_others(
-            [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)],
-            os.getpid(),
-        ),
-        sm_clock_mhz=_reported(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
-        memory_clock_mhz=_reported(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_MEM),
-        temperature_c=_reported(
-            pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU
-        ),
+        others=num_others([process.pid for process in processes], os.getpid()),
+        sm_clock_mhz=_reported(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+        memory_clock_mhz=_reported(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
+        temperature_c=_reported(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
         throttled=tuple(text for bit, text in _THROTTLED.items() if reasons & bit),
     )
 
 
-def _reported(function: Callable[..., int], *args: Any) -> int | None:
+def _reported(function: Callable[..., int], *args: object) -> int | None:
     """The result of a function of NVML; None if the driver does not report it."""
     try:
-        return function(*args)
+        with _converting():
+            return function(*args)
     except NvmlError:
         return None
 

@@ -10,7 +10,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from freezer.hardware import NvmlError, Reading, machine, reading, this_host
+from freezer.hardware import Reading, machine, reading, this_host
 from freezer.hardware.nvml import Gpu, num_others
 
 
@@ -70,14 +70,15 @@ def test_reading_of_a_gpu() -> None:
     assert reading("GPU-second").temperature_c is None
 
 
-def test_a_failing_library_means_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetCount"])
+def test_a_failing_library_means_no_gpu(monkeypatch: pytest.MonkeyPatch, function: str) -> None:
     def fails() -> None:
-        raise NvmlError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
 
-    monkeypatch.setattr(pynvml, "nvmlInit", fails)
-    this_host.cache_clear()
-    assert this_host().gpus == ()
-    this_host.cache_clear()
+    monkeypatch.setattr(pynvml, function, fails)
+    host = this_host()
+    assert (host.gpus, host.no_gpu.startswith("an NVIDIA driver is here, but NVML: ")) == ((), True)
 
 
 @pytest.mark.parametrize(
