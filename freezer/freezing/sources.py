@@ -95,22 +95,31 @@ def parse_source(text: str, *, folder: Path, **settings: Any) -> Source:
         raise SourceError(f"got {text!r}, expected python:MODULE:FUNCTION")
     source = Source(kind=known, location=location, **settings)
     _check_settings(source)
-    if known in FILE_KINDS and not is_url(location):
-        location = str((folder / location).resolve())
-        if not Path(location).is_file():
-            raise SourceError(f"{location} does not exist; paths are relative to {RELATIVE_TO}")
-    elif kind == "transformers":
-        path = (folder / location).resolve()
-        if path.is_dir():
-            location = str(path)
-        elif not _HUB_NAME.fullmatch(location) or (
-            (folder / location).parent != folder and path.parent.is_dir()
-        ):
-            raise SourceError(
-                f"{path} is not a folder; paths are relative to {RELATIVE_TO}, hub names are NAME"
-                " or ORG/NAME"
-            )
-    return replace(source, location=location)
+    return replace(source, location=_location(source, folder))
+
+
+def _location(source: Source, folder: Path) -> str:
+    """The location of a source, absolute if it is a file or folder.
+
+    Raises:
+        SourceError: there is no such file or folder.
+    """
+    path = (folder / source.location).resolve()
+    if source.kind in FILE_KINDS and not is_url(source.location):
+        if not path.is_file():
+            raise SourceError(f"{path} does not exist; paths are relative to {RELATIVE_TO}")
+        return str(path)
+    if source.kind != "transformers":
+        return source.location
+    if path.is_dir():
+        return str(path)
+    is_path = (folder / source.location).parent != folder and path.parent.is_dir()
+    if is_path or not _HUB_NAME.fullmatch(source.location):
+        raise SourceError(
+            f"{path} is not a folder; paths are relative to {RELATIVE_TO}, hub names are NAME or"
+            " ORG/NAME"
+        )
+    return source.location
 
 
 def _check_settings(source: Source) -> None:

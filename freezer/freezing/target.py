@@ -68,17 +68,12 @@ def target_here(
         UsageError: the machine is not of the class, the process does not have the class's limits,
             the device is of another class, or a count is below 1 or repeated.
     """
-    counts = (num_threads,) if isinstance(num_threads, int) else tuple(num_threads)
-    if not counts or min(counts) < 1 or len(set(counts)) < len(counts):
-        raise UsageError(
-            f"got thread counts {list(counts)}, expected one or more of at least 1, without"
-            " repetition"
-        )
+    counts = _counts(num_threads)
     wanted, machine = device_class(name), detect()
     if wanted.kind == "cuda":
         check_environment(wanted)
-        found = device_of(wanted, machine, device)
-        return Target(device_class=wanted, num_threads=counts[0], device=found)
+        gpu = device_of(wanted, machine, device)
+        return Target(device_class=wanted, num_threads=counts[0], device=gpu)
     if name not in machine.classes:
         reason = machine.why_not.get(name, "the hardware is of another kind")
         raise UsageError(
@@ -96,6 +91,16 @@ def target_here(
     packed_layouts(target, ("float32",))
     check_environment(wanted)
     return target
+
+
+def _counts(num_threads: int | Sequence[int]) -> tuple[int, ...]:
+    counts = (num_threads,) if isinstance(num_threads, int) else tuple(num_threads)
+    if not counts or min(counts) < 1 or len(set(counts)) < len(counts):
+        raise UsageError(
+            f"got thread counts {list(counts)}, expected one or more of at least 1, without"
+            " repetition"
+        )
+    return counts
 
 
 def resolve_device(

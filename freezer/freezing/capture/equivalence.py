@@ -189,19 +189,14 @@ def check_sizes(
         if time.monotonic() > ends:
             if number >= num_needed:
                 return number
-            raise CaptureError(
-                f"the trace was compared at {number} of {num_needed} sizes within"
-                f" {SIZES_LIMIT_S} s; declare fewer, or write forward so that torch.jit.script"
-                " takes it",
-                code=SIZES,
-            )
+            why = f"was compared at {number} of {num_needed} sizes within {SIZES_LIMIT_S} s"
+            remedy = "declare fewer, or write forward so that torch.jit.script takes it"
+            raise CaptureError(f"the trace {why}; {remedy}", code=SIZES)
         input_set = subject.further_set(point)
         sizes = _sizes_of(input_set)
         if not original.eager.deterministic:
-            raise CaptureError(
-                f"the trace cannot be compared with the model on {sizes}: its answers differ",
-                code=SIZES,
-            )
+            why = "cannot be compared with the model on"
+            raise CaptureError(f"the trace {why} {sizes}: its answers differ", code=SIZES)
         if number and original.eager.second is not None:
             model, call = original.fresh_call(), fresh()
         expected = _eager_answer(model, sizes, input_set)

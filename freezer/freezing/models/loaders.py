@@ -50,8 +50,7 @@ def load_source(source: Source) -> nn.Module:
     if not isinstance(model, torch.nn.Module):
         raise SourceError(
             f"source {source} returned a {type(model).__name__}, expected an nn.Module; return the"
-            " model itself",
-            code="CP-SOURCE-MODULE",
+            " model itself"
         )
     return model.eval()
 
@@ -82,13 +81,12 @@ def _load_torchscript(source: Source) -> Any:
             try:
                 module = with_forward(module, source.method)
             except ValueError as error:
-                raise SourceError(f"source {source}: {error}", code="CP-SOURCE-METHOD") from error
+                raise SourceError(f"source {source}: {error}") from error
         found = [] if torch.cuda.is_available() else named_devices(module, "cuda")
     if found:
         raise SourceError(
             f"source {source} names the device {found[0]} in its graph, and this worker has no GPU;"
-            " trace it again on a CPU, or use the device of the inputs (x.device)",
-            code="CP-SOURCE-DEVICE",
+            " trace it again on a CPU, or use the device of the inputs (x.device)"
         )
     return module
 
@@ -102,8 +100,7 @@ def _load_export(source: Source) -> Any:
     if wanted not in programs:
         raise SourceError(
             f"source {source} has no method {wanted!r}; it has"
-            f" {', '.join(sorted(programs)) or 'none'}",
-            code="CP-SOURCE-METHOD",
+            f" {', '.join(sorted(programs)) or 'none'}"
         )
     module = module_of(programs[wanted])
     vars(module)["meta"] = {OWN_SPEC: spec_of(programs[wanted])}

@@ -144,22 +144,12 @@ def prepare(
 
     Raises:
         SourceError: weights have no values.
-        SpecError: the samples do not fit the spec, the spec does not fit `forward`, or a name to
-            preserve does not exist.
-        JudgeError: the eager model fails on its own inputs, writes into them, or returns values
-            that cannot be compared.
+        SpecError: samples, spec, `forward` and names to preserve do not fit.
+        JudgeError: the eager model fails, writes into its inputs, or returns values that cannot be
+            compared.
     """
     options = options or SubjectOptions()
-    if not isinstance(model, nn.Module):
-        raise SpecError(
-            f"{name}: got a {type(model).__name__}, expected an nn.Module; freeze the source model"
-            " again"
-        )
-    check_weights(name, model)
-    if device_of_model(model).type != "cpu":
-        model = model_on(model, CPU)
-    check_signature(model, spec)
-    check_kept_names(name, model, options.preserve, options.reset)
+    model = _checked(name, model, spec, options)
     matched = match_samples([tensors_on(tensors, CPU) for tensors in samples], spec)
     if options.fill_up or not samples:
         spec = with_found_ranges(name, model, spec)
@@ -180,6 +170,21 @@ def prepare(
         preserve=tuple(options.preserve),
         reset=options.reset,
     )
+
+
+def _checked(name: str, model: nn.Module, spec: InputSpec, options: SubjectOptions) -> nn.Module:
+    """The model on the CPU, after the checks that need no call."""
+    if not isinstance(model, nn.Module):
+        raise SpecError(
+            f"{name}: got a {type(model).__name__}, expected an nn.Module; freeze the source model"
+            " again"
+        )
+    check_weights(name, model)
+    if device_of_model(model).type != "cpu":
+        model = model_on(model, CPU)
+    check_signature(model, spec)
+    check_kept_names(name, model, options.preserve, options.reset)
+    return model
 
 
 def _result_of(

@@ -27,7 +27,6 @@ from freezer.freezing.lowering.isa_check import (
     a64_family,
     check_package,
     families_of,
-    leak_message,
     outside,
     x86_family,
 )
@@ -235,22 +234,6 @@ def test_invalid_bytes_are_in_no_class(tmp_path: Path) -> None:
     library = compiled(tmp_path, 'void f() { asm volatile(".byte 0x06"); }')
     (found,) = families_of(library)
     assert (found.family, found.symbol) == (NO_CLASS, "f()")
-
-
-@x86_only
-def test_leak_message_names_the_instruction(tmp_path: Path) -> None:
-    code = (
-        "#include <immintrin.h>\nnamespace ns { __m512i f(__m512i a) { return _mm512_add_epi32(a,"
-        " _mm512_sub_epi32(a, a + a)); } }"
-    )
-    (found,) = families_of(compiled(tmp_path, code, "-mavx512f"))
-    assert (found.family, found.symbol, found.count) == (X86_V4, "ns::f(long long __vector(8))", 3)
-    assert found.instruction.startswith("vp")
-    assert "zmm0" in found.instruction
-    message = leak_message("model.so", [found], V3.name)
-    assert "model.so holds instructions outside of cpu-x86-64-v3" in message
-    assert f"x86-64-v4: {found.instruction} in ns::f(long long __vector(8)), and 2 more" in message
-    assert "build for a class that has it: cpu-x86-64-v4" in message
 
 
 def packed(folder: Path, **files: bytes) -> Path:

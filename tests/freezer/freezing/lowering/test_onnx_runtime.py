@@ -223,11 +223,6 @@ def test_lesser_class_is_refused(tmp_path: Path) -> None:
     assert caught.value.code == "CP-DEVICE-CLASS"
 
 
-def test_gpu_class_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match="ONNX Runtime runs on CPUs only, so not for cuda-sm90"):
-        lowered(Applied(torch.relu), tmp_path, name="cuda-sm90")
-
-
 def test_weights_beyond_one_file_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

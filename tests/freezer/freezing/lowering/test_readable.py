@@ -6,12 +6,10 @@ import re
 from typing import Any
 
 import pytest
-import torch
 
 from freezer.freezing.lowering import captured_texts
-from freezer.freezing.lowering.lowered import shortened, torchscript_texts
-from freezer.runtime.loaders import torchscript_deprecations_silenced
-from tests.support.models_reports import ConvNet, Stateful
+from freezer.freezing.lowering.lowered import shortened
+from tests.support.models_reports import ConvNet
 from tests.support.steps import BATCH, captured_by, random_inputs, subject_of
 
 IMAGE = random_inputs(2, 3, 8, 8)
@@ -46,25 +44,6 @@ def test_texts_of_torchscript_include_submodules(capture: str) -> None:
     assert texts["captured-graph.txt"].startswith("# forward\ngraph(")
     assert texts["captured-graph.txt"].count("aten::batch_norm(") == 3
     assert not re.search(r"# /", texts["captured-graph.txt"])
-
-
-def test_frozen_texts_include_preserved_methods() -> None:
-    with torchscript_deprecations_silenced():
-        frozen = torch.jit.freeze(torch.jit.script(Stateful().eval()), preserved_attrs=["reset"])
-    texts = torchscript_texts(frozen, ("forward", "reset"))
-    assert "def forward(self" in texts["code.txt"]
-    assert "def reset(self" in texts["code.txt"]
-    assert "CONSTANTS.c0" in texts["code.txt"]
-    assert "\n# reset\ngraph(" in texts["graph.txt"]
-
-
-def test_unprintable_program() -> None:
-    assert captured_texts(object()) == {
-        "captured-code.txt": (
-            "The captured program cannot be printed: AttributeError: 'object' object has no"
-            " attribute '_c'\n"
-        )
-    }
 
 
 def test_source_paths_are_shortened() -> None:

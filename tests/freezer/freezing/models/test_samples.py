@@ -11,7 +11,7 @@ from freezer.errors import SpecError
 from freezer.freezing.models import example_spec
 from freezer.freezing.models.samples import input_sets, match_samples
 from freezer.runtime.input_sets import generate
-from freezer.spec import InputSpec, TensorSpec, declared_spec, interior_points
+from freezer.spec import InputSpec, declared_spec, interior_points
 
 SPEC = declared_spec(
     {"x": {"shape": ["batch", 4]}, "ids": {"shape": ["batch"], "dtype": "int64", "range": [3, 5]}},
@@ -109,13 +109,6 @@ def test_mask_example_gets_no_range() -> None:
     assert (generate(spec)[0].tensors["attention_mask"] == 0).any()
 
 
-def test_integer_input_needs_a_range() -> None:
-    with pytest.raises(
-        SpecError, match=r"input 'x': an integer input needs `range: \[low, high\]`"
-    ):
-        generate(spec_of(dtype="int64"))
-
-
 def test_sets_respect_multiples() -> None:
     spec = declared_spec({"x": {"shape": ["n"]}}, {"n": {"min": 4, "max": 44, "multiple_of": 4}})
     between = {point["n"] for point in interior_points(spec, 2)}
@@ -136,12 +129,3 @@ def test_missing_points_repeat_rows() -> None:
     assert [item.point["batch"] for item in covered] == [2, 1, 9, 3, 5, 8]
     assert covered[2].tensors["ids"].tolist() == [3, 4, 3, 4, 3, 4, 3, 4, 3]
     assert torch.equal(covered[3].tensors["x"][2], covered[0].tensors["x"][0])
-
-
-def test_spec_of_an_example_has_integer_ranges() -> None:
-    given = {"x": torch.zeros(2, 4), "ids": torch.tensor([3, 9]), "flag": torch.tensor([True])}
-    assert example_spec(given, {})[0].inputs == (
-        TensorSpec(name="x", dtype="float32", shape=(2, 4)),
-        TensorSpec(name="ids", dtype="int64", shape=(2,), range=(3, 9)),
-        TensorSpec(name="flag", dtype="bool", shape=(1,)),
-    )

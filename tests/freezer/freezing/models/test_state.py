@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import freezer
-from freezer.errors import FreezeError, JudgeError
+from freezer.errors import JudgeError
 from freezer.freezing.candidates import Candidate
 from freezer.freezing.drift import run_reference
 from freezer.freezing.freeze import FreezeOptions, freeze, load_subject
@@ -145,25 +145,6 @@ def test_torchscript_file_keeps_state_and_methods(recipe: str, tmp_path: Path) -
     assert not hasattr(model, "unused")
 
 
-def test_method_of_a_file_keeps_its_reset(tmp_path: Path) -> None:
-    with torchscript_deprecations_silenced():
-        torch.jit.save(torch.jit.script(seeded(Tracker)), str(tmp_path / "tracker.pt"))
-    spec, _ = example_spec({"x": inputs_of(Tracker)}, {})
-    source = parse_source("torchscript:tracker.pt", folder=tmp_path, method="follow")
-    kept = ["model.threshold", "encode"]
-    subject = load_subject(
-        source, "tracker", spec, None, SubjectOptions(preserve=kept, reset="reset")
-    )
-    candidate = candidate_of(subject, "torchscript-frozen", tmp_path / "c")
-    found = judgement_of(subject, [candidate])
-    assert (found.verdict, found.reference.stateful) == ("published", True), found.reason
-    model, eager = candidate.open(subject), seeded(Tracker)
-    for seed in (0, 1):
-        x = inputs_of(Tracker, seed)
-        assert torch.equal(model(x), eager.follow(x, 2).detach())  # type: ignore[operator]
-    assert (model.model.threshold, model.encode(x).shape) == (0.5, (2, 8))
-
-
 @pytest.mark.parametrize("kind", [RunningMean, OptionalState])
 def test_judging_resets_between_sets(kind: type[nn.Module], tmp_path: Path) -> None:
     subject = stateful(seeded(kind), inputs_of(kind))
@@ -251,14 +232,6 @@ def test_failing_reset_is_an_error() -> None:
     ) as caught:
         run_reference(stateful(seeded(Failing), inputs_of(InPlace)))
     assert caught.value.code == "CP-RESET"
-
-
-def test_inductor_rejects_reset_methods(tmp_path: Path) -> None:
-    with pytest.raises(FreezeError, match="reset") as caught:
-        candidate_of(
-            stateful(seeded(InPlace), inputs_of(InPlace)), "inductor-frozen", tmp_path / "c"
-        )
-    assert caught.value.code == "CP-PRESERVE"
 
 
 class Memo(nn.Module):

@@ -14,11 +14,11 @@ from freezer.errors import JudgeError
 from freezer.freezing.candidates import build
 from freezer.freezing.freeze import keep_eager
 from freezer.freezing.judging import judge
-from freezer.freezing.models import SubjectOptions, prepare, to_device
+from freezer.freezing.models import to_device
 from freezer.freezing.packaging import assemble
 from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import Target, target_here
-from tests.support.models import Counter, Mlp, Random, mlp, seeded
+from tests.support.models import Counter, Mlp, mlp, seeded
 from tests.support.steps import ANY_SPEED, BATCH, HERE, QUICK, random_inputs, session_of, subject_of
 
 APART = torch.device("cpu", 0)
@@ -117,12 +117,3 @@ def test_placed_rejects_models_tied_to_the_cpu(
     with pytest.raises(JudgeError, match=message) as caught:
         to_device(subject, torch.device("meta"))
     assert caught.value.code == "CP-EAGER"
-
-
-def test_subject_starts_on_the_cpu() -> None:
-    from freezer.freezing.models import example_spec
-
-    spec, example = example_spec({"x": X}, {})
-    subject = prepare("model", mlp(), spec, [example], SubjectOptions(device=APART))
-    assert subject.device == torch.device("cpu")
-    assert not to_device(subject_of(Random(), {"x": X}), APART).model.training

@@ -23,7 +23,6 @@ from freezer.artifact import FreezingReport
 from freezer.errors import IntegrityError
 from freezer.files import write_whole
 from freezer.freezing.candidates import Candidate, build
-from freezer.freezing.lowering.inductor import inductor
 from freezer.freezing.lowering.inductor.torch_patches import (
     clip_windows,
     multiply_single_positions,
@@ -149,14 +148,6 @@ def test_report_counts_kernels_calls_and_constants(frozen: Built) -> None:
     assert report.notes[-1].startswith(
         "The weights are stored beside the shared library, and mapped into memory at load"
     )
-
-
-def test_evidence_has_graph_and_code(frozen: Built) -> None:
-    evidence = frozen.candidate.folder / "evidence"
-    assert "mkldnn._convolution_pointwise" in (evidence / "all-graph.txt").read_text()
-    code = (evidence / "all-code.txt").read_text()
-    assert "AOTInductorModel::run_impl" in code
-    assert 'extern "C"' in code
 
 
 @pytest.mark.slow
@@ -362,11 +353,6 @@ def test_max_autotune_takes_the_fastest(tmp_path: Path, capfd: pytest.CaptureFix
         (one.candidate.folder / "evidence" / "all-code.txt").read_text() for one in (plain, tuned)
     ]
     assert ["micro_gemm" in text for text in code] == [False, in_templates > 0]
-
-
-def test_settings_of_a_later_torch_are_omitted() -> None:
-    config = {"freezing": True, "of a later torch": 1}
-    assert inductor.known(config) == {"freezing": True}
 
 
 def test_cache_is_removed_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
