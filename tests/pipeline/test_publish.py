@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -22,435 +22,316 @@ from tests.conftest import Frozen
 from tests.support.campaigns import entry, judged, judged_folder, plan_of, run_judged
 from tests.support.steps import HERE, flip_a_byte
 
+REGATED = Limits(error_ratio_max=2)
+"""Limits under which everything is judged again."""
+
+
+def regated(artifact: Artifact) -> Artifact:
+    """The artifact as judged with other gates."""
+    gate = GateRecord(error_ratio_max=2, speedup_min=1)
+    return replace(artifact, manifest=replace(artifact.manifest, gate=gate))
+
+
+@dataclass(frozen=True)
+class Site:
+    """A store with a model for this machine's class and for `portable`."""
+
+    model: Entry
+    store: Store
+    ledger: Ledger
+    artifacts: Mapping[str, Artifact]
+
+    def plan(self, **changed: object) -> Plan:
+        """Plan the model, with changes to its entry."""
+        made = replace(self.model, **changed)  # type: ignore[arg-type]
+        return plan_of([made], self.store, self.ledger)
+
+    def outcome(self, item: Item, verdict: str, *, again: bool = False) -> Outcome:
+        """The outcome of a judge, with the artifact of its class if it was published."""
+        artifact = self.artifacts[item.device_class] if verdict == "published" else None
+        return judged(
+            item, verdict, self.store, regated(artifact) if again and artifact else artifact
+        )
+
+    def publish(self, plan: Plan, *verdicts: str, again: bool = False) -> list[Outcome]:
+        """Publish outcomes with these verdicts, one for each item; return the final ones."""
+        publisher = Publisher(plan, self.store, self.ledger)
+        final: list[Outcome] = []
+        for item, verdict in zip(plan.items, verdicts, strict=True):
+            final += publisher.add(item, self.outcome(item, verdict, again=again))
+        return final
+
+    def publish_first(self) -> list[Outcome]:
+        """Publish version 1, with an artifact of both classes."""
+        return self.publish(self.plan(), "published", "published")
+
+    @property
+    def images(self) -> dict[str, str]:
+        """Digests of the images that `latest` has, by class."""
+        images = self.store.version("mlp").images
+        return {name: image.digest for name, image in images.items()}
+
+    def has_judged(self, item: Item) -> bool:
+        """Whether the folder of a judged artifact is left."""
+        return judged_folder(self.store.root, item.judge.digest, "mlp").exists()
+
 
 @pytest.fixture
-def model(tmp_path: Path) -> Entry:
-    return replace(entry("mlp", tmp_path), device_classes=("auto",))
+def site(tmp_path: Path, store: Store, ledger: Ledger, scripted: Frozen, portable: Frozen) -> Site:
+    model = replace(entry("mlp", tmp_path), device_classes=("auto",))
+    artifacts = {HERE: scripted.artifact, "portable": portable.artifact}
+    return Site(model, store, ledger, artifacts)
 
 
-@pytest.fixture
-def plan(model: Entry, store: Store, ledger: Ledger) -> Callable[..., Plan]:
-    """Plans the model, with changes to its entry."""
-
-    def planned(**changed: object) -> Plan:
-        return plan_of([replace(model, **changed)], store, ledger)  # type: ignore[arg-type]
-
-    return planned
-
-
-def _of(frozen: Frozen, item: Item) -> Artifact:
-    """An artifact as a judge of the item's model would leave it."""
-    return Artifact(
-        folder=frozen.artifact.folder,
-        manifest=replace(frozen.artifact.manifest, model=item.entry.name),
-    )
-
-
-def publish_first(
-    plan: Plan, store: Store, ledger: Ledger, scripted: Frozen, portable: Frozen
-) -> list[Outcome]:
-    publisher = Publisher(plan, store, ledger)
-    here, anywhere = plan.items
-    assert publisher.add(here, judged(here, "published", store, scripted.artifact)) == [], (
-        "portable is not in yet"
-    )
-    assert store.models() == []
-    return publisher.add(anywhere, judged(anywhere, "published", store, portable.artifact))
-
-
-def test_version_is_published_after_the_last_class(
-    plan: Callable[..., Plan], store: Store, ledger: Ledger, scripted: Frozen, portable: Frozen
-) -> None:
-    first = plan()
-    assert [item.device_class for item in first.items] == [HERE, "portable"]
-    final = publish_first(first, store, ledger, scripted, portable)
-    version = store.version("mlp")
-    assert version.source_key == first.items[0].source.digest
-    assert [(o.version, o.artifact) for o in final] == [
-        (1, version.images[o.device_class].digest) for o in final
-    ]
-    assert not judged_folder(store.root, first.items[0].judge.digest, "mlp").exists()
-    again = plan()
+def test_version_is_published_after_the_last_class(site: Site) -> None:
+    first = site.plan()
+    here, anywhere = first.items
+    publisher = Publisher(first, site.store, site.ledger)
+    assert publisher.add(here, site.outcome(here, "published")) == [], "portable is not in yet"
+    assert site.store.models() == []
+    final = publisher.add(anywhere, site.outcome(anywhere, "published"))
+    assert site.store.version("mlp").source_key == here.source.digest
+    assert {outcome.device_class: outcome.artifact for outcome in final} == site.images
+    assert [outcome.version for outcome in final] == [1, 1]
+    assert not site.has_judged(here)
+    again = site.plan()
     assert [item.why for item in again.items] == ["unchanged", "unchanged"]
     assert all(item.finished is not None and item.finished.cached for item in again.items)
 
 
-def test_unchanged_outcome_is_recorded_only_with_new_tags(
-    plan: Callable[..., Plan], store: Store, ledger: Ledger, scripted: Frozen, portable: Frozen
-) -> None:
-    publish_first(plan(), store, ledger, scripted, portable)
+def test_unchanged_outcome_is_recorded_only_with_new_tags(site: Site) -> None:
+    site.publish_first()
     for tags, num_new in (({}, 0), ({"team": "a"}, 2), ({"team": "a"}, 0)):
-        again = plan(tags=tags)
-        publisher, before = (
-            Publisher(again, store, ledger),
-            len(list(read_rows(ledger_folder(store)))),
-        )
+        again = site.plan(tags=tags)
+        publisher = Publisher(again, site.store, site.ledger)
+        before = len(list(read_rows(ledger_folder(site.store))))
         for item in again.items:
             assert item.finished is not None
             publisher.add(item, item.finished)
-        rows = list(read_rows(ledger_folder(store)))
+        rows = list(read_rows(ledger_folder(site.store)))
         assert len(rows) == before + num_new
         assert all(row.data["outcome"]["tags"] == tags for row in rows[before:])
 
 
-def test_kept_eager_cpu_uses_the_portable_artifact(
-    plan: Callable[..., Plan], store: Store, ledger: Ledger, portable: Frozen
-) -> None:
-    here, anywhere = plan().items
-    publisher = Publisher(plan(), store, ledger)
-    publisher.add(here, judged(here, "kept-eager", store))
-    final = publisher.add(anywhere, judged(anywhere, "published", store, portable.artifact))
-    images = store.version("mlp").images
-    assert set(images) == {"portable"}
-    assert [outcome.artifact for outcome in final] == [images["portable"].digest] * 2
+def test_kept_eager_cpu_uses_the_portable_artifact(site: Site) -> None:
+    final = site.publish(site.plan(), "kept-eager", "published")
+    assert set(site.images) == {"portable"}
+    assert [outcome.artifact for outcome in final] == [site.images["portable"]] * 2
 
 
 @pytest.mark.parametrize("captured", [True, False])
-def test_kept_eager_gpu_has_its_own_artifact(
-    model: Entry, store: Store, ledger: Ledger, portable: Frozen, captured: bool
-) -> None:
-    gpu = "cuda-sm90"
-    made = plan_of(
-        [replace(model, device_classes=(gpu,))], store, ledger, classes=(gpu, "portable")
-    )
+def test_kept_eager_gpu_has_its_own_artifact(site: Site, captured: bool) -> None:
+    gpu, store = "cuda-sm90", site.store
+    model = replace(site.model, device_classes=(gpu,))
+    made = plan_of([model], store, site.ledger, classes=(gpu, "portable"))
     here, anywhere = made.items
-    assert here.builds["torchscript-frozen"].parts["recipe"]["settings"]["precision"], (
-        "TF32 is part of the key"
-    )
-    publisher = Publisher(made, store, ledger)
-    own = Artifact(
-        folder=portable.artifact.folder,
-        manifest=replace(portable.artifact.manifest, device_class=gpu),
-    )
+    recipe = here.builds["torchscript-frozen"].parts["recipe"]
+    assert recipe["settings"]["precision"], "TF32 is part of the key"
+    portable = site.artifacts["portable"]
+    own = replace(portable, manifest=replace(portable.manifest, device_class=gpu))
+    publisher = Publisher(made, store, site.ledger)
     publisher.add(here, judged(here, "kept-eager", store, own if captured else None))
-    served, _ = publisher.add(anywhere, judged(anywhere, "published", store, portable.artifact))
-    images = store.version("mlp").images
-    assert set(images) == ({gpu, "portable"} if captured else {"portable"})
-    assert served.artifact == (images[gpu].digest if captured else None)
-    assert not judged_folder(store.root, here.judge.digest, "mlp").exists()
+    served, _ = publisher.add(anywhere, site.outcome(anywhere, "published"))
+    assert set(site.images) == ({gpu, "portable"} if captured else {"portable"})
+    assert served.artifact == (site.images[gpu] if captured else None)
+    assert not site.has_judged(here)
 
 
-def test_rejected_model_keeps_its_version(
-    plan: Callable[..., Plan], store: Store, ledger: Ledger, scripted: Frozen, portable: Frozen
-) -> None:
-    publish_first(plan(), store, ledger, scripted, portable)
-    stricter = plan(limits=Limits(speedup_min=9, error_ratio_max=1))
-    publisher = Publisher(stricter, store, ledger)
-    for item in stricter.items:
-        assert item.finished is None
-        final = publisher.add(item, judged(item, "rejected", store))
+def test_rejected_model_keeps_its_version(site: Site) -> None:
+    site.publish_first()
+    stricter = site.plan(limits=Limits(speedup_min=9, error_ratio_max=1))
+    assert all(item.finished is None for item in stricter.items)
+    final = site.publish(stricter, "rejected", "rejected")
     assert [(outcome.version, outcome.artifact) for outcome in final] == [(None, None)] * 2
-    assert store.versions("mlp") == [1]
+    assert site.store.versions("mlp") == [1]
 
 
 @pytest.mark.parametrize("verdict", ["unstable", "failed", "rejected", "kept-previous"])
-def test_previous_artifact_serves_without_a_new_one(
-    plan: Callable[..., Plan],
-    store: Store,
-    ledger: Ledger,
-    scripted: Frozen,
-    portable: Frozen,
-    verdict: str,
-) -> None:
-    publish_first(plan(), store, ledger, scripted, portable)
-    before = store.version("mlp").images[HERE]
-    here, anywhere = plan(limits=Limits(error_ratio_max=2)).items
-    publisher = Publisher(Plan(items=(here, anywhere)), store, ledger)
-    publisher.add(here, judged(here, verdict, store))
-    final, _ = publisher.add(anywhere, judged(anywhere, "published", store, regated(portable)))
-    assert store.versions("mlp") == [1, 2]
-    assert store.version("mlp").images[HERE] == store.version("mlp:2").images[HERE] == before
+def test_previous_artifact_serves_without_a_new_one(site: Site, verdict: str) -> None:
+    site.publish_first()
+    before = site.images[HERE]
+    final, _ = site.publish(site.plan(limits=REGATED), verdict, "published", again=True)
+    assert site.store.versions("mlp") == [1, 2]
+    assert site.store.version("mlp:2").images[HERE].digest == site.images[HERE] == before
     assert str(final.reason).endswith(f"; version 1 still serves {HERE}")
 
 
-def test_damaged_previous_artifact_does_not_stop_a_campaign(
-    plan: Callable[..., Plan], store: Store, ledger: Ledger, scripted: Frozen, portable: Frozen
-) -> None:
-    publish_first(plan(), store, ledger, scripted, portable)
-    config = store.layout("mlp").image(store.version("mlp").images[HERE]).config
-    flip_a_byte(store.root / "mlp" / "blobs" / "sha256" / config.digest.removeprefix("sha256:"))
-    here, anywhere = plan(limits=Limits(error_ratio_max=2)).items
-    publisher = Publisher(Plan(items=(here, anywhere)), store, ledger)
-    publisher.add(here, judged(here, "unstable", store))
-    unstable, published = publisher.add(
-        anywhere, judged(anywhere, "published", store, regated(portable))
-    )
+def test_damaged_previous_artifact_does_not_stop_a_campaign(site: Site) -> None:
+    site.publish_first()
+    layout = site.store.layout("mlp")
+    config = layout.image(site.store.version("mlp").images[HERE]).config
+    digest = config.digest.removeprefix("sha256:")
+    flip_a_byte(site.store.root / "mlp" / "blobs" / "sha256" / digest)
+    again = site.plan(limits=REGATED)
+    unstable, published = site.publish(again, "unstable", "published", again=True)
     assert (unstable.reason, published.version) == ("because", 2)
 
 
-def test_an_unreadable_index_does_not_stop_a_campaign(
-    plan: Callable[..., Plan], store: Store, ledger: Ledger, scripted: Frozen, portable: Frozen
-) -> None:
-    publish_first(plan(), store, ledger, scripted, portable)
-    (store.root / "mlp" / "index.json").write_text('{"schema')
-    items = plan(limits=Limits(error_ratio_max=2)).items
-    publisher = Publisher(Plan(items=items), store, ledger)
-    outcomes = [
-        outcome
-        for item in items
-        for outcome in publisher.add(item, judged(item, "rejected", store))
-    ]
+def test_an_unreadable_index_does_not_stop_a_campaign(site: Site) -> None:
+    site.publish_first()
+    (site.store.root / "mlp" / "index.json").write_text('{"schema')
+    outcomes = site.publish(site.plan(limits=REGATED), "rejected", "rejected")
     assert [outcome.reason for outcome in outcomes] == ["because", "because"]
 
 
 @pytest.mark.parametrize("verdict", ["unstable", "failed", "kept-previous"])
-def test_campaign_without_a_new_version_keeps_a_rollback(
-    plan: Callable[..., Plan],
-    store: Store,
-    ledger: Ledger,
-    scripted: Frozen,
-    portable: Frozen,
-    verdict: str,
-) -> None:
+def test_campaign_without_a_new_version_keeps_a_rollback(site: Site, verdict: str) -> None:
     """The outcome that was published stays that of version 2, which has its artifact, and version 1
     serves.
     """
-    publish_first(plan(), store, ledger, scripted, portable)
-    here, anywhere = plan(limits=Limits(error_ratio_max=2)).items
-    publisher = Publisher(Plan(items=(here, anywhere)), store, ledger)
-    publisher.add(here, judged(here, "published", store, regated(scripted)))
-    publisher.add(anywhere, judged(anywhere, "published", store, regated(portable)))
-    rolled_back = store.roll_back("mlp", 1)
-    here, _ = plan(limits=Limits(error_ratio_max=2, speedup_min=9)).items
-    anywhere = plan(limits=Limits(error_ratio_max=2)).items[1]
+    site.publish_first()
+    site.publish(site.plan(limits=REGATED), "published", "published", again=True)
+    rolled_back = site.store.roll_back("mlp", 1)
+    here = site.plan(limits=replace(REGATED, speedup_min=9)).items[0]
+    anywhere = site.plan(limits=REGATED).items[1]
     assert anywhere.finished is not None
-    publisher = Publisher(Plan(items=(here, anywhere)), store, ledger)
-    publisher.add(here, judged(here, verdict, store))
+    publisher = Publisher(Plan(items=(here, anywhere)), site.store, site.ledger)
+    publisher.add(here, site.outcome(here, verdict))
     kept, carried = publisher.add(anywhere, anywhere.finished)
-    assert store.version("mlp") == rolled_back
-    assert store.versions("mlp") == [1, 2]
-    assert (carried.version, carried.artifact) == (
-        2,
-        store.version("mlp:2").images["portable"].digest,
-    )
+    assert site.store.version("mlp") == rolled_back
+    assert site.store.versions("mlp") == [1, 2]
+    assert carried.version == 2
+    assert carried.artifact == site.store.version("mlp:2").images["portable"].digest
     assert str(kept.reason).endswith(f"; version 1 still serves {HERE}")
 
 
-def test_latest_keeps_a_class_that_a_new_source_lacks(
-    plan: Callable[..., Plan],
-    model: Entry,
-    store: Store,
-    ledger: Ledger,
-    scripted: Frozen,
-    portable: Frozen,
-) -> None:
-    publish_first(plan(), store, ledger, scripted, portable)
-    before = store.version("mlp").images[HERE]
-    changed = plan(source=replace(model.source, seed=7))
-    here, anywhere = changed.items
-    assert here.source.digest != store.version("mlp").source_key
-    publisher = Publisher(changed, store, ledger)
-    publisher.add(here, judged(here, "unstable", store))
-    final, _ = publisher.add(anywhere, judged(anywhere, "published", store, regated(portable)))
-    assert set(store.version("mlp:2").images) == {"portable"}
-    assert store.version("mlp").number == 2
-    assert store.version("mlp").images == {**store.version("mlp:2").images, HERE: before}
-    assert str(final.reason).endswith(
-        f"; version 1, made from an earlier source, still serves {HERE}"
-    )
-    again = Publisher(changed, store, ledger)
-    again.add(anywhere, judged(anywhere, "published", store, regated(portable)))
-    again.add(here, judged(here, "published", store, scripted.artifact))
-    assert store.version("mlp").images == store.version("mlp:3").images
-    assert store.version("mlp").images[HERE] != before
+def test_latest_keeps_a_class_that_a_new_source_lacks(site: Site) -> None:
+    site.publish_first()
+    before = site.images[HERE]
+    changed = site.plan(source=replace(site.model.source, seed=7))
+    assert changed.items[0].source.digest != site.store.version("mlp").source_key
+    final, _ = site.publish(changed, "unstable", "published", again=True)
+    second = site.store.version("mlp:2").images
+    assert set(second) == {"portable"}
+    assert site.store.version("mlp").number == 2
+    assert site.images == {"portable": second["portable"].digest, HERE: before}
+    source = "made from an earlier source"
+    assert str(final.reason).endswith(f"; version 1, {source}, still serves {HERE}")
+    site.publish(changed, "published", "published")
+    assert site.store.version("mlp").images == site.store.version("mlp:3").images
 
 
-def test_kept_previous_is_finished_until_something_changes(
-    plan: Callable[..., Plan], store: Store, ledger: Ledger, scripted: Frozen, portable: Frozen
-) -> None:
-    publish_first(plan(), store, ledger, scripted, portable)
-    serving = store.version("mlp").images[HERE].digest
+def test_kept_previous_is_finished_until_something_changes(site: Site) -> None:
+    site.publish_first()
     previous = PreviousRecord(
-        version=1, artifact=serving, recipe="r", torch="2.13", same_weights=True, speedup=0.8
+        version=1,
+        artifact=site.images[HERE],
+        recipe="r",
+        torch="2.13",
+        same_weights=True,
+        speedup=0.8,
     )
-    slower = {"limits": Limits(error_ratio_max=2)}
-    first = plan(**slower)
-    publisher = Publisher(first, store, ledger)
-    publisher.add(
-        first.items[0], replace(judged(first.items[0], "kept-previous", store), previous=previous)
-    )
-    kept, _ = publisher.add(
-        first.items[1], judged(first.items[1], "published", store, regated(portable))
-    )
+    first = site.plan(limits=REGATED)
+    here, anywhere = first.items
+    publisher = Publisher(first, site.store, site.ledger)
+    publisher.add(here, replace(site.outcome(here, "kept-previous"), previous=previous))
+    kept, _ = publisher.add(anywhere, site.outcome(anywhere, "published", again=True))
     assert kept.to_json()["previous"]["speedup"] == 0.8
     assert not kept.failed
-    again = plan(**slower)
+    again = site.plan(limits=REGATED)
     assert [item.why for item in again.items] == ["unchanged", "unchanged"]
-    assert again.items[0].finished == kept.as_cached()
-    allowed = plan_of([again.items[0].entry], store, ledger, allow_regression=True)
-    assert allowed.items[0].finished is None
-    assert allowed.items[0].judge == first.items[0].judge
-    assert (
-        allowed.items[0].why
-        == "was kept-previous; judging again because --allow-regression was given"
-    )
-    assert allowed.items[1].finished is not None
-    store.publish("mlp", source_key="other", artifacts=[regated(scripted)])
-    assert plan(**slower).items[0].why == "was kept-previous, and another artifact serves now"
+    assert again.items[0].finished == replace(kept, cached=True)
+    entries = [again.items[0].entry]
+    allowed = plan_of(entries, site.store, site.ledger, allow_regression=True)
+    assert [item.finished is None for item in allowed.items] == [True, False]
+    assert allowed.items[0].judge == here.judge
+    assert "--allow-regression" in allowed.items[0].why
+    site.store.publish("mlp", source_key="other", artifacts=[regated(site.artifacts[HERE])])
+    assert "another artifact serves now" in site.plan(limits=REGATED).items[0].why
 
 
-def regated(frozen: Frozen) -> Artifact:
-    """The artifact as judged with other gates."""
-    return replace(
-        frozen.artifact,
-        manifest=replace(
-            frozen.artifact.manifest, gate=GateRecord(error_ratio_max=2, speedup_min=1)
-        ),
-    )
-
-
-def test_crashed_judge_is_recorded_at_once(
-    plan: Callable[..., Plan], store: Store, ledger: Ledger, portable: Frozen
-) -> None:
-    first = plan()
+def test_crashed_judge_is_recorded_at_once(site: Site) -> None:
+    first = site.plan()
     here, anywhere = first.items
-    crashed = replace(
-        judged(here, "failed", store),
-        failure=Failure(kind="crash", code="CP-CRASH", message="because"),
-    )
-    publisher = Publisher(first, store, ledger)
+    failure = Failure(kind="crash", code="CP-CRASH", message="because")
+    crashed = replace(site.outcome(here, "failed"), failure=failure)
+    publisher = Publisher(first, site.store, site.ledger)
     assert publisher.add(here, crashed) == []
-    again, other = plan().items
-    assert again.finished == crashed.as_cached()
+    again, other = site.plan().items
+    assert again.finished == replace(crashed, cached=True)
     assert other.finished is None
-    final = publisher.add(anywhere, judged(anywhere, "published", store, portable.artifact))
+    final = publisher.add(anywhere, site.outcome(anywhere, "published"))
     assert [outcome.verdict for outcome in final] == ["failed", "published"]
-    rows = [row.device_class for row in read_rows(ledger_folder(store)) if row.kind == "outcome"]
-    assert sorted(rows) == [HERE, "portable"], "each is written once"
+    rows = [row for row in read_rows(ledger_folder(site.store)) if row.kind == "outcome"]
+    assert sorted(row.device_class for row in rows) == [HERE, "portable"], "written once each"
 
 
-def test_other_classes_are_carried_over(
-    plan: Callable[..., Plan], store: Store, ledger: Ledger, scripted: Frozen, portable: Frozen
-) -> None:
-    publish_first(plan(), store, ledger, scripted, portable)
-    before = store.version("mlp").images
-    only_portable = Plan(items=plan(limits=Limits(error_ratio_max=2)).items[1:])
-    (final,) = Publisher(only_portable, store, ledger).add(
-        only_portable.items[0],
-        judged(only_portable.items[0], "published", store, regated(portable)),
-    )
-    after = store.version("mlp")
-    assert (final.version, after.number) == (2, 2)
-    assert after.images[HERE] == before[HERE]
-    assert after.images["portable"] != before["portable"]
+def test_other_classes_are_carried_over(site: Site) -> None:
+    site.publish_first()
+    before = site.images
+    only_portable = Plan(items=site.plan(limits=REGATED).items[1:])
+    (final,) = site.publish(only_portable, "published", again=True)
+    assert (final.version, site.store.version("mlp").number) == (2, 2)
+    assert site.images[HERE] == before[HERE]
+    assert site.images["portable"] != before["portable"]
 
 
-def test_equal_models_have_separate_artifacts(
-    model: Entry, store: Store, ledger: Ledger, portable: Frozen
-) -> None:
-    twins = plan_of(
-        [replace(model, name=name) for name in ("mlp", "twin")],
-        store,
-        ledger,
-        classes=("portable",),
-    )
-    first, second = twins.items
-    assert first.judge.digest == second.judge.digest
-    publisher = Publisher(twins, store, ledger)
-    reached = [
-        (item, judged(item, "published", store, _of(portable, item))) for item in twins.items
-    ]
-    assert [
-        outcome.version for item, outcome in reached for outcome in publisher.add(item, outcome)
-    ] == [1, 1]
-    pulled = [
-        store.pull(store.version(name), "portable", store.root.parent / name)
-        for name in ("mlp", "twin")
-    ]
-    assert [artifact.manifest.model for artifact in pulled] == ["mlp", "twin"]
+def test_equal_models_have_separate_artifacts(site: Site, tmp_path: Path) -> None:
+    models = [replace(site.model, name=name) for name in ("mlp", "twin")]
+    twins = plan_of(models, site.store, site.ledger, classes=("portable",))
+    assert len({item.judge.digest for item in twins.items}) == 1
+    final = site.publish(twins, "published", "published")
+    assert [outcome.version for outcome in final] == [1, 1]
+    for name in ("mlp", "twin"):
+        pulled = site.store.pull(site.store.version(name), "portable", tmp_path / name)
+        assert pulled.manifest.model == name
 
 
 @pytest.mark.parametrize("cleared", [False, True], ids=["judged by both", "judged by the other"])
-def test_version_of_another_campaign_is_reused(
-    plan: Callable[..., Plan],
-    store: Store,
-    ledger: Ledger,
-    scripted: Frozen,
-    portable: Frozen,
-    cleared: bool,
-) -> None:
-    made = plan()
-    publisher = Publisher(made, store, ledger)
-    with Ledger(store, "faster") as other:
-        publish_first(made, store, other, scripted, portable)
-    if cleared:
-        outcomes = [judged(item, "published", store) for item in made.items]
-    else:
-        artifacts = (scripted.artifact, portable.artifact)
-        outcomes = [
-            judged(item, "published", store, own)
-            for item, own in zip(made.items, artifacts, strict=True)
-        ]
-    final = [
-        found
-        for item, outcome in zip(made.items, outcomes, strict=True)
-        for found in publisher.add(item, outcome)
-    ]
-    assert store.versions("mlp") == [1]
+def test_version_of_another_campaign_is_reused(site: Site, cleared: bool) -> None:
+    made = site.plan()
+    publisher = Publisher(made, site.store, site.ledger)
+    with Ledger(site.store, "faster") as other:
+        replace(site, ledger=other).publish(made, "published", "published")
+    final: list[Outcome] = []
+    for item in made.items:
+        cleared_outcome = judged(item, "published", site.store)
+        final += publisher.add(
+            item, cleared_outcome if cleared else site.outcome(item, "published")
+        )
+    assert site.store.versions("mlp") == [1]
     assert [(outcome.version, outcome.cached) for outcome in final] == [(1, True)] * 2
-    assert not any(
-        judged_folder(store.root, item.judge.digest, "mlp").exists() for item in made.items
-    )
+    assert not any(map(site.has_judged, made.items))
 
 
-def test_lost_judged_artifact_is_a_disk_failure(
-    plan: Callable[..., Plan], store: Store, ledger: Ledger, portable: Frozen
-) -> None:
-    here, anywhere = plan().items
-    publisher = Publisher(plan(), store, ledger)
-    publisher.add(here, judged(here, "published", store))
-    final = publisher.add(anywhere, judged(anywhere, "published", store, portable.artifact))
-    assert [(lost.verdict, lost.failure_kind, lost.version) for lost in final] == [
-        ("failed", "disk", None)
-    ] * 2
-    assert f"the judged artifact of mlp for {HERE} is missing from the store" in str(
-        final[0].reason
-    )
-    assert store.models() == []
+def test_lost_judged_artifact_is_a_disk_failure(site: Site) -> None:
+    plan = site.plan()
+    here, anywhere = plan.items
+    publisher = Publisher(plan, site.store, site.ledger)
+    publisher.add(here, judged(here, "published", site.store))
+    final = publisher.add(anywhere, site.outcome(anywhere, "published"))
+    ends = [(lost.verdict, lost.failure_kind, lost.version) for lost in final]
+    assert ends == [("failed", "disk", None)] * 2
+    assert HERE in str(final[0].reason)
+    assert site.store.models() == []
 
 
-def test_explain_names_what_changed(
-    plan: Callable[..., Plan],
-    store: Store,
-    ledger: Ledger,
-    scripted: Frozen,
-    portable: Frozen,
-    model: Entry,
-) -> None:
-    assert {item.why for item in plan().items} == {"never done"}
-    publish_first(plan(), store, ledger, scripted, portable)
-    assert (
-        plan(limits=Limits(speedup_min=2)).items[0].why
-        == "differs from the nearest finished in limits.speedup_min"
-    )
-    other = replace(model.source, args={**model.source.args, "hidden": 2})
-    assert (
-        plan(source=other).items[0].why == "differs from the nearest finished in source.args.hidden"
-    )
+def test_explain_names_what_changed(site: Site) -> None:
+    assert {item.why for item in site.plan().items} == {"never done"}
+    site.publish_first()
+    stricter = site.plan(limits=Limits(speedup_min=2)).items[0]
+    assert stricter.why.endswith(" limits.speedup_min")
+    source = site.model.source
+    other = site.plan(source=replace(source, args={**source.args, "hidden": 2})).items[0]
+    assert other.why.endswith(" source.args.hidden")
 
 
 @pytest.mark.parametrize(("verdict", "failure"), [("failed", "timeout"), ("unstable", None)])
 def test_failures_of_circumstances_are_retried(
-    plan: Callable[..., Plan], store: Store, ledger: Ledger, verdict: str, failure: str | None
+    site: Site, verdict: str, failure: str | None
 ) -> None:
-    first = plan()
-    publisher = Publisher(first, store, ledger)
+    first = site.plan()
+    publisher = Publisher(first, site.store, site.ledger)
     for item in first.items:
-        publisher.add(
-            item,
-            replace(
-                judged(item, verdict, store), failure=Failure(kind=failure) if failure else None
-            ),
-        )
-    assert all(item.finished is None and "never kept" in item.why for item in plan().items)
+        cause = Failure(kind=failure) if failure else None
+        publisher.add(item, replace(site.outcome(item, verdict), failure=cause))
+    assert all(item.finished is None and "never kept" in item.why for item in site.plan().items)
 
 
-def test_outcome_without_its_version_is_not_finished(
-    plan: Callable[..., Plan], store: Store, ledger: Ledger, scripted: Frozen, portable: Frozen
-) -> None:
-    publish_first(plan(), store, ledger, scripted, portable)
-    shutil.rmtree(store.root / "mlp")
-    assert {item.why for item in plan().items} == {"version 1 is gone from the store"}
+def test_outcome_without_its_version_is_not_finished(site: Site) -> None:
+    site.publish_first()
+    shutil.rmtree(site.store.root / "mlp")
+    assert {item.why for item in site.plan().items} == {"version 1 is gone from the store"}
 
 
 def test_auto_is_the_best_level_of_each_node() -> None:
@@ -480,9 +361,9 @@ def test_interrupt_while_mlflow_is_updated_names_the_replay(
     )
 
 
-def test_speed_limits_do_not_concern_portable(plan: Callable[..., Plan]) -> None:
+def test_speed_limits_do_not_concern_portable(site: Site) -> None:
     keys = [
-        [item.judge.digest for item in plan(limits=limits).items]
+        [item.judge.digest for item in site.plan(limits=limits).items]
         for limits in (Limits(), Limits(speedup_min=2, size_mb_max=1))
     ]
     assert keys[0][0] != keys[1][0]
