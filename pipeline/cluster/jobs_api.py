@@ -96,7 +96,7 @@ class Job:
         code = OK if self.status == "SUCCEEDED" else self.exit_code
         return code if code in (OK, FAILED, USAGE, INFRASTRUCTURE, INTERRUPTED) else INFRASTRUCTURE
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the JSON form."""
         fields = ("id", "status", "message", "exit_code", "started", "ended")
         return {name: getattr(self, name) for name in fields}
@@ -148,15 +148,13 @@ class Jobs:
             InfrastructureError: the cluster does not answer.
         """
         with self._errors():
-            found = [
+            ours = [
                 _job(details)
                 for details in self._client.list_jobs()
                 if (details.submission_id or "").startswith(prefix)
             ]
-        return sorted(
-            (job for job in found if job.id[len(prefix) :].isdigit()),
-            key=lambda job: int(job.id[len(prefix) :]),
-        )
+        numbered = [job for job in ours if job.id[len(prefix) :].isdigit()]
+        return sorted(numbered, key=lambda job: int(job.id[len(prefix) :]))
 
     def info(self, job_id: str) -> Job:
         """Return one job.
@@ -278,7 +276,7 @@ class _Client(JobSubmissionClient):  # type: ignore[misc]  # ray has no types
         endpoint: str,
         *,
         data: bytes | None = None,
-        json_data: dict[str, Any] | None = None,
+        json_data: dict[str, object] | None = None,
     ) -> requests.Response:
         body = (
             None if data is None else io.BytesIO(data)

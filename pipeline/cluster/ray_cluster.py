@@ -47,8 +47,8 @@ class Node:
 
 def classes_of(nodes: Collection[Node]) -> tuple[str, ...]:
     """Return the classes that the nodes serve, in the order of DEVICE_CLASSES."""
-    found = {name for node in nodes for name in node.classes}
-    return tuple(name for name in DEVICE_CLASSES if name in found)
+    served = {name for node in nodes for name in node.classes}
+    return tuple(name for name in DEVICE_CLASSES if name in served)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +162,9 @@ class Cluster:
 
                 alive = state.actors(actor_state_name="ALIVE").values()
                 actors = [
-                    one["ActorClassName"].rpartition(".")[2]
-                    for one in alive
-                    if one["Address"]["NodeID"] == node.node_id
+                    actor["ActorClassName"].rpartition(".")[2]
+                    for actor in alive
+                    if actor["Address"]["NodeID"] == node.node_id
                 ]
                 return state.available_resources_per_node().get(node.node_id), actors
         return None, []
@@ -184,32 +184,28 @@ class Cluster:
         waiting = [handle for handles in self._asked.values() for handle in handles]
         ended = {done.handle for done in self.wait(waiting, timeout_s=0)} if waiting else set()
         for ask in {*wanted, *self._asked}:
-            count, pending = (
-                wanted.get(ask, 0),
-                [handle for handle in self._asked.pop(ask, []) if handle not in ended],
-            )
+            pending = [handle for handle in self._asked.pop(ask, []) if handle not in ended]
+            count = wanted.get(ask, 0)
             if not count:
                 self.cancel(pending, grace_s=1)
                 continue
             self._asked[ask] = pending
             for _ in range(count - len(pending)):
-                name, memory_bytes = f"ask {ask.device_class}", ask.memory_bytes
-                pending.append(
-                    self.start(
-                        _nothing,
-                        name=name,
-                        device_class_=ask.device_class,
-                        num_cpus=ask.num_cpus,
-                        memory_bytes=memory_bytes,
-                    )
+                handle = self.start(
+                    _nothing,
+                    name=f"ask {ask.device_class}",
+                    class_name=ask.device_class,
+                    num_cpus=ask.num_cpus,
+                    memory_bytes=ask.memory_bytes,
                 )
+                pending.append(handle)
 
     def start(
         self,
-        function: Callable[..., Any],
-        *args: Any,
+        function: Callable[..., object],
+        *args: object,
         name: str,
-        device_class_: str,
+        class_name: str,
         node: Node | None = None,
         num_cpus: int = 1,
         memory_bytes: int | None = None,
@@ -220,40 +216,25 @@ class Cluster:
             function: function that nodes can import.
             args: arguments that can be pickled.
             name: name shown by Ray.
-            device_class_: class whose limits apply.
+            class_name: device class whose limits apply.
             node: node to run on; None means any node of the class. The task dies with its node.
-            num_cpus, memory_bytes: resources to reserve.
+            num_cpus: cores to reserve. A short task without one also runs beside a judge.
+            memory_bytes: memory to reserve.
         """
-        options: dict[str, Any] = {"num_cpus": num_cpus}
-        if device_class(device_class_).kind == "cuda":
+        used = device_class(class_name)
+        options: dict[str, object] = {"num_cpus": num_cpus}
+        if used.kind == "cuda":
             options["num_gpus"] = 1
         if memory_bytes is not None:
             options["memory"] = memory_bytes
-        if node is not None:
-            options["scheduling_strategy"] = _bound_to(node)
-        elif device_class_ != PORTABLE:
-            options["label_selector"] = {f"{LABEL}{device_class_}": "true"}
-        return self._submit(function, args, name=name, device_class_=device_class_, options=options)
-
-    def start_coreless(
-        self, function: Callable[..., Any], *args: Any, name: str, device_class_: str, node: Node
-    ) -> Handle:
-        """Start a short task that reserves no core, so that it also runs beside a judge."""
-        options = {"num_cpus": 0, "scheduling_strategy": _bound_to(node)}
-        return self._submit(function, args, name=name, device_class_=device_class_, options=options)
-
-    def _submit(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        *,
-        name: str,
-        device_class_: str,
-        options: Mapping[str, Any],
-    ) -> Handle:
+        if node is not None:  # on a dead node, it fails; by a label, it would wait
+            strategy = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+            options["scheduling_strategy"] = strategy
+        elif class_name != PORTABLE:
+            options["label_selector"] = {f"{LABEL}{class_name}": "true"}
         while not self.head.answers():
             time.sleep(CHECK_INTERVAL_S)
-        environ = {**device_class(device_class_).limits, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        environ = {**used.limits, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
         remote = _remote(function).options(
             max_retries=0, name=name, runtime_env={"env_vars": environ}, **options
         )
@@ -271,22 +252,13 @@ class Cluster:
         try:
             return Done(handle=handle, value=ray.get(handle.ref))
         except ray.exceptions.RayTaskError as error:
-            return Done(
-                handle=handle,
-                failure=f"{type(error.cause).__name__}: {error.cause}",
-                kind=kind_of_ray(error, error.cause),
-            )
-        except ray.exceptions.TaskUnschedulableError as error:  # each task is bound to a node
-            return Done(
-                handle=handle, failure="the node has left", kind=kind_of_ray(error), lost=True
-            )
+            failure = f"{type(error.cause).__name__}: {error.cause}"
+            return Done(handle=handle, failure=failure, kind=kind_of_ray(error, error.cause))
         except ray.exceptions.RayError as error:
-            return Done(
-                handle=handle,
-                failure=f"{type(error).__name__}: {first_line(error)}",
-                kind=kind_of_ray(error),
-                lost=True,
-            )
+            failure = f"{type(error).__name__}: {first_line(error)}"
+            if isinstance(error, ray.exceptions.TaskUnschedulableError):  # it is bound to a node
+                failure = "the node has left"
+            return Done(handle=handle, failure=failure, kind=kind_of_ray(error), lost=True)
 
     def cancel(self, handles: Sequence[Handle], *, grace_s: float = 5.0) -> None:
         """Interrupt tasks, which ends their child processes; kill those that run longer than
@@ -305,33 +277,24 @@ class Cluster:
 
 
 @lru_cache(maxsize=16)
-def _remote(function: Callable[..., Any]) -> Any:
+def _remote(function: Callable[..., object]) -> Any:
     """Return a remote function, created once: Ray sends the code of each to the cluster."""
     return ray.remote(function)
 
 
-def _node(found: Mapping[str, Any]) -> Node:
-    labels, resources = found.get("Labels", {}), found["Resources"]
-    classes = [
-        name
-        for name in DEVICE_CLASSES
-        if labels.get(f"{LABEL}{name}") == "true" and name != PORTABLE
-    ]
+def _node(row: Mapping[str, Any]) -> Node:
+    """Return a node from a row of `ray.nodes`."""
+    labels, resources = row.get("Labels", {}), row["Resources"]
+    served = [name for name in DEVICE_CLASSES if labels.get(f"{LABEL}{name}") == "true"]
+    classes = [name for name in served if name != PORTABLE]
     return Node(
-        node_id=found["NodeID"],
+        node_id=row["NodeID"],
         num_cpus=int(resources["CPU"]),
         classes=(*classes, PORTABLE),
         num_gpus=int(resources.get("GPU", 0)),
         memory_bytes=int(resources["memory"]) if "memory" in resources else None,
         labelled=any(name.startswith(LABEL) for name in labels),
     )
-
-
-def _bound_to(node: Node) -> NodeAffinitySchedulingStrategy:
-    """Bind a task to a node by its id: on a dead node it fails, while a task bound by a label would
-    wait.
-    """
-    return NodeAffinitySchedulingStrategy(node.node_id, soft=False)
 
 
 def _nothing() -> None:

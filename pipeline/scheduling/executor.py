@@ -196,7 +196,7 @@ class Executor:
             function,
             self._request(progress.state, recipes, entry),
             name=f"{kind} {item.label(', '.join(recipes))}",
-            device_class_=self._limits_of(item, slot.node),
+            class_name=self._limits_of(item, slot.node),
             node=slot.node,
             num_cpus=1 if recipes else slot.node.num_cpus,  # a judge runs alone
             memory_bytes=memory_to_reserve(task.demand, slot.node),

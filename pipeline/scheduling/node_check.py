@@ -151,12 +151,8 @@ class NodeChecks:
         pending: dict[str, Handle] = {}
         if cluster.joined:
             args = (shared, self._mark, _identity(shared.files))
-            pending[STORAGE] = cluster.start_coreless(
-                visible,
-                *args,
-                name=STORAGE,
-                device_class_=on_cpu,
-                node=node,
+            pending[STORAGE] = cluster.start(
+                visible, *args, name=STORAGE, class_name=on_cpu, node=node, num_cpus=0
             )
         for name in (on_cpu, *gpus) if node.num_gpus else (on_cpu,):
             pending[_probe_of(name)] = cluster.start(
@@ -164,7 +160,7 @@ class NodeChecks:
                 name,
                 node.num_cpus,
                 name=f"probe {name}",
-                device_class_=name,
+                class_name=name,
                 node=node,
             )
         self.under_way[node.node_id] = NodeCheck(node=node, pending=pending)

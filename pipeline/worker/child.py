@@ -84,14 +84,14 @@ def run_child(
         data_bytes: see supervisor.Bounds.
     """
     try:
-        own = os.getpid()
+        child = os.getpid()
         os.setsid()
         die_with(supervisor)
         _redirect(output)
         _bound(data_bytes)
         _own_temporary(scratch)
         for message in _messages(payload):
-            if os.getpid() == own:  # not in a fork by the user's code
+            if os.getpid() == child:  # not in a fork by the user's code
                 os.write(result, pickle.dumps(message))
         sys.stdout.flush()
         sys.stderr.flush()

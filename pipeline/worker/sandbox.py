@@ -76,7 +76,12 @@ _starting = threading.Lock()
 
 
 def run_isolated(
-    function: Callable[..., Any], args: tuple[Any, ...], *, folder: Path, log: Path, bounds: Bounds
+    function: Callable[..., object],
+    args: tuple[object, ...],
+    *,
+    folder: Path,
+    log: Path,
+    bounds: Bounds,
 ) -> End:
     """Run a function in a child process. Nothing that the child starts survives this call.
 
@@ -163,10 +168,10 @@ class _Forkserver:
         Raises:
             OSError: the forkserver died.
         """
-        own, theirs = multiprocessing.Pipe()
+        ours, theirs = multiprocessing.Pipe()
         with theirs:
             socket.send_fds(self.requests, [b"."], [theirs.fileno()])
-        return own
+        return ours
 
 
 def _fork_supervisor() -> tuple[Connection, int]:

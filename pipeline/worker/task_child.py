@@ -5,9 +5,10 @@ Imports no torch; the child does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from freezer.hardware import device_class, machine_bytes
 from freezer.spec import Limits
@@ -28,7 +29,12 @@ LOG = "child.log"
 """File of a staging folder with the output of its child."""
 
 
-def in_child(child: Any, request: BuildRequest | JudgeRequest, staging: Path, *args: Any) -> End:
+def in_child(
+    child: Callable[..., object],
+    request: BuildRequest | JudgeRequest,
+    staging: Path,
+    *args: object,
+) -> End:
     """Run a child in a staging folder, where its output is appended to LOG."""
     num_parts = len(request.builds) if isinstance(request, BuildRequest) else 1
     bounds = replace(bounds_of(request.entry.limits, request.device_class), num_parts=num_parts)

@@ -68,12 +68,12 @@ def die_with(parent: int) -> None:
 
 def children(pid: int) -> list[int]:
     """Return the processes that a process has started or adopted, including zombies."""
-    found: list[int] = []
+    pids: list[int] = []
     with contextlib.suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):
-                found += map(int, (thread / "children").read_text().split())
-    return found
+                pids += map(int, (thread / "children").read_text().split())
+    return pids
 
 
 def descendants(pid: int) -> list[int]:
@@ -81,10 +81,10 @@ def descendants(pid: int) -> list[int]:
 
     A process that is being forked may be missing.
     """
-    found = children(pid)
-    for child in found:
-        found += children(child)
-    return found
+    pids = children(pid)
+    for child in pids:
+        pids += children(child)
+    return pids
 
 
 def tree_bytes(child: int, pids: Sequence[int]) -> int:
@@ -114,8 +114,11 @@ def reap() -> dict[int, int]:
     """Reap the children of this process that have ended; return their wait statuses by pid."""
     ended: dict[int, int] = {}
     with contextlib.suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            ended[found[0]] = found[1]
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                break
+            ended[pid] = status
     return ended
 
 

@@ -23,7 +23,7 @@ import json
 import uuid
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, TypedDict
 from urllib.parse import urlsplit
 
 from freezer.artifact import check_inside
@@ -33,6 +33,14 @@ from freezer.store import WORK, RemoteFiles, Store
 from pipeline.workspace.staging import move_whole, own_path, remove_tree
 
 _Kind = Literal["candidates", "judged", "sources"]
+
+
+class _MarkedFile(TypedDict):
+    """A file in the marker of a folder."""
+
+    digest: str
+    size_bytes: int
+
 
 WALL_TIME = "wall_s"
 """File in a candidate's folder: duration of its task, in seconds."""
@@ -149,14 +157,12 @@ class Workplace:
         partial = own_path(self.root / WORK, f"bring-{uuid.uuid4().hex}")
         make_folder(partial, mode=0o700)
         try:
-            for name, item in record.items():
+            for name, marked in record.items():
                 check_inside(name, origin=self.remote.where(f"{WORK}/{kind}/{key}.json"))
                 make_folder((partial / name).parent)
                 self._fetch(f"{WORK}/{kind}/{key}/{name}", partial / name)
                 verify_file(
-                    partial / name,
-                    digest=str(item["digest"]),
-                    size_bytes=item["size_bytes"],
+                    partial / name, digest=marked["digest"], size_bytes=marked["size_bytes"]
                 )
             partial.chmod(0o755)
             move_whole(partial, dest)
@@ -208,12 +214,12 @@ class Workplace:
         with contextlib.suppress(OSError):  # it is among the staging folders
             remove(log)
 
-    def _marker(self, kind: _Kind, key: str) -> dict[str, Any] | None:
+    def _marker(self, kind: _Kind, key: str) -> dict[str, _MarkedFile] | None:
         assert self.remote is not None
         path = f"{WORK}/{kind}/{key}.json"
         try:
             with self._reaching():
-                files: dict[str, Any] = json.loads(self.remote.read(path))["files"]
+                files: dict[str, _MarkedFile] = json.loads(self.remote.read(path))["files"]
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:

@@ -227,7 +227,7 @@ import json, platform, sys
 from pipeline.cluster.client import connect
 with connect(sys.argv[1]) as cluster:
     [node] = cluster.nodes()
-    handle = cluster.glance(platform.node, name="glance", device_class_="portable", node=node)
+    handle = cluster.start(platform.node, name="n", class_name="portable", node=node, num_cpus=0)
     print(json.dumps([node.classes, node.num_cpus, isinstance(cluster.wait([handle], timeout_s=60)[0].value, str)]))
 """
 

@@ -19,7 +19,8 @@ CONNECTS = """
 import platform, sys
 from pipeline.cluster.client import connect
 with connect(sys.argv[1]) as cluster:
-    started = [cluster.start_coreless(platform.node, name="name", device_class_="portable", node=node) for node in cluster.nodes()]
+    options = {"name": "n", "class_name": "portable", "num_cpus": 0}
+    started = [cluster.start(platform.node, node=node, **options) for node in cluster.nodes()]
     done = [cluster.wait([handle], timeout_s=60)[0] for handle in started]
     print("tasks ran on", sum(isinstance(one.value, str) for one in done), "of", len(done), "nodes")
 """

@@ -22,6 +22,10 @@ ON_GPU = {"torch": "2.13.0", "driver": "570.1"}
 BLIND = Visibility(problem="it does not see the store", sees_files=False)
 
 
+def facts_of(toolchain: Mapping[str, Any], num_threads: int = 4) -> ClassFacts:
+    return ClassFacts(num_threads=num_threads, toolchain=toolchain, memory_bytes=8 * 10**9)
+
+
 class Answers(NoRay):
     """A cluster whose nodes answer a probe at once; `broken` ones have no driver that works, GPUs
     of `held` ones never do, and `newer` ones have a newer torch."""
@@ -48,30 +52,37 @@ class Answers(NoRay):
     def nodes(self) -> list[Node]:
         return self._nodes
 
-    def start(
+    def visibility(self, node: Node, function: Callable[..., Any], *args: Any) -> Any:
+        """What a node sees; None if it does not answer."""
+        return function(*args)
+
+    def start(  # type: ignore[override]
         self,
         function: Callable[..., Any],
         *args: Any,
-        device_class_: str,
-        node: Node | None = None,
+        class_name: str,
+        node: Node,
+        num_cpus: int = 1,
         **_: Any,
     ) -> Handle:
-        assert node is not None
-        handle = Handle((node.node_id, device_class_))
-        if device_class_ == GPU and node.node_id in self._held:
-            return handle
-        toolchain = (
-            ON_GPU if device_class_ == GPU else NEWER if node.node_id in self._newer else PLAIN
-        )
-        facts = ClassFacts(num_threads=args[1], toolchain=toolchain, memory_bytes=8 * 10**9)
-        failed = device_class_ == GPU and node.node_id in self._broken
-        value, failure = (None, "RuntimeError: no driver") if failed else (facts, None)
-        self._ended.append(Done(handle=handle, value=value, failure=failure))
+        on_gpu, name = class_name == GPU, node.node_id
+        handle, failure = Handle((name, class_name, num_cpus)), None
+        if not num_cpus:
+            value = self.visibility(node, function, *args)
+        elif on_gpu and name in self._held:
+            value = None
+        elif on_gpu and name in self._broken:
+            value, failure = None, "RuntimeError: no driver"
+        else:
+            toolchain = NEWER if name in self._newer else PLAIN
+            value = facts_of(ON_GPU if on_gpu else toolchain, args[1])
+        self._ended = [done for done in self._ended if done.handle != handle]
+        if value or failure:
+            self._ended.append(Done(handle=handle, value=value, failure=failure))
         return handle
 
     def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
-        ended = {done.handle: done for done in self._ended if done.handle in handles}
-        return list(ended.values())
+        return [done for done in self._ended if done.handle in handles]
 
 
 def node(name: str, *classes: str, num_cpus: int = 4, num_gpus: int = 0) -> Node:
@@ -163,11 +174,10 @@ def test_class_of_one_node_waits_for_its_gpu(
 
         def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
             self.num_waits += 1
-            late = Handle(("a", GPU))
+            late = Handle(("a", GPU, 1))
             ended = super().wait(handles, timeout_s)
             if self.num_waits > 3 and late in handles:
-                facts = ClassFacts(num_threads=4, toolchain=ON_GPU)
-                ended.append(Done(handle=late, value=facts))
+                ended.append(Done(handle=late, value=facts_of(ON_GPU)))
             return ended
 
     nodes = [node("a", GPU, V4, num_gpus=1), node("b", GPU, "cpu-x86-64-v3", num_gpus=1)]
@@ -181,17 +191,8 @@ def test_node_is_used_once_it_sees_the_store(
     class Joined(Answers):
         sighted: tuple[str, ...] = ("a",)
 
-        def start_coreless(
-            self, function: Callable[..., Any], *args: Any, node: Node, **_: Any
-        ) -> Handle:
-            handle = Handle(f"look {node.node_id}")
-            self._ended = [done for done in self._ended if done.handle != handle]
-            self._ended.append(
-                Done(
-                    handle=handle, value=function(*args) if node.node_id in self.sighted else BLIND
-                )
-            )
-            return handle
+        def visibility(self, node: Node, function: Callable[..., Any], *args: Any) -> Any:
+            return function(*args) if node.node_id in self.sighted else BLIND
 
     monkeypatch.setattr("pipeline.scheduling.fleet.REFRESH_S", 0.0)
     monkeypatch.setattr("pipeline.scheduling.fleet.AGAIN_S", 0.0)
@@ -215,11 +216,8 @@ def test_a_node_that_hangs_at_the_store_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Hanging(Answers):
-        def start_coreless(self, *_: Any, node: Node, **__: Any) -> Handle:
-            handle = Handle(f"look {node.node_id}")
-            if node.node_id != "a":
-                self._ended.append(Done(handle=handle, value=Visibility()))
-            return handle
+        def visibility(self, node: Node, *_: Any) -> Any:
+            return None if node.node_id == "a" else Visibility()
 
     monkeypatch.setattr("pipeline.scheduling.node_check.LATE_S", 0.1)
     cluster = Hanging([node("a", V4), node("b")])
