@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -141,32 +140,18 @@ def test_exit_code_1_refused(
 ) -> None:
     damaged = copy_of(scripted.artifact, tmp_path / "damaged")
     flip_a_byte(damaged.folder / damaged.manifest.payloads[0].path)
-    for arguments, message in (
-        (("verify", damaged.folder), "it was changed or damaged: pull it again"),
-        (("inspect", tmp_path), "contains no manifest.json"),
-        (("inspect", "none", "--store", published.root), "published are: mlp"),
-        (
-            ("pull", "mlp:9", "--store", published.root, "--dest", tmp_path / "x"),
-            "has no version '9'",
-        ),
-        (
-            (
-                "pull",
-                "mlp",
-                "--store",
-                published.root,
-                "--dest",
-                tmp_path / "x",
-                "--device-class",
-                "cuda-sm75",
-            ),
-            "has no artifact for",
-        ),
-        (("verify", scripted.artifact.folder, "--device-class", "portable"), "expected portable"),
+    place = ("--store", published.root)
+    pulled = (*place, "--dest", tmp_path / "x")
+    for code, arguments in (
+        ("CP-INTEGRITY", ("verify", damaged.folder)),
+        ("CP-NOT-PUBLISHED", ("inspect", tmp_path)),
+        ("CP-NOT-PUBLISHED", ("inspect", "none", *place)),
+        ("CP-NOT-PUBLISHED", ("pull", "mlp:9", *pulled)),
+        ("CP-NOT-PUBLISHED", ("pull", "mlp", *pulled, "--device-class", "cuda-sm75")),
+        ("CP-INCOMPATIBLE", ("verify", scripted.artifact.folder, "--device-class", "portable")),
     ):
-        code, _, err = coldpress(*arguments)
-        assert (code, message in err) == (1, True), err
-        assert "Traceback" not in err
+        exit_code, _, err = coldpress(*arguments)
+        assert (exit_code, err.partition(":")[0]) == (1, code), err
 
 
 def test_exit_code_2_usage(
@@ -175,61 +160,29 @@ def test_exit_code_2_usage(
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()
     freeze = ("freeze", "python:tests.support.models:mlp", "--out", tmp_path / "out")
-    for arguments, message in (
-        (("pull", "mlp", "--store", published.root, "--dest", tmp_path / "full"), "is not empty"),
-        (
-            (
-                "pull",
-                "mlp",
-                "--store",
-                published.root,
-                "--dest",
-                tmp_path / "x",
-                "--device-class",
-                "none",
-            ),
-            "unknown device class",
-        ),
-        (("inspect", "mlp", "--store", "ftp://host/x"), "unknown scheme 'ftp'"),
-        (("no-such-command",), "No such command"),
-        ((*freeze, "--inputs", "{"), "--inputs '{' is not JSON"),
-        ((*freeze, "--inputs", "{}", "--dims", "[1]"), "--dims '[1]': expected a JSON object"),
-        ((*freeze, "--inputs", "{}", "--weights", "zero"), "'zero' is not one of 'random'"),
-        ((*freeze, "--inputs", '{"x": {"shape": ["n"]}}'), "dim 'n' is unbound"),
-        ((*freeze, "--inputs", "none.npz"), "samples none.npz"),
-        ((*freeze, "--limit", "size_mb_max"), "--limit 'size_mb_max': expected a number"),
-        ((*freeze, "--limit", "size_mb=3"), "did you mean 'size_mb_max'?"),
-        ((*freeze, "--limit", "size_mb_max=big"), "expected a number: size_mb_max=100"),
-        (
-            (*freeze, "--limit", "speedup_min=-1"),
-            "--limit 'speedup_min=-1': got '-1.0', expected a number above 0",
-        ),
-        ((*freeze, "--limit", "memory_gb=4"), "only campaigns apply memory_gb"),
-        (
-            (*freeze, "--inputs", '{"x": {"shape": [2, 4]}}', "--recipe", "none"),
-            "unknown recipe 'none'",
-        ),
-        (freeze, "does not declare its inputs"),
-        (
-            ("verify", scripted.artifact.folder, "--speed"),
-            "the portable artifact is not in this folder",
-        ),
-        (
-            ("run", scripted.artifact.folder, "--input", "x.npz", "--output", "y.txt"),
-            "expected a .safetensors, .npz or .npy file",
-        ),
-        (
-            ("freeze", "python:tests.support.models:broken", "--out", tmp_path / "full"),
-            f"--out {tmp_path}/full is not empty",
-        ),
-        (
-            ("freeze", "python:tests.support.models:broken", "--out", "."),
-            "--out . is the working directory",
-        ),
+    broken = ("freeze", "python:tests.support.models:broken", "--out")
+    pull = ("pull", "mlp", "--store", published.root, "--dest")
+    for code, arguments in (
+        ("CP-USAGE", (*pull, tmp_path / "full")),
+        ("CP-DEVICE-CLASS", (*pull, tmp_path / "x", "--device-class", "none")),
+        ("CP-USAGE", ("inspect", "mlp", "--store", "ftp://host/x")),
+        ("CP-SPEC", (*freeze, "--inputs", '{"x": {"shape": ["n"]}}')),
+        ("CP-SAMPLES", (*freeze, "--inputs", "none.npz")),
+        ("CP-USAGE", (*freeze, "--limit", "size_mb_max")),
+        ("CP-USAGE", (*freeze, "--limit", "size_mb=3")),
+        ("CP-USAGE", (*freeze, "--limit", "speedup_min=-1")),
+        ("CP-USAGE", (*freeze, "--limit", "memory_gb=4")),
+        ("CP-USAGE", (*freeze, "--inputs", '{"x": {"shape": [2, 4]}}', "--recipe", "none")),
+        ("CP-SPEC", freeze),
+        ("CP-USAGE", ("verify", scripted.artifact.folder, "--speed")),
+        ("CP-USAGE", ("run", scripted.artifact.folder, "--input", "x.npz", "--output", "y.txt")),
+        ("CP-USAGE", (*broken, tmp_path / "full")),
+        ("CP-USAGE", (*broken, ".")),
     ):
-        code, _, err = coldpress(*arguments)
-        assert (code, message in err) == (2, True), err
-        assert "Traceback" not in err
+        exit_code, _, err = coldpress(*arguments)
+        assert (exit_code, err.partition(":")[0]) == (2, code), err
+    assert coldpress("no-such-command")[0] == 2
+    assert coldpress(*freeze, "--weights", "zero")[0] == 2
 
 
 FREEZE_ONLY_PARSES = """
@@ -278,11 +231,6 @@ def test_exit_code_3_unreachable(coldpress: Run, tmp_path: Path) -> None:
     ):
         code, _, err = coldpress(*arguments, "--store", tmp_path / "none")
         assert (code, "is not there" in err) == (3, True), err
-
-
-def test_exit_codes_reach_the_shell(tmp_path: Path) -> None:
-    assert in_a_process("inspect").returncode == 2
-    assert in_a_process("inspect", "mlp", "--store", tmp_path / "none").returncode == 3
 
 
 # Run
@@ -378,17 +326,6 @@ def test_run_names_an_output_that_does_not_fit(
         True,
         False,
     ), err
-
-
-def test_version(coldpress: Run) -> None:
-    code, out, _ = coldpress("--version")
-    assert (code, out) == (0, f"coldpress {version('coldpress')}, torch {version('torch')}\n")
-
-
-def test_help_says_where_campaigns_run(coldpress: Run) -> None:
-    assert "Campaigns over many models run from a checkout of Coldpress" in " ".join(
-        coldpress("--help")[1].split()
-    )
 
 
 def test_long_command_shows_its_step(
@@ -527,15 +464,3 @@ def test_freeze_accepts_noise_on_request(
             "repeat it on a quieter machine, with --threads 1, or with --accept-noise",
         )
     assert asked == [False, True]
-
-
-def test_freeze_reports_a_broken_source(coldpress: Run, tmp_path: Path) -> None:
-    code, _, err = coldpress(
-        "freeze",
-        "python:tests.support.models:broken",
-        "--inputs",
-        '{"x": {"shape": [2]}}',
-        "--out",
-        tmp_path / "out",
-    )
-    assert (code, "RuntimeError: weights are gone" in err) == (1, True)

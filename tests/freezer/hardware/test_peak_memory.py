@@ -13,11 +13,10 @@ import weakref
 
 import pytest
 import torch
-from torch import nn
 
-from freezer.freezing.models import clear_frames, free_tensors, is_large
+from freezer.freezing.models import clear_frames, free_tensors
 from freezer.hardware import peak_bytes, peak_memory
-from freezer.runtime.tensors import address_of, addresses_of, program_tensors
+from freezer.runtime.tensors import program_tensors
 from tests.support.models import mlp
 from tests.support.steps import python
 
@@ -123,20 +122,6 @@ def test_give_back_frees_weights_shared_with_numpy() -> None:
     kept = [parameter.detach().numpy() for parameter in model.parameters()]
     assert free_tensors(program_tensors(model)) == sum(array.nbytes for array in kept)
     assert all(parameter.numel() == 0 for parameter in model.parameters())
-
-
-def test_addresses_identify_shared_memory() -> None:
-    one, other = torch.ones(4), torch.ones(4)
-    assert addresses_of([one]) < addresses_of([other, one[1:]])
-    assert not addresses_of([one]) & addresses_of([other])
-    assert addresses_of([torch.empty(0), torch.eye(3).to_sparse()]) == frozenset()
-    assert address_of(torch.eye(3).to_sparse()) is None
-
-
-def test_is_large() -> None:
-    assert not is_large(mlp())
-    with torch.device("meta"):
-        assert is_large(nn.Linear(20_000, 20_000))
 
 
 class Weights:

@@ -115,12 +115,8 @@ def entrants(
 
 def rounds_of(log: list[tuple[str, int]], sampling: Sampling) -> list[str]:
     """The order of entrants in each round."""
-    names = [
-        name
-        for name, _ in log[
-            len(log) - sum(len(sampling.pooled(name)) for name in sampling.samples_ms) :
-        ]
-    ]
+    num_timed = sum(len(sampling.pooled(name)) for name in sampling.samples_ms)
+    names = [name for name, _ in log[-num_timed:]]
     found = []
     for index in range(len(sampling.samples_ms["a"])):
         order = ""
@@ -346,21 +342,6 @@ def test_p95_and_throughput_see_the_tail() -> None:
         )
         assert found.value == pytest.approx(ratio, rel=0.2), timing
         assert found.low <= ratio <= found.high, timing
-
-
-def test_intervals_of_p95_contain_the_true_ratio() -> None:
-    found = [
-        speedup(
-            sampling_of(eager=tailed(seed, tail_ms=8), candidate=tailed(1000 + seed, tail_ms=4)),
-            "candidate",
-            eager="eager",
-            num_candidates=1,
-            policy=ALL,
-            timing="p95",
-        )
-        for seed in range(40)
-    ]
-    assert sum(one.low <= 2 <= one.high for one in found) >= 36
 
 
 def test_slow_calls_are_sampled_until_p95_has_enough() -> None:

@@ -1,0 +1,77 @@
+"""Campaign commands as commands of `coldpress`, and the exit codes of errors."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from freezer.cli import exiting
+from freezer.cli.app import CAMPAIGN_COMMANDS, app
+from freezer.errors import (
+    INFRASTRUCTURE,
+    CatalogError,
+    ColdpressError,
+    InfrastructureError,
+    IntegrityError,
+    StoreUnreachableError,
+    UsageError,
+)
+
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+POINTS = [
+    EntryPoint(name, module, CAMPAIGN_COMMANDS)
+    for name, module in PROJECT["entry-points"][CAMPAIGN_COMMANDS].items()
+]
+
+
+@pytest.fixture
+def checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entry points as `make setup` installs them."""
+    monkeypatch.setattr("freezer.cli.app.entry_points", lambda group: POINTS)
+
+
+@pytest.mark.usefixtures("checkout")
+@pytest.mark.parametrize("name", [point.name for point in POINTS])
+def test_a_checkout_has_the_command(name: str) -> None:
+    done = CliRunner().invoke(app, [name, "--help"])
+    assert (done.exit_code, f"{name} [OPTIONS]" in done.output) == (0, True)
+
+
+@pytest.mark.usefixtures("checkout")
+def test_a_store_that_is_missing_exits_with_3(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["compare", "a", "b", "--store", str(tmp_path / "none")])
+    assert (done.exit_code, done.stderr.startswith("CP-STORE-UNREACHABLE: ")) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "of_a_campaign"),
+    [
+        (UsageError("no [such] option"), 2, 2),
+        (CatalogError("bad", entry="a"), 2, 2),
+        (InfrastructureError("Ray is gone", code="CP-RAY"), 3, 3),
+        (StoreUnreachableError("no store"), 3, 3),
+        (IntegrityError("damage"), 1, 3),
+        (KeyboardInterrupt(), 130, 130),
+    ],
+)
+def test_every_error_has_an_exit_code(
+    error: BaseException, code: int, of_a_campaign: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def raise_it() -> None:
+        raise error
+
+    commands: list[Callable[[], None]] = [
+        exiting(interrupted="interrupted")(raise_it),
+        exiting(refused=INFRASTRUCTURE, interrupted="interrupted")(raise_it),
+    ]
+    for command, expected in zip(commands, (code, of_a_campaign), strict=True):
+        with pytest.raises(SystemExit) as caught:
+            command()
+        assert caught.value.code == expected
+        line = error.coded if isinstance(error, ColdpressError) else "interrupted"
+        assert capsys.readouterr().err == f"{line}\n"
