@@ -30,8 +30,8 @@ from infra.serving import model_server
 from infra.serving.model_server import BINARY, JSON, ModelServer, ServingOptions
 from infra.serving.service import http_server
 from tests.conftest import Frozen
-from tests.freezer.artifact.test_signatures import make_pair
 from tests.support.buckets import Wire, overwrite
+from tests.support.keys import make_pair
 from tests.support.raylets import LOOPBACK, free_port, wait_until
 from tests.support.steps import HERE, copy_of, random_inputs, rewritten
 

@@ -15,14 +15,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_public_key,
-)
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from typer.testing import CliRunner
 
 import freezer
@@ -31,14 +25,12 @@ from freezer.cli.app import app
 from freezer.errors import IncompatibleError, IntegrityError, UsageError
 from freezer.files import digest_bytes
 from freezer.store import Store
+from tests.conftest import Frozen
+from tests.support.keys import make_pair, private_pem
 from tests.support.models import mlp
-from tests.support.steps import HERE, random_inputs
+from tests.support.steps import HERE, copy_of, random_inputs
 
 X = random_inputs(2, 4)
-
-
-def private_pem(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> bytes:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 @pytest.fixture
@@ -52,16 +44,6 @@ def store(published: Store, tmp_path: Path) -> Store:
 def pair(tmp_path: Path) -> tuple[Path, Path]:
     """Files of a private and a public key."""
     return make_pair(tmp_path, "own")
-
-
-def make_pair(folder: Path, name: str) -> tuple[Path, Path]:
-    private, public = folder / f"{name}.key", folder / f"{name}.pub"
-    key = ec.generate_private_key(ec.SECP256R1())
-    private.write_bytes(private_pem(key))
-    public.write_bytes(
-        key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    )
-    return private, public
 
 
 def sign_all(store: Store, key: Path) -> list[bool]:
@@ -242,6 +224,21 @@ def test_load_rejects_changed_folders(
     attack(folder)
     with pytest.raises(IncompatibleError, match=reason):
         freezer.load(folder, trusted_keys=[public])
+
+
+def test_both_images_of_a_class_are_signed(
+    store: Store, scripted: Frozen, portable: Frozen, pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    private, public = pair
+    second = copy_of(portable.artifact, tmp_path / "second", device_class=HERE)
+    payloads = tuple(
+        replace(item, kind="onnxruntime") for item in scripted.artifact.manifest.payloads
+    )
+    best = copy_of(scripted.artifact, tmp_path / "best", payloads=payloads)
+    version = store.publish("pair", source_key="key", artifacts=[best, second])
+    assert [store.sign(version, HERE, private) for _ in range(2)] == [True, False]
+    model = freezer.load("pair", store=str(store.root), trusted_keys=[public])
+    assert [item.reason for item in model.ladder] == ["does_not_open"]
 
 
 def test_sign_rejects_a_damaged_artifact(store: Store, pair: tuple[Path, Path]) -> None:

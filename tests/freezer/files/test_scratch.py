@@ -24,7 +24,8 @@ SERVE = """
 import sys, freezer
 folder, threads = sys.argv[1], int(sys.argv[2])
 model = freezer.load(folder, threads=threads)
-print(model.manifest.device_class, len(model.ladder), freezer.verify(folder, threads=threads).ladder)
+ladder = freezer.verify(folder, threads=threads).ladder
+print(model.manifest.device_class, len(model.ladder), ladder)
 """
 
 VERIFY = """

@@ -20,7 +20,7 @@ from freezer.files import digest_file, verify_file
 from freezer.hardware import detect
 from freezer.store import Store
 from tests.conftest import Frozen
-from tests.freezer.artifact.test_signatures import make_pair
+from tests.support.keys import make_pair
 from tests.support.models import mlp
 from tests.support.steps import HERE, copy_of, flip_a_byte, python, random_inputs, rewritten
 

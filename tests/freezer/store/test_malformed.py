@@ -34,7 +34,7 @@ from freezer.serving.diff import diff
 from freezer.serving.verify import verify
 from freezer.store import Store
 from tests.conftest import Frozen
-from tests.freezer.artifact.test_signatures import make_pair
+from tests.support.keys import make_pair
 from tests.support.steps import copy_of, rewritten
 
 VALUES: tuple[Any, ...] = (None, 7, -1.5, "²", "\ud800", "a/\0", [], {}, [7], {"a": 7}, 10**30)
@@ -291,5 +291,5 @@ def test_manifests_that_contradict_their_files(
 )
 def test_references_of_another_shape(tmp_path: Path, text: str) -> None:
     (tmp_path / "store.json").write_text(text)
-    with pytest.raises(IntegrityError, match=r"store\.json"):
+    with pytest.raises(IntegrityError):
         _load_pyfunc(str(tmp_path))
