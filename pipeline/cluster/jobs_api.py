@@ -110,7 +110,8 @@ def job_prefix(campaign: str, store: str) -> str:
         UsageError: the store's URI is invalid.
     """
     name = re.sub(r"[^A-Za-z0-9._-]", "-", campaign)
-    return f"coldpress-{name}-{hashlib.sha256(f'{campaign}|{one_spelling(store)}'.encode()).hexdigest()[:6]}-"
+    digest = hashlib.sha256(f"{campaign}|{one_spelling(store)}".encode()).hexdigest()
+    return f"coldpress-{name}-{digest[:6]}-"
 
 
 class Jobs:

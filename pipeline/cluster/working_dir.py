@@ -117,7 +117,7 @@ def stage(files: Mapping[str, Path], folder: Path) -> None:
 
 
 _Patterns = Sequence[tuple[Path, str, GitIgnoreSpec]]
-"""Patterns of ignore files: the folder, name and content of each; the first that matches decides."""
+"""Patterns of ignore files: folder, name and content of each. The first that matches decides."""
 
 
 def _ignore_patterns(*folders: Path) -> _Patterns:

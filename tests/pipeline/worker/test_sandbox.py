@@ -209,7 +209,8 @@ sandbox.PRELOAD = ["slow_to_import"]
 sandbox.START_LIMIT_S = float(sys.argv[2])
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    given = {"folder": folder, "log": folder / "log", "bounds": Bounds(timeout_s=3, memory_bytes=4 * 10**9)}
+    bounds = Bounds(timeout_s=3, memory_bytes=4 * 10**9)
+    given = {"folder": folder, "log": folder / "log", "bounds": bounds}
     try:
         end = sandbox.run_isolated(add, (1, 2), **given)
         print(end.failure is None and end.wall_s < 3)
@@ -364,7 +365,8 @@ from tests.support import faults
 sandbox.PRELOAD = ["pipeline.worker.supervisor"]  # torch, which takes seconds, is not needed here
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    given = {"folder": folder, "log": folder / "log", "bounds": Bounds(timeout_s=60, memory_bytes=4 * 10**9)}
+    bounds = Bounds(timeout_s=60, memory_bytes=4 * 10**9)
+    given = {"folder": folder, "log": folder / "log", "bounds": bounds}
     run_isolated(faults.detach, (str(folder / "pids"), "hang"), **given)
 """
 
