@@ -1,7 +1,7 @@
 """Workspace: folders of work in progress, checksums of candidates, process trees.
 
 May import: pipeline.failures and below.
-Read first: workplace.py.
+Read first: work_folders.py.
 """
 
 from pipeline.workspace.processes import (
@@ -29,7 +29,7 @@ from pipeline.workspace.staging import (
     staging_folder,
     temporary_folder,
 )
-from pipeline.workspace.workplace import (
+from pipeline.workspace.work_folders import (
     WALL_TIME,
     Workplace,
     build_wall_s,

@@ -31,7 +31,7 @@ from pipeline.planning import FileDigests
 from pipeline.sources import Materials, download_sources
 from pipeline.sources.transfer import SHIPPED
 from pipeline.workspace import Workplace, damage_of, note_digests
-from pipeline.workspace.workplace import DIGESTS
+from pipeline.workspace.work_folders import DIGESTS
 from tests.support.buckets import Wire, objects, overwrite
 from tests.support.campaigns import entry
 
