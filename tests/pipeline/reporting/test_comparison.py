@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,13 +110,3 @@ def test_history_of_unknown_model(store: Store) -> None:
     run = CliRunner().invoke(history_command.app, ["mm", "--store", store.uri])
     assert run.exit_code == 2
     assert "it has models: m, ok" in run.stderr
-
-
-def test_coldpress_has_the_commands_of_a_checkout(store: Store) -> None:
-    command = str(Path(sys.executable).with_name("coldpress"))
-    done = subprocess.run(
-        [command, "history", "m", "--store", store.uri], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, "1.50x" in done.stdout) == (0, True), done.stderr
-    listed = subprocess.run([command, "--help"], capture_output=True, text=True, check=True).stdout
-    assert {"report", "history", "verify"} <= set(listed.split())

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from freezer.artifact import Artifact, GateRecord
 from freezer.spec import Limits
 from freezer.store import Store
 from jobs.replay import app
-from pipeline.ledger import CampaignRecord, History, Ledger, Member, campaign_lock, ledger_folder
+from pipeline.ledger import Ledger, campaign_lock, ledger_folder
 from pipeline.records import Failure, Outcome
 from tests.support.campaigns import MODELS, run_judged
 from tests.support.full_disks import full_disk
@@ -262,36 +261,6 @@ def test_a_resumed_campaign_keeps_its_own_outcomes(
     assert (done.exit_code, summary_of(uri, "stopped")) == (0, ALL)
 
 
-def test_cached_outcomes_are_shown_for_complete_models(
-    empty: Store, artifacts: dict[str, Artifact]
-) -> None:
-    run_judged(empty, DOWN, "before", artifacts)
-    with Ledger(empty, "before") as ledger:
-        done = ledger.find("campaign", "before")
-    assert done is not None
-    first, *_ = CampaignRecord.from_json(done.data).members
-    cached = [
-        member._replace(cached=True) for member in CampaignRecord.from_json(done.data).members
-    ]
-    planned = [
-        *cached[:2],
-        *cached[2:3],
-        Member(judge_key="new", model="kept", device_class="portable", cached=False),
-    ]
-    with Ledger(empty, "after") as ledger:
-        record = CampaignRecord(catalog="c", started=1.0, members=tuple(planned))
-        ledger.append("campaign", "after", model="", device_class="", data=record.to_json())
-    history = History(empty)
-    found = history.members("after", history.record("after"))
-    assert [
-        (item.outcome.model, item.outcome.device_class, item.outcome.cached) for item in found
-    ] == [
-        ("first", HERE, True),
-        ("first", "portable", True),
-    ]
-    assert found[0].outcome.judge_key == first.judge_key
-
-
 # Several campaigns
 
 
@@ -372,19 +341,6 @@ def stricter(artifact: Artifact) -> Artifact:
 # Messages and exit codes
 
 
-def test_an_unknown_campaign_lists_existing_ones(
-    empty: Store, artifacts: dict[str, Artifact]
-) -> None:
-    nothing = replayed(empty, DOWN, "one")
-    assert (nothing.exit_code, "it has: none" in nothing.stderr) == (2, True)
-    run_judged(empty, DOWN, "one", artifacts, models={"gone": MODELS["gone"]})
-    done = replayed(empty, DOWN, "two")
-    assert done.exit_code == 2
-    assert "has no campaign 'two'; it has: one" in done.stderr
-    for arguments in ([], ["one", "--all"]):
-        assert replayed(empty, DOWN, *arguments).exit_code == 2
-
-
 def test_a_running_campaign_is_skipped(
     empty: Store, uri: str, artifacts: dict[str, Artifact]
 ) -> None:
@@ -411,32 +367,6 @@ def test_unreachable_mlflow_or_store_exits_with_3(
     )
     gone = CliRunner().invoke(app, ["one", "--store", str(tmp_path / "nowhere")])
     assert (gone.exit_code, "is not there" in gone.stderr) == (3, True)
-
-
-def test_an_interrupt_exits_with_130(empty: Store, artifacts: dict[str, Artifact]) -> None:
-    run_judged(empty, DOWN, "one", artifacts, models={"gone": MODELS["gone"]})
-    with socket.socket() as mute:  # takes the call, and never answers
-        mute.bind(("127.0.0.1", 0))
-        mute.listen()
-        address = f"http://127.0.0.1:{mute.getsockname()[1]}"
-        command = [
-            sys.executable,
-            "-W",
-            "ignore",
-            "-m",
-            "jobs.replay",
-            "one",
-            "--store",
-            str(empty.root),
-            "--tracking-uri",
-            address,
-        ]
-        with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
-            connection, _ = mute.accept()
-            process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=60)
-            connection.close()
-    assert (process.returncode, said) == (130, "interrupted; run the same command to continue\n")
 
 
 def test_a_version_missing_in_the_store_is_noted(

@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from freezer.artifact import Artifact
@@ -23,7 +21,6 @@ from tests.pipeline.tracking.test_projection import by_recipe, runs_of
 from tests.pipeline.tracking.test_registry import registered
 from tests.support.outcomes import candidate, failed, outcome
 from tests.support.past_campaigns import past_point
-from tests.support.shown import empty_database
 
 CLASS = "cpu-x86-64-v4"
 
@@ -240,17 +237,6 @@ def test_saved_views_find_runs_by_their_columns(projection: Projection) -> None:
         f"#/experiments/{projection.experiment_id}/runs?workflowType=machine_learning"
         in experiment.tags[NOTE]
     )
-
-
-def test_the_description_of_a_person_stays(template: Path, tmp_path: Path) -> None:
-    uri = empty_database(template, tmp_path / "mlflow")
-    client = MlflowClient(uri, uri)
-    number = client.create_experiment("coldpress")
-    client.set_experiment_tag(number, NOTE, "Ours.")
-    for _ in range(2):
-        Projection.open(uri, "any")
-    tags = client.get_experiment(number).tags
-    assert (tags[NOTE], tags["mlflow.experimentKind"]) == ("Ours.", "custom_model_development")
 
 
 # Sources in the registry

@@ -5,9 +5,7 @@ in S3.
 from __future__ import annotations
 
 import json
-import subprocess
 import uuid
-import venv
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -22,7 +20,6 @@ from typer.testing import CliRunner
 from freezer.artifact import Artifact
 from freezer.store import Store
 from jobs.replay import app
-from pipeline.tracking import list_registry
 from tests.conftest import Frozen
 from tests.support.buckets import ENVIRONMENT, make_bucket
 from tests.support.campaigns import Models, run_judged
@@ -39,9 +36,6 @@ MANY: Models = {
 """Enough to be in the middle of a campaign."""
 
 NUM_CAMPAIGNS = 4
-
-OLD_MLFLOW = ("mlflow==3.1.4", "sqlalchemy<2.1", "setuptools<81")
-"""With what it did not know it needs."""
 
 MakeServer = Callable[..., MlflowServer]
 
@@ -143,45 +137,6 @@ def test_a_server_shows_the_same_as_a_database(
     )
 
 
-def test_an_old_server_shows_the_same(
-    run_again: Callable[..., Any], uri: str, tmp_path: Path
-) -> None:
-    """One that searches the versions of one model at a time: as the registry of two campaigns, and
-    as a catalog.
-    """
-    assert run_again(uri).exit_code == 1
-    (tmp_path / "store").rename(tmp_path / "earlier")
-    venv.create(tmp_path / "venv", with_pip=True)
-    python = str(tmp_path / "venv" / "bin" / "python")
-    subprocess.run([python, "-m", "pip", "install", "--quiet", *OLD_MLFLOW], check=True)
-    places = [
-        "--backend-store-uri",
-        f"sqlite:///{tmp_path}/server.db",
-        "--artifacts-destination",
-        str(tmp_path / "destination"),
-    ]
-    with MlflowServer(places, tmp_path, python=python) as server:
-        report = run_again(server.uri)
-        assert (report.exit_code, report.infrastructure) == (1, ())
-        assert logged(server.uri) == logged(uri)
-        assert stored_files(server.uri, tmp_path / "served") == stored_files(
-            uri, tmp_path / "direct"
-        )
-        report = run_again(server.uri, store="second", campaign="second")
-        assert (report.exit_code, report.infrastructure) == (1, ())
-        client = mlflow.MlflowClient(server.uri, server.uri)
-        for name in ("digits", "it's"):
-            client.create_registered_model(name)
-            client.create_model_version(name, source="mlflow-artifacts:/nowhere")
-            client.create_model_version(
-                name, source="mlflow-artifacts:/nowhere", tags={"coldpress.artifact": "sha256:0"}
-            )
-        assert [(model.name, model.version) for model in list_registry(server.uri, None, None)] == [
-            ("digits", "1"),
-            ("it's", "1"),
-        ]
-
-
 @pytest.mark.parametrize(("backend", "place"), [("sqlite", "folder"), ("postgresql", "s3")])
 def test_campaigns_at_once_share_a_server(
     backend: str, place: str, make_server: MakeServer, run_again: Callable[..., Any], uri: str
@@ -253,28 +208,3 @@ def test_a_replay_follows_a_killed_server(
     assert stored_files(server.uri, tmp_path / "served") == stored_files(uri, tmp_path / "direct")
     again = CliRunner().invoke(app, command)
     assert again.stdout == f"campaign served: 0 outcomes logged, {2 * len(MANY)} already there\n"
-
-
-@pytest.mark.parametrize("victim", ["server", "postgresql"])
-def test_more_retries_ride_through_a_restart(
-    victim: str,
-    make_server: MakeServer,
-    run_again: Callable[..., Any],
-    uri: str,
-    tmp_path: Path,
-    postgres: Postgres,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run_again(uri, models=MANY)
-    (tmp_path / "store").rename(tmp_path / "earlier")
-    server = make_server("postgresql", "folder")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "7")
-    struck = server if victim == "server" else postgres
-    with ThreadPoolExecutor() as pool:
-        campaign = pool.submit(run_again, server.uri, models=MANY)
-        wait_for_runs(server.uri, 8)
-        struck.kill()
-        struck.start()  # here: it ends with the thread that starts it
-        report = campaign.result()
-    assert (report.exit_code, report.infrastructure) == (0, ())
-    assert logged(server.uri) == logged(uri)
