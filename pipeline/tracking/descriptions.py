@@ -23,8 +23,8 @@ from pipeline.tracking.connection import MODELS
 MAX_CHARS = 7500
 """Length of a description: MLflow cuts tags at 8000 characters."""
 
-MAX_UNPUBLISHED, MAX_OUTCOMES = 15, 30
-"""Rows of a campaign's tables."""
+MAX_UNPUBLISHED = 15
+"""Rows of the table of unpublished models."""
 
 _NUM_NAMED = 6
 """Unpublished models in the first lines."""
@@ -33,8 +33,7 @@ MAX_REASON_CHARS = 240
 
 
 def campaign_description(outcomes: Sequence[Outcome], parameters: Mapping[str, str]) -> str:
-    """Describe a campaign: counts, largest gains, how to load them, what was not published and why,
-    all outcomes.
+    """Describe a campaign: counts, largest gains, how to load them, what was not published and why.
 
     Args:
         outcomes: outcomes in the order of the catalog.
@@ -46,7 +45,6 @@ def campaign_description(outcomes: Sequence[Outcome], parameters: Mapping[str, s
         _head(outcomes, summary),
         *_gains(summary),
         *_unpublished(summary),
-        *_all_outcomes(outcomes),
         f"Made with {made_with}" if made_with else "",
     ]
     return _bounded(parts)
@@ -99,20 +97,9 @@ def _unpublished(summary: Summary) -> list[str]:
     if not rows:
         return []
     head = ("model", "device classes", "verdict", "code", "reason")
-    more = _more(len(summary.unpublished), MAX_UNPUBLISHED)
+    num_more = len(summary.unpublished) - MAX_UNPUBLISHED
+    more = f"and {num_more} more, in `summary.json`" if num_more > 0 else ""
     return ["### Not published", _table(head, rows), more]
-
-
-def _all_outcomes(outcomes: Sequence[Outcome]) -> list[str]:
-    rows = []
-    for outcome in outcomes[:MAX_OUTCOMES]:
-        load = _code(_uri(outcome)) if outcome.artifact else ""
-        cells = _cells(outcome).values()
-        rows.append((_code(outcome.model), outcome.device_class, *cells, load))
-    if not rows:
-        return []
-    head = ("model", "device class", *_COLUMNS, "load")
-    return ["### Outcomes", _table(head, rows), _more(len(outcomes), MAX_OUTCOMES)]
 
 
 def candidate_description(outcome: Outcome, candidate: CandidateReport | None) -> str:
@@ -231,10 +218,6 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table; MLflow's pages put no space between its columns."""
     lines = (f"| {' &ensp; | '.join(row)} |" for row in (head, *rows))
     return "\n".join([next(lines), "|" + " :--- |" * len(head), *lines])
-
-
-def _more(count: int, shown: int) -> str:
-    return f"and {count - shown} more, in `summary.json`" if count > shown else ""
 
 
 def _code(text: str) -> str:

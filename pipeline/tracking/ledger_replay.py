@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from freezer.errors import INTERRUPTED, InfrastructureError
 from freezer.store import Store
@@ -33,13 +34,12 @@ def replay(
     Args:
         store: store of the campaigns; its ledger is only read.
         tracking_uri: URI of MLflow.
-        campaign: name; None means all that are not running.
+        campaign: name of the campaign; None means all that are not running.
         mode: whether MLflow stores whole artifacts, or references.
         page: makes the report of a campaign; None for none.
         say: prints a line.
 
-    Returns:
-        Errors, one sentence each.
+    Returns: errors, one sentence each.
 
     Raises:
         UsageError: the store has no such campaign; the message lists existing ones.
@@ -47,13 +47,14 @@ def replay(
         StoreUnreachableError: the store or its ledger cannot be read.
     """
     history = History(store)
+    replayed = partial(_replay_one, store, history, tracking_uri, mode=mode, page=page, say=say)
     if campaign is not None:
         history.record(campaign)
-        return _replay_one(store, history, tracking_uri, campaign, mode, page, say).failures
+        return replayed(campaign).failures
     failures: list[str] = []
     for name in history.campaigns():
         try:
-            tracker = _replay_one(store, history, tracking_uri, name, mode, page, say)
+            tracker = replayed(name)
         except InfrastructureError as error:
             say(f"campaign {name} is skipped: {error}")
             continue
@@ -68,6 +69,7 @@ def _replay_one(
     history: History,
     tracking_uri: str,
     campaign: str,
+    *,
     mode: ArtifactMode,
     page: Page | None,
     say: Callable[[str], None],

@@ -8,6 +8,7 @@ zip file on Python's search path.
 from __future__ import annotations
 
 import io
+import json
 import platform
 import zipfile
 from collections.abc import Sequence
@@ -19,9 +20,12 @@ import yaml
 
 import freezer
 from freezer.artifact import FREEZING, MANIFEST, Manifest, manifest_markdown
+from freezer.codec import encode
 
 if TYPE_CHECKING:
     from mlflow.models import ModelSignature
+
+    from freezer.pyfunc import StorePointer
 
 DATA = "artifact"
 LOADER = "freezer.pyfunc"
@@ -45,6 +49,16 @@ campaigns need.
 
 NOT_SERVING = ("cli", "freezing")
 """Packages of `freezer` that serving never imports."""
+
+
+def write_reference(folder: Path, pointer: StorePointer) -> Path:
+    """Write a reference to an artifact in the store; return the folder to upload."""
+    from freezer.pyfunc import STORE_POINTER  # here: it imports torch
+
+    data = folder / "reference" / DATA
+    data.mkdir(parents=True)
+    (data / STORE_POINTER).write_text(json.dumps(encode(pointer)))
+    return data.parent
 
 
 def write_model_files(folder: Path, manifest: Manifest, model_id: str, run_id: str | None) -> None:

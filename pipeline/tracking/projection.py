@@ -37,7 +37,7 @@ from pipeline.tracking.connection import (
 )
 from pipeline.tracking.descriptions import campaign_description
 from pipeline.tracking.experiment import NOTE, open_experiment
-from pipeline.tracking.run_records import OUTCOME, RunRecord, run_records
+from pipeline.tracking.run_records import LoggedRun, RunRecord, run_records
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -57,36 +57,6 @@ outcomes are being logged.
 """
 
 PAGE_SIZE = 1000
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoggedRun:
-    """Existing run of a candidate.
-
-    Attributes:
-        digest: digest of the record it was created for.
-        started_ms: timestamp of all its metrics; logging a metric again with the same timestamp
-            changes nothing.
-        artifact_uri: where its files are stored.
-        complete: whether everything was logged.
-    """
-
-    run_id: str
-    digest: str
-    started_ms: int
-    artifact_uri: str
-    complete: bool
-
-    @classmethod
-    def of(cls, run: Run) -> LoggedRun:
-        """Read one from MLflow's record."""
-        return cls(
-            run_id=run.info.run_id,
-            digest=run.data.tags[OUTCOME],
-            started_ms=run.info.start_time,
-            artifact_uri=run.info.artifact_uri,
-            complete=run.info.status != "RUNNING",
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -248,16 +218,26 @@ class Projection:
             if end.page:
                 files[REPORT] = end.page
             self._upload(run.info.artifact_uri, files)
-            # A parameter cannot be changed: it has the value of the campaign's first pass, the
-            # description that of the last one.
-            params = self._parameters | recipes_parameter(outcomes)
-            missing = {name: text for name, text in params.items() if name not in run.data.params}
-            changed = _changed_metrics(run.data.metrics, campaign_metrics(outcomes))
+            self._log(self._parent, self._ending(run, outcomes, tags, end))
             ended_ms = int(end.finished * 1000)
-            batch = _Batch(metrics=changed, params=missing, tags=tags, timestamp_ms=ended_ms)
-            self._log(self._parent, batch)
             self.client.set_terminated(self._parent, status=end.status, end_time=ended_ms)
         self.num_written += 1
+
+    def _ending(
+        self, run: Run, outcomes: Sequence[Outcome], tags: Mapping[str, str], end: CampaignEnd
+    ) -> _Batch:
+        """Return what the end changes.
+
+        A parameter cannot be changed: it has the value of the campaign's first pass, the
+        description that of the last one.
+        """
+        params = self._parameters | recipes_parameter(outcomes)
+        return _Batch(
+            metrics=_changed_metrics(run.data.metrics, campaign_metrics(outcomes)),
+            params={name: text for name, text in params.items() if name not in run.data.params},
+            tags=tags,
+            timestamp_ms=int(end.finished * 1000),
+        )
 
     def _log_record(self, record: RunRecord, known: LoggedRun | None, ended: float) -> LoggedRun:
         if known is not None and known.digest != record.digest:

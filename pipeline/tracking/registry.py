@@ -25,12 +25,11 @@ from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlparse
 
 from freezer.artifact import Artifact
-from freezer.codec import encode
 from freezer.errors import InfrastructureError
 from pipeline.records import Outcome
 from pipeline.tracking.connection import MODELS, named, one_transaction, reaching, upload
 from pipeline.tracking.descriptions import model_description, version_description
-from pipeline.tracking.model_files import DATA, write_model_files
+from pipeline.tracking.model_files import DATA, write_model_files, write_reference
 from pipeline.tracking.run_records import free_tags
 
 if TYPE_CHECKING:
@@ -253,6 +252,8 @@ class Registry:
         return complete
 
     def _upload(self, registration: Registration) -> str:
+        from freezer.pyfunc import StorePointer  # here: it imports torch
+
         outcome, serving, run_id = registration.outcome, registration.serving, registration.run_id
         with tempfile.TemporaryDirectory(prefix="coldpress-") as scratch:
             folder = Path(scratch)
@@ -261,7 +262,14 @@ class Registry:
             if self._mode == "copy":
                 artifact.verify()
             else:
-                folder = self._reference(outcome, serving, folder)
+                assert outcome.version is not None, "only published artifacts are registered"
+                pointer = StorePointer(
+                    store=self._store,
+                    model=outcome.model,
+                    version=outcome.version,
+                    device_class=serving,
+                )
+                folder = write_reference(folder, pointer)
             manifest = artifact.manifest
             if manifest.version is None:
                 manifest = replace(manifest, version=outcome.version)
@@ -281,19 +289,6 @@ class Registry:
             write_model_files(folder, manifest, str(model.model_id), run_id)
             upload(self._client, model.artifact_location, folder)
         return str(model.model_id)
-
-    def _reference(self, outcome: Outcome, serving: str, folder: Path) -> Path:
-        """Write a reference to an artifact in the store; return the folder to upload."""
-        from freezer.pyfunc import STORE_POINTER, StorePointer  # here: it imports torch
-
-        data = folder / "reference" / DATA
-        data.mkdir(parents=True)
-        assert outcome.version is not None, "only published artifacts are registered"
-        place = StorePointer(
-            store=self._store, model=outcome.model, version=outcome.version, device_class=serving
-        )
-        (data / STORE_POINTER).write_text(json.dumps(encode(place)))
-        return data.parent
 
     def _create_model(self, model: _Model) -> None:
         from mlflow.exceptions import MlflowException

@@ -13,7 +13,7 @@ import posixpath
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from freezer.artifact import (
     FREEZING,
@@ -26,6 +26,9 @@ from freezer.codec import encode
 from pipeline.records import SKIPPED, CandidateReport, Outcome
 from pipeline.tracking.descriptions import candidate_description
 from pipeline.tracking.experiment import NOTE
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
 
 NO_RECIPE = "none"
 """Recipe of the single run of an outcome without candidates."""
@@ -62,6 +65,36 @@ class RunRecord:
     def digest(self) -> str:
         """Digest of all contents; a run with another digest is out of date."""
         return self.tags[OUTCOME]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoggedRun:
+    """Existing run of a candidate.
+
+    Attributes:
+        digest: digest of the record it was created for.
+        started_ms: timestamp of all its metrics; logging a metric again with the same timestamp
+            changes nothing.
+        artifact_uri: where its files are stored.
+        complete: whether everything was logged.
+    """
+
+    run_id: str
+    digest: str
+    started_ms: int
+    artifact_uri: str
+    complete: bool
+
+    @classmethod
+    def of(cls, run: Run) -> LoggedRun:
+        """Read one from MLflow's record."""
+        return cls(
+            run_id=run.info.run_id,
+            digest=run.data.tags[OUTCOME],
+            started_ms=run.info.start_time,
+            artifact_uri=run.info.artifact_uri,
+            complete=run.info.status != "RUNNING",
+        )
 
 
 def free_tags(outcome: Outcome) -> dict[str, str]:

@@ -149,10 +149,36 @@ def download(tracking_uri: str, model: RegistryModel, dest: Path) -> Path:
         SourceError: the version's files are gone.
         InfrastructureError: MLflow or its artifact storage cannot be reached.
     """
+    from mlflow.artifacts import download_artifacts, list_artifacts
+
     address = resolve(tracking_uri)
     client = connect(address)
     with reaching(address):
-        return _download(client, model, dest)
+        location = client.get_model_version_download_uri(model.name, model.version)
+        if location.startswith(
+            MODELS
+        ):  # a logged model, which only the tracking server can resolve
+            location = client.get_logged_model(location.removeprefix(MODELS)).artifact_location
+        try:
+            folder = download_artifacts(
+                artifact_uri=location,
+                dst_path=str(dest),
+                tracking_uri=client.tracking_uri,
+                registry_uri=client.tracking_uri,
+            )
+        # every storage has its own errors; a listing separates missing files from a missing storage
+        except Exception as error:
+            files = list_artifacts(artifact_uri=location, tracking_uri=client.tracking_uri)
+            if MLMODEL in {file.path for file in files}:
+                raise
+            raise _registry_error(
+                f"the files of {model.model_uri} are gone from {location}; log the model again"
+            ) from error
+        if not (Path(folder) / MLMODEL).is_file():
+            raise _registry_error(
+                f"{model.model_uri} has no {MLMODEL} file in {location}; log the model again"
+            )
+        return Path(folder)
 
 
 def slug(name: str) -> str:
@@ -331,31 +357,3 @@ def _some(names: Iterable[str]) -> str:
 
 def _registry_error(message: str) -> SourceError:
     return SourceError(message, code="CP-REGISTRY")
-
-
-def _download(client: MlflowClient, model: RegistryModel, dest: Path) -> Path:
-    from mlflow.artifacts import download_artifacts, list_artifacts
-
-    location = client.get_model_version_download_uri(model.name, model.version)
-    if location.startswith(MODELS):  # a logged model, which only the tracking server can resolve
-        location = client.get_logged_model(location.removeprefix(MODELS)).artifact_location
-    try:
-        folder = download_artifacts(
-            artifact_uri=location,
-            dst_path=str(dest),
-            tracking_uri=client.tracking_uri,
-            registry_uri=client.tracking_uri,
-        )
-    # every storage has its own errors; a listing separates missing files from a missing storage
-    except Exception as error:
-        files = list_artifacts(artifact_uri=location, tracking_uri=client.tracking_uri)
-        if MLMODEL in {file.path for file in files}:
-            raise
-        raise _registry_error(
-            f"the files of {model.model_uri} are gone from {location}; log the model again"
-        ) from error
-    if not (Path(folder) / MLMODEL).is_file():
-        raise _registry_error(
-            f"{model.model_uri} has no {MLMODEL} file in {location}; log the model again"
-        )
-    return Path(folder)
