@@ -71,18 +71,14 @@ VIEWS = (
         filter="tags.`coldpress.kind` = 'campaign'",
         order_by="attributes.start_time",
         columns=(
-            *(
-                "metrics.speedup/largest",
-                "metrics.speedup/median",
-                "metrics.outcomes/published",
-                "metrics.outcomes/kept-eager",
-            ),
-            *(
-                "metrics.outcomes/kept-previous",
-                "metrics.outcomes/rejected",
-                "metrics.outcomes/failed",
-                "metrics.outcomes/unstable",
-            ),
+            "metrics.speedup/largest",
+            "metrics.speedup/median",
+            "metrics.outcomes/published",
+            "metrics.outcomes/kept-eager",
+            "metrics.outcomes/kept-previous",
+            "metrics.outcomes/rejected",
+            "metrics.outcomes/failed",
+            "metrics.outcomes/unstable",
         ),
     ),
     _View(
@@ -91,13 +87,13 @@ VIEWS = (
         filter="tags.`coldpress.winner` = 'true'",
         order_by="metrics.speedup/value",
         columns=(
-            *(
-                "metrics.speedup/value",
-                "metrics.latency_ms/eager_p50",
-                "metrics.latency_ms/p50",
-                "metrics.drift/error_ratio",
-            ),
-            *("metrics.size_mb/payloads", "tags.coldpress.campaign", "attributes.Models"),
+            "metrics.speedup/value",
+            "metrics.latency_ms/eager_p50",
+            "metrics.latency_ms/p50",
+            "metrics.drift/error_ratio",
+            "metrics.size_mb/payloads",
+            "tags.coldpress.campaign",
+            "attributes.Models",
         ),
     ),
     _View(
@@ -109,13 +105,12 @@ VIEWS = (
         filter="tags.`coldpress.kind` = 'candidate' AND tags.`coldpress.verdict` != 'published'",
         order_by="tags.coldpress.verdict",
         columns=(
-            *(
-                "tags.coldpress.verdict",
-                "tags.coldpress.code",
-                "tags.coldpress.reason",
-                "tags.coldpress.campaign",
-            ),
-            *("metrics.speedup/value", "metrics.drift/error_ratio"),
+            "tags.coldpress.verdict",
+            "tags.coldpress.code",
+            "tags.coldpress.reason",
+            "tags.coldpress.campaign",
+            "metrics.speedup/value",
+            "metrics.drift/error_ratio",
         ),
     ),
 )

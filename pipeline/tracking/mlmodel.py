@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from mlflow.models import Model
     from mlflow.types import TensorSpec
 
+    Array = np.ndarray[Any, Any]
+
 MLMODEL = "MLmodel"
 FLAVOR = "pytorch"
 EXPORTED, SERIALIZED = "model.pt2", "model.pth"
@@ -33,6 +35,9 @@ NAMELESS = "input_0"
 
 Several inputs always have names.
 """
+
+Inputs = dict[str, dict[str, object]] | list[dict[str, object]]
+"""The catalog's field `inputs`: by name, or in order."""
 
 BATCH = "batch"
 LEAST_BATCH_MAX = 8
@@ -62,9 +67,9 @@ class Described:
     path: Path
     code: tuple[Path, ...] = ()
     needs_trust: bool = False
-    inputs: dict[str, Any] | list[Any] | None = None
-    dims: dict[str, Any] = field(default_factory=dict)
-    samples: dict[str, np.ndarray[Any, Any]] | None = None
+    inputs: Inputs | None = None
+    dims: dict[str, dict[str, int]] = field(default_factory=dict)
+    samples: dict[str, Array] | None = None
 
 
 def describe(folder: Path, *, inputs: bool = True) -> Described:
@@ -155,20 +160,19 @@ class _Example:
 
     def __init__(self, model: Model, folder: Path) -> None:
         schema = model.signature.inputs if model.signature is not None else None
-        self._specs: Sequence[TensorSpec] = (
-            schema.inputs if schema is not None and schema.is_tensor_spec() else ()
-        )
+        self._specs: Sequence[TensorSpec] = ()
+        if schema is not None and schema.is_tensor_spec():
+            self._specs = schema.inputs
         self._rows = False
         self._problem: str | None = None
-        self.samples: dict[str, np.ndarray[Any, Any]] | None = None
+        self.samples: dict[str, Array] | None = None
         try:
             self.samples = self._arrays(model.load_input_example(str(folder)))
-        except (
-            Exception
-        ) as error:  # a missing or damaged file, or one that does not match the signature
+        # a missing or damaged file, or one that does not match the signature
+        except Exception as error:
             self._problem = f"the input example cannot be read: {type(error).__name__}: {error}"
 
-    def fields(self) -> tuple[dict[str, Any] | list[Any] | None, dict[str, Any]]:
+    def fields(self) -> tuple[Inputs | None, dict[str, dict[str, int]]]:
         """Return the fields `inputs` and `dims` of a catalog's entry.
 
         Raises:
@@ -195,7 +199,7 @@ class _Example:
     def _named(self) -> dict[str, TensorSpec]:
         return {spec.name or NAMELESS: spec for spec in self._specs}
 
-    def _from_spec(self, spec: TensorSpec, name: str, dims: _Dims) -> dict[str, Any]:
+    def _from_spec(self, spec: TensorSpec, name: str, dims: _Dims) -> dict[str, object]:
         dtype, given = spec.type.name, list(spec.shape)
         if dtype not in DTYPES:
             raise _unclear(
@@ -222,31 +226,27 @@ class _Example:
                 )
         return {"shape": shape, "dtype": dtype, **_range(array, dtype, name)}
 
-    def _arrays(self, example: Any) -> dict[str, np.ndarray[Any, Any]] | None:
+    def _arrays(self, example: object) -> dict[str, Array] | None:
         import numpy as np
 
-        self._rows = hasattr(example, "to_numpy")  # a pandas.DataFrame; pandas ships no types
-        if self._rows:
+        if hasattr(example, "to_numpy"):  # a pandas.DataFrame; pandas ships no types
+            self._rows = True
             example = example.to_numpy(dtype=np.float32)  # the same as mlflow.pytorch
-        if isinstance(example, np.ndarray):
-            example = {next(iter(self._named()), NAMELESS): example}
-        if not isinstance(example, Mapping) or not all(
-            isinstance(array, np.ndarray) for array in example.values()
-        ):
-            return None
         specs = self._named()
-        arrays = {
-            str(name): np.ascontiguousarray(
-                array,
-                dtype=(
-                    specs[name].type
-                    if name in specs
-                    else EXAMPLE_DTYPES.get(array.dtype.name, array.dtype)
-                ),
-            )
-            for name, array in example.items()
-        }
-        return arrays if all(array.dtype.name in DTYPES for array in arrays.values()) else None
+        if isinstance(example, np.ndarray):
+            example = {next(iter(specs), NAMELESS): example}
+        if not isinstance(example, Mapping):
+            return None
+        arrays = {}
+        for name, array in example.items():
+            if not isinstance(array, np.ndarray):
+                return None
+            dtype = EXAMPLE_DTYPES.get(array.dtype.name, array.dtype)
+            if name in specs:
+                dtype = specs[name].type
+            arrays[str(name)] = np.ascontiguousarray(array, dtype=dtype)
+        supported = all(array.dtype.name in DTYPES for array in arrays.values())
+        return arrays if supported else None
 
 
 class _Dims:
@@ -254,29 +254,30 @@ class _Dims:
 
     def __init__(self) -> None:
         self._names: dict[int | None, str] = {}
-        self.declared: dict[str, Any] = {}
+        self.declared: dict[str, dict[str, int]] = {}
 
     def batch(self, size: int | None) -> str:
         """Return the name of the dim with this size in the example."""
-        name = self._names.setdefault(size, f"{BATCH}_{len(self._names)}" if self._names else BATCH)
+        new = f"{BATCH}_{len(self._names)}" if self._names else BATCH
+        name = self._names.setdefault(size, new)
         self.declared[name] = {"min": 1, "max": max(LEAST_BATCH_MAX, size or 0)}
         return name
 
 
-def _from_array(name: str, array: np.ndarray[Any, Any], rows: _Dims | None) -> dict[str, Any]:
+def _from_array(name: str, array: Array, rows: _Dims | None) -> dict[str, object]:
     shape: list[int | str] = [int(size) for size in array.shape]
     if rows is not None and shape:
         shape[0] = rows.batch(array.shape[0])
     return {"shape": shape, "dtype": array.dtype.name, **_range(array, array.dtype.name, name)}
 
 
-def _range(array: np.ndarray[Any, Any] | None, dtype: str, name: str) -> dict[str, Any]:
+def _range(array: Array | None, dtype: str, name: str) -> dict[str, object]:
     if array is None or not array.size or dtype not in INTEGRAL or dtype == "bool":
         return {}
     low, high = int(array.min()), int(array.max())
-    return (
-        {} if "mask" in name.lower() and low >= 0 and high <= 1 else {"range": [low, high]}
-    )  # masks are generated
+    if "mask" in name.lower() and low >= 0 and high <= 1:  # masks are generated
+        return {}
+    return {"range": [low, high]}
 
 
 def _unclear(message: str) -> SourceError:

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from freezer.errors import ColdpressError
 from freezer.store import Store
@@ -64,6 +64,9 @@ class _Status:
     error: ColdpressError | None = None
 
 
+if TYPE_CHECKING:
+    _Pipe = Connection[Any, Any]
+
 _Call = tuple[str, tuple[object, ...]]
 """Name of a method of Tracker, and its arguments."""
 
@@ -97,10 +100,9 @@ class TrackerProcess:
     def __enter__(self) -> Self:
         """Start the process, which imports MLflow meanwhile."""
         environment = dict(os.environ)
-        with contextlib.suppress(
-            OSError
-        ):  # a full disk; what the process writes there later reports it
-            # A folder of its own, which is removed even if the process or the driver is killed.
+        # A folder of its own, which is removed even if the process or the driver is killed. On a
+        # full disk there is none, and what the process writes reports it.
+        with contextlib.suppress(OSError):
             environment["TMPDIR"] = str(self._temporary.enter_context(temporary_folder()))
         ours, theirs = socket.socketpair()
         with theirs:
@@ -114,7 +116,7 @@ class TrackerProcess:
                 stdin=subprocess.DEVNULL,
                 env=environment,
             )
-        self._pipe: Connection[Any, Any] = Connection(ours.detach())
+        self._pipe: _Pipe = Connection(ours.detach())
         self._pipe.send(self._arguments)
         self._thread.start()
         return self
@@ -210,11 +212,9 @@ class TrackerProcess:
         how = f"failed ({type(error).__name__}: {error})"
         if isinstance(error, EOFError | OSError):
             code = self._process.wait(END_S)
-            how = (
-                f"was killed by {signal.Signals(-code).name}"
-                if code < 0
-                else f"ended with exit code {code}"
-            )
+            how = f"ended with exit code {code}"
+            if code < 0:
+                how = f"was killed by {signal.Signals(-code).name}"
         again = replay_command(*self._arguments)
         return (
             f"the process that writes to MLflow {how}; the store and the ledger are complete, and"
@@ -232,7 +232,7 @@ def serve(handle: int, parent: int) -> None:
     die_with(parent)
     for number in (signal.SIGINT, signal.SIGTERM):  # the driver handles them
         signal.signal(number, signal.SIG_IGN)
-    pipe: Connection[Any, Any] = Connection(handle)
+    pipe: _Pipe = Connection(handle)
     tracking_uri, campaign, store, mode = pipe.recv()
     tracker = Tracker(tracking_uri, campaign, Store.open(store), mode=mode)
     with contextlib.suppress(ModuleNotFoundError):  # the first call reports it
