@@ -17,8 +17,7 @@ from freezer.files import digest_file, is_url
 from freezer.freezing.models.exported_program import module_of, spec_of
 from freezer.freezing.models.torchscript_module import named_devices, with_forward
 from freezer.freezing.sources import TRUST, Source, find_function, on_path
-from freezer.runtime.loaders import code_in, torchscript_deprecations_silenced
-from freezer.runtime.loaders.exported import LEGACY
+from freezer.runtime.loaders import LEGACY, code_in, torchscript_deprecations_silenced
 from freezer.spec import InputSpec
 
 OWN_SPEC = "coldpress.inputs"

@@ -17,7 +17,7 @@ import torch
 
 from freezer.artifact import PayloadKind
 from freezer.runtime.contract import Runner
-from freezer.runtime.loaders.exported import code_in, on_first, open_exported
+from freezer.runtime.loaders.exported import LEGACY, code_in, on_first, open_exported
 from freezer.runtime.loaders.inductor import open_inductor
 from freezer.runtime.loaders.onnxruntime import OUTPUT_ORDERS, open_onnxruntime, session_options
 from freezer.runtime.loaders.openvino import (
@@ -33,6 +33,7 @@ from freezer.runtime.loaders.torchscript import open_torchscript, torchscript_de
 __all__ = [
     "CALLS_FILE",
     "GRAPH_FILE",
+    "LEGACY",
     "LOADERS",
     "OUTPUT_ORDERS",
     "WEIGHTS_FILE",
