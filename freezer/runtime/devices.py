@@ -37,12 +37,8 @@ def called_on(function: Callable[..., Any], device: torch.device) -> Callable[..
         return function
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        structure, leaves = flatten(
-            function(
-                *moved_to_device(list(args), device, DEPTH),
-                **moved_to_device(kwargs, device, DEPTH),
-            )
-        )
+        args, kwargs = moved_to_device([args, kwargs], device, DEPTH + 1)
+        structure, leaves = flatten(function(*args, **kwargs))
         return unflatten(structure, [leaf.cpu() for leaf in leaves])
 
     return call
@@ -78,11 +74,11 @@ def visible() -> list[tuple[torch.device, int]]:
     """GPUs that torch sees, with their compute capabilities, major * 10 + minor."""
     if no_cuda() is not None:
         return []
-    found = []
+    gpus: list[tuple[torch.device, int]] = []
     for index in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(index)
-        found.append((torch.device("cuda", index), major * 10 + minor))
-    return found
+        gpus.append((torch.device("cuda", index), major * 10 + minor))
+    return gpus
 
 
 def device_of(
@@ -100,24 +96,26 @@ def device_of(
         UsageError: there is none, `asked` is of another class, or the CPU does not run the host
             code; code CP-DEVICE-CLASS.
     """
-    device, why = None if asked is None else with_index(asked), no_cuda()
-    if why is None and wanted.host not in machine.classes:
-        host_why = machine.why_not.get(str(wanted.host), "the CPU is of another kind")
-        why = f"its host code is made for {wanted.host}, which this process cannot run: {host_why}"
-    if why is None:
-        fitting = [found for found, capability in visible() if capability == wanted.capability]
-        seen = ", ".join(f"{found} is cuda-sm{capability}" for found, capability in visible())
-        if device is None and fitting:
-            current = torch.device("cuda", torch.cuda.current_device())
-            return current if current in fitting else fitting[0]
-        if device in fitting:
-            return device
-        why = f"no GPU that this process sees has this compute capability: {seen}"
-        if device is not None:
-            why = (
-                f"got {device}, but here {seen}; name a device of the class, or the device's class"
-            )
-    raise UsageError(f"this process cannot build for {wanted.name}: {why}", code="CP-DEVICE-CLASS")
+    device, gpus = None if asked is None else with_index(asked), dict(visible())
+    fitting = [gpu for gpu, capability in gpus.items() if capability == wanted.capability]
+    seen = ", ".join(f"{gpu} is cuda-sm{capability}" for gpu, capability in gpus.items())
+    problem = no_cuda()
+    if problem is None and wanted.host not in machine.classes:
+        why_not = machine.why_not.get(str(wanted.host), "the CPU is of another kind")
+        problem = (
+            f"its host code is made for {wanted.host}, which this process cannot run: {why_not}"
+        )
+    elif problem is None and device is None and fitting:
+        default = torch.device("cuda", torch.cuda.current_device())
+        return default if default in fitting else fitting[0]
+    elif device is not None and device in fitting:
+        return device
+    elif problem is None and device is not None:
+        problem = (
+            f"got {device}, but here {seen}; name a device of the class, or the device's class"
+        )
+    problem = problem or f"no GPU that this process sees has this compute capability: {seen}"
+    raise _no_device(f"this process cannot build for {wanted.name}: {problem}")
 
 
 def class_of(device: torch.device) -> str:
@@ -128,10 +126,8 @@ def class_of(device: torch.device) -> str:
     """
     capability = dict(visible()).get(with_index(device))
     if capability is None:
-        raise UsageError(
-            f"got device {device}, and {no_cuda() or 'this process sees no such GPU'}",
-            code="CP-DEVICE-CLASS",
-        )
+        problem = no_cuda() or "this process sees no such GPU"
+        raise _no_device(f"got device {device}, and {problem}")
     return f"cuda-sm{capability}"
 
 
@@ -142,17 +138,20 @@ def with_index(device: str | torch.device) -> torch.device:
         UsageError: payloads do not run on such a device.
     """
     if not re.fullmatch(r"cpu(:0)?|cuda(:\d+)?", str(device)):
-        raise UsageError(
-            f"got device {str(device)!r}, expected cpu, cuda or cuda:N", code="CP-DEVICE-CLASS"
-        )
-    found = torch.device(device)
-    if found.type == "cpu":
+        raise _no_device(f"got device {str(device)!r}, expected cpu, cuda or cuda:N")
+    named = torch.device(device)
+    if named.type == "cpu":
         return CPU
-    if str(found) != "cuda":
-        return found
-    if (why := no_cuda()) is not None:
-        raise UsageError(f"got device {str(device)!r}: {why}", code="CP-DEVICE-CLASS")
+    if str(named) != "cuda":
+        return named
+    problem = no_cuda()
+    if problem is not None:
+        raise _no_device(f"got device {str(device)!r}: {problem}")
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def _no_device(problem: str) -> UsageError:
+    return UsageError(problem, code="CP-DEVICE-CLASS")
 
 
 def cuda_here(device: torch.device | None) -> CudaHere:
@@ -161,11 +160,9 @@ def cuda_here(device: torch.device | None) -> CudaHere:
     Args:
         device: include only this GPU; None for all.
     """
-    found = [
-        (str(one), capability) for one, capability in visible() if device is None or one == device
-    ]
+    gpus = [(str(gpu), capability) for gpu, capability in visible() if device in (None, gpu)]
     return CudaHere(
-        devices=tuple(found),
+        devices=tuple(gpus),
         runtime=torch.version.cuda,
         driver=this_host().driver,
         why_not=no_cuda() or "",

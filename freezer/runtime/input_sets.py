@@ -33,15 +33,20 @@ class InputSet:
         """Copies of the tensors, for a call that may modify its inputs."""
         return {name: tensor.clone() for name, tensor in self.tensors.items()}
 
+    def equals(self, other: InputSet) -> bool:
+        """Whether another set has the same tensors."""
+        pairs = zip(self.tensors.values(), other.tensors.values(), strict=True)
+        return all(same_tensors(tensor, another) for tensor, another in pairs)
+
 
 def resize(item: InputSet, spec: InputSpec, point: Mapping[str, int]) -> InputSet:
     """Resize an input set to another point: rows of the named dims are cut or repeated in order."""
     tensors = dict(item.tensors)
     for declared in spec.tensors:
         tensor = tensors[declared.name]
-        for axis, size in enumerate(declared.shape):
-            if isinstance(size, str) and tensor.shape[axis] != point[size]:
-                tensor = tensor.index_select(axis, torch.arange(point[size]) % tensor.shape[axis])
+        for axis, size in enumerate(declared.at(point)):
+            if tensor.shape[axis] != size:
+                tensor = tensor.index_select(axis, torch.arange(size) % tensor.shape[axis])
         tensors[declared.name] = tensor.contiguous()
     return InputSet(point=dict(point), tensors=tensors)
 
@@ -76,20 +81,16 @@ def generate(spec: InputSpec) -> list[InputSet]:
         SpecError: an integer input has neither a range nor a mask's name.
     """
     points = tried_points(spec)
-    sets = [
-        generate_at(spec, points[i % len(points)], seed=i)
-        for i in range(max(NUM_GENERATED_SETS, len(points)))
-    ]
-    if any(is_mask(item) for item in spec.tensors):
+    num_sets = max(NUM_GENERATED_SETS, len(points))
+    sets = [generate_at(spec, points[seed % len(points)], seed=seed) for seed in range(num_sets)]
+    if any(map(is_mask, spec.tensors)):
         largest = {dim.name: dim.max for dim in spec.dims}
-        found = {_padding(seed) for seed, item in enumerate(sets) if dict(item.point) == largest}
-        missing = [
-            seed
-            for seed in range(len(sets), len(sets) + FULL_MASKS_EVERY)
-            if _padding(seed) not in {*found, "none"}
-        ]
-        seeds = {_padding(seed): seed for seed in missing}  # one of each kind
-        sets += [generate_at(spec, largest, seed=seed) for seed in seeds.values()]
+        paddings = {_padding(seed) for seed in range(num_sets) if sets[seed].point == largest}
+        # One seed of each kind that is missing.
+        seeds = {_padding(seed): seed for seed in range(num_sets, num_sets + FULL_MASKS_EVERY)}
+        for padding, seed in seeds.items():
+            if padding not in paddings and padding != "none":
+                sets.append(generate_at(spec, largest, seed=seed))
     return sets
 
 
@@ -100,26 +101,21 @@ def tried_points(spec: InputSpec) -> list[dict[str, int]]:
 
 def _padding(seed: int) -> Literal["right", "left", "none"]:
     """Where the masks of a generated set mask: after the ones, before them, or nowhere."""
-    place = seed % FULL_MASKS_EVERY
-    return (
-        "none"
-        if place == FULL_MASKS_EVERY - 1
-        else "left"
-        if place == FULL_MASKS_EVERY - 2
-        else "right"
-    )
+    if seed % FULL_MASKS_EVERY == FULL_MASKS_EVERY - 1:
+        return "none"
+    return "left" if seed % FULL_MASKS_EVERY == FULL_MASKS_EVERY - 2 else "right"
 
 
 def generate_at(spec: InputSpec, point: Mapping[str, int], *, seed: int) -> InputSet:
     """Generate one input set at a point; see `generate`."""
-    generator, tensors = torch.Generator().manual_seed(seed), {}
+    generator = torch.Generator().manual_seed(seed)
+    padding, tensors = _padding(seed), dict[str, Tensor]()
     for item in spec.tensors:
-        declared = _within_length(item, spec, point)
-        tensors[item.name] = _tensor(
-            declared, item.at(point), generator, full=_padding(seed) == "none"
-        )
-        if is_mask(item) and item.shape and _padding(seed) == "left":
-            tensors[item.name] = tensors[item.name].flip(-1)
+        declared, shape = _within_length(item, spec, point), item.at(point)
+        tensor = _tensor(declared, shape, generator, full=padding == "none")
+        if padding == "left" and item.shape and is_mask(item):
+            tensor = tensor.flip(-1)
+        tensors[item.name] = tensor
     return InputSet(point=dict(point), tensors=tensors)
 
 
@@ -128,15 +124,11 @@ def _within_length(item: TensorSpec, spec: InputSpec, point: Mapping[str, int]) 
     the other dim.
     """
     others = [dim.name for dim in spec.dims if dim.name not in item.shape]
-    if (
-        item.dtype not in INTEGRAL
-        or item.range is None
-        or "length" not in item.name.lower()
-        or len(others) != 1
-    ):
+    is_length = item.dtype in INTEGRAL and "length" in item.name.lower()
+    if item.range is None or not is_length or len(others) != 1:
         return item
-    low, high = item.range
-    return replace(item, range=(min(low, point[others[0]]), min(high, point[others[0]])))
+    (low, high), size = item.range, point[others[0]]
+    return replace(item, range=(min(low, size), min(high, size)))
 
 
 def distinct_at(
@@ -145,21 +137,16 @@ def distinct_at(
     """Distinct input sets at a point, for timing: those at the point, then others cut or repeated
     to size, then generated ones.
     """
-    own = [item for item in sets if dict(item.point) == dict(point)]
-    own += [resize(item, spec, point) for item in sets if dict(item.point) != dict(point)]
-    found: list[InputSet] = []
-    for item in own:
-        if len(found) < NUM_TIMED_INPUTS and not any(
-            all(same_tensors(tensor, other.tensors[name]) for name, tensor in item.tensors.items())
-            for other in found
-        ):
-            found.append(item)
-    if any(needs_range(item) for item in spec.tensors):
-        return found  # such inputs are never generated
-    return [
-        *found,
-        *(generate_at(spec, point, seed=1000 + i) for i in range(NUM_TIMED_INPUTS - len(found))),
-    ]
+    candidates = [inputs for inputs in sets if inputs.point == point]
+    candidates += [resize(inputs, spec, point) for inputs in sets if inputs.point != point]
+    distinct: list[InputSet] = []
+    for inputs in candidates:
+        if len(distinct) < NUM_TIMED_INPUTS and not any(map(inputs.equals, distinct)):
+            distinct.append(inputs)
+    if any(map(needs_range, spec.tensors)):
+        return distinct  # such inputs are never generated
+    seeds = range(1000, 1000 + NUM_TIMED_INPUTS - len(distinct))
+    return [*distinct, *(generate_at(spec, point, seed=seed) for seed in seeds)]
 
 
 def needs_range(item: TensorSpec) -> bool:

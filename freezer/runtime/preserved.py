@@ -5,51 +5,27 @@ methods of nn.Module.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
 
-from freezer.errors import ContractError, NotPreservedError
+from freezer.errors import ContractError, NotPreservedError, last_line
 from freezer.runtime.devices import CPU, current
 from freezer.runtime.torch_settings import full_on_gpu, threads
 
-_CONSTANTS = "its weights are constants of the payload"
-
-_REASONS: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("to", "to_empty", "cuda", "cpu", "xpu", "ipu", "mtia", "share_memory"),
-        f"{_CONSTANTS}; load the artifact of the other device class (`freezer.load(...,"
-        " device_class=...)`), or freeze the source model for it",
-    ),
-    **dict.fromkeys(
-        ("type", "float", "double", "half", "bfloat16"),
-        f"{_CONSTANTS}, with a fixed dtype; convert the source model and freeze it again",
-    ),
-    **dict.fromkeys(
-        ("train", "requires_grad_", "zero_grad"),
-        "it is always in eval mode; train the source model and freeze it again",
-    ),
-    **dict.fromkeys(
-        ("apply", "compile"), "its graph is compiled; change the source model and freeze it again"
-    ),
-    "forward": "call the model itself: model(...)",
-}
-_HOOK = (
-    "its graph is compiled, and no Python runs between its operations; change the source model and"
-    " freeze it again"
-)
-_WEIGHTS = (
-    f"{_CONSTANTS}; use the source model. To keep attributes or methods, freeze it with `preserve:"
-    " [name]`"
-)
-
-REFUSED_NAMES: Mapping[str, str] = {
-    name: _REASONS.get(name, _HOOK if name.endswith("_hook") else _WEIGHTS)
+REFUSED_NAMES = frozenset(
+    name
     for name, member in vars(torch.nn.Module).items()
     if callable(member) and not name.startswith("_") and name not in ("eval", "extra_repr")
-}
-"""Methods of nn.Module that a frozen model does not have, and why."""
+)
+"""Methods of nn.Module that a frozen model does not have."""
+
+_REMEDY = (
+    "its graph is compiled and its weights are constants: call the model itself, load the artifact"
+    " of another device class (`freezer.load(..., device_class=...)`), or change the source model"
+    " and freeze it again, with `preserve: [name]` to keep attributes and methods"
+)
 
 
 class Preserved:
@@ -92,13 +68,12 @@ class Preserved:
             return value
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            exact = full_on_gpu() if self._device.type == "cuda" else contextlib.nullcontext()
-            with (
-                threads(self._num_threads or torch.get_num_threads()),
-                torch.no_grad(),
-                current(self._device),
-                exact,
-            ):
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(threads(self._num_threads or torch.get_num_threads()))
+                stack.enter_context(torch.no_grad())
+                if self._device.type == "cuda":
+                    stack.enter_context(current(self._device))
+                    stack.enter_context(full_on_gpu())
                 return value(*args, **kwargs)
 
         return call
@@ -119,13 +94,9 @@ class Preserved:
         try:
             setattr(owner, last, value)
         except (RuntimeError, TypeError, ValueError) as error:
-            if "Can't set constant" in str(error):
-                raise ContractError(
-                    f"{name!r} is a constant (Final) of the source and cannot be set"
-                ) from error
             raise ContractError(
                 f"{name!r}: got {type(value).__name__}, expected its current type"
-                f" {type(old).__name__}"
+                f" {type(old).__name__}, and no constant (Final): {last_line(error)}"
             ) from error
 
     def __contains__(self, name: object) -> bool:
@@ -195,9 +166,7 @@ def _is_method(value: Any) -> bool:
 def refusal(name: str) -> Callable[..., NoReturn]:
     """A function that raises for a method of REFUSED_NAMES."""
 
-    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
-        raise ContractError(
-            f"a frozen model has no .{name}(): {REFUSED_NAMES[name]}", code="CP-FROZEN"
-        )
+    def refuse(*args: object, **kwargs: object) -> NoReturn:
+        raise ContractError(f"a frozen model has no .{name}(): {_REMEDY}", code="CP-FROZEN")
 
     return refuse

@@ -38,6 +38,13 @@ from freezer.runtime.native.torch_library import (
     torch_folder,
 )
 
+_LONG, _INT = ctypes.c_int64, ctypes.c_int32
+_CREATE_V2 = (
+    *(Handle, _LONG, Handle, Handle, _LONG, _INT, _INT, _INT, Handle, _INT),
+    *(ctypes.c_char_p, _LONG),
+)
+"""Arguments of `aoti_torch_create_tensor_from_blob_v2`."""
+
 TABLE = "coldpress-constants.json"
 """Name of the table in a package."""
 
@@ -96,15 +103,15 @@ class InductorPackage:
             UsageError: no temporary folder allows code to be loaded from it.
         """
         with zipfile.ZipFile(self.path) as archive, scratch_folder(executable=True) as folder:
-            names = [name for name in archive.namelist() if name.endswith((".so", ".json"))]
-            libraries = [Path(folder) / Path(name).name for name in names if name.endswith(".so")]
+            for name in archive.namelist():
+                if name.endswith((".so", ".json")):
+                    (Path(folder) / Path(name).name).write_bytes(archive.read(name))
+            libraries = list(Path(folder).glob("*.so"))
             if len(libraries) != 1:
                 raise IntegrityError(
                     f"{self.path.name} has {len(libraries)} shared libraries, expected one; pull"
                     " the artifact again"
                 )
-            for name in names:
-                (Path(folder) / Path(name).name).write_bytes(archive.read(name))
             yield libraries[0]
 
 
@@ -115,13 +122,12 @@ def read_package(path: Path) -> InductorPackage:
         IntegrityError: the package is damaged.
     """
     with zipfile.ZipFile(path) as archive:
-        found = {info.filename.rpartition("/")[2]: info for info in archive.infolist()}
-        if TABLE not in found:
+        files = {info.filename.rpartition("/")[2]: info for info in archive.infolist()}
+        if TABLE not in files:
             return InductorPackage(path=path, table=None)
-        table = decode(
-            WeightTable, json.loads(archive.read(found[TABLE])), origin=f"{path.name}: {TABLE}"
-        )
-        blobs = [info for name, info in found.items() if name.endswith(".blob")]
+        document = json.loads(archive.read(files[TABLE]))
+        table = decode(WeightTable, document, origin=f"{path.name}: {TABLE}")
+        blobs = [info for name, info in files.items() if name.endswith(".blob")]
         if len(blobs) != 1 or blobs[0].file_size != table.size_bytes:
             raise IntegrityError(
                 f"{path.name}: the weights do not match the table; pull the artifact again"
@@ -149,25 +155,26 @@ def borrowed(library: ctypes.CDLL, address: int, entry: WeightEntry) -> ctypes.c
     Raises:
         TypeError: torch does not make such a tensor.
     """
-    packed = entry.packed is not None
-    description = base64.b64decode(entry.packed) if entry.packed is not None else b""
-    numbers = ctypes.c_int64 * len(entry.shape)
-    handle = ctypes.c_void_p()
-    status = library.aoti_torch_create_tensor_from_blob_v2(
-        ctypes.c_void_p(address + entry.position),
-        ctypes.c_int64(len(entry.shape)),
-        numbers(*entry.shape),
-        numbers(*(entry.shape if packed else entry.stride)),  # a packed tensor has no strides
-        ctypes.c_int64(entry.offset),
-        ctypes.c_int32(getattr(library, f"aoti_torch_dtype_{entry.dtype}")()),
-        ctypes.c_int32(library.aoti_torch_device_type_cpu()),
-        ctypes.c_int32(0),
+    layout, strides, description = library.aoti_torch_layout_strided(), entry.stride, b""
+    if entry.packed is not None:  # a packed tensor has no strides
+        layout, strides = library.aoti_torch_layout__mkldnn(), entry.shape
+        description = base64.b64decode(entry.packed)
+    sizes, handle = ctypes.c_int64 * len(entry.shape), Handle()
+    create = library.aoti_torch_create_tensor_from_blob_v2
+    create.argtypes = _CREATE_V2
+    status = create(
+        address + entry.position,
+        len(entry.shape),
+        sizes(*entry.shape),
+        sizes(*strides),
+        entry.offset,
+        getattr(library, f"aoti_torch_dtype_{entry.dtype}")(),
+        library.aoti_torch_device_type_cpu(),
+        0,
         ctypes.byref(handle),
-        ctypes.c_int32(
-            library.aoti_torch_layout__mkldnn() if packed else library.aoti_torch_layout_strided()
-        ),
+        layout,
         description,
-        ctypes.c_int64(len(description)),
+        len(description),
     )
     if status != 0:
         raise TypeError(
@@ -282,14 +289,13 @@ class NativePayload:
             raise RuntimeError(f"the weights in {path.name} are not aligned to {ALIGNMENT} bytes")
         for entry in table.constants:
             self._handles.append(borrowed(self._torch.functions, address, entry))
-        names = [entry.name.encode() for entry in table.constants]
-        pairs = (_Pair * len(names))(
-            *(_Pair(name, handle) for name, handle in zip(names, self._handles, strict=True))
-        )
+        pairs = (_Pair * len(self._handles))()
+        for pair, entry, handle in zip(pairs, table.constants, self._handles, strict=True):
+            pair.name, pair.handle = entry.name.encode(), handle
         give = getattr(self._library, f"{_PREFIX}UpdateUserManagedConstantBufferPairs")
         give.argtypes = (Handle, Handle, _SIZE, ctypes.c_bool, ctypes.c_bool)
         self._call(
-            "UpdateUserManagedConstantBufferPairs", self._container, pairs, len(names), False, True
+            "UpdateUserManagedConstantBufferPairs", self._container, pairs, len(pairs), False, True
         )
         return mapped
 

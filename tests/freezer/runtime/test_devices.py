@@ -62,41 +62,29 @@ def test_device_of_prefers_the_requested_and_current_gpu(
 
 @pytest.mark.usefixtures("gpus")
 @pytest.mark.parametrize(
-    ("name", "asked", "message"),
+    ("name", "asked"),
     [
-        (
-            "cuda-sm86",
-            None,
-            (
-                "no GPU that this process sees has this compute capability: cuda:0 is cuda-sm80,"
-                " cuda:1 is cuda-sm90"
-            ),
-        ),
-        ("cuda-sm90", "cuda:0", "got cuda:0, but here cuda:0 is cuda-sm80"),
-        ("cuda-sm90", "cuda:7", "got cuda:7, but here"),
-        ("cuda-sm90", "cpu", "got cpu, but here"),
-        ("cuda-sm90", "tpu", "got device 'tpu', expected cpu, cuda or cuda:N"),
-        ("cuda-sm90", "meta", "got device 'meta', expected cpu, cuda or cuda:N"),
+        ("cuda-sm86", None),
+        ("cuda-sm90", "cuda:0"),
+        ("cuda-sm90", "cuda:7"),
+        ("cuda-sm90", "cpu"),
+        ("cuda-sm90", "tpu"),
+        ("cuda-sm90", "meta"),
     ],
 )
-def test_devices_of_other_classes_are_refused(name: str, asked: str | None, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_devices_of_other_classes_are_refused(name: str, asked: str | None) -> None:
+    with pytest.raises(UsageError) as caught:
         device_of(DEVICE_CLASSES[name], HOST, asked)
+    assert caught.value.code == "CP-DEVICE-CLASS"
 
 
 @pytest.mark.usefixtures("gpus")
-def test_the_cpu_must_run_the_host_code() -> None:
-    old = describe_host(x86("ivybridge", INTEL, gpus=(H100,)), {})
-    with pytest.raises(
-        UsageError,
-        match=(
-            "its host code is made for cpu-x86-64-v3, which this process cannot run: the CPU lacks"
-        ),
-    ):
-        device_of(SM90, old)
-    limited = describe_host(HASWELL, {"ONEDNN_MAX_CPU_ISA": "SSE41"})
-    with pytest.raises(UsageError, match="ONEDNN_MAX_CPU_ISA=SSE41 limits this process"):
-        device_of(SM90, limited)
+@pytest.mark.parametrize(
+    ("cpu", "environ"), [("ivybridge", {}), ("haswell", {"ONEDNN_MAX_CPU_ISA": "SSE41"})]
+)
+def test_the_cpu_must_run_the_host_code(cpu: str, environ: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="its host code is made for cpu-x86-64-v3"):
+        device_of(SM90, describe_host(x86(cpu, INTEL, gpus=(H100,)), environ))
 
 
 @pytest.mark.usefixtures("gpus")

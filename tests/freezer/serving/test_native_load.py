@@ -19,7 +19,6 @@ from freezer.files import digest_file
 from freezer.runtime.native import NativeModel, libtorch, torch_version
 from freezer.runtime.native.torch_library import Libtorch
 from tests.conftest import Frozen
-from tests.freezer.serving.test_load import needing
 from tests.support.steps import copy_of, flip_a_byte, python, random_inputs, rewritten
 
 ALONE = """
@@ -103,10 +102,7 @@ def test_takes_any_strides_and_dlpack(native: NativeModel) -> None:
     [
         (x_of(2).astype(np.float64), "got dtype float64, expected float32"),
         (x_of(2).astype(">f4"), "another byte order"),
-        (x_of(2)[0], r"got shape \[3, 16, 16\]"),
-        (x_of(2)[:, :2], r"got shape \[2, 2, 16, 16\]"),
         (x_of(5), "batch from 1 to 4"),
-        (x_of(2)[:0], "batch from 1 to 4"),
         (x_of(2).tolist(), "got list, expected a numpy array"),
         (None, "got nothing"),
         (torch.ones(2, 3, 16, 16, dtype=torch.bfloat16), "numpy cannot read the Tensor"),
@@ -115,13 +111,6 @@ def test_takes_any_strides_and_dlpack(native: NativeModel) -> None:
 def test_wrong_inputs_are_refused(native: NativeModel, given: object, problem: str) -> None:
     with pytest.raises(ContractError, match=problem):
         native(given)
-
-
-def test_names_are_checked(native: NativeModel) -> None:
-    with pytest.raises(ContractError, match="'z' is unknown"):
-        native(x_of(1), z=x_of(1))
-    with pytest.raises(ContractError, match="at most 1"):
-        native(x_of(1), x_of(1))
 
 
 def test_many_threads_may_call(native: NativeModel) -> None:
@@ -173,33 +162,17 @@ def test_other_payloads_are_refused(scripted: Frozen, portable: Frozen) -> None:
     for artifact, kind in ((scripted.artifact, "torchscript"), (portable.artifact, "exported")):
         (found,) = refusal(artifact.folder).ladder
         assert (found.reason, found.got) == ("not_native", f"payloads of {kind} only")
-        assert "runtime='torch'" in found.expected
-
-
-def test_the_fallback_of_an_engine_is_served(inductor: Frozen, tmp_path: Path) -> None:
-    both = needing("onnxruntime", inductor.artifact, inductor.artifact, tmp_path / "both")
-    model = freezer.load(both.folder, runtime="native")
-    assert [(found.reason, found.got) for found in model.ladder] == [
-        ("not_native", "payloads of onnxruntime only")
-    ]
-    assert model(x_of(1)).shape == (1, 10)
 
 
 def test_what_it_cannot_serve_is_refused(inductor: Frozen, tmp_path: Path) -> None:
     artifact = copy_of(inductor.artifact, tmp_path / "copied")
-    rewritten(artifact, stateful=True)
-    assert refusal(artifact.folder).ladder[0].got == "a model with state, or with preserved names"
-    rewritten(
-        artifact,
-        outputs=tuple(replace(spec, dtype="bfloat16") for spec in artifact.manifest.outputs),
-    )
-    assert refusal(artifact.folder).ladder[0].got == "bfloat16, which numpy lacks, in output"
-    rewritten(artifact, needs=replace(artifact.manifest.needs, torch="99.0"))
-    assert refusal(artifact.folder).ladder[0].reason == "torch_too_old"
-    with pytest.raises(UsageError, match="runs on the CPU"):
-        freezer.load(artifact.folder, runtime="native", device="cuda:0")
-    with pytest.raises(UsageError, match="runs on the CPU"):
-        freezer.load(artifact.folder, runtime="native", cuda_graphs=True)
+    outputs = [replace(spec, dtype="bfloat16") for spec in artifact.manifest.outputs]
+    for changes in ({"stateful": True}, {"outputs": tuple(outputs), "stateful": False}):
+        rewritten(artifact, **changes)  # type: ignore[arg-type]
+        assert refusal(artifact.folder).ladder[0].reason == "not_native"
+    for options in ({"device": "cuda:0"}, {"cuda_graphs": True}):
+        with pytest.raises(UsageError):
+            freezer.load(artifact.folder, runtime="native", **options)  # type: ignore[call-overload]
 
 
 def damaged(artifact: Artifact, folder: Path, content: bytes) -> Path:
