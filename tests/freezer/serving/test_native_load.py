@@ -168,11 +168,11 @@ def test_what_it_cannot_serve_is_refused(inductor: Frozen, tmp_path: Path) -> No
     artifact = copy_of(inductor.artifact, tmp_path / "copied")
     outputs = [replace(spec, dtype="bfloat16") for spec in artifact.manifest.outputs]
     for changes in ({"stateful": True}, {"outputs": tuple(outputs), "stateful": False}):
-        rewritten(artifact, **changes)  # type: ignore[arg-type]
+        rewritten(artifact, **changes)
         assert refusal(artifact.folder).ladder[0].reason == "not_native"
     for options in ({"device": "cuda:0"}, {"cuda_graphs": True}):
         with pytest.raises(UsageError):
-            freezer.load(artifact.folder, runtime="native", **options)  # type: ignore[call-overload]
+            freezer.load(artifact.folder, runtime="native", **options)
 
 
 def damaged(artifact: Artifact, folder: Path, content: bytes) -> Path:
