@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from freezer.artifact import NOT_TRIED, FreezingReport, Payload, PayloadKind
-from freezer.errors import BuildError, CaptureError, FreezeError, LeakError
-from freezer.files import digest_file, link_or_copy
+from freezer.errors import FreezeError
+from freezer.files import link_or_copy
 from freezer.freezing.candidates.candidate import EVIDENCE, Candidate
-from freezer.freezing.capture import Attempt, Captured
+from freezer.freezing.candidates.shape_build import Made, ShapeBuild
+from freezer.freezing.capture import Attempt
 from freezer.freezing.environment import without_environment
-from freezer.freezing.lowering import LOWERINGS, captured_texts, check_operators, timed
 from freezer.freezing.models import (
     Subject,
     clear_frames,
-    free_tensors,
     is_large,
 )
 from freezer.freezing.recipes import (
     RECIPES,
-    CaptureName,
     Recipe,
     left_out,
     made_for,
@@ -36,11 +32,12 @@ from freezer.freezing.recipes import (
 )
 from freezer.freezing.target import Target, toolchain
 from freezer.freezing.toolchain import installed_versions
-from freezer.hardware import PORTABLE, peak_memory
+from freezer.hardware import PORTABLE
 from freezer.runtime.devices import current
-from freezer.runtime.tensors import program_bytes, program_tensors
 from freezer.runtime.torch_settings import full_on_gpu, threads
-from freezer.spec import Dim, Limits
+from freezer.spec import Limits
+
+logger = logging.getLogger("coldpress")
 
 
 def build(
@@ -77,34 +74,18 @@ def build(
     started = time.monotonic()
     recipe = made_for(recipe, target.device_class.kind)
     (folder / "payloads").mkdir()
-    made: list[_Made] = []
     tried: list[dict[str, str]] = []
-    weights, shapes = subject.weights, _shapes(subject, recipe)
-    targets = tuple(
-        target.at(count) for count in (target.further_threads if further else (target.num_threads,))
-    )
-    exact = full_on_gpu() if target.device.type == "cuda" else contextlib.nullcontext()
-    with threads(target.num_threads), without_environment(), current(target.device), exact:
-        for name, point in shapes:
-            attempt = (attempts or {}).get(name) or Attempt(
-                subject, point, keeps=attempts is not None
-            )
-            if attempts is not None:
-                attempts[name] = attempt
-            shape = _ShapeBuild(
-                attempt=attempt,
-                recipe=recipe,
-                targets=targets,
-                folder=folder,
-                name=name,
-                discard=discard and name == shapes[-1][0],
-                further=further,
-            )
+    weights = subject.weights  # before they are discarded
+    made: list[Made] = []
+    with _build_conditions(target):
+        for shape in _shape_builds(
+            subject, recipe, target, folder, discard=discard, further=further, attempts=attempts
+        ):
             made += shape.first_that_works(tried)
     last = made[-1]
-    made.sort(
-        key=lambda item: target.thread_counts.index(item.payload.num_threads or target.num_threads)
-    )
+    counts = target.thread_counts
+    made.sort(key=lambda one: counts.index(one.payload.num_threads or target.num_threads))
+    warnings = [line for one in made for line in one.captured.warnings]
     candidate = Candidate(
         folder=folder,
         recipe=recipe.name,
@@ -112,9 +93,9 @@ def build(
         capture=last.captured.name,
         settings=recipe.settings,
         tried=tuple(tried),
-        payloads=tuple(item.payload for item in made),
-        reports={item.payload.path: item.report for item in made},
-        warnings=tuple(dict.fromkeys(line for item in made for line in item.captured.warnings)),
+        payloads=tuple(one.payload for one in made),
+        reports={one.payload.path: one.report for one in made},
+        warnings=tuple(dict.fromkeys(warnings)),
         toolchain=own_toolchain(recipe, toolchain(target.device)),
         weights=weights,
         build_s=time.monotonic() - started,
@@ -122,6 +103,45 @@ def build(
     )
     candidate.write()
     return candidate
+
+
+@contextlib.contextmanager
+def _build_conditions(target: Target) -> Iterator[None]:
+    """Threads, environment, device and precision of a build."""
+    exact = full_on_gpu() if target.device.type == "cuda" else contextlib.nullcontext()
+    with threads(target.num_threads), without_environment(), current(target.device), exact:
+        yield
+
+
+def _shape_builds(
+    subject: Subject,
+    recipe: Recipe,
+    target: Target,
+    folder: Path,
+    *,
+    discard: bool,
+    further: bool,
+    attempts: dict[str, Attempt] | None,
+) -> Iterator[ShapeBuild]:
+    """The builds of all shapes of a recipe, the most special first; see `build`."""
+    counts = target.further_threads if further else (target.num_threads,)
+    targets = tuple(target.at(count) for count in counts)
+    shapes = _shapes(subject, recipe)
+    for name, point in shapes:
+        attempt = (attempts or {}).get(name)
+        if attempt is None:
+            attempt = Attempt(subject, point, keeps=attempts is not None)
+        if attempts is not None:
+            attempts[name] = attempt
+        yield ShapeBuild(
+            attempt=attempt,
+            recipe=recipe,
+            targets=targets,
+            folder=folder,
+            name=name,
+            discard=discard and name == shapes[-1][0],
+            further=further,
+        )
 
 
 def build_further(
@@ -142,10 +162,9 @@ def build_further(
     if not made_for(recipe, target.device_class.kind).by_thread:
         return candidate
     more = build(subject, recipe, target, folder, further=True)
-    for file in (
-        *(candidate.folder / "payloads").iterdir(),
-        *(candidate.folder / EVIDENCE).glob("*"),
-    ):
+    files = [*(candidate.folder / "payloads").iterdir()]
+    files += (candidate.folder / EVIDENCE).glob("*")
+    for file in files:
         link_or_copy(file, folder / file.relative_to(candidate.folder))
     made = replace(
         candidate,
@@ -165,161 +184,11 @@ def _shapes(subject: Subject, recipe: Recipe) -> list[tuple[str, dict[str, int] 
     """
     varies = any(dim.min < dim.max for dim in subject.spec.dims)
     points = subject.points if varies and recipe.by_shape else ()
-    return [
-        *(
-            ("-".join(f"{name}{size}" for name, size in point.items()), dict(point))
-            for point in points
-        ),
-        ("all", None),
-    ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Made:
-    """One payload, its report, and the capture it was made from."""
-
-    captured: Captured
-    payload: Payload
-    report: FreezingReport
-
-
-@dataclass(frozen=True, kw_only=True)
-class _ShapeBuild:
-    """Builds the payloads of one shape, one for each target."""
-
-    attempt: Attempt
-    recipe: Recipe
-    targets: Sequence[Target]
-    folder: Path
-    name: str
-    discard: bool
-    further: bool
-
-    def first_that_works(self, tried: list[dict[str, str]]) -> list[_Made]:
-        """Build by the first way of the recipe that works. Append each attempt to `tried`, with the
-        file of its error.
-
-        Raises:
-            CaptureError, BuildError: no way works. The message has each reason, the code is the
-                most specific one.
-        """
-        errors: dict[str, FreezeError] = {}
-        unfit: dict[str, str] = {}
-        handled = sys.exception()
-        for number, (capture, lowering) in enumerate(self.recipe.ways):
-            row = {"payload": self.name, "capture": capture, "lowering": lowering}
-            if why := self.attempt.unfit(capture):
-                tried.append({**row, "outcome": f"{NOT_TRIED}: {why}"})
-                unfit[capture] = why
-                continue
-            try:
-                with peak_memory() as memory:
-                    made = self._make(capture, lowering)
-            except (CaptureError, BuildError) as error:
-                file = self._write_evidence(
-                    f"{number}-{capture}-error.txt", "".join(traceback.format_exception(error))
-                )
-                tried.append(
-                    {**row, "outcome": str(error), "error": str(file.relative_to(self.folder))}
-                )
-                clear_frames(error, handled)
-                if is_large(self.attempt.subject.model):
-                    gc.collect()  # graphs refer to each other
-                errors[capture] = error
-                if isinstance(error, LeakError):
-                    break  # another graph would be compiled with the same flags
-            else:
-                tried.append({**row, "outcome": "captured and lowered"})
-                return [
-                    replace(one, report=replace(one.report, memory_peak_bytes=memory.bytes))
-                    for one in made
-                ]
-        raise _no_way(errors, unfit)
-
-    def _make(self, capture: CaptureName, lowering: PayloadKind) -> list[_Made]:
-        """Capture the graph once, and lower it for each target."""
-        phases: dict[str, float] = {}
-        with timed(phases, "capture"):
-            captured = self.attempt.capture(capture)
-        check_operators(captured.program, lowering)
-        if self.discard:
-            self.attempt.discarded = True
-            free_tensors(
-                program_tensors(self.attempt.subject.model),
-                in_use=program_tensors(captured.program),
-            )
-        captured = replace(captured, texts={**captured_texts(captured.program), **captured.texts})
-        made: list[_Made] = []
-        for target in self.targets:
-            # Only the last lowering may free the program's tensors, and only the first reports the
-            # time of the capture.
-            ready = captured if target is self.targets[-1] else replace(captured, owned=())
-            made.append(self._lower(ready, lowering, target, {} if made else phases))
-        return made
-
-    def _lower(
-        self, captured: Captured, lowering: PayloadKind, target: Target, phases: Mapping[str, float]
-    ) -> _Made:
-        size_before_bytes, lower_s = program_bytes(captured.program), dict[str, float]()
-        module = LOWERINGS[lowering]
-        suffix = f"-threads{target.num_threads}" if self.further else ""
-        path = self.folder / "payloads" / f"{self.name}{suffix}{module.SUFFIX}"
-        with timed(lower_s, "lower"), threads(target.num_threads):
-            lowered = module.build(captured, path, target, self.recipe.settings)
-        for file, text in {**captured.texts, **lowered.texts}.items():
-            self._write_evidence(file, text, suffix)
-        point, dims = self.attempt.point, self.attempt.subject.spec.dims
-        payload = Payload(
-            path=f"payloads/{path.name}",
-            digest=digest_file(path),
-            size_bytes=path.stat().st_size,
-            kind=lowering,
-            num_threads=target.num_threads if self.recipe.by_thread else None,
-            dims=dims
-            if point is None
-            else tuple(Dim(name=name, min=size, max=size) for name, size in point.items()),
-            convention=captured.convention,
-            layouts=lowered.layouts,
-        )
-        report = replace(
-            lowered.report,
-            phases_s={**phases, **(lowered.report.phases_s or lower_s)},
-            size_before_bytes=size_before_bytes,
-            size_after_bytes=payload.size_bytes,
-            guards=captured.guards,
-            notes=(*captured.notes, *lowered.report.notes),
-        )
-        return _Made(
-            captured=replace(captured, program=None, owned=()), payload=payload, report=report
-        )  # releases the weights
-
-    def _write_evidence(self, name: str, text: str, suffix: str = "") -> Path:
-        file = self.folder / EVIDENCE / f"{self.name}{suffix}-{name}"
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(text)
-        return file
-
-
-def _no_way(errors: dict[str, FreezeError], unfit: Mapping[str, str]) -> FreezeError:
-    """The error of a shape for which no way works; ways unfit for the model only count where no
-    other was tried.
-    """
-    message = "; ".join(f"{capture}: {why}" for capture, why in (errors or unfit).items())
-    if not errors:
-        return CaptureError(message)
-    worst = next(
-        error
-        for kind in (LeakError, BuildError, FreezeError)
-        for error in errors.values()
-        if isinstance(error, kind)
-    )
-    finer = (error.code for error in reversed(errors.values()) if error.code != type(error).code)
-    error = type(worst)(message, code=None if isinstance(worst, LeakError) else next(finer, None))
-    error.__cause__ = ExceptionGroup("every way failed", list(errors.values()))
-    return error
-
-
-logger = logging.getLogger("coldpress")
+    shapes: list[tuple[str, dict[str, int] | None]] = []
+    for point in points:
+        name = "-".join(f"{name}{size}" for name, size in point.items())
+        shapes.append((name, dict(point)))
+    return [*shapes, ("all", None)]
 
 
 @dataclass(frozen=True, kw_only=True)

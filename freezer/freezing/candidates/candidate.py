@@ -88,17 +88,13 @@ class Candidate:
             subject: the subject it was made of, on the device to run on.
             payloads: payloads to choose from by shape; by default all for the first thread count.
         """
-        chosen = (
-            payloads_for_threads(self.payloads, self.payloads[0].num_threads or 0)
-            if payloads is None
-            else payloads
-        )
-        opened = [
-            OpenPayload(
-                payload=p, run=LOADERS[p.kind](self.folder / p.path, self.settings, subject.device)
-            )
-            for p in chosen
-        ]
+        if payloads is None:
+            payloads = payloads_for_threads(self.payloads, self.payloads[0].num_threads or 0)
+        opened = []
+        for payload in payloads:
+            path = self.folder / payload.path
+            run = LOADERS[payload.kind](path, self.settings, subject.device)
+            opened.append(OpenPayload(payload=payload, run=run))
         return FrozenModel(
             spec=subject.spec,
             outputs=subject.outputs,

@@ -7,7 +7,7 @@ work in scripted functions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -73,33 +73,40 @@ def debug(subject: Subject) -> Debugged:
             subject.outputs, call.eager, call.reference, reference.scales, strict=True
         )
     )
-    constant = [
-        output.name
-        for output, outputs in zip(
-            subject.outputs, zip(*(call.eager for call in singles), strict=True), strict=True
-        )
-        if outputs[0].numel() and all(same_tensors(outputs[0], other) for other in outputs[1:])
-    ]
-    varied = subject.spec.tensors and len(singles) > 1
-    warnings = [
-        f"output {name!r} is the same for all input sets, so drift in it would not show; check the"
-        " weights"
-        for name in constant
-        if varied
-    ]
-    if reference.float64 and reference.deterministic:
-        worst = {
-            figure.output: figure.relative_error
-            for figure in figures
-            if (figure.relative_error or 0.0) > DIGITS
-        }
-        warnings += [
-            f"output {name!r}: eager has no correct digits, its relative error is {error:.2g}"
-            for name, error in worst.items()
-        ]
     return Debugged(
-        figures=figures, facts=tuple(_facts(subject, reference)), warnings=tuple(warnings)
+        figures=figures,
+        facts=tuple(_facts(subject, reference)),
+        warnings=(*_constant_outputs(subject, reference), *_without_digits(reference, figures)),
     )
+
+
+def _constant_outputs(subject: Subject, reference: Reference) -> Iterator[str]:
+    """Warn of outputs that are the same for all input sets."""
+    singles = reference.singles
+    if not subject.spec.tensors or len(singles) < 2:
+        return
+    for number, output in enumerate(subject.outputs):
+        first, *others = (call.eager[number] for call in singles)
+        if first.numel() and all(same_tensors(first, other) for other in others):
+            yield (
+                f"output {output.name!r} is the same for all input sets, so drift in it would not"
+                " show; check the weights"
+            )
+
+
+def _without_digits(reference: Reference, figures: Sequence[EagerFigure]) -> list[str]:
+    """Warn of outputs in which eager has no correct digits."""
+    if not reference.float64 or not reference.deterministic:
+        return []
+    worst: dict[str, float] = {}
+    for figure in figures:
+        error = figure.relative_error
+        if error is not None and error > DIGITS:
+            worst[figure.output] = error
+    return [
+        f"output {name!r}: eager has no correct digits, its relative error is {error:.2g}"
+        for name, error in worst.items()
+    ]
 
 
 def _figure(

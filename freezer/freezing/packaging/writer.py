@@ -71,14 +71,9 @@ def assemble(
         failures: the error message of each recipe that made no candidate; recorded.
     """
     if judgement.torch_only is not None:
-        assemble(
-            session,
-            judgement.torch_only,
-            dest=torch_folder(dest),
-            provenance=provenance,
-            failures=failures,
-        )
-    winner = judgement.winner
+        second, beside = judgement.torch_only, torch_folder(dest)
+        assemble(session, second, dest=beside, provenance=provenance, failures=failures)
+    winner, device = judgement.winner, session.target.device
     assert winner is not None, "assemble requires a winner"
     dest.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{dest.name}-", dir=dest.parent))
@@ -91,7 +86,7 @@ def assemble(
             provenance={
                 **provenance,
                 "weights": session.subject.weights,
-                "host": host_fingerprint(session.target.device),
+                "host": host_fingerprint(device),
             },
             freezing=_freezing(judgement, winner, failures),
         )
@@ -129,15 +124,7 @@ def _manifest(session: Session, judgement: Judgement, winner: Trial) -> Manifest
         model=subject.name,
         device_class=session.target.device_class.name,
         verdict=judgement.verdict,
-        recipe=RecipeRecord(
-            name=candidate.recipe,
-            capture=candidate.capture,
-            lowering=candidate.lowering,
-            settings=candidate.settings,
-            tried=candidate.tried,
-            preserve=candidate.preserve,
-            reset=subject.reset,
-        ),
+        recipe=_recipe(candidate, subject.reset),
         inputs=subject.spec,
         outputs=subject.outputs,
         structure=subject.structure,
@@ -161,6 +148,18 @@ def _manifest(session: Session, judgement: Judgement, winner: Trial) -> Manifest
         ),
         latency=_latency(session, judgement, winner),
         provenance={},
+    )
+
+
+def _recipe(candidate: Candidate, reset: str | None) -> RecipeRecord:
+    return RecipeRecord(
+        name=candidate.recipe,
+        capture=candidate.capture,
+        lowering=candidate.lowering,
+        settings=candidate.settings,
+        tried=candidate.tried,
+        preserve=candidate.preserve,
+        reset=reset,
     )
 
 

@@ -1,0 +1,180 @@
+"""Build the payloads of one shape, by the first way of a recipe that works."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from freezer.artifact import NOT_TRIED, FreezingReport, Payload, PayloadKind
+from freezer.errors import BuildError, CaptureError, FreezeError, LeakError
+from freezer.files import digest_file
+from freezer.freezing.candidates.candidate import EVIDENCE
+from freezer.freezing.capture import Attempt, Captured
+from freezer.freezing.lowering import LOWERINGS, captured_texts, check_operators, timed
+from freezer.freezing.models import clear_frames, free_tensors, is_large
+from freezer.freezing.recipes import CaptureName, Recipe
+from freezer.freezing.target import Target
+from freezer.hardware import peak_memory
+from freezer.runtime.tensors import program_bytes, program_tensors
+from freezer.runtime.torch_settings import threads
+from freezer.spec import Dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """One payload, its report, and the capture it was made from, without its program."""
+
+    captured: Captured
+    payload: Payload
+    report: FreezingReport
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapeBuild:
+    """Builds the payloads of one shape, one for each target.
+
+    Attributes:
+        attempt: captures of the model for the shape.
+        targets: one for each thread count.
+        folder: folder of the candidate.
+        name: name of the shape in file names.
+        discard: whether the model's weights are freed after the capture.
+        further: whether the targets are those of further thread counts.
+    """
+
+    attempt: Attempt
+    recipe: Recipe
+    targets: Sequence[Target]
+    folder: Path
+    name: str
+    discard: bool
+    further: bool
+
+    def first_that_works(self, tried: list[dict[str, str]]) -> list[Made]:
+        """Build by the first way of the recipe that works. Append each attempt to `tried`, with the
+        file of its error.
+
+        Raises:
+            CaptureError, BuildError: no way works. The message has each reason, the code is the
+                most specific one.
+        """
+        errors: dict[str, FreezeError] = {}
+        unfit: dict[str, str] = {}
+        handled = sys.exception()
+        for number, (capture, lowering) in enumerate(self.recipe.ways):
+            row = {"payload": self.name, "capture": capture, "lowering": lowering}
+            reason = self.attempt.unfit(capture)
+            if reason:
+                tried.append({**row, "outcome": f"{NOT_TRIED}: {reason}"})
+                unfit[capture] = reason
+                continue
+            try:
+                with peak_memory() as memory:
+                    made = self._make(capture, lowering)
+            except (CaptureError, BuildError) as error:
+                file = self._write_error(f"{number}-{capture}-error.txt", error)
+                tried.append({**row, "outcome": str(error), "error": file})
+                clear_frames(error, handled)
+                if is_large(self.attempt.subject.model):
+                    gc.collect()  # graphs refer to each other
+                errors[capture] = error
+                if isinstance(error, LeakError):
+                    break  # another graph would be compiled with the same flags
+            else:
+                tried.append({**row, "outcome": "captured and lowered"})
+                return [_with_peak(one, memory.bytes) for one in made]
+        raise _no_way(errors, unfit)
+
+    def _make(self, capture: CaptureName, lowering: PayloadKind) -> list[Made]:
+        """Capture the graph once, and lower it for each target."""
+        phases: dict[str, float] = {}
+        with timed(phases, "capture"):
+            captured = self.attempt.capture(capture)
+        check_operators(captured.program, lowering)
+        if self.discard:
+            self.attempt.discarded = True
+            free_tensors(
+                program_tensors(self.attempt.subject.model),
+                in_use=program_tensors(captured.program),
+            )
+        captured = replace(captured, texts={**captured_texts(captured.program), **captured.texts})
+        made: list[Made] = []
+        for target in self.targets:
+            # Only the last lowering may free the program's tensors, and only the first reports the
+            # time of the capture.
+            ready = captured if target is self.targets[-1] else replace(captured, owned=())
+            made.append(self._lower(ready, lowering, target, {} if made else phases))
+        return made
+
+    def _lower(
+        self, captured: Captured, lowering: PayloadKind, target: Target, phases: Mapping[str, float]
+    ) -> Made:
+        size_before_bytes, lower_s = program_bytes(captured.program), dict[str, float]()
+        module = LOWERINGS[lowering]
+        suffix = f"-threads{target.num_threads}" if self.further else ""
+        path = self.folder / "payloads" / f"{self.name}{suffix}{module.SUFFIX}"
+        with timed(lower_s, "lower"), threads(target.num_threads):
+            lowered = module.build(captured, path, target, self.recipe.settings)
+        for file, text in {**captured.texts, **lowered.texts}.items():
+            self._write_evidence(file, text, suffix)
+        dims, point = self.attempt.subject.spec.dims, self.attempt.point
+        if point is not None:
+            dims = tuple(Dim(name=name, min=size, max=size) for name, size in point.items())
+        payload = Payload(
+            path=f"payloads/{path.name}",
+            digest=digest_file(path),
+            size_bytes=path.stat().st_size,
+            kind=lowering,
+            num_threads=target.num_threads if self.recipe.by_thread else None,
+            dims=dims,
+            convention=captured.convention,
+            layouts=lowered.layouts,
+        )
+        report = replace(
+            lowered.report,
+            phases_s={**phases, **(lowered.report.phases_s or lower_s)},
+            size_before_bytes=size_before_bytes,
+            size_after_bytes=payload.size_bytes,
+            guards=captured.guards,
+            notes=(*captured.notes, *lowered.report.notes),
+        )
+        released = replace(captured, program=None, owned=())  # the weights
+        return Made(captured=released, payload=payload, report=report)
+
+    def _write_error(self, name: str, error: Exception) -> str:
+        """Write an error in full; return the path in the candidate's folder."""
+        file = self._write_evidence(name, "".join(traceback.format_exception(error)))
+        return str(file.relative_to(self.folder))
+
+    def _write_evidence(self, name: str, text: str, suffix: str = "") -> Path:
+        file = self.folder / EVIDENCE / f"{self.name}{suffix}-{name}"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+        return file
+
+
+def _with_peak(made: Made, memory_bytes: int | None) -> Made:
+    return replace(made, report=replace(made.report, memory_peak_bytes=memory_bytes))
+
+
+def _no_way(errors: dict[str, FreezeError], unfit: Mapping[str, str]) -> FreezeError:
+    """The error of a shape for which no way works; ways unfit for the model only count where no
+    other was tried.
+    """
+    message = "; ".join(f"{capture}: {why}" for capture, why in (errors or unfit).items())
+    if not errors:
+        return CaptureError(message)
+    worst = next(
+        error
+        for kind in (LeakError, BuildError, FreezeError)
+        for error in errors.values()
+        if isinstance(error, kind)
+    )
+    finer = (error.code for error in reversed(errors.values()) if error.code != type(error).code)
+    error = type(worst)(message, code=None if isinstance(worst, LeakError) else next(finer, None))
+    error.__cause__ = ExceptionGroup("every way failed", list(errors.values()))
+    return error

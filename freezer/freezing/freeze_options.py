@@ -1,0 +1,97 @@
+"""Options and result of a freeze."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from freezer.artifact import Artifact
+from freezer.freezing.judging import Judgement, TaskMetric
+from freezer.freezing.models import SubjectOptions
+from freezer.spec import Limits, Objective, SamplingPolicy
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FreezeOptions:
+    """Options of one freeze.
+
+    Attributes:
+        name: model name in the manifest.
+        recipes: names of recipes; `auto` selects those worth trying on any model, `all` selects
+            every one.
+        device_class: the class to freeze for. `auto` is the class of the model's GPU, or else this
+            machine's CPU class.
+        num_threads: thread counts to build, judge and serve with. The verdict is taken at the
+            first; the winner is built for the others too, and its payloads are kept where they are
+            faster. By default torch's own count, at most the CPUs of this process, and the powers
+            of two below.
+        points: sizes by dim name, `[{"batch": 1}, {"batch": 8}]`: try a payload for each, beside
+            the one for all sizes. A dim that a point omits takes its minimum. The verdict is taken
+            at the first point, by default the minimum of every dim.
+        limits: speedup, drift, latency and size limits that a candidate must meet.
+        objective: what the winner is best in, of the candidates that meet the limits: `p50`
+            (latency), `p95`, `throughput` or `size`.
+        policy: how long and how often to sample latency.
+        task_metric: the caller's own quality measure; reported, not gated.
+        preserve: attributes, methods and submodule attributes (`sub.attr`) that the frozen model
+            keeps.
+        reset: the method, without arguments, that clears the model's state. The judge calls it
+            between input sets.
+        device: the device to freeze on, such as `cuda:1`. With `device_class="auto"` its class is
+            used. By default, for a CUDA class, the GPU that holds the model if it is of that class,
+            or else the current one.
+    """
+
+    name: str = "model"
+    recipes: Iterable[str] = ("auto",)
+    device_class: str = "auto"
+    num_threads: int | Sequence[int] | None = None
+    points: Sequence[Mapping[str, int]] = ()
+    limits: Limits = field(default_factory=Limits)
+    objective: Objective = "p50"
+    policy: SamplingPolicy = field(default_factory=SamplingPolicy)
+    task_metric: TaskMetric | None = None
+    preserve: Sequence[str] = ()
+    reset: str | None = None
+    device: str | None = None
+
+    def for_subject(self, device: torch.device, *, fill_up: bool = False) -> SubjectOptions:
+        """The options of `prepare` among these."""
+        return SubjectOptions(
+            preserve=self.preserve,
+            reset=self.reset,
+            points=self.points,
+            fill_up=fill_up,
+            device=device,
+        )
+
+
+DEFAULTS = FreezeOptions()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreezeResult:
+    """The result of freezing one model on this machine.
+
+    Attributes:
+        verdict: published, kept-eager, rejected, failed or unstable (docs/contract.md).
+        reason: one sentence for people.
+        artifact: the folder that was written; the portable or captured one for kept-eager; None if
+            nothing was written.
+        judgement: for the device class; None if no candidate was built.
+        failures: the error message of each recipe that made no candidate, or why it was skipped.
+        tracebacks: the full tracebacks of those errors.
+        evidence: folder `OUT.evidence`, with a folder for each class that got no artifact or has
+            failures; None if there is none.
+    """
+
+    verdict: str
+    reason: str
+    artifact: Artifact | None = None
+    judgement: Judgement | None = field(default=None, repr=False)
+    failures: Mapping[str, str] = field(default_factory=dict)
+    tracebacks: Mapping[str, str] = field(default_factory=dict, repr=False)
+    evidence: Path | None = None
