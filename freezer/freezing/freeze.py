@@ -82,15 +82,33 @@ def freeze(
     check_mode(model)
     spec, example = example_spec(example_inputs, dims or {})
     device_class, device = resolve_device(
-        model, options.device_class, options.device, example.values()
+        model,
+        options.device_class,
+        options.device,
+        example.values(),
     )
     with generators_kept():
         subject = prepare(
-            options.name, model, spec, [example], options.for_subject(device, fill_up=True)
+            options.name,
+            model,
+            spec,
+            [example],
+            options.for_subject(device, fill_up=True),
         )
     source = f"{type(model).__module__}.{type(model).__qualname__}"
-    target = _target(subject, device_class, device, options)
-    return _freeze_subject(subject, target, out=Path(out), source=source, options=options)
+    target = _target(
+        subject,
+        device_class,
+        device,
+        options,
+    )
+    return _freeze_subject(
+        subject,
+        target,
+        out=Path(out),
+        source=source,
+        options=options,
+    )
 
 
 def _freeze_subject(
@@ -154,7 +172,13 @@ class _Freezing:
     def result(self, target: Target) -> FreezeResult:
         """Build every recipe for one target, judge the candidates, and write the winner."""
         options = self.options
-        builds = build_all(self.subject, target, options.recipes, self.work, options.limits)
+        builds = build_all(
+            self.subject,
+            target,
+            options.recipes,
+            self.work,
+            options.limits,
+        )
         result = FreezeResult(
             verdict="kept-eager",
             reason="no recipe other than eager was requested",
@@ -225,7 +249,13 @@ class _Freezing:
         }
         judgement = None if result.artifact else result.judgement
         stage = Path(tempfile.mkdtemp(dir=self.work))
-        write_refused(judgement, builds, result.tracebacks, stage, dest / name)
+        write_refused(
+            judgement,
+            builds,
+            result.tracebacks,
+            stage,
+            dest / name,
+        )
         return replace(result, evidence=dest)
 
 
@@ -272,15 +302,32 @@ def keep_eager(
     dest.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{dest.name}-", dir=dest.parent) as folder:
         try:
-            candidate = build(subject, KEPT_EAGER, target, Path(folder))
+            candidate = build(
+                subject,
+                KEPT_EAGER,
+                target,
+                Path(folder),
+            )
         except FreezeError as error:
             return None, f"no captured program serves: {error}"
-        session = open_session(subject, target, limits=limits, policy=policy, on_drift_alone=True)
+        session = open_session(
+            subject,
+            target,
+            limits=limits,
+            policy=policy,
+            on_drift_alone=True,
+        )
         judgement = judge(session, [candidate])
         if judgement.winner is None:
             return None, f"no captured program serves: {judgement.reason}"
         judgement = replace(judgement, verdict="kept-eager")
-        artifact = assemble(session, judgement, dest=dest, provenance=provenance, failures=failures)
+        artifact = assemble(
+            session,
+            judgement,
+            dest=dest,
+            provenance=provenance,
+            failures=failures,
+        )
     return artifact, f"the captured program serves ({candidate.capture})"
 
 
@@ -308,9 +355,26 @@ def freeze_source(
     """
     check_folder(out, "out")
     device_class, device = resolve_device(None, options.device_class, options.device)
-    subject = load_subject(source, options.name, spec, samples, options.for_subject(device))
-    target = _target(subject, device_class, device, options)
-    return _freeze_subject(subject, target, out=out, source=str(source), options=options)
+    subject = load_subject(
+        source,
+        options.name,
+        spec,
+        samples,
+        options.for_subject(device),
+    )
+    target = _target(
+        subject,
+        device_class,
+        device,
+        options,
+    )
+    return _freeze_subject(
+        subject,
+        target,
+        out=out,
+        source=str(source),
+        options=options,
+    )
 
 
 def load_subject(
@@ -340,4 +404,10 @@ def load_subject(
             f"source {source} does not declare its inputs; declare them (`inputs:` in a catalog,"
             " `--inputs` for `coldpress freeze`), or give samples"
         )
-    return prepare(name, model, spec, sets, options)
+    return prepare(
+        name,
+        model,
+        spec,
+        sets,
+        options,
+    )

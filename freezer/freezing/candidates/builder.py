@@ -79,7 +79,13 @@ def build(
     made: list[Made] = []
     with _build_conditions(target):
         for shape in _shape_builds(
-            subject, recipe, target, folder, discard=discard, further=further, attempts=attempts
+            subject,
+            recipe,
+            target,
+            folder,
+            discard=discard,
+            further=further,
+            attempts=attempts,
         ):
             made += shape.first_that_works(tried)
     last = made[-1]
@@ -161,7 +167,13 @@ def build_further(
     recipe = RECIPES[candidate.recipe]
     if not made_for(recipe, target.device_class.kind).by_thread:
         return candidate
-    more = build(subject, recipe, target, folder, further=True)
+    more = build(
+        subject,
+        recipe,
+        target,
+        folder,
+        further=True,
+    )
     files = [*(candidate.folder / "payloads").iterdir()]
     files += (candidate.folder / EVIDENCE).glob("*")
     for file in files:
@@ -239,7 +251,15 @@ def build_all(
         folder.mkdir()
         logger.info("building %s for %s", recipe.name, target.device_class.name)
         try:
-            builds.candidates.append(build(subject, recipe, target, folder, attempts=attempts))
+            builds.candidates.append(
+                build(
+                    subject,
+                    recipe,
+                    target,
+                    folder,
+                    attempts=attempts,
+                )
+            )
         except FreezeError as error:
             clear_frames(error, handled)
             builds.errors[recipe.name] = error

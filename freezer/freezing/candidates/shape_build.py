@@ -107,7 +107,14 @@ class ShapeBuild:
             # Only the last lowering may free the program's tensors, and only the first reports the
             # time of the capture.
             ready = captured if target is self.targets[-1] else replace(captured, owned=())
-            made.append(self._lower(ready, lowering, target, {} if made else phases))
+            made.append(
+                self._lower(
+                    ready,
+                    lowering,
+                    target,
+                    {} if made else phases,
+                )
+            )
         return made
 
     def _lower(
@@ -118,7 +125,12 @@ class ShapeBuild:
         suffix = f"-threads{target.num_threads}" if self.further else ""
         path = self.folder / "payloads" / f"{self.name}{suffix}{module.SUFFIX}"
         with timed(lower_s, "lower"), threads(target.num_threads):
-            lowered = module.build(captured, path, target, self.recipe.settings)
+            lowered = module.build(
+                captured,
+                path,
+                target,
+                self.recipe.settings,
+            )
         for file, text in {**captured.texts, **lowered.texts}.items():
             self._write_evidence(file, text, suffix)
         dims, point = self.attempt.subject.spec.dims, self.attempt.point

@@ -67,10 +67,21 @@ def debug(subject: Subject) -> Debugged:
     reference = run_reference(subject)
     singles = reference.singles
     figures = tuple(
-        _figure(subject, call.set_index, output, e, r if reference.float64 else None, limits)
+        _figure(
+            subject,
+            call.set_index,
+            output,
+            e,
+            r if reference.float64 else None,
+            limits,
+        )
         for call in singles
         for output, e, r, limits in zip(
-            subject.outputs, call.eager, call.reference, reference.scales, strict=True
+            subject.outputs,
+            call.eager,
+            call.reference,
+            reference.scales,
+            strict=True,
         )
     )
     return Debugged(

@@ -136,11 +136,23 @@ def compare_with_incumbent(session: Session, judgement: Judgement) -> Judgement:
         return replace(judgement, reason=reason)
     cell, policy, new = judgement.cells[0], session.policy, judgement.winner
     timing = timing_of(session.objective)
-    faster = cell.faster(new.recipe if new else EAGER, PREVIOUS, 1, policy, timing)
+    faster = cell.faster(
+        new.recipe if new else EAGER,
+        PREVIOUS,
+        1,
+        policy,
+        timing,
+    )
     old = replace(
         old,
         latency_ms=percentiles_of(cell.sampling, PREVIOUS, policy),
-        speedup=cell.faster(PREVIOUS, EAGER, 1, policy, timing),
+        speedup=cell.faster(
+            PREVIOUS,
+            EAGER,
+            1,
+            policy,
+            timing,
+        ),
     )
     assert faster is not None, "the timing was undisturbed"
     record = replace(
@@ -153,17 +165,34 @@ def compare_with_incumbent(session: Session, judgement: Judgement) -> Judgement:
         f"{'' if new else 'eager is '}{faster.value:.2f} times"
         f" ({faster.low:.2f}-{faster.high:.2f}) as fast as {record}"
     )
-    verdict, addition = _settled(session, judgement.verdict, new, old, record)
+    verdict, addition = _settled(
+        session,
+        judgement.verdict,
+        new,
+        old,
+        record,
+    )
     reason = f"{judgement.reason}; {compared}{addition}"
     winner = new if verdict == "published" else None
-    return replace(judgement, verdict=verdict, reason=reason, winner=winner, previous=record)
+    return replace(
+        judgement,
+        verdict=verdict,
+        reason=reason,
+        winner=winner,
+        previous=record,
+    )
 
 
 def _settled(
     session: Session, verdict: Verdict, new: Trial | None, old: Trial, record: PreviousRecord
 ) -> tuple[Verdict, str]:
     """The verdict after a comparison, and the end of its sentence."""
-    worse = _worse(session, new, old, record)
+    worse = _worse(
+        session,
+        new,
+        old,
+        record,
+    )
     if worse is None:
         return verdict, ""
     if problem := over_limit(session, old):

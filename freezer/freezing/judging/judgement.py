@@ -218,7 +218,13 @@ class Judgement:
         """The judgement with another trial of its winner, and more text in its reason."""
         trials = tuple(winner if trial is self.winner else trial for trial in self.trials)
         reason = f"{self.reason}; {text}" if text else self.reason
-        return replace(self, winner=winner, best=winner, trials=trials, reason=reason)
+        return replace(
+            self,
+            winner=winner,
+            best=winner,
+            trials=trials,
+            reason=reason,
+        )
 
     def with_cells(self, cells: Sequence[Cell]) -> Judgement:
         """The judgement with further cells."""

@@ -40,12 +40,22 @@ def point_figures(
     for cell in cells:
         for entrant in entrants:  # the first serves
             if cell.payloads.get(entrant) in paths:
-                yield _figures(cell, entrant, policy, num_candidates)
+                yield _figures(
+                    cell,
+                    entrant,
+                    policy,
+                    num_candidates,
+                )
 
 
 def _figures(cell: Cell, entrant: str, policy: SamplingPolicy, num_candidates: int) -> PointFigures:
     values = cell.sampling.percentiles(entrant, policy)
-    faster = cell.faster(entrant, EAGER, num_candidates, policy)
+    faster = cell.faster(
+        entrant,
+        EAGER,
+        num_candidates,
+        policy,
+    )
     return PointFigures(
         num_threads=cell.num_threads,
         point=cell.point,
@@ -88,11 +98,22 @@ def kept_payloads(
         at_count = [cell for cell in cells if cell.num_threads == count]
         nothing = None
         if count != cells[0].num_threads:
-            nothing = _gains_nothing(session, candidate, count, at_count)
+            nothing = _gains_nothing(
+                session,
+                candidate,
+                count,
+                at_count,
+            )
         for payload in payloads:
             reason = nothing
             if reason is None and is_specialized(payload, payloads):
-                reason = _no_faster(session, candidate, payload, at_count, cells[0])
+                reason = _no_faster(
+                    session,
+                    candidate,
+                    payload,
+                    at_count,
+                    cells[0],
+                )
             if reason is not None:
                 dropped.append(Dropped(payload=payload.path, num_threads=count, reason=reason))
     return candidate.without({item.payload for item in dropped}), tuple(dropped)
@@ -108,7 +129,12 @@ def _gains_nothing(
     entrants = [(cell, name) for cell in cells for name in names if name in cell.payloads]
     best: tuple[Speedup, Cell] | None = None
     for cell, name in entrants:
-        faster = cell.faster(name, EAGER, len(entrants), session.policy)
+        faster = cell.faster(
+            name,
+            EAGER,
+            len(entrants),
+            session.policy,
+        )
         if faster and (best is None or faster.low > best[0].low):
             best = faster, cell
     if best is None:
@@ -134,7 +160,12 @@ def _no_faster(
         return None
     cell = timed[0]
     for_all = cell.payloads[general(recipe)]
-    gain = cell.faster(recipe, general(recipe), 1, session.policy)
+    gain = cell.faster(
+        recipe,
+        general(recipe),
+        1,
+        session.policy,
+    )
     if gain is None:
         return f"at {cell} the machine was too disturbed to measure; {for_all} serves"
     if gain.low > 1.0:

@@ -50,7 +50,16 @@ def time_other_sizes(session: Session, judgement: Judgement) -> Judgement:
         return judgement
     cells = time_sizes(session, [winner.candidate])
     timed = replace(
-        winner, points=(*winner.points, *point_figures(winner.candidate, cells, policy, 1))
+        winner,
+        points=(
+            *winner.points,
+            *point_figures(
+                winner.candidate,
+                cells,
+                policy,
+                1,
+            ),
+        ),
     )
     slower = slower_than_eager(timed.points)
     text = f"slower than eager with {slower}" if slower and not session.on_drift_alone else ""

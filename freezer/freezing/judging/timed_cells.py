@@ -48,11 +48,25 @@ def time_entrants(session: Session, judgement: Judgement) -> Judgement:
     entrants = [*candidates, *_incumbents(session, judgement.old)]
     first, *others = zip(points, _shares(session), strict=False)
     rivals = _rivals(entrants, could_win(session, passing))
-    deciding = _time_cell(session, entrants, session.num_threads, *first, rivals=rivals)
+    deciding = _time_cell(
+        session,
+        entrants,
+        session.num_threads,
+        *first,
+        rivals=rivals,
+    )
     to_the_end = [
         candidate for candidate in candidates if not deciding.sampling.stopped(candidate.recipe)
     ]
-    further = [_time_cell(session, to_the_end, session.num_threads, *each) for each in others]
+    further = [
+        _time_cell(
+            session,
+            to_the_end,
+            session.num_threads,
+            *each,
+        )
+        for each in others
+    ]
     cells = (deciding, *further)
 
     def timed(trial: Trial) -> Trial:
@@ -62,9 +76,20 @@ def time_entrants(session: Session, judgement: Judgement) -> Judgement:
             candidate=candidate,
             latency_ms=percentiles_of(deciding.sampling, trial.recipe, policy),
             speedup=deciding.faster(
-                trial.recipe, EAGER, len(passing), policy, timing_of(session.objective)
+                trial.recipe,
+                EAGER,
+                len(passing),
+                policy,
+                timing_of(session.objective),
             ),
-            points=tuple(point_figures(candidate, cells, policy, len(passing))),
+            points=tuple(
+                point_figures(
+                    candidate,
+                    cells,
+                    policy,
+                    len(passing),
+                )
+            ),
             dropped=dropped,
         )
 
@@ -114,7 +139,14 @@ def time_sizes(
     policy = _shares(session)[-1]
     most_s = 2 * session.policy.time_limit_s
     return tuple(
-        _time_cell(session, candidates, session.num_threads, size, policy, most_s=most_s)
+        _time_cell(
+            session,
+            candidates,
+            session.num_threads,
+            size,
+            policy,
+            most_s=most_s,
+        )
         for size in (_further_sizes(session) if sizes is None else sizes)
     )
 
@@ -127,7 +159,15 @@ def time_further_threads(
     """
     places = [(count, point) for count in thread_counts for point in session.subject.points]
     policy = shared_out(session.policy, 1 + len(places))[-1]
-    return tuple(_time_cell(session, [winner], *place, policy) for place in places)
+    return tuple(
+        _time_cell(
+            session,
+            [winner],
+            *place,
+            policy,
+        )
+        for place in places
+    )
 
 
 def _further_sizes(session: Session) -> tuple[Mapping[str, int], ...]:
@@ -149,7 +189,12 @@ def shared_out(policy: SamplingPolicy, num_cells: int) -> list[SamplingPolicy]:
     if num_cells == 1:
         return [policy]
     rest_s = max(policy.time_limit_s / 2 / (num_cells - 1), policy.time_limit_s * _LEAST_SHARE)
-    further = replace(policy, time_limit_s=rest_s, warmup_s=policy.warmup_s / 2, min_samples=0)
+    further = replace(
+        policy,
+        time_limit_s=rest_s,
+        warmup_s=policy.warmup_s / 2,
+        min_samples=0,
+    )
     return [replace(policy, time_limit_s=policy.time_limit_s / 2), *[further] * (num_cells - 1)]
 
 
@@ -180,9 +225,21 @@ def _time_cell(
             name: candidate.open(session.subject, [payload])
             for name, (candidate, payload) in served.items()
         }
-        sampling = _time_at(session.subject, point, models, policy, most_s=most_s, rivals=rivals)
+        sampling = _time_at(
+            session.subject,
+            point,
+            models,
+            policy,
+            most_s=most_s,
+            rivals=rivals,
+        )
     paths = {name: payload.path for name, (_, payload) in served.items()}
-    return Cell(num_threads=num_threads, point=point, sampling=sampling, payloads=paths)
+    return Cell(
+        num_threads=num_threads,
+        point=point,
+        sampling=sampling,
+        payloads=paths,
+    )
 
 
 def _time_at(
@@ -218,9 +275,20 @@ def _time_at(
             least_s = policy.min_rounds * first_s
             if least_s > most_s:
                 nothing: dict[str, list[list[float]]] = {name: [] for name in calls}
-                return Sampling(samples_ms=nothing, num_dropped=0, settled=False, stable=False)
+                return Sampling(
+                    samples_ms=nothing,
+                    num_dropped=0,
+                    settled=False,
+                    stable=False,
+                )
             policy = replace(policy, time_limit_s=max(policy.time_limit_s, least_s))
-        return sample(calls, policy, resets, meter, rivals)
+        return sample(
+            calls,
+            policy,
+            resets,
+            meter,
+            rivals,
+        )
 
 
 def without_grad(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

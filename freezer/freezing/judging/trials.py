@@ -67,8 +67,21 @@ def run_trial(session: Session, candidate: Candidate) -> Trial:
             check_unlimited(session.target, ENGINES[candidate.payloads[0].kind])
         for num_threads, payloads in _ways_to_serve(session, candidate):
             with threads(num_threads):
-                way = _run_way(session, candidate, payloads, any(way.random for way in ways))
-            rows = [_placed_row(session, row, num_threads, payloads) for row in way.rows]
+                way = _run_way(
+                    session,
+                    candidate,
+                    payloads,
+                    any(way.random for way in ways),
+                )
+            rows = [
+                _placed_row(
+                    session,
+                    row,
+                    num_threads,
+                    payloads,
+                )
+                for row in way.rows
+            ]
             ways.append(replace(way, rows=rows))
     except Exception as error:  # a payload may raise anything; the others go on
         return Trial(candidate=candidate, problem=run_sentence(error))
@@ -89,11 +102,27 @@ def _run_way(
 ) -> _Way:
     """Run a candidate with these payloads, and compare its outputs with the reference."""
     reference, names = session.reference, session.output_names
-    fresh = partial(_runner, session.subject, candidate, payloads)
+    fresh = partial(
+        _runner,
+        session.subject,
+        candidate,
+        payloads,
+    )
     outputs: _Outputs | None = None if reference.deterministic else []
     answers: list[dict[str, Tensor]] = []
-    calls = _calls(session, fresh, outputs, answers)
-    rows = assess(candidate.recipe, names, calls, session.gate, reference.scales)
+    calls = _calls(
+        session,
+        fresh,
+        outputs,
+        answers,
+    )
+    rows = assess(
+        candidate.recipe,
+        names,
+        calls,
+        session.gate,
+        reference.scales,
+    )
     failed = any(row.problem for row in rows)
     ties: tuple[Call, ...] = ()
     random = None
@@ -101,7 +130,12 @@ def _run_way(
         rows, ties = _without_ties(session, rows, list(_calls(session, fresh)))
     elif outputs is not None and not failed and not random_known:
         random = _random_problem(session, fresh, outputs)
-    return _Way(rows=rows, answers=answers, ties=ties, random=random)
+    return _Way(
+        rows=rows,
+        answers=answers,
+        ties=ties,
+        random=random,
+    )
 
 
 def _calls(
@@ -156,7 +190,13 @@ def _without_ties(
     if settled is None:
         return rows, ()
     calls, ties = settled
-    judged = assess(rows[0].recipe, names, calls, session.gate, reference.scales)
+    judged = assess(
+        rows[0].recipe,
+        names,
+        calls,
+        session.gate,
+        reference.scales,
+    )
     if any(row.problem for row in judged):
         return rows, ()
     # `assess` returns the rows of one output after the other

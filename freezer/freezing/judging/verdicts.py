@@ -80,7 +80,12 @@ def conversion(session: Session, judgement: Judgement) -> str:
     if not legacy:
         return f"{start} passes the drift gate"
     against = min(legacy, key=lambda name: statistics.median_high(cell.sampling.pooled(name)))
-    faster = cell.faster(converted.recipe, against, 1, session.policy)
+    faster = cell.faster(
+        converted.recipe,
+        against,
+        1,
+        session.policy,
+    )
     if faster is None:
         return f"{start} was not timed"
     bounds = f"({faster.low:.2f}-{faster.high:.2f})"

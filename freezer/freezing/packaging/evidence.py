@@ -227,7 +227,12 @@ def write_golden(
         call = reference.singles[index]
         for name, tensor in subject.on_host.sets[index].tensors.items():
             inputs[f"{position}/{name}"] = tensor
-        for name, r, e in zip(names, call.reference, call.eager, strict=True):
+        for name, r, e in zip(
+            names,
+            call.reference,
+            call.eager,
+            strict=True,
+        ):
             golden = r.to(e.dtype).where(e.isfinite() & r.isfinite(), e) if comparable(e) else e
             outputs[f"{position}/{name}"] = golden
         sets.append(

@@ -72,13 +72,24 @@ def assemble(
     """
     if judgement.torch_only is not None:
         second, beside = judgement.torch_only, torch_folder(dest)
-        assemble(session, second, dest=beside, provenance=provenance, failures=failures)
+        assemble(
+            session,
+            second,
+            dest=beside,
+            provenance=provenance,
+            failures=failures,
+        )
     winner, device = judgement.winner, session.target.device
     assert winner is not None, "assemble requires a winner"
     dest.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{dest.name}-", dir=dest.parent))
     try:
-        golden, files = _write_files(session, judgement, winner, staging)
+        golden, files = _write_files(
+            session,
+            judgement,
+            winner,
+            staging,
+        )
         manifest = replace(
             _manifest(session, judgement, winner),
             files=files,
@@ -106,7 +117,12 @@ def _write_files(
     for payload in candidate.payloads:
         link_or_copy(candidate.folder / payload.path, folder / payload.path)
     indices = golden_indices(session.subject, candidate)
-    golden = write_golden(session, winner, indices, folder)
+    golden = write_golden(
+        session,
+        winner,
+        indices,
+        folder,
+    )
     write_own_outputs([winner.answers[index] for index in indices], folder)
     media = dict.fromkeys((GOLDEN_INPUTS, GOLDEN_OUTPUTS, OWN_OUTPUTS), MEDIA_SAFETENSORS)
     for path in write_evidence(judgement, folder):

@@ -43,9 +43,19 @@ def with_further_threads(session: Session, judgement: Judgement, folder: Path) -
     if winner is None or not target.further_threads:
         return judgement
     counts = ", ".join(map(str, target.further_threads))
-    logger.info("building %s for %s, threads %s", winner.recipe, target.device_class.name, counts)
+    logger.info(
+        "building %s for %s, threads %s",
+        winner.recipe,
+        target.device_class.name,
+        counts,
+    )
     try:
-        candidate = build_further(session.subject, winner.candidate, target, folder)
+        candidate = build_further(
+            session.subject,
+            winner.candidate,
+            target,
+            folder,
+        )
     except FreezeError as error:
         failed = [
             Dropped(payload="not built", num_threads=count, reason=str(error))
@@ -72,7 +82,14 @@ def judge_further(session: Session, judgement: Judgement, candidate: Candidate) 
         cells = time_further_threads(session, candidate, built)
     candidate, slow = kept_payloads(session, candidate, (*judgement.cells, *cells))
     candidate, large = _within_size(session, candidate)
-    points = tuple(point_figures(candidate, cells, session.policy, 1))
+    points = tuple(
+        point_figures(
+            candidate,
+            cells,
+            session.policy,
+            1,
+        )
+    )
     trial = replace(
         winner,
         candidate=candidate,

@@ -59,16 +59,35 @@ def with_captured(session: Session, judgement: Judgement, folder: Path) -> Judge
         return judgement
     try:
         captured = _build(session, winner, folder / CAPTURED)
-        trial, gains = _try(session, winner, captured, slow)
+        trial, gains = _try(
+            session,
+            winner,
+            captured,
+            slow,
+        )
     except FreezeError as error:
         dropped = Dropped(payload=PAYLOAD, num_threads=session.num_threads, reason=str(error))
         text = f"the captured program does not serve instead: {error}"
         return judgement.with_winner(winner.without_payloads([dropped]), text=text)
     timed = [item.point for item in winner.points if item.num_threads == session.num_threads]
     dims = nearest_sizes(session.subject.spec.dims, [cell.point for cell in gains], timed)
-    trial = replace(trial, candidate=_in_one_folder(winner.candidate, captured, dims, folder))
+    trial = replace(
+        trial,
+        candidate=_in_one_folder(
+            winner.candidate,
+            captured,
+            dims,
+            folder,
+        ),
+    )
     served = [cell for cell in gains if _within(cell.point, dims)]
-    merged = _merged(session, winner, trial, served, dims)
+    merged = _merged(
+        session,
+        winner,
+        trial,
+        served,
+        dims,
+    )
     cells = {str(cell): cell for cell in (*judgement.cells, *served)}
     text = _serves(dims)
     return replace(judgement, cells=tuple(cells.values())).with_winner(merged, text=text)
@@ -98,7 +117,14 @@ def _build(session: Session, winner: Trial, folder: Path) -> Candidate:
     folder.mkdir()
     ways = tuple(way for way in KEPT_EAGER.ways if way[1] == "exported")
     exported = replace(KEPT_EAGER, ways=ways)
-    captured = _renamed(build(session.subject, exported, session.target, folder))
+    captured = _renamed(
+        build(
+            session.subject,
+            exported,
+            session.target,
+            folder,
+        )
+    )
     size_mb = (winner.candidate.size_bytes + captured.size_bytes) / 1e6
     if limit is not None and size_mb > limit:
         raise JudgeError(f"{size_mb:.1f} MB with it; size_mb_max is {limit:g}")
@@ -122,7 +148,12 @@ def _try(
     gains: list[Cell] = []
     bounds: list[str] = []
     for cell in cells:
-        faster = cell.faster(CAPTURED, winner.recipe, 1, session.policy)
+        faster = cell.faster(
+            CAPTURED,
+            winner.recipe,
+            1,
+            session.policy,
+        )
         if faster is None:
             continue
         bounds.append(f"{cell} (at least {faster.low:.2f} times)")
@@ -165,7 +196,15 @@ def _merged(
         candidate=captured.candidate,
         drift=report([*winner.drift.rows, *captured.drift.rows], session.gate),
         answers=answers,
-        points=(*points, *point_figures(captured.candidate, served, session.policy, 1)),
+        points=(
+            *points,
+            *point_figures(
+                captured.candidate,
+                served,
+                session.policy,
+                1,
+            ),
+        ),
     ).without_payloads(gone)
 
 

@@ -41,7 +41,12 @@ def with_torch_only(session: Session, judgement: Judgement, folder: Path) -> Jud
         trial for trial in alone if sampling is None or not sampling.stopped(trial.recipe)
     ]
     best = max(to_the_end or alone, key=lambda trial: trial.speedup.value if trial.speedup else 0.0)
-    second = replace(judgement, winner=best, best=best, previous=None)
+    second = replace(
+        judgement,
+        winner=best,
+        best=best,
+        previous=None,
+    )
     second = second.with_winner(with_cold_start(session, best))
     engine = ENGINES[winner.candidate.payloads[0].kind]
     text = f"{best.recipe} serves where {engine} is not installed"
