@@ -134,52 +134,42 @@ def compare_with_incumbent(session: Session, judgement: Judgement) -> Judgement:
     if old is None:
         reason = f"{judgement.reason}; not compared with {record}: {record.problem}"
         return replace(judgement, reason=reason)
+    new = judgement.winner
+    old, record = _timed(session, judgement, old, record)
+    assert record.speedup_ci is not None
+    low, high = record.speedup_ci
+    subject = "" if new else "eager is "
+    compared = f"{subject}{record.speedup:.2f} times ({low:.2f}-{high:.2f}) as fast as {record}"
+    verdict, addition = _settled(session, judgement.verdict, new, old, record)
+    return replace(
+        judgement,
+        verdict=verdict,
+        reason=f"{judgement.reason}; {compared}{addition}",
+        winner=new if verdict == "published" else None,
+        previous=record,
+    )
+
+
+def _timed(
+    session: Session, judgement: Judgement, old: Trial, record: PreviousRecord
+) -> tuple[Trial, PreviousRecord]:
+    """The trial of the incumbent with its latency, and the record with the speed of what would
+    replace it.
+    """
     cell, policy, new = judgement.cells[0], session.policy, judgement.winner
     timing = timing_of(session.objective)
-    faster = cell.faster(
-        new.recipe if new else EAGER,
-        PREVIOUS,
-        1,
-        policy,
-        timing,
-    )
+    faster = cell.faster(new.recipe if new else EAGER, PREVIOUS, 1, policy, timing)
+    assert faster is not None, "the timing was undisturbed"
     old = replace(
         old,
         latency_ms=percentiles_of(cell.sampling, PREVIOUS, policy),
-        speedup=cell.faster(
-            PREVIOUS,
-            EAGER,
-            1,
-            policy,
-            timing,
-        ),
+        speedup=cell.faster(PREVIOUS, EAGER, 1, policy, timing),
     )
-    assert faster is not None, "the timing was undisturbed"
-    record = replace(
+    return old, replace(
         record,
         speedup=faster.value,
         speedup_ci=(faster.low, faster.high),
         p50_ms=old.latency_ms.p50,
-    )
-    compared = (
-        f"{'' if new else 'eager is '}{faster.value:.2f} times"
-        f" ({faster.low:.2f}-{faster.high:.2f}) as fast as {record}"
-    )
-    verdict, addition = _settled(
-        session,
-        judgement.verdict,
-        new,
-        old,
-        record,
-    )
-    reason = f"{judgement.reason}; {compared}{addition}"
-    winner = new if verdict == "published" else None
-    return replace(
-        judgement,
-        verdict=verdict,
-        reason=reason,
-        winner=winner,
-        previous=record,
     )
 
 

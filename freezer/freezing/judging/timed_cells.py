@@ -37,64 +37,47 @@ _LEAST_SHARE = 0.1
 def time_entrants(session: Session, judgement: Judgement) -> Judgement:
     """Time eager, the passing candidates and the incumbent at every point, the deciding one first.
 
-    At the deciding point, candidates that are clearly slower than another are not timed to the end;
-    nor at the other points. Payloads that gain nothing are dropped.
+    Payloads that gain nothing are dropped.
     """
-    passing, policy = judgement.passing, session.policy
-    if not passing:
+    if not judgement.passing:
         return judgement
-    points = session.subject.points
-    candidates = [trial.candidate for trial in passing]
+    cells = _time_points(session, judgement)
+    num_candidates = len(judgement.passing)
+    timed = judgement.with_passing(lambda trial: _timed(session, trial, cells, num_candidates))
+    eager_ms = cells[0].sampling.percentiles(EAGER, session.policy)
+    return replace(timed, cells=cells, eager_ms=eager_ms)
+
+
+def _time_points(session: Session, judgement: Judgement) -> tuple[Cell, ...]:
+    """Time all entrants at the deciding point, and the candidates at the others.
+
+    At the deciding point, candidates that are clearly slower than another are not timed to the end;
+    nor at the other points.
+    """
+    candidates = [trial.candidate for trial in judgement.passing]
     entrants = [*candidates, *_incumbents(session, judgement.old)]
-    first, *others = zip(points, _shares(session), strict=False)
-    rivals = _rivals(entrants, could_win(session, passing))
-    deciding = _time_cell(
-        session,
-        entrants,
-        session.num_threads,
-        *first,
-        rivals=rivals,
-    )
+    rivals = _rivals(entrants, could_win(session, judgement.passing))
+    first, *others = zip(session.subject.points, _shares(session), strict=False)
+    deciding = _time_cell(session, entrants, session.num_threads, *first, rivals=rivals)
     to_the_end = [
         candidate for candidate in candidates if not deciding.sampling.stopped(candidate.recipe)
     ]
-    further = [
-        _time_cell(
-            session,
-            to_the_end,
-            session.num_threads,
-            *each,
-        )
-        for each in others
-    ]
-    cells = (deciding, *further)
+    further = [_time_cell(session, to_the_end, session.num_threads, *each) for each in others]
+    return (deciding, *further)
 
-    def timed(trial: Trial) -> Trial:
-        candidate, dropped = kept_payloads(session, trial.candidate, cells)
-        return replace(
-            trial,
-            candidate=candidate,
-            latency_ms=percentiles_of(deciding.sampling, trial.recipe, policy),
-            speedup=deciding.faster(
-                trial.recipe,
-                EAGER,
-                len(passing),
-                policy,
-                timing_of(session.objective),
-            ),
-            points=tuple(
-                point_figures(
-                    candidate,
-                    cells,
-                    policy,
-                    len(passing),
-                )
-            ),
-            dropped=dropped,
-        )
 
-    eager_ms = deciding.sampling.percentiles(EAGER, policy)
-    return replace(judgement.with_passing(timed), cells=cells, eager_ms=eager_ms)
+def _timed(session: Session, trial: Trial, cells: tuple[Cell, ...], num_candidates: int) -> Trial:
+    """The trial with its latency and speedup, without the payloads that gain nothing."""
+    deciding, policy, timing = cells[0], session.policy, timing_of(session.objective)
+    candidate, dropped = kept_payloads(session, trial.candidate, cells)
+    return replace(
+        trial,
+        candidate=candidate,
+        latency_ms=percentiles_of(deciding.sampling, trial.recipe, policy),
+        speedup=deciding.faster(trial.recipe, EAGER, num_candidates, policy, timing),
+        points=tuple(point_figures(candidate, cells, policy, num_candidates)),
+        dropped=dropped,
+    )
 
 
 def _incumbents(session: Session, old: Trial | None) -> list[Candidate]:
@@ -256,11 +239,7 @@ def _time_at(
 
     `rivals` as in `sample`, also of entrants that are not timed here.
     """
-    eager = subject.fresh()
-    for part in eager.modules():
-        if isinstance(part, nn.RNNBase):
-            # on a GPU, calls of a copy would flatten its weights each time
-            part.flatten_parameters()
+    eager = _fresh_eager(subject)
     models: dict[str, Callable[..., Any]] = {EAGER: partial(without_grad, eager), **candidates}
     resets: dict[str, Callable[[], object]] = {}
     if subject.reset is not None:
@@ -289,6 +268,16 @@ def _time_at(
             meter,
             rivals,
         )
+
+
+def _fresh_eager(subject: Subject) -> nn.Module:
+    """A copy of the model in its initial state."""
+    eager = subject.fresh()
+    for part in eager.modules():
+        if isinstance(part, nn.RNNBase):
+            # on a GPU, calls of a copy would flatten its weights each time
+            part.flatten_parameters()
+    return eager
 
 
 def without_grad(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -84,21 +84,13 @@ def assemble(
     dest.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{dest.name}-", dir=dest.parent))
     try:
-        golden, files = _write_files(
-            session,
-            judgement,
-            winner,
-            staging,
-        )
+        golden, files = _write_files(session, judgement, winner, staging)
+        origin = {"weights": session.subject.weights, "host": host_fingerprint(device)}
         manifest = replace(
             _manifest(session, judgement, winner),
             files=files,
             golden=golden,
-            provenance={
-                **provenance,
-                "weights": session.subject.weights,
-                "host": host_fingerprint(device),
-            },
+            provenance={**provenance, **origin},
             freezing=_freezing(judgement, winner, failures),
         )
         staging.chmod(0o755)

@@ -22,7 +22,8 @@ from safetensors.torch import load_file, save_file
 
 from freezer.artifact import Artifact, Manifest
 from freezer.cli.app import progress
-from freezer.freezing.freeze import FreezeOptions, FreezeResult, freeze_source
+from freezer.freezing.freeze import FreezeOptions, FreezeResult
+from freezer.freezing.from_source import freeze_source
 from freezer.freezing.sources import Source
 from freezer.hardware import DEVICE_CLASSES, detect
 from freezer.store import Store
