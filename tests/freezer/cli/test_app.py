@@ -403,7 +403,7 @@ def quick_judge(monkeypatch: pytest.MonkeyPatch) -> None:
     def quickly(*args: Any, options: FreezeOptions, **kwargs: Any) -> FreezeResult:
         return freeze_source(*args, options=replace(options, policy=QUICK), **kwargs)
 
-    monkeypatch.setattr("freezer.freezing.freeze.freeze_source", quickly)
+    monkeypatch.setattr("freezer.freezing.from_source.freeze_source", quickly)
 
 
 @pytest.mark.usefixtures("quick_judge")
@@ -455,7 +455,7 @@ def test_freeze_accepts_noise_on_request(
         asked.append(options.policy.accept_noise)
         return FreezeResult(verdict="unstable", reason="too busy")
 
-    monkeypatch.setattr("freezer.freezing.freeze.freeze_source", noted)
+    monkeypatch.setattr("freezer.freezing.from_source.freeze_source", noted)
     for more in ((), ("--accept-noise",)):
         code, out, _ = coldpress(
             "freeze", "python:tests.support.models:mlp", "--out", tmp_path / "out", *more
