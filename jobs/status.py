@@ -57,10 +57,8 @@ def main(
         return
     if status is None:
         say(f"campaign {campaign}: the store {store}, as this machine sees it, has no record yet")
-    if job is not None:
-        _print_job(job)
-    elif address is not None:
-        say(f"the cluster at {address} has no submitted job of this campaign and store")
+    if address is not None:
+        _print_job(job, address)
 
 
 def _newest_job(campaign: str, store: str, address: str) -> Job | None:
@@ -71,7 +69,10 @@ def _newest_job(campaign: str, store: str, address: str) -> Job | None:
     return jobs[-1] if jobs else None
 
 
-def _print_job(job: Job) -> None:
+def _print_job(job: Job | None, address: str) -> None:
+    if job is None:
+        say(f"the cluster at {address} has no submitted job of this campaign and store")
+        return
     times = ""
     if job.started:
         times += f", started {iso(job.started)}"

@@ -34,6 +34,16 @@ _REFUSED: Any = typer.BadParameter.__bases__[0]
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
+IncludeOption = Annotated[
+    list[str] | None,
+    typer.Option(help="A further file or folder below the current one to upload. Repeatable."),
+]
+EnvOption = Annotated[
+    list[str] | None,
+    typer.Option(help="NAME or NAME=VALUE for the job, visible in the dashboard. Repeatable."),
+]
+
+
 @app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 @exiting(refused=INFRASTRUCTURE, interrupted="interrupted before the job was submitted")
 def main(
@@ -43,14 +53,8 @@ def main(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List the files to upload, and submit nothing.")
     ] = False,
-    include: Annotated[
-        list[str] | None,
-        typer.Option(help="A further file or folder below the current one to upload. Repeatable."),
-    ] = None,
-    env: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME or NAME=VALUE for the job, visible in the dashboard. Repeatable."),
-    ] = None,
+    include: IncludeOption = None,
+    env: EnvOption = None,
     python: Annotated[str, typer.Option(help="Python interpreter on the head.")] = "python",
 ) -> None:
     """Run a campaign as a job of a Ray cluster.
@@ -142,8 +146,8 @@ def _upload_error(error: OSError) -> UsageError | InfrastructureError:
             " catalog's folder and --include"
         )
     return InfrastructureError(
-        f"the upload cannot be packed in the temporary folder {tempfile.gettempdir()} ({error}); make"
-        " room there, or set TMPDIR to another folder",
+        f"the upload cannot be packed in the temporary folder {tempfile.gettempdir()} ({error});"
+        " make room there, or set TMPDIR to another folder",
         code="CP-TEMPORARY",
     )
 
