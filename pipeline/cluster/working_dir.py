@@ -18,6 +18,7 @@ from urllib.parse import urlparse
 
 from pathspec import GitIgnoreSpec
 
+import freezer
 from freezer.artifact import MANIFEST
 from freezer.errors import UsageError
 from freezer.files import link_or_copy
@@ -73,17 +74,13 @@ def gather(
     Args:
         catalog: path of the catalog, None for a registry. An absolute path that does not exist here
             is assumed on the cluster.
-        include: further files and folders below `here`. They are sent also where an ignore file
-            matches them.
+        include: further files and folders below `here`, sent even if an ignore file matches them.
         here: current directory.
         named: files and folders that entries of the catalog name, sent like `include`.
 
     Raises:
-        UsageError: a relative path does not exist, or the files are too large; the message names
-            the largest.
+        UsageError: a relative path does not exist, or the files are too large.
     """
-    import freezer
-
     here, root = here.resolve(), Path(str(freezer.__file__)).parents[1]
     collected = _Collected()
     for package in PACKAGES:
