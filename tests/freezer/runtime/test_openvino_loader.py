@@ -43,7 +43,8 @@ from tests.support.steps import QUICK_OPTIONS
 model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()).eval()
 options = replace(QUICK_OPTIONS, recipes=["onnxruntime", "openvino"])
 result = freeze(model, [torch.randn(2, 3, 8, 8)], out=sys.argv[1], options=options)
-print(result.verdict, result.failures, sorted(trial.candidate.recipe for trial in result.judgement.trials if not trial.problem))
+passed = [trial for trial in result.judgement.trials if not trial.problem]
+print(result.verdict, result.failures, sorted(trial.candidate.recipe for trial in passed))
 """
 
 

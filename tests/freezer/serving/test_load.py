@@ -376,7 +376,8 @@ import sys, torch, freezer
 model = freezer.load(sys.argv[1], threads=int(sys.argv[2]))
 for batch in (1, 3):
     print(tuple(model(torch.ones(batch, 3, 16, 16)).shape))
-print([name for name in sys.modules if name.startswith(("torch._inductor.codecache", "torch._inductor.compile_fx"))])
+compilers = ("torch._inductor.codecache", "torch._inductor.compile_fx")
+print([name for name in sys.modules if name.startswith(compilers)])
 """
     env = {
         "PATH": "/nonexistent",
