@@ -13,8 +13,8 @@ them there.
     freezer.verify("resnet")  # digests, contract, canary
 
 `freezer.serving` runs in deployments, `freezer.freezing` makes artifacts; serving never imports
-freezing. Read `freezing/freeze.py` and `serving/load.py` first. This package needs neither ray nor mlflow.
-Importing it imports no torch: the functions do when they are first used.
+freezing. Read `freezing/freeze.py` and `serving/load.py` first. This package needs neither ray nor
+mlflow. Importing it imports no torch: the functions do when they are first used.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from freezer.spec import Dim, Limits, SamplingPolicy
 
 if TYPE_CHECKING:
     from freezer.freezing.freeze import FreezeOptions, FreezeResult, freeze
+    from freezer.runtime.frozen_model import FrozenModel
     from freezer.serving.load import load
     from freezer.serving.process import LoadOptions
     from freezer.serving.verify import verify
