@@ -12,19 +12,21 @@ from freezer.hardware.cgroups import (
     machine_bytes,
     thread_budget,
 )
+from freezer.hardware.cuda import (
+    CudaHere,
+    CudaNeeds,
+    cuda_needs,
+    cuda_version,
+    least_driver,
+)
 from freezer.hardware.device_classes import (
     DEVICE_CLASSES,
     PORTABLE,
-    CudaHere,
-    CudaNeeds,
     DeviceClass,
     auto_classes,
     best_level,
     can_run,
-    cuda_needs,
-    cuda_version,
     device_class,
-    least_driver,
     packed_dtype,
 )
 from freezer.hardware.machine import (
