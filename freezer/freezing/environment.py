@@ -1,13 +1,15 @@
-"""Environment variables that would change a build. Imports no torch.
+"""The environment of a build: variables, and settings of torch, that would change it. Imports no
+torch.
 
-    refused  read once by oneDNN, MKL or torch's C++ code; they change numbers and packing, also of the model  check_environment
-    cleared     read by Inductor, torch.export and the compilers while they work             cleared
-    reset       read by torch's Python code when it was imported                     torch_config.py
-    in the key  CXX: the compiler's version is part of the toolchain                    toolchain.py
-    explicit    the thread count, and the limits of the device class                       target.py
+- Refused (`check_environment`): read once by oneDNN, MKL or torch's C++ code. They change numbers
+  and packing, also of the model.
+- Cleared (`cleared`): read by Inductor, torch.export and the compilers while they work.
+- Reset (`without_environment`): read by torch's Python code when it was imported, possibly long
+  before a build; some override values that a program sets. The values without any variables come
+  from executing torch's configuration modules again in an environment without them.
+- In the key: CXX, since the compiler's version is part of the toolchain.
 
-Variables that only change a process's speed (OMP_WAIT_POLICY, LD_PRELOAD, ...) change no payload; a
-judge records them.
+Variables that only change a process's speed (OMP_WAIT_POLICY, LD_PRELOAD, ...) change no payload.
 """
 
 from __future__ import annotations
@@ -73,7 +75,9 @@ REFUSED_VARIABLES: Mapping[str, Refused] = {
 
 _MKL_LIMIT = "MKL_ENABLE_INSTRUCTIONS"
 
-_OF_TORCH = r"(?:TORCHINDUCTOR|TORCH_INDUCTOR|AOT_?INDUCTOR|INDUCTOR|TORCHDYNAMO|TORCH_DYNAMO|TORCH_COMPILER?|TORCHEXPORT)_\w+"
+_OF_TORCH = (
+    r"(?:TORCH_?INDUCTOR|AOT_?INDUCTOR|INDUCTOR|TORCH_?DYNAMO|TORCH_COMPILER?|TORCHEXPORT)_\w+"
+)
 _OF_COMPILERS = (
     # Directories to search besides the compiler's own, and programs to use instead of its own.
     *(

@@ -1,4 +1,4 @@
-"""Targets: the device class, thread counts and device that a build and its judge resolve_device at."""
+"""Targets: the device class, thread counts and device that a build and its judge are for."""
 
 from __future__ import annotations
 

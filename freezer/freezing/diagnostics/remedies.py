@@ -1,5 +1,5 @@
-"""REMEDIES: what messages of TorchScript, torch.export, Inductor and other engines mean, and what to
-do about them.
+"""REMEDIES: what messages of TorchScript, torch.export, Inductor and other engines mean, and what
+to do about them.
 """
 
 from __future__ import annotations

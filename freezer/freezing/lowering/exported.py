@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from freezer.errors import BuildError
 from freezer.freezing.capture import Captured
 from freezer.freezing.lowering.lowered import Lowered
 from freezer.freezing.lowering.operators import fx_operators
+from freezer.freezing.recipes import Settings
 from freezer.freezing.target import Target
 from freezer.runtime.loaders import on_first
 from freezer.runtime.tensors import identity_of, tensors_bytes
@@ -40,7 +41,7 @@ def report_before(captured: Captured) -> FreezingReport:
     )
 
 
-def build(captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]) -> Lowered:
+def build(captured: Captured, path: Path, target: Target, settings: Settings) -> Lowered:
     """Write a .pt2 file that torch.export.load reads, without the program's example inputs, which
     are pickled.
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from freezer.artifact import PayloadKind
 from freezer.freezing.capture import Captured
 from freezer.freezing.lowering import exported, onnx_runtime, open_vino, torchscript
 from freezer.freezing.lowering.inductor import inductor
 from freezer.freezing.lowering.lowered import Lowered
+from freezer.freezing.recipes import Settings
 from freezer.freezing.target import Target
 
 
@@ -23,9 +24,7 @@ class Lowering(Protocol):
 
     SUFFIX: str
 
-    def build(
-        self, captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]
-    ) -> Lowered:
+    def build(self, captured: Captured, path: Path, target: Target, settings: Settings) -> Lowered:
         """Write one payload file.
 
         Args:

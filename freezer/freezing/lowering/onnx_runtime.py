@@ -8,10 +8,10 @@ import logging
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,11 +21,14 @@ from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import onnx_sentence
 from freezer.freezing.lowering.exported import output_orders, report_before, values_named
 from freezer.freezing.lowering.lowered import GRAPH, Lowered, timed
-from freezer.freezing.recipes import ENGINE_PACKAGES
+from freezer.freezing.recipes import ENGINE_PACKAGES, Settings
 from freezer.freezing.target import Target, check_unlimited
 from freezer.freezing.toolchain import installed_versions
 from freezer.runtime.loaders import OUTPUT_ORDERS, session_options
 from freezer.runtime.tensors import program_bytes
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto
 
 SUFFIX = ".onnx"
 
@@ -36,7 +39,7 @@ FUSED = "com.microsoft"
 """The domain of ONNX Runtime's own operators, most of which replace several of ONNX."""
 
 
-def build(captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]) -> Lowered:
+def build(captured: Captured, path: Path, target: Target, settings: Settings) -> Lowered:
     """Convert a program to ONNX and optimize it with ONNX Runtime at the level "extended".
 
     The level above it, which the loader applies, chooses layouts for the instruction set at hand.
@@ -77,7 +80,7 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
         raise BuildError(f"onnxruntime: {onnx_sentence(error)}") from error
 
 
-def _build(captured: Captured, path: Path, settings: Mapping[str, Any]) -> Lowered:
+def _build(captured: Captured, path: Path, settings: Settings) -> Lowered:
     report, phases_s = report_before(captured), dict[str, float]()
     orders = output_orders(captured.program)
     with timed(phases_s, "convert"):
@@ -96,7 +99,7 @@ def _build(captured: Captured, path: Path, settings: Mapping[str, Any]) -> Lower
     return Lowered(report=report, texts={GRAPH: _text(model)})
 
 
-def _converted(program: torch.export.ExportedProgram) -> Any:
+def _converted(program: torch.export.ExportedProgram) -> ModelProto:
     """The program as an ONNX ModelProto."""
     with (
         _quiet(),
@@ -125,7 +128,7 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _check_signature(program: torch.export.ExportedProgram, model: Any) -> None:
+def _check_signature(program: torch.export.ExportedProgram, model: ModelProto) -> None:
     """Check that the ONNX file takes and returns what the program does, with sizes that vary where
     the program's do.
 
@@ -159,7 +162,7 @@ def _check_signature(program: torch.export.ExportedProgram, model: Any) -> None:
                 )
 
 
-def _lay_out(model: Any, orders: Sequence[Sequence[int] | None]) -> None:
+def _lay_out(model: ModelProto, orders: Sequence[Sequence[int] | None]) -> None:
     """Let the file return each output in eager's order of dims in memory.
 
     The loader gives the dims their places again.
@@ -177,7 +180,7 @@ def _lay_out(model: Any, orders: Sequence[Sequence[int] | None]) -> None:
         item.type.tensor_type.shape.dim.extend(moved)
 
 
-def _optimized(model: Any, folder: Path, settings: Mapping[str, Any]) -> Any:
+def _optimized(model: ModelProto, folder: Path, settings: Settings) -> ModelProto:
     """The model after ONNX Runtime's optimizations that hold on every CPU."""
     import onnx
     import onnxruntime
@@ -193,7 +196,7 @@ def _optimized(model: Any, folder: Path, settings: Mapping[str, Any]) -> Any:
         return onnx.load(str(target))
 
 
-def _operators(graph: Any) -> Counter[str]:
+def _operators(graph: GraphProto) -> Counter[str]:
     """Number of operators by kind in a graph and in its branches and loops: `Conv`,
     `com.microsoft.FusedConv`.
     """
@@ -223,7 +226,7 @@ def _changes(before: Counter[str], after: Counter[str]) -> Iterator[Change]:
         )
 
 
-def _text(model: Any) -> str:
+def _text(model: ModelProto) -> str:
     """The graph, with the names and shapes of its weights. Removes the weights from the model."""
     from onnx import printer
 

@@ -10,10 +10,11 @@ import tempfile
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -25,6 +26,7 @@ from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import openvino_sentence
 from freezer.freezing.lowering.exported import output_orders, report_before, values_named
 from freezer.freezing.lowering.lowered import GRAPH, Lowered, timed
+from freezer.freezing.recipes import Settings
 from freezer.freezing.target import Target, check_unlimited
 from freezer.runtime.loaders import (
     CALLS_FILE,
@@ -33,6 +35,9 @@ from freezer.runtime.loaders import (
     EngineCalls,
     import_openvino,
 )
+
+if TYPE_CHECKING:
+    from openvino import Model
 
 SUFFIX = ".ovir"
 
@@ -59,7 +64,7 @@ _TYPES = {
 """OpenVINO's names of dtypes."""
 
 
-def build(captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]) -> Lowered:
+def build(captured: Captured, path: Path, target: Target, settings: Settings) -> Lowered:
     """Convert a program to OpenVINO's IR, with the ranges of its sizes.
 
     The file does not depend on the CPU, but its speed does, and OpenVINO cannot be limited to a
@@ -92,7 +97,7 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
         raise BuildError(f"openvino: {openvino_sentence(error)}") from error
 
 
-def _build(captured: Captured, path: Path, openvino: Any) -> Lowered:
+def _build(captured: Captured, path: Path, openvino: ModuleType) -> Lowered:
     program, report, phases_s = captured.program, report_before(captured), dict[str, float]()
     orders = [None if order is None else tuple(order) for order in output_orders(program)]
     with timed(phases_s, "convert"):
@@ -123,7 +128,7 @@ def _without_repetitions(program: torch.export.ExportedProgram) -> torch.export.
     return program
 
 
-def _converted(program: torch.export.ExportedProgram, openvino: Any) -> Any:
+def _converted(program: torch.export.ExportedProgram, openvino: ModuleType) -> Model:
     """The program as OpenVINO's Model, with each output once. All of its sizes vary."""
     level = logging.root.level
     logging.root.setLevel(logging.ERROR)  # the converter warns of operators that this torch lacks
@@ -135,7 +140,7 @@ def _converted(program: torch.export.ExportedProgram, openvino: Any) -> Any:
         logging.root.setLevel(level)
 
 
-def _inputs_of(program: torch.export.ExportedProgram, model: Any) -> tuple[int, ...]:
+def _inputs_of(program: torch.export.ExportedProgram, model: Model) -> tuple[int, ...]:
     """The program's input for each input of the model, which lacks unused ones.
 
     Raises:
@@ -166,11 +171,11 @@ def _inputs_of(program: torch.export.ExportedProgram, model: Any) -> tuple[int, 
 
 def _with_sizes_and_layouts(
     program: torch.export.ExportedProgram,
-    model: Any,
+    model: Model,
     inputs: tuple[int, ...],
-    orders: Any,
-    openvino: Any,
-) -> Any:
+    orders: Sequence[Sequence[int] | None],
+    openvino: ModuleType,
+) -> Model:
     """The model for the program's sizes, with outputs of its dtypes and in eager's order of dims in
     memory.
     """
@@ -193,7 +198,7 @@ def _with_sizes_and_layouts(
     return openvino.Model(results, model.get_parameters(), "frozen")
 
 
-def _dimension(size: Any, program: torch.export.ExportedProgram, openvino: Any) -> Any:
+def _dimension(size: Any, program: torch.export.ExportedProgram, openvino: ModuleType) -> Any:
     """A size of an input: a number, or the range of one that varies."""
     if isinstance(size, int):
         return openvino.Dimension(size)
@@ -202,7 +207,7 @@ def _dimension(size: Any, program: torch.export.ExportedProgram, openvino: Any) 
     return openvino.Dimension(max(least, 0), most)
 
 
-def _save(model: Any, path: Path, calls: EngineCalls, openvino: Any) -> None:
+def _save(model: Model, path: Path, calls: EngineCalls, openvino: ModuleType) -> None:
     """Write graph, weights and calls as one archive, from which the loader maps the weights into
     memory.
     """
@@ -222,14 +227,14 @@ def _save(model: Any, path: Path, calls: EngineCalls, openvino: Any) -> None:
             archive.writestr(zipfile.ZipInfo(CALLS_FILE), json.dumps(encode(calls)))
 
 
-def _operators(model: Any) -> Counter[str]:
+def _operators(model: Model) -> Counter[str]:
     """Number of OpenVINO's operators by type."""
     return Counter(
         op.get_type_name() for op in model.get_ops() if op.get_type_name() not in _NO_OPERATORS
     )
 
 
-def _text(model: Any) -> str:
+def _text(model: Model) -> str:
     """The graph, one operator a line, without the values of its weights."""
     lines = []
     for op in model.get_ordered_ops():

@@ -18,6 +18,7 @@ from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import script_sentence
 from freezer.freezing.lowering.lowered import Lowered, timed, torchscript_texts
 from freezer.freezing.lowering.operators import script_operators
+from freezer.freezing.recipes import Settings
 from freezer.freezing.target import Target
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.runtime.tensors import identity_of, named_tensors, storage_of, tensors_bytes
@@ -34,7 +35,7 @@ _BY_FREEZING: Mapping[str, str] = {
 """Changes that a lower number of operators of a kind shows."""
 
 
-def build(captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]) -> Lowered:
+def build(captured: Captured, path: Path, target: Target, settings: Settings) -> Lowered:
     """Write a TorchScript file; with `freeze`, weights become constants, and with
     `optimize_numerics`, batch norms are folded.
 
@@ -61,7 +62,7 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
 
 
 def _build(
-    captured: Captured, before: torch.jit.ScriptModule, path: Path, settings: Mapping[str, Any]
+    captured: Captured, before: torch.jit.ScriptModule, path: Path, settings: Settings
 ) -> Lowered:
     phases_s: dict[str, float] = {}
     after = before

@@ -56,7 +56,7 @@ def test_auto_leaves_out_engines_that_are_not_installed() -> None:
     assert not left_out(["auto"], installed=["onnxruntime", "onnx", "onnxscript", "openvino"])
 
 
-def test_packages_of_other_engines_are_not_in_the_toolchain() -> None:
+def test_toolchain_omits_packages_of_other_engines() -> None:
     toolchain = {"torch": "2.13.0", "onnxruntime": "1.32.0", "onnx": "1.23.2"}
     assert own_toolchain(RECIPES["inductor-frozen"], toolchain) == {"torch": "2.13.0"}
     assert own_toolchain(RECIPES["onnxruntime"], toolchain) == toolchain

@@ -39,7 +39,7 @@ from freezer.freezing.lowering.inductor.torch_patches import (
 from freezer.freezing.lowering.isa_check import check_package, host_class
 from freezer.freezing.lowering.lowered import CODE, GRAPH, Lowered, shortened, timed
 from freezer.freezing.models import free_tensors
-from freezer.freezing.recipes import BESIDE
+from freezer.freezing.recipes import BESIDE, Settings
 from freezer.freezing.target import Target, packed_layouts
 from freezer.freezing.toolchain import compiler
 from freezer.runtime.loaders import torchscript_deprecations_silenced
@@ -55,7 +55,7 @@ replaced ones.
 """
 
 
-def build(captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]) -> Lowered:
+def build(captured: Captured, path: Path, target: Target, settings: Settings) -> Lowered:
     """Compile a package for the target's device class and thread count. Requires a C++ compiler.
 
     The program's own tensors (`captured.owned`) are freed as soon as Inductor has copied them; the
@@ -88,7 +88,7 @@ def build(captured: Captured, path: Path, target: Target, settings: Mapping[str,
         raise BuildError(f"inductor: {inductor_sentence(error)}") from error
 
 
-def _build(captured: Captured, path: Path, target: Target, settings: Mapping[str, Any]) -> Lowered:
+def _build(captured: Captured, path: Path, target: Target, settings: Settings) -> Lowered:
     size_mb = program_bytes(captured.program) / 1e6
     beside = size_mb > settings["weights_beside_above_mb"] and target.device.type == "cpu"
     packs = settings["inductor"]["freezing"] and settings["inductor"]["cpp.weight_prepack"]
@@ -216,7 +216,7 @@ class _Watched:
         return self._compile(graph, wrapper, kernels, *args, **kwargs)
 
 
-def configuration(settings: Mapping[str, Any], target: Target, *, beside: bool) -> dict[str, Any]:
+def configuration(settings: Settings, target: Target, *, beside: bool) -> dict[str, Any]:
     """Inductor's configuration for a build.
 
     Args:

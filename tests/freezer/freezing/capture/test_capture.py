@@ -125,7 +125,7 @@ class InPlace(nn.Module):
         return self.last * 1
 
 
-def test_activations_in_place_are_told_from_changes_of_state(
+def test_activations_in_place_change_no_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert captured_by(subject_of(InPlace(), {"x": X}), "export").mutates == ("model.last",)

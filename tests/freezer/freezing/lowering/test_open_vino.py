@@ -251,7 +251,9 @@ for folder in sys.argv[1:]:
     assert not model.ladder, model.ladder
     inputs, expected = torch.load(f"{folder}.pt")
     with torch.no_grad():
-        torch.testing.assert_close(dict(model(**inputs)) if isinstance(expected, dict) else model(**inputs), expected)
+        found = model(**inputs)
+        found = dict(found) if isinstance(expected, dict) else found
+        torch.testing.assert_close(found, expected)
     print(model.manifest.recipe.name)
 """
 
