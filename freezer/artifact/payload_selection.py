@@ -14,9 +14,8 @@ from freezer.artifact.manifest import Payload
 
 def thread_counts_of(payloads: Iterable[Payload]) -> tuple[int, ...]:
     """Thread counts that payloads are made for, ascending; payloads for any count do not appear."""
-    return tuple(
-        sorted({payload.num_threads for payload in payloads if payload.num_threads is not None})
-    )
+    counts = {payload.num_threads for payload in payloads}
+    return tuple(sorted(count for count in counts if count is not None))
 
 
 def payloads_for_threads(payloads: Iterable[Payload], num_threads: int) -> tuple[Payload, ...]:
@@ -30,27 +29,30 @@ def payloads_within(payloads: Iterable[Payload], budget: int) -> tuple[Payload, 
     Selects the largest thread count within the budget: fewer threads are slow, more would wait for
     each other. Payloads for any count serve alone only where none is made for a count.
     """
-    held = tuple(payloads)
-    counts = thread_counts_of(held)
-    below = [count for count in counts if count <= budget]
-    return payloads_for_threads(held, max(below, default=budget)) if below or not counts else ()
+    candidates = tuple(payloads)
+    counts = thread_counts_of(candidates)
+    if not counts:
+        return payloads_for_threads(candidates, budget)
+    fitting = [count for count in counts if count <= budget]
+    return payloads_for_threads(candidates, max(fitting)) if fitting else ()
 
 
 def is_specialized(payload: Payload, others: Iterable[Payload]) -> bool:
     """Whether another payload of the same thread count accepts the single sizes of this one too."""
-    return is_exact(payload) and any(
-        other is not payload
-        and other.num_threads == payload.num_threads
-        and not is_exact(other)
-        and other.accepts({dim.name: dim.min for dim in payload.dims})
-        for other in others
-    )
+    if not is_exact(payload):
+        return False
+    point = {dim.name: dim.min for dim in payload.dims}
+    for other in others:
+        same_threads = other.num_threads == payload.num_threads
+        if same_threads and not is_exact(other) and other.accepts(point):
+            return True
+    return False
 
 
 def without_specialized(payloads: Iterable[Payload]) -> tuple[Payload, ...]:
     """Drop the payloads for which `is_specialized` holds."""
-    held = tuple(payloads)
-    return tuple(payload for payload in held if not is_specialized(payload, held))
+    candidates = tuple(payloads)
+    return tuple(item for item in candidates if not is_specialized(item, candidates))
 
 
 def is_exact(payload: Payload) -> bool:
@@ -62,4 +64,7 @@ def payload_at(payloads: Iterable[Payload], point: Mapping[str, int]) -> Payload
     """The most specific payload that accepts these sizes, which is the first; None if there is
     none.
     """
-    return next((payload for payload in payloads if payload.accepts(point)), None)
+    for payload in payloads:
+        if payload.accepts(point):
+            return payload
+    return None
