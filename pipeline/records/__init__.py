@@ -26,13 +26,10 @@ from pipeline.records.outcome import (
     flat_json,
     nested_json,
 )
-from pipeline.records.row import Row, rounded, speedup_text
+from pipeline.records.row import Row, iso, rounded, speedup_text
 from pipeline.records.summary import (
     Summary,
     summarize,
-)
-from pipeline.records.times import (
-    iso,
 )
 
 __all__ = [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
 
 from pipeline.records.outcome import Outcome
 
@@ -90,3 +92,8 @@ def speedup_text(value: float | None, low: float | None, high: float | None) -> 
 def rounded(value: float | None) -> str:
     """Return a figure with three digits; empty if it was not measured."""
     return "" if value is None else f"{value:.3g}"
+
+
+def iso(seconds: float, *, timespec: Literal["seconds", "milliseconds"] = "seconds") -> str:
+    """Format seconds since the epoch as ISO 8601, UTC."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec=timespec)

@@ -16,6 +16,7 @@ from pipeline.tracking.ledger_replay import (
 from pipeline.tracking.mlmodel import (
     Described,
     describe,
+    slug,
 )
 from pipeline.tracking.process import (
     TrackerProcess,
@@ -28,7 +29,6 @@ from pipeline.tracking.source_models import (
     download,
     list_registry,
     resolve_model,
-    slug,
 )
 from pipeline.tracking.tracker import (
     Tracker,

@@ -113,6 +113,15 @@ def campaign_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
     return metrics
 
 
+def changed_metrics(shown: Mapping[str, float], metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics that differ from those shown; the count of a verdict that no outcome has
+    any more becomes 0.
+    """
+    zeros = {name: 0.0 for name in shown if name.startswith("outcomes/")}
+    wanted = zeros | dict(metrics)
+    return {name: value for name, value in wanted.items() if shown.get(name) != value}
+
+
 def recipes_parameter(outcomes: Sequence[Outcome]) -> dict[str, str]:
     """Return the parameter with the recipes of all candidates; none if there is no candidate."""
     names = sorted({candidate.recipe for outcome in outcomes for candidate in outcome.candidates})

@@ -29,7 +29,8 @@ def replay(
     page: Page | None = None,
     say: Callable[[str], None] = print,
 ) -> list[str]:
-    """Log the outcomes that MLflow does not show, of one campaign or of all, oldest first.
+    """Log the outcomes that MLflow does not show, of one campaign or of all, oldest first;
+    return errors, one sentence each.
 
     Args:
         store: store of the campaigns; its ledger is only read.
@@ -37,9 +38,6 @@ def replay(
         campaign: name of the campaign; None means all that are not running.
         mode: whether MLflow stores whole artifacts, or references.
         page: makes the report of a campaign; None for none.
-        say: prints a line.
-
-    Returns: errors, one sentence each.
 
     Raises:
         UsageError: the store has no such campaign; the message lists existing ones.

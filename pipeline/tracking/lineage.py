@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.records import SOURCE_MODEL, SOURCE_VERSION, Outcome, iso
 from pipeline.tracking.connection import MISSING, MODELS, one_transaction, reaching
-from pipeline.tracking.registry import ARTIFACT, CAMPAIGN
+from pipeline.tracking.run_records import ARTIFACT, CAMPAIGN
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

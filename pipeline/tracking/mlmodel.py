@@ -5,6 +5,9 @@ Nothing is unpickled or executed.
 
 from __future__ import annotations
 
+import hashlib
+import re
+import unicodedata
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from freezer.errors import SourceError
 from freezer.spec import DTYPES, INTEGRAL
+from freezer.store import NAME
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,6 +50,10 @@ EXAMPLE_DTYPES: Mapping[str, str] = {"float64": "float32"}
 """Examples are stored as JSON, without dtypes; without a signature, fractions get torch's default
 dtype.
 """
+
+
+SLUG_DIGITS = 8
+SLUG_CHARS = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -285,3 +293,19 @@ def _unclear(message: str) -> SourceError:
         f"{message}; write `inputs:` (and `dims:`) in the catalog's entry",
         code="CP-REGISTRY-INPUTS",
     )
+
+
+def slug(name: str) -> str:
+    """Return a registry's name as an entry's name; a valid name stays. Two names never share a
+    slug.
+
+    A changed name gets the first digits of its SHA-256: `Credit Risk (v2)` becomes
+    `credit-risk-v2-` and 8 digits.
+    """
+    if NAME.fullmatch(name) and len(name) <= SLUG_CHARS:
+        return name
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
+    words = re.sub(r"[^a-z0-9._]+", "-", plain)
+    single = re.sub(r"[._-]*-[._-]*|[._]{2,}", "-", words)[:SLUG_CHARS].strip("._-")
+    digest = hashlib.sha256(name.encode()).hexdigest()[:SLUG_DIGITS]
+    return f"{single}-{digest}" if single else f"model-{digest}"

@@ -21,6 +21,7 @@ from pipeline.tracking.campaign_summary import (
     CampaignEnd,
     CampaignStart,
     campaign_metrics,
+    changed_metrics,
     outcomes_digest,
     recipes_parameter,
     summary_digest,
@@ -233,7 +234,7 @@ class Projection:
         """
         params = self._parameters | recipes_parameter(outcomes)
         return _Batch(
-            metrics=_changed_metrics(run.data.metrics, campaign_metrics(outcomes)),
+            metrics=changed_metrics(run.data.metrics, campaign_metrics(outcomes)),
             params={name: text for name, text in params.items() if name not in run.data.params},
             tags=tags,
             timestamp_ms=int(end.finished * 1000),
@@ -346,12 +347,3 @@ class Projection:
                 logged, duplicate = duplicate, logged
             self._delete(duplicate)
         runs[recipe] = logged
-
-
-def _changed_metrics(shown: Mapping[str, float], metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics that differ from those shown; the count of a verdict that no outcome has
-    any more becomes 0.
-    """
-    zeros = {name: 0.0 for name in shown if name.startswith("outcomes/")}
-    wanted = zeros | dict(metrics)
-    return {name: value for name, value in wanted.items() if shown.get(name) != value}

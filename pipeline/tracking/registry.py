@@ -30,7 +30,15 @@ from pipeline.records import Outcome
 from pipeline.tracking.connection import MODELS, named, one_transaction, reaching, upload
 from pipeline.tracking.descriptions import model_description, version_description
 from pipeline.tracking.model_files import DATA, write_model_files, write_reference
-from pipeline.tracking.run_records import free_tags
+from pipeline.tracking.run_records import (
+    ARTIFACT,
+    CAMPAIGN,
+    FROZEN,
+    KIND,
+    STORE,
+    VERSION,
+    free_tags,
+)
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -39,22 +47,6 @@ if TYPE_CHECKING:
 
 ArtifactMode = Literal["copy", "reference"]
 """Whether MLflow stores whole artifacts, or references to the store."""
-
-ARTIFACT = "coldpress.artifact"
-"""Tag with the artifact's digest. A version that has it is frozen, and never a source."""
-
-VERSION = "coldpress.version"
-"""Tag with the newest version of the store that contains the artifact."""
-
-STORE = "coldpress.store"
-
-CAMPAIGN = "coldpress.campaign"
-"""Tag of a logged model with the campaign that uploads it, and of a source with the campaign that
-judged it last.
-"""
-
-KIND, FROZEN = "coldpress.kind", "frozen"
-"""Tag of a registered model that Coldpress created, and its value."""
 
 MODEL_VERSIONS = "mlflow.modelVersions"
 """Tag of a logged model with its versions, for MLflow's pages."""
@@ -83,11 +75,8 @@ class _Model:
     """A registered model as read before the first change, with the changes since.
 
     Attributes:
-        name: its name.
-        aliases: versions by alias.
         newest: the highest version; 0 if the model does not exist or has no version.
-        description: for people; empty if the model does not exist.
-        versions: those seen so far, by number.
+        versions: versions seen so far, by number.
     """
 
     name: str
@@ -104,8 +93,7 @@ class Registry:
     Sets the tracking URI of the process: MLflow's registry looks logged models up there.
 
     Args:
-        projection: of the campaign.
-        outcomes: of the model.
+        outcomes: outcomes of the model.
         mode: whether to upload artifacts or references.
         store_uri: store that contains the artifacts.
         rolled_back: whether the store serves an older artifact than an outcome's, which is for the

@@ -36,6 +36,22 @@ NO_RECIPE = "none"
 OUTCOME = "coldpress.outcome"
 """Tag with the digest of a run's contents."""
 
+ARTIFACT = "coldpress.artifact"
+"""Tag with the artifact's digest. A version that has it is frozen, and never a source."""
+
+VERSION = "coldpress.version"
+"""Tag with the newest version of the store that contains the artifact."""
+
+STORE = "coldpress.store"
+
+CAMPAIGN = "coldpress.campaign"
+"""Tag of a logged model with the campaign that uploads it, and of a source with the campaign that
+judged it last.
+"""
+
+KIND, FROZEN = "coldpress.kind", "frozen"
+"""Tag of a registered model that Coldpress created, and its value."""
+
 MAX_TAG_NAME_CHARS = 250
 MAX_TAG_CHARS = 1000
 """Below the limits of every MLflow server."""

@@ -6,16 +6,12 @@ A version that is a frozen artifact of ours is never a source. mlmodel.py reads 
 from __future__ import annotations
 
 import difflib
-import hashlib
-import re
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from freezer.errors import CatalogError, SourceError
-from freezer.store import NAME
 from pipeline.tracking.connection import (
     MISSING,
     MODELS,
@@ -26,15 +22,12 @@ from pipeline.tracking.connection import (
     resolve,
 )
 from pipeline.tracking.mlmodel import MLMODEL
-from pipeline.tracking.registry import ARTIFACT, FROZEN, KIND
+from pipeline.tracking.run_records import ARTIFACT, FROZEN, KIND
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion, RegisteredModel
     from mlflow.store.entities import PagedList
-
-SLUG_DIGITS = 8
-SLUG_CHARS = 100
 
 MODELS_PAGE = 1000
 """MLflow's limit of registered models in one response."""
@@ -135,15 +128,8 @@ def list_registry(
 
 
 def download(tracking_uri: str, model: RegistryModel, dest: Path) -> Path:
-    """Download all files of a version: MLmodel, data, code, the input example. Nothing is executed.
-
-    Args:
-        tracking_uri: URI of MLflow.
-        model: version to download.
-        dest: an empty folder.
-
-    Returns:
-        The folder of the files, in `dest`.
+    """Download all files of a version into an empty folder; return the folder that has them.
+    Nothing is executed.
 
     Raises:
         SourceError: the version's files are gone.
@@ -154,11 +140,7 @@ def download(tracking_uri: str, model: RegistryModel, dest: Path) -> Path:
     address = resolve(tracking_uri)
     client = connect(address)
     with reaching(address):
-        location = client.get_model_version_download_uri(model.name, model.version)
-        if location.startswith(
-            MODELS
-        ):  # a logged model, which only the tracking server can resolve
-            location = client.get_logged_model(location.removeprefix(MODELS)).artifact_location
+        location = _location(client, model)
         try:
             folder = download_artifacts(
                 artifact_uri=location,
@@ -181,20 +163,12 @@ def download(tracking_uri: str, model: RegistryModel, dest: Path) -> Path:
         return Path(folder)
 
 
-def slug(name: str) -> str:
-    """Return a registry's name as an entry's name; a valid name stays. Two names never share a
-    slug.
-
-    A changed name gets the first digits of its SHA-256: `Credit Risk (v2)` becomes
-    `credit-risk-v2-` and 8 digits.
-    """
-    if NAME.fullmatch(name) and len(name) <= SLUG_CHARS:
-        return name
-    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
-    words = re.sub(r"[^a-z0-9._]+", "-", plain)
-    single = re.sub(r"[._-]*-[._-]*|[._]{2,}", "-", words)[:SLUG_CHARS].strip("._-")
-    digest = hashlib.sha256(name.encode()).hexdigest()[:SLUG_DIGITS]
-    return f"{single}-{digest}" if single else f"model-{digest}"
+def _location(client: MlflowClient, model: RegistryModel) -> str:
+    """Return the URI of a version's files."""
+    uri = str(client.get_model_version_download_uri(model.name, model.version))
+    if uri.startswith(MODELS):  # a logged model, which only the tracking server can resolve
+        return str(client.get_logged_model(uri.removeprefix(MODELS)).artifact_location)
+    return uri
 
 
 def _parse(uri: str) -> tuple[str, str | None, str | None]:
