@@ -45,6 +45,9 @@ MAX_ELEMENTS = 2**16
 Run = Sequence[Sequence[Tensor]]
 """Elements of each output in each call of one run."""
 
+_Gram = tuple[Tensor, float]
+"""Gram matrix of the runs, and the allowance for rounding."""
+
 
 def sampled(results: Sequence[Sequence[Tensor]]) -> Run:
     """The elements to compare of each output in each call."""
@@ -154,7 +157,8 @@ def _statistics(calls: Sequence[Sequence[Tensor]]) -> Iterator[_Statistic]:
             allowed=sum(allowed),
         )
     if not comparable(runs[0]):
-        gram = torch.stack([_num_equal(values) for values in runs]).sum(0).double()
+        equal = [_num_equal(values) for values in runs]
+        gram = torch.stack(equal).sum(0).double()
         yield _Statistic(name="frequencies", gram=gram, allowed=0.0)
 
 
@@ -163,7 +167,7 @@ def _num_equal(values: Tensor) -> Tensor:
     return torch.stack([(run == values).sum(1) for run in values])
 
 
-def _moments(values: Tensor) -> tuple[tuple[Tensor, float], tuple[Tensor, float]]:
+def _moments(values: Tensor) -> tuple[_Gram, _Gram]:
     """Gram matrices of means and of variances, each with its allowance, for the outputs of one call
     as [run, element].
 
@@ -197,7 +201,7 @@ def _moments(values: Tensor) -> tuple[tuple[Tensor, float], tuple[Tensor, float]
 def _gram(
     deviation: Tensor,
     rounding: Tensor,
-) -> tuple[Tensor, float]:
+) -> _Gram:
     spread = deviation.square().mean(0).sqrt()
     used = spread > rounding
     spread = spread[used]

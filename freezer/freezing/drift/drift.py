@@ -143,7 +143,8 @@ class _Output:
         noise_rmse = call.noise_rmse[index]
         drawn = noise_rmse > 0 and not e.rounds
         problem = structure_problem(e, c, drawn=drawn)
-        problem = problem or _strides_problem(call.eager[index], call.candidate[index])
+        if problem is None:
+            problem = _strides_problem(call.eager[index], call.candidate[index])
         row = replace(row, problem=problem)
         if not e.rounds:
             return _Compared(
@@ -272,7 +273,9 @@ def _overflow(error: OutputError) -> str:
 
 def _is_doubtful(sums: Sums) -> bool:
     """Whether eager may have no correct digits in a part, alone or pooled."""
-    return sums.num_elements < POOL_BELOW or sums.native_rmse > DIGITS * sums.rms
+    if sums.num_elements < POOL_BELOW:
+        return True
+    return sums.native_rmse > DIGITS * sums.rms
 
 
 def _strides_problem(

@@ -18,6 +18,9 @@ from freezer.freezing.drift.float64_mode import Widening, own_dtype
 from freezer.freezing.drift.runs import Call, Runner, copied, run_calls, schedule, source_runner
 from freezer.freezing.models import RESET, Subject, same_each_time, tensors_of
 
+_Outputs = list[list[Tensor]]
+"""Output tensors of every call."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
@@ -97,7 +100,7 @@ def _fresh_runner(subject: Subject) -> Runner:
 
 
 def _noise(
-    eagers: Sequence[list[Tensor]],
+    eagers: _Outputs,
     rerun: Callable[[], Iterator[list[Tensor]]],
     num_reruns: int,
 ) -> tuple[list[list[float]], tuple[Run, ...]]:
@@ -201,7 +204,7 @@ def _nature(subject: Subject) -> tuple[bool, bool]:
 
 def _check_reset(
     subject: Subject,
-    eagers: Sequence[list[Tensor]],
+    eagers: _Outputs,
 ) -> None:
     """Compare eager's outputs after each reset with those of fresh copies.
 
@@ -225,10 +228,10 @@ def _check_reset(
 
 def _run_float64(
     subject: Subject,
-    eagers: Sequence[list[Tensor]],
+    eagers: _Outputs,
     *,
     stateful: bool,
-) -> tuple[list[list[Tensor]] | None, str | None]:
+) -> tuple[_Outputs | None, str | None]:
     """The calls in float64 or None, and a note on how it ran, or why it cannot.
 
     If the model does not run with its own casts widened, only its weights and inputs are float64,
@@ -249,11 +252,11 @@ def _run_float64(
 
 def _wide_calls(
     subject: Subject,
-    eagers: Sequence[list[Tensor]],
+    eagers: _Outputs,
     mode: Widening | None,
     *,
     stateful: bool,
-) -> tuple[list[list[Tensor]] | None, str | None]:
+) -> tuple[_Outputs | None, str | None]:
     """The calls in float64, or None and the reason why they cannot run."""
 
     def fresh() -> Runner:
@@ -313,7 +316,9 @@ def _within(
     """
     if not comparable(eager) or reference.dtype == eager.dtype:
         return reference
-    beyond = eager.isfinite() & ~(reference.abs() <= torch.finfo(eager.dtype).max)
+    largest = torch.finfo(eager.dtype).max
+    small = reference.abs() <= largest
+    beyond = eager.isfinite() & ~small
     if not beyond.any():
         return reference
     return torch.where(

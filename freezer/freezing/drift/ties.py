@@ -11,18 +11,15 @@ decided by rounding. Any other difference stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from freezer.compare.tensor_values import HALVES, comparable, in_double, same_tensors
-from freezer.freezing.drift.runs import Call, Runner, run_calls, source_runner
-from freezer.freezing.models import Subject
+from freezer.compare.tensor_values import comparable, in_double, same_tensors
+from freezer.freezing.drift.reruns import Rerun
+from freezer.freezing.drift.runs import Call
 
 _NUM_RUNS = 32
 """Runs with changed operands, at most.
@@ -40,42 +37,8 @@ MAX_SHARE = 0.25
 else.
 """
 
-ULPS = 8
-"""Largest change of an operand in units of the last place, as a sum of many loses several; in half
-precision, which is summed in float32, it is one."""
-
 _Masks = Mapping[tuple[int, int], Tensor]
 """Masks of elements by call and output."""
-
-Rerun = Callable[[int], Sequence[Sequence[Tensor]] | None]
-"""Outputs of eager in each call, with operands changed by a seed; None if it does not run."""
-
-
-def eager_reruns(
-    subject: Subject,
-    *,
-    stateful: bool,
-) -> Rerun:
-    """Reruns of a subject's eager model with changed operands."""
-
-    def fresh() -> Runner:
-        runner = source_runner(subject.fresh(), subject)
-
-        def call(tensors: Mapping[str, Tensor]) -> list[Tensor]:
-            with _Changing():  # type: ignore[no-untyped-call]
-                return runner.call(tensors)
-
-        return Runner(call=call, reset=runner.reset)
-
-    def rerun(seed: int) -> Sequence[Sequence[Tensor]] | None:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            try:
-                return list(run_calls(fresh, subject, stateful=stateful))
-            except Exception:  # a changed index may be out of range
-                return None
-
-    return rerun
 
 
 def at_ties(
@@ -104,17 +67,19 @@ def at_ties(
         for index in outputs:
             if call.candidate[index].shape != call.eager[index].shape:
                 return None
-            masks[position, index] = _apart(
-                call,
-                index,
-                call.candidate[index],
-            )
-    num_apart = sum(int(mask.sum()) for mask in masks.values())
-    if not 0 < num_apart <= MAX_SHARE * sum(mask.numel() for mask in masks.values()):
+            masks[position, index] = _apart(call, index, call.candidate[index])
+    num_apart = num_elements = 0
+    for mask in masks.values():
+        num_apart += int(mask.sum())
+        num_elements += mask.numel()
+    if not 0 < num_apart <= MAX_SHARE * num_elements:
         return None
     if not _explained(calls, masks, rerun):
         return None
-    return [_settled(call, position, masks) for position, call in enumerate(calls)], masks
+    settled = []
+    for position, call in enumerate(calls):
+        settled.append(_settled(call, position, masks))
+    return settled, masks
 
 
 class _Difference:
@@ -253,7 +218,9 @@ def _rounding(
     r = in_double(call.reference[index])
     c = in_double(call.candidate[index])
     largest = torch.maximum(r.abs(), c.abs())
-    return 32 * torch.finfo(e.dtype).eps * largest + _typical(in_double(e), r)
+    eps = torch.finfo(e.dtype).eps
+    typical = _typical(in_double(e), r)
+    return 32 * eps * largest + typical
 
 
 def _apart(
@@ -266,7 +233,8 @@ def _apart(
     """
     if not comparable(call.eager[index]):
         return call.eager[index] != output
-    error = (in_double(output) - in_double(call.reference[index])).abs()
+    r = in_double(call.reference[index])
+    error = (in_double(output) - r).abs()
     return error > _rounding(call, index)
 
 
@@ -307,44 +275,3 @@ def _with(
     changed = tensor.clone(memory_format=torch.preserve_format)
     changed[mask] = values[mask].to(tensor.dtype)
     return changed
-
-
-class _Changing(TorchDispatchMode):
-    """Change each floating-point operand of each operator at random by a few units in its last
-    place, see ULPS.
-    """
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Run an operator with changed operands, unless its result shares memory with one
-        of them.
-        """
-        named = dict(kwargs or {})
-        schema = getattr(func, "_schema", None)  # a higher-order operator has none
-        if schema is None:
-            return func(*args, **named)
-        values = (*schema.arguments, *schema.returns)
-        if any(value.alias_info is not None for value in values):
-            return func(*args, **named)
-        return func(
-            *pytree.tree_map(_changed, tuple(args)),
-            **pytree.tree_map(_changed, named),
-        )
-
-
-def _changed(value: Any) -> Any:
-    if not isinstance(value, Tensor) or not comparable(value) or value.layout is not torch.strided:
-        return value
-    most = 1 if value.dtype in HALVES else ULPS
-    ulps = torch.randint(
-        -most,
-        most + 1,
-        value.shape,
-        device=value.device,
-    )
-    return value * (1 + torch.finfo(value.dtype).eps * ulps.to(value.dtype))
