@@ -128,9 +128,7 @@ def fetched_for(artifact: Artifact, reference: str | Path, store: Store) -> Arti
         )
 
 
-def test_the_portable_artifact_is_fetched_for_models_and_folders(
-    published: Store, scripted: Frozen
-) -> None:
+def test_the_portable_artifact_is_fetched(published: Store, scripted: Frozen) -> None:
     for reference in ("mlp", scripted.artifact.folder):
         assert (
             fetched_for(scripted.artifact, reference, published).manifest.device_class == "portable"

@@ -309,7 +309,7 @@ def test_without_correct_digits_eager_is_matched() -> None:
     assert drift(call(r * 1e-8, e * 1e-8, r.float() * 2e-8)).passed, "zero but for rounding"
 
 
-def test_outputs_of_a_call_are_released_before_the_next() -> None:
+def test_outputs_are_released_before_the_next_call() -> None:
     r, e, c = rounded(100, 1e-7, 1e-7)
     made: list[weakref.ref[Tensor]] = []
 

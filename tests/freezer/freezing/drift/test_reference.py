@@ -222,7 +222,7 @@ def test_finfo_min_is_eagers() -> None:
     assert call.reference[0].abs().max() <= torch.finfo(torch.float32).max
 
 
-def test_eager_is_the_reference_where_only_float64_is_nan() -> None:
+def test_eager_is_reference_where_float64_is_nan() -> None:
     def rounded(x: Tensor) -> Tensor:
         return torch.sqrt(x * 0 - 1e-50) + x  # 1e-50 is 0 in float32
 
