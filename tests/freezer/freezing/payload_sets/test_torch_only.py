@@ -14,7 +14,6 @@ from freezer.freezing.judging import Judgement, Session, judge
 from freezer.freezing.packaging import assemble
 from freezer.freezing.payload_sets.torch_only import with_torch_only
 from freezer.freezing.target import target_here
-from freezer.serving import process as process_module
 from freezer.store import Store
 from tests.support.models import mlp
 from tests.support.steps import (
@@ -78,7 +77,7 @@ def test_two_artifacts_serve_one_class(
     kinds = {}
     for installed in (True, False):
         if not installed:
-            monkeypatch.setattr(process_module, "find_spec", lambda name: None)
+            monkeypatch.setattr("freezer.serving.this_process.find_spec", lambda name: None)
         model = freezer.load(reference, store=str(store.root), threads=1)
         assert model.manifest is not None
         kinds[installed] = [payload.kind for payload in model.manifest.payloads]
