@@ -90,27 +90,11 @@ def freeze(
         example.values(),
     )
     with generators_kept():
-        subject = prepare(
-            options.name,
-            model,
-            spec,
-            [example],
-            options.for_subject(device, fill_up=True),
-        )
+        for_subject = options.for_subject(device, fill_up=True)
+        subject = prepare(options.name, model, spec, [example], for_subject)
     source = f"{type(model).__module__}.{type(model).__qualname__}"
-    target = freeze_target(
-        subject,
-        device_class,
-        device,
-        options,
-    )
-    return freeze_subject(
-        subject,
-        target,
-        out=Path(out),
-        source=source,
-        options=options,
-    )
+    target = freeze_target(subject, device_class, device, options)
+    return freeze_subject(subject, target, out=Path(out), source=source, options=options)
 
 
 def freeze_subject(
@@ -304,12 +288,7 @@ def keep_eager(
     dest.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{dest.name}-", dir=dest.parent) as folder:
         try:
-            candidate = build(
-                subject,
-                KEPT_EAGER,
-                target,
-                Path(folder),
-            )
+            candidate = build(subject, KEPT_EAGER, target, Path(folder))
         except FreezeError as error:
             return None, f"no captured program serves: {error}"
         session = open_session(
@@ -323,11 +302,5 @@ def keep_eager(
         if judgement.winner is None:
             return None, f"no captured program serves: {judgement.reason}"
         judgement = replace(judgement, verdict="kept-eager")
-        artifact = assemble(
-            session,
-            judgement,
-            dest=dest,
-            provenance=provenance,
-            failures=failures,
-        )
+        artifact = assemble(session, judgement, dest=dest, provenance=provenance, failures=failures)
     return artifact, f"the captured program serves ({candidate.capture})"

@@ -152,25 +152,6 @@ def test_candidates_of_other_weights_are_refused(mlp_candidate: tuple[Subject, C
     assert caught.value.code == "CP-WEIGHTS-DIFFER"
 
 
-@pytest.mark.parametrize(
-    ("limits", "verdict", "reason"),
-    [
-        (Limits(speedup_min=0.0), "published", "times as fast as eager"),
-        (Limits(speedup_min=1e6), "kept-eager", r"speedup .*; speedup_min is 1e\+06"),
-        (Limits(speedup_min=0.0, latency_ms_max=1e-6), "kept-eager", "ms; latency_ms_max is 1e-06"),
-        (Limits(speedup_min=0.0, size_mb_max=1e-6), "kept-eager", "MB; size_mb_max is 1e-06"),
-    ],
-)
-def test_limits_decide_the_verdict(
-    limits: Limits, verdict: str, reason: str, mlp_candidate: tuple[Subject, Candidate]
-) -> None:
-    subject, candidate = mlp_candidate
-    found = judgement_of(subject, [candidate], limits)
-    assert found.verdict == verdict
-    assert (found.winner is not None) is (verdict == "published")
-    assert re.search(reason, found.reason)
-
-
 def test_disturbed_judge_is_unstable(mlp_candidate: tuple[Subject, Candidate]) -> None:
     subject, candidate = mlp_candidate
     found = judgement_of(subject, [candidate], policy=replace(QUICK, busy_limit=-1e9))
