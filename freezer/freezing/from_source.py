@@ -46,26 +46,9 @@ def freeze_source(
     """
     check_folder(out, "out")
     device_class, device = resolve_device(None, options.device_class, options.device)
-    subject = load_subject(
-        source,
-        options.name,
-        spec,
-        samples,
-        options.for_subject(device),
-    )
-    target = freeze_target(
-        subject,
-        device_class,
-        device,
-        options,
-    )
-    return freeze_subject(
-        subject,
-        target,
-        out=out,
-        source=str(source),
-        options=options,
-    )
+    subject = load_subject(source, options.name, spec, samples, options.for_subject(device))
+    target = freeze_target(subject, device_class, device, options)
+    return freeze_subject(subject, target, out=out, source=str(source), options=options)
 
 
 def load_subject(

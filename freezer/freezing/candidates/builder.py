@@ -88,11 +88,25 @@ def build(
             attempts=attempts,
         ):
             made += shape.first_that_works(tried)
-    last = made[-1]
-    counts = target.thread_counts
+    candidate = _candidate(subject, recipe, target, folder, made, tried)
+    candidate = replace(candidate, weights=weights, build_s=time.monotonic() - started)
+    candidate.write()
+    return candidate
+
+
+def _candidate(
+    subject: Subject,
+    recipe: Recipe,
+    target: Target,
+    folder: Path,
+    made: list[Made],
+    tried: list[dict[str, str]],
+) -> Candidate:
+    """The candidate of all payloads, without the digest of the weights and the time of the build."""
+    last, counts = made[-1], target.thread_counts
     made.sort(key=lambda one: counts.index(one.payload.num_threads or target.num_threads))
     warnings = [line for one in made for line in one.captured.warnings]
-    candidate = Candidate(
+    return Candidate(
         folder=folder,
         recipe=recipe.name,
         lowering=last.payload.kind,
@@ -103,12 +117,10 @@ def build(
         reports={one.payload.path: one.report for one in made},
         warnings=tuple(dict.fromkeys(warnings)),
         toolchain=own_toolchain(recipe, toolchain(target.device)),
-        weights=weights,
-        build_s=time.monotonic() - started,
+        weights="",
+        build_s=0.0,
         preserve=subject.kept_names,
     )
-    candidate.write()
-    return candidate
 
 
 @contextlib.contextmanager

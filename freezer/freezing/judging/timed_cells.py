@@ -195,10 +195,8 @@ def _time_cell(
     served: dict[str, tuple[Candidate, Payload]] = {}
     for candidate in candidates:
         payloads = payloads_for_threads(candidate.payloads, num_threads)
-        first, for_all = (
-            payload_at(payloads, point),
-            payload_at(without_specialized(payloads), point),
-        )
+        first = payload_at(payloads, point)
+        for_all = payload_at(without_specialized(payloads), point)
         assert first is not None, "every recipe builds a payload for all sizes"
         served[candidate.recipe] = candidate, first
         if for_all is not None and for_all is not first:
@@ -217,12 +215,7 @@ def _time_cell(
             rivals=rivals,
         )
     paths = {name: payload.path for name, (_, payload) in served.items()}
-    return Cell(
-        num_threads=num_threads,
-        point=point,
-        sampling=sampling,
-        payloads=paths,
-    )
+    return Cell(num_threads=num_threads, point=point, sampling=sampling, payloads=paths)
 
 
 def _time_at(

@@ -59,35 +59,16 @@ def with_captured(session: Session, judgement: Judgement, folder: Path) -> Judge
         return judgement
     try:
         captured = _build(session, winner, folder / CAPTURED)
-        trial, gains = _try(
-            session,
-            winner,
-            captured,
-            slow,
-        )
+        trial, gains = _try(session, winner, captured, slow)
     except FreezeError as error:
         dropped = Dropped(payload=PAYLOAD, num_threads=session.num_threads, reason=str(error))
         text = f"the captured program does not serve instead: {error}"
         return judgement.with_winner(winner.without_payloads([dropped]), text=text)
     timed = [item.point for item in winner.points if item.num_threads == session.num_threads]
     dims = nearest_sizes(session.subject.spec.dims, [cell.point for cell in gains], timed)
-    trial = replace(
-        trial,
-        candidate=_in_one_folder(
-            winner.candidate,
-            captured,
-            dims,
-            folder,
-        ),
-    )
+    candidate = _in_one_folder(winner.candidate, captured, dims, folder)
     served = [cell for cell in gains if _within(cell.point, dims)]
-    merged = _merged(
-        session,
-        winner,
-        trial,
-        served,
-        dims,
-    )
+    merged = _merged(session, winner, replace(trial, candidate=candidate), served, dims)
     cells = {str(cell): cell for cell in (*judgement.cells, *served)}
     text = _serves(dims)
     return replace(judgement, cells=tuple(cells.values())).with_winner(merged, text=text)
