@@ -3,7 +3,7 @@
 python:examples.models:ranker     a function that returns an nn.Module; called with the entry's args
 torchscript:models/vad.jit            a TorchScript file; `method` names another method than forward
 export:models/vit.pt2                   an ExportedProgram; `method` names one of several
-pickle:models/old.pth             a whole module of torch.save; it may run any code: only with `trust`
+pickle:models/old.pth     a whole module of torch.save; it may run any code: only with `trust`
 transformers:./bert-folder              a local folder, or the name of a model on a hub
 transformers:BertConfig         a config class (or a model class), with `weights: random` and a seed
 
