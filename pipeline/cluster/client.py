@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import re
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from ray.exceptions import AuthenticationError
 
 from freezer.errors import ColdpressError, InfrastructureError, UsageError, first_line
 from freezer.hardware import available_cpus, detect
-from pipeline.cluster.access import check_tls, check_token, token_rejected
+from pipeline.cluster.access import check_token, token_rejected
 from pipeline.cluster.head_monitor import CHECK_INTERVAL_S, CONNECT_S, Head, host_and_port
 from pipeline.cluster.ray_cluster import Cluster
 from pipeline.cluster.working_dir import in_job
@@ -78,7 +79,7 @@ def _join(address: str) -> None:
     """Connect to a cluster, after checks that Ray itself would make for minutes."""
     place = host_and_port(address)
     if place is not None:
-        check_tls(*place, limit_s=CONNECT_S)
+        socket.create_connection(place, timeout=CONNECT_S).close()
         if "://" not in address:
             _check_raylet(address)
             check_token(address)

@@ -143,13 +143,6 @@ class Cluster:
             f"; actors there: {', '.join(sorted(actors))}" if actors else ""
         )
 
-    def held(self, node: Node) -> str | None:
-        """Describe what delays a task that needs all cores of a node; None if it has started, or if
-        that is unknown.
-        """
-        free = self._free(node)[0] if self.joined else None
-        return self.in_use(node) if free and free.get("CPU", 0) > 0 else None
-
     def _free(self, node: Node) -> tuple[Mapping[str, float] | None, list[str]]:
         """Return a node's free resources, None if unknown, and the classes of its actors."""
         # Internal tables, which may move in another release; the public API needs the dashboard.
