@@ -2,8 +2,7 @@
 else.
 
 A failure comes from a child (`crash`, `timeout`, ...), from the model (the kind of a FreezeError:
-`capture`, `build`, ...), from a judge that finds a candidate damaged (`damage`) or the machine busy
-(`unstable`), or from the cluster (Ray's exceptions, by name). docs/operate.md shows the same table;
+`capture`, `build`, ...), from a judge that finds the machine busy (`unstable`), or from the cluster (Ray's exceptions, by name). docs/operate.md shows the same table;
 a test compares the two.
 """
 
@@ -13,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from freezer.errors import IntegrityError
 from pipeline.failures.classification import GPU_MEMORY, NODE_MEMORY, classify
 from pipeline.records import Failure
 
@@ -37,7 +37,6 @@ class Decision:
         elsewhere: retry on another node, if another serves the class.
         more_memory: reserve more memory for the retry.
         later: retry after the other waiting tasks.
-        rebuild: build damaged or missing candidates again before the retry.
         kept: what the next campaign does. `never`: it retries. `key`: it takes the failure over
             until the key changes. `memory`: or until more memory may be used. `quarantine`: or
             until a person lifts it.
@@ -47,7 +46,6 @@ class Decision:
     elsewhere: bool = False
     more_memory: bool = False
     later: bool = False
-    rebuild: bool = False
     kept: Kept = "never"
 
 
@@ -71,7 +69,6 @@ POLICY: Mapping[str, Decision] = {
     "timeout": Decision(),
     "error": Decision(),
     "disk": Decision(attempts=2, elsewhere=True, later=True),
-    "damage": Decision(attempts=2, rebuild=True),
     "infrastructure": Decision(attempts=3, elsewhere=True, later=True),
     "unstable": Decision(attempts=3, elsewhere=True, later=True),
     # The cluster. The final outcome is `failed: infrastructure`; of `node-memory`, `failed:
@@ -84,6 +81,8 @@ POLICY: Mapping[str, Decision] = {
 """By kind of failure."""
 
 BY_CODE: Mapping[str, Decision] = {
+    # A damaged candidate was removed from the store.
+    IntegrityError.code: Decision(),
     # Something could not be fetched.
     "CP-FETCH": Decision(),
     "CP-FETCH-DIGEST": Decision(),
@@ -209,6 +208,6 @@ def final_sentence(kind: str, code: str | None, num_attempts: int) -> str:
         )
     if kind == "unstable":
         words.append("repeat it on quieter nodes, or with --accept-noise")
-    if decide(kind, code).rebuild:
+    if code == IntegrityError.code:
         words.append("the same command builds it again")
     return "; ".join(words)

@@ -86,13 +86,6 @@ class BuildRecords:
         work = FinishedWork(self._store, self._ledger, lifted=self._lifted)
         return work.found_meanwhile(item)
 
-    def removed(self, state: ItemState) -> tuple[str, ...]:
-        """Return the recipes whose candidate was built and is no longer in the store."""
-        built = state.built.items()
-        return tuple(
-            recipe for recipe, result in built if not self._workplace.has("candidates", result.key)
-        )
-
     def add(self, item: Item, result: BuildResult) -> None:
         """Append a result to the ledger, with the number of campaign starts in which the build
         failed.

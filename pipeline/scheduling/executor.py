@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from freezer.errors import ColdpressError, IntegrityError
+from freezer.errors import ColdpressError
 from freezer.hardware import PORTABLE, device_class
 from freezer.store import Store
 from pipeline.catalog import Entry
 from pipeline.cluster import Done, Handle, Node
-from pipeline.failures import CODES, NODE_MEMORY, classify, decide
+from pipeline.failures import CODES, NODE_MEMORY, classify
 from pipeline.ledger import Ledger
 from pipeline.planning import Item, Plan, demand_of, pinned
 from pipeline.records import Event, Failure, Outcome
@@ -283,10 +283,7 @@ class Executor:
 
     def _judge_ended(self, task: Task, done: Done, judged: JudgeResult) -> None:
         progress, failed = task.progress, _failure_in(task, done, judged)
-        gone: tuple[str, ...] = ()
-        if failed is not None and decide(failed.kind, failed.failure.code).rebuild:
-            gone = self._records.removed(progress.state)
-        self._follow(progress, end_judge(progress.state, judged, failed, gone))
+        self._follow(progress, end_judge(progress.state, judged, failed))
         ended = Event(
             kind="judged",
             what=task.item.label(),
@@ -324,8 +321,7 @@ def _failure_in(task: Task, done: Done, result: BuildResult | JudgeResult) -> Ta
         failed = "unstable"
         failure = Failure(kind=failed, message=result.reason)
     elif failure is not None:
-        is_damage = task.recipe is None and failure.code == IntegrityError.code
-        failed = "damage" if is_damage else failure.kind
+        failed = failure.kind
         peak_bytes = result.peak_bytes
     else:
         return None

@@ -2,9 +2,8 @@
 
     builds -> judge -> outcome
 
-Each event is a function from a state to a Step: the next state, and what to do now. A failed judge
-gets another attempt, after new builds if a candidate was damaged. The retry table is
-pipeline/failures/policy.py.
+Each event is a function from a state to a Step: the next state, and what to do now. The retry
+table is pipeline/failures/policy.py.
 """
 
 from __future__ import annotations
@@ -53,7 +52,6 @@ class ItemState:
         results: final results of builds, by recipe.
         waiting: recipes that are neither queued nor skipped yet.
         attempts: failed attempts, by recipe; None is the judge.
-        num_damages: number of times that a judge found a candidate damaged.
         outcome: the outcome, once it is decided.
     """
 
@@ -62,7 +60,6 @@ class ItemState:
     results: Mapping[str, BuildResult] = field(default_factory=dict)
     waiting: tuple[str, ...] = ()
     attempts: Mapping[str | None, Attempts] = field(default_factory=dict)
-    num_damages: int = 0
     outcome: Outcome | None = None
 
     @property
@@ -196,21 +193,18 @@ def end_judge(
     state: ItemState,
     result: JudgeResult,
     failed: TaskFailure | None = None,
-    gone: tuple[str, ...] = (),
 ) -> Step:
     """The judge ended, or could not be started.
 
     Args:
         result: result of the judge.
         failed: as in `end_build`; also given for the verdict `unstable`.
-        gone: recipes whose candidates were damaged and removed.
     """
     item = state.item
     if failed is not None:
-        rebuild = decide(failed.kind, failed.failure.code).rebuild
-        again = _rebuild(state, failed, gone) if rebuild else _retry(state, None, failed)
-        if again is not None:
-            return again
+        retried = _retry(state, None, failed)
+        if retried is not None:
+            return retried
         final = _final(state, None, failed)
         failure = final if result.verdict == "failed" else None
         result = replace(
@@ -286,28 +280,6 @@ def _check_built(step: Step) -> Step:
     if built:
         return replace(step, queue=(None,))
     return replace(step, state=replace(state, outcome=failed_outcome(item, results)))
-
-
-def _rebuild(state: ItemState, failed: TaskFailure, gone: tuple[str, ...]) -> Step | None:
-    """Build removed candidates again, with all attempts, if the policy allows it."""
-    num_damages = state.num_damages + 1
-    if not gone or not attempts_left([failed.kind] * num_damages, failed.kind, failed.failure.code):
-        return None
-    reset = (None, *gone)
-    results = {name: result for name, result in state.results.items() if name not in reset}
-    attempts = {name: failures for name, failures in state.attempts.items() if name not in reset}
-    state = replace(
-        state,
-        num_damages=num_damages,
-        results=results,
-        attempts=attempts,
-    )
-    note = f"{state.item.label()}: {failed.failure.message}; building {', '.join(gone)} again"
-    return Step(
-        state=state,
-        queue=gone,
-        notes=(note,),
-    )
 
 
 def _retry(state: ItemState, recipe: str | None, failed: TaskFailure) -> Step | None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -100,8 +99,6 @@ class Slot:
         judge: whether a judge is in flight.
         turn: whether it is the node's turn to judge; it then gets no builds.
         num_judged: number of judges of this turn, including the one in flight.
-        judge_since: time when the judge in flight was submitted; None without one, or once its
-            wait was reported.
         last_class: class of the last task.
         rests_until: time when the next turn may begin.
     """
@@ -112,7 +109,6 @@ class Slot:
     judge: bool = False
     turn: bool = False
     num_judged: int = 0
-    judge_since: float | None = None
     last_class: str = ""
     rests_until: float = 0.0
 
@@ -129,7 +125,6 @@ class Slot:
         self.last_class = task.device_class
         if task.recipe is None:
             self.judge = self.turn = True
-            self.judge_since = time.monotonic()
             self.num_judged += 1
         else:
             self._count(task, 1)
@@ -137,7 +132,7 @@ class Slot:
     def end(self, task: Task) -> None:
         """Record that a task ended."""
         if task.recipe is None:
-            self.judge, self.judge_since = False, None
+            self.judge = False
         else:
             self._count(task, -1)
 

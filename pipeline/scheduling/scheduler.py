@@ -28,9 +28,6 @@ from pipeline.scheduling.queue import (
 CHECK_S = 5.0
 """Interval between two checks whether each waiting task has a node that could serve it."""
 
-JUDGE_HELD_S = 60.0
-"""Time after which a judge that has not started is reported: longer than a judge usually takes."""
-
 MAX_ASKED = 2
 """Cores to request for each core that a class has, so a fleet grows by doubling."""
 
@@ -81,7 +78,6 @@ class Scheduler:
             for task in self._started:  # a node that did not answer for a while still runs its own
                 if task.node and task.node.node_id == node_id:
                     slot.begin(task)
-        self._report_held()
         self._fleet.ask(self._asks())
 
     def next_judges(self, may_start: MayStart) -> Iterator[tuple[Slot, Task]]:
@@ -212,18 +208,6 @@ class Scheduler:
         slot.turn, slot.num_judged = False, 0
         slot.rests_until = time.monotonic() + (REST_S if self.turns.others else 0)
         self.turns.release(slot.node.node_id)
-
-    def _report_held(self) -> None:
-        """Report once each judge that waits because something else runs on its node."""
-        for slot in self._slots.values():
-            since, node = slot.judge_since, slot.node
-            if since is None or time.monotonic() < since + JUDGE_HELD_S:
-                continue
-            slot.judge_since = None
-            held = self._fleet.cluster.held(node)
-            if held:
-                what = f"judge waits for node {node.node_id[:12]}: {held}"
-                self._note(f"{what}; it starts when nothing else runs there")
 
     def _asks(self) -> Counter[Ask]:
         """Return what to ask an autoscaler for: a node for each class that has none for its largest

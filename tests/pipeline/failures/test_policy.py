@@ -94,7 +94,6 @@ def _row(name: str, decision: Decision) -> list[str]:
         *(["another node"] if decision.elsewhere else []),
         *(["twice the memory"] if decision.more_memory else []),
         *(["after what else waits"] if decision.later else []),
-        *(["built again first"] if decision.rebuild else []),
     ]
     return [name, str(decision.attempts), ", ".join(words), decision.kept]
 

@@ -167,20 +167,15 @@ def test_outcome_of_another_campaign_is_reused(
     assert (second.verdict, second.version, second.cached) == ("published", 1, True)
 
 
-@pytest.mark.parametrize(("times", "verdict"), [(1, "rejected"), (2, "failed")])
-def test_damaged_candidates_are_rebuilt_once(
-    store: Store, ledger: Ledger, times: int, verdict: str
-) -> None:
-    plan, workers = planned(store, ledger, "a"), Workers(damaged=["a"] * times)
+def test_damaged_candidate_fails_until_the_next_start(store: Store, ledger: Ledger) -> None:
+    plan, workers = planned(store, ledger, "a"), Workers(damaged="a")
     ((_, outcome),) = outcomes(plan, store, ledger, workers, [HOME])
-    assert outcome.verdict == verdict
-    assert workers.said == [
-        "build a home",
-        "judge a home",
-        "build a home",
-        "judge a home",
-        "outcome a",
-    ]
+    assert outcome.failure is not None
+    assert outcome.failure.code == "CP-INTEGRITY"
+    again = planned(store, ledger, "a")
+    ((_, outcome),) = outcomes(again, store, ledger, workers, [HOME])
+    assert outcome.verdict == "rejected"
+    assert workers.said == ["build a home", "judge a home", "outcome a"] * 2
 
 
 class Disturbed(Workers):

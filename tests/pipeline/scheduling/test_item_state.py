@@ -31,12 +31,9 @@ CLASSES, RECIPES = (
     ("cpu-x86-64-v4", "portable"),
     ("inductor-frozen", "torchscript-frozen", "portable"),
 )
-FAILURES = [(kind, "CP-X") for kind in POLICY if kind != "damage"] + [
-    ("memory", code) for code in BY_CODE
-]
+FAILURES = [(kind, "CP-X") for kind in POLICY] + [("memory", code) for code in BY_CODE]
 """Kinds and codes of failures of builds and judges."""
 
-MOST_DAMAGES = POLICY["damage"].attempts
 Name = tuple[str, str | None]
 """Device class and recipe of a task; None is the judge."""
 
@@ -160,19 +157,6 @@ class LifeOfAModel(RuleBasedStateMachine):
             self.follow(end_judge(state, result))
 
     @precondition(lambda self: any(recipe is None for _, recipe in self.queued))
-    @rule(data=st.data())
-    def a_judge_finds_damage(self, data: st.DataObject) -> None:
-        name = next(name for name in self.queued if name[1] is None)
-        self.queued.remove(name)
-        state = self.states[name[0]]
-        gone = tuple(data.draw(subset(list(state.built))))
-        self.allowed.update({(name[0], recipe): 1 for recipe in (*gone, None)})
-        found = Failure(kind="disk", code="CP-INTEGRITY", message="a byte differs")
-        failure = TaskFailure(kind="damage", failure=found)
-        self.follow(end_judge(state, JudgeResult.of_failure("j", found), failure, gone))
-        assert self.states[name[0]].num_damages < MOST_DAMAGES
-
-    @precondition(lambda self: any(recipe is None for _, recipe in self.queued))
     @rule()
     def another_campaign_was_faster(self) -> None:
         name = next(name for name in self.queued if name[1] is None)
@@ -197,8 +181,8 @@ class LifeOfAModel(RuleBasedStateMachine):
     @invariant()
     def attempts_are_bounded_and_have_a_reason(self) -> None:
         for name, num in self.starts.items():
-            assert num <= min(self.allowed[name], MOST_ATTEMPTS * MOST_DAMAGES)
-            assert self.recorded[name] <= MOST_DAMAGES
+            assert num <= min(self.allowed[name], MOST_ATTEMPTS)
+            assert self.recorded[name] <= 1
 
     def teardown(self) -> None:
         """Give everything up; every item then has one outcome."""

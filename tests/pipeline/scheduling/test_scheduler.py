@@ -161,16 +161,3 @@ def test_campaigns_claiming_one_node_do_not_deadlock(here: Here) -> None:
     theirs.now += READ_S
     other.tick()
     assert not other.claimed("a")
-
-
-def test_waiting_judge_is_reported_once(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.scheduling.scheduler.JUDGE_HELD_S", 0.0)
-    cluster = here.fleet.cluster
-    monkeypatch.setattr(cluster, "held", lambda _: "in use are 1 of its 4 CPUs", raising=False)
-    here.fleet.have(node("a", V4))
-    here.wait_for(judge())
-    here.start_judge()
-    for _ in range(2):
-        here.tick()
-    [note] = here.notes
-    assert "node a: in use are 1 of its 4 CPUs" in note
