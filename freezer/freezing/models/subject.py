@@ -129,30 +129,22 @@ def prepare(
     samples: Sequence[Mapping[str, Tensor]] = (),
     options: SubjectOptions | None = None,
 ) -> Subject:
-    """Make a subject on the CPU: check the model, make its input sets, and run it once to learn its
-    outputs.
-
-    An integer input without a range gets one from the tables that the model indexes with it, if
-    input sets are generated.
+    """Make a subject on the CPU: check the model, make its input sets, and run it once.
 
     Args:
-        name: name of the entry.
+        name, spec: of the entry.
         model: the source model; it is copied, and never run or changed itself.
-        spec: input spec.
         samples: real input sets; without any, sets are generated.
         options: defaults to SubjectOptions().
 
     Raises:
-        SourceError: weights have no values.
-        SpecError: samples, spec, `forward` and names to preserve do not fit.
-        JudgeError: the eager model fails, writes into its inputs, or returns values that cannot be
-            compared.
+        SourceError, SpecError, JudgeError: the model, its samples or its results cannot be used.
     """
     options = options or SubjectOptions()
     model = _checked(name, model, spec, options)
+    generated = options.fill_up or not samples
     matched = match_samples([tensors_on(tensors, CPU) for tensors in samples], spec)
-    if options.fill_up or not samples:
-        spec = with_found_ranges(name, model, spec)
+    spec = with_found_ranges(name, model, spec) if generated else spec
     points = spec.named_points(options.points)
     sets = input_sets(matched, spec, points, fill_up=options.fill_up)
     tried = model if options.device.type == "cpu" else model_on(model, options.device)
@@ -166,7 +158,7 @@ def prepare(
         sets=tuple(sets),
         points=points,
         scripted=isinstance(model, torch.jit.ScriptModule),
-        generated=options.fill_up or not samples,
+        generated=generated,
         preserve=tuple(options.preserve),
         reset=options.reset,
     )
