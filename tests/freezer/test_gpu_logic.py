@@ -14,13 +14,13 @@ import torch
 import freezer
 from freezer.artifact import DriftRecord, Manifest, Needs, Payload
 from freezer.errors import BuildError, ContractError, CudaGraphsError, IncompatibleError, UsageError
-from freezer.freezing.lowering import exported
+from freezer.freezing.lowering import exported_programs as exported
+from freezer.freezing.lowering.inductor.compilation import configuration, known
 from freezer.freezing.lowering.inductor.cuda_toolkit import (
     driver_library,
     link_toolkit,
     nvidia_folders,
 )
-from freezer.freezing.lowering.inductor.inductor import configuration, known
 from freezer.freezing.lowering.isa_check import host_class
 from freezer.freezing.recipes import KEPT_EAGER, RECIPES, made_for, select
 from freezer.freezing.target import Target

@@ -8,8 +8,13 @@ from typing import Protocol
 
 from freezer.artifact import PayloadKind
 from freezer.freezing.capture import Captured
-from freezer.freezing.lowering import exported, onnx_runtime, open_vino, torchscript
-from freezer.freezing.lowering.inductor import inductor
+from freezer.freezing.lowering import (
+    exported_programs,
+    onnx_runtime,
+    open_vino,
+    torchscript_files,
+)
+from freezer.freezing.lowering.inductor import compilation
 from freezer.freezing.lowering.lowered import Lowered
 from freezer.freezing.recipes import Settings
 from freezer.freezing.target import Target
@@ -39,9 +44,9 @@ class Lowering(Protocol):
 
 
 LOWERINGS: Mapping[PayloadKind, Lowering] = {
-    "torchscript": torchscript,
-    "inductor": inductor,
-    "exported": exported,
+    "torchscript": torchscript_files,
+    "inductor": compilation,
+    "exported": exported_programs,
     "onnxruntime": onnx_runtime,
     "openvino": open_vino,
 }

@@ -19,7 +19,7 @@ from freezer.artifact import Change
 from freezer.errors import BuildError, MissingDependencyError, UsageError
 from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import onnx_sentence
-from freezer.freezing.lowering.exported import output_orders, report_before, values_named
+from freezer.freezing.lowering.exported_programs import output_orders, report_before, values_named
 from freezer.freezing.lowering.lowered import GRAPH, Lowered, timed
 from freezer.freezing.recipes import ENGINE_PACKAGES, Settings
 from freezer.freezing.target import Target, check_unlimited

@@ -24,7 +24,7 @@ from freezer.codec import encode
 from freezer.errors import BuildError, UsageError
 from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import openvino_sentence
-from freezer.freezing.lowering.exported import output_orders, report_before, values_named
+from freezer.freezing.lowering.exported_programs import output_orders, report_before, values_named
 from freezer.freezing.lowering.lowered import GRAPH, Lowered, timed
 from freezer.freezing.recipes import Settings
 from freezer.freezing.target import Target, check_unlimited

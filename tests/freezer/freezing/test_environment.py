@@ -172,7 +172,7 @@ def test_compilers_ignore_include_paths(tmp_path: Path) -> None:
 
 
 COMPILER = """
-from freezer.freezing.lowering.inductor.inductor import configuration
+from freezer.freezing.lowering.inductor.compilation import configuration
 from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import target_here, toolchain
 found = configuration(RECIPES["inductor-frozen"].settings["inductor"], target_here({here!r}, 1), beside=False)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from freezer.freezing.lowering import exported
+from freezer.freezing.lowering import exported_programs as exported
 from freezer.freezing.target import target_here
 from freezer.runtime.loaders.exported import open_exported
 from tests.support.models import Counter, Mlp, seeded

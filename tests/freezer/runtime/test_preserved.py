@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from freezer.artifact import Payload
 from freezer.errors import BuildError, ContractError, NotPreservedError
 from freezer.freezing.capture import Captured
-from freezer.freezing.lowering import torchscript
+from freezer.freezing.lowering import torchscript_files as torchscript
 from freezer.freezing.models import example_spec
 from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import target_here

@@ -1,5 +1,5 @@
 """The Inductor lowering: AOTInductor packages with frozen weights.
 
 May import: freezer.freezing.lowering's shared modules and below.
-Read first: inductor.py.
+Read first: compilation.py.
 """

@@ -14,7 +14,7 @@ from freezer.artifact import Artifact, FreezingReport, KeptTensor, PreservedName
 from freezer.errors import IncompatibleError
 from freezer.files import digest_file
 from freezer.freezing.capture import Captured
-from freezer.freezing.lowering import torchscript
+from freezer.freezing.lowering import torchscript_files as torchscript
 from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import target_here
 from freezer.runtime.loaders import torchscript_deprecations_silenced

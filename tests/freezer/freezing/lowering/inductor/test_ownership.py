@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from freezer.freezing.capture import Captured
-from freezer.freezing.lowering.inductor import inductor
+from freezer.freezing.lowering.inductor import compilation as inductor
 from freezer.freezing.recipes import RECIPES, CaptureName
 from freezer.freezing.target import target_here
 from freezer.runtime.loaders import open_inductor

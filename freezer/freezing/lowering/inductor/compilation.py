@@ -24,7 +24,7 @@ from freezer.errors import BuildError, UsageError
 from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import inductor_sentence
 from freezer.freezing.environment import straying
-from freezer.freezing.lowering.exported import report_before
+from freezer.freezing.lowering.exported_programs import report_before
 from freezer.freezing.lowering.inductor.cuda_toolkit import cuda_toolkit
 from freezer.freezing.lowering.inductor.inductor_report import Observed
 from freezer.freezing.lowering.inductor.torch_patches import (
