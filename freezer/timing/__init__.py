@@ -6,8 +6,8 @@ Read first: sampling.py.
 
 from freezer.timing.halving import Rivals
 from freezer.timing.meters import CpuMeter, meter_of
-from freezer.timing.sampling import MIN_SAMPLES, Sampling, policy_for, sample
-from freezer.timing.speedups import Speedup, speedup
+from freezer.timing.samples import MIN_SAMPLES, Sampling, Speedup, speedup
+from freezer.timing.sampling import policy_for, sample
 
 __all__ = [
     "MIN_SAMPLES",

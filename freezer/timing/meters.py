@@ -3,9 +3,6 @@
 On a GPU, device events around a call measure it, including its launches. The meter waits for the
 device after every call, so that calls do not overlap.
 
-A disturbed meter names the processes that used the CPUs most, by two readings of /proc: those that
-ended in between and those of other containers are not visible.
-
 CPU time can replace the clock only for calls on a single thread: it leaves out what other processes
 and the hypervisor took. With more threads it counts OpenMP's spinning at barriers, of which a
 disturbed call has up to 400 times as much as computation.
@@ -14,11 +11,11 @@ disturbed call has up to 400 times as much as computation.
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -29,12 +26,6 @@ from freezer.spec import SamplingPolicy
 
 ONE_THREAD = 0.05
 """CPU time that other threads of this process may use, relative to the one that makes the calls."""
-
-MAX_NAMED = 3
-"""Processes to name."""
-
-_LEAST_SHARE = 0.05
-"""Share of a CPU below which a process is not named."""
 
 
 class _Times(NamedTuple):
@@ -50,7 +41,7 @@ class _Times(NamedTuple):
 
     def since(self, before: _Times) -> _Times:
         """The time that passed, of each kind."""
-        return _Times(*(now - then for now, then in zip(self, before, strict=True)))
+        return _Times(*map(operator.sub, self, before))
 
 
 class CpuMeter:
@@ -58,9 +49,10 @@ class CpuMeter:
 
     def __init__(self, policy: SamplingPolicy) -> None:
         self._policy = policy
-        self._first = self._before = _cpu_times()
-        self._processes = process_times()
-        self._calls_s = self._other_threads_s = 0.0
+        self._first = _cpu_times()
+        self._before = self._first
+        self._calls_s = 0.0
+        self._other_threads_s = 0.0
 
     def timed_ms(self, call: Callable[[], object]) -> float:
         """Time a call, in milliseconds."""
@@ -79,26 +71,30 @@ class CpuMeter:
         passed = _cpu_times().since(self._before)
         self._calls_s += passed.thread
         self._other_threads_s += passed.own - passed.thread
-        available = max(passed.elapsed * len(os.sched_getaffinity(0)), 1e-6)
-        by_others = passed.busy - passed.own - 0.02 > self._policy.busy_limit * available
-        return by_others or passed.stolen - 0.01 > self._policy.steal_limit * available
+        num_cpus = len(os.sched_getaffinity(0))
+        available = max(passed.elapsed * num_cpus, 1e-6)
+        used_by_others = passed.busy - passed.own - 0.02
+        if used_by_others > self._policy.busy_limit * available:
+            return True
+        return passed.stolen - 0.01 > self._policy.steal_limit * available
 
     def single_threaded(self) -> bool:
         """Whether the calls of all rounds used one thread, so that its CPU time is their latency
         without disturbance.
         """
-        return torch.get_num_threads() == 1 and self._other_threads_s <= ONE_THREAD * self._calls_s
+        if torch.get_num_threads() != 1:
+            return False
+        return self._other_threads_s <= ONE_THREAD * self._calls_s
 
     def disturbance(self) -> str:
         """The use of the CPUs since this meter was made, beside this process."""
-        passed, num_cpus = _cpu_times().since(self._first), len(os.sched_getaffinity(0))
-        percent = 100 / (passed.elapsed * num_cpus)
-        others, stolen = percent * (passed.busy - passed.own), percent * passed.stolen
-        active = most_active(self._processes, process_times(), passed.elapsed)
-        cpus = "1 CPU" if num_cpus == 1 else f"{num_cpus} CPUs"
+        passed = _cpu_times().since(self._first)
+        num_cpus = len(os.sched_getaffinity(0))
+        available = passed.elapsed * num_cpus
+        others = (passed.busy - passed.own) / available
+        stolen = passed.stolen / available
         return (
-            f"other processes used {others:.0f}% of {cpus}, the hypervisor {stolen:.0f}%; most"
-            f" active: {active or 'none that is visible here'}"
+            f"other processes used {others:.0%} of {num_cpus} CPU(s), the hypervisor {stolen:.0%}"
         )
 
     def facts(self) -> dict[str, Any] | None:
@@ -125,7 +121,9 @@ class GpuMeter(CpuMeter):
         read: Callable[[], Reading] | None,
     ) -> None:
         super().__init__(policy)
-        self._start, self._end, self._read = new_event(), new_event(), read
+        self._start = new_event()
+        self._end = new_event()
+        self._read = read
         self._readings: list[Reading] = []
         self._num_shared = 0
 
@@ -147,7 +145,7 @@ class GpuMeter(CpuMeter):
         CPUs.
         """
         self._note()
-        shared = any(reading.others for reading in self._readings[-2:])
+        shared = any(state.others for state in self._readings[-2:])
         self._num_shared += num_rounds * shared
         return shared or super().disturbed()
 
@@ -163,10 +161,12 @@ class GpuMeter(CpuMeter):
             return {"timed_by": "device events", "watched": False}
         ranges: dict[str, list[int] | None] = {}
         for name in ("sm_clock_mhz", "memory_clock_mhz", "temperature_c"):
-            values = [getattr(reading, name) for reading in self._readings]
+            values = [getattr(state, name) for state in self._readings]
             known = [value for value in values if value is not None]
             ranges[name] = [min(known), max(known)] if known else None
-        throttled = dict.fromkeys(text for reading in self._readings for text in reading.throttled)
+        throttled: dict[str, None] = {}
+        for state in self._readings:
+            throttled.update(dict.fromkeys(state.throttled))
         return {
             "timed_by": "device events",
             "watched": True,
@@ -195,58 +195,27 @@ def meter_of(device: torch.device, policy: SamplingPolicy) -> Iterator[CpuMeter]
         with contextlib.suppress(NvmlError):
             stack.enter_context(opened())
             read = partial(reading, nvml_uuid(device))
-        yield GpuMeter(policy, lambda: torch.cuda.Event(enable_timing=True), read)
+        new_event = partial(torch.cuda.Event, enable_timing=True)
+        yield GpuMeter(policy, new_event, read)
 
 
 def _cpu_times() -> _Times:
-    tick, cpus = os.sysconf("SC_CLK_TCK"), os.sched_getaffinity(0)
-    busy = steal = 0
+    tick = os.sysconf("SC_CLK_TCK")
+    names = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    busy = 0
+    stolen = 0
     with open("/proc/stat") as file:
         for line in file:
             name, *fields = line.split()
-            if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cpus:
-                user, nice, system, _idle, _iowait, irq, softirq, stolen = map(int, fields[:8])
-                busy += user + nice + system + irq + softirq
-                steal += stolen
+            if name not in names:
+                continue
+            user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields[:8])
+            busy += user + nice + system + irq + softirq
+            stolen += steal
     return _Times(
-        time.monotonic(), busy / tick, steal / tick, time.process_time(), time.thread_time()
+        elapsed=time.monotonic(),
+        busy=busy / tick,
+        stolen=stolen / tick,
+        own=time.process_time(),
+        thread=time.thread_time(),
     )
-
-
-class Usage(NamedTuple):
-    """Name and CPU seconds of a process."""
-
-    name: str
-    used_s: float
-
-
-def process_times(proc: Path = Path("/proc")) -> dict[int, Usage]:
-    """CPU time of every visible process but this one, by pid; without that of ended children, which
-    a process gets at once for all their life.
-    """
-    tick, usages = os.sysconf("SC_CLK_TCK"), {}
-    for path in proc.glob("[0-9]*/stat"):
-        try:
-            text = path.read_text(errors="replace")
-        except OSError:  # it ended
-            continue
-        start, _, rest = text.rpartition(")")  # a name may contain spaces and parentheses
-        pid, _, name = start.partition(" (")
-        if int(pid) != os.getpid():
-            user, system = rest.split()[11:13]  # proc(5)
-            usages[int(pid)] = Usage(name, (int(user) + int(system)) / tick)
-    return usages
-
-
-def most_active(before: Mapping[int, Usage], now: Mapping[int, Usage], elapsed_s: float) -> str:
-    """The processes that used the CPU most between two readings: `cc1plus (pid 12) 98% of a CPU,
-    ...`; empty if none did.
-    """
-    shares: dict[int, float] = {}
-    for pid, usage in now.items():
-        used_before_s = before[pid].used_s if pid in before else 0.0
-        share = (usage.used_s - used_before_s) / elapsed_s
-        if share >= _LEAST_SHARE:
-            shares[pid] = share
-    first = sorted(shares, key=lambda pid: -shares[pid])[:MAX_NAMED]
-    return ", ".join(f"{now[pid].name} (pid {pid}) {shares[pid]:.0%} of a CPU" for pid in first)

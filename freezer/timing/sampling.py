@@ -19,17 +19,17 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from freezer.spec import Clock, Objective, SamplingPolicy
 from freezer.timing.halving import Halving, Rivals, Round
 from freezer.timing.meters import CpuMeter
+from freezer.timing.samples import MIN_SAMPLES, Sampling
 
 logger = logging.getLogger("coldpress")
 
@@ -52,83 +52,7 @@ SLOW_OVERTIME = 20
 calls.
 """
 
-MIN_SAMPLES: Mapping[str, int] = {"p50": 11, "p90": 64, "p95": 130, "p99": 662, "p99.9": 6636}
-
 Call = Callable[[], object]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """Raw samples of all entrants.
-
-    Attributes:
-        samples_ms: latency of each call in milliseconds, by entrant and kept round. A stopped
-            entrant has the first rounds only.
-        num_dropped: disturbed rounds.
-        settled: whether sampling stopped because the means were stable, not at the time limit.
-        stable: whether there were enough rounds to measure speed.
-        clock: name of the clock that measured the samples; `cpu` and `disturbed` include the
-            disturbed rounds.
-        disturbance: the processes that used the CPUs, if rounds were dropped.
-        device: clocks, temperature, throttling and shared rounds of a GPU; None for a CPU.
-    """
-
-    samples_ms: Mapping[str, Sequence[Sequence[float]]]
-    num_dropped: int
-    settled: bool
-    stable: bool
-    clock: Clock = "wall"
-    disturbance: str = ""
-    device: Mapping[str, object] | None = None
-
-    @property
-    def num_undisturbed(self) -> int:
-        """Number of undisturbed rounds."""
-        return self._num_rounds - (0 if self.clock == "wall" else self.num_dropped)
-
-    @property
-    def _num_rounds(self) -> int:
-        return max(map(len, self.samples_ms.values()))
-
-    @property
-    def problem(self) -> str:
-        """Reason why the samples are too few for a result."""
-        why = (
-            f"only {self.num_undisturbed} undisturbed rounds ({self.num_dropped} dropped); too few"
-            " to measure speed"
-        )
-        if self.disturbance:
-            return f"{why}; {self.disturbance}"
-        return f"{why} of a model as slow as this"
-
-    def stopped(self, name: str) -> bool:
-        """Whether an entrant was not timed to the end, as it was clearly slower than a rival
-        (halving.py).
-        """
-        return len(self.samples_ms[name]) < self._num_rounds
-
-    def mean_ms(self, name: str) -> float:
-        """Mean latency of an entrant; every round counts once."""
-        return statistics.fmean(statistics.fmean(block) for block in self.samples_ms[name])
-
-    def pooled(self, name: str) -> list[float]:
-        """All kept samples of an entrant, in milliseconds."""
-        return [sample for block in self.samples_ms[name] for sample in block]
-
-    def percentiles(self, name: str, policy: SamplingPolicy) -> dict[str, float | None]:
-        """Percentiles of an entrant in milliseconds; None with too few samples."""
-        pooled = sorted(self.pooled(name))
-        return {key: _percentile(pooled, key) for key in policy.percentiles}
-
-    def deciles(self, name: str) -> tuple[float, ...]:
-        """The minimum, the nine deciles and the maximum of an entrant's samples, in milliseconds;
-        none with under two samples.
-        """
-        pooled = self.pooled(name)
-        if len(pooled) < 2:
-            return ()
-        inner = statistics.quantiles(pooled, n=10, method="inclusive")
-        return tuple(float(f"{value:.4g}") for value in (min(pooled), *inner, max(pooled)))
 
 
 class _Block(NamedTuple):
@@ -168,7 +92,8 @@ def sample(
     for name, calls in entrants.items():
         rounds.warm_up(name, calls)
     started = time.monotonic()
-    while rounds.go_on(time.monotonic() - started):
+    rounds.add()
+    while time.monotonic() - started <= rounds.time_limit_s:
         rounds.add()
     return rounds.sampling()
 
@@ -184,15 +109,17 @@ class _Rounds:
         meter: CpuMeter,
         rivals: Rivals,
     ) -> None:
-        self._policy, self._resets, self._meter = policy, resets, meter
+        self._policy = policy
+        self._resets = resets
+        self._meter = meter
         self._calls = {name: itertools.cycle(calls) for name, calls in entrants.items()}
         self._order = list(entrants)
         self._shuffle = random.Random(policy.seed)
-        among = {name: set(rivals[name]) & set(entrants) for name in rivals if name in entrants}
+        timed = set(entrants)
+        among = {name: timed.intersection(rivals[name]) for name in timed.intersection(rivals)}
         self._halving = Halving(among)
         self._tried: list[dict[str, _Block]] = []
         self._undisturbed: list[Round] = []
-        self._settled = False
 
     def warm_up(self, name: str, calls: Sequence[Call]) -> None:
         """Call an entrant until two halves of the last calls agree within 10%."""
@@ -202,25 +129,27 @@ class _Rounds:
             if name in self._resets and len(taken) % WARM_UP_BLOCK == 0:
                 self._resets[name]()
             taken.append(self._meter.timed_ms(calls[len(taken) % len(calls)]))
-            if len(taken) >= 20 and len(taken) % 10 == 0:
-                first, second = statistics.median(taken[-20:-10]), statistics.median(taken[-10:])
-                if abs(first - second) <= 0.1 * second and sum(taken) >= self._policy.block_ms:
-                    break
+            if len(taken) < 20 or len(taken) % 10:
+                continue
+            first = statistics.median(taken[-20:-10])
+            second = statistics.median(taken[-10:])
+            is_stable = abs(first - second) <= 0.1 * second
+            if is_stable and sum(taken) >= self._policy.block_ms:
+                break
 
-    def go_on(self, passed_s: float) -> bool:
-        """Whether to sample further: until the means are stable or the time limit, and beyond it
-        for enough undisturbed rounds and calls.
+    @property
+    def time_limit_s(self) -> float:
+        """How long to sample: not further once the means are stable, and beyond the limit of the
+        policy for enough undisturbed rounds and calls.
         """
-        if not self._tried:
-            return True
-        if self._settled:
-            return False
-        policy, factor = self._policy, SLOW_OVERTIME
+        policy = self._policy
+        if self._is_settled():
+            return 0.0
         if _enough(self._undisturbed, policy):
-            factor = 1
-        elif len(self._undisturbed) < policy.min_rounds <= len(self._tried) / 2:
-            factor = OVERTIME
-        return passed_s <= policy.time_limit_s * factor
+            return policy.time_limit_s
+        if len(self._undisturbed) < policy.min_rounds <= len(self._tried) / 2:
+            return policy.time_limit_s * OVERTIME
+        return policy.time_limit_s * SLOW_OVERTIME
 
     def add(self) -> None:
         """Run rounds that are long enough to be checked for disturbance together."""
@@ -230,16 +159,19 @@ class _Rounds:
         while not together or time.monotonic() - began < TELLING_S:
             together.append(self._round())
         self._tried += together
-        if not self._meter.disturbed(len(together)):
-            self._undisturbed += _by_clock("wall", together)
-            beaten = self._halving.beaten(self._undisturbed)
-            self._order = [name for name in self._order if name not in beaten]
-        rounds, policy = self._undisturbed, self._policy
-        self._settled = (
-            len(rounds) >= max(4, 2 * policy.min_rounds)
-            and _has_samples(rounds, max(MIN_SAMPLES[key] for key in policy.percentiles))
-            and _steady(rounds)
-        )
+        if self._meter.disturbed(len(together)):
+            return
+        self._undisturbed += _by_clock("wall", together)
+        beaten = self._halving.beaten(self._undisturbed)
+        self._order = [name for name in self._order if name not in beaten]
+
+    def _is_settled(self) -> bool:
+        """Whether the means are stable and every percentile has enough samples."""
+        rounds = self._undisturbed
+        if len(rounds) < max(4, 2 * self._policy.min_rounds):
+            return False
+        needed = max(MIN_SAMPLES[key] for key in self._policy.percentiles)
+        return _has_samples(rounds, needed) and _steady(rounds)
 
     def _round(self) -> dict[str, _Block]:
         """Time one block of each entrant, in a new random order."""
@@ -255,33 +187,38 @@ class _Rounds:
         """The undisturbed rounds; if they are too few, all rounds by CPU time if that is valid, or
         if noise is accepted.
         """
-        rounds, meter, policy = self._undisturbed, self._meter, self._policy
-        num_dropped, stable = len(self._tried) - len(rounds), _enough(rounds, policy)
-        clock: Clock = "wall"
-        by_wall, by_cpu = _by_clock("wall", self._tried), _by_clock("cpu", self._tried)
-        if not stable and _enough(by_wall, policy):
-            if meter.single_threaded() and _steady(by_cpu):
-                clock, stable, rounds = "cpu", True, by_cpu
-            elif policy.accept_noise:
-                clock, stable, rounds = "disturbed", True, by_wall
-        disturbance = meter.disturbance() if num_dropped else ""
+        num_tried = len(self._tried)
+        num_dropped = num_tried - len(self._undisturbed)
+        disturbance = self._meter.disturbance() if num_dropped else ""
+        clock, rounds = self._valid_rounds()
+        stable = _enough(rounds, self._policy)
         if disturbance and (not stable or clock != "wall"):
-            num_tried = len(self._tried)
-            logger.warning(
-                "%d of %d rounds were disturbed; %s", num_dropped, num_tried, disturbance
-            )
+            message = "%d of %d rounds were disturbed; %s"
+            logger.warning(message, num_dropped, num_tried, disturbance)
         samples_ms: dict[str, list[Sequence[float]]] = {}
         for name in self._calls:
             samples_ms[name] = [blocks[name] for blocks in rounds if name in blocks]
         return Sampling(
             samples_ms=samples_ms,
             num_dropped=num_dropped,
-            settled=self._settled,
+            settled=self._is_settled(),
             stable=stable,
             clock=clock,
             disturbance=disturbance,
-            device=meter.facts(),
+            device=self._meter.facts(),
         )
+
+    def _valid_rounds(self) -> tuple[Clock, list[Round]]:
+        """The rounds that count, and the clock that measured them."""
+        by_wall = _by_clock("wall", self._tried)
+        if _enough(self._undisturbed, self._policy) or not _enough(by_wall, self._policy):
+            return "wall", self._undisturbed
+        by_cpu = _by_clock("cpu", self._tried)
+        if self._meter.single_threaded() and _steady(by_cpu):
+            return "cpu", by_cpu
+        if self._policy.accept_noise:
+            return "disturbed", by_wall
+        return "wall", self._undisturbed
 
 
 def _block(calls: Iterator[Call], block_ms: float, meter: CpuMeter) -> _Block:
@@ -299,10 +236,7 @@ def _by_clock(clock: Clock, rounds: Sequence[Mapping[str, _Block]]) -> list[Roun
     """The times of rounds by one clock."""
     times: list[Round] = []
     for blocks in rounds:
-        if clock == "cpu":
-            times.append({name: block.cpu for name, block in blocks.items()})
-        else:
-            times.append({name: block.wall for name, block in blocks.items()})
+        times.append({name: getattr(block, clock) for name, block in blocks.items()})
     return times
 
 
@@ -315,31 +249,25 @@ def _enough(rounds: Sequence[Round], policy: SamplingPolicy) -> bool:
 
 def _has_samples(rounds: Sequence[Round], needed: int) -> bool:
     """Whether every entrant that was not stopped has enough samples."""
-    return all(sum(len(blocks[name]) for blocks in rounds) >= needed for name in rounds[-1])
+    for name in rounds[-1]:
+        num_samples = sum(len(blocks[name]) for blocks in rounds)
+        if num_samples < needed:
+            return False
+    return True
 
 
 def _steady(rounds: Sequence[Round]) -> bool:
     """Whether the means of the last 3 windows are within 10% of their mean, for every entrant that
     was not stopped.
     """
-    window, num_rounds = max(1, len(rounds) // 4), len(rounds)
+    window = max(1, len(rounds) // 4)
+    ends = [len(rounds) - index * window for index in range(3)]
     for name in rounds[-1]:
         means = []
-        for index in range(3):
-            end = num_rounds - index * window
+        for end in ends:
             blocks = [blocks[name] for blocks in rounds[end - window : end]]
             means.append(statistics.fmean(itertools.chain.from_iterable(blocks)))
         overall = statistics.fmean(means)
         if any(abs(mean - overall) > 0.1 * overall for mean in means):
             return False
     return True
-
-
-def _percentile(ordered: Sequence[float], key: str) -> float | None:
-    """Nearest-rank percentile of ordered samples, the median for p50; None with too few samples."""
-    if len(ordered) < MIN_SAMPLES[key]:
-        return None
-    if key == "p50":
-        return statistics.median(ordered)
-    rank = math.ceil(round(float(key.removeprefix("p")) / 100 * len(ordered), 6))
-    return ordered[rank - 1]

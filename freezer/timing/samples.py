@@ -1,0 +1,185 @@
+"""Samples of latency, and what is computed from them: percentiles, and the speedup of a candidate
+over eager with its confidence interval.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from freezer.spec import Clock, SamplingPolicy, Timing
+
+MIN_SAMPLES: Mapping[str, int] = {"p50": 11, "p90": 64, "p95": 130, "p99": 662, "p99.9": 6636}
+
+Blocks = Sequence[Sequence[float]]
+"""Latencies of an entrant by round."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Raw samples of all entrants.
+
+    Attributes:
+        samples_ms: latency of each call in milliseconds, by entrant and kept round. A stopped
+            entrant has the first rounds only.
+        num_dropped: disturbed rounds.
+        settled: whether sampling stopped because the means were stable, not at the time limit.
+        stable: whether there were enough rounds to measure speed.
+        clock: name of the clock that measured the samples; `cpu` and `disturbed` include the
+            disturbed rounds.
+        disturbance: the processes that used the CPUs, if rounds were dropped.
+        device: clocks, temperature, throttling and shared rounds of a GPU; None for a CPU.
+    """
+
+    samples_ms: Mapping[str, Sequence[Sequence[float]]]
+    num_dropped: int
+    settled: bool
+    stable: bool
+    clock: Clock = "wall"
+    disturbance: str = ""
+    device: Mapping[str, object] | None = None
+
+    @property
+    def num_undisturbed(self) -> int:
+        """Number of undisturbed rounds."""
+        num_rounds = self._num_rounds
+        return num_rounds if self.clock == "wall" else num_rounds - self.num_dropped
+
+    @property
+    def _num_rounds(self) -> int:
+        return max(map(len, self.samples_ms.values()))
+
+    @property
+    def problem(self) -> str:
+        """Reason why the samples are too few for a result."""
+        cause = f"; {self.disturbance}" if self.disturbance else " of a model as slow as this"
+        return (
+            f"only {self.num_undisturbed} undisturbed rounds ({self.num_dropped} dropped); too few"
+            f" to measure speed{cause}"
+        )
+
+    def stopped(self, name: str) -> bool:
+        """Whether an entrant was not timed to the end, as it was clearly slower than a rival
+        (halving.py).
+        """
+        return len(self.samples_ms[name]) < self._num_rounds
+
+    def mean_ms(self, name: str) -> float:
+        """Mean latency of an entrant; every round counts once."""
+        return statistics.fmean(map(statistics.fmean, self.samples_ms[name]))
+
+    def pooled(self, name: str) -> list[float]:
+        """All kept samples of an entrant, in milliseconds."""
+        return list(itertools.chain.from_iterable(self.samples_ms[name]))
+
+    def percentiles(self, name: str, policy: SamplingPolicy) -> dict[str, float | None]:
+        """Percentiles of an entrant in milliseconds; None with too few samples."""
+        pooled = sorted(self.pooled(name))
+        return {key: _percentile(pooled, key) for key in policy.percentiles}
+
+    def deciles(self, name: str) -> tuple[float, ...]:
+        """The minimum, the nine deciles and the maximum of an entrant's samples, in milliseconds;
+        none with under two samples.
+        """
+        pooled = self.pooled(name)
+        if len(pooled) < 2:
+            return ()
+        inner = statistics.quantiles(pooled, n=10, method="inclusive")
+        values = (min(pooled), *inner, max(pooled))
+        return tuple(float(f"{value:.4g}") for value in values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speedup:
+    """Ratio of a figure of all blocks, eager's over the candidate's, and its confidence interval;
+    see `speedup`.
+    """
+
+    value: float
+    low: float
+    high: float
+
+
+def speedup(
+    sampling: Sampling,
+    candidate: str,
+    *,
+    eager: str,
+    num_candidates: int,
+    policy: SamplingPolicy,
+    timing: Timing = "p50",
+) -> Speedup:
+    """Speedup over eager, with a 95% confidence interval by paired bootstrap over rounds.
+
+    Every round with both counts once. In the pooled samples a fast round counts more, as its blocks
+    have more calls: their ratio may be outside the interval if the machine changes its speed.
+
+    Args:
+        sampling: samples of both.
+        candidate, eager: names of entrants.
+        num_candidates: number of competing candidates; the interval is widened to hold for all of
+            them at once (Bonferroni).
+        policy: number of resamples, and seed.
+        timing: the figure to compare: the median of the blocks' medians, the 95th percentile of all
+            calls, or, for throughput, the mean of the blocks' means.
+    """
+    num_rounds = min(len(sampling.samples_ms[name]) for name in (candidate, eager))
+    theirs = sampling.samples_ms[candidate][:num_rounds]  # one may have been stopped
+    eagers = sampling.samples_ms[eager][:num_rounds]
+    generator = torch.Generator().manual_seed(policy.seed)
+    shape = (policy.num_bootstrap, num_rounds)
+    picks = torch.randint(0, num_rounds, shape, generator=generator)
+    ratios = _figures(eagers, picks, timing) / _figures(theirs, picks, timing)
+    tail = 0.025 / max(num_candidates, 1)
+    limits = torch.tensor([tail, 1 - tail], dtype=torch.float64)
+    low, high = torch.quantile(ratios, limits).tolist()
+    each = torch.arange(num_rounds)[None]
+    value = float(_figures(eagers, each, timing) / _figures(theirs, each, timing))
+    return Speedup(
+        value=value,
+        low=min(low, value),
+        high=max(high, value),
+    )
+
+
+def _figures(blocks: Blocks, picks: Tensor, timing: Timing) -> Tensor:
+    """A figure of blocks for each row of picks, [resamples, rounds]."""
+    if timing == "p95":
+        return _p95(blocks, picks)
+    if timing == "throughput":
+        means = torch.tensor([statistics.fmean(block) for block in blocks], dtype=torch.float64)
+        return means[picks].mean(dim=1)
+    medians = torch.tensor([statistics.median(block) for block in blocks], dtype=torch.float64)
+    return medians[picks].quantile(0.5, dim=1)
+
+
+def _p95(blocks: Blocks, picks: Tensor) -> Tensor:
+    """The 95th percentile of the calls of each row's blocks, where all blocks weigh the same."""
+    sizes = torch.tensor([len(block) for block in blocks])
+    pooled = list(itertools.chain.from_iterable(blocks))
+    calls, order = torch.tensor(pooled, dtype=torch.float64).sort()
+    block_of = torch.arange(len(blocks)).repeat_interleave(sizes)[order]
+    ranks = []
+    for row in picks:
+        weights = torch.bincount(row, minlength=len(blocks)) / sizes.double()
+        reached = weights[block_of].cumsum(0)
+        ranks.append(torch.searchsorted(reached, 0.95 * len(row) - 1e-9))
+    last = len(calls) - 1
+    return calls[torch.stack(ranks).clamp(max=last)]
+
+
+def _percentile(ordered: Sequence[float], key: str) -> float | None:
+    """Nearest-rank percentile of ordered samples, the median for p50; None with too few samples."""
+    if len(ordered) < MIN_SAMPLES[key]:
+        return None
+    if key == "p50":
+        return statistics.median(ordered)
+    share = float(key.removeprefix("p")) / 100
+    rank = math.ceil(round(share * len(ordered), 6))
+    return ordered[rank - 1]
