@@ -5,8 +5,8 @@ recovery took.
     benchmarks/results/faults-DATE.md]
 
 Each scenario injects a fault into a campaign on a Ray cluster on this machine, and checks the end
-(tests/support/fault_sites.py). The JUnit reports of these tests become a table. A scenario takes about a
-minute.
+(tests/support/fault_sites.py). The JUnit reports of these tests become a table. A scenario takes
+about a minute.
 """
 
 from __future__ import annotations

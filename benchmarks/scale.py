@@ -1,18 +1,16 @@
 """Measure the cost of a campaign beside its builds and judges, and how it grows with the catalog.
 
-    python -m benchmarks.scale [--only plan] [--idle 10000] [--real 1000] [--out
-    benchmarks/results/scale-DATE.md]
+python -m benchmarks.scale [--only plan] [--idle 10000] [--real 1000] [--out
+benchmarks/results/scale-DATE.md]
 
-    plan  plan catalogs of 100 to 100,000 TorchScript files, with nothing done before, and again; no cluster
-    idle  a campaign on two nodes whose tasks do nothing, so that only the driver's own cost remains: its time for each item,
-                 its memory, the tasks in flight; and the finished campaign again
-    real  the same with real builds and judges of small TorchScript models, once. Both nodes are on this machine, so
-                 the other node's work disturbs most judges of the machine's level, and these are
-                 unstable
-    efficiency   builds with two workers against one, and two shells against one
-
-An item is a model for a device class; an entry of these catalogs has two, the machine's level and
-portable. The jobs are in scale_jobs.py.
+plan  plan catalogs of 100 to 100,000 TorchScript files, with nothing done before, and again; no
+      cluster
+idle  a campaign on two nodes whose tasks do nothing, so that only the driver's own cost
+      remains: its time for each item, its memory, the tasks in flight; and the finished
+      campaign again
+real  the same with real builds and judges of small TorchScript models, once. Both nodes are on
+      this machine, so the other node's work disturbs most judges of the machine's level, and
+      these are unstable
 """
 
 from __future__ import annotations

@@ -2,5 +2,5 @@
 
 catalog.yaml   four small models, with every field explained: start here
 zoo.yaml       every kind of source, with common architectures
-broken.yaml  everything that can go wrong: each entry ends in a different way, and none stops another
+broken.yaml    everything that can go wrong: each entry ends in a different way
 """

@@ -1,6 +1,6 @@
 """`python -m infra.serving.service MODEL --store URI`: serve one frozen model over HTTP.
 
-    POST /predict  inputs by name, outputs by name: JSON, or .safetensors files as application/octet-stream
+    POST /predict    inputs and outputs by name: JSON, or .safetensors as application/octet-stream
     GET /contract    names, dtypes and shapes of inputs and outputs
     GET /ready       200 after the canary has passed, 503 before
     GET /live        200
