@@ -1,4 +1,4 @@
-"""`coldpress submit CATALOG --address http://HEAD:8265 ...`: jobs.optimize as a job of a cluster.
+"""`coldpress submit CATALOG --address http://HEAD:8265 ...`: `coldpress optimize` as a job of a cluster.
 
 See docs/run-a-fleet.md.
 """
@@ -77,7 +77,7 @@ def main(
     jobs = Jobs(address)
     job = _submitted(jobs, job_prefix(campaign, options["store"]), entrypoint, upload, environ)
     places = ["--store", options["store"], "--address", address]
-    status = shlex.join(["python", "-m", "jobs.status", campaign, *places])
+    status = shlex.join(["coldpress", "status", campaign, *places])
     if detach:
         say(f"detached; {status}")
     else:
@@ -153,7 +153,7 @@ def _upload_error(error: OSError) -> UsageError | InfrastructureError:
 
 
 def checked_options(arguments: list[str]) -> dict[str, Any]:
-    """Parse the options of jobs.optimize, to reject here what it would reject on the cluster.
+    """Parse the options of `coldpress optimize`, to reject here what it would reject on the cluster.
 
     Raises:
         UsageError: an option is unknown or invalid, or a location is relative.

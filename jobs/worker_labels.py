@@ -1,7 +1,7 @@
 """`coldpress worker-labels`: arguments of `ray start` for this machine. Usage:
 
-    env $(python -m jobs.worker_labels --environment) ray start --address=HEAD:6379 $(python -m
-    jobs.worker_labels)
+    export $(coldpress worker-labels --environment)
+    ray start --address=HEAD:6379 $(coldpress worker-labels)
 
 Needs neither ray nor torch.
 """

@@ -119,7 +119,7 @@ def check_address(address: str | None) -> None:
         return
     name, remedy = ("--address", "leave it out") if address else ("RAY_ADDRESS", "unset it")
     raise UsageError(
-        f"{name} {given!r} is that of a dashboard, which accepts jobs: `python -m jobs.submit"
+        f"{name} {given!r} is that of a dashboard, which accepts jobs: `coldpress submit"
         f" CATALOG --address {given}`. To run the campaign from here, {remedy} for a local Ray, or"
         " set --address HOST:6379 to the head of a cluster"
     )
@@ -160,7 +160,7 @@ def _no_raylet(address: str) -> InfrastructureError:
     return InfrastructureError(
         f"no node of the Ray cluster at {address} runs on this machine, and a driver needs one;"
         f" join the cluster with `ray start --address={address} --num-cpus=0`, or submit the"
-        f" campaign with `python -m jobs.submit CATALOG --address http://{host}:8265`",
+        f" campaign with `coldpress submit CATALOG --address http://{host}:8265`",
         code="CP-RAY",
     )
 

@@ -90,7 +90,7 @@ class Job:
 
     @property
     def verdict(self) -> int:
-        """Exit code of jobs.optimize; 3 if the driver died or never started."""
+        """Exit code of `coldpress optimize`; 3 if the driver died or never started."""
         if self.status == "STOPPED":
             return INTERRUPTED
         code = OK if self.status == "SUCCEEDED" else self.exit_code
@@ -227,7 +227,7 @@ class Jobs:
                 if failures > RETRIES or error.code == TOKEN_CODE:
                     raise InfrastructureError(
                         f"{error}; job {job_id} may still be running: submit it again to follow it,"
-                        " or see `python -m jobs.status`",
+                        " or see `coldpress status`",
                         code=error.code,
                     ) from error
                 time.sleep(min(2.0**failures, 10.0))

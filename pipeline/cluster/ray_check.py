@@ -14,8 +14,8 @@ from pipeline.cluster.client import connect, joined_address
 from pipeline.cluster.ray_cluster import classes_of
 
 JOIN = (
-    "env $(python -m jobs.worker_labels --environment) ray start --address=HEAD:6379 $(python -m"
-    " jobs.worker_labels)"
+    "env $(coldpress worker-labels --environment) ray start --address=HEAD:6379"
+    " $(coldpress worker-labels)"
 )
 
 

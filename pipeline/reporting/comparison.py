@@ -17,7 +17,7 @@ ChangeKind = Literal[
 ]
 
 REGRESSIONS: tuple[ChangeKind, ...] = ("newly failing", "slower", "drifted")
-"""Changes for which `jobs.compare` ends with exit code 1."""
+"""Changes for which `coldpress compare` ends with exit code 1."""
 
 NOISE = 0.05
 """Relative change of speed that two judgements of one artifact may show; larger ones count if their

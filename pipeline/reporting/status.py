@@ -207,7 +207,7 @@ def campaigns_in_words(store: Store, note: Callable[[str], None] = lambda _: Non
             f"{name}: {_state(lives, record)}, {reached} of {record.num_planned} outcomes, started"
             f" {iso(record.started)}"
         )
-    return lines or ["the store has no campaigns yet; `python -m jobs.optimize` runs one"]
+    return lines or ["the store has no campaigns yet; `coldpress optimize` runs one"]
 
 
 def _driver(store: Store, campaign: str, note: Callable[[str], None]) -> tuple[Holder | None, bool]:
@@ -266,9 +266,9 @@ def in_words(status: Status, store: str) -> list[str]:
         lines.append(f"  {item.model} {item.device_class}: {item.verdict}: {item.reason}")
     if status.state in WHY:
         options = [status.catalog, "--campaign", status.campaign, "--store", store]
-        again = shlex.join(["python", "-m", "jobs.optimize", *options])
+        again = shlex.join(["coldpress", "optimize", *options])
         lines.append(
-            f"{WHY[status.state]}: `{again}` (or jobs.submit), with its original options,"
+            f"{WHY[status.state]}: `{again}` (or `coldpress submit`), with its original options,"
             " continues; finished work is not repeated"
         )
     return lines

@@ -317,7 +317,7 @@ def _problem(nodes: Collection[Node]) -> InfrastructureError | None:
     level = next((name for name in detect().classes if name != PORTABLE), "cpu-x86-64-v3")
     return InfrastructureError(
         f"no node of the cluster carries a label {LABEL}<device class>; start workers with `ray"
-        f" start --labels={LABEL}{level}=true`, or with the options that `python -m"
-        " jobs.worker_labels` prints",
+        f" start --labels={LABEL}{level}=true`, or with the options that `coldpress"
+        " worker-labels` prints",
         code="CP-NO-NODE",
     )

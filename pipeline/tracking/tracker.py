@@ -1,7 +1,7 @@
 """Tracker: writes a campaign's final outcomes to MLflow, and stops writing when MLflow cannot be
 reached.
 
-The ledger is written first; `jobs.replay` brings MLflow up to date from it, with this same class.
+The ledger is written first; `coldpress replay` brings MLflow up to date from it, with this same class.
 """
 
 from __future__ import annotations
@@ -201,5 +201,5 @@ def replay_command(tracking_uri: str, campaign: str, store: str, mode: ArtifactM
     of the URI.
     """
     uri = without_password(tracking_uri)
-    words = ["python", "-m", "jobs.replay", campaign, "--store", store, "--tracking-uri", uri]
+    words = ["coldpress", "replay", campaign, "--store", store, "--tracking-uri", uri]
     return shlex.join([*words, *(("--mlflow-artifacts", mode) if mode != "copy" else ())])

@@ -43,7 +43,7 @@ def test_ctrl_c_asks_whether_to_stop_the_job(head: Head, tmp_path: Path) -> None
     command = head.command(tmp_path, "catalog.yaml", "--campaign", "c")
     job = f"{job_prefix('c', str(tmp_path / 'store'))}1"
     left = (
-        f"job {job} keeps running; python -m jobs.status c --store {tmp_path / 'store'} --address"
+        f"job {job} keeps running; coldpress status c --store {tmp_path / 'store'} --address"
         f" {head.address}"
     )
 

@@ -58,7 +58,7 @@ def test_noise_is_accepted_on_request(
         (
             [],
             (
-                r"RAY_ADDRESS 'http://head:8265' is that of a dashboard, .* `python -m jobs.submit"
+                r"RAY_ADDRESS 'http://head:8265' is that of a dashboard, .* `coldpress submit"
                 r" .*, unset it for a local Ray"
             ),
         ),

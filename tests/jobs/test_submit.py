@@ -288,7 +288,7 @@ def test_status_of_running_dead_and_unknown_campaigns(tmp_path: Path) -> None:
     text = status("c", "--store", str(tmp_path)).stdout
     assert re.search(r"campaign c of c.yaml: dead\n", text)
     assert "0 of 3 outcomes: none yet" in text
-    assert "its driver is dead: `python -m jobs.optimize c.yaml --campaign c --store " in text
+    assert "its driver is dead: `coldpress optimize c.yaml --campaign c --store " in text
     unknown = status("d", "--store", str(tmp_path))
     assert (unknown.returncode, "has no campaign 'd'; it has: c" in unknown.stderr) == (2, True)
     assert status("c", "--store", str(tmp_path / "none")).returncode == 3

@@ -356,7 +356,7 @@ def test_interrupt_while_mlflow_is_updated_names_the_replay(
     )
     assert (report.exit_code, len(report.outcomes)) == (130, 2)
     assert (
-        f"`python -m jobs.replay stopped --store {store.root} --tracking-uri {uri}`"
+        f"`coldpress replay stopped --store {store.root} --tracking-uri {uri}`"
         in report.infrastructure[0]
     )
 

@@ -33,8 +33,7 @@ def load_source(source: Source) -> nn.Module:
     """
     if source.kind not in SOURCE_LOADERS:
         raise SourceError(
-            f"source {source}: {source.kind} sources are for catalogs; use `python -m"
-            " jobs.optimize`"
+            f"source {source}: {source.kind} sources are for catalogs; use `coldpress optimize`"
         )
     _check_digest(source)
     torch.manual_seed(source.seed)

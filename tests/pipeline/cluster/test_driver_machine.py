@@ -100,7 +100,7 @@ def test_a_machine_that_has_not_joined_fails_fast(site: Site, tmp_path: Path) ->
     assert re.search(
         rf"CP-RAY: no node of the Ray cluster at {address} runs on this machine, .* `ray start"
         rf" --address={address} --num-cpus=0`, "
-        rf"or .* `python -m jobs.submit CATALOG --address http://{ip}:8265`",
+        rf"or .* `coldpress submit CATALOG --address http://{ip}:8265`",
         said,
     ), said
     assert after_s < 45, "Ray looks for a minute"

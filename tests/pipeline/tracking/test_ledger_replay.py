@@ -94,7 +94,7 @@ def test_replay_logs_a_campaign_that_ran_without_mlflow(
     assert empty.versions("first") == empty.versions("kept") == [1]
     (failure,) = report.infrastructure
     assert (
-        f"`python -m jobs.replay down --store {empty.root} --tracking-uri {DOWN}` brings MLflow up"
+        f"`coldpress replay down --store {empty.root} --tracking-uri {DOWN}` brings MLflow up"
         " to date" in failure
     )
     command = [

@@ -174,7 +174,7 @@ def test_a_killed_process_is_reported_with_the_replay(uri: str, store: Store) ->
     )
     (failure,) = tracker.failures
     assert "was killed by SIGKILL; the store and the ledger are complete" in failure
-    assert f"python -m jobs.replay killed --store {store.root}" in failure
+    assert f"coldpress replay killed --store {store.root}" in failure
 
 
 def test_a_killed_driver_ends_the_process_and_its_files(
@@ -205,7 +205,10 @@ def test_a_killed_driver_ends_the_process_and_its_files(
     )
     (left,) = (tmp_path / "temporary").iterdir()
     with TrackerProcess(uri, "next", str(store.root), mode="copy") as tracker:
-        mine = Path(psutil.Process(tracker._process.pid).environ()["TMPDIR"])
+        process = psutil.Process(tracker._process.pid)
+        # Popen returns before the kernel shows the environment of the new program.
+        wait_until(process.environ)
+        mine = Path(process.environ()["TMPDIR"])
         assert list((tmp_path / "temporary").iterdir()) == [mine] != [left]
     assert list((tmp_path / "temporary").iterdir()) == []
 
