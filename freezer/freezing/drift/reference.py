@@ -10,7 +10,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from freezer.compare import DIGITS, Magnitudes, Sums, distances
+from freezer.compare import Magnitudes, distances
 from freezer.compare.tensor_values import comparable, same_tensors, values_of
 from freezer.errors import JudgeError, first_line
 from freezer.freezing.drift.distributions import NUM_RUNS, Run, sampled
@@ -33,8 +33,7 @@ class Reference:
         deterministic: whether eager repeats its outputs.
         float64: whether the reference ran in float64.
         runs: elements to compare of each run of eager, if it is not deterministic.
-        note: why it did not; or else which casts were widened for that, and which roundings of the
-            model remain.
+        note: why it did not; None if it did.
         scales: for each output, the magnitudes from which values are judged apart; see
             `Magnitudes`.
     """
@@ -74,24 +73,26 @@ def run_reference(subject: Subject) -> Reference:
     float64 = wide is not None
     calls = []
     answers = zip(schedule(subject), eagers, wide or eagers, noises, strict=True)
-    for (kind, index), e, r, noise in answers:
-        limited = [_within(*pair) for pair in zip(r, e, strict=True)]
-        call = Call(kind=kind, set_index=index, reference=limited, eager=e, noise_rmse=noise)
+    for (kind, set_index), e, r, noise in answers:
+        call = Call(
+            kind=kind,
+            set_index=set_index,
+            reference=list(map(_within, r, e)),
+            eager=e,
+            noise_rmse=noise,
+        )
         calls.append(call)
-    notes = [note] if note else []
-    if not deterministic:
-        notes += _random_note(subject, noises)
-    elif float64:
-        notes += _digits_note(subject, calls)
-    indices = range(len(subject.outputs))
+    scales = []
+    for index in range(len(subject.outputs)):
+        scales.append(scales_of(calls, index, float64=float64))
     return Reference(
         calls=tuple(calls),
         stateful=stateful,
         deterministic=deterministic,
         float64=float64,
-        note="; ".join(notes) or None,
+        note=note,
         runs=runs,
-        scales=tuple(scales_of(calls, index, float64=float64) for index in indices),
+        scales=tuple(scales),
     )
 
 
@@ -124,47 +125,6 @@ def _noise(
             for noise in noises:
                 noise[index] = largest
     return noises, (sampled(eagers), *runs) if runs else ()
-
-
-def _random_note(
-    subject: Subject,
-    noises: Sequence[Sequence[float]],
-) -> list[str]:
-    """The note on outputs that differ from run to run, if any does."""
-    names = []
-    for output, *by_call in zip(subject.outputs, *noises, strict=True):
-        if any(by_call):
-            names.append(repr(output.name))
-    if not names:
-        return []
-    return [
-        f"{', '.join(names)} differ from run to run, so the distributions over {NUM_RUNS} runs"
-        " are compared too"
-    ]
-
-
-def _digits_note(
-    subject: Subject,
-    calls: Sequence[Call],
-) -> list[str]:
-    """The note on outputs whose error by eager exceeds DIGITS, if any does."""
-    names = []
-    for index, output in enumerate(subject.outputs):
-        if not comparable(calls[0].eager[index]):
-            continue
-        total = Sums()
-        for call in calls:
-            r = values_of(call.reference[index])
-            e = values_of(call.eager[index])
-            total.include(distances(r, e)[0])
-        if total.noise > DIGITS**2 * total.signal:
-            names.append(repr(output.name))
-    if not names:
-        return []
-    return [
-        f"eager has no correct digits in {', '.join(names)} (error above {DIGITS:.0%}), so the"
-        " bounds are against eager there"
-    ]
 
 
 def _nature(subject: Subject) -> tuple[bool, bool]:
@@ -232,48 +192,23 @@ def _run_float64(
     *,
     stateful: bool,
 ) -> tuple[_Outputs | None, str | None]:
-    """The calls in float64 or None, and a note on how it ran, or why it cannot.
-
-    If the model does not run with its own casts widened, only its weights and inputs are float64,
-    and the note says so.
-    """
+    """The calls in float64, or None and the reason why they cannot run."""
     inputs = [getattr(torch, item.dtype) for item in subject.spec.tensors]
     mode = Widening(own_dtype(subject.model, inputs))
-    results, why_not = _wide_calls(subject, eagers, mode, stateful=stateful)
-    if mode.why_not:
-        return None, mode.why_not
-    if results is not None:
-        return results, mode.note
-    results, _ = _wide_calls(subject, eagers, None, stateful=stateful)
-    if results is None:
-        return None, why_not
-    return results, f"casts within forward are not widened: {why_not}"
-
-
-def _wide_calls(
-    subject: Subject,
-    eagers: _Outputs,
-    mode: Widening | None,
-    *,
-    stateful: bool,
-) -> tuple[_Outputs | None, str | None]:
-    """The calls in float64, or None and the reason why they cannot run."""
 
     def fresh() -> Runner:
         model = subject.fresh().double()
-        if mode is not None:
-            mode.widen_attributes(model)
-        return source_runner(model, subject, wide=True, mode=mode)
+        mode.widen_attributes(model)
+        return source_runner(model, subject, mode)
 
     try:
         results = list(run_calls(fresh, subject, stateful=stateful))
     except Exception as error:
         return None, f"float64 does not run: {type(error).__name__}: {first_line(error)}"
-    for r, e in zip(
-        chain(*results),
-        chain(*eagers),
-        strict=True,
-    ):
+    if mode.narrow is not None:
+        return None, f"float64 does not run throughout: {mode.narrow}"
+    outputs = zip(chain(*results), chain(*eagers), strict=True)
+    for r, e in outputs:
         if r.shape != e.shape:
             return None, f"float64 gives shape {list(r.shape)}, eager {list(e.shape)}"
         wanted = torch.complex128 if e.is_complex() else torch.float64

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -111,24 +110,20 @@ def copied(leaves: Sequence[Tensor]) -> list[Tensor]:
 def source_runner(
     model: nn.Module,
     subject: Subject,
-    *,
-    wide: bool = False,
     mode: Widening | None = None,
 ) -> Runner:
-    """A runner of a copy of the source model; with `wide` its inputs become float64, and `mode`
-    widens what it asks for.
-    """
+    """A runner of a copy of the source model; in a mode its inputs become float64, too."""
 
     def run(tensors: Mapping[str, Tensor]) -> list[Tensor]:
         given = {}
         for name, tensor in tensors.items():
             given[name] = tensor.clone()  # a model may write into its inputs
-            if wide and comparable(tensor):
+            if mode is not None and comparable(tensor):
                 given[name] = in_double(tensor)
-        with _widening(mode):
+        with widening(mode):
             result = call_source(model, subject.spec, given)
         structure, leaves = flatten(result)
-        if not wide and structure != subject.structure:
+        if mode is None and structure != subject.structure:
             raise JudgeError(
                 f"{subject.name}: the structure of the result, or a constant in it, changes from"
                 f" call to call; got {encode(structure)}, expected {encode(subject.structure)};"
@@ -137,37 +132,24 @@ def source_runner(
             )
         return [leaf.cpu() for leaf in leaves]  # outputs are compared on the CPU
 
-    reset = partial(
-        _reset,
-        model,
-        subject,
-        wide=wide,
-        mode=mode,
-    )
-    return Runner(
-        call=run,
-        reset=None if subject.reset is None else reset,
-    )
+    reset = None
+    if subject.reset is not None:
+        reset = partial(_reset, model, subject, mode)
+    return Runner(call=run, reset=reset)
 
 
 def _reset(
     model: nn.Module,
     subject: Subject,
-    *,
-    wide: bool,
     mode: Widening | None,
 ) -> None:
     try:
-        with torch.no_grad(), _widening(mode):
+        with torch.no_grad(), widening(mode):
             getattr(model, str(subject.reset))()
-            if wide:
+            if mode is not None:
                 model.double()  # a reset may create buffers of the source's own dtype
     except Exception as error:
         raise JudgeError(
             f"{subject.name}: {subject.reset}() raises {type(error).__name__}: {error}",
             code=RESET,
         ) from error
-
-
-def _widening(mode: Widening | None) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext() if mode is None else widening(mode)

@@ -77,34 +77,14 @@ class Loose(nn.Module):
         return (x + self.seen) @ self.table
 
 
-@pytest.mark.parametrize(
-    ("model", "note"),
-    [
-        (
-            lambda: Calling(asks_for_dtypes),
-            "float64 where forward asks for torch.float32 (_to_copy, arange, sum)",
-        ),
-        (Loose, None),
-    ],
-)
-def test_casts_within_forward_are_widened(model: Any, note: str | None) -> None:
-    found = run_reference(subject_of(model(), {"x": X}))
-    assert (found.float64, found.note) == (True, note)
+@pytest.mark.parametrize("model", [lambda: Calling(asks_for_dtypes), Loose])
+def test_casts_within_forward_are_widened(model: Any) -> None:
+    assert run_reference(subject_of(model(), {"x": X})).float64
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_widened_values_equal_float64(dtype: torch.dtype) -> None:
-    subject = subject_of(Calling(squares_in_float32), {"x": X.to(dtype)})
-    found = run_reference(subject)
-    assert found.float64
-    for call in found.singles:
-        x = subject.sets[call.set_index].tensors["x"].double()
-        torch.testing.assert_close(
-            call.reference[0],
-            x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6),
-            rtol=1e-14,
-            atol=0,
-        )
+def squares(x: Tensor) -> Tensor:
+    """What `squares_in_float32` computes, without its casts."""
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
 
 
 def either(x: Tensor) -> Tensor:
@@ -112,36 +92,28 @@ def either(x: Tensor) -> Tensor:
     return out
 
 
-def test_branches_of_torch_cond_are_widened() -> None:
-    subject = subject_of(Calling(either), {"x": X})
-    found = run_reference(subject)
-    assert (found.float64, found.note) == (
-        True,
-        "float64 where forward asks for torch.float32 (_to_copy)",
-    )
-    for call in found.singles:
-        x = subject.sets[call.set_index].tensors["x"].double()
-        exact = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) if x.sum() > 0 else x * 2
-        torch.testing.assert_close(call.reference[0], exact, rtol=1e-14, atol=0)
-    assert len({bool(item.tensors["x"].sum() > 0) for item in subject.sets}) == 2, "both are seen"
-    assert either(random_inputs(5, 4)).shape == (5, 4)
-
-
 def rounds(x: Tensor) -> Tensor:
     return x.to(torch.bfloat16).to(x.dtype) * 2
 
 
-def test_casts_below_own_precision_are_kept() -> None:
-    subject = subject_of(Calling(rounds), {"x": X})
-    found = run_reference(subject)
-    assert (
-        found.note
-        == "rounded to torch.bfloat16 (_to_copy) as in forward, below the model's own torch.float32"
-    )
-    for call in found.singles:
-        assert torch.equal(
-            call.reference[0], subject.sets[call.set_index].tensors["x"].bfloat16().double() * 2
-        )
+@pytest.mark.parametrize(
+    ("function", "dtype", "exact"),
+    [
+        (squares_in_float32, torch.float32, squares),
+        (squares_in_float32, torch.bfloat16, squares),
+        (either, torch.float32, lambda x: squares(x) if x.sum() > 0 else x * 2),
+        (rounds, torch.float32, rounds),
+    ],
+    ids=["cast", "cast up", "torch.cond", "below own precision"],
+)
+def test_widened_values_equal_float64(function: Any, dtype: torch.dtype, exact: Any) -> None:
+    subject = subject_of(Calling(function), {"x": X.to(dtype)})
+    reference = run_reference(subject)
+    assert reference.float64
+    for call in reference.singles:
+        x = subject.sets[call.set_index].tensors["x"].double()
+        torch.testing.assert_close(call.reference[0], exact(x), rtol=1e-14, atol=0)
+    assert function(X).shape == X.shape, "also after a run in float64"
 
 
 def lower(x: Tensor) -> Tensor:
@@ -155,7 +127,7 @@ def of_its_dtype(x: Tensor) -> Tensor:
 def checked(x: Tensor) -> Tensor:
     wide = x.to(torch.float32)
     assert wide.dtype == torch.float32
-    return wide.to(x.dtype)
+    return wide
 
 
 @pytest.mark.parametrize(
@@ -163,22 +135,15 @@ def checked(x: Tensor) -> Tensor:
     [
         (lower, "forward casts to torch.bfloat16"),
         (of_its_dtype, r"float64 gives shape [2, 8], eager [2, 4]"),
+        (checked, "float64 does not run: AssertionError"),
     ],
 )
 def test_without_float64_the_reference_is_eager(function: Any, why: str) -> None:
     found = run_reference(subject_of(Calling(function), {"x": X}))
     assert not found.float64
     assert why in str(found.note)
-    assert all(torch.equal(call.reference[0], call.eager[0]) for call in found.calls)
-
-
-def test_model_that_requires_its_own_casts() -> None:
-    found = run_reference(subject_of(Calling(checked), {"x": X}))
-    assert found.float64
-    assert str(found.note).startswith(
-        "casts within forward are not widened: float64 does not run: AssertionError"
-    )
-    assert all(torch.equal(call.reference[0], call.eager[0].double()) for call in found.calls)
+    for call in found.calls:
+        assert torch.equal(call.reference[0], call.eager[0])
 
 
 class Narrow(nn.Module):
@@ -195,10 +160,8 @@ class Narrow(nn.Module):
 
 def test_writes_into_narrow_tensors_prevent_float64() -> None:
     found = run_reference(subject_of(Narrow(), {"x": X}))
-    assert (found.float64, found.note) == (
-        False,
-        "float64 does not run throughout: forward casts to torch.float32 (copy_)",
-    )
+    assert not found.float64
+    assert "copy_ gives torch.float32" in str(found.note)
 
 
 def test_constants_that_vary_are_rejected() -> None:
@@ -228,12 +191,3 @@ def test_eager_is_reference_where_float64_is_nan() -> None:
 
     call = run_reference(subject_of(Calling(rounded), {"x": X})).calls[0]
     assert torch.equal(call.reference[0], call.eager[0].double())
-
-
-def test_outputs_without_correct_digits_are_named() -> None:
-    def cancelled(x: Tensor) -> dict[str, Tensor]:
-        return {"right": x, "lost": (x * 1e-3 + 1e6) - 1e6}
-
-    found = run_reference(subject_of(Calling(cancelled), {"x": X}))
-    assert "'lost'" in str(found.note)
-    assert "'right'" not in str(found.note)
