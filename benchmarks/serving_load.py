@@ -15,27 +15,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
-import io
 import json
 import shlex
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import numpy as np
-import requests
 
 from benchmarks import children
 from benchmarks.pages import ROOT, machine, markdown_table, results_page, today
 from freezer.files import write_whole
 from freezer.store import Store
-from tests.support.raylets import DIES_WITH_US, LOOPBACK, free_port, wait_until
+from tests.support.raylets import LOOPBACK, free_port
+from tests.support.services import Load, load_url, running_service
 
 WORK = ROOT / ".bench" / "serving"
 QUEUE = 64
@@ -65,28 +61,13 @@ MODELS: Mapping[str, ServedModel] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Load:
-    """What clients saw.
-
-    Attributes:
-        seconds: length of the measurement.
-        latencies_ms: of the requests that were answered with outputs.
-        statuses: number of all requests by HTTP status; 0 for those whose connection broke after
-            they were sent.
-    """
-
-    seconds: float
-    latencies_ms: Sequence[float]
-    statuses: Mapping[int, int]
-
-    def cells(self) -> list[str]:
-        """Requests per second, percentiles and refused requests."""
-        if not self.latencies_ms:
-            return ["0", "", "", "", str(sum(self.statuses.values()))]
-        percentiles = [f"{value:.3g}" for value in np.percentile(self.latencies_ms, (50, 95, 99))]
-        refused = sum(self.statuses.values()) - len(self.latencies_ms)
-        return [f"{len(self.latencies_ms) / self.seconds:.0f}", *percentiles, str(refused)]
+def cells_of(load: Load) -> list[str]:
+    """Requests per second, percentiles and refused requests."""
+    if not load.latencies_ms:
+        return ["0", "", "", "", str(sum(load.statuses.values()))]
+    percentiles = [f"{value:.3g}" for value in np.percentile(load.latencies_ms, (50, 95, 99))]
+    refused = sum(load.statuses.values()) - len(load.latencies_ms)
+    return [f"{len(load.latencies_ms) / load.seconds:.0f}", *percentiles, str(refused)]
 
 
 def small() -> Any:
@@ -146,12 +127,12 @@ def call_directly(job: Mapping[str, Any]) -> dict[str, Any]:
         model(given)
         latencies.append((time.perf_counter() - before) * 1e3)
     return {
-        "cells": (
+        "cells": cells_of(
             Load(
                 seconds=time.perf_counter() - started,
                 latencies_ms=latencies,
                 statuses={200: len(latencies)},
-            ).cells()
+            )
         )
     }
 
@@ -171,7 +152,7 @@ def load_ray_serve(job: Mapping[str, Any]) -> dict[str, Any]:
         route_prefix="/",
     )
     rows = [
-        [form, number, load.cells()]
+        [form, number, cells_of(load)]
         for form, number, load in _loads(job, f"http://{LOOPBACK}:{port}/")
     ]
     serve.shutdown()
@@ -184,77 +165,6 @@ JOBS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "direct": call_directly,
     "ray": load_ray_serve,
 }
-
-
-def start_service(model: str, store: str, port: int, *options: str) -> subprocess.Popen[bytes]:
-    """Start a service on the loopback address, and wait until it is ready."""
-    command = [
-        *DIES_WITH_US,
-        sys.executable,
-        "-m",
-        "infra.serving.service",
-        model,
-        f"--store={store}",
-        f"--port={port}",
-        *options,
-    ]
-    process = subprocess.Popen(command, cwd=ROOT)
-    wait_until(
-        lambda: process.poll() is not None or is_ready(port), f"{shlex.join(command)} is ready"
-    )
-    return process
-
-
-def is_ready(port: int) -> bool:
-    """Whether a service on this machine is ready."""
-    try:
-        return requests.get(f"http://{LOOPBACK}:{port}/ready", timeout=5).ok
-    except requests.ConnectionError:
-        return False
-
-
-@contextmanager
-def running_service(model: str, store: str, *options: str) -> Iterator[str]:
-    """The URL of a service that runs until the end of the block."""
-    port = free_port()
-    process = start_service(model, store, port, *options)
-    try:
-        yield f"http://{LOOPBACK}:{port}/predict"
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-async def load_url(
-    url: str, body: bytes, media_type: str, *, concurrency: int, seconds: float
-) -> Load:
-    """Send requests from several clients, each one after the other, and wait for all answers."""
-    latencies: list[float] = []
-    statuses: dict[int, int] = {}
-    deadline = time.perf_counter() + seconds
-
-    async def client(session: aiohttp.ClientSession) -> None:
-        while (before := time.perf_counter()) < deadline:
-            status = 0
-            try:
-                async with session.post(
-                    url, data=io.BytesIO(body), headers={"content-type": media_type}
-                ) as answer:
-                    await answer.read()
-                    status = answer.status
-            except aiohttp.ClientConnectorError:  # nothing was sent; the service may come back
-                await asyncio.sleep(0.05)
-                continue
-            except aiohttp.ClientError:
-                pass
-            statuses[status] = statuses.get(status, 0) + 1
-            if status == 200:
-                latencies.append((time.perf_counter() - before) * 1e3)
-
-    started = time.perf_counter()
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=concurrency)) as session:
-        await asyncio.gather(*(client(session) for _ in range(concurrency)))
-    return Load(seconds=time.perf_counter() - started, latencies_ms=latencies, statuses=statuses)
 
 
 def body_of(form: str, name: str, array: Any) -> bytes:
@@ -299,7 +209,7 @@ def main() -> None:
         rows = [["in the process", "", "1", *direct["cells"]]]
         with running_service(name, job["store"], "--threads", "1", "--queue", str(QUEUE)) as url:
             rows += [
-                ["service", form, str(number), *load.cells()]
+                ["service", form, str(number), *cells_of(load)]
                 for form, number, load in _loads(job, url)
             ]
         found = children.finish(children.start("serving_load", {"do": "ray", **job}))

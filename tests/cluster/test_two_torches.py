@@ -70,8 +70,7 @@ def served(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return json.loads(done.stdout)
 
 
 def made_with(store: Path, reference: str = "a") -> dict[str, tuple[int, int]]:

@@ -10,8 +10,8 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,15 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from freezer.hardware import DEVICE_CLASSES
 from jobs.worker_labels import MEMORY_SHARE
-from tests.infra.test_images import PINNED, PROJECT
-from tests.infra.test_ray import FLEET, labels_of
+from tests.support.commands import output
+from tests.support.manifests import FLEET, KUBERNETES, PINNED, PROJECT, check_manifest, labels_of
+from tests.support.raylets import ROOT
 
 pytestmark = pytest.mark.skipif(
     shutil.which("kubectl") is None, reason="needs kubectl, which contains kustomize"
 )
 
-FOLDER = Path(__file__).parents[2] / "infra" / "kuberay"
+FOLDER = ROOT / "infra" / "kuberay"
 FILES = [
     path for path in FOLDER.rglob("kustomization.yaml") if "kind: Component" not in path.read_text()
 ]
@@ -42,12 +43,15 @@ KUSTOMIZATIONS = [
     *sorted(str(path.parent.relative_to(FOLDER)) for path in FILES),
 ]
 CLUSTERS = ["base", "example", "overlays/autoscaling", "overlays/gpu", "overlays/shared-store"]
-KUBERNETES = "1.33"
 
 CRDS = os.environ.get("COLDPRESS_KUBERAY_CRDS")
 """A folder with KubeRay's own CRDs, which are too large to keep here:
 helm-chart/kuberay-operator/crds of its repository.
 """
+
+OWN = {"ray.io/cluster": "coldpress"}
+DRIVERS = set(range(9105, 9110))
+"""Ports of the metrics of drivers on the head."""
 
 AUTOSCALER_OF_CONTAINER = ("resources", "securityContext", "env", "envFrom", "volumeMounts")
 
@@ -55,11 +59,7 @@ AUTOSCALER_OF_CONTAINER = ("resources", "securityContext", "env", "envFrom", "vo
 @lru_cache
 def rendered(name: str) -> tuple[dict[str, Any], ...]:
     """The documents of a kustomization; leave them as they are."""
-    done = subprocess.run(
-        ["kubectl", "kustomize", str(FOLDER / name)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return tuple(yaml.safe_load_all(done.stdout))
+    return tuple(yaml.safe_load_all(output("kubectl", "kustomize", FOLDER / name)))
 
 
 def only(kind: str, name: str) -> list[dict[str, Any]]:
@@ -68,8 +68,7 @@ def only(kind: str, name: str) -> list[dict[str, Any]]:
 
 def cluster(name: str) -> dict[str, Any]:
     (found,) = only("RayCluster", name)
-    spec: dict[str, Any] = found["spec"]
-    return spec
+    return found["spec"]
 
 
 def pods(name: str) -> dict[str, dict[str, Any]]:
@@ -81,16 +80,28 @@ def pods(name: str) -> dict[str, dict[str, Any]]:
 
 def all_pods(name: str) -> dict[str, dict[str, Any]]:
     """The pod specifications of all documents, by their own names and groups."""
-    found = {
-        one["metadata"]["name"]: one["spec"]["template"]["spec"]
-        for one in rendered(name)
-        if one["apiVersion"] == "apps/v1"
-    }
-    found |= {
-        one["metadata"]["name"]: one["spec"]["submitterPodTemplate"]["spec"]
-        for one in only("RayJob", name)
-    }
-    return found | (pods(name) if only("RayCluster", name) else {})
+    specs = pods(name) if only("RayCluster", name) else {}
+    for document in rendered(name):
+        template = "submitterPodTemplate" if document["kind"] == "RayJob" else "template"
+        if document["apiVersion"] == "apps/v1" or document["kind"] == "RayJob":
+            specs[document["metadata"]["name"]] = document["spec"][template]["spec"]
+    return specs
+
+
+def node_terms(pod: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The values of each label that the node affinity of a pod requires."""
+    affinity = pod["affinity"]["nodeAffinity"]
+    (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    return {item["key"]: item["values"] for item in term["matchExpressions"]}
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod with the labels that Prometheus selects by."""
+
+    name: str
+    spec: Mapping[str, Any]
+    labels: Mapping[str, str]
 
 
 def containers(pod: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -120,7 +131,7 @@ def check(document: dict[str, Any]) -> None:
         schema = yaml.safe_load((FOLDER / "schemas" / "ray.io_v1.yaml").read_text())
         extend(Draft202012Validator, {"kubernetes": check_kubernetes})(schema).validate(document)
     else:
-        kubernetes_validate.validate(document, KUBERNETES, strict=True)
+        check_manifest(document)
 
 
 @pytest.mark.parametrize("name", KUSTOMIZATIONS)
@@ -132,22 +143,22 @@ def test_manifests_match_their_schemas(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("path", "value"),
     [
-        lambda spec: spec["workerGroupSpecs"][0].update(replica=1),
-        lambda spec: spec["workerGroupSpecs"][0].update(minReplicas=-1),
-        lambda spec: spec["workerGroupSpecs"][0]["template"]["spec"]["containers"][0].update(
-            imag="coldpress-worker"
-        ),
-        lambda spec: spec["headGroupSpec"]["headService"].update(spec={"type": 1}),
-        lambda spec: spec["autoscalerOptions"].update(
-            securityContext={"capabilities": {"drop": "ALL"}}
-        ),
+        ("workerGroupSpecs 0 replica", 1),
+        ("workerGroupSpecs 0 minReplicas", -1),
+        ("workerGroupSpecs 0 template spec containers 0 imag", "coldpress-worker"),
+        ("headGroupSpec headService spec", {"type": 1}),
+        ("autoscalerOptions securityContext", {"capabilities": {"drop": "ALL"}}),
     ],
 )
-def test_wrong_fields_are_rejected(wrong: Any) -> None:
+def test_wrong_fields_are_rejected(path: str, value: object) -> None:
     (document,) = copy.deepcopy(only("RayCluster", "overlays/autoscaling"))
-    wrong(document["spec"])
+    *parents, field = path.split()
+    parent = document["spec"]
+    for key in parents:
+        parent = parent[int(key)] if key.isdigit() else parent[key]
+    parent[field] = value
     with pytest.raises(ValidationError):
         check(document)
 
@@ -157,27 +168,24 @@ def strict(schema: Any) -> Any:
     does.
     """
     if isinstance(schema, list):
-        return [strict(one) for one in schema]
+        return [strict(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
     if schema.get("x-kubernetes-int-or-string"):
         return {"type": ["integer", "string"]}
-    open_ended = "additionalProperties" in schema or schema.get(
-        "x-kubernetes-preserve-unknown-fields"
-    )
-    closed = {"additionalProperties": False} if "properties" in schema and not open_ended else {}
-    return {key: strict(value) for key, value in schema.items()} | closed
+    made = {key: strict(value) for key, value in schema.items()}
+    preserved = schema.get("x-kubernetes-preserve-unknown-fields")
+    if "properties" in schema and "additionalProperties" not in schema and not preserved:
+        made["additionalProperties"] = False
+    return made
 
 
 @lru_cache
 def crd(kind: str) -> Draft202012Validator:
     """A validator of KubeRay's own CRD of a kind."""
     text = (Path(CRDS or "") / f"ray.io_{kind.lower()}s.yaml").read_text()
-    (version,) = (
-        one
-        for one in yaml.load(text, Loader=yaml.CSafeLoader)["spec"]["versions"]
-        if one["name"] == "v1"
-    )
+    versions = yaml.load(text, Loader=yaml.CSafeLoader)["spec"]["versions"]
+    (version,) = (item for item in versions if item["name"] == "v1")
     schema = strict(version["schema"]["openAPIV3Schema"])
     schema["properties"]["metadata"] = {"type": "object"}
     return Draft202012Validator(schema)
@@ -206,68 +214,57 @@ def test_ray_is_the_version_of_the_images() -> None:
 
 def test_an_overlay_names_all_images_of_ours() -> None:
     """One list of registry and tag in a copy of `example` reaches every pod."""
-    named = set()
-    for name in ("example", "example/job"):
-        for pod in all_pods(name).values():
-            named |= {one["image"] for one in containers(pod)}
+    every = [*all_pods("example").values(), *all_pods("example/job").values()]
+    named = {container["image"] for pod in every for container in containers(pod)}
     ours = {image for image in named if "coldpress" in image}
     assert named - ours == {"docker.io/library/postgres:15.17"}
     assert len(ours) == 5
     for image in ours:
         assert image.startswith("registry.example/coldpress-")
         assert image.endswith(f":{PROJECT['project']['version']}")
-    shown = {
-        (one["kind"], one["metadata"]["name"])
-        for name in ("overlays/gpu", "../mlflow", "../serving")
-        for one in rendered(name)
-    }
-    assert {(one["kind"], one["metadata"]["name"]) for one in rendered("example")} == shown
+    parts = set[tuple[str, str]]().union(*map(names, ("overlays/gpu", "../mlflow", "../serving")))
+    assert names("example") == parts
+
+
+def names(name: str) -> set[tuple[str, str]]:
+    """The kinds and names of a kustomization's documents."""
+    return {(document["kind"], document["metadata"]["name"]) for document in rendered(name)}
 
 
 def test_images_run_on_their_architecture() -> None:
     """Workers alone run on both, from one tag; serving selects nodes by class."""
-    found = {**all_pods("../mlflow"), **all_pods("job"), "head": pods("base")["head"]}
-    selected = {
-        name
-        for name, pod in found.items()
-        if pod.get("nodeSelector") == {"kubernetes.io/arch": "amd64"}
-    }
+    every = {**all_pods("../mlflow"), **all_pods("job"), "head": pods("base")["head"]}
+    amd64 = {"kubernetes.io/arch": "amd64"}
+    selected = {name for name, pod in every.items() if pod.get("nodeSelector") == amd64}
     assert selected == {"head", "mlflow", "freeze-champions"}
-    assert found.keys() - selected == {"postgres"}
+    assert every.keys() - selected == {"postgres"}
     for group, pod in pods("base").items():
         if group != "head":
-            (term,) = pod["affinity"]["nodeAffinity"][
-                "requiredDuringSchedulingIgnoredDuringExecution"
-            ]["nodeSelectorTerms"]
-            (types,) = (one["values"] for one in term["matchExpressions"])
             expected = "arm64" if "coldpress.dev/cpu-aarch64" in labels_of(group) else "x86_64"
+            (types,) = node_terms(pod).values()
             for name in types:
-                assert (
-                    expected in INSTANCE_TYPES[name]["ProcessorInfo"]["SupportedArchitectures"]
-                ), (group, name)
+                described = INSTANCE_TYPES[name]["ProcessorInfo"]
+                assert expected in described["SupportedArchitectures"], (group, name)
 
 
 def test_workers_alone_tolerate_the_taint_of_their_nodes() -> None:
     """Which keeps the head, MLflow and others off them."""
     taint = {"key": "coldpress.dev/worker", "operator": "Exists", "effect": "NoSchedule"}
-    found = {**all_pods("example"), **all_pods("example/job")}
-    assert {name for name, pod in found.items() if taint in pod.get("tolerations", ())} == set(
-        FLEET
-    )
+    every = {**all_pods("example"), **all_pods("example/job")}
+    tolerating = {name for name, pod in every.items() if taint in pod.get("tolerations", ())}
+    assert tolerating == set(FLEET)
+
+
+def secrets(specs: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    """The secrets that the containers of pods have as variables."""
+    every = [container for pod in specs.values() for container in containers(pod)]
+    sources = [source for container in every for source in container.get("envFrom", ())]
+    return {source["secretRef"]["name"] for source in sources}
 
 
 def test_deployments_only_read_the_store() -> None:
-    def secrets(pod: Mapping[str, Any]) -> set[str]:
-        return {
-            one["secretRef"]["name"]
-            for container in containers(pod)
-            for one in container.get("envFrom", ())
-        }
-
-    writers = {name for pod in pods("overlays/gpu").values() for name in secrets(pod)}
-    readers = {name for pod in all_pods("../serving").values() for name in secrets(pod)}
-    assert "coldpress-store" in writers
-    assert readers == {"coldpress-store-read"}
+    assert "coldpress-store" in secrets(pods("overlays/gpu"))
+    assert secrets(all_pods("../serving")) == {"coldpress-store-read"}
 
 
 def test_groups_are_the_device_classes() -> None:
@@ -275,10 +272,7 @@ def test_groups_are_the_device_classes() -> None:
     assert set(groups) == set(FLEET)
     for name, group in groups.items():
         pod = group["template"]["spec"]
-        (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
-            "nodeSelectorTerms"
-        ]
-        nodes = {one["key"]: one["values"] for one in term["matchExpressions"]}
+        nodes = node_terms(pod)
         if DEVICE_CLASSES[name].kind == "cpu":
             assert pod["initContainers"][0]["args"] == [name]
             assert set(nodes["node.kubernetes.io/instance-type"]) <= set(INSTANCE_TYPES)
@@ -301,30 +295,21 @@ def test_workers_are_alone_with_whole_cpus() -> None:
     the container has.
     """
     for name, pod in pods("overlays/gpu").items():
-        assert all(
-            one["resources"]["requests"] == one["resources"]["limits"] for one in containers(pod)
-        ), name
+        for container in containers(pod):
+            assert container["resources"]["requests"] == container["resources"]["limits"], name
     for group in cluster("overlays/gpu")["workerGroupSpecs"]:
-        (worker,) = group["template"]["spec"]["containers"]
-        limits, environ = (
-            worker["resources"]["limits"],
-            {one["name"]: one["value"] for one in worker["env"]},
-        )
-        cpus, memory = int(limits["cpu"]), int(limits["memory"].removesuffix("Gi")) * 2**30
-        assert (
-            environ.items()
-            >= {
-                "RAY_worker_niceness": "0",
-                "RAY_num_workers_soft_limit": str(2 * cpus),
-            }.items()
-        )
-        assert int(group["rayStartParams"]["memory"]) == pytest.approx(
-            MEMORY_SHARE * memory, rel=0.01
-        )
-        (apart,) = group["template"]["spec"]["affinity"]["podAntiAffinity"][
-            "requiredDuringSchedulingIgnoredDuringExecution"
-        ]
-        assert apart["topologyKey"] == "kubernetes.io/hostname"
+        pod = group["template"]["spec"]
+        (worker,) = pod["containers"]
+        limits = worker["resources"]["limits"]
+        environ = {variable["name"]: variable["value"] for variable in worker["env"]}
+        assert environ["RAY_worker_niceness"] == "0"
+        assert environ["RAY_num_workers_soft_limit"] == str(2 * int(limits["cpu"]))
+        memory = int(limits["memory"].removesuffix("Gi")) * 2**30
+        expected = pytest.approx(MEMORY_SHARE * memory, rel=0.01)
+        assert int(group["rayStartParams"]["memory"]) == expected
+        apart = pod["affinity"]["podAntiAffinity"]
+        (term,) = apart["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert term["topologyKey"] == "kubernetes.io/hostname"
     assert cluster("base")["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
 
 
@@ -333,93 +318,87 @@ def test_only_the_autoscaler_has_a_kubernetes_token(name: str) -> None:
     tokens = set()
     for pod in all_pods(name).values():
         assert pod["automountServiceAccountToken"] is False
-        assert not {
-            mount["name"] for one in containers(pod) for mount in one.get("volumeMounts", ())
-        } & {"api-token"}
+        for container in containers(pod):
+            assert "api-token" not in mounts(container)
         tokens |= {volume["name"] for volume in pod.get("volumes", ()) if "projected" in volume}
-    mounted = {
-        mount["name"]
-        for mount in cluster(name).get("autoscalerOptions", {}).get("volumeMounts", ())
-    }
-    assert tokens == mounted == ({"api-token"} if name == "overlays/autoscaling" else set())
-    assert not [
-        document
-        for document in rendered(name)
-        if document["kind"].endswith(("Role", "RoleBinding"))
-    ]
+    assert tokens == mounts(cluster(name).get("autoscalerOptions", {}))
+    assert tokens == ({"api-token"} if name == "overlays/autoscaling" else set())
+    assert not [kind for kind, _ in names(name) if kind.endswith(("Role", "RoleBinding"))]
+
+
+def mounts(container: Mapping[str, Any]) -> set[str]:
+    """The volumes that a container mounts."""
+    return {mount["name"] for mount in container.get("volumeMounts", ())}
 
 
 def test_ray_is_reached_only_as_documented() -> None:
-    own = {"ray.io/cluster": "coldpress"}
     opened: dict[int, list[dict[str, Any]]] = {}
     for policy in only("NetworkPolicy", "base"):
-        assert policy["spec"]["podSelector"]["matchLabels"].items() >= own.items()
+        assert policy["spec"]["podSelector"]["matchLabels"].items() >= OWN.items()
         for rule in policy["spec"]["ingress"]:
-            if rule["from"] != [{"podSelector": {"matchLabels": own}}]:
+            if rule["from"] != [{"podSelector": {"matchLabels": OWN}}]:
                 for port in rule["ports"]:
-                    opened |= dict.fromkeys(
-                        range(port["port"], port.get("endPort", port["port"]) + 1), rule["from"]
-                    )
-    drivers = set(range(9105, 9110))
-    assert set(opened) == {8080, 8265, *drivers}
-    ports = pods("base")["head"]["containers"][0]["ports"]
-    assert {
-        port["containerPort"] for port in ports if port["name"] == f"driver-{port['containerPort']}"
-    } == drivers
-    submitter = {"podSelector": {"matchLabels": {"coldpress.dev/submits": "true"}}}
-    assert submitter in opened[8265]
+                    last = port.get("endPort", port["port"])
+                    opened |= dict.fromkeys(range(port["port"], last + 1), rule["from"])
+    assert set(opened) == {8080, 8265, *DRIVERS}
+    (head,) = pods("base")["head"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in head["ports"]}
+    assert {ports.get(f"driver-{port}") for port in DRIVERS} == DRIVERS
     (job,) = only("RayJob", "job")
     labels = job["spec"]["submitterPodTemplate"]["metadata"]["labels"]
-    assert labels.items() >= submitter["podSelector"]["matchLabels"].items()
-    assert job["spec"]["clusterSelector"] == own
+    submits = {"coldpress.dev/submits": "true"}
+    assert {"podSelector": {"matchLabels": submits}} in opened[8265]
+    assert labels.items() >= submits.items()
+    assert job["spec"]["clusterSelector"] == OWN
     words = shlex.split(job["spec"]["entrypoint"])
-    groups = [group["groupName"] for group in cluster("base")["workerGroupSpecs"]]
-    assert [
-        after for word, after in itertools.pairwise(words) if word == "--device-class"
-    ] == groups
+    classes = [after for word, after in itertools.pairwise(words) if word == "--device-class"]
+    assert classes == [group["groupName"] for group in cluster("base")["workerGroupSpecs"]]
     (budget,) = only("PodDisruptionBudget", "base")
-    assert budget["spec"]["selector"]["matchLabels"] == {**own, "ray.io/node-type": "head"}
-    assert only("RayCluster", "base")[0]["metadata"]["name"] == own["ray.io/cluster"]
+    assert budget["spec"]["selector"]["matchLabels"] == {**OWN, "ray.io/node-type": "head"}
+    assert only("RayCluster", "base")[0]["metadata"]["name"] == OWN["ray.io/cluster"]
+
+
+def scraped_ports(scrape: Mapping[str, Any], pod: Pod) -> set[tuple[str, int]]:
+    """The ports of a pod that a job of Prometheus scrapes."""
+    (discovery,) = scrape["kubernetes_sd_configs"]
+    assert (discovery["role"], discovery["namespaces"]["names"]) == ("pod", ["coldpress"])
+    (selector,) = discovery["selectors"]
+    label, value = selector["label"].split("=")
+    rules = scrape["relabel_configs"]
+    (pattern,) = [rule["regex"] for rule in rules if rule.get("action") == "keep"]
+    if pod.labels.get(label) != value:
+        return set()
+    ports = [
+        *pod.spec["containers"][0].get("ports", ()),
+        {"name": "metrics", "containerPort": 8080},
+    ]
+    names = {port["name"]: port["containerPort"] for port in ports}
+    return {(pod.name, port) for name, port in names.items() if re.fullmatch(pattern, name)}
 
 
 def test_prometheus_finds_the_pods() -> None:
     """KubeRay adds labels and the port `metrics` to Ray's pods."""
-    configuration = yaml.safe_load(
-        (FOLDER.parent / "observability" / "prometheus-kubernetes.yml").read_text()
-    )
-    ray = {"ray.io/cluster": "coldpress"}
-    found = [({**ray, "ray.io/node-type": "head"}, pods("base")["head"], "head")]
-    found += [
-        ({**ray, "ray.io/node-type": "worker"}, pod, name)
-        for name, pod in pods("base").items()
-        if name != "head"
-    ]
-    for one in only("Deployment", "../serving"):
-        template = one["spec"]["template"]
-        found.append((template["metadata"]["labels"], template["spec"], one["metadata"]["name"]))
-    targets: dict[str, set[tuple[str, int]]] = {}
-    for scrape in configuration["scrape_configs"]:
-        (discovery,) = scrape["kubernetes_sd_configs"]
-        assert (discovery["role"], discovery["namespaces"]["names"]) == ("pod", ["coldpress"])
-        (selector,) = discovery["selectors"]
-        name, value = selector["label"].split("=")
-        (kept,) = [one["regex"] for one in scrape["relabel_configs"] if one.get("action") == "keep"]
-        targets[scrape["job_name"]] = {
-            (pod_name, port["containerPort"])
-            for labels, pod, pod_name in found
-            if labels.get(name) == value
-            for port in [
-                *pod["containers"][0].get("ports", ()),
-                {"name": "metrics", "containerPort": 8080},
-            ]
-            if re.fullmatch(kept, port["name"])
-        }
-    assert targets.pop("coldpress-driver") == {("head", port) for port in range(9105, 9110)}
-    assert targets.pop("coldpress-serving") == {
-        (one["metadata"]["name"], 8000) for one in only("Deployment", "../serving")
+    every = []
+    for name, spec in pods("base").items():
+        node_type = "head" if name == "head" else "worker"
+        every.append(Pod(name, spec, {**OWN, "ray.io/node-type": node_type}))
+    services = only("Deployment", "../serving")
+    for service in services:
+        template = service["spec"]["template"]
+        labels = template["metadata"]["labels"]
+        every.append(Pod(service["metadata"]["name"], template["spec"], labels))
+    text = (ROOT / "infra" / "observability" / "prometheus-kubernetes.yml").read_text()
+    targets = {
+        scrape["job_name"]: set[tuple[str, int]]().union(
+            *(scraped_ports(scrape, pod) for pod in every)
+        )
+        for scrape in yaml.safe_load(text)["scrape_configs"]
     }
-    assert targets.pop("ray") == {(name, 8080) for name in pods("base")}
-    assert targets == {}
+    assert targets == {
+        "coldpress-driver": {("head", port) for port in DRIVERS},
+        "coldpress-serving": {(service["metadata"]["name"], 8000) for service in services},
+        "ray": {(name, 8080) for name in pods("base")},
+    }
 
 
 def test_mlflow_is_reached_by_drivers_and_users_alone() -> None:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -20,8 +21,8 @@ from urllib.error import URLError
 import pytest
 import requests
 import yaml
+from prometheus_client import CollectorRegistry
 
-from benchmarks.serving_load import start_service
 from freezer.hardware import PORTABLE
 from freezer.store import Store
 from infra.serving.model_server import ServingMetrics
@@ -29,13 +30,14 @@ from pipeline.records import Event, LiveFigures
 from pipeline.reporting import Display, campaign_status
 from pipeline.reporting.live.metrics import CampaignMetrics
 from tests.conftest import Frozen
-from tests.infra.test_serving import X, json_of, publish, wrong_artifact
-from tests.pipeline.reporting.test_campaign_report import FAILED
 from tests.support.campaign_runs import CATALOG, environment, write_catalog
+from tests.support.commands import output
+from tests.support.markdown import anchors
+from tests.support.outcomes import failed
 from tests.support.raylets import LOOPBACK, ROOT, free_port, wait_until
 from tests.support.scrapes import Scrape, scraped, summed
+from tests.support.services import X, json_of, publish, start_service, with_golden
 from tests.support.steps import HERE
-from tests.test_links import anchors
 
 FOLDER = ROOT / "infra" / "observability"
 
@@ -44,26 +46,8 @@ needs_prometheus = pytest.mark.skipif(
     reason="Prometheus is not installed (Debian: apt-get install prometheus)",
 )
 
-SERVING = {
-    "coldpress_serving_request_seconds_bucket": {"le"},
-    "coldpress_serving_requests_total": {"outcome"},
-    "coldpress_serving_queue_length": set[str](),
-    "coldpress_serving_reloads_total": {"outcome"},
-    "coldpress_serving_artifact_info": {"model", "version", "digest", "device_class"},
-    "coldpress_serving_canary_failures_total": set[str](),
-}
-"""Metrics of infra/serving that alerts and panels may name, each with its labels."""
-
 TARGET = {"instance", "job"}
 """Labels that Prometheus adds."""
-
-
-def promtool(*arguments: str | Path) -> str:
-    done = subprocess.run(
-        ["promtool", *arguments], capture_output=True, text=True, check=False, cwd=FOLDER
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @needs_prometheus
@@ -77,125 +61,100 @@ def test_scrape_configurations_and_alerts_are_valid(name: str, tmp_path: Path) -
         scrape.pop("kubernetes_sd_configs", None)
     shutil.copy(FOLDER / "alerts.yml", tmp_path)
     (tmp_path / name).write_text(yaml.safe_dump(configuration))
-    said = promtool("check", "config", tmp_path / name)
-    assert "SUCCESS: 1 rule files found" in said
+    said = output("promtool", "check", "config", tmp_path / name)
     assert "SUCCESS: 5 rules found" in said
 
 
 def test_both_configurations_have_the_same_jobs() -> None:
     first, second = (
-        yaml.safe_load((FOLDER / f"prometheus{name}.yml").read_text())
-        for name in ("", "-kubernetes")
+        yaml.safe_load((FOLDER / name).read_text())
+        for name in ("prometheus.yml", "prometheus-kubernetes.yml")
     )
-    assert [one["job_name"] for one in first["scrape_configs"]] == [
-        one["job_name"] for one in second["scrape_configs"]
+    names = [
+        [scrape["job_name"] for scrape in configuration.pop("scrape_configs")]
+        for configuration in (first, second)
     ]
-    assert {**first, "scrape_configs": None} == {**second, "scrape_configs": None}
+    assert names[0] == names[1]
+    assert first == second
 
 
 @needs_prometheus
 def test_alerts_fire_when_they_should() -> None:
-    promtool("test", "rules", "alerts_test.yml")
+    output("promtool", "test", "rules", "alerts_test.yml", cwd=FOLDER)
 
 
-def alerts() -> list[dict[str, Any]]:
-    rules: list[dict[str, Any]] = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"][0][
-        "rules"
-    ]
-    return rules
+ALERTS = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"][0]["rules"]
+DASHBOARD = json.loads((FOLDER / "dashboard.json").read_text())
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 
 
 def alert(name: str) -> str:
     """The expression of an alert."""
-    (found,) = (rule["expr"] for rule in alerts() if rule["alert"] == name)
-    return str(found)
+    (expression,) = (rule["expr"] for rule in ALERTS if rule["alert"] == name)
+    return str(expression)
 
 
 def test_alerts_link_to_sections_of_the_runbook() -> None:
     """At one placeholder, which users replace by the address of their copy."""
     sections = anchors((ROOT / "infra" / "README.md").read_text())
     page = "https://git.example/coldpress/blob/main/infra/README.md#"
-    assert {rule["annotations"]["runbook_url"] for rule in alerts()} <= {
+    assert {rule["annotations"]["runbook_url"] for rule in ALERTS} <= {
         page + section for section in sections
     }
 
 
-def dashboard() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((FOLDER / "dashboard.json").read_text())
-    return found
-
-
-def panels() -> list[dict[str, Any]]:
-    return [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
-
-
 def queries(**variables: str) -> dict[str, list[str]]:
     """The queries of each panel, with Grafana's variables replaced."""
-    values = {
-        "__rate_interval": "5m",
-        "__range": "6h",
-        "campaign": ".*",
-        "instance": ".*",
-    } | variables
+    values = {"__rate_interval": "5m", "__range": "6h", "campaign": ".*", "instance": ".*"}
+    values |= variables
+
+    def replaced(query: str) -> str:
+        return re.sub(r"\$(\w+)", lambda name: values[name[1]], query)
+
     return {
-        panel["title"]: [
-            re.sub(r"\$(\w+)", lambda found: values[found[1]], target["expr"])
-            for target in panel["targets"]
-        ]
-        for panel in panels()
+        panel["title"]: [replaced(target["expr"]) for target in panel["targets"]]
+        for panel in PANELS
     }
 
 
-def driver_metrics() -> dict[str, set[str]]:
-    """The metrics of a driver, each with its labels."""
-    metrics = CampaignMetrics(Display(), "c")
-    metrics.observe(lambda: LiveFigures(nodes={PORTABLE: 1}))
+def labels_by_metric(registry: CollectorRegistry) -> dict[str, set[str]]:
+    """The metrics of a registry, each with its labels."""
+    samples = [sample for family in registry.collect() for sample in family.samples]
+    return {sample.name: set(sample.labels) for sample in samples}
+
+
+def known_metrics() -> dict[str, set[str]]:
+    """The metrics of a driver and of a service, each with its labels."""
+    driver = CampaignMetrics(Display(), "c")
+    driver.observe(lambda: LiveFigures(nodes={PORTABLE: 1}))
     for kind in ("built", "judged"):
-        metrics.show(Event(kind=kind, what="m portable", seconds=1.0))
-    metrics.show(Event(kind="outcome", what="m portable", outcome=FAILED))
-    return {
-        sample.name: set(sample.labels)
-        for family in metrics.registry.collect()
-        for sample in family.samples
-    }
+        driver.show(Event(kind=kind, what="m portable", seconds=1.0))
+    driver.show(Event(kind="outcome", what="m portable", outcome=failed("m")))
+    service = ServingMetrics(lambda: 0.0)
+    fields = ("model", "version", "digest", "device_class")
+    service.artifact.info(dict.fromkeys(fields, "x"))
+    return labels_by_metric(driver.registry) | labels_by_metric(service.registry)
 
 
 @needs_prometheus
 def test_queries_parse_and_name_existing_metrics(tmp_path: Path) -> None:
-    every = [query for found in queries().values() for query in found]
+    every = [query for of_panel in queries().values() for query in of_panel]
     rules = [{"record": f"query:{index}", "expr": query} for index, query in enumerate(every)]
-    (tmp_path / "rules.yml").write_text(
-        yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]})
-    )
-    assert f"SUCCESS: {len(every)} rules found" in promtool(
-        "check", "rules", tmp_path / "rules.yml"
-    )
-    known = driver_metrics() | SERVING
-    for query in (*every, *(rule["expr"] for rule in alerts())):
+    groups = {"groups": [{"name": "dashboard", "rules": rules}]}
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump(groups))
+    said = output("promtool", "check", "rules", tmp_path / "rules.yml")
+    assert f"SUCCESS: {len(every)} rules found" in said
+    known = known_metrics()
+    for query in (*every, *(rule["expr"] for rule in ALERTS)):
         named = set(re.findall(r"coldpress_\w+", query))
         assert named <= known.keys(), query
         labels = TARGET.union(*(known[name] for name in named))
-        grouped = {
-            label
-            for found in re.findall(r"(?:by|on) \(([\w, ]+)\)", query)
-            for label in found.split(", ")
-        }
-        matched = set(re.findall(r'(\w+)=~?"', query))
-        assert grouped | matched <= labels, query
-    for variable in dashboard()["templating"]["list"][1:]:
-        name, label = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["query"]).groups()  # type: ignore[union-attr]
+        grouped = ", ".join(re.findall(r"(?:by|on) \(([\w, ]+)\)", query))
+        used = re.findall(r"\w+", grouped) + re.findall(r'(\w+)=~?"', query)
+        assert set(used) <= labels, query
+    for variable in DASHBOARD["templating"]["list"][1:]:
+        name, label = re.findall(r"\w+", variable["query"].removeprefix("label_values"))
         assert label in known[name] | TARGET
-
-
-def test_serving_has_the_metrics_of_its_panels() -> None:
-    metrics = ServingMetrics(lambda: 0.0)
-    metrics.artifact.info(dict.fromkeys(SERVING["coldpress_serving_artifact_info"], "x"))
-    found = {
-        sample.name: set(sample.labels)
-        for family in metrics.registry.collect()
-        for sample in family.samples
-    }
-    assert SERVING.items() <= found.items()
 
 
 @pytest.mark.filterwarnings("ignore:Prefer using dashboardv2:DeprecationWarning")
@@ -208,7 +167,8 @@ def test_dashboard_fields_are_those_of_grafana() -> None:
     from grafana_foundation_sdk.models.dashboard import Dashboard
 
     register_default_plugins()
-    assert contains(json.loads(JSONEncoder().encode(Dashboard.from_json(dashboard()))), dashboard())
+    shown = json.loads(JSONEncoder().encode(Dashboard.from_json(DASHBOARD)))
+    assert contains(shown, DASHBOARD)
 
 
 def contains(whole: object, part: object) -> bool:
@@ -222,107 +182,81 @@ def contains(whole: object, part: object) -> bool:
     return whole == part
 
 
-def test_dashboard_panels_and_variables_are_sound() -> None:
-    """Ids are unique, panels stay in the grid and do not overlap, and every query is of the chosen
-    Prometheus.
-    """
-    found = dashboard()
-    ids = [panel["id"] for panel in found["panels"]]
+def test_every_query_is_of_the_chosen_prometheus() -> None:
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
     assert len(ids) == len(set(ids))
-    taken = [
-        (x, y)
-        for place in (panel["gridPos"] for panel in found["panels"])
-        for x in range(place["x"], place["x"] + place["w"])
-        for y in range(place["y"], place["y"] + place["h"])
-    ]
-    assert len(taken) == len(set(taken))
-    assert max(x for x, _ in taken) < 24
-    first, *others = found["templating"]["list"]
-    assert (first["type"], first["query"]) == ("datasource", "prometheus")
-    chosen = {"type": "prometheus", "uid": f"${{{first['name']}}}"}
-    targets = [target for panel in panels() for target in panel["targets"]]
-    assert [one["datasource"] for one in (*others, *panels(), *targets)] == [chosen] * (
-        len(others) + len(panels()) + len(targets)
-    )
+    first, *variables = DASHBOARD["templating"]["list"]
+    chosen = {"type": first["query"], "uid": f"${{{first['name']}}}"}
+    targets = [target for panel in PANELS for target in panel["targets"]]
+    for item in (*variables, *PANELS, *targets):
+        assert item["datasource"] == chosen
     used = set(re.findall(r"\$(\w+)", json.dumps(targets))) - {"__rate_interval", "__range"}
-    assert used == {variable["name"] for variable in others}
+    assert used == {variable["name"] for variable in variables}
 
 
+@dataclass(frozen=True)
 class Prometheus:
-    """A server that scrapes one target by the repository's configuration, twice a second.
+    """A server with the alerts of the repository, at an address."""
 
-    Args:
-        folder: for its data.
-        job: of the target.
-        port: of the target.
-    """
-
-    def __init__(self, folder: Path, job: str, port: int) -> None:
-        self.address, self.folder = f"{LOOPBACK}:{free_port()}", folder
-        configuration = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
-        configuration["global"] = {
-            "scrape_interval": "500ms",
-            "scrape_timeout": "500ms",
-            "evaluation_interval": "1s",
-        }
-        (scrape,) = (
-            scrape for scrape in configuration["scrape_configs"] if scrape["job_name"] == job
-        )
-        configuration["scrape_configs"] = [
-            scrape | {"static_configs": [{"targets": [f"{LOOPBACK}:{port}"]}]}
-        ]
-        folder.mkdir()
-        shutil.copy(FOLDER / "alerts.yml", folder)
-        (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration))
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        command = [
-            "prometheus",
-            "--config.file=prometheus.yml",
-            f"--web.listen-address={self.address}",
-            "--storage.tsdb.path=data",
-        ]
-        with (
-            (self.folder / "log").open("w") as log,
-            subprocess.Popen(command, cwd=self.folder, stderr=log, stdout=log) as process,
-        ):
-            try:
-                wait_until(self._is_ready, "Prometheus is ready")
-                yield
-            finally:
-                process.terminate()
-
-    def _is_ready(self) -> bool:
-        try:
-            return requests.get(f"http://{self.address}/-/ready", timeout=5).ok
-        except requests.ConnectionError:
-            return False
+    address: str
 
     def query(self, query: str, at: float | None = None) -> list[dict[str, Any]]:
-        parameters: dict[str, str | float] = {"query": query} | ({} if at is None else {"time": at})
-        answer = requests.get(
-            f"http://{self.address}/api/v1/query", params=parameters, timeout=30
-        ).json()
+        """The samples of a query, now or at a time."""
+        parameters = {"query": query, "time": time.time() if at is None else at}
+        url = f"http://{self.address}/api/v1/query"
+        answer = requests.get(url, params=parameters, timeout=30).json()
         assert answer["status"] == "success", answer
-        found: list[dict[str, Any]] = answer["data"]["result"]
-        return found
+        return answer["data"]["result"]
 
     def numbers(self, query: str, label: str) -> dict[str, float]:
-        return {
-            one["metric"][label]: float(one["value"][1])
-            for one in self.query(query)
-            if float(one["value"][1])
-        }
+        """The values of a query above 0, by a label."""
+        samples = self.query(query)
+        values = {sample["metric"][label]: float(sample["value"][1]) for sample in samples}
+        return {name: value for name, value in values.items() if value}
 
     def check_panels(self, at: float, *, of_serving: bool, **variables: str) -> None:
         """Every query of every panel of campaigns, or of serving, has numbers."""
-        for title, found in queries(**variables).items():
-            for query in found:
-                if ("coldpress_serving_" in query) == of_serving:
-                    values = [float(one["value"][1]) for one in self.query(query, at)]
-                    assert values, f"{title}: {query}"
-                    assert all(map(math.isfinite, values)), f"{title}: {query}: {values}"
+        every = [query for of_panel in queries(**variables).values() for query in of_panel]
+        for query in every:
+            if ("coldpress_serving_" in query) == of_serving:
+                values = [float(sample["value"][1]) for sample in self.query(query, at)]
+                assert values, query
+                assert all(map(math.isfinite, values)), f"{query}: {values}"
+
+
+def is_ready(address: str) -> bool:
+    try:
+        return requests.get(f"http://{address}/-/ready", timeout=5).ok
+    except requests.ConnectionError:
+        return False
+
+
+@contextmanager
+def scraping(folder: Path, job: str, port: int) -> Iterator[Prometheus]:
+    """Run a server that scrapes a port by the repository's configuration of a job, twice a
+    second.
+    """
+    server = Prometheus(f"{LOOPBACK}:{free_port()}")
+    configuration = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
+    configuration["global"] = {
+        "scrape_interval": "500ms",
+        "scrape_timeout": "500ms",
+        "evaluation_interval": "1s",
+    }
+    jobs = {scrape["job_name"]: scrape for scrape in configuration["scrape_configs"]}
+    targets = [{"targets": [f"{LOOPBACK}:{port}"]}]
+    configuration["scrape_configs"] = [jobs[job] | {"static_configs": targets}]
+    folder.mkdir()
+    shutil.copy(FOLDER / "alerts.yml", folder)
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration))
+    command = ["prometheus", "--config.file=prometheus.yml", "--storage.tsdb.path=data"]
+    command.append(f"--web.listen-address={server.address}")
+    with subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_until(lambda: is_ready(server.address), "Prometheus is ready")
+            yield server
+        finally:
+            process.terminate()
 
 
 def optimized(folder: Path, port: int) -> tuple[list[Scrape], float]:
@@ -330,24 +264,14 @@ def optimized(folder: Path, port: int) -> tuple[list[Scrape], float]:
     when they ended.
     """
     write_catalog(folder, CATALOG.format())
-    paths = ["--store", str(folder / "store"), "--tracking-uri", f"sqlite:///{folder}/mlflow.db"]
-    command = [
-        sys.executable,
-        "-m",
-        "jobs.optimize",
-        str(folder / "catalog.yaml"),
-        *paths,
-        "--accept-noise",
-    ]
+    command = [sys.executable, "-m", "jobs.optimize", "catalog.yaml", "--accept-noise"]
+    command += ["--store", "store", "--tracking-uri", f"sqlite:///{folder}/mlflow.db"]
+    command += ["--metrics", f"{LOOPBACK}:{port}"]
     scrapes: list[Scrape] = []
     last = 0.0
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
-            [*command, "--metrics", f"{LOOPBACK}:{port}"],
-            env=environment(folder),
-            cwd=folder,
-            stdout=log,
-            stderr=log,
+            command, env=environment(folder), cwd=folder, stdout=log, stderr=log
         )
         while process.poll() is None:
             try:
@@ -366,8 +290,7 @@ def optimized(folder: Path, port: int) -> tuple[list[Scrape], float]:
 @pytest.mark.slow
 def test_prometheus_shows_what_the_ledger_has(tmp_path: Path) -> None:
     port = free_port()
-    prometheus = Prometheus(tmp_path / "prometheus", "coldpress-driver", port)
-    with prometheus.running():
+    with scraping(tmp_path / "prometheus", "coldpress-driver", port) as prometheus:
         scrapes, last = optimized(tmp_path / "campaign", port)
         status = campaign_status(Store.open(str(tmp_path / "campaign" / "store")), "catalog")
 
@@ -402,10 +325,9 @@ def test_prometheus_shows_what_a_service_does(
 ) -> None:
     """It answers, refuses an input and a version, and dies."""
     port = free_port()
-    prometheus = Prometheus(tmp_path / "prometheus", "coldpress-serving", port)
     not_ready = alert("ColdpressServingNotReady")
     with (
-        prometheus.running(),
+        scraping(tmp_path / "prometheus", "coldpress-serving", port) as prometheus,
         start_service("mlp", store.uri, port, "--device-class", HERE, "--reload-s", "1") as process,
     ):
         try:
@@ -416,7 +338,7 @@ def test_prometheus_shows_what_a_service_does(
             assert prometheus.query(not_ready) == []
             for body in [*[json_of(X)] * 20, b"{}"]:
                 requests.post(f"http://{LOOPBACK}:{port}/predict", data=body, timeout=60)
-            publish(store, wrong_artifact(scripted, tmp_path / "wrong"))
+            publish(store, with_golden(scripted.artifact, tmp_path / "wrong", error=1.0))
             wait_until(lambda: prometheus.query(not_ready), "the canary's failure is scraped")
             found = prometheus.numbers("coldpress_serving_requests_total", "outcome")
             assert found == {"ok": 20, "invalid": 1}

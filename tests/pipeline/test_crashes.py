@@ -120,8 +120,7 @@ def ended(folder: Path) -> dict[str, Any]:
         },
         "summary": json.loads(summary),
     }
-    comparable: dict[str, Any] = json.loads(json.dumps(found).replace(str(folder), "FOLDER"))
-    return comparable
+    return json.loads(json.dumps(found).replace(str(folder), "FOLDER"))
 
 
 def differences(found: Any, expected: Any, where: str = "") -> list[str]:

@@ -20,8 +20,7 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.stem(x))
-        out: Tensor = self.head(torch.relu(self.norm(self.conv(x)) + x).mean((2, 3)))
-        return out
+        return self.head(torch.relu(self.norm(self.conv(x)) + x).mean((2, 3)))
 
 
 class Perceptron(nn.Module):
@@ -34,8 +33,7 @@ class Perceptron(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.layers(x)
-        return out
+        return self.layers(x)
 
 
 class Attention(nn.Module):
@@ -54,8 +52,7 @@ class Attention(nn.Module):
         )
         mixed = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         x = x + self.out(mixed)
-        out: Tensor = x + self.feed(self.norms[1](x))
-        return out
+        return x + self.feed(self.norms[1](x))
 
 
 class Recurrent(nn.Module):
@@ -67,8 +64,7 @@ class Recurrent(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden, _ = self.lstm(x)
-        out: Tensor = self.head(hidden[:, -1])
-        return out
+        return self.head(hidden[:, -1])
 
 
 SHAPES: dict[str, tuple[type[nn.Module], tuple[int, ...]]] = {

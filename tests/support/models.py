@@ -17,8 +17,7 @@ class Mlp(nn.Module):
         self.first, self.last = nn.Linear(4, hidden), nn.Linear(hidden, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.last(torch.relu(self.first(x)))
-        return out
+        return self.last(torch.relu(self.first(x)))
 
 
 class TinyConv(nn.Module):
@@ -33,8 +32,7 @@ class TinyConv(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(torch.relu(self.norm(self.conv(x))).mean((2, 3)))
-        return out
+        return self.head(torch.relu(self.norm(self.conv(x))).mean((2, 3)))
 
 
 class Counter(nn.Module):
@@ -91,8 +89,7 @@ class Writing(nn.Module):
         self.linear = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.linear(x.add_(1))
-        return out
+        return self.linear(x.add_(1))
 
 
 class Random(nn.Module):

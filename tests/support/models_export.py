@@ -29,8 +29,7 @@ class Double(torch.autograd.Function):
 
 class AutogradFunction(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = Double.apply(x) + 1
-        return out
+        return Double.apply(x) + 1
 
 
 library.define("coldpress_tests::unfaked", "(Tensor x) -> Tensor")
@@ -39,8 +38,7 @@ library.impl("coldpress_tests::unfaked", "CPU", lambda x: x * 2)
 
 class Unfaked(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = torch.ops.coldpress_tests.unfaked(x) + 1
-        return out
+        return torch.ops.coldpress_tests.unfaked(x) + 1
 
 
 class Wrapped(nn.Module):

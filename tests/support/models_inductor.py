@@ -106,5 +106,4 @@ class Foreign(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = functional.linear(functional.linear(x, OF_PYTHON_MODULE), self.OF_CLASS)
         x = self.head(functional.linear(self.enclosed(x), self.shared.table))
-        out: Tensor = torch.cond(x.sum() > 0, self.positive, self.negative, (x,))
-        return out
+        return torch.cond(x.sum() > 0, self.positive, self.negative, (x,))

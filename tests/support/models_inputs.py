@@ -88,17 +88,15 @@ class MixedDtypes(nn.Module):
         self.narrow, self.wide = nn.Linear(4, 4).bfloat16(), nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.wide(self.narrow(x.bfloat16()).float())
-        return out
+        return self.wide(self.narrow(x.bfloat16()).float())
 
 
 def dynamic_quantized() -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model: nn.Module = torch.ao.quantization.quantize_dynamic(
+        return torch.ao.quantization.quantize_dynamic(
             Layers(nn.Linear(4, 4), nn.ReLU()).eval(), {nn.Linear}
         )
-        return model
 
 
 def fx_prepared() -> nn.Module:

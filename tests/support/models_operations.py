@@ -28,8 +28,7 @@ class Attention(nn.Module):
         self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        out: tuple[Tensor, Tensor] = self.attention(x, x, x)
-        return out
+        return self.attention(x, x, x)
 
 
 class Encoder(nn.Module):
@@ -41,8 +40,7 @@ class Encoder(nn.Module):
         self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=True)
 
     def forward(self, x: Tensor, padding_mask: Tensor) -> Tensor:
-        out: Tensor = self.encoder(x, src_key_padding_mask=padding_mask)
-        return out
+        return self.encoder(x, src_key_padding_mask=padding_mask)
 
 
 class Recurrent(nn.Module):
@@ -64,8 +62,7 @@ class Packed(nn.Module):
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
         out, _ = self.rnn(packed)
-        padded: Tensor = pad_packed_sequence(out, batch_first=True, total_length=x.shape[1])[0]
-        return padded
+        return pad_packed_sequence(out, batch_first=True, total_length=x.shape[1])[0]
 
 
 class Operations(nn.Module):
@@ -111,8 +108,7 @@ class Force(nn.Module):
 
 
 def conditional(x: Tensor) -> Tensor:
-    out: Tensor = torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x * 3, (x,))
-    return out
+    return torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x * 3, (x,))
 
 
 library.define("coldpress_tests::doubled", "(Tensor x) -> Tensor")

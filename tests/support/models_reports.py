@@ -20,8 +20,7 @@ class ConvNet(nn.Module):
         self.features = nn.Sequential(*pairs, nn.Dropout(), nn.Dropout(0.2))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.features(x)
-        return out
+        return self.features(x)
 
 
 class Heads(nn.Module):
@@ -33,8 +32,7 @@ class Heads(nn.Module):
         self.out, self.norm = nn.Linear(4, 6), nn.BatchNorm1d(6)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.norm(self.out(self.query(x) + self.key(x) * self.value(x)))
-        return out
+        return self.norm(self.out(self.query(x) + self.key(x) * self.value(x)))
 
 
 class Forking(nn.Module):
@@ -60,8 +58,7 @@ class Tied(nn.Module):
         self.spare = nn.Parameter(torch.ones(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.two(self.one(x).relu())
-        return out
+        return self.two(self.one(x).relu())
 
 
 class Stateful(nn.Module):

@@ -16,8 +16,7 @@ class InPlace(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.count.add_(1)
-        out: Tensor = self.linear(x) * self.count
-        return out
+        return self.linear(x) * self.count
 
     @torch.jit.export
     def reset(self) -> None:
@@ -29,8 +28,7 @@ class Reassigned(InPlace):
 
     def forward(self, x: Tensor) -> Tensor:
         self.count = self.count + 1
-        out: Tensor = self.linear(x) * self.count
-        return out
+        return self.linear(x) * self.count
 
     @torch.jit.export
     def reset(self) -> None:
@@ -47,8 +45,7 @@ class Number(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
-        out: Tensor = self.linear(x) * self.calls
-        return out
+        return self.linear(x) * self.calls
 
     @torch.jit.export
     def reset(self) -> None:
@@ -105,8 +102,7 @@ class OptionalState(nn.Module):
         self.last = nn.Linear(6, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.last(self.memory(x))
-        return out
+        return self.last(self.memory(x))
 
     @torch.jit.export
     def reset(self) -> None:
@@ -134,8 +130,7 @@ class Memory(nn.Module):
             )
         hidden, state = self.cell(x, (hidden, state))
         self.hidden, self.state = hidden, state
-        out: Tensor = hidden
-        return out
+        return hidden
 
     @torch.jit.export
     def clear(self) -> None:
@@ -167,8 +162,7 @@ class Holder(nn.Module):
         self.part = Part()
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.part(x)
-        return out
+        return self.part(x)
 
 
 class Versioned(nn.Module):
@@ -266,8 +260,7 @@ class Tracker(nn.Module):
 
     @torch.jit.export
     def encode(self, x: Tensor) -> Tensor:
-        out: Tensor = self.encoder(x)
-        return out
+        return self.encoder(x)
 
     @torch.jit.export
     def follow(self, x: Tensor, times: int = 2) -> Tensor:

@@ -35,8 +35,7 @@ def doubled(x: Tensor) -> Tensor:
 class Forking(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         task = torch.jit.fork(doubled, x)
-        out: Tensor = torch.jit.wait(task) + x
-        return out
+        return torch.jit.wait(task) + x
 
 
 # Functions and methods
@@ -237,8 +236,7 @@ class Routing(nn.Module):
         self.parts = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.parts[int(x.sum() > 0)](x)
-        return out
+        return self.parts[int(x.sum() > 0)](x)
 
 
 class LooseParameters(nn.Module):

@@ -34,8 +34,7 @@ class StaysInTraining(nn.Module):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.norm(self.conv(x))
-        return out
+        return self.norm(self.conv(x))
 
 
 class Tied(nn.Module):
@@ -47,8 +46,7 @@ class Tied(nn.Module):
         self.head.weight = self.table.weight
 
     def forward(self, ids: Tensor) -> Tensor:
-        out: Tensor = self.head(self.table(ids))
-        return out
+        return self.head(self.table(ids))
 
 
 class Buffers(nn.Module):
@@ -114,8 +112,7 @@ class Locked(nn.Module):
         self.linear, self.lock = nn.Linear(4, 4), threading.Lock()
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.linear(x)
-        return out
+        return self.linear(x)
 
 
 class SparseWeights(nn.Module):
@@ -127,8 +124,7 @@ class SparseWeights(nn.Module):
         self.csr: Tensor = nn.Buffer(torch.eye(4).mul(2).to_sparse_csr())
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = torch.sparse.mm(self.csr, torch.sparse.mm(self.coo, x.t())).t()
-        return out
+        return torch.sparse.mm(self.csr, torch.sparse.mm(self.coo, x.t())).t()
 
 
 def on_meta() -> nn.Module:
@@ -173,8 +169,7 @@ class MaxNorm(nn.Module):
         self.table = nn.Embedding(20, 4, max_norm=0.5)
 
     def forward(self, ids: Tensor) -> Tensor:
-        out: Tensor = self.table(ids)
-        return out
+        return self.table(ids)
 
 
 WEIGHTS: Mapping[str, Case] = {

@@ -44,8 +44,7 @@ def free_port() -> int:
     """A port that nothing listens on now."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port
+        return probe.getsockname()[1]
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 60) -> None:

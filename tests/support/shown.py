@@ -79,6 +79,19 @@ def without_ids(found: Mapping[str, Any]) -> dict[str, Any]:
     return {"runs": by_name, **named, "uploads": len(found["uploads"])}
 
 
+def logged(uri: str) -> dict[str, Any]:
+    """What MLflow shows, without ids and times."""
+    found = without_ids(shown(uri))
+    return {**found, "runs": without_summary(found["runs"])}
+
+
+def without_summary(runs: list[Any]) -> list[Any]:
+    """Remove the digest that covers the time of the end."""
+    for run in runs:
+        run["tags"].pop("coldpress.summary", None)
+    return runs
+
+
 def stored_files(uri: str, folder: Path) -> dict[str, dict[str, str]]:
     """Download the files of all runs and versions to a folder; return their digests, without ids
     and times.

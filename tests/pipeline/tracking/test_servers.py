@@ -25,7 +25,7 @@ from tests.support.buckets import ENVIRONMENT, make_bucket
 from tests.support.campaigns import Models, run_judged
 from tests.support.mlflow_servers import SETTINGS, MlflowServer, Postgres, server_options
 from tests.support.raylets import wait_until
-from tests.support.shown import shown, stored_files, without_ids
+from tests.support.shown import logged, shown, stored_files, without_ids, without_summary
 from tests.support.steps import HERE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -93,19 +93,6 @@ def run_again(tmp_path: Path, artifacts: dict[str, Artifact]) -> Callable[..., A
         )
 
     return run
-
-
-def logged(uri: str) -> dict[str, Any]:
-    """What MLflow shows, without ids and times."""
-    found = without_ids(shown(uri))
-    return {**found, "runs": without_summary(found["runs"])}
-
-
-def without_summary(runs: list[Any]) -> list[Any]:
-    """Remove the digest that covers the time of the end."""
-    for run in runs:
-        run["tags"].pop("coldpress.summary", None)
-    return runs
 
 
 @pytest.mark.parametrize("place", ["folder", "s3"])
