@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 import freezer
-from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.store import Store
 from tests.cluster.conftest import V3, V4
 from tests.support.buckets import objects
-from tests.support.campaign_runs import SHIPPED, write_catalog
+from tests.support.campaign_runs import SHIPPED, ship_files, write_catalog
 from tests.support.raylets import ROOT, RayCluster
 
 pytestmark = [
@@ -38,13 +36,8 @@ def test_nodes_that_share_only_a_bucket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = tmp_path / "catalog"
-    catalog = write_catalog(folder, SHIPPED.format())
-    with torchscript_deprecations_silenced():
-        torch.jit.save(torch.jit.script(torch.nn.Linear(16, 16)), str(folder / "linear.pt"))
-    save_file(
-        {"0/input": torch.ones(2, 16), "1/input": torch.zeros(8, 16)},
-        folder / "samples.safetensors",
-    )
+    catalog = write_catalog(folder, SHIPPED)
+    ship_files(folder)
     hidden = ("unshare", "--mount", "sh", "-c", HIDE, str(folder))
     caches = {name: {"XDG_CACHE_HOME": str(tmp_path / f"cache of {name}")} for name in (V3, V4)}
     private_cluster.start(num_cpus=2, classes=[V4], before=hidden, environ=caches[V4])
@@ -52,39 +45,25 @@ def test_nodes_that_share_only_a_bucket(
     cut_off = private_cluster.start(num_cpus=1, classes=[V3], environ=unreachable)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache of the driver"))
     script = ROOT / "tests" / "support" / "drive.py"
-    words = (
-        script,
-        catalog,
-        bucket,
-        f"sqlite:///{tmp_path}/mlflow.db",
-        "far",
-        tmp_path / "out.json",
-        V3,
-        V4,
-    )
-    command = [sys.executable, "-u", *map(str, words)]
+    words = (script, catalog, bucket, f"sqlite:///{tmp_path}/mlflow.db", "far")
+    command = [sys.executable, "-u", *map(str, words), str(tmp_path / "out.json"), V3, V4]
     refused = private_cluster.run(command)
     assert "StoreUnreachableError" in refused.stdout, "the message of the node"
     cut_off.stop()
     private_cluster.start(num_cpus=1, classes=[V3], before=hidden, environ=caches[V3])
     done = private_cluster.run(command, timeout_s=400)
     assert done.returncode == 0, done.stdout
-    found = {
-        (item["model"], item["device_class"]): item
-        for item in json.loads((tmp_path / "out.json").read_text())["outcomes"]
-    }
-    assert len(found) == 6
-    assert {item["verdict"] for item in found.values()} <= {"published", "kept-eager", "unstable"}
+    outcomes = json.loads((tmp_path / "out.json").read_text())["outcomes"]
+    verdicts = {(item["model"], item["device_class"]): item["verdict"] for item in outcomes}
+    assert len(verdicts) == 6
+    assert set(verdicts.values()) <= {"published", "kept-eager", "unstable"}
     for name in ("good", "file"):
-        assert found[name, "portable"]["verdict"] == "published"
+        assert verdicts[name, "portable"] == "published"
         assert Store.open(bucket).version(name).number == 1
     assert freezer.load("file", store=bucket)(torch.ones(4, 16)).shape == (4, 16)
-    work = [
-        name.split("/")[1]
-        for name in objects(s3_address, bucket.removeprefix("s3://"))
-        if name.startswith(".coldpress/")
-    ]
-    assert set(work) == {"candidates", "ledger", "logs", "sources"}
+    names = [name.split("/") for name in objects(s3_address, bucket.removeprefix("s3://"))]
+    work = {parts[1] for parts in names if parts[0] == ".coldpress"}
+    assert work == {"candidates", "ledger", "logs", "sources"}
     for name in (V3, V4):
         (node,) = (tmp_path / f"cache of {name}" / "coldpress" / "work").iterdir()
         assert (node / ".coldpress" / "sources").is_dir(), "the sources came through the bucket"

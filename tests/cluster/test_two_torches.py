@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from freezer.hardware import PORTABLE
 from freezer.store import Store
 from tests.cluster.conftest import V3, V4, watched
 from tests.support.campaign_runs import write_catalog
+from tests.support.commands import output
 from tests.support.fault_sites import Driver
 from tests.support.raylets import ROOT, RayCluster
 
@@ -40,19 +40,27 @@ WITH_NEWER = {"PYTHONPATH": f"{NEWER}{os.pathsep}{ROOT}"}
 WITH_OWN = {"PYTHONPATH": str(ROOT)}
 
 CATALOG = f"""
-defaults: {{recipes: [torchscript-frozen], device_classes: [{V3}, {V4}], threads: [1], limits: {{speedup_min: 0.01}}}}
+defaults:
+  recipes: [torchscript-frozen]
+  device_classes: [{V3}, {V4}]
+  threads: [1]
+  limits: {{speedup_min: 0.01}}
 models:
-  - {{name: a, source: "python:campaign_models:good", inputs: [{{shape: [1, 16]}}]}}
+  - name: a
+    source: python:campaign_models:good
+    inputs: [{{shape: [1, 16]}}]
 """
 
 SERVE = """
 import json, sys, torch, freezer
 torch.set_num_threads(1)
+found = {"torch": torch.__version__}
 try:
     model = freezer.load(sys.argv[1], store=sys.argv[2], device_class=sys.argv[3])
-    print(json.dumps({"torch": torch.__version__, "answer": model(torch.ones(1, 16)).flatten().tolist()}))
+    found["answer"] = model(torch.ones(1, 16)).flatten().tolist()
 except freezer.errors.IncompatibleError as error:
-    print(json.dumps({"torch": torch.__version__, "refused": [refusal.reason for refusal in error.ladder]}))
+    found["refused"] = [refusal.reason for refusal in error.ladder]
+print(json.dumps(found))
 """
 
 
@@ -60,17 +68,8 @@ def served(
     reference: str, store: Path, device_class: str, environment: Mapping[str, str]
 ) -> dict[str, Any]:
     """What a deployment does with an artifact."""
-    command = [sys.executable, "-W", "ignore", "-c", SERVE, reference, str(store), device_class]
-    done = subprocess.run(
-        command,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    command = [sys.executable, "-W", "ignore", "-c", SERVE, reference, store, device_class]
+    return json.loads(output(*command, env={**os.environ, **environment}))
 
 
 def made_with(store: Path, reference: str = "a") -> dict[str, tuple[int, int]]:

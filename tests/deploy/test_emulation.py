@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from freezer.artifact import Artifact
 from freezer.hardware import detect, device_class
 from freezer.store import Store
 from tests.conftest import Frozen, frozen
+from tests.support.commands import Done, finished
 from tests.support.models import TinyConv, seeded
 from tests.support.raylets import ROOT
 from tests.support.steps import HERE, python, random_inputs
@@ -39,10 +39,14 @@ FREEZE = """
 import sys
 from pathlib import Path
 from tests.conftest import frozen
+from tests.support.commands import Done, finished
 from tests.support.models import TinyConv, seeded
 from tests.support.steps import random_inputs
 x = random_inputs(2, 3, 16, 16)
-frozen(seeded(TinyConv), x, Path(sys.argv[1]), name="conv", recipe="inductor-frozen", device_class=sys.argv[2])
+out, name = sys.argv[1:]
+frozen(
+    seeded(TinyConv), x, Path(out), name="conv", recipe="inductor-frozen", device_class=name
+)
 """
 
 DEPLOY = """
@@ -57,7 +61,8 @@ try:
 except IncompatibleError as error:
     refused = str(error)
 answers = [model(torch.ones(2, 3, 16, 16)).tolist() for model in models]
-print(json.dumps({"classes": [model.manifest.device_class for model in models], "answers": answers, "refused": refused}))
+classes = [model.manifest.device_class for model in models]
+print(json.dumps({"classes": classes, "answers": answers, "refused": refused}))
 """
 
 OPEN_RAW = """
@@ -70,14 +75,11 @@ print("answered", tuple(output.shape), flush=True)
 """
 
 
-def on_haswell(code: str, *args: object) -> subprocess.CompletedProcess[str]:
+def on_haswell(code: str, *args: object) -> Done:
     """Run code in a new interpreter on the emulated CPU, without core dumps."""
     command = ["qemu-x86_64", "-cpu", "Haswell", sys.executable, "-c", code, *map(str, args)]
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
-    full = ["sh", "-c", 'ulimit -c 0; exec "$@"', "sh", *command]
-    return subprocess.run(
-        full, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=550, check=False
-    )
+    return finished("sh", "-c", 'ulimit -c 0; exec "$@"', "sh", *command, env=environ, cwd=ROOT)
 
 
 @pytest.fixture(scope="module")
@@ -128,15 +130,9 @@ def test_a_payload_for_v4_crashes_there_and_one_for_v3_answers(
         artifacts[name].folder / artifacts[name].manifest.payloads[0].path for name in (V3, V4)
     )
     fine, dead = on_haswell(OPEN_RAW, v3, THREADS), on_haswell(OPEN_RAW, v4, THREADS)
-    assert (fine.returncode, fine.stdout.splitlines()[-1:]) == (
-        0,
-        ["answered (1, 10)"],
-    ), fine.stderr
-    assert dead.returncode in (-signal.SIGILL, 128 + signal.SIGILL), (
-        dead.returncode,
-        dead.stdout,
-        dead.stderr,
-    )
+    assert fine.returncode == 0, fine.stderr
+    assert fine.stdout.splitlines()[-1] == "answered (1, 10)"
+    assert dead.returncode in (-signal.SIGILL, 128 + signal.SIGILL), dead.stderr
     assert "answered" not in dead.stdout
     assert python(OPEN_RAW, v4, THREADS).splitlines()[-1] == "answered (1, 10)", (
         "the payload itself is fine"

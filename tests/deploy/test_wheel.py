@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 import venv
 import zipfile
@@ -20,6 +19,7 @@ from freezer.hardware import PORTABLE
 from freezer.store import Store
 from tests.conftest import Frozen
 from tests.deploy.conftest import LEVEL, THREADS
+from tests.support.commands import Done, finished, output
 from tests.support.raylets import ROOT
 from tests.support.steps import random_inputs, write_plain_artifact
 
@@ -30,17 +30,7 @@ pytestmark = pytest.mark.skipif(LEVEL is None, reason="needs a CPU of x86-64-v3 
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of this tree."""
     dest = tmp_path_factory.mktemp("wheel")
-    command = [
-        sys.executable,
-        "-m",
-        "build",
-        "--wheel",
-        "--no-isolation",
-        "--outdir",
-        str(dest),
-        str(ROOT),
-    ]
-    subprocess.run(command, check=True, capture_output=True, text=True)
+    output(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", dest, ROOT)
     (built,) = dest.glob("*.whl")
     return built
 
@@ -50,32 +40,20 @@ def deployed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bin folder of an environment with only the wheel and its dependencies."""
     folder = tmp_path_factory.mktemp("deployed")
     venv.create(folder, with_pip=True)
-    command = [
-        str(folder / "bin" / "python"),
-        "-m",
-        "pip",
-        "install",
-        "-qq",
-        "--no-compile",
-        str(wheel),
-    ]
-    command += ["-c", str(ROOT / "constraints.txt")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    pip = (folder / "bin" / "python", "-m", "pip", "install", "-qq", "--no-compile")
+    output(*pip, wheel, "-c", ROOT / "constraints.txt")
     return folder / "bin"
 
 
-def run(deployed: Path, home: Path, *command: str) -> subprocess.CompletedProcess[str]:
+def run(deployed: Path, home: Path, *command: object) -> Done:
     """Run a command of the deployment with an empty PATH, cache and home folder."""
     environ = {
         "PATH": str(home / "nothing"),
         "HOME": str(home),
         "TORCHINDUCTOR_CACHE_DIR": str(home / "cache"),
     }
-    full = [str(deployed / command[0]), *command[1:]]
-    return subprocess.run(
-        full, env=environ, cwd=home, capture_output=True, text=True, timeout=120, check=False
-    )
+    full = [deployed / command[0], *command[1:]]
+    return finished(*full, env=environ, cwd=home, timeout_s=120)
 
 
 def test_the_wheel_holds_only_freezer_and_needs_few_packages(
@@ -102,7 +80,7 @@ def test_the_wheel_holds_only_freezer_and_needs_few_packages(
 def test_a_pulled_artifact_runs_without_a_compiler(
     deployed: Path, inductor: Frozen, tmp_path: Path
 ) -> None:
-    store, name = tmp_path / "store", inductor.artifact.manifest.device_class
+    store = tmp_path / "store"
     Store.open(str(store), create=True).publish(
         "conv", source_key="test", artifacts=[inductor.artifact]
     )
@@ -134,21 +112,17 @@ def test_doctor_and_list_need_the_wheel_alone(deployed: Path, tmp_path: Path) ->
     assert (listed.returncode, listed.stdout.split()[7:9]) == (0, ["tiny", "1"]), listed.stderr
     checked = run(deployed, tmp_path, "coldpress", "doctor", "--store", "store", "--json")
     assert checked.returncode == 0, checked.stdout
-    findings = {item["check"]: item for item in json.loads(checked.stdout)["findings"]}
-    for name in ("Ray", "MLflow"):
-        assert (findings[name]["level"], findings[name]["text"]) == (
-            "ok",
-            "not installed; only campaigns need it",
-        )
-    assert findings["compiler"]["level"] == findings["objdump"]["level"] == "warning"
-    assert findings["store"]["level"] == "ok"
+    levels = {item["check"]: item["level"] for item in json.loads(checked.stdout)["findings"]}
+    assert levels["Ray"] == levels["MLflow"] == levels["store"] == "ok"
+    assert levels["compiler"] == levels["objdump"] == "warning"
 
 
 OPEN = """
 import resource, sys, torch
 torch.set_num_threads(int(sys.argv[3]))
 def spent():  # CPU time of this process and its children, since the machine may be busy
-    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    own, children = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
+    return sum(sum(resource.getrusage(who)[:2]) for who in (own, children))
 started = spent()
 import freezer
 freezer.load
@@ -158,7 +132,8 @@ print(imported - started, spent() - imported)
 assert model(torch.randn(1, 3, 224, 224)).pooler_output.shape == (1, 512, 1, 1)
 assert model.manifest.device_class == sys.argv[4]
 if sys.argv[4] != "portable":
-    assert "/blobs/sha256/" in open("/proc/self/maps").read()  # the weights of 45 MB are mapped from the store
+    # The weights of 45 MB are mapped from the store.
+    assert "/blobs/sha256/" in open("/proc/self/maps").read()
 freezer.load(sys.argv[1], store=sys.argv[2], device_class=sys.argv[4])  # with its canary
 """
 
@@ -171,9 +146,7 @@ def test_a_payload_opens_quickly_without_a_cache(
     (tmp_path / "open.py").write_text(OPEN)
     figures = []
     for _ in range(3):
-        done = run(
-            deployed, tmp_path, "python", "open.py", "resnet18", str(store), str(THREADS), name
-        )
+        done = run(deployed, tmp_path, "python", "open.py", "resnet18", store, THREADS, name)
         assert done.returncode == 0, done.stderr
         figures.append([float(word) for word in done.stdout.split()])
     imported, opened = (min(column) for column in zip(*figures, strict=True))

@@ -202,7 +202,7 @@ class Prometheus:
 
     def query(self, query: str, at: float | None = None) -> list[dict[str, Any]]:
         """The samples of a query, now or at a time."""
-        parameters = {"query": query, "time": time.time() if at is None else at}
+        parameters: dict[str, str | float] = {"query": query, "time": at or time.time()}
         url = f"http://{self.address}/api/v1/query"
         answer = requests.get(url, params=parameters, timeout=30).json()
         assert answer["status"] == "success", answer
@@ -263,7 +263,7 @@ def optimized(folder: Path, port: int) -> tuple[list[Scrape], float]:
     """Run a campaign of a good and three bad models; return its metrics several times a second, and
     when they ended.
     """
-    write_catalog(folder, CATALOG.format())
+    write_catalog(folder, CATALOG)
     command = [sys.executable, "-m", "jobs.optimize", "catalog.yaml", "--accept-noise"]
     command += ["--store", "store", "--tracking-uri", f"sqlite:///{folder}/mlflow.db"]
     command += ["--metrics", f"{LOOPBACK}:{port}"]

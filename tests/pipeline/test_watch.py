@@ -4,7 +4,6 @@ signals and kill -9.
 
 from __future__ import annotations
 
-import json
 import signal
 import sqlite3
 import subprocess
@@ -23,7 +22,7 @@ from mlflow.models import infer_signature
 
 from freezer.hardware import PORTABLE
 from freezer.store import Store
-from tests.support.campaign_runs import environment, wait_for
+from tests.support.campaign_runs import environment, outcomes, wait_for
 from tests.support.shown import shown
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -38,12 +37,9 @@ class Registry:
         experiment = self.client.create_experiment(
             "sources", artifact_location=(folder / "sources").as_uri()
         )
-        model, x = (
-            torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.GELU()).eval(),
-            torch.randn(2, 16),
-        )
-        with mlflow.start_run(experiment_id=experiment) as run, torch.no_grad():
-            signature = infer_signature(x.numpy(), model(x).numpy())
+        model, x = torch.nn.Linear(16, 16).eval(), torch.randn(2, 16)
+        signature = infer_signature(x.numpy(), model(x).detach().numpy())
+        with mlflow.start_run(experiment_id=experiment) as run:
             info = mlflow.pytorch.log_model(
                 model, name="model", signature=signature, input_example=x.numpy()
             )
@@ -73,27 +69,9 @@ def watching(folder: Path, uri: str) -> Iterator[subprocess.Popen[str]]:
     """`jobs.optimize --watch` for the portable class, which is judged by drift alone and thus
     quick.
     """
-    paths = [
-        "--store",
-        str(folder / "store"),
-        "--tracking-uri",
-        uri,
-        "--json",
-        str(folder / "out.json"),
-    ]
-    command = [
-        sys.executable,
-        "-u",
-        "-m",
-        "jobs.optimize",
-        "mlflow:",
-        *paths,
-        "--device-class",
-        PORTABLE,
-        "--watch",
-        "1",
-        "--verbose",
-    ]
+    command = [sys.executable, "-u", "-m", "jobs.optimize", "mlflow:", "--device-class", PORTABLE]
+    command += ["--store", "store", "--tracking-uri", uri, "--json", "out.json"]
+    command += ["--watch", "1", "--verbose"]
     with subprocess.Popen(
         command, env=environment(folder), cwd=folder, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -105,24 +83,29 @@ def watching(folder: Path, uri: str) -> Iterator[subprocess.Popen[str]]:
 
 def worked_on(text: str) -> list[str]:
     """The models of the builds and judges that a log names."""
-    return [
-        line.split()[2] for line in text.splitlines() if line.split()[1:2] in (["build"], ["judge"])
-    ]
+    lines = [line.split() for line in text.splitlines()]
+    return [words[2] for words in lines if words[1:2] in (["build"], ["judge"])]
 
 
-def outcomes(folder: Path) -> dict[str, Any]:
-    return {
-        outcome["model"]: outcome
-        for outcome in json.loads((folder / "out.json").read_text())["outcomes"]
-    }
+def check_versions(folder: Path) -> None:
+    """Check that only the changing model has a second version."""
+    versions = {model: outcome["version"] for (model, _), outcome in outcomes(folder).items()}
+    assert versions == {"changing": 2, "still": 1}
 
 
 def runs_of(uri: str, model: str) -> dict[str, Any]:
-    return {
-        name: run
-        for name, run in shown(uri)["runs"].items()
-        if run["data"]["tags"].get("coldpress.model") == model
-    }
+    """The runs of a model by id."""
+    runs = shown(uri)["runs"].items()
+    return {key: run for key, run in runs if run["data"]["tags"].get("coldpress.model") == model}
+
+
+@contextmanager
+def locked(uri: str) -> Iterator[None]:
+    """Lock the database of MLflow."""
+    with sqlite3.connect(uri.removeprefix("sqlite:///"), isolation_level=None) as database:
+        database.execute("BEGIN EXCLUSIVE")
+        yield
+        database.execute("ROLLBACK")
 
 
 def test_new_versions_are_frozen_and_others_left_alone(
@@ -138,13 +121,9 @@ def test_new_versions_are_frozen_and_others_left_alone(
         )  # what a pass would repair if it looked at this model
         assert worked_on(wait_for(process, WATCHING)) == ["changing"] * 2
         assert runs_of(uri, "still") == before
-        assert "still-frozen" not in {
-            model.name for model in registry.client.search_registered_models()
-        }
-        assert {name: outcome["version"] for name, outcome in outcomes(tmp_path).items()} == {
-            "changing": 2,
-            "still": 1,
-        }
+        models = {model.name for model in registry.client.search_registered_models()}
+        assert "still-frozen" not in models
+        check_versions(tmp_path)
         registry.client.delete_registered_model("still")
         wait_for(process, "no longer in the registry: still; their artifacts stay")
         process.send_signal(signal.SIGTERM)
@@ -157,17 +136,15 @@ def test_watch_survives_mlflow_and_its_own_death(
 ) -> None:
     with watching(tmp_path, uri) as process:
         wait_for(process, WATCHING)
-        with sqlite3.connect(uri.removeprefix("sqlite:///"), isolation_level=None) as database:
-            database.execute("BEGIN EXCLUSIVE")
+        with locked(uri):
             wait_for(process, "trying again every 1 s")
             time.sleep(15)  # two more looks, of PROBE_S each
-            database.execute("ROLLBACK")
         assert wait_for(process, "MLflow answers again").count("\n") == 1, "reported once"
         process.send_signal(signal.SIGKILL)
     registry.register("changing")
     with watching(tmp_path, uri) as process:
         assert worked_on(wait_for(process, WATCHING)) == ["changing"] * 2
-    assert not outcomes(tmp_path)["still"]["cached"], "reached by this campaign"
+    assert not outcomes(tmp_path)["still", PORTABLE]["cached"], "reached by this campaign"
 
 
 def test_mlflow_failing_in_a_pass_is_made_up_for(
@@ -180,20 +157,14 @@ def test_mlflow_failing_in_a_pass_is_made_up_for(
         wait_for(process, WATCHING)
         registry.register("changing")
         wait_for(process, " build changing ")
-        with sqlite3.connect(uri.removeprefix("sqlite:///"), isolation_level=None) as database:
-            database.execute("BEGIN EXCLUSIVE")
+        with locked(uri):
             wait_for(process, "brings MLflow up to date")
             assert Store.open(str(tmp_path / "store")).versions("changing") == [1, 2]
             assert not process.poll()
-            database.execute("ROLLBACK")
         wait_for(process, WATCHING)
         wait_for(process, WATCHING)
-        assert (
-            registry.client.get_model_version_by_alias("changing-frozen", PORTABLE).tags[
-                "coldpress.version"
-            ]
-            == "2"
-        )
+        registered = registry.client.get_model_version_by_alias("changing-frozen", PORTABLE)
+        assert registered.tags["coldpress.version"] == "2"
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 130
 
@@ -208,7 +179,4 @@ def test_an_interrupted_pass_is_continued(registry: Registry, uri: str, tmp_path
     assert Store.open(str(tmp_path / "store")).versions("changing") == [1]
     with watching(tmp_path, uri) as process:
         wait_for(process, WATCHING)
-        assert {name: outcome["version"] for name, outcome in outcomes(tmp_path).items()} == {
-            "changing": 2,
-            "still": 1,
-        }
+        check_versions(tmp_path)

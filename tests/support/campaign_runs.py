@@ -11,6 +11,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import save_file
+
+from freezer.runtime.loaders import torchscript_deprecations_silenced
+from tests.support.commands import Done, finished
 from tests.support.raylets import ROOT
 
 RAISES = """
@@ -21,34 +26,46 @@ models:
 HANGS = RAISES.replace("raises", "hangs")
 """Catalogs of one model, which fails or does not end."""
 
-CATALOG = """
-defaults: {{recipes: [torchscript-frozen]}}
+ONE_MODEL = """
+defaults: {recipes: [torchscript-frozen]}
 models:
-  - {{name: good, source: "python:campaign_models:good", inputs: [{{shape: [batch, 16]}}], dims: {{batch: {{min: 1, max: 8}}}}}}
-  - {{name: drifting, source: "python:campaign_models:random_weights", inputs: [{{shape: [1, 16]}}], device_classes: [portable]}}
-  - {{name: raises, source: "python:campaign_models:raises", inputs: [{{shape: [1, 16]}}], device_classes: [portable]}}
-  - {{name: hangs, source: "python:campaign_models:hangs", inputs: [{{shape: [1, 16]}}], device_classes: [portable],
-     limits: {{timeout_s: 5}}}}
+  - name: good
+    source: python:campaign_models:good
+    inputs: [{shape: [batch, 16]}]
+    dims: {batch: {min: 1, max: 8}}
 """
 
+CATALOG = (
+    ONE_MODEL
+    + """
+  - name: drifting
+    source: python:campaign_models:random_weights
+    inputs: [{shape: [1, 16]}]
+    device_classes: [portable]
+  - name: raises
+    source: python:campaign_models:raises
+    inputs: [{shape: [1, 16]}]
+    device_classes: [portable]
+  - name: hangs
+    source: python:campaign_models:hangs
+    inputs: [{shape: [1, 16]}]
+    device_classes: [portable]
+    limits: {timeout_s: 5}
+"""
+)
+"""A catalog of a good and three bad models."""
 
-SHIPPED = """
-defaults: {{recipes: [torchscript-frozen]}}
-models:
-  - {{name: good, source: "python:campaign_models:good", inputs: [{{shape: [batch, 16]}}], dims: {{batch: {{min: 1, max: 8}}}}}}
+SHIPPED = (
+    ONE_MODEL
+    + """
   - name: file
     source: torchscript:linear.pt
-    inputs: {{input: {{shape: [n, 16]}}}}
-    dims: {{n: {{min: 2, max: 8}}}}
+    inputs: {input: {shape: [n, 16]}}
+    dims: {n: {min: 2, max: 8}}
     samples: samples.safetensors
 """
-
-
-SLOW_CATALOG = """
-defaults: {{recipes: [torchscript-frozen]}}
-models:
-{entries}
-"""
+)
+"""A catalog with files beside it."""
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -73,26 +90,20 @@ def write_catalog(folder: Path, text: str) -> Path:
 def drive(folder: Path, campaign: str = "test") -> list[str]:
     """The command of a quick campaign."""
     script = ROOT / "tests" / "support" / "drive.py"
-    paths = [
-        folder / "catalog.yaml",
-        folder / "store",
-        f"sqlite:///{folder}/mlflow.db",
-        campaign,
-        folder / "out.json",
-    ]
-    return [sys.executable, str(script), *(str(path) for path in paths)]
+    words = [script, folder / "catalog.yaml", folder / "store", f"sqlite:///{folder}/mlflow.db"]
+    return [sys.executable, *map(str, words), campaign, str(folder / "out.json")]
 
 
-def run(command: list[str], home: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command,
-        env=environment(home),
-        cwd=home,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
+def run(command: list[str], home: Path) -> Done:
+    return finished(*command, env=environment(home), cwd=home, timeout_s=400)
+
+
+def ship_files(folder: Path) -> None:
+    """Write the files of SHIPPED."""
+    samples = {"0/input": torch.ones(2, 16), "1/input": torch.zeros(8, 16)}
+    save_file(samples, folder / "samples.safetensors")
+    with torchscript_deprecations_silenced():
+        torch.jit.save(torch.jit.script(torch.nn.Linear(16, 16)), str(folder / "linear.pt"))
 
 
 def outcomes(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
@@ -115,16 +126,20 @@ def wait_for(process: subprocess.Popen[str], words: str, timeout_s: float = 120)
 
 
 def slow_catalog(folder: Path, count: int) -> Path:
-    entries = "\n".join(
-        f'  - {{name: m{i}, source: "python:campaign_models:slow_to_build", args: {{width: {8 + i},'
-        f" seconds: 2.0}}, inputs: [{{shape: [1, {8 + i}]}}]}}"
-        for i in range(count)
+    entries = "".join(
+        f"""
+  - name: m{index}
+    source: python:campaign_models:slow_to_build
+    args: {{width: {8 + index}, seconds: 2.0}}
+    inputs: [{{shape: [1, {8 + index}]}}]
+"""
+        for index in range(count)
     )
-    return write_catalog(folder, SLOW_CATALOG.format(entries=entries))
+    text = f"defaults: {{recipes: [torchscript-frozen]}}\nmodels:\n{entries}"
+    return write_catalog(folder, text)
 
 
 def built_in(text: str) -> set[str]:
     """`model class recipe` of each build that a log says was done."""
-    return {
-        " ".join(line.split()[2:5]) for line in text.splitlines() if line.split()[1:2] == ["built"]
-    }
+    lines = [line.split() for line in text.splitlines()]
+    return {" ".join(words[2:5]) for words in lines if words[1:2] == ["built"]}

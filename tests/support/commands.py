@@ -1,15 +1,36 @@
-"""Commands that must succeed."""
+"""Commands that end: their output, and commands that must succeed."""
 
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.support.raylets import ROOT
 
+Done = subprocess.CompletedProcess[str]
 
-def output(*command: str | Path, cwd: Path = ROOT) -> str:
+
+def finished(
+    *command: object,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    timeout_s: float = 550,
+) -> Done:
+    """Run a command to its end, and keep its output."""
+    return subprocess.run(
+        [str(part) for part in command],
+        env=env,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def output(*command: object, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> str:
     """Run a command in a folder, and return its output; the test fails if the command does."""
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    done = finished(*command, env=env, cwd=cwd)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout

@@ -1,9 +1,9 @@
 """A site for faults: a Ray cluster of two unlike nodes, a campaign on it, and the checks at its
 end.
 
-driver = site.campaign_at("build a")  # start the nodes and a campaign, and read its output up to these words
+driver = site.campaign_at("build a")  # start the nodes and a campaign; read up to these words
 ...                                    # inject the fault
-site.check_recovery(driver)  # wait for the end of the campaign, and check the store, the ledger and MLflow
+site.check_recovery(driver)            # wait for the end, and check store, ledger and MLflow
 """
 
 from __future__ import annotations

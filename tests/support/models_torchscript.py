@@ -309,9 +309,10 @@ TORCHSCRIPT: Mapping[str, Case] = {
     # TorchScript's own
     "`torch.jit.fork`, `wait`": Case(make=Forking),
     "`torch.jit.script_if_tracing`": Case(make=ScriptIfTracing, exported=VALUES),
-    "scripted functions, `@torch.jit.export`, `@torch.jit.interface`, overloads, `torch.jit.is_scripting()`, typed hooks": Case(
-        make=ScriptMethods, exported=VALUES
-    ),
+    (
+        "scripted functions, `@torch.jit.export`, `@torch.jit.interface`, overloads,"
+        " `torch.jit.is_scripting()`, typed hooks"
+    ): Case(make=ScriptMethods, exported=VALUES),
     "a traced module within one that branches on values": Case(make=HoldsTraced, exported=SCRIPTED),
     "`torch.jit.trace_module` with several methods": Case(
         make=lambda: traced_methods(TwoMethods(), forward=X, encode=X)
@@ -334,9 +335,10 @@ TORCHSCRIPT: Mapping[str, Case] = {
         says="the script differs from the model on input set 0",
         exported=VALUES,
     ),
-    "list, dict, tuple, `Optional`, `Final` and `__constants__` attributes, `nn.ModuleList`, `nn.ModuleDict`": Case(
-        make=ScriptAttributes, exported=VALUES
-    ),
+    (
+        "list, dict, tuple, `Optional`, `Final` and `__constants__` attributes, `nn.ModuleList`,"
+        " `nn.ModuleDict`"
+    ): Case(make=ScriptAttributes, exported=VALUES),
     "a scripted module that branches on values": Case(
         make=lambda: scripted(ScriptAttributes()),
         exported=(
@@ -358,7 +360,10 @@ TORCHSCRIPT: Mapping[str, Case] = {
         ),
         exported=VALUES,
     ),
-    "untyped arguments, `**kwargs`, lambdas, f-strings, recursion, `.tolist()`, custom classes, variables of two types": Case(
+    (
+        "untyped arguments, `**kwargs`, lambdas, f-strings, recursion, `.tolist()`, custom"
+        " classes, variables of two types"
+    ): Case(
         make=Lambda,
         says="does not take lambdas at models_torchscript.py:.*; write it as a `def`",
         exported=VALUES,

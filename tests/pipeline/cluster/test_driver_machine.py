@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from freezer.hardware import PORTABLE
-from tests.support.campaign_runs import SLOW_CATALOG, drive, outcomes, run, write_catalog
+from tests.support.campaign_runs import drive, outcomes, run, write_catalog
 from tests.support.raylets import LOOPBACK, Network, RayCluster, free_port
 
 pytestmark = [
@@ -27,7 +27,11 @@ pytestmark = [
 APART = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 """Run a command in another process namespace."""
 
-ENTRY = '  - {name: good, source: "python:campaign_models:good", inputs: [{shape: [1, 16]}]}'
+CATALOG = """
+defaults: {recipes: [torchscript-frozen]}
+models:
+  - {name: good, source: "python:campaign_models:good", inputs: [{shape: [1, 16]}]}
+"""
 
 CONNECTS = (
     "import sys; from pipeline.cluster import client; client.RAYLET_S = 1.0;"
@@ -66,7 +70,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 def optimize(site: Site, folder: Path, *before: str) -> tuple[int, str, float]:
     """Run a campaign on the other machine; return its exit code, output and duration."""
-    write_catalog(folder, SLOW_CATALOG.format(entries=ENTRY))
+    write_catalog(folder, CATALOG)
     started = time.monotonic()
     places = ["--store", str(folder / "store"), "--tracking-uri", f"sqlite:///{folder}/mlflow.db"]
     command = [
@@ -126,7 +130,7 @@ def test_a_starting_node_is_awaited(site: Site) -> None:
 
 def drives(site: Site, folder: Path, *before: str) -> None:
     """Run a campaign that finds one node and publishes."""
-    write_catalog(folder, SLOW_CATALOG.format(entries=ENTRY))
+    write_catalog(folder, CATALOG)
     done = site.cluster.run([*before, *drive(folder), PORTABLE])
     assert done.returncode == 0, done.stdout
     assert "Ray has 1 node(s) for portable" in done.stdout

@@ -115,7 +115,7 @@ def report_of(*outcomes: Outcome, **settings: object) -> CampaignReport:
 def printed(report: CampaignReport, width: int = 200, store: str = "./store") -> str:
     console = Console(file=io.StringIO(), width=width)
     print_report(report, console, store)
-    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+    return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_pareto_front_is_a_line() -> None:
@@ -296,7 +296,7 @@ def test_next_steps_name_a_published_model(monkeypatch: pytest.MonkeyPatch) -> N
     def next_steps(report: CampaignReport, store: str, uri: str) -> str:
         console = Console(file=io.StringIO(), width=80)
         print_next_steps(report, console, store=store, tracking_uri=uri)
-        return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+        return console.file.getvalue()  # type: ignore[attr-defined]
 
     text = next_steps(report_of(FAILED, PUBLISHED), "./store", "sqlite:///mlflow.db")
     assert "coldpress report c\n" in text
