@@ -64,7 +64,8 @@ def main(
 
 def _cells(outcome: PastOutcome) -> dict[str, Text | str]:
     """The cells of an outcome by column."""
-    change, version = outcome.change, f" v{outcome.version}" if outcome.version else ""
+    change = outcome.change
+    version = f" v{outcome.version}" if outcome.version else ""
     shown = Text()
     if change and change.kind != "unchanged":
         shown = Text(change.kind, "bold red" if change.is_regression else "")

@@ -11,7 +11,7 @@ import shlex
 import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -61,7 +61,8 @@ def main(
 
     All other arguments are those of `coldpress optimize`, including CATALOG.
     """
-    options, environ = checked_options(context.args), _environ(env or [])
+    options = checked_options(context.args)
+    environ = _environ(env or [])
     upload = _gathered(options["catalog"], include or [])
     if dry_run:
         say(f"would submit {_described(upload)}")
@@ -184,47 +185,21 @@ def _environ(variables: list[str]) -> dict[str, str]:
 
 def _follow(jobs: Jobs, job: Job, status: str) -> int:
     """Print a job's log until it ends or the user leaves; return the exit code."""
-    written = 0
-
-    def write(text: str) -> None:
-        nonlocal written
-        sys.stdout.write(text)
-        sys.stdout.flush()
-        written += len(text)
-
-    while True:
-        try:
-            ended = jobs.follow(job.id, write, skip=written)
-        except KeyboardInterrupt:
-            answer = _ask(job)
-            if answer == "stop":
-                jobs.stop(job.id)
-                say(f"stopping job {job.id}; finished work is kept")
-            elif answer == "leave":
-                say(f"job {job.id} keeps running; {status}")
-                return INTERRUPTED
-            continue
-        if ended.status != "SUCCEEDED":
-            message = "" if ended.exit_code in (1, 2, 3) else f": {ended.message}"
-            say(f"job {job.id}: {ended.status.lower()}{message}")
-        return ended.verdict
-
-
-def _ask(job: Job) -> Literal["stop", "follow", "leave"]:
-    """Ask what to do after Ctrl-C; without a terminal, or after another Ctrl-C, leave the job
-    running.
-    """
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return "leave"
-    sys.stderr.write(
-        f"\nstop job {job.id} too? [y: stop it, n: keep following, Ctrl-C again: leave it running] "
-    )
-    sys.stderr.flush()
     try:
-        return "stop" if input().strip().lower() in ("y", "yes") else "follow"
-    except (KeyboardInterrupt, EOFError):
-        sys.stderr.write("\n")
-        return "leave"
+        ended = jobs.follow(job.id, _write)
+    except KeyboardInterrupt:
+        say(f"job {job.id} keeps running; {status}")
+        say(f"to stop it: ray job stop {job.id} --address {jobs.address}")
+        return INTERRUPTED
+    if ended.status != "SUCCEEDED":
+        message = "" if ended.exit_code in (1, 2, 3) else f": {ended.message}"
+        say(f"job {job.id}: {ended.status.lower()}{message}")
+    return ended.verdict
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

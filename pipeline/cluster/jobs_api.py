@@ -1,4 +1,4 @@
-"""Campaigns as jobs of a Ray cluster, through Ray's job API: submit one, follow its log, stop it.
+"""Campaigns as jobs of a Ray cluster, through Ray's job API: submit one, and follow its log.
 
 A campaign of a store has one job at a time: a second submission attaches to the running one.
 """
@@ -195,27 +195,17 @@ class Jobs:
             )
         return self.info(job_id), True
 
-    def stop(self, job_id: str) -> None:
-        """Stop a job; it is killed after STOP_WAIT_S.
-
-        Raises:
-            InfrastructureError: the cluster does not answer.
-        """
-        with self._errors():
-            self._client.stop_job(job_id)
-
-    def follow(self, job_id: str, write: Callable[[str], None], *, skip: int = 0) -> Job:
+    def follow(self, job_id: str, write: Callable[[str], None]) -> Job:
         """Write a job's log as it grows, until the job ends; return the job.
 
         Args:
             job_id: id of the job.
             write: writes a piece of the log.
-            skip: characters of the log that were written before.
 
         Raises:
             InfrastructureError: the cluster no longer answers; the job may still be running.
         """
-        failures = 0
+        failures = num_written = 0
         while True:
             try:
                 job = self.info(job_id)  # before the log, which is whole if the job has ended
@@ -232,9 +222,8 @@ class Jobs:
                     ) from error
                 time.sleep(min(2.0**failures, 10.0))
                 continue
-            if len(log) > skip:
-                write(log[skip:])
-                skip = len(log)
+            write(log[num_written:])
+            num_written = max(num_written, len(log))
             if job.has_ended:
                 return job
             time.sleep(POLL_S)

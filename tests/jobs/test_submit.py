@@ -349,15 +349,9 @@ def test_submit_attaches_to_a_running_job(head: Head, tmp_path: Path) -> None:
             break
         time.sleep(1)
     assert (found["state"], found["planned"], found["job"]["status"]) == ("running", 1, "RUNNING")
-    stop = [
-        sys.executable,
-        "-c",
-        (
-            "import sys; from pipeline.cluster.jobs_api import Jobs;"
-            " Jobs(sys.argv[1]).stop(sys.argv[2])"
-        ),
-    ]
-    subprocess.run([*stop, head.address, f"{prefix}1"], env=head.environ, check=True)
+    ray = str(Path(sys.executable).with_name("ray"))
+    stop = [ray, "job", "stop", f"{prefix}1", "--no-wait", "--address", head.address]
+    subprocess.run(stop, env=head.environ, check=True, capture_output=True)
     for _ in range(60):
         found = json.loads(status(*places, "--json", environ=head.environ).stdout)
         if found["job"]["status"] == "STOPPED" and found["state"] != "running":
