@@ -106,7 +106,8 @@ def progress() -> Iterator[None]:
     """
     handler = _NewestMessage()
     logger = logging.getLogger("coldpress")
-    level, ended = logger.level, threading.Event()
+    level = logger.level
+    ended = threading.Event()
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     thread = threading.Thread(target=_report, args=(handler, ended), daemon=True)
@@ -134,7 +135,8 @@ class _NewestMessage(logging.Handler):
 
 
 def _report(handler: _NewestMessage, ended: threading.Event) -> None:
-    started, wait_s = time.monotonic(), FIRST_S
+    started = time.monotonic()
+    wait_s = FIRST_S
     while not ended.wait(wait_s):
         sys.stderr.write(f"{time.monotonic() - started:.0f} s: {handler.text}\n")
         wait_s = EVERY_S

@@ -9,16 +9,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlparse
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from freezer.errors import FAILED, INTERRUPTED, ColdpressError
-from freezer.files import SCHEMES
-from freezer.hardware import DEVICE_CLASSES
-from freezer.store import Store
 
 # rich alone would print bold and dim text even without colors
 _COLORS: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
@@ -73,32 +69,11 @@ def exiting(*, refused: int = FAILED, interrupted: str | None = None) -> Iterato
         sys.exit(INTERRUPTED)
 
 
-def _complete_model(context: typer.Context, incomplete: str) -> list[str]:
-    """Names of the models in the folder of --store, by default ./store; none of a bucket, which
-    would take too long to list.
-    """
-    uri = context.params.get("store") or "./store"
-    if urlparse(uri).scheme in SCHEMES:
-        return []
-    with contextlib.suppress(ColdpressError):
-        return [name for name in Store.open(uri).models() if name.startswith(incomplete)]
-    return []
-
-
-def _complete_class(incomplete: str) -> list[str]:
-    """Names of device classes."""
-    return [name for name in DEVICE_CLASSES if name.startswith(incomplete)]
-
-
-ModelArgument = Annotated[
-    str, typer.Argument(help="MODEL or MODEL:VERSION.", autocompletion=_complete_model)
-]
-MaybeModelArgument = Annotated[
-    str | None, typer.Argument(help="Default: all models.", autocompletion=_complete_model)
-]
+ModelArgument = Annotated[str, typer.Argument(help="MODEL or MODEL:VERSION.")]
+MaybeModelArgument = Annotated[str | None, typer.Argument(help="Default: all models.")]
 ReferenceArgument = Annotated[
     str,
-    typer.Argument(help="An artifact folder, or MODEL[:VERSION].", autocompletion=_complete_model),
+    typer.Argument(help="An artifact folder, or MODEL[:VERSION]."),
 ]
 StoreOption = Annotated[
     str, typer.Option("--store", help="URI of the store: a folder, s3:// or gs://.")
@@ -112,7 +87,6 @@ ClassOption = Annotated[
     typer.Option(
         "--device-class",
         help="A device class, or auto for the best one of this machine.",
-        autocompletion=_complete_class,
     ),
 ]
 ThreadsOption = Annotated[

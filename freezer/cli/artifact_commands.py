@@ -128,14 +128,16 @@ def inspect(
     if captured and not kinds:
         raise UsageError("--captured needs --code or --graph")
     with scratch_folder() as scratch:
-        folder, published = folder_of(reference), tuple[str, ...]()
+        folder = folder_of(reference)
+        published = tuple[str, ...]()
         if folder is not None:
             artifact = Artifact.read(folder)
         else:
             opened = Store.open(store)
             version = opened.version(reference)
             published = tuple(version.images)
-            name, paths = pick(version, device_class_), None if kinds else ()
+            name = pick(version, device_class_)
+            paths = None if kinds else ()
             artifact = opened.materialize(version, name, Path(scratch), paths=paths)
         if as_json:
             sys.stdout.write(artifact.manifest.to_bytes().decode())

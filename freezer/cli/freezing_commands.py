@@ -127,7 +127,8 @@ def freeze(
     """Freeze one model for this machine, without Ray."""
     _check_destination(out, device, debug=debug)
     spec, samples = _inputs(inputs, dims)
-    source_args, limits = _parsed(args, "args"), _limits(limit or ())
+    source_args = _parsed(args, "args")
+    limits = _limits(limit or ())
     points = [_point(text) for text in point or ()]
     _set_environment(source, device_class_, debug=debug)
     from freezer.freezing.freeze import FreezeOptions

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from freezer.freezing.freeze import FreezeOptions, FreezeResult, freeze
-from freezer.freezing.packaging.evidence import MAX_TEXT_BYTES, write_texts
 from freezer.store import Store
 from tests.conftest import Frozen
 from tests.freezer.cli.conftest import Run
@@ -130,26 +129,6 @@ def test_inspect_reports_missing_and_damaged_texts(
     flip_a_byte(damaged.folder / "evidence/all-code.txt")
     code, _, err = coldpress("inspect", damaged.folder, "--code")
     assert (code, "it was changed or damaged" in err) == (1, True)
-
-
-def test_long_texts_are_cut(scripted: Frozen, tmp_path: Path) -> None:
-    judgement = scripted.result.judgement
-    assert judgement is not None
-    source = tmp_path / "candidate"
-    (source / "evidence").mkdir(parents=True)
-    line = "é" * 50 + "\n"
-    (source / "evidence" / "all-graph.txt").write_text(line * 30_000)
-    (tmp_path / "artifact").mkdir()
-    write_texts(replace(judgement.trials[0].candidate, folder=source), tmp_path / "artifact")
-    kept, _, last = (
-        (tmp_path / "artifact" / "evidence" / "all-graph.txt")
-        .read_text()
-        .rstrip("\n")
-        .rpartition("\n")
-    )
-    assert set(kept.splitlines()) == {line.strip()}
-    assert last.startswith("... cut here: ")
-    assert len(kept.encode()) <= MAX_TEXT_BYTES
 
 
 def test_errors_of_failed_attempts_are_files(tmp_path: Path) -> None:

@@ -5,9 +5,7 @@ names.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -43,28 +41,6 @@ def fill(uri: str, artifacts: dict[str, Artifact]) -> Store:
     store.publish("tiny", source_key="two", artifacts=portable, decided=["portable"])
     store.publish(LONG, source_key="one", artifacts=portable)
     return store
-
-
-def test_models_newest_first_in_80_columns(
-    coldpress: Run, artifacts: dict[str, Artifact], tmp_path: Path
-) -> None:
-    store = fill(str(tmp_path / "store"), artifacts)
-    for name, seconds in ((LONG, 1_700_000_000), ("tiny", 1_600_000_000)):
-        for path in (store.root / name / "blobs" / "sha256").iterdir():
-            os.utime(path, (seconds, seconds))
-    code, out, _ = coldpress("list", "--store", store.root)
-    assert code == 0
-    lines = [line.rstrip() for line in out.splitlines()]
-    assert max(map(len, lines[:-1])) <= 80
-    assert "".join(line.split()[0] for line in lines[1:3]) == LONG, (
-        "long names continue in the next line"
-    )
-    assert lines[1].split()[1:] == ["1", "2023-11-14", "portable", "1.0", "MB", "no"]
-    assert [line.split() for line in lines[3:5]] == [
-        ["tiny", "2", "2020-09-13", V4, "1.0", "MB", "no"],
-        ["portable", "1.0", "MB", "no"],
-    ]
-    assert lines[5] == f"2 models in {store.root}"
 
 
 def test_versions_of_a_model(
@@ -140,53 +116,6 @@ def test_a_damaged_model_hides_no_other(
     assert "tiny" in out
     assert "CP-INTEGRITY" in err
     assert LONG in err
-
-
-# Completion
-
-
-def completed(folder: Path, *words: str) -> list[str]:
-    """What bash offers for the last word, by the script that `--show-completion` prints in bash."""
-    command = str(Path(sys.executable).with_name("coldpress"))
-    environment = {
-        **os.environ,
-        "_COLDPRESS_COMPLETE": "source_bash",
-    }  # whatever shell the tests run from
-    script = subprocess.run(
-        [command], env=environment, capture_output=True, text=True, check=True
-    ).stdout
-    quoted = " ".join(f"'{word}'" for word in ("coldpress", *words))
-    ask = (
-        f"COMP_WORDS=({quoted}); COMP_CWORD={len(words)}; _coldpress_completion {command}; printf"
-        ' "%s\\n" "${COMPREPLY[@]}"'
-    )
-    done = subprocess.run(
-        ["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, check=True, cwd=folder
-    )
-    assert done.stderr == ""
-    return done.stdout.split()
-
-
-@pytest.mark.skipif(not Path("/bin/bash").exists(), reason="needs bash")
-def test_bash_completes_commands_models_and_classes(
-    artifacts: dict[str, Artifact], tmp_path: Path
-) -> None:
-    fill(str(tmp_path / "store"), artifacts)
-    assert completed(tmp_path, "ver") == ["verify"]
-    for command in ("verify", "pull", "inspect", "run", "list"):
-        assert completed(tmp_path, command, "t") == ["tiny"]
-    (tmp_path / "other").mkdir()
-    assert completed(tmp_path / "other", "verify", "t") == []
-    assert completed(tmp_path / "other", "verify", "--store", str(tmp_path / "store"), "") == [
-        LONG,
-        "tiny",
-    ]
-    assert completed(tmp_path, "verify", "--device-class", "cuda-sm8") == [
-        "cuda-sm80",
-        "cuda-sm86",
-        "cuda-sm89",
-    ]
-    assert completed(tmp_path, "verify", "--store", "s3://none/none", "t") == []
 
 
 def test_rollback_names_what_serves_now(
