@@ -17,7 +17,8 @@ ROOT = Path("/")
 
 def available_cpus(root: Path = ROOT) -> int:
     """Number of CPUs that this process may use, by affinity and quota, rounded down; at least 1."""
-    allowed, quota = len(os.sched_getaffinity(0)), cpu_quota(root)
+    allowed = len(os.sched_getaffinity(0))
+    quota = cpu_quota(root)
     return max(1, allowed if quota is None else min(allowed, int(quota)))
 
 
@@ -83,7 +84,8 @@ def _quota(group: Path) -> float | None:
     """CPU quota of one group; None for `max` and -1."""
     quota, _, period = _text(group / "cpu.max").partition(" ")
     if not quota:
-        quota, period = _text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us")
+        quota = _text(group / "cpu.cfs_quota_us")
+        period = _text(group / "cpu.cfs_period_us")
     if not quota.isdecimal() or not period.isdecimal():
         return None
     return int(quota) / int(period)

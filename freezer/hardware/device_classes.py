@@ -38,7 +38,8 @@ Dispatcher Control").
 _ATEN = {"avx2": "AVX2", "default": "AVX"}
 """ATen's capabilities below AVX-512, by oneDNN's names."""
 
-_ON_X86, _ON_ARM = (("avx512f", "avx512"), ("avx2", "avx2")), (("sve", "sve"), ("asimd", "neon"))
+_ON_X86 = (("avx512f", "avx512"), ("avx2", "avx2"))
+_ON_ARM = (("sve", "sve"), ("asimd", "neon"))
 _KINDS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "float32": (*_ON_X86, *_ON_ARM),
     "bfloat16": (
@@ -232,7 +233,8 @@ def _cuda(capability: int) -> DeviceClass:
     )
 
 
-_INTEL, _AMD = "GenuineIntel", "AuthenticAMD"
+_INTEL = "GenuineIntel"
+_AMD = "AuthenticAMD"
 _VNNI = {"avx512_vnni": "-mavx512vnni"}
 _BF16 = {**_VNNI, "avx512_bf16": "-mavx512bf16"}
 _AMX = {

@@ -28,7 +28,8 @@ from freezer.hardware.device_classes import (
 
 _PR_SVE_GET_VL = 51
 _SVE_VL_LEN_MASK = 0xFFFF
-_AT_HWCAP, _AT_HWCAP2 = 16, 26
+_AT_HWCAP = 16
+_AT_HWCAP2 = 26
 _HWCAP = {
     **{
         0: "fp",
@@ -102,7 +103,8 @@ def _x86() -> tuple[str, frozenset[str]]:
 def _arm() -> frozenset[str]:
     """Features from the kernel's auxiliary vector, which emulators fill in too."""
     getauxval = ctypes.CDLL(None).getauxval
-    getauxval.restype, getauxval.argtypes = ctypes.c_ulong, (ctypes.c_ulong,)
+    getauxval.restype = ctypes.c_ulong
+    getauxval.argtypes = (ctypes.c_ulong,)
     vectors = ((getauxval(_AT_HWCAP), _HWCAP), (getauxval(_AT_HWCAP2), _HWCAP2))
     return frozenset(
         name for bits, names in vectors for bit, name in names.items() if bits >> bit & 1

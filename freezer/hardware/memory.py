@@ -38,8 +38,11 @@ def peak_memory() -> Iterator[PeakMemory]:
     if _OWN_PROCESS.is_set():
         with contextlib.suppress(OSError):  # the kernel may not allow it
             Path("/proc/self/clear_refs").write_text("5")
-    peak, most, stop = PeakMemory(), 0, threading.Event()
-    before, record_before = _own_bytes("VmRSS"), _own_bytes("VmHWM")
+    peak = PeakMemory()
+    most = 0
+    stop = threading.Event()
+    before = _own_bytes("VmRSS")
+    record_before = _own_bytes("VmHWM")
     children_before = _children_bytes("self")
 
     def sample() -> None:

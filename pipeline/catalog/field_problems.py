@@ -86,7 +86,8 @@ def field_problems(details: ErrorDetails, names: Collection[str]) -> list[FieldP
 
 
 def _in_words(details: ErrorDetails, names: Collection[str]) -> str:
-    kind, context = details["type"], details.get("ctx", {})
+    kind = details["type"]
+    context = details.get("ctx", {})
     if kind == "missing":
         return "the field is required; add it"
     if kind == "extra_forbidden":

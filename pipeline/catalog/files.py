@@ -106,7 +106,8 @@ def _read_yaml(path: Path) -> list[Record]:
     for key in set(document) - {"defaults", "models"}:
         expected = expected_names(str(key), ("defaults", "models"))
         raise CatalogError(f"{path}: the field is unknown; {expected}", field=str(key))
-    defaults, models = document.get("defaults") or {}, document.get("models") or []
+    defaults = document.get("defaults") or {}
+    models = document.get("models") or []
     if not isinstance(defaults, dict):
         message = f"{path}: got a {type(defaults).__name__}, expected a mapping of fields"
         raise CatalogError(message, field="defaults")

@@ -63,7 +63,8 @@ def connect(address: str | None) -> Iterator[Cluster]:
         what = f"Ray at {joined} cannot be reached"
         remedy = "start it with `ray start --head`, or correct --address"
         if not joined:
-            what, remedy = "no local Ray starts", "if this machine is busy, try again later"
+            what = "no local Ray starts"
+            remedy = "if this machine is busy, try again later"
         raise InfrastructureError(
             f"{what}: {first_line(error)}; {remedy}", code="CP-RAY"
         ) from error

@@ -23,7 +23,8 @@ from ray.experimental import internal_kv
 
 from pipeline.cluster.head_monitor import Head
 
-NAMESPACE, BOARD = "coldpress", "campaigns/"
+NAMESPACE = "coldpress"
+BOARD = "campaigns/"
 
 READ_S = 1.0
 """Interval of reading the board."""
@@ -65,7 +66,8 @@ class Turns:
     """
 
     def __init__(self, board: Board | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._board, self._clock = board, clock
+        self._board = board
+        self._clock = clock
         self._key = uuid.uuid4().hex
         self._claims: set[str] = set()
         self._num_heartbeats = 0
@@ -97,7 +99,8 @@ class Turns:
             return
         if self._clock() >= self._next_heartbeat:
             self._write_heartbeat()
-        rows, now = self._board.read(besides=self._key), self._clock()
+        rows = self._board.read(besides=self._key)
+        now = self._clock()
         self._next = now + READ_S
         seen: dict[str, tuple[str, float]] = {}
         for key, text in rows.items():

@@ -71,7 +71,8 @@ class Head:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.address = address
-        self._end, self._clock = end, clock
+        self._end = end
+        self._clock = clock
         self._silent_since: float | None = None
 
     @property

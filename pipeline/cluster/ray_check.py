@@ -23,7 +23,8 @@ def check_ray(request: CheckRequest) -> Iterator[Finding]:
     """The installed Ray, and the cluster at the requested address: connect to it as a campaign
     would.
     """
-    address, version = joined_address(request.address), f"Ray {ray.__version__}"
+    address = joined_address(request.address)
+    version = f"Ray {ray.__version__}"
     if address is None:
         yield Finding(
             check="Ray",

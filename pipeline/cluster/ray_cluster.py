@@ -96,7 +96,8 @@ class Cluster:
     """
 
     def __init__(self, *, joined: bool, head: Head) -> None:
-        self.joined, self.head = joined, head
+        self.joined = joined
+        self.head = head
         self.home: str = ray.get_runtime_context().get_node_id()
         self._nodes: list[Node] = []
         self._asked: dict[Ask, list[Handle]] = {}
@@ -127,40 +128,6 @@ class Cluster:
 
             return frozenset(state.state.get_draining_nodes())
         return frozenset()
-
-    def in_use(self, node: Node) -> str:
-        """Describe the cores and GPUs in use on a node, and its actors."""
-        free, actors = self._free(node)
-        if free is None:
-            return "its resources in use are unknown"
-        given = {"CPU": node.num_cpus, "GPU": node.num_gpus}
-        taken = [
-            f"{total - free.get(name, 0):g} of its {total} {name}s"
-            for name, total in given.items()
-            if total
-        ]
-        return f"in use are {' and '.join(taken)}" + (
-            f"; actors there: {', '.join(sorted(actors))}" if actors else ""
-        )
-
-    def _free(self, node: Node) -> tuple[Mapping[str, float] | None, list[str]]:
-        """Return a node's free resources, None if unknown, and the classes of its actors."""
-        # Internal tables, which may move in another release; the public API needs the dashboard.
-        with (
-            reported_by(self.head) as answers,
-            contextlib.suppress(ImportError, AttributeError, KeyError),
-        ):
-            if answers:
-                from ray._private import state
-
-                alive = state.actors(actor_state_name="ALIVE").values()
-                actors = [
-                    actor["ActorClassName"].rpartition(".")[2]
-                    for actor in alive
-                    if actor["Address"]["NodeID"] == node.node_id
-                ]
-                return state.available_resources_per_node().get(node.node_id), actors
-        return None, []
 
     def ask(self, wanted: Mapping[Ask, int]) -> None:
         """Ask an autoscaler for nodes, with tasks that do nothing and wait for a node.
@@ -277,7 +244,8 @@ def _remote(function: Callable[..., object]) -> Any:
 
 def _node(row: Mapping[str, Any]) -> Node:
     """Return a node from a row of `ray.nodes`."""
-    labels, resources = row.get("Labels", {}), row["Resources"]
+    labels = row.get("Labels", {})
+    resources = row["Resources"]
     served = [name for name in DEVICE_CLASSES if labels.get(f"{LABEL}{name}") == "true"]
     classes = [name for name in served if name != PORTABLE]
     return Node(

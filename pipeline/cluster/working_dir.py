@@ -81,7 +81,8 @@ def gather(
     Raises:
         UsageError: a relative path does not exist, or the files are too large.
     """
-    here, root = here.resolve(), Path(str(freezer.__file__)).parents[1]
+    here = here.resolve()
+    root = Path(str(freezer.__file__)).parents[1]
     collected = _Collected()
     for package in PACKAGES:
         collected.add(root / package, package)
@@ -157,7 +158,8 @@ class _Collected:
                 self.files[name] = path.resolve()
             return
         for entry in sorted(path.iterdir()) if path.is_dir() else ():
-            inner, is_folder = str(Path(name, entry.name)), entry.is_dir()
+            inner = str(Path(name, entry.name))
+            is_folder = entry.is_dir()
             if _matches(entry.name, EXCLUDED) or (is_folder and entry.is_symlink()):
                 continue
             reason = _kind_of_folder(entry) if is_folder else None
@@ -186,7 +188,8 @@ class _Collected:
 
     def upload(self, catalog: str | None) -> Upload:
         """Return the upload, whose size is checked."""
-        files, left_out = dict(sorted(self.files.items())), dict(sorted(self.left_out.items()))
+        files = dict(sorted(self.files.items()))
+        left_out = dict(sorted(self.left_out.items()))
         for name in files:
             left_out.pop(name, None)
         upload = Upload(files=files, catalog=catalog, left_out=left_out)

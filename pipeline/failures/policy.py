@@ -2,8 +2,8 @@
 else.
 
 A failure comes from a child (`crash`, `timeout`, ...), from the model (the kind of a FreezeError:
-`capture`, `build`, ...), from a judge that finds the machine busy (`unstable`), or from the cluster (Ray's exceptions, by name). docs/operate.md shows the same table;
-a test compares the two.
+`capture`, `build`, ...), from a judge that finds the machine busy (`unstable`), or from the cluster
+(Ray's exceptions, by name). docs/guides/operate.md shows the same table; a test compares the two.
 """
 
 from __future__ import annotations

@@ -167,8 +167,11 @@ class Lease:
     """
 
     def __init__(self, path: Path | LeaseObject, campaign: str, *, after: float | None) -> None:
-        self._path, self._campaign, self.after = path, campaign, after
-        pid, now = os.getpid(), time.time()
+        self._path = path
+        self._campaign = campaign
+        self.after = after
+        pid = os.getpid()
+        now = time.time()
         self._holder = Holder(
             token=uuid.uuid4().hex,
             host=platform.node(),

@@ -77,7 +77,8 @@ class LeaseObject:
     """A lease in a bucket, with the methods of Path that leases use."""
 
     def __init__(self, remote: RemoteFiles, path: str) -> None:
-        self._remote, self._path = remote, path
+        self._remote = remote
+        self._path = path
 
     def __str__(self) -> str:
         return self._remote.where(self._path)

@@ -116,10 +116,12 @@ class Ledger:
         read_only: bool = False,
     ) -> None:
         check_campaign(campaign)
-        self._store, self._remote = store, store.remote
+        self._store = store
+        self._remote = store.remote
         self.folder = ledger_folder(store)
         self.campaign = campaign
-        self._notify, self._read_only = notify, read_only
+        self._notify = notify
+        self._read_only = read_only
         # By kind and key, then by model.
         self._of_keys: dict[tuple[str, str], dict[str, _Entry]] = {}
         self._nearest: dict[tuple[str, str, str], _Entry] = {}  # by kind, model and device class
@@ -325,9 +327,11 @@ class Ledger:
 
 def _level(part: Part) -> int:
     """Return 0 for a part with few rows, 1 for one merged from MERGE_AT of them, and so on."""
-    level, rows = 0, part.num_rows
+    level = 0
+    rows = part.num_rows
     while rows >= MERGE_AT:
-        level, rows = level + 1, rows // MERGE_AT
+        level = level + 1
+        rows = rows // MERGE_AT
     return level
 
 

@@ -25,7 +25,8 @@ import pyarrow.parquet as pq
 from freezer.errors import StoreUnreachableError
 from freezer.files import remove, retried, write_whole
 
-SUFFIX, OLD_SUFFIX = ".arrow", ".parquet"
+SUFFIX = ".arrow"
+OLD_SUFFIX = ".parquet"
 
 BATCH_ROWS = 32
 """Rows that are compressed and decoded together."""

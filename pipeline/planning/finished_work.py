@@ -40,15 +40,19 @@ class FinishedWork:
     def __init__(
         self, store: Store, ledger: Ledger, *, lifted: bool = False, since: float = math.inf
     ) -> None:
-        self._ledger, self.lifted, self._since = ledger, lifted, since
-        self._store, self._versions = store, cache(store.versions)
+        self._ledger = ledger
+        self.lifted = lifted
+        self._since = since
+        self._store = store
+        self._versions = cache(store.versions)
 
     def applied_to(self, item: Item) -> Item:
         """Return a planned item with its finished outcome, or what was missed in it, and why."""
         known, why = self._find(item)
         if known is None:
             return replace(item, why=why)
-        tags, registered_name = dict(item.entry.tags), item.entry.registered_name
+        tags = dict(item.entry.tags)
+        registered_name = item.entry.registered_name
         finished = replace(known, tags=tags, registered_name=registered_name)
         missed, why = self._find_missed(item, finished)
         if missed:
@@ -146,7 +150,8 @@ class FinishedWork:
 
 def _line_of(recipe: str, build: FinishedBuild, *, again: bool) -> str | None:
     """What to say of a recipe that an outcome lacks."""
-    failure, starts = build.failure, build.starts
+    failure = build.failure
+    starts = build.starts
     if failure is None:
         return f"{recipe} was built since, and never judged"
     if again:

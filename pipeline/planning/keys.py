@@ -237,7 +237,8 @@ def differing(parts: Mapping[str, Any], finished: Mapping[str, Any]) -> list[str
     """Return the dotted names of the parts that differ, for `--explain`."""
     names: list[str] = []
     for name in sorted(set(parts) | set(finished)):
-        one, other = parts.get(name), finished.get(name)
+        one = parts.get(name)
+        other = finished.get(name)
         if isinstance(one, dict) and isinstance(other, dict):
             names += [f"{name}.{inner}" for inner in differing(one, other)]
         elif one != other:

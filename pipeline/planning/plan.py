@@ -194,7 +194,8 @@ def _unplaceable(
             f" --labels={LABEL}{name}=true`, or leave the class out"
         )
         return InfrastructureError(f"entry {entry.name!r}: {problem}", code="CP-NO-NODE")
-    most, num_cpus = max(_threads_of(entry, name, facts[name])), facts[name].num_threads
+    most = max(_threads_of(entry, name, facts[name]))
+    num_cpus = facts[name].num_threads
     if most <= num_cpus:
         return None
     problem = (
@@ -242,7 +243,8 @@ def recipes_left_out(request: PlanRequest) -> list[str]:
 
 
 def _item(request: PlanRequest, entry: Entry, name: str, source: Key, samples: str | None) -> Item:
-    facts, policy = request.facts[name], request.policy
+    facts = request.facts[name]
+    policy = request.policy
     if name == PORTABLE:  # judged by drift alone
         policy = replace(policy, time_limit_s=min(policy.time_limit_s, PORTABLE_TIME_LIMIT_S))
         own = entry.limits

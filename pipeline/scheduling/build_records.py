@@ -26,7 +26,9 @@ class BuildRecords:
     """
 
     def __init__(self, store: Store, ledger: Ledger, *, lifted: bool) -> None:
-        self._store, self._ledger, self._lifted = store, ledger, lifted
+        self._store = store
+        self._ledger = ledger
+        self._lifted = lifted
         self._workplace = workplace(store.uri)
         self.speeds = EarlierSpeeds(ledger)
 
@@ -58,7 +60,8 @@ class BuildRecords:
             known = FinishedBuild.from_json(row.data)
         failure = None
         if not self._workplace.is_listed("candidates", key):
-            failure, memory_bytes = known.failure, item.memory_bytes
+            failure = known.failure
+            memory_bytes = item.memory_bytes
             if failure is None or not is_kept(
                 failure,
                 memory_bytes=memory_bytes,
@@ -90,7 +93,8 @@ class BuildRecords:
         """Append a result to the ledger, with the number of campaign starts in which the build
         failed.
         """
-        name, num_failed = item.entry.name, 0
+        name = item.entry.name
+        num_failed = 0
         if result.failure:
             row = self._ledger.find("build", result.key, model=name)
             before = None if row is None else FinishedBuild.from_json(row.data)

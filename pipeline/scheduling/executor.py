@@ -66,8 +66,11 @@ class Executor:
         materials: Materials,
         show: Show,
     ) -> None:
-        self._fleet, self._store, self._ledger = fleet, store, ledger
-        self._materials, self._show = materials, show
+        self._fleet = fleet
+        self._store = store
+        self._ledger = ledger
+        self._materials = materials
+        self._show = show
         self._records = BuildRecords(store, ledger, lifted=plan.lift_quarantine)
         self._scheduler = Scheduler(fleet, show)
         self._running: dict[Handle, Sequence[Task]] = {}
@@ -89,7 +92,8 @@ class Executor:
 
         Closing the iterator cancels everything that runs.
         """
-        cluster, scheduler = self._fleet.cluster, self._scheduler
+        cluster = self._fleet.cluster
+        scheduler = self._scheduler
         try:
             while True:
                 # before the next judge starts on the driver's node
@@ -113,7 +117,8 @@ class Executor:
     def _follow(self, progress: Progress, step: Step) -> None:
         """Take the next state of an item, and do what the step asks for."""
         state = progress.state = step.state
-        item, result = state.item, step.result
+        item = state.item
+        result = step.result
         if result is not None:
             self._records.add(item, result)
             text = f"in {result.wall_s:.1f} s"
@@ -206,7 +211,8 @@ class Executor:
     def _request(
         self, state: ItemState, recipes: Sequence[str], entry: Entry
     ) -> BuildRequest | JudgeRequest:
-        item, results = state.item, state.results
+        item = state.item
+        results = state.results
         if recipes:
             return BuildRequest(
                 entry=entry,
@@ -257,7 +263,8 @@ class Executor:
     def _ended(self, tasks: Sequence[Task], done: Done) -> None:
         """Report a group of builds, or one judge, that ended to the state machine."""
         task = tasks[0]
-        progress, item = task.progress, task.item
+        progress = task.progress
+        item = task.item
         if task.recipe is None:
             lost = JudgeResult(
                 key=item.judge.digest,
@@ -282,7 +289,8 @@ class Executor:
                 )
 
     def _judge_ended(self, task: Task, done: Done, judged: JudgeResult) -> None:
-        progress, failed = task.progress, _failure_in(task, done, judged)
+        progress = task.progress
+        failed = _failure_in(task, done, judged)
         self._follow(progress, end_judge(progress.state, judged, failed))
         ended = Event(
             kind="judged",
@@ -306,9 +314,11 @@ def _failure_in(task: Task, done: Done, result: BuildResult | JudgeResult) -> Ta
 
     Its own result counts if Ray reports no failure.
     """
-    failure, peak_bytes = result.failure, 0
+    failure = result.failure
+    peak_bytes = 0
     if done.failure is not None:
-        failed, kind = done.kind, done.kind
+        failed = done.kind
+        kind = done.kind
         if kind != "disk":
             kind = "memory" if kind == "node-memory" else "infrastructure"
         code = NODE_MEMORY if kind == "memory" else CODES[kind]

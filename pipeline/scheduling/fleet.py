@@ -65,8 +65,10 @@ class Fleet:
         wait_s: float | None,
         before: Mapping[str, ClassFacts] | None = None,
     ) -> None:
-        self.cluster, self.wait_s = cluster, wait_s if cluster.joined else None
-        self._show, self._before = show, before or {}
+        self.cluster = cluster
+        self.wait_s = wait_s if cluster.joined else None
+        self._show = show
+        self._before = before or {}
         self._checks = NodeChecks(cluster, self._note, shared)
         self.blind = False
         self._used: dict[str, Node] = {}
@@ -155,10 +157,12 @@ class Fleet:
         rejects classes without a node.
         """
         started = time.monotonic()
-        wait_s, next_note = self.wait_s or 0, started
+        wait_s = self.wait_s or 0
+        next_note = started
         while True:
             nodes = self.cluster.nodes()
-            problem, served = _problem(nodes), classes_of(nodes)
+            problem = _problem(nodes)
+            served = classes_of(nodes)
             missing = [name for name in wanted if name not in served]
             if not problem and (not missing or self.wait_s is None):
                 return nodes
@@ -276,7 +280,8 @@ class Fleet:
             return "Ray has no GPU there; start it with --num-gpus"
         if probed.failure is not None:
             return probed.failure
-        used, toolchain = self._facts[name].toolchain, probed.value.toolchain
+        used = self._facts[name].toolchain
+        toolchain = probed.value.toolchain
         differing = [
             part for part in {**used, **toolchain} if toolchain.get(part) != used.get(part)
         ]

@@ -171,7 +171,8 @@ def end_build(
         failed: failure that the retry table applies to; None for a build that never started.
         hopeless: recipes to skip, each with the reason.
     """
-    recipe, skipped = result.recipe, result.is_skipped
+    recipe = result.recipe
+    skipped = result.is_skipped
     if failed is not None and not skipped:
         retried = _retry(state, recipe, failed)
         if retried is not None:
@@ -227,7 +228,8 @@ def end(state: ItemState, outcome: Outcome, notes: tuple[str, ...] = ()) -> Step
 def _queue_builds(step: Step, hopeless: Mapping[str, str], *, one_first: bool = False) -> Step:
     """Skip waiting builds that are hopeless or out of time. Queue the others, or the first one."""
     state = step.state
-    builds, waiting = state.item.builds, state.waiting
+    builds = state.item.builds
+    waiting = state.waiting
     reasons = {recipe: hopeless[recipe] for recipe in waiting if recipe in hopeless}
     none_runs = len(builds) == len(state.results) + len(waiting)
     over = state.over_build_s()
@@ -263,7 +265,9 @@ def _skip_notes(state: ItemState, skipped: Iterable[BuildResult]) -> tuple[str, 
 def _check_built(step: Step) -> Step:
     """Queue the judge if all builds ended and one succeeded. Decide if none succeeded."""
     state = step.state
-    item, results, built = state.item, state.results, state.built
+    item = state.item
+    results = state.results
+    built = state.built
     if len(results) < len(item.builds):
         return step
     skipped = tuple(recipe for recipe, result in results.items() if result.is_skipped)
@@ -284,12 +288,14 @@ def _check_built(step: Step) -> Step:
 
 def _retry(state: ItemState, recipe: str | None, failed: TaskFailure) -> Step | None:
     """Queue a failed build or judge for another attempt, if the policy allows one."""
-    failure, attempts = failed.failure, state.attempts_of(recipe)
+    failure = failed.failure
+    attempts = state.attempts_of(recipe)
     failures = (*attempts.failures, failed.kind)
     num_left = attempts_left(failures, failed.kind, failure.code)
     if not num_left:
         return None
-    decision, how = decide(failed.kind, failure.code), ""
+    decision = decide(failed.kind, failure.code)
+    how = ""
     attempts = replace(attempts, failures=failures)
     if decision.elsewhere and failed.node_id is not None:
         attempts = replace(attempts, avoid=attempts.avoid | {failed.node_id})
@@ -315,7 +321,8 @@ def _retry(state: ItemState, recipe: str | None, failed: TaskFailure) -> Step | 
 
 def _final(state: ItemState, recipe: str | None, failed: TaskFailure) -> Failure:
     """Return a failure that is not retried; its message contains the number of attempts."""
-    failure, num_attempts = failed.failure, len(state.attempts_of(recipe).failures) + 1
+    failure = failed.failure
+    num_attempts = len(state.attempts_of(recipe).failures) + 1
     sentence = final_sentence(failed.kind, failure.code, num_attempts)
     message = f"{failure.message}; {sentence}" if sentence else failure.message
     return replace(failure, message=message)

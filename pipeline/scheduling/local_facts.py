@@ -27,7 +27,8 @@ def facts_here(
             does not serve.
         note: takes lines for the user.
     """
-    served, num_cpus = detect().classes, available_cpus()
+    served = detect().classes
+    num_cpus = available_cpus()
     wanted = {PORTABLE, *requested} - {"auto"}
     if "auto" in requested:
         wanted.update(auto_classes(served))

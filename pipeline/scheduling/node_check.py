@@ -36,7 +36,8 @@ ONLY_NODE_S = 1200.0
 default timeout of a judge.
 """
 
-STORAGE, CPU = "storage", "cpu"
+STORAGE = "storage"
+CPU = "cpu"
 """Names of the tasks of a check; the probe of a GPU has the name of its class."""
 
 
@@ -129,7 +130,9 @@ class NodeChecks:
 
     def __init__(self, cluster: Cluster, note: Callable[[str], None], shared: SharedFiles) -> None:
         self.under_way: dict[str, NodeCheck] = {}
-        self._cluster, self._note, self._shared = cluster, note, shared
+        self._cluster = cluster
+        self._note = note
+        self._shared = shared
         self._mark = own_path(shared.store, f"seen-{uuid.uuid4().hex}")
 
     @contextlib.contextmanager
@@ -145,7 +148,8 @@ class NodeChecks:
 
     def start(self, node: Node) -> None:
         """Start the check of a node for its classes."""
-        cluster, shared = self._cluster, self._shared
+        cluster = self._cluster
+        shared = self._shared
         gpus = [name for name in node.classes if takes_gpu(name)]
         on_cpu = next((name for name in node.classes if name not in gpus), PORTABLE)
         pending: dict[str, Handle] = {}
@@ -231,10 +235,14 @@ class NodeChecks:
         return needed
 
     def _refuse_silent(self, name: str, check: NodeCheck, silent_s: float, wait_s: float) -> None:
-        what, limit_s, code = "had a free core or GPU", ONLY_NODE_S, "CP-NO-NODE"
+        what = "had a free core or GPU"
+        limit_s = ONLY_NODE_S
+        code = "CP-NO-NODE"
         remedy = f"Free it, start another node for {name}"
         if check.awaits_storage:
-            what, limit_s, code = "answered", LATE_S, "CP-STORE-UNSHARED"
+            what = "answered"
+            limit_s = LATE_S
+            code = "CP-STORE-UNSHARED"
             remedy = "Mend the mount or the access there"
         if silent_s >= max(limit_s, wait_s):
             raise InfrastructureError(
@@ -245,7 +253,7 @@ class NodeChecks:
 
     def _described(self, check: NodeCheck) -> str:
         node = check.node
-        reason = self._cluster.in_use(node)
+        reason = "its cores or GPUs are in use"
         if check.awaits_storage:
             where = self._shared.bucket_uri or self._shared.store
             reason = f"it does not say whether it sees {where}"

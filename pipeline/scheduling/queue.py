@@ -245,7 +245,8 @@ class Queue:
         """Remove and return builds of the same item as a build that was just taken, with the same
         failed attempts.
         """
-        state, line = task.progress.state, self._lines[task.device_class]
+        state = task.progress.state
+        line = self._lines[task.device_class]
         attempts = state.attempts_of(task.recipe)
         of_item = [
             other for other in islice(line, 2 * LOOK_AHEAD) if other.progress is task.progress
@@ -276,7 +277,8 @@ def _suits(task: Task, node: Node, nodes: Collection[Node]) -> bool:
 
     After a failure for lack of memory, a larger node is preferred to one with too little.
     """
-    memory, demand = _memory(node), task.demand
+    memory = _memory(node)
+    demand = task.demand
     if not serves(task, node) or memory < demand.least:
         return False
     if not demand.firm or memory >= demand.asked:

@@ -46,8 +46,10 @@ class Scheduler:
     """
 
     def __init__(self, fleet: Fleet, show: Show) -> None:
-        self._fleet, self._show = fleet, show
-        self._builds, self._judges = Queue(), Queue()
+        self._fleet = fleet
+        self._show = show
+        self._builds = Queue()
+        self._judges = Queue()
         self.turns = Turns(ClusterBoard(fleet.cluster.head) if fleet.cluster.joined else None)
         self._slots: dict[str, Slot] = {}
         self._started: set[Task] = set()
@@ -128,7 +130,8 @@ class Scheduler:
         building = [slot for slot in slots if not self.turns.claimed(slot.node.node_id)]
         while building:
             for slot in sorted(building, key=lambda slot: slot.builds / slot.node.num_cpus):
-                num_waiting, task = self._builds.num_for(slot.node), None
+                num_waiting = self._builds.num_for(slot.node)
+                task = None
                 if slot.has_room(num_waiting, num_cpus):
                     task = self._builds.take(slot, self._fleet.nodes)
                 if task is None:
@@ -205,7 +208,8 @@ class Scheduler:
         return list(failed.items())
 
     def _end_turn(self, slot: Slot) -> None:
-        slot.turn, slot.num_judged = False, 0
+        slot.turn = False
+        slot.num_judged = 0
         slot.rests_until = time.monotonic() + (REST_S if self.turns.others else 0)
         self.turns.release(slot.node.node_id)
 

@@ -52,10 +52,12 @@ class Materials:
         *,
         place: Workplace | None = None,
     ) -> None:
-        self._store, self._shipped = store, store / WORK / "sources"
+        self._store = store
+        self._shipped = store / WORK / "sources"
         self._place = place if place is not None and place.remote is not None else None
         self._folder = self._shipped if self._place is None else store / WORK / "fetched"
-        self._tracking_uri, self._digests = tracking_uri, digests
+        self._tracking_uri = tracking_uri
+        self._digests = digests
         self._shipping = False
         self._ready: dict[str, Entry] = {}
         self._sent: dict[str, Entry] = {}
@@ -69,7 +71,8 @@ class Materials:
         usable: list[Entry] = []
         problems: list[CatalogError] = []
         for entry in entries:
-            field, resolved = "source", entry
+            field = "source"
+            resolved = entry
             try:
                 with _error_of(f"source {entry.source}"):
                     resolved = self._with_source(resolved)

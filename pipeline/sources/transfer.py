@@ -84,7 +84,7 @@ def upload_sources(entry: Entry, folder: Path, place: Workplace) -> Entry:
 
 
 def download_sources(entry: Entry, place: Workplace) -> Entry:
-    """Download the files that `upload_sources` uploaded, once, and return the entry with local paths.
+    """Download the files that `upload_sources` uploaded, once; return the entry with local paths.
 
     Raises:
         SourceError: a file is missing from the bucket.

@@ -51,7 +51,8 @@ def build(request: BuildRequest) -> tuple[BuildResult, ...]:
     """
     from pipeline.sources import download_sources  # it imports pyarrow, which children do not need
 
-    place, spent_s = workplace(request.store), request.spent_s
+    place = workplace(request.store)
+    spent_s = request.spent_s
     done = {
         recipe: BuildResult(key=key, recipe=recipe, cached=True)
         for recipe, key in request.builds.items()
@@ -78,7 +79,8 @@ def _build_in_one_child(request: BuildRequest, place: Workplace) -> list[BuildRe
     """
     with staging_folder(str(place.root)) as staging:
         end = in_child(_build_child, request, staging)
-        results, log_start = list[BuildResult](), 0
+        results = list[BuildResult]()
+        log_start = 0
         for result, log_end in end.parts:
             tail = _keep_part_of_log(place, result.key, staging, log_start, log_end)
             failure = replace(result.failure, log_tail=tail) if result.failure else None
@@ -86,7 +88,8 @@ def _build_in_one_child(request: BuildRequest, place: Workplace) -> list[BuildRe
             log_start = log_end
         if end.failure is None:
             return results
-        known, failed = staging / ARCHITECTURE, list(request.builds.items())[len(results) :]
+        known = staging / ARCHITECTURE
+        failed = list(request.builds.items())[len(results) :]
         architecture = known.read_text() if known.exists() else ""
         if architecture:
             failed = failed[:1] if not results or end.failure.kind == "timeout" else []
@@ -129,7 +132,8 @@ def _build_child(request: BuildRequest, staging: Path) -> Iterator[tuple[BuildRe
     from freezer.freezing.target import target_here
     from freezer.hardware import own_process
 
-    started, spent_s = time.monotonic(), request.spent_s
+    started = time.monotonic()
+    spent_s = request.spent_s
     own_process()
     target = target_here(request.device_class, request.num_threads)
     subject = to_device(load_subject(request.entry, target), target.device)
@@ -152,7 +156,8 @@ def _build_child(request: BuildRequest, staging: Path) -> Iterator[tuple[BuildRe
         yield result, _printed_bytes()
         if attempts is None:
             return
-        started, spent_s = time.monotonic(), spent_s + wall_s
+        started = time.monotonic()
+        spent_s = spent_s + wall_s
 
 
 def _build_candidate(

@@ -159,7 +159,8 @@ def _messages(payload: bytes) -> Iterator[_Part | End]:
 
 def received(data: bytes) -> tuple[tuple[Any, ...], End | None]:
     """Return the parts that a child sent, and its End; None if it died before."""
-    parts, file = list[Any](), io.BytesIO(data)
+    parts = list[Any]()
+    file = io.BytesIO(data)
     with contextlib.suppress(EOFError, pickle.UnpicklingError):  # it died while it wrote
         while True:
             message = pickle.load(

@@ -69,7 +69,8 @@ def open_previous(digest: str, staging: Path, target: Target) -> Incumbent:
     from freezer.serving.load import load
 
     (staging / OPENED).touch()
-    artifact, problem = Artifact.read(staging / FOLDER), None
+    artifact = Artifact.read(staging / FOLDER)
+    problem = None
     made_for = target.device_class
     device = str(target.device) if made_for.kind == "cuda" else None
     try:

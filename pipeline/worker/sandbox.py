@@ -97,23 +97,30 @@ def run_isolated(
         InfrastructureError: no child could be started.
     """
     make_folder(log.parent)
-    payload, oom_kills = pickle.dumps((function, args)), _oom_kills()
+    payload = pickle.dumps((function, args))
+    oom_kills = _oom_kills()
     report = _supervised(payload, folder, log, bounds)
     starved = _oom_kills() > oom_kills
     if report is None:
         how = "its supervisor was killed, by the kernel or by the model's own code"
-        failure = _starved(how, 0) if starved else _stopped("crash", how)
-        return End(failure=replace(failure, log_tail=log_tail(log)))
+        failed = _starved(how, 0) if starved else _stopped("crash", how)
+        return End(failure=replace(failed, log_tail=log_tail(log)))
     parts, end = received(report.result)
-    failed = _failure_in(report, end, bounds, starved=starved)
-    if failed is not None:
-        if failed.kind == "crash" and re.search(NOT_WRITTEN, _last_of(log)):
-            message = f"torch could not write a file, and {failed.message}; {ROOM}"
-            failed = _stopped("disk", message)
-        failed = replace(failed, log_tail=log_tail(log))
-    value = end.value if end else None
-    peak_bytes, wall_s = report.peak_bytes, report.wall_s
-    return End(value=value, parts=parts, failure=failed, peak_bytes=peak_bytes, wall_s=wall_s)
+    failure = _failure_in(report, end, bounds, starved=starved)
+    return End(
+        value=end.value if end else None,
+        parts=parts,
+        failure=failure and _with_log(failure, log),
+        peak_bytes=report.peak_bytes,
+        wall_s=report.wall_s,
+    )
+
+
+def _with_log(failure: Failure, log: Path) -> Failure:
+    if failure.kind == "crash" and re.search(NOT_WRITTEN, _last_of(log)):
+        message = f"torch could not write a file, and {failure.message}; {ROOM}"
+        failure = _stopped("disk", message)
+    return replace(failure, log_tail=log_tail(log))
 
 
 def _supervised(payload: bytes, folder: Path, log: Path, bounds: Bounds) -> SupervisorReport | None:
@@ -180,7 +187,8 @@ def _fork_supervisor() -> tuple[Connection, int]:
     Raises:
         InfrastructureError: it did not start within START_LIMIT_S, or its forkserver died.
     """
-    server, pid = _Forkserver.running(), None
+    server = _Forkserver.running()
+    pid = None
     with contextlib.suppress(OSError):
         supervisor = server.fork()
         pid = _receive(supervisor, START_LIMIT_S)
@@ -282,7 +290,8 @@ def _without_memory(failure: Failure, bounds: Bounds) -> Failure:
 
 
 def _over_memory(what: str, bounds: Bounds) -> Failure:
-    code, remedy = CODES["memory"], "; raise limits.memory_gb"
+    code = CODES["memory"]
+    remedy = "; raise limits.memory_gb"
     if not bounds.asked:
         code = NODE_MEMORY
         remedy = ", the share of this machine for one item; use a larger worker"

@@ -31,7 +31,6 @@ from pipeline.failures import CODES, classify
 from pipeline.records import Failure
 from pipeline.worker.child import run_child
 from pipeline.workspace import (
-    command_of,
     descendants,
     kill_descendants,
     oom_score,
@@ -47,7 +46,8 @@ CHUNK_BYTES = 1024 * 1024
 """Copied to the log at a time."""
 MAX_PROCESSES = 100
 """Limit of processes of one item at a time. A build runs a handful of compilers."""
-SPARE_BYTES, SPARE_BYTES_PER_CPU = 2_000_000_000, 16_000_000
+SPARE_BYTES = 2_000_000_000
+SPARE_BYTES_PER_CPU = 16_000_000
 """Private memory that a process may map beyond its limit of resident memory: stacks of threads,
 arenas, untouched pages.
 """
@@ -186,8 +186,11 @@ class _ChildWatch:
     """Watches one child."""
 
     def __init__(self, log: FileIO, bounds: Bounds, worker: Connection) -> None:
-        self._log, self._bounds, self._worker = log, bounds, worker
-        self._output, self._result = os.memfd_create("output"), os.memfd_create("result")
+        self._log = log
+        self._bounds = bounds
+        self._worker = worker
+        self._output = os.memfd_create("output")
+        self._result = os.memfd_create("result")
         fcntl.fcntl(self._output, fcntl.F_SETFL, os.O_APPEND)
         self._peak = self._logged = self._sent = 0
         self._status: int | None = None
@@ -209,11 +212,8 @@ class _ChildWatch:
         started = self._since = time.monotonic()
         stopped = self._until_the_end()
         wall_s = time.monotonic() - started
-        if stopped in (
-            "timeout",
-            "memory",
-        ):  # not with too many processes: looking at them takes too long
-            self._note_what_runs(stopped)
+        if stopped == "timeout":
+            self._print_traceback()
         self._take(kill_descendants())
         return SupervisorReport(
             stopped=stopped or ("output" if self._is_too_long() else None),
@@ -262,7 +262,8 @@ class _ChildWatch:
         if len(pids) > MAX_PROCESSES:
             return "processes"
         if (sent := os.fstat(self._result).st_size) > self._sent:
-            self._sent, self._since = sent, time.monotonic()
+            self._sent = sent
+            self._since = time.monotonic()
         if time.monotonic() - self._since > self._bounds.timeout_s:
             return "timeout"
         return "output" if self._is_too_long() else None
@@ -274,14 +275,7 @@ class _ChildWatch:
         if self._child in ended:
             self._status = ended[self._child]
 
-    def _note_what_runs(self, stopped: Stop) -> None:
-        """Log the processes that were running, and on a timeout the child's traceback."""
-        if stopped == "timeout":
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._child, signal.SIGUSR2)  # faulthandler prints it, see child.py
-            time.sleep(TRACE_WAIT_S)
-        others = [pid for pid in descendants(os.getpid()) if pid != self._child]
-        commands = "; ".join(command_of(pid)[:200] for pid in others[:3])
-        running = commands or "no process but the item's own"
-        line = f"\ncoldpress: stopped ({stopped}); still running: {running}\n"
-        os.write(self._output, line.encode())
+    def _print_traceback(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._child, signal.SIGUSR2)  # faulthandler prints it, see child.py
+        time.sleep(TRACE_WAIT_S)

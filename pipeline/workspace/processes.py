@@ -21,7 +21,8 @@ from pathlib import Path
 
 import psutil
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 KILL_WAIT_S = 30.0
 """Time to wait for killed processes.
@@ -101,15 +102,6 @@ def tree_bytes(child: int, pids: Sequence[int]) -> int:
     return sum(size.rss for pid, size in sizes.items() if pid == child or size.vms != whole)
 
 
-def command_of(pid: int) -> str:
-    """Return the command line of a process on one line, or its name."""
-    try:
-        process = psutil.Process(pid)
-        return " ".join(" ".join(process.cmdline()).split()) or f"[{process.name()}]"
-    except psutil.Error:
-        return "[gone]"
-
-
 def reap() -> dict[int, int]:
     """Reap the children of this process that have ended; return their wait statuses by pid."""
     ended: dict[int, int] = {}
@@ -130,7 +122,8 @@ def kill_descendants() -> dict[int, int]:
     round finds fewer, until no child is left.
     """
     ended: dict[int, int] = {}
-    deadline, wait_s = time.monotonic() + KILL_WAIT_S, 0.002
+    deadline = time.monotonic() + KILL_WAIT_S
+    wait_s = 0.002
     while time.monotonic() < deadline:
         kill(descendants(os.getpid()))
         ended |= reap()

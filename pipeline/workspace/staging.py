@@ -118,7 +118,8 @@ def _owner_lives(name: str) -> bool | None:
 
     A file that is being written has a dot before its name.
     """
-    mine, name = _owner_prefix(), name.removeprefix(".")
+    mine = _owner_prefix()
+    name = name.removeprefix(".")
     pid = name.removeprefix(mine).partition("~")[0] if name.startswith(mine) else ""
     return process_started(int(pid)) is not None if pid.isdigit() else None
 

@@ -58,7 +58,8 @@ class Workplace:
     """
 
     def __init__(self, root: Path, remote: RemoteFiles | None) -> None:
-        self.root, self.remote = root, remote
+        self.root = root
+        self.remote = remote
         self._listed: dict[_Kind, set[str]] = {}
 
     def folder(self, kind: _Kind, key: str) -> Path:

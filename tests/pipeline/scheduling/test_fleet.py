@@ -46,9 +46,6 @@ class Answers(NoRay):
             list[Done](),
         )
 
-    def in_use(self, node: Node) -> str:
-        return "in use are 1 of its 1 GPUs"
-
     def nodes(self) -> list[Node]:
         return self._nodes
 
@@ -143,7 +140,7 @@ def test_busy_gpu_delays_only_gpu_campaigns(
     fleet, notes = fleet_of(tmp_path, Answers(nodes, held=["a"]))
     assert [found.node_id for found in fleet.nodes] == ["b"], "a is used once it answers"
     assert notes == [
-        f"starting without node a, which serves {GPU}, {V4}, portable: in use are 1 of its 1 GPUs;"
+        f"starting without node a, which serves {GPU}, {V4}, portable: its cores or GPUs are in use;"
         " it is used once it answers"
     ]
     fleet, _ = fleet_of(tmp_path, Answers(nodes[:1], held=["a"]), wanted=[V4])
@@ -161,28 +158,6 @@ def test_class_with_only_a_busy_gpu_fails(
     with pytest.raises(InfrastructureError, match=f"no node for {GPU} had .*: node a, ") as caught:
         fleet_of(tmp_path, Answers(nodes, held=["a"]), wanted=wanted)
     assert caught.value.code == "CP-NO-NODE"
-
-
-def test_class_of_one_node_waits_for_its_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another node has the class of the GPU, but only the late one has the class of its CPU."""
-    monkeypatch.setattr("pipeline.scheduling.node_check.LATE_S", 0.1)
-
-    class Freed(Answers):
-        num_waits = 0
-
-        def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
-            self.num_waits += 1
-            late = Handle(("a", GPU, 1))
-            ended = super().wait(handles, timeout_s)
-            if self.num_waits > 3 and late in handles:
-                ended.append(Done(handle=late, value=facts_of(ON_GPU)))
-            return ended
-
-    nodes = [node("a", GPU, V4, num_gpus=1), node("b", GPU, "cpu-x86-64-v3", num_gpus=1)]
-    fleet, _ = fleet_of(tmp_path, Freed(nodes, held=["a"]))
-    assert sorted(fleet.facts()) == ["cpu-x86-64-v3", V4, GPU, "portable"]
 
 
 def test_node_is_used_once_it_sees_the_store(

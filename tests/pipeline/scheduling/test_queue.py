@@ -19,8 +19,6 @@ from pipeline.scheduling.queue import (
     begins_turn,
     ends_turn,
     fits,
-    lacks_memory,
-    memory_to_reserve,
 )
 from tests.support.one_node import waiting
 
@@ -149,25 +147,6 @@ def test_turn_ends_after_a_batch() -> None:
     )
 
 
-def test_missing_memory_names_the_largest_node() -> None:
-    task = waiting(V3, demand=Demand(asked=4 * 10**9, least=2 * 10**9))
-    problem = lacks_memory(task, [node("a", V3, memory_bytes=10**9), BIG])
-    assert problem is not None
-    assert "2.0 GB" in problem
-    assert "has 1.0 GB" in problem
-    assert lacks_memory(task, [BIG, node("a", V3, memory_bytes=None)]) is None
-
-
-@pytest.mark.parametrize(
-    ("asked", "has", "reserved"), [(500, 100, 100), (50, 100, 50), (50, None, None)]
-)
-def test_reserved_memory_is_within_the_node(
-    asked: int, has: int | None, reserved: int | None
-) -> None:
-    demand = Demand(asked=asked, least=9)
-    assert memory_to_reserve(demand, node("a", memory_bytes=has)) == reserved
-
-
 GB = 10**9
 
 
@@ -198,14 +177,3 @@ def test_nodes_that_fit_by_memory(
     nodes = [node(name, V3, memory_bytes=size * GB) for name, size in sizes.items()]
     task = waiting(V3, avoid=avoid, demand=Demand(asked=asked * GB, least=0, firm=firm))
     assert [node.node_id for node in nodes if fits(task, node, nodes)] == fitting
-
-
-def test_queue_returns_and_removes_tasks() -> None:
-    a, b, c = waiting(V3, index=1), waiting(V3, index=2), waiting(ANY, index=3)
-    queue = queue_of(a, b, c)
-    assert queue.take(Slot(node=SMALL), NODES) is a
-    queue.add(a, first=True)
-    assert queue.num_for(SMALL) == len(queue) == 3
-    queue.remove([a, c])
-    assert list(queue) == [b]
-    assert queue.classes() == [V3]

@@ -14,7 +14,6 @@ from pipeline.cluster import Done, Handle
 from pipeline.ledger import Ledger
 from pipeline.planning import Plan
 from pipeline.records import SKIPPED, CandidateReport, Failure, Outcome
-from pipeline.scheduling import BuildRecords
 from pipeline.worker import BuildResult, JudgeResult
 from tests.support import campaigns
 from tests.support.executions import Fake, executed, explained, record
@@ -125,21 +124,6 @@ def test_other_weights_skip_hopeless_recipes(store: Store, ledger: Ledger) -> No
         [*(built(name, architecture="b") for name in RECIPES), judged({FAST: 2.0})],
     )
     assert (skipped(other), len(cluster.started)) == ({}, 4)
-
-
-def test_next_start_knows_the_architecture(store: Store, ledger: Ledger) -> None:
-    """The driver died after the first build, which had failed."""
-    first(store, ledger)
-    plan = plan_of("second", store, ledger)
-    done = built(CHEAP, failure="capture").value
-    BuildRecords(store, ledger, lifted=False).add(
-        plan.items[0], replace(done, key=plan.items[0].builds[CHEAP].digest)
-    )
-    assert f"build {FAST}; skip {SLOW}: 1.10 times as fast as eager for first" in explained(
-        plan, store, ledger
-    )
-    _, cluster = finish(plan, store, ledger, [built(FAST), judged({FAST: 2.1})])
-    assert cluster.started == [f"build second {HERE} {FAST}", f"judge second {HERE}"]
 
 
 def test_requested_recipes_are_never_skipped(store: Store, ledger: Ledger) -> None:
