@@ -40,6 +40,11 @@ if TYPE_CHECKING:
 NICENESS = -10
 """Nice value of a judge, if it may be set: before all other processes."""
 
+FURTHER = "further"
+"""Folder of a judge's staging with payloads for further thread counts, for slow sizes, and of the
+fallback. It exists once the verdict is known; if the process dies from then on, the model is judged
+again without them."""
+
 
 def judge(request: JudgeRequest) -> JudgeResult:
     """Judge the candidates, unless the store contains an undisturbed judge's result for the same
@@ -47,8 +52,7 @@ def judge(request: JudgeRequest) -> JudgeResult:
     """
     from pipeline.sources import download_sources  # it imports pyarrow, which children do not need
 
-    place = workplace(request.store)
-    entry = request.entry
+    place, entry = workplace(request.store), request.entry
     name = judged_name(request.key, entry.name, request.failures)
     stored = _stored(place, name)
     if stored is not None:
@@ -93,17 +97,30 @@ def _result_of(key: str, end: End) -> tuple[JudgeResult, bool]:
 
 
 def _judge_in_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) -> End:
-    """Judge in a child; again without the previous artifact if the child dies of it."""
+    """Judge in a child; again without the previous artifact or what follows the verdict if the
+    child dies of them.
+    """
     digest, problem = bring_previous(request, staging)
-    end = in_child(_judge_child, replace(request, previous=digest), staging, folders)
-    failure = end.failure
+    request, notes = replace(request, previous=digest), list[str]()
+    uncompared = "not compared with the artifact that serves now"
+    if problem:
+        notes.append(f"{uncompared}: {problem}")
+    end = in_child(_judge_child, request, staging, folders)
+    failure, has_verdict = end.failure, (staging / FURTHER).exists()
     # After a timeout, the previous artifact serves on.
     died = failure is not None and failure.kind in ("crash", "memory")
-    if failure and died and (staging / OPENED).exists():
-        problem = failure.message
+    if failure and died and (staging / OPENED).exists() and not has_verdict:
+        notes.append(f"{uncompared}: {failure.message}")
+        request = replace(request, previous=None)
         end = in_child(_judge_child, request, staging, folders)
-    if end.failure is None and problem:
-        reason = f"{end.value.reason}; not compared with the artifact that serves now: {problem}"
+        failure, has_verdict = end.failure, (staging / FURTHER).exists()
+    if failure and has_verdict:
+        counts = ", ".join(map(str, request.further_threads))
+        what = f"not frozen for threads {counts}" if counts else "no further payloads were tried"
+        notes.append(f"{what}: {failure.message}")
+        end = in_child(_judge_child, replace(request, further_threads=()), staging, folders)
+    if end.failure is None:
+        reason = "; ".join([end.value.reason, *notes])
         end = replace(end, value=replace(end.value, reason=reason))
     return end
 
@@ -123,8 +140,7 @@ def _bring_candidates(
         How a candidate is damaged, or None. A damaged one is removed, so that it is built again.
     """
     for recipe, folder in folders.items():
-        key = request.builds[recipe]
-        damage = f"the candidate of {recipe} is missing"
+        key, damage = request.builds[recipe], f"the candidate of {recipe} is missing"
         try:
             if place.bring("candidates", key, folder):
                 damage = damage_of(folder) or ""
@@ -159,8 +175,8 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) 
     )
     incumbent = open_previous(request.previous, staging, target) if request.previous else None
     judgement = judge(session, [Candidate.read(folder) for folder in folders], incumbent)
-    if judgement.winner is not None:
-        further = staging / "further"
+    further = staging / FURTHER
+    if judgement.winner is not None and not further.exists():
         further.mkdir()
         judgement = with_other_payloads(session, judgement, further)
     dest = staging / "judged" / "artifact"
@@ -182,8 +198,7 @@ def _write_artifact(
     from freezer.freezing.freeze import keep_eager
     from freezer.freezing.packaging import assemble
 
-    entry = request.entry
-    failures = request.failures
+    entry, failures = request.entry, request.failures
     provenance = {"source": str(entry.source), "campaign": request.campaign}
     if judgement.winner is not None:
         assemble(session, judgement, dest=dest, provenance=provenance, failures=failures)

@@ -18,8 +18,9 @@ from freezer.codec import decode
 from freezer.freezing.sources import parse_source
 from freezer.freezing.target import toolchain
 from freezer.spec import InputSpec, Limits, TensorSpec
+from freezer.store import WORK
 from pipeline.catalog import Entry
-from pipeline.records import SKIPPED, flat_json
+from pipeline.records import SKIPPED, Failure, flat_json
 from pipeline.worker import (
     BuildRequest,
     BuildResult,
@@ -30,6 +31,7 @@ from pipeline.worker import (
     probe,
 )
 from pipeline.worker.child import End
+from pipeline.worker.judge_task import FURTHER
 from pipeline.worker.task_child import in_child
 from pipeline.workspace import damage_of, log_path, workplace
 from tests.support.campaigns import judged_folder
@@ -157,6 +159,35 @@ def test_judge_builds_the_winner_for_further_threads(tmp_path: Path) -> None:
     )
 
 
+def test_death_in_a_further_build_leaves_the_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child dies after the verdict: the model is judged again for the deciding thread count
+    alone.
+    """
+    workplace(str(tmp_path)).folder("candidates", "b").mkdir(parents=True)
+    asked: list[tuple[int, ...]] = []
+
+    def isolated(child: Any, request: JudgeRequest, staging: Path, *args: Any) -> End:
+        asked.append(request.further_threads)
+        if not request.further_threads:
+            return End(value=JudgeResult(key="j", verdict="published", reason="it is fast"))
+        (staging / FURTHER).mkdir()
+        return End(
+            failure=Failure(kind="memory", code="CP-MEMORY", message="used more than 8.0 GB")
+        )
+
+    monkeypatch.setattr("pipeline.worker.judge_task.in_child", isolated)
+    result = judge(
+        replace(of_a_broken_model(tmp_path, {"torchscript-frozen": "b"}), further_threads=(2, 1))
+    )
+    assert asked == [(2, 1), ()]
+    assert (result.verdict, result.reason) == (
+        "published",
+        "it is fast; not frozen for threads 2, 1: used more than 8.0 GB",
+    )
+
+
 def test_final_failure_is_read_back(tmp_path: Path) -> None:
     workplace(str(tmp_path)).folder("candidates", "b").mkdir(parents=True)
     request = of_a_broken_model(tmp_path, {"torchscript-frozen": "b"})
@@ -276,6 +307,24 @@ def test_model_that_cannot_be_loaded_is_loaded_once(tmp_path: Path) -> None:
     assert [kind_of(result) for result in results] == ["source"] * 3
     for result in results:
         assert "no weights at hand" in log_path(str(tmp_path), result.key).read_text()
+
+
+def test_damaged_model_file_is_a_source_failure(tmp_path: Path) -> None:
+    (tmp_path / "damaged.pt").write_bytes(b"PK\x03\x04" + bytes(1000))
+    source = parse_source("torchscript:damaged.pt", folder=tmp_path)
+    common: dict[str, Any] = {
+        "device_class": HERE,
+        "num_threads": 2,
+        "store": str(tmp_path / "store"),
+    }
+    (result,) = build(
+        BuildRequest(
+            builds={"torchscript-frozen": "b"}, entry=replace(entry(), source=source), **common
+        )
+    )
+    assert result.failure is not None
+    assert (result.failure.kind, result.failure.code) == ("source", "CP-SOURCE"), result.failure
+    assert list((tmp_path / "store" / WORK / "staging").iterdir()) == []
 
 
 def test_probe_returns_the_toolchain() -> None:
