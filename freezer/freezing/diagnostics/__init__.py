@@ -15,9 +15,6 @@ from freezer.freezing.diagnostics.messages import (
 )
 from freezer.freezing.diagnostics.remedies import NOT_WRITTEN, ROOM
 from freezer.freezing.diagnostics.source_lines import (
-    line_of_node,
-    line_of_stack,
-    marked_in,
     running_at,
     warned_at,
 )
@@ -27,9 +24,6 @@ __all__ = [
     "ROOM",
     "export_sentence",
     "inductor_sentence",
-    "line_of_node",
-    "line_of_stack",
-    "marked_in",
     "onnx_sentence",
     "openvino_sentence",
     "run_sentence",

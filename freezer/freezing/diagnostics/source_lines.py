@@ -1,5 +1,4 @@
-"""The user's source line behind an error, a warning or a range of TorchScript: `model.py:12: if
-x.sum() > 0:`.
+"""The user's source line behind an error or a warning: `model.py:12: if x.sum() > 0:`.
 
 Lines of torch, freezer and Python's standard library are not the user's.
 """
@@ -19,10 +18,7 @@ _MARK = re.compile(
     r'File "(?P<file>[^"]+)", line (?P<line>\d+)[^\n]*\n(?:.*\n)*?(?P<code>.*)\n *~+( <---'
     r" HERE)?\n?"
 )
-_FRAME = re.compile(r"^(?P<file>.+)\((?P<line>\d+)\): .*$", re.MULTILINE)
 _STACK = re.compile(r'^ *File "(?P<file>[^"]+)", line (?P<line>\d+).*\n(?P<code>.*)$', re.MULTILINE)
-# followed by lines of TorchScript's code in the file that the module was loaded from
-_SAVED = "Serialized   File "
 _FREEZER = f"{Path(__file__).parents[2]}/"
 _TORCH = importlib.util.find_spec("torch")
 _LIBRARIES = (
@@ -50,9 +46,14 @@ def running_at() -> str | None:
     user's.
     """
     stack = traceback.walk_stack(sys._getframe(1))
-    frames = [(frame.f_code.co_filename, number) for frame, number in stack]
-    own = [index for index, (file, _) in enumerate(frames) if file.startswith(_FREEZER)]
-    for file, number in frames[: own[-1]] if own else frames:
+    frames: list[tuple[str, int]] = []
+    last = None
+    for frame, number in stack:
+        file = frame.f_code.co_filename
+        if file.startswith(_FREEZER):
+            last = len(frames)
+        frames.append((file, number))
+    for file, number in frames[:last]:
         if _is_users(file):
             return _line(file, number)
     return None
@@ -75,21 +76,6 @@ def marked_in(text: str) -> str | None:
         return None
     mark = next((mark for mark in marks if _is_users(mark["file"])), marks[0])
     return _line(mark["file"], int(mark["line"]), mark["code"])
-
-
-def line_of_node(source_range: str) -> str | None:
-    """The user's line of a node of a TorchScript graph, scripted or traced; torch's own if none is
-    the user's.
-
-    Args:
-        source_range: the result of `node.sourceRange()`; may be empty.
-    """
-    text = source_range.partition(_SAVED)[0]
-    frames = [] if _MARK.search(text) else list(_FRAME.finditer(text))
-    if frames:  # a traced call, innermost first
-        frame = next((frame for frame in frames if _is_users(frame["file"])), frames[0])
-        return _line(frame["file"], int(frame["line"])).removesuffix(": ")
-    return marked_in(text) or marked_in(source_range)
 
 
 def line_of_stack(stack_trace: str | None) -> str | None:

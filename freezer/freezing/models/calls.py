@@ -38,6 +38,8 @@ PROBLEM = (
     " with torch (torch.rand), or make it an input"
 )
 
+Model = Callable[..., object]
+
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
@@ -49,16 +51,22 @@ def copied(model: nn.Module) -> nn.Module:
     (torch.nn.utils.weight_norm), and sparse tensors in a compressed layout. Scripted functions are
     shared. Buffers that overlap in memory overlap in the copy too.
     """
-    with (
-        torch.no_grad()
-    ):  # otherwise the parameters of a copied ScriptModule are not leaves, and .double() warns
-        memo: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in _refused(model)}
-        held = [vars(module) for module in _plain_modules(model)]
-        memo |= {id(function): function for function in _scripted_functions(held)}
-        whole: nn.Module = _unwrapped(copy.deepcopy(model, memo))
+    memo: dict[int, object] = {}
+    # with gradients, the parameters of a copied ScriptModule are not leaves, and .double() warns
+    with torch.no_grad():
+        for tensor in _refused(model):
+            detached = tensor.detach()
+            memo[id(tensor)] = detached.clone()
+        modules = _plain_modules(model)
+        attributes = [vars(module) for module in modules]
+        for function in _scripted_functions(attributes):
+            memo[id(function)] = function
+        whole = copy.deepcopy(model, memo)
+    whole = _unwrapped(whole)
     for module in _plain_modules(whole):
         for name, part in module._modules.items():
-            module._modules[name] = _unwrapped(part)
+            if part is not None:
+                module._modules[name] = _unwrapped(part)
         module._backward_hooks.clear()
         module._backward_pre_hooks.clear()
     return whole
@@ -68,8 +76,11 @@ def device_of_model(model: nn.Module, inputs: Iterable[Tensor] = ()) -> torch.de
     """The device of a model's first parameter or buffer; without any, of its first input; otherwise
     the CPU.
     """
-    first = next((tensor for tensor in (*model.parameters(), *model.buffers(), *inputs)), None)
-    return CPU if first is None else first.device
+    parameters = model.parameters()
+    buffers = model.buffers()
+    for tensor in (*parameters, *buffers, *inputs):
+        return tensor.device
+    return CPU
 
 
 def model_on(model: nn.Module, device: torch.device) -> nn.Module:
@@ -84,7 +95,8 @@ def model_on(model: nn.Module, device: torch.device) -> nn.Module:
             file = io.BytesIO()  # reading it again also moves the constants of its graph
             torch.jit.save(model, file)
             file.seek(0)
-            return cast(nn.Module, torch.jit.load(file, map_location=device))
+            loaded: nn.Module = torch.jit.load(file, map_location=device)
+            return loaded
         moved = copied(model).to(device)
         for part in _plain_modules(moved):
             _move_attributes(part, device)
@@ -94,54 +106,63 @@ def model_on(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def _move_attributes(module: nn.Module, device: torch.device) -> None:
-    for name, value in list(vars(module).items()):
+    attributes = vars(module)
+    for name, value in list(attributes.items()):
         if name not in ("_parameters", "_buffers", "_modules"):
-            vars(module)[name] = moved_to_device(value, device, DEPTH)
+            attributes[name] = moved_to_device(value, device, DEPTH)
 
 
 def _rename_devices(module: fx.GraphModule, device: torch.device) -> None:
     """Make a graph of torch.export create its tensors on a device."""
     for node in module.graph.nodes:
-        if isinstance(node.kwargs.get("device"), torch.device):
+        named = node.kwargs.get("device")
+        if isinstance(named, torch.device):
             node.kwargs = {**node.kwargs, "device": device}
         if node.target is torch.ops.aten.to.device:
-            node.args = (node.args[0], device, *node.args[2:])
+            tensor, _, *others = node.args
+            node.args = (tensor, device, *others)
     module.recompile()
 
 
 def _refused(model: nn.Module) -> list[Tensor]:
     """The tensors of a model that copy.deepcopy refuses."""
-    held = [
-        value
-        for module in _plain_modules(model)
-        for value in (*vars(module).values(), *module._buffers.values())
-    ]
-    return [
-        item
-        for item in held
-        if isinstance(item, Tensor) and (not item.is_leaf or item.layout in _COMPRESSED)
-    ]
+    refused = []
+    for module in _plain_modules(model):
+        attributes = vars(module).values()
+        buffers = module._buffers.values()
+        for value in (*attributes, *buffers):
+            if not isinstance(value, Tensor):
+                continue
+            compressed = value.layout in _COMPRESSED
+            if compressed or not value.is_leaf:
+                refused.append(value)
+    return refused
 
 
-def _scripted_functions(value: Any, depth: int = 3) -> Iterator[Any]:
+def _scripted_functions(value: object, depth: int = 3) -> Iterator[object]:
     """The scripted functions in attributes, and in lists, tuples and dicts there."""
     if isinstance(value, torch.jit.ScriptFunction):
         yield value
-    elif depth and isinstance(value, list | tuple | dict):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _scripted_functions(item, depth - 1)
+        return
+    if isinstance(value, dict):
+        value = list(value.values())
+    if depth and isinstance(value, list | tuple):
+        for part in value:
+            yield from _scripted_functions(part, depth - 1)
 
 
 def _plain_modules(model: nn.Module) -> list[nn.Module]:
-    return [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+    plain = []
+    for module in model.modules():
+        if not isinstance(module, torch.jit.ScriptModule):
+            plain.append(module)
+    return plain
 
 
-def _unwrapped(module: Any) -> Any:
+def _unwrapped(module: nn.Module) -> nn.Module:
     """The module inside torch.compile's wrappers."""
-    while type(module).__name__ == "OptimizedModule" and isinstance(
-        getattr(module, "_orig_mod", None), nn.Module
-    ):
-        module = module._orig_mod
+    while type(module).__name__ == "OptimizedModule":
+        module = cast(nn.Module, module._orig_mod)
     return module
 
 
@@ -171,7 +192,9 @@ def first_result(name: str, model: nn.Module, spec: InputSpec, item: InputSet) -
             CP-INPUT-WRITTEN).
     """
     given = item.cloned()
-    before = {path: _version(tensor) for path, tensor in given.items()}
+    versions = {}
+    for path, tensor in given.items():
+        versions[path] = _version(tensor)
     source = SourceCall(name, model)
     try:
         result = source(spec, given)
@@ -179,15 +202,13 @@ def first_result(name: str, model: nn.Module, spec: InputSpec, item: InputSet) -
         raise JudgeError(
             f"{name}: the eager model fails on its inputs: {described(error)}", code="CP-EAGER"
         ) from error
-    written = [
-        path
-        for path, tensor in given.items()
-        if _version(tensor) != before[path] or not same_bytes(tensor, item.tensors[path])
-    ]
-    if written:
-        paths, plural = ", ".join(repr(path) for path in written), "s" if len(written) > 1 else ""
+    for path, tensor in given.items():
+        before = item.tensors[path]
+        same_version = _version(tensor) == versions[path]
+        if same_version and same_bytes(tensor, before):
+            continue
         raise JudgeError(
-            f"{name}: a call writes into its input{plural} {paths}, which would change the caller's"
+            f"{name}: a call writes into its input {path!r}, which would change the caller's"
             " tensors; start forward with a copy (`x = x.clone()`), or return the new value",
             code="CP-INPUT-WRITTEN",
         )
@@ -204,7 +225,7 @@ def described(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def call_source(model: Any, spec: InputSpec, tensors: Mapping[str, Tensor]) -> Any:
+def call_source(model: Model, spec: InputSpec, tensors: Mapping[str, Tensor]) -> Any:
     """The source model's result, without gradients."""
     args, kwargs = bind(spec, tensors)
     with torch.no_grad():
@@ -217,9 +238,12 @@ def generators_kept() -> Iterator[None]:
     imported, which models and compilers draw from.
     """
     numpy = sys.modules.get("numpy")
-    of_python, of_numpy = random.getstate(), numpy.random.get_state() if numpy is not None else None
-    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with torch.random.fork_rng(devices=list(gpus)):
+    of_python = random.getstate()
+    of_numpy = None if numpy is None else numpy.random.get_state()
+    num_gpus = 0
+    if torch.cuda.is_initialized():
+        num_gpus = torch.cuda.device_count()
+    with torch.random.fork_rng(devices=range(num_gpus)):
         try:
             yield
         finally:
@@ -228,18 +252,21 @@ def generators_kept() -> Iterator[None]:
                 numpy.random.set_state(of_numpy)
 
 
-def positions() -> Any:
+def positions() -> object:
     """States of the generators of torch, Python and NumPy, which change when something is drawn.
 
     A model's own are not included.
     """
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():
+        states += torch.cuda.get_rng_state_all()
+    of_torch = [state.tolist() for state in states]
+    of_python = random.getstate()
     numpy = sys.modules.get("numpy")
-    of_torch = [
-        torch.get_rng_state(),
-        *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ()),
-    ]
-    of_numpy = None if numpy is None else pickle.dumps(numpy.random.get_state())
-    return [state.tolist() for state in of_torch], random.getstate(), of_numpy
+    of_numpy = None
+    if numpy is not None:
+        of_numpy = pickle.dumps(numpy.random.get_state())
+    return of_torch, of_python, of_numpy
 
 
 def same_each_time(ask_again: Callable[[], bool]) -> bool:
@@ -252,7 +279,9 @@ def same_each_time(ask_again: Callable[[], bool]) -> bool:
     before = positions()
     if not ask_again():
         return False
-    return positions() == before or all(ask_again() for _ in range(NUM_MORE_CALLS))
+    if positions() == before:
+        return True
+    return all(ask_again() for _ in range(NUM_MORE_CALLS))
 
 
 def baked_in(
@@ -267,26 +296,36 @@ def baked_in(
         eager, candidate: answers to one input set of equally many calls, at least two.
         ask: calls the candidate once more.
     """
-    suspects = {
-        index
-        for index, (of_eager, mine) in enumerate(
-            zip(zip(*eager, strict=True), zip(*candidate, strict=True), strict=True)
-        )
-        if any(_apart(of_eager[0], other) for other in of_eager[1:])
-        and all(same_tensors(mine[0], other) for other in mine[1:])
-    }
+    constants = candidate[0]
+    suspects = set()
+    for index, constant in enumerate(constants):
+        first, *others = [answer[index] for answer in eager]
+        repeated = [answer[index] for answer in candidate]
+        varies = any(_apart(first, other) for other in others)
+        repeats = all(same_tensors(constant, other) for other in repeated)
+        if varies and repeats:
+            suspects.add(index)
     for _ in range(NUM_MORE_CALLS):
         if not suspects:
             return None
         answer = ask()
-        suspects = {index for index in suspects if same_tensors(candidate[0][index], answer[index])}
+        for index in list(suspects):
+            constant = constants[index]
+            if not same_tensors(constant, answer[index]):
+                suspects.remove(index)
     return PROBLEM if suspects else None
 
 
-def _apart(one: Tensor, other: Tensor) -> bool:
+def _apart(first: Tensor, second: Tensor) -> bool:
     """Whether two answers differ by more than rounding."""
-    if one.shape != other.shape or not comparable(one):
-        return not torch.equal(one, other)
-    a, b = in_double(one).nan_to_num(), in_double(other).nan_to_num()
-    noise, signal = (a - b).abs().square().sum(), a.abs().square().sum()
-    return float(noise) > ROUNDING**2 * float(signal)
+    if first.shape != second.shape or not comparable(first):
+        return not torch.equal(first, second)
+    expected = in_double(first)
+    expected = expected.nan_to_num()
+    got = in_double(second)
+    got = got.nan_to_num()
+    difference = (expected - got).abs()
+    noise = float(difference.square().sum())
+    magnitude = expected.abs()
+    signal = float(magnitude.square().sum())
+    return noise > ROUNDING**2 * signal

@@ -4,10 +4,8 @@ parameters.
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -16,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from freezer.errors import SourceError, SpecError
 from freezer.freezing.models.calls import copied
-from freezer.spec import ConstantSpec, InputSpec
+from freezer.spec import InputSpec
 
 PRESERVE, RESET = "CP-PRESERVE", "CP-RESET"
 
@@ -28,20 +26,19 @@ def check_weights(name: str, model: nn.Module) -> None:
         SourceError: one is on the meta device, or of a lazy layer that was never called; code
             CP-WEIGHTS-MISSING.
     """
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    lazy = [path for path, tensor in tensors if is_lazy(tensor)]
-    meta = [path for path, tensor in tensors if not is_lazy(tensor) and tensor.is_meta]
-    what = (
-        "of lazy layers, which get their weights from the first call; call the model once before"
-        " freezing it, or load a state dict"
-    )
-    if not lazy:
-        what = (
-            "on the meta device, without values; load the weights (model.to_empty(device='cpu'),"
-            " then load_state_dict)"
-        )
-    if lazy or meta:
-        raise SourceError(f"{name}: {_some(lazy or meta)} {what}", code="CP-WEIGHTS-MISSING")
+    parameters = model.named_parameters()
+    buffers = model.named_buffers()
+    for path, tensor in (*parameters, *buffers):
+        if is_lazy(tensor):
+            problem = "is of a lazy layer, which gets its weights from the first call"
+            remedy = "call the model once before freezing it, or load a state dict"
+        elif tensor.is_meta:
+            problem = "is on the meta device, without values"
+            remedy = "load the weights (model.to_empty(device='cpu'), then load_state_dict)"
+        else:
+            continue
+        message = f"{name}: {path} {problem}; {remedy}"
+        raise SourceError(message, code="CP-WEIGHTS-MISSING")
 
 
 def check_mode(model: nn.Module) -> None:
@@ -51,24 +48,20 @@ def check_mode(model: nn.Module) -> None:
     Raises:
         SpecError: the model or a part is in training mode.
     """
-    if getattr(model, "training", False):  # a frozen ScriptModule has no mode
-        raise SpecError("the model is in training mode; call model.eval() before freezing it")
-    left = _training(model)
-    if left and (forgotten := left - _training(copied(model).eval())):
-        raise SpecError(
-            f"{_some(sorted(forgotten))} in training mode, although the model is in eval mode; call"
-            " model.eval() before freezing it"
-        )
+    training = _training(model)
+    if training:
+        training -= _training(copied(model).eval())
+    if training:
+        part = min(training) or "the model"
+        raise SpecError(f"{part} is in training mode; call model.eval() before freezing it")
 
 
 def _training(model: nn.Module) -> set[str]:
-    return {name for name, module in model.named_modules() if getattr(module, "training", False)}
-
-
-def _some(names: list[str]) -> str:
-    """The first of some names, and the number of others: `head.weight and 3 more are`."""
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return f"{names[0]}{more} {'are' if more else 'is'}"
+    names = set()
+    for name, module in model.named_modules():
+        if getattr(module, "training", False):  # a frozen ScriptModule has no mode
+            names.add(name)
+    return names
 
 
 def check_kept_names(
@@ -87,16 +80,20 @@ def check_kept_names(
             is not such a method (code CP-RESET).
     """
     for path in preserve:
-        if problem := _problem(model, path):
+        problem = _problem(model, path)
+        if problem:
             raise SpecError(f"{name}: preserve: {problem}", code=PRESERVE)
-    if reset is not None and (problem := _reset_problem(model, reset)):
-        raise SpecError(f"{name}: reset: {problem}", code=RESET)
+    if reset is not None:
+        problem = _reset_problem(model, reset)
+        if problem:
+            raise SpecError(f"{name}: reset: {problem}", code=RESET)
 
 
 def _problem(model: nn.Module, path: str) -> str | None:
     """Why a name cannot be preserved."""
     parent, _, last = path.rpartition(".")
-    owner = dict(model.named_modules(remove_duplicate=False)).get(parent)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    owner = modules.get(parent)
     if owner is None:
         return f"{parent!r} of {path!r} is not a submodule"
     if last in ("forward", "training"):
@@ -104,9 +101,7 @@ def _problem(model: nn.Module, path: str) -> str | None:
     if hasattr(RecursiveScriptModule, last):
         return f"{path!r} is a name that every TorchScript module uses itself; rename it"
     if not hasattr(owner, last):
-        near = difflib.get_close_matches(last, dir(owner), n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        return f"the model has no attribute or method {path!r}{hint}"
+        return f"the model has no attribute or method {path!r}"
     value = getattr(owner, last)
     if isinstance(value, nn.Module):
         return f"{path!r} is a submodule; name its attributes: {path}.NAME"
@@ -132,20 +127,19 @@ def _reset_problem(model: nn.Module, name: str) -> str | None:
     return None
 
 
-def _needed_arguments(method: Any) -> list[str]:
+def _needed_arguments(method: Callable[..., object]) -> list[str]:
     """The required arguments of a method."""
     schema = getattr(method, "schema", None)
     if schema is not None:
-        return [
-            item.name
-            for item in schema.arguments
-            if item.name != "self" and not item.has_default_value()
-        ]
-    varying = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = inspect.signature(method).parameters.values()
-    return [
-        item.name for item in parameters if item.default is item.empty and item.kind not in varying
-    ]
+        _, *arguments = schema.arguments  # the first is self
+        return [argument.name for argument in arguments if not argument.has_default_value()]
+    needed = []
+    signature = inspect.signature(method)
+    for parameter in signature.parameters.values():
+        varying = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if parameter.default is parameter.empty and not varying:
+            needed.append(parameter.name)
+    return needed
 
 
 def check_signature(model: nn.Module, spec: InputSpec) -> None:
@@ -158,20 +152,17 @@ def check_signature(model: nn.Module, spec: InputSpec) -> None:
         return
     if isinstance(model, torch.jit.ScriptModule):
         schema = model.forward.schema  # type: ignore[attr-defined]
-        names = [argument.name for argument in schema.arguments if argument.name != "self"]
+        names = [argument.name for argument in schema.arguments]
     else:
-        parameters = inspect.signature(model.forward).parameters.values()
-        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        signature = inspect.signature(model.forward)
+        parameters = signature.parameters
+        names = list(parameters)
+        kinds = [parameter.kind for parameter in parameters.values()]
+        if inspect.Parameter.VAR_KEYWORD in kinds:
             return
-        names = [parameter.name for parameter in parameters]
     for item in spec.inputs:
         if item.name not in names:
-            what = "constant input" if isinstance(item, ConstantSpec) else "input"
-            head = item.name.partition(".")[0]
-            nested = (
-                f"; declare {head!r} as a tuple, list or dict of its parts" if head in names else ""
-            )
             raise SpecError(
-                f"{what} {item.name!r} is not a parameter of forward({', '.join(names)}); use its"
-                f" names, or a list{nested}"
+                f"input {item.name!r} is not a parameter of forward({', '.join(names)}); use its"
+                " names, or a list"
             )

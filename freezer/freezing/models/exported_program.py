@@ -11,12 +11,14 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import BuiltinFunctionType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
+from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
+from freezer.freezing.models.integer_ranges import arguments_of
 from freezer.freezing.models.samples import example_spec
 from freezer.spec import Dim, InputSpec
 
@@ -77,7 +79,8 @@ def module_of(program: torch.export.ExportedProgram) -> nn.Module:
     for part in list(module.modules()):
         if isinstance(part, fx.GraphModule):
             _rewrite(part)
-    if isinstance(guards := getattr(module, "_guards_fn", None), nn.Module):
+    guards = getattr(module, "_guards_fn", None)
+    if isinstance(guards, nn.Module):
         module._guards_fn = SizeGuards(guards)
     return ExportedModule(module, module.graph).eval()
 
@@ -87,39 +90,46 @@ def _rewrite(module: fx.GraphModule) -> None:
     for node in list(module.graph.nodes):
         if node.op != "call_function":
             continue
-        if (
-            node.target is torch.ops.aten.full.default
-            and isinstance(node.args[1], bool)
-            and node.kwargs.get("dtype") is not None
-        ):
-            node.args = (node.args[0], int(node.args[1]))  # TorchScript cannot fill with a bool
-        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+        if node.target is torch.ops.aten.full.default:
+            size, value = node.args
+            typed = node.kwargs.get("dtype") is not None
+            if typed and isinstance(value, bool):  # TorchScript cannot fill with a bool
+                node.args = (size, int(value))
+        checks_dtype = node.target is torch.ops.aten._assert_tensor_metadata.default
+        if checks_dtype:
             module.graph.erase_node(node)
         elif node.target in _CASTS and _changes_nothing(node):
-            node.replace_all_uses_with(node.args[0])
+            source = node.args[0]
+            node.replace_all_uses_with(source)
             module.graph.erase_node(node)
         elif node.target in _SIZES:
-            node.op, node.target = "call_method", _SIZES[node.target]
-        elif any(
-            isinstance(given.meta.get("val"), torch.SymInt | torch.SymBool)
-            for given in node.all_input_nodes
-        ):
+            node.op = "call_method"
+            node.target = _SIZES[node.target]
+        elif any(map(_is_size, node.all_input_nodes)):
             _take_traced_sizes(node)
     module.recompile()
 
 
+def _is_size(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.SymInt | torch.SymBool)
+
+
 def _changes_nothing(node: fx.Node) -> bool:
     """Whether a cast returns its argument: same dtype, device and strides, without a copy."""
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    before, after = node.args[0].meta.get("val"), node.meta.get("val")  # type: ignore[union-attr]
-    if given.get("copy") or not isinstance(before, Tensor) or not isinstance(after, Tensor):
+    operator = cast(OpOverload, node.target)
+    given = arguments_of(operator, node.args, node.kwargs)
+    source = cast(fx.Node, node.args[0])
+    before = source.meta.get("val")
+    after = node.meta.get("val")
+    if not isinstance(before, Tensor) or not isinstance(after, Tensor):
         return False
-    return (before.dtype, before.device, before.layout) == (
-        after.dtype,
-        after.device,
-        after.layout,
-    ) and (given.get("memory_format") in (None, torch.preserve_format))
+    memory_format = given.get("memory_format")
+    if given.get("copy") or memory_format not in (None, torch.preserve_format):
+        return False
+    if before.dtype != after.dtype or before.layout != after.layout:
+        return False
+    return before.device == after.device
 
 
 def _take_traced_sizes(node: fx.Node) -> None:
@@ -136,20 +146,24 @@ def _take_traced_sizes(node: fx.Node) -> None:
         node.target = _OWN[name]
         return
     for functions in (torch, torch._C._nn):
-        if isinstance(
-            function := getattr(functions, name, None), BuiltinFunctionType
-        ):  # Python wrappers take other arguments
+        function = getattr(functions, name, None)
+        if isinstance(function, BuiltinFunctionType):  # Python wrappers take other arguments
             node.target = function
             return
-    if hasattr(torch._C.TensorBase, name) and name not in vars(Tensor):
-        node.op, node.target = "call_method", name
+    is_method = hasattr(torch._C.TensorBase, name)
+    if is_method and name not in vars(Tensor):
+        node.op = "call_method"
+        node.target = name
 
 
 def sliced(
     tensor: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Tensor:
     """A slice of a tensor along one dim, with the arguments of aten::slice."""
-    return tensor[(slice(None),) * (dim % tensor.dim()) + (slice(start, end, step),)]
+    axis = dim % tensor.dim()
+    whole = [slice(None)] * axis
+    part = slice(start, end, step)
+    return tensor[(*whole, part)]
 
 
 def checked(condition: bool, message: str) -> None:
@@ -175,24 +189,31 @@ def spec_of(program: torch.export.ExportedProgram) -> InputSpec | None:
     if program.example_inputs is None:
         return None
     args, kwargs = program.example_inputs
-    names = list(inspect.signature(program.module().forward).parameters)
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    kinds = torch.export.graph_signature.InputKind
-    nodes = [
-        spec.arg.name
-        for spec in program.graph_signature.input_specs
-        if spec.kind == kinds.USER_INPUT
-    ]
-    values = {
-        node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"
-    }
+    signature = inspect.signature(program.module().forward)
+    names = list(signature.parameters)
+    given = dict(zip(names, args, strict=False))
+    given.update(kwargs)
+    values = {}
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            values[node.name] = node.meta.get("val")
     dims = _Dims(program.range_constraints)
     axes: dict[str, dict[int, Dim]] = {}
-    for (keys, example), node in zip(pytree.tree_flatten_with_path(given)[0], nodes, strict=False):
+    leaves, _ = pytree.tree_flatten_with_path(given)
+    user_inputs = program.graph_signature.user_inputs
+    for (keys, example), name in zip(leaves, user_inputs, strict=False):
         if isinstance(example, Tensor):
-            path = ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in keys)
-            axes[path] = dims.of(example.shape, values[node].shape)
-    return example_spec(given, axes)[0]
+            path = ".".join(map(_part, keys))
+            value = values[str(name)]
+            axes[path] = dims.of(example.shape, value.shape)
+    spec, _ = example_spec(given, axes)
+    return spec
+
+
+def _part(key: pytree.KeyEntry) -> str:
+    """The part of an input's path for a key of a dict, or an index."""
+    index = getattr(key, "idx", key)
+    return str(getattr(key, "key", index))
 
 
 class _Dims:
@@ -204,27 +225,39 @@ class _Dims:
 
     def of(self, sizes: Sequence[int], symbols: Sequence[Any]) -> dict[int, Dim]:
         """The dims of a tensor by axis: those that the program lets vary."""
-        found = (
-            (axis, self._dim(size, symbol, axis))
-            for axis, (size, symbol) in enumerate(zip(sizes, symbols, strict=True))
-        )
-        return {axis: dim for axis, dim in found if dim is not None}
+        dims = {}
+        for axis, size in enumerate(sizes):
+            dim = self._dim(size, symbols[axis], axis)
+            if dim is not None:
+                dims[axis] = dim
+        return dims
 
     def _dim(self, size: int, symbol: Any, axis: int) -> Dim | None:
-        expression = getattr(getattr(symbol, "node", None), "expr", None)
+        node = getattr(symbol, "node", None)
+        expression = getattr(node, "expr", None)
         if expression is None:
             return None
         step, free = expression.as_coeff_Mul()  # 4*s0 for multiples of 4
-        found = self._ranges.get(free)
-        if found is None or not step.is_Integer or step < 1:
+        bounds = self._ranges.get(free)
+        if bounds is None:
             return None
-        key, step = str(expression), int(step)
-        if key not in self._dims:
-            name = "batch" if axis == 0 else f"dim_{axis}"
-            while name in {dim.name for dim in self._dims.values()}:
-                name += "_"
-            low = max(1, int(found.lower)) * step
-            bounded = found.upper.is_Integer and int(found.upper) < 2**31
-            upper = int(found.upper) * step if bounded else max(UNBOUNDED_MAX * step, size)
-            self._dims[key] = Dim(name=name, min=low, max=max(low, upper), multiple_of=step)
-        return self._dims[key]
+        if not step.is_Integer or step < 1:
+            return None
+        key = str(expression)
+        step = int(step)
+        if key in self._dims:
+            return self._dims[key]
+        name = "batch" if axis == 0 else f"dim_{axis}"
+        names = [dim.name for dim in self._dims.values()]
+        while name in names:
+            name += "_"
+        lower = max(1, int(bounds.lower))
+        low = lower * step
+        high = max(UNBOUNDED_MAX * step, size)
+        upper = bounds.upper
+        if upper.is_Integer and int(upper) < 2**31:
+            high = int(upper) * step
+        high = max(low, high)
+        dim = Dim(name=name, min=low, max=high, multiple_of=step)
+        self._dims[key] = dim
+        return dim

@@ -22,7 +22,7 @@ from freezer.runtime.input_sets import generate_at, needs_range, range_is_needed
 from freezer.spec import InputSpec
 
 Args = tuple[object, ...]
-Kwargs = dict[str, object] | None
+Kwargs = Mapping[str, object] | None
 
 _OF_SELF = re.compile(
     "alias|as_strided|detach|diagonal|expand|permute|select|slice|split|split_with_sizes|squeeze|t"
@@ -42,6 +42,7 @@ _OF_OTHERS = {
 }
 """The same for other arguments."""
 
+_SELECTIONS = ("index_select", "gather")
 _EMBEDDINGS = ("embedding", "_embedding_bag", "_embedding_bag_forward_only")
 
 
@@ -52,26 +53,31 @@ def with_found_ranges(name: str, model: nn.Module, spec: InputSpec) -> InputSpec
     Raises:
         SpecError: an input indexes no table.
     """
-    wanted = [item for item in spec.tensors if needs_range(item)]
+    wanted = list(filter(needs_range, spec.tensors))
     if not wanted:
         return spec
-    zero_spec = spec.with_ranges({item.name: (0, 0) for item in wanted})
+    names = [tensor.name for tensor in wanted]
+    only_zero = dict.fromkeys(names, (0, 0))
+    zero_spec = spec.with_ranges(only_zero)
     zeros = generate_at(zero_spec, spec.first_point(), seed=0).tensors
-    watch = _Watch({item.name: zeros[item.name] for item in wanted})
-    source, problem = SourceCall(name, model), ""
+    watched = {name: zeros[name] for name in names}
+    watch = _Watch(watched)
+    source = SourceCall(name, model)
+    problem = "the model indexes none of its tables with it"
     try:
         with watch:
             source(spec, zeros)
     except Exception as error:  # lengths seen before are still valid
         problem = f"with zeros the model fails: {described(error)}"
     ranges: dict[str, tuple[float, float]] = {}
-    for item in wanted:
-        length = watch.lengths.get(item.name, 0)
+    for tensor in wanted:
+        length = watch.lengths.get(tensor.name, 0)
         if not length:
-            why = problem or "the model indexes none of its tables with it"
-            raise range_is_needed(item, f"; {why}")
-        largest = torch.iinfo(getattr(torch, item.dtype)).max
-        ranges[item.name] = (0, min(length - 1, largest))
+            raise range_is_needed(tensor, f"; {problem}")
+        dtype = getattr(torch, tensor.dtype)
+        largest_of_dtype = torch.iinfo(dtype).max
+        largest = min(length - 1, largest_of_dtype)
+        ranges[tensor.name] = (0, largest)
     return spec.with_ranges(ranges)
 
 
@@ -96,36 +102,48 @@ class _Watch(TorchDispatchMode):
     ) -> object:
         result = func(*args, **(kwargs or {}))
         arguments = arguments_of(func, args, kwargs)
-        name = func._schema.name.rpartition("::")[2]
+        _, _, name = func._schema.name.rpartition("::")
         for length, index in self._lookups(name, arguments):
             for origin in self._origins.get(index, ()):
-                self.lengths[origin] = min(self.lengths.get(origin, length), length)
+                shortest = self.lengths.get(origin, length)
+                self.lengths[origin] = min(shortest, length)
         self._follow(name, arguments, result)
         return result
 
     def _follow(self, name: str, arguments: Mapping[str, object], result: object) -> None:
-        names = ("self",) if _OF_SELF.fullmatch(name) else _OF_OTHERS.get(name, ())
-        sources = [tensor for each in names for tensor in tensors_in(arguments.get(each))]
-        known = [self._origins[source] for source in sources if source in self._origins]
+        names = _OF_OTHERS.get(name, ())
+        if _OF_SELF.fullmatch(name):
+            names = ("self",)
+        values = [arguments.get(each) for each in names]
+        known = []
+        for source in tensors_in(values):
+            if source in self._origins:
+                known.append(self._origins[source])
         if names and not known:
             return  # a view or copy of a weight counts as the weight
-        origins = frozenset().union(*known)
+        none: frozenset[str] = frozenset()
+        origins = none.union(*known)
         for tensor in tensors_in(result):
-            self._origins[tensor] = frozenset() if tensor.dtype is torch.bool else origins
+            self._origins[tensor] = origins
+            if tensor.dtype is torch.bool:
+                self._origins[tensor] = none
 
     def _lookups(self, name: str, arguments: Mapping[str, object]) -> Iterator[tuple[int, Tensor]]:
         """The lengths of the weights that an operation indexes, with the indices."""
         given = cast(Mapping[str, Tensor], arguments)
-        table = given.get("weight" if name in _EMBEDDINGS else "self")
+        looks_up = name in _EMBEDDINGS
+        table = given.get("weight" if looks_up else "self")
         if table is None or table in self._origins:
             return
-        if name in _EMBEDDINGS:
+        if looks_up:
             yield table.shape[0], given["indices"]
-        elif name in ("index_select", "gather") and table.dim() > 0:
-            yield table.shape[cast(int, arguments["dim"])], given["index"]
+        elif name in _SELECTIONS and table.dim() > 0:
+            dim = cast(int, arguments["dim"])
+            yield table.shape[dim], given["index"]
         elif name == "index":
             indices = cast(list[Tensor | None], arguments["indices"])
-            if any(index is not None and index.dtype is torch.bool for index in indices):
+            tensors = tensors_in(indices)
+            if any(tensor.dtype is torch.bool for tensor in tensors):
                 return
             for length, index in zip(table.shape, indices, strict=False):
                 if index is not None:
@@ -134,10 +152,16 @@ class _Watch(TorchDispatchMode):
 
 def tensors_in(value: object) -> list[Tensor]:
     """The tensors in arguments or results of an operation."""
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+    tensors = []
+    for leaf in pytree.tree_leaves(value):
+        if isinstance(leaf, Tensor):
+            tensors.append(leaf)
+    return tensors
 
 
 def arguments_of(func: OpOverload, args: Args, kwargs: Kwargs) -> dict[str, object]:
     """The arguments of an operation's call by name."""
     names = [formal.name for formal in func._schema.arguments]
-    return {**dict(zip(names, args, strict=False)), **(kwargs or {})}
+    arguments = dict(zip(names, args, strict=False))
+    arguments.update(kwargs or {})
+    return arguments

@@ -15,7 +15,7 @@ from torch import nn
 from freezer.errors import MissingDependencyError, SourceError, first_line
 from freezer.files import digest_file, is_url
 from freezer.freezing.models.exported_program import module_of, spec_of
-from freezer.freezing.models.torchscript_module import named_devices, with_forward
+from freezer.freezing.models.torchscript_module import with_forward
 from freezer.freezing.sources import TRUST, Source, find_function, on_path
 from freezer.runtime.loaders import LEGACY, code_in, torchscript_deprecations_silenced
 from freezer.spec import InputSpec
@@ -57,10 +57,11 @@ def _check_digest(source: Source) -> None:
     """Check a file against the pinned digest before anything opens it."""
     if source.sha256 is None or is_url(source.location):
         return
-    found = digest_file(Path(source.location)).removeprefix("sha256:")
-    if found != source.sha256:
+    path = Path(source.location)
+    sha256 = digest_file(path).removeprefix("sha256:")
+    if sha256 != source.sha256:
         raise SourceError(
-            f"source {source}: got sha256 {found}, expected {source.sha256}; the file is not the"
+            f"source {source}: got sha256 {sha256}, expected {source.sha256}; the file is not the"
             " pinned one, or has changed",
             code="CP-FETCH-DIGEST",
         )
@@ -80,28 +81,23 @@ def _load_torchscript(source: Source) -> Any:
                 module = with_forward(module, source.method)
             except ValueError as error:
                 raise SourceError(f"source {source}: {error}") from error
-        found = [] if torch.cuda.is_available() else named_devices(module, "cuda")
-    if found:
-        raise SourceError(
-            f"source {source} names the device {found[0]} in its graph, and this worker has no GPU;"
-            " trace it again on a CPU, or use the device of the inputs (x.device)"
-        )
     return module
 
 
 def _load_export(source: Source) -> Any:
     programs = _programs(source)
-    lone = next(iter(programs)) if len(programs) == 1 else "forward"
-    wanted = source.method or next(
-        (name for name in ("model", "forward") if name in programs), lone
-    )
-    if wanted not in programs:
-        raise SourceError(
-            f"source {source} has no method {wanted!r}; it has"
-            f" {', '.join(sorted(programs)) or 'none'}"
-        )
-    module = module_of(programs[wanted])
-    vars(module)["meta"] = {OWN_SPEC: spec_of(programs[wanted])}
+    if source.method:
+        method = source.method
+    elif len(programs) == 1:
+        method = next(iter(programs))
+    else:
+        method = "model" if "model" in programs else "forward"
+    if method not in programs:
+        names = ", ".join(sorted(programs))
+        raise SourceError(f"source {source} has no method {method!r}; it has {names or 'none'}")
+    program = programs[method]
+    module = module_of(program)
+    vars(module)["meta"] = {OWN_SPEC: spec_of(program)}
     return module
 
 
@@ -127,9 +123,10 @@ def _programs(source: Source) -> dict[str, Any]:
             f" the exported program (torch.export.save), or add {TRUST}",
             code="CP-TRUST",
         )
-    if not source.trust and (found := code_in(source.location)):
+    code = None if source.trust else code_in(source.location)
+    if code:
         raise SourceError(
-            f"source {source} contains {found}, which torch would run when it opens the file; save"
+            f"source {source} contains {code}, which torch would run when it opens the file; save"
             f" it again with program.example_inputs = None (torch.export.save), or add {TRUST} if"
             " you know its origin",
             code="CP-TRUST",

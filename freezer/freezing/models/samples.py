@@ -4,9 +4,9 @@ points.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice, product
+from itertools import cycle, product
 from typing import Any, Literal
 
 import torch
@@ -42,6 +42,7 @@ Dims = Mapping[str, Mapping[int, Dim]]
 """Dims that may vary, by input path and axis: `{"x": {0: Dim(name="batch", min=1, max=16)}}`."""
 
 Point = Mapping[str, int]
+Points = Sequence[Point]
 
 
 def example_spec(example_inputs: ExampleInputs, dims: Dims) -> tuple[InputSpec, dict[str, Tensor]]:
@@ -54,53 +55,73 @@ def example_spec(example_inputs: ExampleInputs, dims: Dims) -> tuple[InputSpec, 
         SpecError: a value is neither a tensor, a plain constant, nor a tuple, list or dict of
             these; or `dims` names an unknown input or axis.
     """
+    style: Literal["keyword", "positional"] = "positional"
     if isinstance(example_inputs, Mapping):
+        style = "keyword"
         values = dict(example_inputs)
     else:
-        several = [example_inputs] if isinstance(example_inputs, Tensor) else example_inputs
-        values = {f"input_{index}": value for index, value in enumerate(several)}
+        several = example_inputs
+        if isinstance(example_inputs, Tensor):
+            several = [example_inputs]
+        values = {}
+        for index, value in enumerate(several):
+            values[f"input_{index}"] = value
     example: dict[str, Tensor] = {}
-    items = tuple(_item(path, value, dims, example) for path, value in values.items())
-    used: dict[str, Dim] = {}
+    items = []
+    for path, value in values.items():
+        item = _item(path, value, dims, example)
+        items.append(item)
+    used_dims = _used_dims(dims, example)
+    spec = InputSpec(inputs=tuple(items), dims=used_dims, style=style)
+    return spec, example
+
+
+def _used_dims(dims: Dims, example: Mapping[str, Tensor]) -> tuple[Dim, ...]:
+    """The dims in the order of the tensors."""
     for path in dims:
         if path not in example:
-            raise SpecError(
-                f"dims: unknown tensor input {path!r}; expected one of {', '.join(example)}"
-            )
+            expected = ", ".join(example)
+            raise SpecError(f"dims: unknown tensor input {path!r}; expected one of {expected}")
+    used: dict[str, Dim] = {}
     for path in example:
-        for dim in dims.get(path, {}).values():
+        axes = dims.get(path, {})
+        for dim in axes.values():
             if used.setdefault(dim.name, dim) != dim:
                 raise SpecError(
                     f"dims: {dim.name!r} has two different bounds; use the same bounds for all"
                     " inputs"
                 )
-    style: Literal["keyword", "positional"] = (
-        "keyword" if isinstance(example_inputs, Mapping) else "positional"
-    )
-    return InputSpec(inputs=items, dims=tuple(used.values()), style=style), example
+    return tuple(used.values())
 
 
 def _item(path: str, value: object, dims: Dims, example: dict[str, Tensor]) -> InputItem:
     """Describe one example value, and add its tensors to `example` by path."""
     if isinstance(value, Tensor):
         example[path] = value
-        return _tensor_spec(path, value, dims.get(path, {}))
+        axes = dims.get(path, {})
+        return _tensor_spec(path, value, axes)
     if value is None or isinstance(value, bool | int | float | str):
         return ConstantSpec(name=path, value=value)
+    kind: Literal["dict", "tuple", "list"]
+    keys: tuple[str, ...] = ()
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        parts = tuple(_item(f"{path}.{key}", part, dims, example) for key, part in value.items())
-        return NestedSpec(name=path, kind="dict", items=parts, keys=tuple(value))
-    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
-        parts = tuple(
-            _item(f"{path}.{index}", part, dims, example) for index, part in enumerate(value)
+        kind = "dict"
+        keys = tuple(value)
+        parts = dict(value)
+    elif isinstance(value, tuple | list) and not hasattr(value, "_fields"):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        parts = dict(enumerate(value))
+    else:
+        raise SpecError(
+            f"input {path!r}: got a {type(value).__name__}, expected a tensor, a plain constant, or"
+            " a tuple, list or dict of these with string keys"
         )
-        return NestedSpec(
-            name=path, kind="tuple" if isinstance(value, tuple) else "list", items=parts
-        )
-    raise SpecError(
-        f"input {path!r}: got a {type(value).__name__}, expected a tensor, a plain constant, or a"
-        " tuple, list or dict of these with string keys"
-    )
+    items = []
+    for key, part in parts.items():
+        part_path = f"{path}.{key}"
+        item = _item(part_path, part, dims, example)
+        items.append(item)
+    return NestedSpec(name=path, kind=kind, items=tuple(items), keys=keys)
 
 
 def _tensor_spec(name: str, tensor: Tensor, dims: Mapping[int, Dim]) -> TensorSpec:
@@ -108,7 +129,8 @@ def _tensor_spec(name: str, tensor: Tensor, dims: Mapping[int, Dim]) -> TensorSp
 
     Integers get the range of its values, except a mask of zeros and ones.
     """
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+    sparse = tensor.layout is not torch.strided
+    if sparse or tensor.is_quantized or tensor.is_nested:
         raise SpecError(
             f"input {name!r}: got a tensor that is sparse, quantized or nested, expected a dense"
             " one; give .to_dense(), or pass its parts as separate inputs and combine them in"
@@ -123,10 +145,16 @@ def _tensor_spec(name: str, tensor: Tensor, dims: Mapping[int, Dim]) -> TensorSp
         shape[axis] = dim.name
     dtype = _dtype(tensor)
     plain = TensorSpec(name=name, dtype=dtype, shape=tuple(shape))
-    if dtype not in INTEGRAL or dtype == "bool" or tensor.numel() == 0:
+    if dtype not in INTEGRAL or dtype == "bool":
         return plain
-    low, high = int(tensor.min()), int(tensor.max())
-    return plain if is_mask(plain) and low >= 0 and high <= 1 else replace(plain, range=(low, high))
+    if tensor.numel() == 0:
+        return plain
+    low = int(tensor.min())
+    high = int(tensor.max())
+    of_mask = low >= 0 and high <= 1
+    if of_mask and is_mask(plain):
+        return plain
+    return replace(plain, range=(low, high))
 
 
 def _dtype(tensor: Tensor) -> str:
@@ -141,18 +169,27 @@ def match_samples(sets: Sequence[Mapping[str, Tensor]], spec: InputSpec) -> list
     """
     headers = []
     for tensors in sets:
-        headers.append({name: (_dtype(x), tuple(x.shape)) for name, x in tensors.items()})
+        header = {}
+        for name, tensor in tensors.items():
+            shape = tuple(tensor.shape)
+            header[name] = (_dtype(tensor), shape)
+        headers.append(header)
+    points = match_headers(headers, spec)
     matched = []
-    for point, tensors in zip(match_headers(headers, spec), sets, strict=True):
-        ordered = {item.name: tensors[item.name].contiguous() for item in spec.tensors}
-        matched.append(InputSet(point=point, tensors=ordered))
+    for point, tensors in zip(points, sets, strict=True):
+        ordered = {}
+        for item in spec.tensors:
+            tensor = tensors[item.name]
+            ordered[item.name] = tensor.contiguous()
+        input_set = InputSet(point=point, tensors=ordered)
+        matched.append(input_set)
     return matched
 
 
 def input_sets(
     samples: Sequence[InputSet],
     spec: InputSpec,
-    points: Sequence[Mapping[str, int]],
+    points: Points,
     *,
     fill_up: bool,
 ) -> list[InputSet]:
@@ -167,31 +204,56 @@ def input_sets(
         points: points with payloads of their own.
         fill_up: add generated sets to the samples.
     """
-    covered = [dict(sample.point) for sample in samples]
-    missing = [point for point in tried_points(spec) if point not in covered] if samples else []
-    sets = [*samples, *_resized(samples, spec, missing)]
+    sets = list(samples)
+    if samples:
+        missing = _missing(tried_points(spec), sets)
+        sets += _resized(samples, spec, missing)
     if fill_up or not samples:
         sets += generate(spec)
-    covered = [dict(input_set.point) for input_set in sets]
     named = [dict(point) for point in points]
-    missing = [point for point in named if point not in covered]
+    missing = _missing(named, sets)
+    covered = [dict(input_set.point) for input_set in sets]
     if all(point in named for point in covered):
         missing += _another_point(spec, named)
     if samples:
-        return [*sets, *_resized(sets, spec, missing)]
-    first = len(sets)
-    further = [generate_at(spec, point, seed=first + index) for index, point in enumerate(missing)]
-    return [*sets, *further]
+        further = _resized(sets, spec, missing)
+        return [*sets, *further]
+    for point in missing:
+        generated = generate_at(spec, point, seed=len(sets))
+        sets.append(generated)
+    return sets
 
 
-def _resized(sets: Sequence[InputSet], spec: InputSpec, points: Sequence[Point]) -> list[InputSet]:
+def _missing(points: Iterable[Point], sets: Sequence[InputSet]) -> list[Point]:
+    """The points at which there is no set."""
+    covered = []
+    for input_set in sets:
+        covered.append(dict(input_set.point))
+    missing = []
+    for point in points:
+        if dict(point) not in covered:
+            missing.append(point)
+    return missing
+
+
+def _resized(sets: Sequence[InputSet], spec: InputSpec, points: Points) -> list[InputSet]:
     """Sets at other points, each from one of some sets in turn."""
-    return [resize(sets[index % len(sets)], spec, point) for index, point in enumerate(points)]
+    resized = []
+    for source, point in zip(cycle(sets), points, strict=False):
+        input_set = resize(source, spec, point)
+        resized.append(input_set)
+    return resized
 
 
-def _another_point(spec: InputSpec, points: Sequence[Point]) -> list[dict[str, int]]:
+def _another_point(spec: InputSpec, points: Points) -> Points:
     """A declared point that is not among some; empty if there is none."""
-    names = [dim.name for dim in spec.dims]
-    every = product(*(dim.sizes for dim in spec.dims))
-    candidates = [dict(zip(names, sizes, strict=True)) for sizes in islice(every, len(points) + 1)]
-    return [point for point in candidates if point not in points][:1]
+    names = []
+    ranges = []
+    for dim in spec.dims:
+        names.append(dim.name)
+        ranges.append(dim.sizes)
+    for sizes in product(*ranges):
+        point = dict(zip(names, sizes, strict=True))
+        if point not in points:
+            return [point]
+    return []

@@ -17,7 +17,6 @@ from freezer.freezing.models.calls import copied, device_of_model, first_result,
 from freezer.freezing.models.checks import check_kept_names, check_signature, check_weights
 from freezer.freezing.models.integer_ranges import with_found_ranges
 from freezer.freezing.models.samples import input_sets, match_samples
-from freezer.freezing.models.torchscript_module import named_devices
 from freezer.freezing.models.weights import weights_digest
 from freezer.runtime.devices import CPU, tensors_on
 from freezer.runtime.input_sets import InputSet, generate_at, on_device, resize
@@ -68,12 +67,15 @@ class Subject:
     @cached_property
     def weights(self) -> str:
         """Digest of the model's weights."""
-        return weights_digest(self.model) if self.host is None else self.host.weights
+        return weights_digest(self.on_host.model)
 
     @property
     def kept_names(self) -> tuple[str, ...]:
         """All names that the frozen model must keep: `preserve` and `reset`."""
-        return tuple(dict.fromkeys((*self.preserve, *((self.reset,) if self.reset else ()))))
+        names = list(self.preserve)
+        if self.reset is not None and self.reset not in names:
+            names.append(self.reset)
+        return tuple(dict.fromkeys(names))
 
     def fresh(self) -> nn.Module:
         """A copy of the model in its initial state."""
@@ -85,9 +87,9 @@ class Subject:
         Raises:
             SpecError: no set has these sizes; code CP-SAMPLES.
         """
-        for item in self.sets:
-            if dict(item.point) == dict(point):
-                return item
+        for input_set in self.sets:
+            if dict(input_set.point) == dict(point):
+                return input_set
         raise SpecError(
             f"no input set has the sizes {dict(point)}; add samples of these sizes",
             code=BAD_SAMPLES,
@@ -96,9 +98,11 @@ class Subject:
     def further_set(self, point: Mapping[str, int]) -> InputSet:
         """Make another input set at a point, on the subject's device."""
         if self.generated:
-            made = generate_at(self.spec, point, seed=sum(point.values()))
+            seed = sum(point.values())
+            made = generate_at(self.spec, point, seed=seed)
         else:
-            made = resize(self.on_host.sets[0], self.spec, point)
+            first = self.on_host.sets[0]
+            made = resize(first, self.spec, point)
         return on_device(made, self.device)
 
 
@@ -132,23 +136,23 @@ def prepare(
     """Make a subject on the CPU: check the model, make its input sets, and run it once.
 
     Args:
-        name, spec: of the entry.
         model: the source model; it is copied, and never run or changed itself.
         samples: real input sets; without any, sets are generated.
-        options: defaults to SubjectOptions().
 
     Raises:
         SourceError, SpecError, JudgeError: the model, its samples or its results cannot be used.
     """
     options = options or SubjectOptions()
+    device = options.device
     model = _checked(name, model, spec, options)
     generated = options.fill_up or not samples
-    matched = match_samples([tensors_on(tensors, CPU) for tensors in samples], spec)
+    on_cpu = [tensors_on(tensors, CPU) for tensors in samples]
+    matched = match_samples(on_cpu, spec)
     spec = with_found_ranges(name, model, spec) if generated else spec
     points = spec.named_points(options.points)
     sets = input_sets(matched, spec, points, fill_up=options.fill_up)
-    tried = model if options.device.type == "cpu" else model_on(model, options.device)
-    structure, outputs = _result_of(name, tried, spec, sets[0], options.device)
+    tried = model if device.type == "cpu" else model_on(model, device)
+    structure, outputs = _result_of(name, tried, spec, sets[0], device)
     return Subject(
         name=name,
         model=model,
@@ -185,7 +189,9 @@ def _result_of(
     """Run a model once on its device; its result must hold dense tensors of comparable dtypes on
     that device.
     """
-    structure, leaves = flatten(first_result(name, model, spec, on_device(item, device)))
+    inputs = on_device(item, device)
+    result = first_result(name, model, spec, inputs)
+    structure, leaves = flatten(result)
     if not leaves:
         raise JudgeError(
             f"{name}: forward returned no tensor; expected at least one", code="CP-OUTPUTS"
@@ -195,15 +201,15 @@ def _result_of(
     for output, leaf in zip(outputs, leaves, strict=True):
         place = f"{name}: output {output.name!r}"
         if output.dtype not in DTYPES:
+            dtypes = ", ".join(DTYPES)
             raise JudgeError(
-                f"{place} is {output.dtype}, expected one of {', '.join(DTYPES)}; cast it at the"
-                " end of forward",
+                f"{place} is {output.dtype}, expected one of {dtypes}; cast it at the end of"
+                " forward",
                 code="CP-OUTPUTS",
             )
         if leaf.layout is not torch.strided or leaf.device != device:
-            where = "the CPU" if device.type == "cpu" else str(device)
             raise JudgeError(
-                f"{place} is {leaf.layout} on {leaf.device}, expected a dense tensor on {where};"
+                f"{place} is {leaf.layout} on {leaf.device}, expected a dense tensor on {device};"
                 " return .to_dense(), or move it to the device of the inputs",
                 code="CP-OUTPUTS",
             )
@@ -227,17 +233,9 @@ def to_device(subject: Subject, device: torch.device) -> Subject:
         _result_of(host.name, model, host.spec, host.sets[0], device)
     except JudgeError as error:
         raise JudgeError(
-            f"{error}; it runs on the CPU, but not on {device}{_why(model)}", code="CP-EAGER"
+            f"{error}; it runs on the CPU, but not on {device}: create tensors on the device of the"
+            " inputs (x.device), and keep constants in buffers",
+            code="CP-EAGER",
         ) from error
-    sets = tuple(on_device(item, device) for item in host.sets)
+    sets = tuple(on_device(input_set, device) for input_set in host.sets)
     return replace(host, model=model, sets=sets, device=device, host=host)
-
-
-def _why(model: nn.Module) -> str:
-    """A likely reason, as the end of a sentence."""
-    if isinstance(model, torch.jit.ScriptModule) and (named := named_devices(model, "cpu")):
-        return (
-            f", since its TorchScript names the device {named[0]}, which moving it does not change:"
-            " script or trace it again"
-        )
-    return ": create tensors on the device of the inputs (x.device), and keep constants in buffers"

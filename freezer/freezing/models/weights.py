@@ -27,13 +27,13 @@ def weights_digest(model: nn.Module) -> str:
     ordered by name.
     """
     digest = hashlib.sha256()
-    tensors = {
-        **dict(model.named_buffers()),
-        **model.state_dict(),
-    }  # state_dict omits non-persistent buffers
+    tensors = dict(model.named_buffers())  # state_dict omits those that are not persistent
+    tensors.update(model.state_dict())
     for name, value in sorted(tensors.items()):
         for tensor in dense_parts(value):
-            digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+            shape = tuple(tensor.shape)
+            header = f"{name}\0{tensor.dtype}\0{shape}\0"
+            digest.update(header.encode())
             if tensor.numel():
                 data = bytes_of(tensor)
                 digest.update(memory_of(data))
@@ -78,21 +78,24 @@ def clear_frames(error: BaseException, handled: BaseException | None = None) -> 
     waiting: list[BaseException | None] = [error]
     seen = {id(handled)}
     while waiting:
-        one = waiting.pop()
-        if one is None or id(one) in seen:
+        cause = waiting.pop()
+        if cause is None:
             continue
-        seen.add(id(one))
-        traceback.clear_frames(one.__traceback__)
-        waiting += [
-            one.__cause__,
-            one.__context__,
-            *(one.exceptions if isinstance(one, BaseExceptionGroup) else ()),
-        ]
+        if id(cause) in seen:
+            continue
+        seen.add(id(cause))
+        traceback.clear_frames(cause.__traceback__)
+        waiting += [cause.__cause__, cause.__context__]
+        if isinstance(cause, BaseExceptionGroup):
+            waiting += cause.exceptions
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """The model's own tensors by path, not copied: those of `state_dict`, and the buffers that it
     omits.
     """
-    held = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-    return {**dict(model.named_buffers()), **held}
+    tensors = dict(model.named_buffers())
+    for name, value in model.state_dict().items():
+        if isinstance(value, Tensor):
+            tensors[name] = value
+    return tensors

@@ -12,14 +12,13 @@ from torch import Tensor, nn
 import freezer
 from freezer.errors import JudgeError
 from freezer.freezing.candidates import build
-from freezer.freezing.freeze import keep_eager
 from freezer.freezing.judging import judge
 from freezer.freezing.models import to_device
 from freezer.freezing.packaging import assemble
 from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import Target, target_here
 from tests.support.models import Counter, Mlp, mlp, seeded
-from tests.support.steps import ANY_SPEED, BATCH, HERE, QUICK, random_inputs, session_of, subject_of
+from tests.support.steps import BATCH, HERE, random_inputs, session_of, subject_of
 
 APART = torch.device("cpu", 0)
 X = random_inputs(2, 4)
@@ -60,29 +59,6 @@ def test_freeze_on_another_device(
     torch.testing.assert_close(freezer.load(artifact.folder)(x=X), subject.fresh()(X))
 
 
-def test_keep_eager_writes_the_captured_program(tmp_path: Path, target: Target) -> None:
-    model = mlp()
-    subject = subject_of(model, {"x": X}, {"x": {0: BATCH}})
-    slow = replace(ANY_SPEED, speedup_min=1e9)
-    artifact, why = keep_eager(
-        to_device(subject, target.device),
-        target,
-        dest=tmp_path / "out",
-        limits=slow,
-        policy=QUICK,
-        provenance={},
-        failures={},
-    )
-    assert artifact is not None
-    assert why == "the captured program serves (export)"
-    assert (artifact.manifest.verdict, artifact.manifest.device_class) == ("kept-eager", HERE), (
-        "at any speed"
-    )
-    assert artifact.manifest.recipe.name == "captured"
-    assert artifact.manifest.recipe.lowering == "exported"
-    assert torch.equal(freezer.load(artifact.folder)(x=X), model(X))
-
-
 class MakesOnCpu(nn.Module):
     """Returns a CPU tensor on any device."""
 
@@ -97,23 +73,13 @@ class Breaks(nn.Module):
         return x + torch.zeros(2, 4, device="cpu")
 
 
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        (
-            MakesOnCpu,
-            "on cpu, expected a dense tensor on meta; .* it runs on the CPU, but not on meta",
-        ),
-        (Breaks, "it runs on the CPU, but not on meta: create tensors on the device"),
-    ],
-)
+@pytest.mark.parametrize("model", [MakesOnCpu, Breaks])
 def test_placed_rejects_models_tied_to_the_cpu(
-    model: type[nn.Module], message: str, monkeypatch: pytest.MonkeyPatch
+    model: type[nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "freezer.freezing.models.calls.same_bytes", lambda *_: True
-    )  # meta tensors have no bytes
+    # meta tensors have no bytes
+    monkeypatch.setattr("freezer.freezing.models.calls.same_bytes", lambda *_: True)
     subject = subject_of(model(), {"x": X})
-    with pytest.raises(JudgeError, match=message) as caught:
+    with pytest.raises(JudgeError) as caught:
         to_device(subject, torch.device("meta"))
     assert caught.value.code == "CP-EAGER"

@@ -1,4 +1,4 @@
-"""ScriptModules: named devices, and wrappers of methods."""
+"""Wrappers that make another method of a ScriptModule its forward."""
 
 from __future__ import annotations
 
@@ -11,35 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from freezer.errors import SourceError
-from freezer.freezing.models import load_source
-from freezer.freezing.models.torchscript_module import named_devices, with_forward
-from freezer.freezing.sources import parse_source
+from freezer.freezing.models.torchscript_module import with_forward
 from freezer.runtime.loaders import torchscript_deprecations_silenced
-from tests.support.lines import place_of
 
 X = torch.ones(1, 4)
-
-
-class Inner(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.zeros(1, device="cuda:0")
-
-
-class MadeForGpu(nn.Module):
-    """Names devices in every way that a graph keeps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = Inner()
-        self.device = torch.device("cuda:1")
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.device.type == "cuda":  # compared, not named
-            return x
-        y: Tensor = self.inner(x)
-        z: Tensor = y.to(self.device)
-        return y.cuda() + z.to("cpu")
 
 
 class Answer(NamedTuple):
@@ -56,7 +31,8 @@ class ManyMethods(nn.Module):
         self.calls: Tensor = nn.Buffer(torch.zeros(1))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x)
+        out: Tensor = self.linear(x)
+        return out
 
     @torch.jit.export
     def scale(
@@ -82,26 +58,6 @@ def scripted(model: nn.Module, folder: Path | None = None) -> torch.jit.ScriptMo
             torch.jit.save(module, str(folder / "model.pt"))
             module = torch.jit.load(str(folder / "model.pt"))
         return module
-
-
-@pytest.mark.parametrize("saved", [False, True])
-def test_named_devices_have_their_lines(saved: bool, tmp_path: Path) -> None:
-    module = scripted(MadeForGpu(), tmp_path if saved else None)
-    assert named_devices(module, "cuda") == [
-        f"cuda ({place_of(MadeForGpu.forward, '.cuda()')})",
-        f"cuda:0 ({place_of(Inner.forward, 'zeros')})",
-        f"cuda:1 ({place_of(MadeForGpu.forward, 'self.device')})",
-    ]
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a worker with a GPU takes it")
-def test_gpu_file_is_rejected_on_a_cpu(tmp_path: Path) -> None:
-    scripted(MadeForGpu(), tmp_path)
-    with pytest.raises(
-        SourceError,
-        match=r"names the device cuda \(test_torchscript_module\.py:\d+: return y\.cuda",
-    ):
-        load_source(parse_source("torchscript:model.pt", folder=tmp_path))
 
 
 @pytest.mark.parametrize("saved", [False, True])
