@@ -26,7 +26,7 @@ RECIPES = ("torchscript-frozen", "inductor-frozen", "portable")
 VALUES = (
     r"data-dependent control flow: .* at models(_\w+)?\.py:\d+: .*; use torch\.where or torch\.cond"
 )
-SCRIPTED = r"the model holds TorchScript \(part\), which torch\.export does not look into"
+SCRIPTED = r"torch\.export: "
 FIXED = (
     "no program takes all declared sizes of size: it needs size == 12; write 12 for size in the"
     " shapes"

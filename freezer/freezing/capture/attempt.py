@@ -16,12 +16,12 @@ import torch
 
 from freezer.errors import CaptureError
 from freezer.freezing.capture.convert import convert
-from freezer.freezing.capture.equivalence import SIZES, Original
+from freezer.freezing.capture.equivalence import Original
 from freezer.freezing.capture.export import export, strict_may_help
 from freezer.freezing.capture.export_sizes import DIMS
 from freezer.freezing.capture.program import Captured
 from freezer.freezing.capture.script import as_is, script
-from freezer.freezing.capture.trace import trace
+from freezer.freezing.capture.trace import SIZES, trace
 from freezer.freezing.models import PRESERVE, Subject
 from freezer.freezing.recipes import CaptureName
 from freezer.spec import interior_points, points_beside
@@ -57,10 +57,13 @@ class Attempt:
         self._cache: dict[CaptureName, Captured] = {}
         sets = subject.sets
         if point is not None:
-            sets = tuple(one for one in sets if dict(one.point) == dict(point))
-        self._original = Original(subject=replace(subject, sets=sets), point=point)
+            wanted = dict(point)
+            sets = tuple(each for each in sets if dict(each.point) == wanted)
+        of_point = replace(subject, sets=sets)
+        self._original = Original(subject=of_point, point=point)
         if point is None:
-            self._add_sets(interior_points(subject.spec, NUM_FURTHER_POINTS))
+            points = interior_points(subject.spec, NUM_FURTHER_POINTS)
+            self._add_sets(points)
 
     @property
     def subject(self) -> Subject:
@@ -69,12 +72,13 @@ class Attempt:
 
     def unfit(self, name: CaptureName) -> str | None:
         """Why a capture cannot take such a model, in a few words; None if it is worth a try."""
+        model = self.subject.model
         scripted = self.subject.scripted
         if self.discarded:
             return "the model was discarded after it was captured"
         if scripted != (name in ("as-is", "convert")):
             return f"the source is {'' if scripted else 'not '}TorchScript"
-        if name == "script" and isinstance(self.subject.model, torch.fx.GraphModule):
+        if name == "script" and isinstance(model, torch.fx.GraphModule):
             return "the source is an exported program, which torch.jit.script does not take"
         if name == "export-strict" and "export" in self._tried:
             error = self._tried["export"]
@@ -109,26 +113,38 @@ class Attempt:
         except CaptureError as error:
             self._tried[name] = error
             if error.code == DIMS and self.point is None:
-                self._add_sets(points_beside([str(error)], self.subject.spec))
+                message = str(error)
+                points = points_beside([message], self.subject.spec)
+                self._add_sets(points)
             raise
         self._tried[name] = None
-        if self._keeps and name != "as-is" and self._original.eager.second is None:
-            captured = self._cache[name] = replace(captured, owned=())
+        if not self._keeps or name == "as-is":
+            return captured
+        if self._original.eager.stateful:
+            return captured
+        captured = replace(captured, owned=())
+        self._cache[name] = captured
         return captured
 
     def _add_sets(self, points: Iterable[Mapping[str, int]]) -> None:
         """Add input sets at points that lack one, to compare further captures with the
         model there.
         """
-        known = [dict(input_set.point) for input_set in self.subject.sets]
-        further = [self.subject.further_set(point) for point in points if point not in known]
-        subject = replace(self.subject, sets=(*self.subject.sets, *further))
+        subject = self.subject
+        known = [dict(input_set.point) for input_set in subject.sets]
+        sets = list(subject.sets)
+        for point in points:
+            if point not in known:
+                further = subject.further_set(point)
+                sets.append(further)
+        subject = replace(subject, sets=tuple(sets))
         self._original = Original(subject=subject, point=self.point)
 
     def _refuse_kept_names(self, name: CaptureName) -> None:
         """Refuse a capture that reduces a model to one function, if names must be kept."""
-        if self.subject.kept_names:
-            names = ", ".join(map(repr, self.subject.kept_names))
+        kept_names = self.subject.kept_names
+        if kept_names:
+            names = ", ".join(map(repr, kept_names))
             what = "a trace" if name.startswith("trace") else "an exported program"
             raise CaptureError(
                 f"{what} keeps no attribute or method, and {names} must stay; preserve needs"

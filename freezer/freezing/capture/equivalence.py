@@ -6,18 +6,19 @@ shows before anything is built.
 
 from __future__ import annotations
 
+import copy
 import functools
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from freezer.compare import structure_problem
 from freezer.compare.tensor_values import comparable, in_double, values_of
 from freezer.errors import CaptureError
+from freezer.freezing.capture.program import sizes_text
 from freezer.freezing.diagnostics import run_sentence
 from freezer.freezing.models import Subject, call_source, same_each_time
 from freezer.runtime.input_sets import InputSet
@@ -25,12 +26,6 @@ from freezer.runtime.tensors import leaves_of, same_bytes
 
 DIFFERS = "CP-CAPTURE-DIFFERS"
 """Code of a program whose answers differ from its model's."""
-
-SIZES = "CP-TRACE-SIZES"
-"""Code of a trace for a range of sizes that was not proven at all of them."""
-
-SIZES_LIMIT_S = 10
-"""Time for comparing a trace at further sizes."""
 
 _TOLERANCES = {
     torch.float64: 1e-7,
@@ -47,15 +42,11 @@ _TOLERANCE = 1e-4
 
 _MAX_LINES = 3
 
-ProgramCall = Callable[[Mapping[str, Tensor]], list[Tensor]]
+Inputs = Mapping[str, Tensor]
+Tensors = Sequence[Tensor]
+
+ProgramCall = Callable[[Inputs], list[Tensor]]
 """Runs a program on an input set; returns tensors in the order of the subject's outputs."""
-
-
-class Program(Protocol):
-    """A model, or a program made of one."""
-
-    def __call__(self, *args: object, **kwargs: object) -> object:
-        """The result."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,9 +61,14 @@ class EagerAnswers:
             be compared with it.
     """
 
-    first: Sequence[Sequence[Tensor]]
-    second: Sequence[Tensor] | None
+    first: Sequence[Tensors]
+    second: Tensors | None
     deterministic: bool
+
+    @property
+    def stateful(self) -> bool:
+        """Whether a call changes the answer to the next."""
+        return self.second is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +88,6 @@ class Original:
         """The eager model's answers, computed when first needed."""
         return run_eager(self.subject)
 
-    def fresh_call(self) -> ProgramCall:
-        """Calls the model from its initial state."""
-        return native_call(self.subject.fresh(), self.subject)
-
 
 def run_eager(subject: Subject) -> EagerAnswers:
     """Run the eager model once on each set, and a few times more to learn whether it is stateful or
@@ -108,17 +100,20 @@ def run_eager(subject: Subject) -> EagerAnswers:
     model = subject.fresh()
     before = [buffer.clone() for buffer in model.buffers()]
     call = native_call(model, subject)
-    answers = [
-        _eager_answer(call, set_name(index, input_set), input_set)
-        for index, input_set in enumerate(subject.sets)
-    ]
-    unchanged = all(map(same_bytes, before, model.buffers()))
-
-    def same_answer(call: ProgramCall) -> bool:
-        return _problem(answers[0], call(first.tensors), subject) is None
+    answers = []
+    for index, input_set in enumerate(subject.sets):
+        name = set_name(index, input_set)
+        answer = eager_answer(call, name, input_set)
+        answers.append(answer)
+    after = model.buffers()
+    unchanged = all(map(same_bytes, before, after))
 
     def fresh() -> ProgramCall:
         return native_call(subject.fresh(), subject)
+
+    def same_answer(call: ProgramCall) -> bool:
+        answer = call(first.tensors)
+        return _problem(answers[0], answer, subject) is None
 
     if unchanged and same_each_time(lambda: same_answer(call)):
         return EagerAnswers(first=answers, second=None, deterministic=True)
@@ -127,24 +122,23 @@ def run_eager(subject: Subject) -> EagerAnswers:
     call_twice = fresh()
     call_twice(first.tensors)
     second = call_twice(first.tensors)
-    from_start = [fresh()(input_set.tensors) for input_set in others]
-    return EagerAnswers(first=[answers[0], *from_start], second=second, deterministic=True)
+    from_start = [answers[0]]
+    for input_set in others:
+        call = fresh()
+        from_start.append(call(input_set.tensors))
+    return EagerAnswers(first=from_start, second=second, deterministic=True)
 
 
 def check_answers(
-    what: str,
-    fresh: Callable[[], ProgramCall],
-    original: Original,
-    *,
-    why: Callable[[InputSet], str] = lambda _: "",
+    what: str, program: nn.Module, original: Original, *, flat: bool
 ) -> tuple[str, ...]:
     """Compare a captured program with the eager model's answers.
 
     Args:
         what: name of the program in messages: `the trace`.
-        fresh: makes the program in its initial state; called once if the model is stateless.
+        program: the program in its initial state, which it keeps.
         original: the model and its answers.
-        why: a likely reason for a difference on a set, as the end of a sentence.
+        flat: whether the program takes its tensors in order.
 
     Returns:
         A warning if the model is random, so that nothing was compared.
@@ -152,142 +146,125 @@ def check_answers(
     Raises:
         CaptureError: the program fails, or an output's shape, dtype or values differ.
     """
-    if not original.eager.deterministic:
+    subject = original.subject
+    eager = original.eager
+    if not eager.deterministic:
         return (f"{what} was not compared with the model, whose answers to the same inputs differ",)
-    call: ProgramCall | None = None
-    for starts, name, input_set, expected in _calls(original):
-        call = fresh() if call is None or starts else call
-        reason = why(input_set)
-        _compare(what, name, expected, call, input_set, original.subject, reason)
+    call = fresh_call(program, original, flat=flat)
+    for index, input_set in enumerate(subject.sets):
+        if eager.stateful:
+            call = fresh_call(program, original, flat=flat)
+        name = set_name(index, input_set)
+        expected = eager.first[index]
+        compare_call(what, name, call, input_set, expected, subject)
+    if eager.second is not None:
+        first = subject.sets[0]
+        call = fresh_call(program, original, flat=flat)
+        call(first.tensors)
+        name = f"the second call with {set_name(0, first)}"
+        compare_call(what, name, call, first, eager.second, subject)
     return ()
 
 
-def check_sizes(
-    fresh: Callable[[], ProgramCall],
-    original: Original,
-    points: Sequence[Mapping[str, int]],
-    num_needed: int,
-) -> int:
-    """Compare a trace with the model, which is called for it, at further points within
-    SIZES_LIMIT_S.
-
-    Args:
-        fresh: makes the trace in its initial state.
-        original: the model.
-        points: sizes in the order to compare.
-        num_needed: number of the first points that must all be compared.
-
-    Returns:
-        The number of points that were compared.
-
-    Raises:
-        CaptureError: see `check_answers`; or the first points take longer than the limit.
-    """
-    subject, ends = original.subject, time.monotonic() + SIZES_LIMIT_S
-    model, call = original.fresh_call(), fresh()
-    for number, point in enumerate(points):
-        if time.monotonic() > ends:
-            if number >= num_needed:
-                return number
-            why = f"was compared at {number} of {num_needed} sizes within {SIZES_LIMIT_S} s"
-            remedy = "declare fewer, or write forward so that torch.jit.script takes it"
-            raise CaptureError(f"the trace {why}; {remedy}", code=SIZES)
-        input_set = subject.further_set(point)
-        sizes = _sizes_of(input_set)
-        if not original.eager.deterministic:
-            why = "cannot be compared with the model on"
-            raise CaptureError(f"the trace {why} {sizes}: its answers differ", code=SIZES)
-        if number and original.eager.second is not None:
-            model, call = original.fresh_call(), fresh()
-        expected = _eager_answer(model, sizes, input_set)
-        _compare("the trace", sizes, expected, call, input_set, subject)
-    return len(points)
-
-
-def _compare(
+def compare_call(
     what: str,
     name: str,
-    expected: Sequence[Tensor],
     call: ProgramCall,
     input_set: InputSet,
+    expected: Tensors,
     subject: Subject,
-    reason: str = "",
 ) -> None:
     """Raise CaptureError if a program fails on an input set, or answers differently."""
     cause = None
     try:
-        problem = _problem(expected, call(input_set.tensors), subject)
+        answer = call(input_set.tensors)
+        problem = _problem(expected, answer, subject)
     except Exception as error:
         problem, cause = run_sentence(error), error
     if problem is not None:
-        message = f"{what} differs from the model on {name}: {problem}{reason}"
+        message = f"{what} differs from the model on {name}: {problem}"
         raise CaptureError(message, code=DIFFERS) from cause
 
 
-def _eager_answer(call: ProgramCall, name: str, input_set: InputSet) -> list[Tensor]:
+def eager_answer(call: ProgramCall, name: str, input_set: InputSet) -> list[Tensor]:
+    """The eager model's answer.
+
+    Raises:
+        CaptureError: the model fails.
+    """
     try:
         return call(input_set.tensors)
     except Exception as error:
-        remedy = "; declare only sizes that it takes (`min`, `max`, `multiple_of`)"
         raise CaptureError(
-            f"the eager model fails on {name}: {run_sentence(error)}"
-            f"{remedy if input_set.point else ''}"
+            f"the eager model fails on {name}: {run_sentence(error)}; declare only sizes that it"
+            " takes (`min`, `max`, `multiple_of`)"
         ) from error
 
 
-def native_call(program: Program, subject: Subject) -> ProgramCall:
+def fresh_call(program: nn.Module, original: Original, *, flat: bool) -> ProgramCall:
+    """Calls a program from its initial state: a copy if a call changes it."""
+    if original.eager.stateful:
+        program = copy_of(program)
+    if flat:
+        return flat_call(program)
+    return native_call(program, original.subject)
+
+
+def copy_of(program: nn.Module) -> nn.Module:
+    """A copy of a captured program."""
+    with torch.no_grad(), warnings.catch_warnings():  # without gradients: see models.copied
+        warnings.simplefilter("ignore")  # of torch, about classes that the copy uses
+        return copy.deepcopy(program)
+
+
+def native_call(program: nn.Module, subject: Subject) -> ProgramCall:
     """Calls the source model, or a program with the same signature."""
 
-    def call(tensors: Mapping[str, Tensor]) -> list[Tensor]:
-        copies = {name: tensor.clone() for name, tensor in tensors.items()}
-        return _copies(leaves_of(call_source(program, subject.spec, copies)))
+    def call(tensors: Inputs) -> list[Tensor]:
+        copies = {}
+        for name, tensor in tensors.items():
+            copies[name] = tensor.clone()
+        result = call_source(program, subject.spec, copies)
+        leaves = leaves_of(result)
+        return _copies(leaves)
 
     return call
 
 
-def flat_call(program: Callable[..., Sequence[Tensor]]) -> ProgramCall:
+def flat_call(program: nn.Module) -> ProgramCall:
     """Calls a program with its tensors in order."""
 
-    def call(tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    def call(tensors: Inputs) -> list[Tensor]:
+        copies = [tensor.clone() for tensor in tensors.values()]
         with torch.no_grad():
-            return _copies(program(*(tensor.clone() for tensor in tensors.values())))
+            leaves = program(*copies)
+        return _copies(leaves)
 
     return call
 
 
-def _copies(leaves: Sequence[Tensor]) -> list[Tensor]:
+def _copies(leaves: Tensors) -> list[Tensor]:
     """Copies of outputs: a later call may write into an output that is a buffer."""
-    return [leaf.detach().clone() for leaf in leaves]
-
-
-def _calls(original: Original) -> Iterator[tuple[bool, str, InputSet, Sequence[Tensor]]]:
-    """For each call: whether the program starts in its initial state, the name of the call, its
-    inputs, the expected answer.
-    """
-    sets, eager = original.subject.sets, original.eager
-    for index, (input_set, expected) in enumerate(zip(sets, eager.first, strict=True)):
-        yield eager.second is not None, set_name(index, input_set), input_set, expected
-    if eager.second is not None:
-        name = set_name(0, sets[0])
-        yield True, name, sets[0], eager.first[0]
-        yield False, f"the second call with {name}", sets[0], eager.second
+    copies = []
+    for leaf in leaves:
+        detached = leaf.detach()
+        copies.append(detached.clone())
+    return copies
 
 
 def set_name(index: int, input_set: InputSet) -> str:
     """The name of an input set: its index and sizes."""
-    sizes = _sizes_of(input_set)
-    return f"input set {index} ({sizes})" if sizes else f"input set {index}"
+    name = f"input set {index}"
+    sizes = sizes_text(input_set.point)
+    return f"{name} ({sizes})" if sizes else name
 
 
-def _sizes_of(input_set: InputSet) -> str:
-    return ", ".join(f"{name}={size}" for name, size in input_set.point.items())
-
-
-def _problem(expected: Sequence[Tensor], got: Sequence[Tensor], subject: Subject) -> str | None:
+def _problem(expected: Tensors, got: Tensors, subject: Subject) -> str | None:
     """Describe the first output that differs; None if all agree."""
     if len(got) != len(expected):
         return f"it gives {len(got)} tensors, expected {len(expected)}"
-    for output, right, tensor in zip(subject.outputs, expected, got, strict=True):
+    outputs = zip(subject.outputs, expected, got, strict=True)
+    for output, right, tensor in outputs:
         difference = _difference(right, tensor)
         if difference:
             return f"output {output.name!r} {difference}"
@@ -298,24 +275,39 @@ def _difference(expected: Tensor, got: Tensor) -> str | None:
     """The difference of two tensors; None within the dtype's tolerance."""
     if same_bytes(expected, got):  # the usual case, and much faster than a median
         return None
-    problem = structure_problem(values_of(expected), values_of(got))
+    expected_values = values_of(expected)
+    got_values = values_of(got)
+    problem = structure_problem(expected_values, got_values)
     if problem is not None:
         return f"differs: {problem}"
     if not comparable(expected):
         return None
-    right, other = in_double(expected), in_double(got)
+    right = in_double(expected)
+    other = in_double(got)
     if expected.is_complex():
-        right, other = torch.view_as_real(right), torch.view_as_real(other)
-    finite = torch.isfinite(right) & torch.isfinite(other)
-    right, other = right[finite], other[finite]
-    sizes = right.abs()[right != 0]
-    median = sizes.median() if sizes.numel() else 0.0  # a mask's -1e9 must not widen the tolerance
-    allowed = _TOLERANCES.get(expected.dtype, _TOLERANCE) * (right.abs() + median)
-    apart = (right - other).abs()
-    return f"is off by up to {float(apart.max()):.3g}" if bool((apart > allowed).any()) else None
+        right = torch.view_as_real(right)
+        other = torch.view_as_real(other)
+    finite = torch.isfinite(right)
+    finite &= torch.isfinite(other)
+    right = right[finite]
+    other = other[finite]
+    magnitude = right.abs()
+    nonzero = magnitude[right != 0]
+    median = nonzero.median() if nonzero.numel() else 0.0  # a mask's -1e9 must not widen it
+    tolerance = _TOLERANCES.get(expected.dtype, _TOLERANCE)
+    allowed = tolerance * (magnitude + median)
+    difference = (right - other).abs()
+    exceeding = difference > allowed
+    if not bool(exceeding.any()):
+        return None
+    largest = float(difference.max())
+    return f"is off by up to {largest:.3g}"
 
 
 def first_lines(lines: Sequence[str]) -> str:
     """The first of many source lines."""
-    more = f" and {len(lines) - _MAX_LINES} more" if len(lines) > _MAX_LINES else ""
-    return f"at {', at '.join(lines[:_MAX_LINES])}{more}"
+    first = ", at ".join(lines[:_MAX_LINES])
+    num_more = len(lines) - _MAX_LINES
+    if num_more > 0:
+        return f"at {first} and {num_more} more"
+    return f"at {first}"

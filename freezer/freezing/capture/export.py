@@ -8,43 +8,43 @@ from it.
 
 from __future__ import annotations
 
-import copy
+import operator
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from freezer.errors import CaptureError
 from freezer.freezing.capture.equivalence import (
     DIFFERS,
     Original,
-    ProgramCall,
     check_answers,
-    flat_call,
+    copy_of,
 )
 from freezer.freezing.capture.export_sizes import (
-    DIMS,
     FIXED,
-    declared,
+    check_guards,
     guards_of,
     refusal,
-    unserved,
 )
-from freezer.freezing.capture.mutation import changed_state
 from freezer.freezing.capture.program import Captured, FlatModule, lines_of, total_size
+from freezer.freezing.diagnostics import export_sentence
 from freezer.freezing.recipes import CaptureName
 from freezer.runtime.input_sets import InputSet
 from freezer.runtime.tensors import address_of, addresses_of, program_tensors
-from freezer.spec import Dim, InputSpec
+from freezer.spec import Dim, InputSpec, TensorSpec
 
 _LAYOUTS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
 _COMPARED = re.compile(
     r"Could not guard on data-dependent expression (\w+ [<>=!]|Eq\(|Ne\()|^Constraints violated"
 )
 """Branches on values, and fixed sizes, which strict tracing does not take either."""
+
+_NORMS = (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default)
+"""Operators that write running statistics in training, which their schema omits."""
 
 
 def export(original: Original, *, strict: bool = False) -> Captured:
@@ -55,31 +55,27 @@ def export(original: Original, *, strict: bool = False) -> Captured:
             CP-EXPORT-DIMS), or the program differs from the model (code CP-CAPTURE-DIFFERS).
     """
     subject = original.subject
-    name: CaptureName = "export-strict" if strict else "export"
-    try:
-        return export_flat(lambda: FlatModule(subject.fresh(), subject.spec).eval(), name, original)
-    except CaptureError as error:
-        if error.code in (DIMS, DIFFERS):
-            raise
-        for path, part in subject.model.named_modules():
-            if isinstance(part, torch.jit.ScriptModule):
-                raise CaptureError(
-                    f"torch.export: the model holds TorchScript ({path}), which torch.export does"
-                    " not look into"
-                ) from error.__cause__
-        raise
+
+    def fresh() -> FlatModule:
+        module = FlatModule(subject.fresh(), subject.spec)
+        module.eval()
+        return module
+
+    return export_flat(fresh, "export-strict" if strict else "export", original)
 
 
 def export_flat(fresh: Callable[[], FlatModule], name: CaptureName, original: Original) -> Captured:
     """Export the flat form of a model; see `export`. `fresh` makes it in its initial state."""
-    subject, point = original.subject, original.point
-    spec = subject.spec if point is None else subject.spec.at(point)
+    spec = original.subject.spec
+    if original.point is not None:
+        spec = spec.at(original.point)
     exporter = _Exporter(fresh, name, original, spec)
-    exported, unchecked = exporter.checked(_examples(original), {})
+    examples = _examples(original)
+    exported, unchecked = exporter.checked(examples, {})
     layouts = _other_layouts(exported, original)
     if layouts:  # the other program is the one that serves
-        exported, unchecked = exporter.checked([exported.example], layouts)
-    outputs = ", ".join(f"output {subject.outputs[index].name!r}" for index in layouts)
+        example = exported.example
+        exported, unchecked = exporter.checked([example], layouts)
     return Captured(
         name=name,
         program=exported.program,
@@ -87,7 +83,6 @@ def export_flat(fresh: Callable[[], FlatModule], name: CaptureName, original: Or
         mutates=changed_state(exported.program),
         warnings=(*lines_of(exporter.caught), *unchecked),
         guards=guards_of(exported.program, spec),
-        notes=(f"The program gives {outputs} eager's layout.",) if layouts else (),
         owned=exported.owned,
     )
 
@@ -124,8 +119,14 @@ class _Exporter:
         original: Original,
         spec: InputSpec,
     ) -> None:
-        self._fresh, self._name, self._original, self._spec = fresh, name, original, spec
-        self._dynamic = {dim.name: _symbol(dim) for dim in spec.dims if dim.min < dim.max}
+        self._fresh = fresh
+        self._name = name
+        self._original = original
+        self._spec = spec
+        self._dynamic = {}
+        for dim in spec.dims:
+            if dim.min < dim.max:
+                self._dynamic[dim.name] = _symbol(dim)
         self.caught: list[warnings.WarningMessage] = []
 
     def checked(
@@ -133,46 +134,56 @@ class _Exporter:
     ) -> tuple[_Exported, tuple[str, ...]]:
         """The program of the first example that torch.export takes, and warnings of its check."""
         exported = self._first(examples, layouts)
-        missing = unserved(exported.program, self._spec) if self._dynamic else None
-        if missing:
-            raise CaptureError(f"torch.export: {missing}", code=DIMS)
-        return exported, _check_answers(exported, self._original)
+        program = exported.program
+        if self._dynamic:
+            check_guards(program, self._spec)
+        module = program.module()
+        unchecked = check_answers("the exported program", module, self._original, flat=True)
+        return exported, unchecked
 
     def _first(self, examples: Sequence[InputSet], layouts: Layouts) -> _Exported:
         """Export with the first example; with another only if a size came out as a constant."""
-        *others, last = examples
-        for example in others:
+        for example in examples:
             try:
                 return self._export(example, layouts)
             except Exception as error:
-                if FIXED not in str(error):
+                message = str(error)
+                is_last = example is examples[-1]
+                if is_last or FIXED not in message:
                     raise refusal(error, self._spec) from error
-        try:
-            return self._export(last, layouts)
-        except Exception as error:
-            raise refusal(error, self._spec) from error
+        raise AssertionError("no example")
 
     def _export(self, example: InputSet, layouts: Layouts) -> _Exported:
-        shapes = []
-        for item in self._spec.tensors:
-            symbols = {axis: self._dynamic.get(str(size)) for axis, size in enumerate(item.shape)}
-            dims = {axis: symbol for axis, symbol in symbols.items() if symbol is not None}
-            shapes.append(dims or None)
+        specs = self._spec.tensors
+        shapes = tuple(map(self._dynamic_axes, specs))
+        inputs = tuple(example.cloned().values())
+        original_tensors = program_tensors(self._original.subject.model)
         with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             module = self._fresh()
             module.layouts = layouts
-            source = addresses_of(program_tensors(self._original.subject.model))
-            copies = addresses_of(program_tensors(module)) - source
+            copied_tensors = program_tensors(module)
+            copies = addresses_of(copied_tensors) - addresses_of(original_tensors)
             program = torch.export.export(
                 module,
-                tuple(example.cloned().values()),
-                dynamic_shapes={"tensors": tuple(shapes)} if self._dynamic else None,
+                inputs,
+                dynamic_shapes={"tensors": shapes} if self._dynamic else None,
                 strict=self._name == "export-strict",
             )
         self.caught.extend(caught)
-        owned = [tensor for tensor in program_tensors(program) if address_of(tensor) in copies]
+        owned = []
+        for tensor in program_tensors(program):
+            if address_of(tensor) in copies:
+                owned.append(tensor)
         return _Exported(program=program, example=example, owned=tuple(owned))
+
+    def _dynamic_axes(self, tensor: TensorSpec) -> dict[int, object] | None:
+        """The symbols of a tensor's axes that vary; None if none does."""
+        symbols = {}
+        for axis, size in enumerate(tensor.shape):
+            if size in self._dynamic:
+                symbols[axis] = self._dynamic[size]
+        return symbols or None
 
 
 def strict_may_help(error: CaptureError) -> bool:
@@ -181,8 +192,12 @@ def strict_may_help(error: CaptureError) -> bool:
     It treats types, NumPy and numbers read from tensors differently, but not branches on values or
     fixed sizes.
     """
-    cause = error.__cause__
-    return error.code == DIFFERS or (cause is not None and not _COMPARED.search(str(cause)))
+    if error.code == DIFFERS:
+        return True
+    if error.__cause__ is None:
+        return False
+    message = str(error.__cause__)
+    return not _COMPARED.search(message)
 
 
 def _symbol(dim: Dim) -> object:
@@ -190,7 +205,11 @@ def _symbol(dim: Dim) -> object:
     step = dim.multiple_of
     if step == 1:
         return torch.export.Dim(dim.name, min=dim.min, max=dim.max)
-    return step * torch.export.Dim(f"_{dim.name}", min=dim.min // step, max=dim.max // step)
+    name = f"_{dim.name}"
+    low = dim.min // step
+    high = dim.max // step
+    part = torch.export.Dim(name, min=low, max=high)
+    return step * part
 
 
 def _examples(original: Original) -> list[InputSet]:
@@ -200,67 +219,91 @@ def _examples(original: Original) -> list[InputSet]:
     subject = original.subject
     if original.point is not None:
         return [subject.set_at(original.point)]
-    steps = {dim.name: dim.multiple_of for dim in subject.spec.dims}
 
     def order(point: Mapping[str, int]) -> tuple[int, int]:
-        num_small = sum(size < 2 * steps[name] for name, size in point.items())
+        num_small = 0
+        for dim in subject.spec.dims:
+            size = point[dim.name]
+            if size < 2 * dim.multiple_of:
+                num_small += 1
         return num_small, total_size(point)
 
     points = list(subject.spec.points())
-    small, large = min(points, key=order), max(points, key=total_size)
-    return [subject.set_at(point) for point in ([small, large] if large != small else [small])]
+    small = min(points, key=order)
+    large = max(points, key=total_size)
+    examples = [subject.set_at(small)]
+    if large != small:
+        examples.append(subject.set_at(large))
+    return examples
 
 
-def _check_answers(exported: _Exported, original: Original) -> tuple[str, ...]:
-    """Compare a program's answers with the model's; see `check_answers`.
-
-    The program keeps its state.
-    """
-    module = exported.program.module()
-
-    def fresh() -> ProgramCall:
-        return flat_call(module if original.eager.second is None else _copy_of(module))
-
-    def why(input_set: InputSet) -> str:
-        sizes, example = input_set.point, exported.example.point
-        dims = original.subject.spec.dims
-        ones = [dim for dim in dims if sizes[dim.name] == 1 < example[dim.name]]
-        if not ones:
-            return ""
-        names = " and ".join(dim.name for dim in ones)
-        remedies = " and ".join(declared(dim.name, 2, dim.max) for dim in ones)
-        return (
-            f"; torch.export assumes {names} larger than 1: declare {remedies}, or do not read that"
-            " size in forward"
-        )
-
-    return check_answers("the exported program", fresh, original, why=why)
-
-
-def _copy_of(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch, about classes that the copy uses
-        return copy.deepcopy(module)
-
-
-def _other_layouts(exported: _Exported, original: Original) -> dict[int, torch.memory_format]:
+def _other_layouts(exported: _Exported, original: Original) -> Layouts:
     """By index, eager's memory formats of outputs that the program lays out differently, such as
     nn.MultiheadAttention's without its fast path. Outputs without such a format are omitted.
     """
-    answers = zip(original.subject.sets, original.eager.first, strict=True)
-    expected = next(answer for input_set, answer in answers if input_set is exported.example)
+    eager = original.eager
+    answers = zip(original.subject.sets, eager.first, strict=True)
+    example = exported.example
+    expected = next(answer for input_set, answer in answers if input_set is example)
+    module: nn.Module = exported.program.module()
+    if eager.stateful or not eager.deterministic:
+        module = copy_of(module)
+    inputs = example.cloned().values()
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        module = exported.program.module()
-        if original.eager.second is not None or not original.eager.deterministic:
-            module = _copy_of(module)
-        got = module(*exported.example.cloned().values())
+        got = module(*inputs)
     layouts: dict[int, torch.memory_format] = {}
-    for index, (right, output) in enumerate(zip(expected, got, strict=True)):
-        fitting = (one for one in _LAYOUTS if right.is_contiguous(memory_format=one))
-        layout = next(fitting, None)
-        if layout is None or right.shape != output.shape:
+    for index, output in enumerate(got):
+        right = expected[index]
+        layout = _layout_of(right)
+        if layout is None or output.shape != right.shape:
             continue
         if not output.is_contiguous(memory_format=layout):
             layouts[index] = layout
     return layouts
+
+
+def _layout_of(tensor: Tensor) -> torch.memory_format | None:
+    for layout in _LAYOUTS:
+        if tensor.is_contiguous(memory_format=layout):
+            return layout
+    return None
+
+
+def changed_state(program: torch.export.ExportedProgram) -> tuple[str, ...]:
+    """Names of the buffers and parameters that a call changes.
+
+    The signature names no changed buffer until the graph is functionalized, which takes seconds for
+    a large model, so only graphs with operations in place are.
+
+    Raises:
+        CaptureError: torch.export cannot tell, for example because two buffers overlap in memory.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if any(map(_writes, program.graph.nodes)):
+            try:
+                program = program.run_decompositions({})
+            except Exception as error:
+                raise CaptureError(
+                    "torch.export cannot tell which tensors a call changes:"
+                    f" {export_sentence(error)}; register them as buffers, each with memory of its"
+                    " own"
+                ) from error
+    signature = program.graph_signature
+    parameters = getattr(signature, "parameters_to_mutate", {})  # missing in torch 2.11
+    names = set(signature.buffers_to_mutate.values())
+    names.update(parameters.values())
+    return tuple(sorted(names))
+
+
+def _writes(node: torch.fx.Node) -> bool:
+    """Whether an operation may change its arguments; higher-order operations are assumed to."""
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        return False
+    if node.target in _NORMS:
+        return bool(node.args[5])  # training
+    schema = getattr(node.target, "_schema", None)
+    return schema is None or schema.is_mutable

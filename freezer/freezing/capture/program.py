@@ -49,7 +49,9 @@ class Captured:
         """The source model's name of an attribute of the program; a flat program holds the model as
         `model`.
         """
-        return name.removeprefix("model.") if self.convention == "flat" else name
+        if self.convention == "flat":
+            return name.removeprefix("model.")
+        return name
 
 
 class FlatModule(nn.Module):
@@ -68,11 +70,15 @@ class FlatModule(nn.Module):
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The output tensors, in order."""
-        names = [item.name for item in self._spec.tensors]
-        args, kwargs = bind(self._spec, dict(zip(names, tensors, strict=True)))
-        leaves = leaves_of(self.model(*args, **kwargs))
+        specs = self._spec.tensors
+        names = [spec.name for spec in specs]
+        given = dict(zip(names, tensors, strict=True))
+        args, kwargs = bind(self._spec, given)
+        result = self.model(*args, **kwargs)
+        leaves = leaves_of(result)
         for index, layout in self.layouts.items():
-            leaves[index] = leaves[index].contiguous(memory_format=layout)
+            leaf = leaves[index]
+            leaves[index] = leaf.contiguous(memory_format=layout)
         return tuple(leaves)
 
 
@@ -81,15 +87,25 @@ def total_size(point: Mapping[str, int]) -> int:
     return sum(point.values())
 
 
+def sizes_text(point: Mapping[str, int]) -> str:
+    """A point in words: `batch=2, seq=8`."""
+    sizes = [f"{name}={size}" for name, size in point.items()]
+    return ", ".join(sizes)
+
+
 def lines_of(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:
     """One line per warning, with the user's source line; without torch.jit's deprecations and
     repetitions.
     """
     lines = []
     for warning in caught:
-        text = str(warning.message).strip().partition("\n")[0] or warning.category.__name__
-        if "torch.jit." not in text or "deprecated" not in text:
-            line = warned_at(warning)
-            at = f" At {line}" if line else ""
-            lines.append(f"{warning.category.__name__}: {text}{at}")
+        kind = warning.category.__name__
+        message = str(warning.message).strip()
+        text, _, _ = message.partition("\n")
+        deprecated = "deprecated" in text
+        if deprecated and "torch.jit." in text:
+            continue
+        line = warned_at(warning)
+        place = f" At {line}" if line else ""
+        lines.append(f"{kind}: {text}{place}")
     return tuple(dict.fromkeys(lines))

@@ -5,7 +5,6 @@ unchanged.
 from __future__ import annotations
 
 import contextlib
-import copy
 import inspect
 import warnings
 from collections.abc import Iterator, Sequence
@@ -15,12 +14,7 @@ import torch
 from torch import nn
 
 from freezer.errors import CaptureError
-from freezer.freezing.capture.equivalence import (
-    Original,
-    ProgramCall,
-    check_answers,
-    native_call,
-)
+from freezer.freezing.capture.equivalence import Original, check_answers
 from freezer.freezing.capture.program import Captured, lines_of
 from freezer.freezing.diagnostics import script_sentence
 from freezer.freezing.models import PRESERVE
@@ -58,13 +52,7 @@ def script(original: Original) -> Captured:
     except Exception as error:
         raise CaptureError(f"torch.jit.script: {script_sentence(error)}") from error
     _check_kept(program, subject.kept_names)
-
-    def fresh() -> ProgramCall:
-        with torch.no_grad():  # see models.copied
-            changes = original.eager.second is not None
-            return native_call(copy.deepcopy(program) if changes else program, subject)
-
-    unchecked = check_answers("the script", fresh, original)
+    unchecked = check_answers("the script", program, original, flat=False)
     return Captured(
         name="script",
         program=program,
@@ -99,10 +87,11 @@ def _exported_methods(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
     for name in names:
         owner, last = _owner(model, name)
         method = getattr(owner, last, None)
-        if not inspect.ismethod(method) or isinstance(owner, torch.jit.ScriptModule):
+        if isinstance(owner, torch.jit.ScriptModule):
             continue
-        if not hasattr(method, "_torchscript_modifier"):
-            marked.append(torch.jit.export(method.__func__))
+        if inspect.ismethod(method) and not hasattr(method, "_torchscript_modifier"):
+            function = torch.jit.export(method.__func__)
+            marked.append(function)
     try:
         yield
     finally:
@@ -113,8 +102,11 @@ def _exported_methods(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
 def _check_kept(program: nn.Module, names: Sequence[str]) -> None:
     for name in names:
         owner, last = _owner(program, name)
-        script = owner._c if isinstance(owner, torch.jit.ScriptModule) else None
-        if script is None or not (script.hasattr(last) or last in script._method_names()):
+        known = False
+        if isinstance(owner, torch.jit.ScriptModule):
+            methods = owner._c._method_names()
+            known = last in methods or owner._c.hasattr(last)
+        if not known:
             raise CaptureError(
                 f"preserve: TorchScript cannot keep {name!r}: its value has a type that TorchScript"
                 " lacks, or it is ignored; make it a tensor, number, text, or list, tuple or dict"

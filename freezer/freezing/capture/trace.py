@@ -9,33 +9,37 @@ which compares it with the model at every declared size, for at most 10 s.
 
 from __future__ import annotations
 
-import copy
-import itertools
 import re
+import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import chain
 from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.jit._trace import TracerWarning
 
 from freezer.errors import CaptureError
 from freezer.files import digest_bytes
 from freezer.freezing.capture.equivalence import (
     DIFFERS,
-    SIZES,
     Original,
-    ProgramCall,
     check_answers,
-    check_sizes,
+    compare_call,
+    eager_answer,
     first_lines,
-    flat_call,
-    set_name,
+    fresh_call,
+    native_call,
 )
-from freezer.freezing.capture.program import Captured, FlatModule, lines_of, total_size
+from freezer.freezing.capture.program import (
+    Captured,
+    FlatModule,
+    lines_of,
+    sizes_text,
+    total_size,
+)
 from freezer.freezing.capture.value_reads import OF_SIZES, values_read
-from freezer.freezing.diagnostics import line_of_node, trace_sentence, warned_at
+from freezer.freezing.diagnostics import trace_sentence, warned_at
 from freezer.freezing.models import Subject
 from freezer.runtime.input_sets import InputSet
 from freezer.runtime.loaders import torchscript_deprecations_silenced
@@ -43,6 +47,12 @@ from freezer.runtime.tensors import bytes_of, dense_parts, memory_of
 from freezer.spec import all_sizes, combinations, distinct
 
 VALUES = "CP-TRACE-VALUES"
+
+SIZES = "CP-TRACE-SIZES"
+"""Code of a trace for a range of sizes that was not proven at all of them."""
+
+SIZES_LIMIT_S = 10
+"""Time for comparing a trace at further sizes."""
 
 Warned = Sequence[warnings.WarningMessage]
 
@@ -59,18 +69,27 @@ def trace(original: Original, *, every_size: bool = False) -> Captured:
         CaptureError: it cannot be traced, Python reads values of its tensors (code CP-TRACE-VALUES)
             or sizes (CP-TRACE-SIZES), or the trace differs for other inputs (CP-CAPTURE-DIFFERS).
     """
-    subject, point = original.subject, original.point
-    example = subject.set_at(subject.spec.first_point() if point is None else point)
+    subject = original.subject
+    point = original.point
+    sizes = point
+    if sizes is None:
+        sizes = subject.spec.first_point()
+    example = subject.set_at(sizes)
     program, caught = _traced(subject, example)
-    size_lines = [*_refuse_reads(subject, example), *_iterations(caught)]
-    _restore(program, FlatModule(subject.fresh(), subject.spec))
-    unchecked = check_answers(
-        "the trace", _fresh_calls(program, original), original, why=lambda _: _kept_values(caught)
-    )
+    size_lines = _refuse_reads(subject, example)
+    size_lines += _iterations(caught)
+    _restore(program, _flat(subject))
+    unchecked = check_answers("the trace", program, original, flat=True)
     _check_graphs(program, subject, example)
     notes: tuple[str, ...] = ()
-    if size_lines and point is None and any(dim.min < dim.max for dim in subject.spec.dims):
-        notes = _check_sizes(program, original, size_lines, every_size=every_size)
+    varying = [dim for dim in subject.spec.dims if dim.min < dim.max]
+    many_sizes = bool(varying) and point is None
+    if size_lines and many_sizes:
+        reads = f"Python reads sizes {first_lines(size_lines)}, which a trace keeps for all sizes"
+        if not every_size:
+            raise CaptureError(f"{reads}; torch.jit.script is tried first", code=SIZES)
+        number = _check_sizes(program, original)
+        notes = (f"{reads}; at {number} sizes the answers match the model's.",)
     return Captured(
         name="trace-sizes" if every_size else "trace",
         program=program,
@@ -85,16 +104,18 @@ def _flat(subject: Subject) -> nn.Module:
 
 
 def _trace(module: nn.Module, inputs: Sequence[Tensor]) -> torch.jit.ScriptModule:
+    example = tuple(inputs)
     with torch.no_grad():
-        traced = torch.jit.trace(module, tuple(inputs), check_trace=False)
+        traced = torch.jit.trace(module, example, check_trace=False)
     return cast(torch.jit.ScriptModule, traced)
 
 
 def _traced(subject: Subject, input_set: InputSet) -> tuple[torch.jit.ScriptModule, Warned]:
+    inputs = tuple(input_set.cloned().values())
     try:
         with torchscript_deprecations_silenced(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            return _trace(_flat(subject), tuple(input_set.cloned().values())), caught
+            return _trace(_flat(subject), inputs), caught
     except Exception as error:
         raise CaptureError(f"torch.jit.trace: {trace_sentence(error)}") from error
 
@@ -103,9 +124,10 @@ def _refuse_reads(subject: Subject, input_set: InputSet) -> list[str]:
     """Refuse a trace of an input set for which Python reads values of tensors; return the lines
     that read sizes.
     """
+    inputs = tuple(input_set.tensors.values())
     try:
         with torchscript_deprecations_silenced():
-            reads = values_read(lambda: _flat(subject), _trace, tuple(input_set.tensors.values()))
+            reads = values_read(lambda: _flat(subject), _trace, inputs)
     except Exception as error:
         raise CaptureError(
             "torch.jit.trace: cannot determine whether Python reads values of tensors:"
@@ -113,7 +135,8 @@ def _refuse_reads(subject: Subject, input_set: InputSet) -> list[str]:
         ) from error
     size_lines = reads.pop(OF_SIZES, [])
     if reads:
-        lines = list(dict.fromkeys(itertools.chain(*reads.values())))
+        every = chain.from_iterable(reads.values())
+        lines = list(dict.fromkeys(every))
         raise CaptureError(
             f"the trace would keep for all calls what Python reads of {' and '.join(reads)}"
             f" {first_lines(lines)}; use torch.where or torch.cond there, or write it so that"
@@ -125,102 +148,98 @@ def _refuse_reads(subject: Subject, input_set: InputSet) -> list[str]:
 
 def _iterations(caught: Warned) -> list[str]:
     """The lines that iterate over a tensor, whose length the trace keeps."""
-    lines = [
-        warned_at(warning) or "a line of torch"
-        for warning in caught
-        if str(warning.message).startswith("Iterating over a tensor")
-    ]
+    lines = []
+    for warning in caught:
+        if str(warning.message).startswith("Iterating over a tensor"):
+            line = warned_at(warning)
+            lines.append(line or "a line of torch")
     return list(dict.fromkeys(lines))
-
-
-def _kept_values(caught: Warned) -> str:
-    """A likely reason for a difference: the user's lines of which the tracer warned."""
-    warned = [warned_at(one) for one in caught if issubclass(one.category, TracerWarning)]
-    lines = list(dict.fromkeys(filter(None, warned)))
-    return f", since a trace keeps the values of its example {first_lines(lines)}" if lines else ""
 
 
 def _restore(program: nn.Module, initial: nn.Module) -> None:
     """Reset buffers and parameters to their initial state: tracing runs the model, which may change
     them.
     """
-    before = {**dict(initial.named_buffers()), **dict(initial.named_parameters())}
+    before = dict(initial.named_buffers())
+    before.update(initial.named_parameters())
     with torch.no_grad():
-        for name, tensor in (*program.named_buffers(), *program.named_parameters()):
-            if name in before and before[name].shape == tensor.shape:
-                tensor.copy_(before[name])
+        buffers = program.named_buffers()
+        parameters = program.named_parameters()
+        for name, tensor in (*buffers, *parameters):
+            value = before.get(name)
+            if value is not None and value.shape == tensor.shape:
+                tensor.copy_(value)
 
 
-def _fresh_calls(program: torch.jit.ScriptModule, original: Original) -> Callable[[], ProgramCall]:
-    """Makes the program in its initial state: a copy if the model is stateful."""
-
-    def fresh() -> ProgramCall:
-        with torch.no_grad():  # see models.copied
-            return flat_call(program if original.eager.second is None else copy.deepcopy(program))
-
-    return fresh
-
-
-def _check_sizes(
-    program: torch.jit.ScriptModule, original: Original, lines: Sequence[str], *, every_size: bool
-) -> tuple[str, ...]:
-    """Compare a trace for which Python read sizes with the model at every declared size; return a
-    note on it.
+def _check_sizes(program: nn.Module, original: Original) -> int:
+    """Compare a trace for which Python read sizes with the model at every size of each dim, then at
+    combinations of sizes, within SIZES_LIMIT_S; return the number of points that were compared.
 
     Raises:
-        CaptureError: the trace differs, or is not to be compared, or cannot be.
+        CaptureError: the trace differs, or cannot be compared at every size.
     """
-    found = f"Python reads sizes {first_lines(lines)}, which a trace keeps for all sizes"
-    if not every_size:
-        raise CaptureError(f"{found}; torch.jit.script is tried first", code=SIZES)
-    spec = original.subject.spec
-    needed = all_sizes(spec)
-    points = distinct([*needed, *combinations(spec)])
-    number = check_sizes(_fresh_calls(program, original), original, points, len(needed))
-    return (f"{found}; at {number} sizes the answers match the model's.",)
+    subject = original.subject
+    eager = original.eager
+    if not eager.deterministic:
+        why = "a trace cannot be compared at every size with a model whose answers differ"
+        raise CaptureError(why, code=SIZES)
+    needed = all_sizes(subject.spec)
+    further = combinations(subject.spec)
+    points = distinct([*needed, *further])
+    ends = time.monotonic() + SIZES_LIMIT_S
+    num_compared = 0
+    for point in points:
+        if time.monotonic() > ends:
+            break
+        if eager.stateful or num_compared == 0:
+            model = native_call(subject.fresh(), subject)
+            call = fresh_call(program, original, flat=True)
+        input_set = subject.further_set(point)
+        name = sizes_text(point)
+        expected = eager_answer(model, name, input_set)
+        compare_call("the trace", name, call, input_set, expected, subject)
+        num_compared += 1
+    if num_compared < len(needed):
+        raise CaptureError(
+            f"the trace was compared at {num_compared} of {len(needed)} sizes within"
+            f" {SIZES_LIMIT_S} s; declare fewer, or write forward so that torch.jit.script takes"
+            " it",
+            code=SIZES,
+        )
+    return num_compared
 
 
 def _check_graphs(program: torch.jit.ScriptModule, subject: Subject, example: InputSet) -> None:
     """Trace another set of the same sizes, whose graph must be the same, and the largest, where
     Python may read other values.
     """
-    sets = subject.sets
-    first = next(index for index, input_set in enumerate(sets) if input_set is example)
-    for index, other in enumerate(sets):
-        if index == first or dict(other.point) != dict(example.point):
-            continue
-        difference = _difference(program, _traced(subject, other)[0])
-        if difference:
+    operations = _operations(program)
+    same_sizes, other_sizes = [], []
+    for input_set in subject.sets:
+        if dict(input_set.point) != dict(example.point):
+            other_sizes.append(input_set)
+        elif input_set is not example:
+            same_sizes.append(input_set)
+    if same_sizes:
+        other, _ = _traced(subject, same_sizes[0])
+        if _operations(other) != operations:
             raise CaptureError(
-                f"the trace of {set_name(index, other)} differs from the trace of"
-                f" {set_name(first, example)}, which has the same sizes: {difference}",
+                "the trace of another input set of the same sizes has other operations",
                 code=DIFFERS,
             )
-        break
-    others = [input_set for input_set in sets if input_set is not example]
-    largest = max(others, key=lambda one: total_size(one.point), default=example)
-    if dict(largest.point) == dict(example.point):
-        return
-    if _difference(program, _traced(subject, largest)[0]):
-        _refuse_reads(subject, largest)
+    if other_sizes:
+        largest = max(other_sizes, key=_total_size)
+        other, _ = _traced(subject, largest)
+        if _operations(other) != operations:
+            _refuse_reads(subject, largest)
 
 
-def _difference(program: torch.jit.ScriptModule, other: torch.jit.ScriptModule) -> str:
-    """The first operation that differs between two traces, with the user's line; empty if their
-    graphs are the same.
-    """
-    operations, others = _operations(program), _operations(other)
-    for (text, line), (text_of_other, _) in zip(operations, others, strict=False):
-        if text != text_of_other:
-            at = f" at {line}" if line else ""
-            return f"`{text_of_other}`, expected `{text}`{at}"
-    if len(operations) != len(others):
-        return f"{len(others)} operations, expected {len(operations)}"
-    return ""
+def _total_size(input_set: InputSet) -> int:
+    return total_size(input_set.point)
 
 
-def _operations(program: torch.jit.ScriptModule) -> list[tuple[str, str]]:
-    """The operations of a trace that a result needs, with the user's lines.
+def _operations(program: torch.jit.ScriptModule) -> list[str]:
+    """The operations of a trace that a result needs.
 
     Constants count with all their bytes, sizes do not.
     """
@@ -230,11 +249,18 @@ def _operations(program: torch.jit.ScriptModule) -> list[tuple[str, str]]:
     graph = torch._C._jit_pass_canonicalize(graph, False)
     operations = []
     for node in graph.nodes():
-        # without places and types
-        text = re.sub(r" # \S+:\d+:\d+| : .*?(?=, %| = )", "", str(node)).strip()
-        value = node.output().toIValue() if node.kind() == "prim::Constant" else None
-        if isinstance(value, Tensor):
-            data = [bytes(memory_of(bytes_of(part))) for part in dense_parts(value)]
-            text = f"tensor {digest_bytes(b''.join(data))}"
-        operations.append((text, line_of_node(node.sourceRange()) or ""))
+        # without source lines and types
+        text = re.sub(r" # \S+:\d+:\d+| : .*?(?=, %| = )", "", str(node))
+        if node.kind() == "prim::Constant":
+            value = node.output().toIValue()
+            if isinstance(value, Tensor):
+                text = f"tensor {_digest(value)}"
+        operations.append(text.strip())
     return operations
+
+
+def _digest(tensor: Tensor) -> str:
+    data = bytearray()
+    for part in dense_parts(tensor):
+        data += memory_of(bytes_of(part))
+    return digest_bytes(bytes(data))

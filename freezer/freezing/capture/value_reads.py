@@ -12,8 +12,6 @@ Modes may change a trace, so both traces are discarded.
 
 from __future__ import annotations
 
-import functools
-import operator
 import re
 import warnings
 from collections import defaultdict
@@ -46,8 +44,8 @@ _MAKES = frozenset(("tensor", "as_tensor", "asarray"))
 
 _SIZES = frozenset(("size", "numel", "nelement", "stride", "__len__"))
 
-_READING_OPERATORS = frozenset(("aten::_nested_tensor_from_mask_left_aligned",))
-"""Operations that return values to Python without a function mode seeing it."""
+_READING_OPERATOR = "aten::_nested_tensor_from_mask_left_aligned"
+"""An operation that returns values to Python without a function mode seeing it."""
 
 _SCALAR = "aten::_local_scalar_dense"
 _CONVERTED = "Converting a tensor to a Python"
@@ -79,10 +77,12 @@ def values_read(
     """
     reads: dict[str, list[str]] = {}
     for functions in (True, False):
-        model, inputs = _Called(make()), [tensor.clone() for tensor in tensors]
+        model = _Called(make())
+        inputs = [tensor.clone() for tensor in tensors]
         with warnings.catch_warnings(record=True) as caught, ExitStack() as modes:
             warnings.simplefilter("always")
-            values = modes.enter_context(_Values(model, inputs, caught))
+            values = _Values(model, inputs, caught)
+            modes.enter_context(values)
             if functions:
                 modes.enter_context(_Functions(values))
             try:
@@ -132,7 +132,8 @@ class _Values(TorchDispatchMode):
         self, model: nn.Module, inputs: Sequence[Tensor], caught: Sequence[warnings.WarningMessage]
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
-        self._caught, self._num_seen = caught, 0
+        self._caught = caught
+        self._num_seen = 0
         self._values: defaultdict[object, int] = defaultdict(int)
         """Origins of the values of tensors, as bits, by `_key`."""
         self._sizes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
@@ -142,56 +143,81 @@ class _Values(TorchDispatchMode):
         """The bit of each tensor of the model, by `_key`."""
         self._changed = 0
         self._noted: list[tuple[int, str]] = []
-        for number, tensor in enumerate((*model.buffers(), *model.parameters())):
-            self._state[_key(tensor)] |= _FIRST_STATE << number
+        bit = _FIRST_STATE
+        buffers = model.buffers()
+        for tensor in (*buffers, *model.parameters()):
+            self._state[_key(tensor)] |= bit
+            bit <<= 1
         for tensor in inputs:
             self._values[_key(tensor)] |= _INPUTS
 
     def reads(self) -> list[tuple[str, str]]:
         """The reads so far: origin in words, and the user's line."""
-        origins = ((INPUTS, _INPUTS), (STATE, self._changed), (RANDOM, _RANDOM), (OF_SIZES, _SIZE))
+        origins = {
+            INPUTS: _INPUTS,
+            STATE: self._changed,
+            RANDOM: _RANDOM,
+            OF_SIZES: _SIZE,
+        }
         reads = []
-        for origin, wanted in origins:
-            reads += [(origin, line) for bits, line in self._noted if bits & wanted]
+        for origin, wanted in origins.items():
+            for bits, line in self._noted:
+                if bits & wanted:
+                    reads.append((origin, line))
         return reads
 
     def note(self, tensors: Iterable[Tensor]) -> None:
         """Note that the current line reads values of tensors."""
-        self.note_read(_union(map(self._of, tensors)))
+        self.note_read(self._of_all(tensors))
 
     def note_read(self, origins: int) -> None:
         """Note that the current line reads values of some origins."""
         if origins:
-            self._noted.append((origins, running_at() or "a line of torch"))
+            line = running_at() or "a line of torch"
+            self._noted.append((origins, line))
 
     def note_sizes(self, tensor: Tensor, sizes: Iterable[Tensor]) -> None:
         """Note that numbers are sizes of a tensor, with the origins of its sizes."""
+        of_tensor = self._sizes.get(tensor, 0)
+        origins = of_tensor or _SIZE
         for size in sizes:
-            self._values[_key(size)] |= self._sizes.get(tensor, 0) or _SIZE
+            self._values[_key(size)] |= origins
 
-    def _of(self, tensor: Tensor) -> int:
-        key = _key(tensor)
-        return self._values.get(key, 0) | self._state.get(key, 0)
+    def _of_all(self, tensors: Iterable[Tensor]) -> int:
+        """The origins of the values of tensors."""
+        origins = 0
+        for tensor in tensors:
+            key = _key(tensor)
+            origins |= self._values.get(key, 0)
+            origins |= self._state.get(key, 0)
+        return origins
 
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs = None
     ) -> object:
         kwargs = kwargs or {}
-        name, inputs = func._schema.name, tensors_in((args, tuple(kwargs.values())))
-        origins = _union(map(self._of, inputs))
-        if (name == _SCALAR and self._is_pythons()) or name in _READING_OPERATORS:
-            self.note(inputs)
+        name = func._schema.name
+        inputs = tensors_in((args, kwargs))
+        origins = self._of_all(inputs)
+        goes_to_python = name == _SCALAR and self._is_pythons()
+        if goes_to_python or name == _READING_OPERATOR:
+            self.note_read(origins)
         result = func(*args, **kwargs)
         if name == _SCALAR:
             self._scalar |= origins
             return result
-        sizes = _union(self._sizes.get(tensor, 0) for tensor in inputs)
-        if torch.Tag.dynamic_output_shape in func.tags and not _by_numbers(name, args):
+        sizes = self._scalar
+        for tensor in inputs:
+            sizes |= self._sizes.get(tensor, 0)
+        dynamic = torch.Tag.dynamic_output_shape in func.tags
+        if dynamic and not _by_numbers(name, args):
             sizes |= origins
-        origins, sizes, self._scalar = origins | self._scalar, sizes | self._scalar, 0
+        origins |= self._scalar
+        self._scalar = 0
         if torch.Tag.nondeterministic_seeded in func.tags:
             origins |= _RANDOM
-        self._note_changes(func, arguments_of(func, args, kwargs), origins)
+        arguments = arguments_of(func, args, kwargs)
+        self._note_changes(func, arguments, origins)
         short = name.rpartition("::")[2]
         if short.endswith("_like") or short.startswith("new_"):
             origins &= _RANDOM  # takes only shape, dtype and device of its first tensor
@@ -207,24 +233,33 @@ class _Values(TorchDispatchMode):
         """
         new = self._caught[self._num_seen :]
         self._num_seen = len(self._caught)
-        return any(str(warning.message).startswith(_CONVERTED) for warning in new)
+        for warning in new:
+            message = str(warning.message)
+            if message.startswith(_CONVERTED):
+                return True
+        return False
 
     def _note_changes(
         self, func: OpOverload, arguments: Mapping[str, object], origins: int
     ) -> None:
         """Give the tensors that an operation writes into the origins of all its arguments."""
         for formal in func._schema.arguments:
-            if formal.alias_info is not None and formal.alias_info.is_write:
-                for tensor in tensors_in(arguments.get(formal.name)):
-                    self._changed |= self._state.get(_key(tensor), 0)
-                    self._values[_key(tensor)] |= origins
+            alias = formal.alias_info
+            if alias is None or not alias.is_write:
+                continue
+            for tensor in tensors_in(arguments.get(formal.name)):
+                key = _key(tensor)
+                self._changed |= self._state.get(key, 0)
+                self._values[key] |= origins
 
 
 def _by_numbers(name: str, args: Args) -> bool:
     """Whether an operation indexes by numbers, so that x[indices] is as long as the indices."""
     if name != "aten::index":
         return False
-    return not any(index.dtype in (torch.bool, torch.uint8) for index in tensors_in(args[1]))
+    masks = (torch.bool, torch.uint8)
+    indices = tensors_in(args[1])
+    return all(index.dtype not in masks for index in indices)
 
 
 class _Functions(TorchFunctionMode):
@@ -238,16 +273,17 @@ class _Functions(TorchFunctionMode):
         self, func: Callable[..., object], types: object, args: Args = (), kwargs: Kwargs = None
     ) -> object:
         name = getattr(func, "__name__", "")
-        makes = name in _MAKES and bool(args) and not isinstance(args[0], Tensor)
+        first = args[0] if args else None
+        makes = False
+        if name in _MAKES:
+            makes = not isinstance(first, Tensor)
         if _READS.fullmatch(name) or makes:
             self._values.note(tensors_in(args))
         if name == "stride":
             self._values.note_read(_SIZE)
         result = func(*args, **(kwargs or {}))
-        if name in _SIZES or isinstance(result, torch.Size):
-            self._values.note_sizes(cast(Tensor, args[0]), tensors_in(result))
+        sized = isinstance(result, torch.Size)
+        if sized or name in _SIZES:
+            tensor = cast(Tensor, first)
+            self._values.note_sizes(tensor, tensors_in(result))
         return result
-
-
-def _union(bits: Iterable[int]) -> int:
-    return functools.reduce(operator.or_, bits, 0)

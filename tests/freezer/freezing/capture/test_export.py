@@ -66,8 +66,8 @@ def test_error_says_how_to_declare_multiples() -> None:
     with pytest.raises(CaptureError) as caught:
         captured_by(unet(), "export")
     assert caught.value.code == "CP-EXPORT-DIMS"
-    for declared in ("height: {min: 16, max: 64", "width: {min: 16, max: 32"):
-        assert f"declare `dims: {{{declared}, multiple_of: 4}}}}`" in str(caught.value)
+    for name in ("height", "width"):
+        assert f"declare multiple_of: 4 for {name}" in str(caught.value)
 
 
 def halved(x: Tensor) -> Tensor:
@@ -83,31 +83,16 @@ def fixed(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("model", "dims", "needs", "remedy"),
+    ("model", "lowest", "needs", "remedy"),
     [
-        (
-            even,
-            {"max": 16},
-            "(batch % 2) == 0",
-            "declare `dims: {batch: {min: 2, max: 16, multiple_of: 2}}`",
-        ),
-        (
-            lambda x: x * 2 if x.shape[0] < 8 else x,
-            {"max": 16},
-            "batch <= 7",
-            "declare `dims: {batch: {min: 1, max: 7}}`",
-        ),
-        (
-            lambda x: x[2:],
-            {"min": 3, "max": 16},
-            "((-2) + batch) != 1",
-            "declare other bounds, or remove the condition on sizes from forward",
-        ),
+        (even, 1, "(batch % 2) == 0", "declare multiple_of: 2 for batch"),
+        (lambda x: x * 2 if x.shape[0] < 8 else x, 1, "batch <= 7", "declare max: 7 for batch"),
+        (lambda x: x[2:], 3, "((-2) + batch) != 1", "declare other bounds"),
     ],
 )
-def test_error_says_how_to_declare_sizes(model: Any, dims: Any, needs: str, remedy: str) -> None:
+def test_error_says_how_to_declare_sizes(model: Any, lowest: int, needs: str, remedy: str) -> None:
     with pytest.raises(CaptureError) as caught:
-        export(model, {"batch": dims})
+        export(model, {"batch": {"min": lowest, "max": 16}})
     assert needs in str(caught.value)
     assert f"; {remedy}" in str(caught.value)
     assert caught.value.code == "CP-EXPORT-DIMS"
@@ -117,8 +102,8 @@ def test_silently_narrowed_program_is_refused() -> None:
     declared = {"min": 2, "max": 16, "multiple_of": 2}
     with pytest.raises(CaptureError) as caught:
         export(halved, {"batch": declared})
+    assert caught.value.code == "CP-EXPORT-DIMS"
     assert "batch=2 (batch // 2 != 1)" in str(caught.value)
-    assert "`dims: {batch: {min: 4, max: 16, multiple_of: 2}}`" in str(caught.value)
     guards = export(halved, {"batch": {**declared, "min": 4}}).guards
     assert "(batch % (batch // 2)) == 0" in guards
 
@@ -129,9 +114,7 @@ def test_error_names_dims_that_must_be_equal() -> None:
     )
     samples = [{"x": torch.ones(size, size)} for size in (1, 2, 4)]
     square = prepare("model", Calling(lambda x: x + 1), spec, samples)
-    with pytest.raises(
-        CaptureError, match=r"it needs columns == rows; name both rows in the shapes$"
-    ):
+    with pytest.raises(CaptureError, match="columns == rows; write rows for columns"):
         captured_by(replace(square, model=Calling(lambda x: x + x.transpose(0, 1))), "export")
 
 
@@ -139,7 +122,7 @@ def test_wrong_answer_at_size_one_is_found() -> None:
     def at_least_two(x: Tensor) -> Tensor:
         return x * 2 if x.shape[0] >= 2 else x
 
-    with pytest.raises(CaptureError, match=r"\(batch=1\).*batch: {min: 2, max: 16}") as caught:
+    with pytest.raises(CaptureError, match=r"\(batch=1\)") as caught:
         export(at_least_two)
     assert caught.value.code == "CP-CAPTURE-DIFFERS"
     assert export(at_least_two, {"batch": {"min": 2, "max": 16}}).guards == ("batch from 2 to 16",)
