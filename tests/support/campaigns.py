@@ -34,6 +34,7 @@ from pipeline.reporting import CampaignReport, Display, LineDisplay
 from pipeline.scheduling import Executor, ItemState
 from pipeline.tracking import Tracker, TrackerProcess
 from pipeline.workspace import judged_name, workplace
+from tests.support.raylets import ROOT
 from tests.support.steps import HERE
 
 DEFAULT_LIMITS = Limits()
@@ -96,6 +97,26 @@ def entry(
         search_path=(str(folder),),
         tags=tags or {},
         registered_name=registered_name,
+    )
+
+
+GOOD_FOLDER = ROOT / "tests" / "pipeline" / "models"
+
+
+def good_entry() -> Entry:
+    """The entry of a model that workers can load."""
+    path = (str(GOOD_FOLDER),)
+    return Entry(
+        name="good",
+        source=parse_source("python:campaign_models:good", folder=GOOD_FOLDER, search_path=path),
+        spec=InputSpec(inputs=(TensorSpec(name="input", dtype="float32", shape=(2, 16)),)),
+        samples=None,
+        task_metric=None,
+        limits=Limits(speedup_min=0.0, timeout_s=300),
+        device_classes=(HERE,),
+        recipes=("torchscript-frozen",),
+        files=(),
+        search_path=path,
     )
 
 

@@ -22,8 +22,7 @@ from pipeline.records import Outcome
 from pipeline.scheduling.outcomes import outcome_of
 from pipeline.tracking.run_records import run_records
 from pipeline.worker import BuildRequest, JudgeRequest, JudgeResult, build, judge
-from tests.pipeline.worker.test_tasks import entry
-from tests.support.campaigns import judged_folder, plan_of
+from tests.support.campaigns import good_entry, judged_folder, plan_of
 from tests.support.steps import HERE, QUICK
 
 POINTS = ({"batch": 1}, {"batch": 3})
@@ -35,7 +34,7 @@ SPEC = InputSpec(
 
 def several(**changes: Any) -> Entry:
     """An entry for 2 threads and 1, batch 1 and 3."""
-    return replace(entry(), **{"spec": SPEC, "threads": (2, 1), "points": POINTS, **changes})
+    return replace(good_entry(), **{"spec": SPEC, "threads": (2, 1), "points": POINTS, **changes})
 
 
 def target(num_threads: int = 2, further_threads: tuple[int, ...] = ()) -> BuildTarget:

@@ -12,13 +12,8 @@ import pytest
 from rich.console import Console
 
 from freezer.artifact import (
-    FreezingReport,
-    Measured,
-    MeasuredDrift,
-    MeasuredLatency,
     Tradeoff,
 )
-from freezer.codec import encode
 from freezer.spec import Limits
 from freezer.store import Store
 from pipeline.records import CandidateReport, Failure, Outcome
@@ -26,66 +21,10 @@ from pipeline.reporting import CampaignReport, print_next_steps, print_report
 from pipeline.reporting.costs import ClassCost
 from pipeline.workspace import log_path
 from tests.conftest import Frozen
-from tests.pipeline.tracking.test_ledger_replay import DOWN
 from tests.support.campaigns import run_judged
 from tests.support.past_campaigns import past_point
+from tests.support.past_outcomes import CRASH, DOWN, FAILED, PUBLISHED
 from tests.support.steps import HERE
-
-PUBLISHED = Outcome(
-    model="resnet50",
-    device_class="cpu-x86-64-v4",
-    verdict="published",
-    reason="inductor-frozen is 1.84 times as fast as eager",
-    num_threads=2,
-    source="python:m:f",
-    source_key="s",
-    judge_key="j",
-    recipe="inductor-frozen",
-    figures=Measured(
-        speedup=1.84,
-        speedup_ci=(1.79, 1.9),
-        drift=MeasuredDrift(error_ratio=1.25, max_abs_err=1e-6, sqnr_db=None, margin=None),
-        latency_ms=MeasuredLatency(eager_p50=20.0, p50=10.9, p90=11.0, p99=None),
-    ),
-    artifact="sha256:1",
-    version=3,
-    candidates=(
-        CandidateReport(
-            recipe="inductor-frozen",
-            build_key="b",
-            figures=Measured(speedup_ci=(1.0, 2.0)),
-            warnings=("w",),
-            lowering="inductor",
-            tried=(
-                {
-                    "payload": "all",
-                    "capture": "export",
-                    "lowering": "inductor",
-                    "outcome": "captured and lowered",
-                },
-            ),
-            strides_equal=True,
-            reports={
-                "payloads/all.pt2": encode(FreezingReport(ops_before={"aten.relu.default": 2}))
-            },
-        ),
-    ),
-)
-CRASH = Failure(
-    kind="crash",
-    message="the process died of SIGSEGV without a result",
-    log_tail="line one\nline two",
-)
-FAILED = replace(
-    PUBLISHED,
-    model="broken",
-    verdict="failed",
-    failure=CRASH,
-    reason="the process died of SIGSEGV without a result",
-    figures=Measured(),
-    **dict.fromkeys(("recipe", "artifact", "version")),  # type: ignore[arg-type]
-)
-
 
 SLOW = replace(
     PUBLISHED,

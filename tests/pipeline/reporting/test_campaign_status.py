@@ -12,8 +12,8 @@ from freezer.store import Store
 from pipeline.ledger import History
 from pipeline.reporting import campaign_status, campaigns_in_words, in_words
 from tests.conftest import Frozen
-from tests.pipeline.tracking.test_ledger_replay import BAD, DOWN
 from tests.support.campaigns import run_judged
+from tests.support.past_outcomes import BAD, DOWN
 from tests.support.steps import HERE
 
 

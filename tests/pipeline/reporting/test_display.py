@@ -13,25 +13,7 @@ from pipeline.records import Event, verdict_text
 from pipeline.reporting import Display, ItemWork, LineDisplay, display_for
 from pipeline.reporting.live.campaign_progress import CampaignProgress
 from pipeline.reporting.live.display import LiveDisplay
-from tests.pipeline.reporting.test_campaign_report import CRASH, FAILED, PUBLISHED
-
-RECIPES = ("torchscript-frozen", "inductor-frozen")
-WORK = [
-    ItemWork(what="m cpu-x86-64-v4", recipes=RECIPES),
-    ItemWork(what="m portable", recipes=("portable",)),
-]
-EVENTS = [
-    Event(kind="build", what="m cpu-x86-64-v4", recipes=RECIPES[:1]),
-    Event(kind="build", what="m cpu-x86-64-v4", recipes=RECIPES[1:]),
-    Event(kind="build", what="m portable", recipes=("portable",)),
-    *(
-        Event(kind="built", what="m cpu-x86-64-v4", recipes=(recipe,), text="in 4.0 s", seconds=4.0)
-        for recipe in RECIPES
-    ),
-    Event(kind="judge", what="m cpu-x86-64-v4"),
-    Event(kind="judged", what="m cpu-x86-64-v4", text="in 9.0 s", seconds=9.0),
-    Event(kind="outcome", what="m cpu-x86-64-v4", outcome=FAILED),
-]
+from tests.support.past_outcomes import CRASH, EVENTS, FAILED, PUBLISHED, WORK
 
 
 def lines_of(*, verbose: bool) -> list[str]:

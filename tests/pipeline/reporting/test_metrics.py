@@ -16,9 +16,8 @@ from freezer.store import Store
 from pipeline.campaign import Before
 from pipeline.records import Event, LiveFigures
 from pipeline.reporting import Display, campaign_status, metered
-from tests.pipeline.reporting.test_campaign_report import FAILED
-from tests.pipeline.reporting.test_display import EVENTS, WORK
 from tests.support.campaigns import Models, run_judged
+from tests.support.past_outcomes import EVENTS, FAILED, WORK
 from tests.support.raylets import LOOPBACK, free_port
 from tests.support.scrapes import Scrape, scraped, summed
 from tests.support.steps import HERE

@@ -23,26 +23,13 @@ from freezer.spec import Limits
 from freezer.store import Store
 from jobs.replay import app
 from pipeline.ledger import Ledger, campaign_lock, ledger_folder
-from pipeline.records import Failure, Outcome
 from tests.support.campaigns import MODELS, run_judged
 from tests.support.full_disks import full_disk
+from tests.support.past_outcomes import BAD, DOWN
 from tests.support.shown import empty_database, shown, without_ids
 from tests.support.steps import HERE
 
-DOWN = "http://127.0.0.1:9"
 ROOT = Path(__file__).parents[3]
-
-BAD = Outcome(
-    model="bad",
-    device_class="auto",
-    verdict="failed",
-    failure=Failure(kind="source"),
-    reason="field 'source': no such module",
-    num_threads=0,
-    source="",
-    source_key="",
-    judge_key="",
-)
 
 
 @pytest.fixture

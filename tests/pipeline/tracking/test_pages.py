@@ -17,10 +17,9 @@ from pipeline.tracking.descriptions import MAX_CHARS
 from pipeline.tracking.experiment import NOTE, VIEWS
 from pipeline.tracking.lineage import tag_source
 from pipeline.tracking.projection import Projection
-from tests.pipeline.tracking.test_projection import by_recipe, runs_of
-from tests.pipeline.tracking.test_registry import registered
 from tests.support.outcomes import candidate, failed, outcome
 from tests.support.past_campaigns import past_point
+from tests.support.projections import by_recipe, registered, runs_of
 
 CLASS = "cpu-x86-64-v4"
 

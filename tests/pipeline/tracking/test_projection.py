@@ -7,7 +7,6 @@ from pathlib import Path
 
 import mlflow
 import pytest
-from mlflow.entities import Run
 
 from freezer.artifact import (
     Change,
@@ -22,17 +21,7 @@ from pipeline.tracking.campaign_summary import summary_table
 from pipeline.tracking.projection import Projection
 from pipeline.tracking.run_records import run_records
 from tests.support.outcomes import DIGEST, candidate, failed, outcome
-
-
-def runs_of(projection: Projection, kind: str = "candidate") -> list[Run]:
-    wanted = (
-        f"tags.`coldpress.campaign` = '{projection.campaign}' AND tags.`coldpress.kind` = '{kind}'"
-    )
-    return list(projection.client.search_runs([projection.experiment_id], wanted))
-
-
-def by_recipe(projection: Projection) -> dict[str, Run]:
-    return {run.data.tags["coldpress.recipe"]: run for run in runs_of(projection)}
+from tests.support.projections import by_recipe, runs_of
 
 
 def text_of(projection: Projection, run_id: str, path: str) -> str:

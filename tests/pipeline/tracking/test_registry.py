@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,39 +15,11 @@ from torch import nn
 from freezer.artifact import Artifact, manifest_markdown
 from freezer.errors import ContractError, IntegrityError
 from freezer.store import Store
-from pipeline.records import Outcome
 from pipeline.tracking import CampaignStart
 from pipeline.tracking.projection import Projection
 from pipeline.tracking.registry import Registration, Registry
 from tests.support.outcomes import X, outcome
-
-
-def registered(
-    projection: Projection,
-    item: Outcome,
-    artifact: Artifact,
-    *,
-    run_id: str | None = None,
-    serving: str = "portable",
-    **changes: Any,
-) -> bool:
-    """Register a copy of an artifact; whether anything was changed."""
-
-    settings: dict[str, Any] = {
-        "mode": "copy",
-        "store_uri": "store",
-        "rolled_back": lambda *_: False,
-        **changes,
-    }
-    registration = Registration(
-        outcome=item, serving=serving, lay_out=partial(copied, artifact), run_id=run_id
-    )
-    return Registry(projection, [item], **settings).register(registration)
-
-
-def copied(artifact: Artifact, folder: Path) -> Artifact:
-    shutil.copytree(artifact.folder, folder, dirs_exist_ok=True)
-    return Artifact.read(folder)
+from tests.support.projections import copied, registered
 
 
 def alias_of(projection: Projection, name: str, device_class: str = "portable") -> str:

@@ -23,8 +23,8 @@ import freezer
 from freezer.artifact import Artifact
 from pipeline.tracking.model_files import REQUIREMENTS
 from pipeline.tracking.projection import Projection
-from tests.pipeline.tracking.test_registry import registered
 from tests.support.outcomes import X, outcome
+from tests.support.projections import registered
 from tests.support.raylets import LOOPBACK, ROOT, free_port
 
 NAME = "served"

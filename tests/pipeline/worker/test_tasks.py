@@ -34,26 +34,10 @@ from pipeline.worker.child import End
 from pipeline.worker.judge_task import FURTHER
 from pipeline.worker.task_child import in_child
 from pipeline.workspace import damage_of, log_path, workplace
+from tests.support.campaigns import GOOD_FOLDER as MODELS
+from tests.support.campaigns import good_entry as entry
 from tests.support.campaigns import judged_folder
 from tests.support.steps import HERE, QUICK, python
-
-MODELS = Path(__file__).parents[1] / "models"
-
-
-def entry() -> Entry:
-    path = (str(MODELS),)
-    return Entry(
-        name="good",
-        source=parse_source("python:campaign_models:good", folder=MODELS, search_path=path),
-        spec=InputSpec(inputs=(TensorSpec(name="input", dtype="float32", shape=(2, 16)),)),
-        samples=None,
-        task_metric=None,
-        limits=Limits(speedup_min=0.0, timeout_s=300),
-        device_classes=(HERE,),
-        recipes=("torchscript-frozen",),
-        files=(),
-        search_path=path,
-    )
 
 
 def broken() -> Entry:
