@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import psutil
 import pytest
 
 from tests.cluster.conftest import V3, V4, write_slow_catalog
+from tests.support.campaign_runs import outcomes
 from tests.support.local_machines import HEAD, identity, write_settings
 from tests.support.raylets import RayCluster, wait_until
 
@@ -52,16 +52,10 @@ def test_machines_are_started_for_a_campaign_and_ended(
         },
         options=[f"--autoscaling-config={file}"],
     )
-    command = [
-        sys.executable,
-        "-m",
-        "jobs.optimize",
-        str(models / "catalog.yaml"),
-        "--device-class",
-        V4,
-    ]
+    command = [sys.executable, "-m", "jobs.optimize", str(models / "catalog.yaml")]
+    command += ["--device-class", V4, "--address", private_cluster.address]
     command += ["--store", str(models / "store"), "--tracking-uri", f"sqlite:///{models}/mlflow.db"]
-    command += ["--address", private_cluster.address, "--json", str(models / "out.json")]
+    command += ["--json", str(models / "out.json")]
     refused = private_cluster.run(command)
     assert refused.returncode == 3, refused.stdout
     assert machines(tmp_path) == set(), (
@@ -69,11 +63,9 @@ def test_machines_are_started_for_a_campaign_and_ended(
     )
     done = private_cluster.run([*command, "--wait-for-nodes"], timeout_s=500)
     assert done.returncode == 0, done.stdout
-    outcomes = json.loads((models / "out.json").read_text())["outcomes"]
-    found = {
-        (item["model"], item["device_class"]) for item in outcomes if item["verdict"] != "failed"
-    }
-    assert found == {(name, at) for name in "abcd" for at in (V4, "portable")}
-    assert {item["num_threads"] for item in outcomes} == {1}
+    found = outcomes(models)
+    assert set(found) == {(name, at) for name in "abcd" for at in (V4, "portable")}
+    assert "failed" not in {outcome["verdict"] for outcome in found.values()}
+    assert {outcome["num_threads"] for outcome in found.values()} == {1}
     assert machines(tmp_path) == {"machine-0", "machine-1"}, done.stdout
     wait_until(lambda: not running({"machine-0", "machine-1"}), "idle machines end", 120)

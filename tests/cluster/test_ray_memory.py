@@ -34,11 +34,14 @@ def test_an_item_that_rays_memory_monitor_kills_is_retried_once(
     shutil.copy(MODELS, folder)
     flag = folder / "flag"
     flag.write_text("eat")
-    (folder / "catalog.yaml").write_text(
-        f"defaults: {{device_classes: [portable], limits: {{memory_gb: {LIMIT_GB}}}}}\nmodels:\n  -"
-        ' {name: greedy, source: "python:campaign_models:good_until", inputs: [{shape: [2,'
-        f" 16]}}], args: {{flag: {flag}}}}}\n"
-    )
+    (folder / "catalog.yaml").write_text(f"""
+defaults: {{device_classes: [portable], limits: {{memory_gb: {LIMIT_GB}}}}}
+models:
+  - name: greedy
+    source: python:campaign_models:good_until
+    inputs: [{{shape: [2, 16]}}]
+    args: {{flag: {flag}}}
+""")
     threshold = (memory.total - memory.available + ABOVE_BYTES) / memory.total
     monitor = {
         "RAY_memory_usage_threshold": f"{threshold:.3f}",
@@ -59,11 +62,8 @@ def test_an_item_that_rays_memory_monitor_kills_is_retried_once(
     assert f"attempt 2 of 2, with {2 * LIMIT_GB}.0 GB" in output, output
     assert outcome["verdict"] == "failed", output
     assert outcome["reason"].startswith("CP-MEMORY-NODE: OutOfMemoryError: "), outcome
-    assert not [
-        one.pid
-        for one in psutil.process_iter(["cmdline"])
-        if str(tmp_path) in " ".join(one.info["cmdline"] or ())
-    ]
+    commands = [process.info["cmdline"] or () for process in psutil.process_iter(["cmdline"])]
+    assert not [command for command in commands if str(tmp_path) in " ".join(command)]
     flag.unlink()
     output, outcome = run()
     assert outcome["verdict"] == "published", output

@@ -43,9 +43,8 @@ def test_two_campaigns_place_by_class_and_judge_alone(cluster: RayCluster, tmp_p
     for driver in [Driver(cluster.popen(command)) for command in commands]:
         assert driver.end() == 0, driver.output
     found = intervals(first / "first", second / "second")
-    assert (
-        sorted(task.kind for task in found if task.kind != "probe") == ["build"] * 5 + ["judge"] * 5
-    )
+    kinds = sorted(task.kind for task in found if task.kind != "probe")
+    assert kinds == ["build"] * 5 + ["judge"] * 5
     assert beside_judges(found) == []
     nodes = {
         device_class: {task.node_id for task in found if task.what.endswith(device_class)}
@@ -69,20 +68,14 @@ def test_nodes_come_and_go_during_a_campaign(private_cluster: RayCluster, tmp_pa
     dying.kill()
     private_cluster.start(num_cpus=1, classes=[V4])
     assert driver.end() == 3, driver.output
-    assert re.search(
-        rf"node \w+ (left|does not answer \(.*\)); it served {V3}, portable", driver.output
-    ), driver.output
+    assert f"it served {V3}, portable" in driver.output
     found = outcomes(folder)
-    assert {item["verdict"] for (_, name), item in found.items() if name == V3} == {"failed"}
-    assert all(
-        re.match("CP-(NO-NODE|INFRASTRUCTURE)", item["reason"])
-        for (_, name), item in found.items()
-        if name == V3
-    )
-    assert {item["verdict"] for (_, name), item in found.items() if name != V3} <= {
-        "published",
-        "kept-eager",
-    }
+    for (_, name), outcome in found.items():
+        if name == V3:
+            assert outcome["verdict"] == "failed"
+            assert re.match("CP-(NO-NODE|INFRASTRUCTURE)", outcome["reason"])
+        else:
+            assert outcome["verdict"] in ("published", "kept-eager")
     ran = intervals(folder / folder.name)
     assert len({task.node_id for task in ran if task.what.endswith(V4)}) == 2
     assert beside_judges(ran) == []
@@ -103,17 +96,9 @@ def test_a_drained_node_finishes_its_task(private_cluster: RayCluster, tmp_path:
         [sys.executable, "-c", NODES, private_cluster.address]
     ).stdout.split()
     reason = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "maintenance"]
-    drained = private_cluster.run(
-        [
-            str(Path(sys.executable).with_name("ray")),
-            "drain-node",
-            "--address",
-            private_cluster.address,
-            "--node-id",
-            second,
-            *reason,
-        ]
-    )
+    ray = str(Path(sys.executable).with_name("ray"))
+    places = ["--address", private_cluster.address, "--node-id", second]
+    drained = private_cluster.run([ray, "drain-node", *places, *reason])
     assert drained.returncode == 0, drained.stdout
     assert driver.end() == 0, driver.output
     assert f"node {second[:12]} left" in driver.output

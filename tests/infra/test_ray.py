@@ -30,10 +30,9 @@ from tests.support.raylets import (
     DIES_WITH_US,
     LOOPBACK,
     ROOT,
-    START_S,
     Raylet,
     free_port,
-    wait_until,
+    wait_for_ray,
 )
 
 FOLDER = ROOT / "infra" / "ray"
@@ -147,12 +146,7 @@ def started(unit: str, environ: Mapping[str, str], log: Path) -> Iterator[None]:
         ) as process,
     ):
         try:
-            wait_until(
-                lambda: process.poll() is not None or "Ray runtime started" in log.read_text(),
-                log.name,
-                START_S,
-            )
-            assert process.poll() is None, log.read_text()
+            wait_for_ray(process, log)
             yield
         finally:
             Raylet(process).stop()

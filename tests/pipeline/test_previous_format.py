@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import subprocess
 import sys
 import tarfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,11 @@ from freezer.hardware import detect
 from freezer.store import Store
 from pipeline.ledger import Ledger
 from pipeline.records import Outcome
+from tests.support.campaign_runs import environment, outcomes
+from tests.support.commands import output
+from tests.support.raylets import ROOT
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "campaign.tgz"
-ROOT = Path(__file__).parents[2]
 WRITTEN_IN = "/campaign"
 PLACES = {
     "experiments": "artifact_location",
@@ -57,18 +59,8 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def python(folder: Path, *arguments: str) -> str:
     """Run Python in the campaign's folder, and return its output."""
-    environ = {
-        **os.environ,
-        "HOME": str(folder),
-        "RAY_AUTH_MODE": "disabled",
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}",
-    }
-    command = [sys.executable, "-W", "ignore", *arguments]
-    done = subprocess.run(
-        command, env=environ, cwd=folder, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    environ = environment(folder) | {"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
+    return output(sys.executable, "-W", "ignore", *arguments, env=environ, cwd=folder)
 
 
 @pytest.mark.parametrize("device_class", ["portable", "cpu-x86-64-v3"])
@@ -107,26 +99,15 @@ def test_ledger_keeps_its_outcomes(campaign: Path) -> None:
 
 
 def runs_of(folder: Path) -> list[tuple[Any, ...]]:
-    with sqlite3.connect(folder / "mlflow.db") as database:
-        found = database.execute(
-            "SELECT run_uuid, name, status, end_time FROM runs ORDER BY run_uuid"
-        ).fetchall()
-    database.close()
-    return found
+    query = "SELECT run_uuid, name, status, end_time FROM runs ORDER BY run_uuid"
+    with closing(sqlite3.connect(folder / "mlflow.db")) as database:
+        return database.execute(query).fetchall()
 
 
 def test_replay_adds_no_runs(campaign: Path) -> None:
     before = runs_of(campaign)
-    python(
-        campaign,
-        "-m",
-        "jobs.replay",
-        "golden",
-        "--store",
-        "./store",
-        "--tracking-uri",
-        "sqlite:///mlflow.db",
-    )
+    places = ("--store", "./store", "--tracking-uri", "sqlite:///mlflow.db")
+    python(campaign, "-m", "jobs.replay", "golden", *places)
     assert runs_of(campaign) == before
 
 
@@ -136,21 +117,10 @@ def test_campaign_resumes(campaign: Path) -> None:
     """Recipes and judges have changed since, so all is built and judged again, and the next version
     published.
     """
-    python(
-        campaign,
-        "-m",
-        "jobs.optimize",
-        "catalog.yaml",
-        "--campaign",
-        "golden",
-        "--json",
-        "out.json",
-    )
-    outcomes = json.loads((campaign / "out.json").read_text())["outcomes"]
-    assert [
-        (item["device_class"], item["verdict"], item["cached"], item["version"])
-        for item in outcomes
-    ] == [
-        ("cpu-x86-64-v3", "published", False, 2),
-        ("portable", "published", False, 2),
-    ]
+    command = ("jobs.optimize", "catalog.yaml", "--campaign", "golden", "--json", "out.json")
+    python(campaign, "-m", *command)
+    found = outcomes(campaign)
+    assert set(found) == {("tiny", "cpu-x86-64-v3"), ("tiny", "portable")}
+    for outcome in found.values():
+        ending = (outcome["verdict"], outcome["cached"], outcome["version"])
+        assert ending == ("published", False, 2)

@@ -14,7 +14,8 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tests.support.raylets import LOOPBACK, ROOT, START_S, Raylet, free_port
+from tests.support.commands import Done, finished
+from tests.support.raylets import LOOPBACK, ROOT, Raylet, free_port, wait_for_ray
 
 AT_ITS_TERMINAL = (
     "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1],"
@@ -33,39 +34,16 @@ class Head:
         self, folder: Path, *arguments: str, address: str | None = None, store: str | None = None
     ) -> list[str]:
         """Return the command of a submission, with database and store in `folder`."""
-        places = [
-            "--store",
-            store or str(folder / "store"),
-            "--tracking-uri",
-            f"sqlite:///{folder}/mlflow.db",
-        ]
-        command = [
-            sys.executable,
-            "-W",
-            "ignore",
-            "-m",
-            "jobs.submit",
-            *arguments,
-            "--address",
-            address or self.address,
-            *places,
-        ]
-        return [*command, "--python", sys.executable]
+        places = ["--store", store or str(folder / "store"), "--python", sys.executable]
+        places += ["--tracking-uri", f"sqlite:///{folder}/mlflow.db"]
+        places += ["--address", address or self.address]
+        return [sys.executable, "-W", "ignore", "-m", "jobs.submit", *arguments, *places]
 
     def submit(
         self, folder: Path, *arguments: str, store: str | None = None, **environ: str
-    ) -> subprocess.CompletedProcess[str]:
-        environ = {**self.environ, **environ}
+    ) -> Done:
         command = self.command(folder, *arguments, store=store)
-        return subprocess.run(
-            command,
-            cwd=folder,
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        return finished(*command, cwd=folder, env={**self.environ, **environ}, timeout_s=300)
 
 
 @contextlib.contextmanager
@@ -80,21 +58,19 @@ def started_head(home: Path, variables: Mapping[str, str], ip: str = LOOPBACK) -
         str(Path(sys.executable).with_name("ray")),
         "start",
         "--head",
+        "--block",
+        "--disable-usage-stats",
+        "--num-cpus=2",
+        "--object-store-memory=100000000",
+        "--labels=coldpress.dev/portable=true",
         f"--node-ip-address={ip}",
         f"--port={gcs_port}",
-    ]
-    command += [
         f"--dashboard-host={LOOPBACK}",
         f"--dashboard-port={port}",
         "--dashboard-agent-listen-port=0",
-        "--num-cpus=2",
+        f"--ray-client-server-port={free_port()}",
+        f"--temp-dir={temporary}",
     ]
-    command += [
-        "--labels=coldpress.dev/portable=true",
-        "--object-store-memory=100000000",
-        "--disable-usage-stats",
-    ]
-    command += [f"--ray-client-server-port={free_port()}", f"--temp-dir={temporary}", "--block"]
     with (
         log.open("w") as file,
         subprocess.Popen(
@@ -107,11 +83,7 @@ def started_head(home: Path, variables: Mapping[str, str], ip: str = LOOPBACK) -
         ) as process,
     ):
         try:
-            deadline = time.monotonic() + START_S
-            while "Ray runtime started" not in log.read_text():
-                assert process.poll() is None, log.read_text()
-                assert time.monotonic() < deadline, log.read_text()
-                time.sleep(0.1)
+            wait_for_ray(process, log)
             environ = {**environ, "PYTHONPATH": str(ROOT)}
             yield Head(f"http://{LOOPBACK}:{port}", f"{ip}:{gcs_port}", environ)
         finally:

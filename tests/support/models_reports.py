@@ -23,18 +23,6 @@ class ConvNet(nn.Module):
         return self.features(x)
 
 
-class Heads(nn.Module):
-    """Three linear layers over one input, and one with a batch norm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.query, self.key, self.value = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
-        self.out, self.norm = nn.Linear(4, 6), nn.BatchNorm1d(6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.out(self.query(x) + self.key(x) * self.value(x)))
-
-
 class Forking(nn.Module):
     """Runs a linear layer in a forked task."""
 

@@ -55,6 +55,16 @@ def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 60
         time.sleep(0.1)
 
 
+def wait_for_ray(process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until a `ray start --block` has written that it runs."""
+
+    def runs() -> bool:
+        assert process.poll() is None, log.read_text()
+        return "Ray runtime started" in log.read_text()
+
+    wait_until(runs, str(log), START_S)
+
+
 @dataclass
 class Raylet:
     """A node of a cluster: `ray start --block`, and the processes that it started."""
@@ -268,40 +278,28 @@ class RayCluster:
             network: its network; the head must then use the address `Network.here` (`ip`).
         """
         log = self.folder / f"raylet-{len(self.raylets)}.log"
-        if self.raylets:
-            own = [f"--address={self.address}"]
-        else:
-            own = [
-                "--head",
-                f"--port={self.port}",
-                f"--ray-client-server-port={free_port()}",
-                f"--temp-dir={self._temporary}",
-            ]
-            own += ["--include-dashboard=false"]
-        if classes:
-            own += [f"--labels={','.join(f'coldpress.dev/{name}=true' for name in classes)}"]
         command = [
-            *(["ip", "netns", "exec", network.name] if network else []),
-            *(*before, *DIES_WITH_US),
-            *(
-                str(Path(sys.executable).with_name("ray")),
-                "start",
-                "--block",
-                "--disable-usage-stats",
-            ),
-            *(
-                "--min-worker-port=0",
-                "--max-worker-port=0",
-                "--dashboard-agent-listen-port=0",
-                "--object-store-memory=100000000",
-            ),
-            *(
-                f"--num-cpus={num_cpus}",
-                f"--node-ip-address={network.there if network else self.ip}",
-                *own,
-                *options,
-            ),
+            str(Path(sys.executable).with_name("ray")),
+            "start",
+            "--block",
+            "--disable-usage-stats",
+            "--min-worker-port=0",
+            "--max-worker-port=0",
+            "--dashboard-agent-listen-port=0",
+            "--object-store-memory=100000000",
+            f"--num-cpus={num_cpus}",
+            f"--node-ip-address={network.there if network else self.ip}",
         ]
+        if self.raylets:
+            command.append(f"--address={self.address}")
+        else:
+            command += ["--head", f"--port={self.port}", f"--temp-dir={self._temporary}"]
+            command += [f"--ray-client-server-port={free_port()}", "--include-dashboard=false"]
+        if classes:
+            labels = ",".join(f"coldpress.dev/{name}=true" for name in classes)
+            command.append(f"--labels={labels}")
+        inside = ["ip", "netns", "exec", network.name] if network else []
+        command = [*inside, *before, *DIES_WITH_US, *command, *options]
         environ = {**self.environment, **(environ or {})}
         with log.open("wb") as file:
             process = subprocess.Popen(
@@ -313,11 +311,7 @@ class RayCluster:
                 start_new_session=True,
             )
         self.raylets.append(Raylet(process))
-        deadline = time.monotonic() + START_S
-        while "Ray runtime started" not in log.read_text():
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.1)
+        wait_for_ray(process, log)
         return self.raylets[-1]
 
     def popen(

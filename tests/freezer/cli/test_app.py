@@ -38,7 +38,9 @@ ROOT = Path(__file__).parents[3]
 QUICKLY = """
 import sys
 from freezer.spec.limits import SamplingPolicy
-SamplingPolicy.__init__.__kwdefaults__.update(time_limit_s=0.3, warmup_s=0.1, min_rounds=1, busy_limit=2.0, steal_limit=2.0)
+SamplingPolicy.__init__.__kwdefaults__.update(
+    time_limit_s=0.3, warmup_s=0.1, min_rounds=1, busy_limit=2.0, steal_limit=2.0
+)
 from freezer.cli.app import main
 main()
 """

@@ -95,7 +95,8 @@ def test_gpu_variables_are_refused_for_gpus_only() -> None:
 
 SETTINGS = """
 import json, sys
-import torch, torch._dynamo, torch._functorch.config, torch.fx.experimental._config, torch.compiler.config
+import torch, torch._dynamo, torch._functorch.config
+import torch.compiler.config, torch.fx.experimental._config
 from torch._inductor import config
 from freezer.freezing.environment import MODULES, straying, without_environment
 
@@ -153,7 +154,8 @@ INCLUDE = """
 import subprocess, sys
 from freezer.freezing.environment import cleared
 def works(*command):
-    return subprocess.run(command, input="#include <only_on_the_path.h>", text=True, capture_output=True).returncode == 0
+    code = b"#include <only_on_the_path.h>"
+    return subprocess.run(command, input=code, capture_output=True).returncode == 0
 compile = ("g++", "-fsyntax-only", "-x", "c++", "-")
 print(works(*compile))
 with cleared():
@@ -175,7 +177,8 @@ COMPILER = """
 from freezer.freezing.lowering.inductor.compilation import configuration
 from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import target_here, toolchain
-found = configuration(RECIPES["inductor-frozen"].settings["inductor"], target_here({here!r}, 1), beside=False)
+settings = RECIPES["inductor-frozen"].settings["inductor"]
+found = configuration(settings, target_here({here!r}, 1), beside=False)
 print(found["cpp.cxx"][1], "|", toolchain()["cxx"])
 """
 

@@ -72,8 +72,15 @@ def test_threads_and_points_override_the_defaults(tmp_path: Path) -> None:
     text = """
         defaults: {threads: [1, 4], points: [{batch: 1}, {batch: 8}]}
         models:
-          - {name: both, source: "python:campaign_models:good", inputs: {x: {shape: [batch, 16]}}, dims: {batch: {max: 8}}}
-          - {name: own, source: "python:campaign_models:good", inputs: {x: {shape: [2, 16]}}, threads: [2], points: null}
+          - name: both
+            source: python:campaign_models:good
+            inputs: {x: {shape: [batch, 16]}}
+            dims: {batch: {max: 8}}
+          - name: own
+            source: python:campaign_models:good
+            inputs: {x: {shape: [2, 16]}}
+            threads: [2]
+            points: null
         """
     both, own = read_catalog(write(tmp_path, text)).entries
     assert (both.threads, both.points) == ((1, 4), ({"batch": 1}, {"batch": 8}))

@@ -80,7 +80,8 @@ from freezer.store.artifact_store import Store
 from pipeline.ledger.ledger import Ledger
 with Ledger(Store.open(sys.argv[1]), "killed") as ledger:
     for index in range(100000):
-        ledger.append("build", f"k{index}", model="m", device_class="portable", data={"index": index})
+        data = {"index": index}
+        ledger.append("build", f"k{index}", model="m", device_class="portable", data=data)
         print(index, flush=True)
 """
 
@@ -187,7 +188,8 @@ with Ledger(Store.open(sys.argv[1]), "full") as ledger:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
     try:
-        ledger.append("build", "large", model="m", device_class="portable", data={"text": __import__("os").urandom(20000).hex()})
+        data = {"text": __import__("os").urandom(20000).hex()}
+        ledger.append("build", "large", model="m", device_class="portable", data=data)
     except StoreUnreachableError as error:
         print("refused", error)
 """

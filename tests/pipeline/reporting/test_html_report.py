@@ -176,7 +176,8 @@ def test_fits_every_screen(page: Page, width: int) -> None:
 
 CONTRAST = """
 () => {
-  const channel = (value) => (value /= 255) <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+  const curve = (value) => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+  const channel = (value) => curve(value / 255);
   const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
   const parsed = (text) => text.match(/[\\d.]+/g).map(Number);
   const behind = (element) => {
@@ -188,10 +189,13 @@ CONTRAST = """
   };
   const low = [];
   for (const element of document.querySelectorAll("body *")) {
-    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
-    if (!own || !element.checkVisibility() || element.closest("script, style, svg, option")) continue;
-    const [one, other] = [light(parsed(getComputedStyle(element).color)), light(behind(element))].sort((a, b) => b - a);
-    if ((one + 0.05) / (other + 0.05) < 4.5) low.push(`${element.tagName} ${element.textContent.trim().slice(0, 40)}`);
+    const isText = (node) => node.nodeType === 3 && node.textContent.trim();
+    if (![...element.childNodes].some(isText) || !element.checkVisibility()) continue;
+    if (element.closest("script, style, svg, option")) continue;
+    const color = light(parsed(getComputedStyle(element).color));
+    const [one, other] = [color, light(behind(element))].sort((a, b) => b - a);
+    const start = element.textContent.trim().slice(0, 40);
+    if ((one + 0.05) / (other + 0.05) < 4.5) low.push(`${element.tagName} ${start}`);
   }
   return low;
 }

@@ -79,8 +79,15 @@ x = np.ones((2, 4), np.float32)
 signature = infer_signature(x, np.ones((2, 3), np.float32))
 for name, form in (("exported", "pt2"), ("Old One", "pickle")):
     with mlflow.start_run():
-        logged = mlflow.pytorch.log_model(mlp(), name="model", registered_model_name=name, serialization_format=form,
-                                          input_example=x, signature=signature, pip_requirements=["torch"])
+        logged = mlflow.pytorch.log_model(
+            mlp(),
+            name="model",
+            registered_model_name=name,
+            serialization_format=form,
+            input_example=x,
+            signature=signature,
+            pip_requirements=["torch"],
+        )
 mlflow.register_model(logged.model_uri, "frozen")
 client = mlflow.MlflowClient()
 client.set_registered_model_alias("exported", "champion", 1)

@@ -40,7 +40,8 @@ import mlflow, numpy
 mlflow.set_tracking_uri(sys.argv[1])
 model = mlflow.pyfunc.load_model(sys.argv[2])
 import freezer
-print(freezer.__file__, numpy.shape(model.predict(numpy.ones((2, 4), "float32"))), {"rich", "typer"} & set(sys.modules))
+answer = model.predict(numpy.ones((2, 4), "float32"))
+print(freezer.__file__, numpy.shape(answer), {"rich", "typer"} & set(sys.modules))
 """
 
 

@@ -1,4 +1,4 @@
-"""The second artifact of a winner that needs an engine: which candidate it is, and that it serves."""
+"""The second artifact of a winner that needs an engine: its candidate, and that it serves."""
 
 from __future__ import annotations
 
