@@ -181,13 +181,11 @@ class Campaign:
 
     def _work(self) -> list[ItemWork]:
         """Return the work of each item."""
-        return [
-            ItemWork(
-                what=what,
-                recipes=tuple(name for name in state.item.builds if name not in state.results),
-            )
-            for what, state in self._executor.begun.items()
-        ]
+        work = []
+        for what, state in self._executor.begun.items():
+            recipes = tuple(name for name in state.item.builds if name not in state.results)
+            work.append(ItemWork(what=what, recipes=recipes))
+        return work
 
     def _finish_tracking(self, ended: CampaignReport, exit_code: int) -> None:
         try:

@@ -132,7 +132,10 @@ def problem_of(
     """
     if signatures is None or not signatures.signed:
         return "no signature"
-    vouching = [one for one in signatures.signed if any(_made(key, one) for key in trusted)]
+    vouching = []
+    for one in signatures.signed:
+        if any(_made(key, one) for key in trusted):
+            vouching.append(one)
     if not vouching:
         return "signatures by other keys"
     try:

@@ -265,7 +265,7 @@ DEVICE_CLASSES: Mapping[str, DeviceClass] = {
         _arm("cpu-aarch64", "armv8-a", _NEON),
         _arm("cpu-neoverse-v1", "armv8.4-a+sve+bf16+i8mm", _SVE, "cpu-aarch64", sve_bits=256),
         _arm("cpu-neoverse-v2", "armv9-a+bf16+i8mm", _SVE2, "cpu-aarch64", sve_bits=128),
-        *(_cuda(capability) for capability in (75, 80, 86, 89, 90, 100)),
+        *map(_cuda, (75, 80, 86, 89, 90, 100)),
     )
 }
 

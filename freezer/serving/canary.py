@@ -79,7 +79,9 @@ def canary_figures(
     reset = manifest.recipe.reset
     indices = list(range(1 if manifest.stateful and not reset else len(inputs)))
     if smallest and not manifest.stateful:
-        sizes = [sum(tensor.numel() for tensor in tensors.values()) for tensors in inputs]
+        sizes = []
+        for tensors in inputs:
+            sizes.append(sum(tensor.numel() for tensor in tensors.values()))
         indices = smallest_sets(manifest, sizes, model.payload_for)
     answers = {}
     for index in indices:

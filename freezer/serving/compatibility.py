@@ -40,11 +40,10 @@ def rungs(published: Iterable[str], machine: Machine) -> list[str]:
     releases are ignored.
     """
     order = list(machine.classes)
-    runnable = [
-        name
-        for name in published
-        if name in DEVICE_CLASSES and any(can_run(name, served) for served in order)
-    ]
+    runnable = []
+    for name in published:
+        if name in DEVICE_CLASSES and any(can_run(name, served) for served in order):
+            runnable.append(name)
     return sorted(runnable, key=lambda name: order.index(name) if name in order else len(order))
 
 

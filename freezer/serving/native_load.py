@@ -72,7 +72,9 @@ def run_native_canary(artifact: Artifact, model: NativeModel) -> None:
     golden = []
     for outputs in arrays:
         golden.append({name: Values.of(array) for name, array in outputs.items()})
-    sizes = [sum(array.size for array in given.values()) for given in inputs]
+    sizes = []
+    for given in inputs:
+        sizes.append(sum(array.size for array in given.values()))
     for indices in (smallest_sets(manifest, sizes, model.payload_for), range(len(inputs))):
         answers = {}
         for index in indices:

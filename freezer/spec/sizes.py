@@ -6,7 +6,7 @@ import math
 import random
 import re
 from collections.abc import Iterable, Sequence
-from itertools import chain, islice, product
+from itertools import chain, product
 
 from freezer.spec.inputs import InputSpec
 
@@ -26,11 +26,13 @@ def interior_points(spec: InputSpec, count: int) -> Points:
     """
     chosen = random.Random(0)
     inner = {dim.name: dim.sizes[1:-1] or dim.sizes for dim in spec.dims}
-    odd = {name: [size for size in sizes if size % 2] or sizes for name, sizes in inner.items()}
-    drawn = (
-        {name: chosen.choice(sizes) for name, sizes in (inner if index % 2 else odd).items()}
-        for index in range(8 * count)
-    )
+    odd = {}
+    for name, sizes in inner.items():
+        odd[name] = [size for size in sizes if size % 2] or sizes
+    drawn = []
+    for index in range(8 * count):
+        columns = inner if index % 2 else odd
+        drawn.append({name: chosen.choice(sizes) for name, sizes in columns.items()})
     return distinct(drawn, list(spec.points()))[:count]
 
 
@@ -40,14 +42,17 @@ def points_beside(texts: Iterable[str], spec: InputSpec) -> Points:
     """
     numbers = dict.fromkeys(int(number) for text in texts for number in _NUMBER.findall(text))
     chosen = random.Random(1)
-    found = (
-        {**{other.name: chosen.choice(other.sizes) for other in spec.dims}, dim.name: size}
-        for number in numbers
-        for dim in spec.dims
-        for size in dim.sizes
-        if abs(size - number) <= dim.multiple_of
-    )
-    return list(islice(distinct(found), _MAX_BESIDE))
+    found = []
+    for number, dim in product(numbers, spec.dims):
+        for size in dim.sizes:
+            if abs(size - number) <= dim.multiple_of:
+                found.append({**_drawn(chosen, spec), dim.name: size})
+    return distinct(found)[:_MAX_BESIDE]
+
+
+def _drawn(chosen: random.Random, spec: InputSpec) -> dict[str, int]:
+    """Random sizes of all dims."""
+    return {dim.name: chosen.choice(dim.sizes) for dim in spec.dims}
 
 
 def all_sizes(spec: InputSpec) -> Points:
@@ -69,13 +74,9 @@ def combinations(spec: InputSpec) -> Points:
     """All points in a random order; MAX_COMBINATIONS random ones if there are more."""
     chosen, names = random.Random(3), [dim.name for dim in spec.dims]
     if math.prod(len(dim.sizes) for dim in spec.dims) > MAX_COMBINATIONS:
-        return distinct(
-            {dim.name: chosen.choice(dim.sizes) for dim in spec.dims}
-            for _ in range(MAX_COMBINATIONS)
-        )
-    points = [
-        dict(zip(names, sizes, strict=True)) for sizes in product(*(dim.sizes for dim in spec.dims))
-    ]
+        return distinct(_drawn(chosen, spec) for _ in range(MAX_COMBINATIONS))
+    every = product(*(dim.sizes for dim in spec.dims))
+    points = [dict(zip(names, sizes, strict=True)) for sizes in every]
     return chosen.sample(points, len(points))
 
 

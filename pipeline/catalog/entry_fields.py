@@ -182,11 +182,11 @@ def _read_task_metric(given: str, info: ValidationInfo) -> str:
 
 
 def _read_limits(given: dict[str, Any]) -> Limits:
-    problems = [
-        FieldProblem(field=f"limits.{name}", message=problem)
-        for name, value in given.items()
-        if (problem := limit_problem(name, value)) is not None
-    ]
+    problems = []
+    for name, value in given.items():
+        problem = limit_problem(name, value)
+        if problem is not None:
+            problems.append(FieldProblem(field=f"limits.{name}", message=problem))
     if problems:
         raise ProblemsError(*problems)
     limits: dict[str, Any] = {

@@ -42,7 +42,8 @@ class Record:
         line of its own.
         """
         name, *parts = field.split(".")
-        found = [pair for pair in (_pair(node, name) for node in self.nodes) if pair]
+        pairs = [_pair(node, name) for node in self.nodes]
+        found = [pair for pair in pairs if pair]
         if self.file is None or not found:
             return self.place
         key, value = found[0]

@@ -93,9 +93,8 @@ def compare(before: Sequence[Outcome], after: Sequence[Outcome]) -> list[Outcome
         before: outcomes of the earlier campaign.
         after: outcomes of the later campaign.
     """
-    earlier, later = (
-        {(one.model, one.device_class): one for one in outcomes} for outcomes in (before, after)
-    )
+    earlier = {(outcome.model, outcome.device_class): outcome for outcome in before}
+    later = {(outcome.model, outcome.device_class): outcome for outcome in after}
     found = [_change(earlier.get(key), later.get(key)) for key in dict.fromkeys((*later, *earlier))]
     order = get_args(ChangeKind)
     return sorted(found, key=lambda change: order.index(change.kind))

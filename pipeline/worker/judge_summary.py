@@ -60,11 +60,9 @@ def _deciles_ms(judgement: Judgement) -> dict[str, tuple[float, ...]]:
     if sampling is None:
         return {}
     names = (EAGER, *(trial.candidate.recipe for trial in judgement.trials))
-    return {
-        name: deciles
-        for name in names
-        if name in sampling.samples_ms and (deciles := sampling.deciles(name))
-    }
+    timed = [name for name in names if name in sampling.samples_ms]
+    deciles = {name: sampling.deciles(name) for name in timed}
+    return {name: values for name, values in deciles.items() if values}
 
 
 def _report(trial: Trial, key: str) -> CandidateReport:

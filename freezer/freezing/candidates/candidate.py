@@ -64,9 +64,10 @@ class Candidate:
     @property
     def attempts(self) -> tuple[Mapping[str, str], ...]:
         """`tried` without the files of errors, for records of which these files are no part."""
-        return tuple(
-            {key: text for key, text in row.items() if key != "error"} for row in self.tried
-        )
+        rows = []
+        for row in self.tried:
+            rows.append({key: text for key, text in row.items() if key != "error"})
+        return tuple(rows)
 
     def shortened_reports(self, *max_listed: int) -> dict[str, FreezingReport]:
         """The reports with shortened lists."""

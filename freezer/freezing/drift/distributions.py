@@ -51,7 +51,7 @@ _Gram = tuple[Tensor, float]
 
 def sampled(results: Sequence[Sequence[Tensor]]) -> Run:
     """The elements to compare of each output in each call."""
-    return [[_elements(leaf) for leaf in leaves] for leaves in results]
+    return [list(map(_elements, leaves)) for leaves in results]
 
 
 def _elements(leaf: Tensor) -> Tensor:

@@ -281,8 +281,9 @@ def a64_family(symbol: str, code: str, text: str) -> str | None:
     if _CHECKED_AT_RUN_TIME.match(symbol) and _A64_V1.fullmatch(mnemonic):
         return None
     if _SVE_REGISTER.search(operands):
-        crypto = mnemonic.startswith(("aes", "sm4", "rax1"))
-        return NO_CLASS if crypto else NEOVERSE_V2 if _SVE2.fullmatch(mnemonic) else NEOVERSE_V1
+        if mnemonic.startswith(("aes", "sm4", "rax1")):
+            return NO_CLASS
+        return NEOVERSE_V2 if _SVE2.fullmatch(mnemonic) else NEOVERSE_V1
     if (
         mnemonic == ".inst"
         or (mnemonic in ("pmull", "pmull2") and ".1q" in operands)

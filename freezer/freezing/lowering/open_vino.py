@@ -157,10 +157,9 @@ def _inputs_of(program: torch.export.ExportedProgram, model: Model) -> tuple[int
             " outside the model"
         )
     names, num_outputs = list(signature.user_inputs), len(set(signature.user_outputs))
-    found = [
-        next((names.index(name) for name in port.names if name in names), -1)
-        for port in model.inputs
-    ]
+    found = []
+    for port in model.inputs:
+        found.append(next((names.index(name) for name in port.names if name in names), -1))
     if -1 in found or len(set(found)) < len(found) or len(model.outputs) != num_outputs:
         raise BuildError(
             f"openvino: the conversion made {len(model.inputs)} inputs and {len(model.outputs)}"
@@ -182,10 +181,11 @@ def _with_sizes_and_layouts(
     from openvino import opset13 as ops
 
     values = values_named(program, program.graph_signature.user_inputs)
-    sizes = [
-        [_dimension(size, program, openvino) for size in values[place].shape] for place in inputs
-    ]
-    model.reshape({place: openvino.PartialShape(dims) for place, dims in enumerate(sizes)})
+    shapes = {}
+    for index, place in enumerate(inputs):
+        dims = [_dimension(size, program, openvino) for size in values[place].shape]
+        shapes[index] = openvino.PartialShape(dims)
+    model.reshape(shapes)
     names, results = program.graph_signature.user_outputs, []
     found = dict(zip(dict.fromkeys(names), model.get_results(), strict=True))
     for name, order, value in zip(names, orders, values_named(program, names), strict=True):

@@ -77,7 +77,9 @@ def write_evidence(judgement: Judgement, folder: Path) -> tuple[str, ...]:
     """
     (folder / EVIDENCE).mkdir(exist_ok=True)
     rows = [row for trial in judgement.trials if trial.drift for row in trial.drift.rows]
-    drift: _Table = {name: [getattr(row, name) for row in rows] for name in _DRIFT}
+    drift: _Table = {}
+    for name in _DRIFT:
+        drift[name] = [getattr(row, name) for row in rows]
     tables = ((LATENCY_EVIDENCE, _LATENCY, _latency(judgement)), (DRIFT_EVIDENCE, _DRIFT, drift))
     try:
         import pyarrow as pa
@@ -117,7 +119,7 @@ def _latency(judgement: Judgement) -> _Table:
 
 def _write_json(columns: _Table, path: str, folder: Path) -> str:
     """Write a table as JSON, with NaN and infinities as strings; return its path."""
-    plain = {name: [_plain(value) for value in values] for name, values in columns.items()}
+    plain = {name: list(map(_plain, values)) for name, values in columns.items()}
     path = str(Path(path).with_suffix(".json"))
     (folder / path).write_text(json.dumps(plain, allow_nan=False))
     return path
@@ -285,10 +287,9 @@ def golden_indices(subject: Subject, candidate: Candidate) -> list[int]:
     first: dict[tuple[tuple[str, int], ...], int] = {}
     for index, item in enumerate(subject.sets):
         first.setdefault(tuple(sorted(item.point.items())), index)
-    sizes = {
-        index: sum(tensor.nbytes for tensor in subject.sets[index].tensors.values())
-        for index in first.values()
-    }
+    sizes = {}
+    for index in first.values():
+        sizes[index] = sum(tensor.nbytes for tensor in subject.sets[index].tensors.values())
     payloads = candidate.payloads
     served_by = [
         payloads_for_threads(payloads, count) for count in thread_counts_of(payloads) or (0,)

@@ -135,8 +135,7 @@ def details(data: CampaignData, model: str, outcomes: Sequence[Outcome]) -> Json
         "classes": {outcome.device_class: _detail(outcome) for outcome in outcomes},
         "serves": {machine: _rung(machine, published) for machine in machines},
         "history": {
-            name: [_past(outcome) for outcome in reached[-MAX_HISTORY:]]
-            for name, reached in history.items()
+            name: list(map(_past, reached[-MAX_HISTORY:])) for name, reached in history.items()
         },
     }
 

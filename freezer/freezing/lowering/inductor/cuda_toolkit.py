@@ -95,7 +95,5 @@ def link_toolkit(home: Path, packages: Sequence[Path], driver: Path | None) -> N
 def driver_library(folders: Sequence[str] = _DRIVER) -> Path | None:
     """The driver's libcuda.so.1, if it is found."""
     places = [*folders, *os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)]
-    return next(
-        (path for place in places if place and (path := Path(place) / "libcuda.so.1").exists()),
-        None,
-    )
+    libraries = [Path(place) / "libcuda.so.1" for place in places if place]
+    return next((library for library in libraries if library.exists()), None)
