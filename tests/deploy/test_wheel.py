@@ -52,7 +52,7 @@ def run(deployed: Path, home: Path, *command: object) -> Done:
         "HOME": str(home),
         "TORCHINDUCTOR_CACHE_DIR": str(home / "cache"),
     }
-    full = [deployed / command[0], *command[1:]]
+    full = [deployed / str(command[0]), *command[1:]]
     return finished(*full, env=environ, cwd=home, timeout_s=120)
 
 
