@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -16,10 +15,8 @@ from rich.table import Table
 
 from freezer.errors import FAILED, INTERRUPTED, ColdpressError
 
-# rich alone would print bold and dim text even without colors
-_COLORS: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
-console = Console(color_system=_COLORS)
-error_console = Console(stderr=True, color_system=_COLORS)
+console = Console()
+error_console = Console(stderr=True)
 
 
 def say(line: str, style: str = "", *, on: Console = console) -> None:

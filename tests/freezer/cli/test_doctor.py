@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -92,28 +91,3 @@ def test_a_real_quota_is_reported(limited_group: Path) -> None:
     command = (sys.executable, "-c", start, str(limited_group / "cgroup.procs"))
     findings = doctor(command=command, OMP_NUM_THREADS="2")[1]
     assert findings["threads"]["remedy"] == "export OMP_NUM_THREADS=1"
-
-
-def in_a_terminal(environ: dict[str, str], *arguments: str) -> str:
-    """The output of the command on a terminal."""
-    parent, child = pty.openpty()
-    environ = {**os.environ, "TERM": "xterm-256color", **environ}
-    process = subprocess.Popen([*COMMAND, *arguments], stdout=child, stderr=child, env=environ)
-    os.close(child)
-    output = b""
-    while True:
-        try:
-            output += os.read(parent, 4096)
-        except OSError:  # the command has ended
-            break
-    os.close(parent)
-    process.wait()
-    return output.decode()
-
-
-def test_no_color_means_no_escape_codes() -> None:
-    """Without `doctor`: a library of MLflow's resets the terminal when Python ends."""
-    assert "\x1b[" in in_a_terminal({"NO_COLOR": ""}, "list", "--store", "/none")
-    plain = in_a_terminal({"NO_COLOR": "1"}, "list", "--store", "/none")
-    assert plain
-    assert "\x1b" not in plain
