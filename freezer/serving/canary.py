@@ -42,7 +42,10 @@ class CanaryFigure:
 
 
 def run_canary(
-    artifact: Artifact, model: FrozenModel, *, smallest: bool = False
+    artifact: Artifact,
+    model: FrozenModel,
+    *,
+    smallest: bool = False,
 ) -> list[CanaryFigure]:
     """Run the golden sets; for a stateful model without a reset method only the first, which starts
     from the initial state.
@@ -56,14 +59,18 @@ def run_canary(
         CanaryError: an output differs from the golden one.
     """
     figures = canary_figures(artifact, model, smallest=smallest)
-    if smallest and any(figure.problem for figure in figures) and not artifact.manifest.stateful:
+    failed = any(figure.problem for figure in figures)
+    if failed and smallest and not artifact.manifest.stateful:
         figures = canary_figures(artifact, model)
     check_figures(artifact.manifest, figures)
     return figures
 
 
 def canary_figures(
-    artifact: Artifact, model: FrozenModel, *, smallest: bool = False
+    artifact: Artifact,
+    model: FrozenModel,
+    *,
+    smallest: bool = False,
 ) -> list[CanaryFigure]:
     """Run golden sets and compare, without raising for differences; see `run_canary`."""
     from freezer.compare.tensor_values import values_of
@@ -71,23 +78,29 @@ def canary_figures(
     from freezer.runtime.tensors import leaves_of
 
     manifest = artifact.manifest
-    inputs = golden_inputs(manifest, artifact.folder / GOLDEN_INPUTS, load_tensors)
+    inputs_path = artifact.folder / GOLDEN_INPUTS
+    outputs_path = artifact.folder / GOLDEN_OUTPUTS
+    inputs = golden_inputs(manifest, inputs_path, load_tensors)
     golden = []
-    tensors_by_set = golden_outputs(manifest, artifact.folder / GOLDEN_OUTPUTS, load_tensors)
-    for outputs in tensors_by_set:
-        golden.append({name: values_of(tensor) for name, tensor in outputs.items()})
+    for outputs in golden_outputs(manifest, outputs_path, load_tensors):
+        values = {name: values_of(tensor) for name, tensor in outputs.items()}
+        golden.append(values)
     reset = manifest.recipe.reset
-    indices = list(range(1 if manifest.stateful and not reset else len(inputs)))
+    indices = list(range(len(inputs)))
+    if manifest.stateful and not reset:
+        indices = [0]
     if smallest and not manifest.stateful:
         sizes = []
         for tensors in inputs:
-            sizes.append(sum(tensor.numel() for tensor in tensors.values()))
+            size = sum(tensor.numel() for tensor in tensors.values())
+            sizes.append(size)
         indices = smallest_sets(manifest, sizes, model.payload_for)
     answers = {}
     for index in indices:
         if index and reset:
             model.preserved[reset]()
-        leaves = leaves_of(model(**tensors_on(inputs[index], model.device)))
+        tensors = tensors_on(inputs[index], model.device)
+        leaves = leaves_of(model(**tensors))
         answers[index] = [values_of(leaf.cpu()) for leaf in leaves]
     return golden_figures(manifest, golden, answers)
 
@@ -117,13 +130,16 @@ def golden_figures(
     for position, spec in enumerate(manifest.outputs):
         pairs = {}
         for index, outputs in answers.items():
-            pairs[index] = (golden[index][spec.name], outputs[position])
+            r = golden[index][spec.name]
+            pairs[index] = (r, outputs[position])
         figures += _output_figures(manifest, spec.name, pairs)
     return figures
 
 
 def _output_figures(
-    manifest: Manifest, output: str, pairs: Mapping[int, tuple[Values, Values]]
+    manifest: Manifest,
+    output: str,
+    pairs: Mapping[int, tuple[Values, Values]],
 ) -> list[CanaryFigure]:
     """Figures of one output, from its golden and its given values by index of the set."""
     limits = manifest.golden[0].scales.get(output, ())
@@ -136,14 +152,26 @@ def _output_figures(
     slices = Slices(limits)
     figures = []
     for index, (r, c) in pairs.items():
-        figure = _figure(manifest, output, index, r, comparisons[index], pool)
+        figure = _figure(
+            manifest,
+            output,
+            index,
+            r,
+            comparisons[index],
+            pool,
+        )
         figures.append(figure)
         if native_share is not None and figure.problem is None:
             slices.add(r, c)
-    if native_share is not None:
-        failed = slices.problem(r.dtype, manifest.gate.error_ratio_max, native_share)
-        if failed:
-            figures[-1] = replace(figures[-1], problem=failed.problem)
+    if native_share is None:
+        return figures
+    limit = manifest.gate.error_ratio_max
+    failed = slices.problem(r.dtype, limit, native_share)
+    if failed:
+        figures[-1] = replace(
+            figures[-1],
+            problem=failed.problem,
+        )
     return figures
 
 
@@ -161,9 +189,10 @@ def _figure(
         small = comparison.groups[0]
         sums = pool if r.size < POOL_BELOW else small
         native = manifest.golden[index].native_rmse.get(output) or 0.0
-        error = replace(sums.error(r.dtype, r.size), native_rmse=native)
+        error = sums.error(r.dtype, r.size)
+        error = replace(error, native_rmse=native)
         gate = gate_of(manifest)
-        ratio = golden_bound(error, gate)[0]
+        ratio, _ = golden_bound(error, gate)
         problem = golden_problem(error, gate, small)
     return CanaryFigure(
         set_index=index,
@@ -180,12 +209,18 @@ def gate_of(manifest: Manifest) -> Gate:
     return Gate(error_ratio_max=manifest.gate.error_ratio_max, float64=float64)
 
 
-def is_drawn(manifest: Manifest, output: str) -> bool:
+def is_drawn(
+    manifest: Manifest,
+    output: str,
+) -> bool:
     """Whether an output is random; concerns integers and bools alone."""
     return any(item.native_rmse.get(output) for item in manifest.golden)
 
 
-def check_figures(manifest: Manifest, figures: Sequence[CanaryFigure]) -> None:
+def check_figures(
+    manifest: Manifest,
+    figures: Sequence[CanaryFigure],
+) -> None:
     """Raise for the first output that differs.
 
     Raises:
@@ -201,7 +236,9 @@ def check_figures(manifest: Manifest, figures: Sequence[CanaryFigure]) -> None:
 
 
 def smallest_sets(
-    manifest: Manifest, sizes: Sequence[int], payload_for: Callable[[Mapping[str, int]], Payload]
+    manifest: Manifest,
+    sizes: Sequence[int],
+    payload_for: Callable[[Mapping[str, int]], Payload],
 ) -> list[int]:
     """The golden set with the fewest elements of each open payload.
 
@@ -211,6 +248,13 @@ def smallest_sets(
         payload_for: returns the payload that serves some sizes.
     """
     chosen: dict[str, int] = {}
-    for index in sorted(range(len(sizes)), key=sizes.__getitem__):
-        chosen.setdefault(payload_for(manifest.golden[index].point).path, index)
+    for _, index in sorted(
+        zip(
+            sizes,
+            range(len(sizes)),
+            strict=True,
+        )
+    ):
+        payload = payload_for(manifest.golden[index].point)
+        chosen.setdefault(payload.path, index)
     return sorted(chosen.values())

@@ -9,28 +9,34 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from pathlib import Path
 
 from torch import Tensor
 
-from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, OWN_OUTPUTS, FileRef, Manifest
+from freezer.artifact import (
+    GOLDEN_INPUTS,
+    GOLDEN_OUTPUTS,
+    OWN_OUTPUTS,
+    FileRef,
+    GoldenSet,
+    Manifest,
+)
 from freezer.compare import (
     POOL_BELOW,
     Comparison,
     OutputError,
+    Sums,
     Values,
     compare,
+    distances,
     finite,
     golden_bound,
     pooled,
 )
 from freezer.compare.tensor_values import values_of
-from freezer.errors import IntegrityError
 from freezer.runtime.tensor_files import (
-    OWN_OUTPUT_BYTES,
     golden_inputs,
     golden_outputs,
     load_tensors,
@@ -52,9 +58,6 @@ class GoldenInputs:
 
     point: Mapping[str, int]
     classes: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return ", ".join(f"{name} {size}" for name, size in self.point.items())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +118,7 @@ class Difference:
         pairs: every two classes.
         reference: every class with the golden outputs.
         not_compared: reasons for the other classes of the version.
-        notes: outputs that were not recorded.
+        notes: how many outputs were not recorded, by class.
     """
 
     model: str
@@ -129,7 +132,11 @@ class Difference:
     notes: tuple[str, ...]
 
 
-def diff(reference: str, *, store: str | None = None) -> Difference:
+def diff(
+    reference: str,
+    *,
+    store: str | None = None,
+) -> Difference:
     """Compare the classes of a version.
 
     Args:
@@ -146,28 +153,38 @@ def diff(reference: str, *, store: str | None = None) -> Difference:
     not_compared = {}
     for name in sorted(version.images):
         manifest = opened.manifest(version, name)
-        if _file(manifest, OWN_OUTPUTS):
-            sides.append(_side(opened, version, manifest))
+        if any(file.path == OWN_OUTPUTS for file in manifest.files):
+            side = _side(opened, version, manifest)
+            sides.append(side)
         else:
             not_compared[name] = NOT_KEPT
     sets = _golden_sets(sides)
     keys = list(sets)
-    pairs = tuple(_pair(one, other, keys) for one, other in combinations(sides, 2))
+    pairs = [_pair(one, other, keys) for one, other in combinations(sides, 2)]
     return Difference(
         model=version.model,
         version=version.number,
         apart=any(pair.apart for pair in pairs),
         classes=tuple(side.name for side in sides),
         sets=tuple(sets.values()),
-        pairs=pairs,
+        pairs=tuple(pairs),
         reference=tuple(_pair(side, None, keys) for side in sides),
         not_compared=not_compared,
-        notes=tuple(note for side in sides for note in _missing(side)),
+        notes=tuple(side.note for side in sides if side.note),
     )
 
 
-_Outputs = Sequence[Mapping[str, Values]]
-"""Values by name of the output, of every golden set."""
+_Outputs = Mapping[str, Values]
+"""Values by name of the output."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Answers:
+    """Outputs of a golden set by the reference and by a class, and eager's errors."""
+
+    reference: _Outputs
+    own: _Outputs
+    recorded: GoldenSet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,69 +192,64 @@ class _Side:
     """A class and its outputs.
 
     Attributes:
-        sets: indices of its golden sets, by the digest of their inputs.
-        golden, own: outputs of the reference and of the class.
+        answers: by the digest of the inputs.
+        note: how many outputs were not recorded; empty if all were.
     """
 
     manifest: Manifest
-    sets: Mapping[str, int]
-    golden: _Outputs
-    own: _Outputs
+    answers: Mapping[str, _Answers]
+    note: str
 
     @property
     def name(self) -> str:
         return self.manifest.device_class
 
-    def reference(self, key: str, output: str) -> Values:
-        return self.golden[self.sets[key]][output]
 
-    def answer(self, key: str, output: str) -> Values | None:
-        return self.own[self.sets[key]].get(output) if key in self.sets else None
-
-    def ratio_and_bound(self, error: OutputError, key: str, output: str) -> tuple[float, float]:
-        """Error ratio against a golden output, and the rmse that the gate allows."""
-        native = self.manifest.golden[self.sets[key]].native_rmse.get(output) or 0.0
-        return golden_bound(replace(error, native_rmse=native), gate_of(self.manifest))
-
-
-def _side(store: Store, version: Version, manifest: Manifest) -> _Side:
-    def file(path: str) -> Path:
-        ref = _file(manifest, path)
-        if ref is None:
-            raise IntegrityError(
-                f"{version.model}:{version.number} for {manifest.device_class}: the manifest names"
-                f" no {path}"
-            )
-        return store.file(version, ref)
-
-    inputs = golden_inputs(manifest, file(GOLDEN_INPUTS), load_tensors)
-    golden = golden_outputs(manifest, file(GOLDEN_OUTPUTS), load_tensors)
-    own = own_outputs(file(OWN_OUTPUTS), golden)
+def _side(
+    store: Store,
+    version: Version,
+    manifest: Manifest,
+) -> _Side:
+    paths = {file.path: store.file(version, file) for file in manifest.files if _is_read(file)}
+    inputs = golden_inputs(manifest, paths[GOLDEN_INPUTS], load_tensors)
+    golden = golden_outputs(manifest, paths[GOLDEN_OUTPUTS], load_tensors)
+    own = own_outputs(paths[OWN_OUTPUTS], golden)
+    answers = {}
+    for index, tensors in enumerate(inputs):
+        answers[_digest(tensors)] = _Answers(
+            reference=_values(golden[index]),
+            own=_values(own[index]),
+            recorded=manifest.golden[index],
+        )
+    num_outputs = sum(map(len, golden))
+    num_missing = num_outputs - sum(map(len, own))
+    note = ""
+    if num_missing:
+        note = f"{manifest.device_class}: {num_missing} of {num_outputs} outputs are missing"
     return _Side(
         manifest=manifest,
-        sets={_digest(tensors): index for index, tensors in enumerate(inputs)},
-        golden=_values(golden),
-        own=_values(own),
+        answers=answers,
+        note=note,
     )
 
 
-def _values(sets: Sequence[Mapping[str, Tensor]]) -> _Outputs:
-    outputs = []
-    for tensors in sets:
-        outputs.append({name: values_of(tensor) for name, tensor in tensors.items()})
-    return outputs
+def _is_read(file: FileRef) -> bool:
+    return file.path in (GOLDEN_INPUTS, GOLDEN_OUTPUTS, OWN_OUTPUTS)
 
 
-def _file(manifest: Manifest, path: str) -> FileRef | None:
-    return next((ref for ref in manifest.files if ref.path == path), None)
+def _values(tensors: Mapping[str, Tensor]) -> _Outputs:
+    return {name: values_of(tensor) for name, tensor in tensors.items()}
 
 
 def _digest(inputs: Mapping[str, Tensor]) -> str:
     """Digest of the inputs of one set."""
     digest = hashlib.sha256()
     for name, tensor in sorted(inputs.items()):
-        digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-        digest.update(bytes_of(tensor).numpy().tobytes())
+        shape = tuple(tensor.shape)
+        header = f"{name}\0{tensor.dtype}\0{shape}\0"
+        values = bytes_of(tensor).numpy()
+        digest.update(header.encode())
+        digest.update(values.tobytes())
     return digest.hexdigest()
 
 
@@ -245,29 +257,20 @@ def _golden_sets(sides: Sequence[_Side]) -> dict[str, GoldenInputs]:
     """The golden inputs of all classes, by their digest."""
     sets: dict[str, GoldenInputs] = {}
     for side in sides:
-        for key, index in side.sets.items():
-            known = sets.get(key)
-            if known is None:
-                known = GoldenInputs(point=side.manifest.golden[index].point, classes=())
-            sets[key] = replace(known, classes=(*known.classes, side.name))
+        for key, answers in side.answers.items():
+            classes = sets[key].classes if key in sets else ()
+            sets[key] = GoldenInputs(
+                point=answers.recorded.point,
+                classes=(*classes, side.name),
+            )
     return sets
 
 
-def _missing(side: _Side) -> Iterator[str]:
-    num_outputs = 0
-    missing = []
-    for index, (outputs, own) in enumerate(zip(side.golden, side.own, strict=True)):
-        num_outputs += len(outputs)
-        missing += [f"{index}/{name}" for name in outputs if name not in own]
-    if missing:
-        limit = f"the {OWN_OUTPUT_BYTES // 1024**2} MB that an artifact records"
-        yield (
-            f"{side.name}: {len(missing)} of {num_outputs} outputs are missing, as they exceed"
-            f" {limit}: {', '.join(missing)}"
-        )
-
-
-def _pair(one: _Side, other: _Side | None, keys: Sequence[str]) -> Pair:
+def _pair(
+    one: _Side,
+    other: _Side | None,
+    keys: Sequence[str],
+) -> Pair:
     """Compare a class with another, or with the reference."""
     rows = []
     for output in one.manifest.outputs:
@@ -284,36 +287,33 @@ def _pair(one: _Side, other: _Side | None, keys: Sequence[str]) -> Pair:
     )
 
 
-def severity(row: DiffRow | None) -> tuple[bool, bool, float]:
+def severity(row: DiffRow) -> tuple[bool, bool, float]:
     """Sort key: rows that are apart, of these first the ones without a figure; then by the error
     ratio.
     """
-    assert row is not None
     apart = row.problem is not None
     return apart, apart and row.error_ratio is None, row.error_ratio or 0.0
 
 
-def _rows(one: _Side, other: _Side | None, output: str, keys: Sequence[str]) -> list[DiffRow]:
+def _rows(
+    one: _Side,
+    other: _Side | None,
+    output: str,
+    keys: Sequence[str],
+) -> list[DiffRow]:
     """One row for each set in which both have the output; small outputs, and those of models that
     draw, are pooled.
     """
     sides = [one] if other is None else [one, other]
-    limits = one.manifest.golden[0].scales.get(output, ())
-    drawn = is_drawn(one.manifest, output)
-    comparisons: dict[str, Comparison] = {}
-    references: dict[str, Comparison] = {}
-    for key in one.sets:
-        c = one.answer(key, output)
-        r = one.reference(key, output) if other is None else other.answer(key, output)
-        if c is not None and r is not None:
-            golden = one.reference(key, output)
-            comparisons[key] = compare(r, c, limits, drawn=drawn)
-            references[key] = compare(golden, golden, limits)
-    pool = pooled(comparisons.values()), pooled(references.values())
+    compared = _compared(one, other, output)
+    pool = pooled(comparison for comparison, _ in compared.values())
+    golden_pool = Sums()
+    for _, golden_sums in compared.values():
+        golden_pool.include(golden_sums)
     draws = any(not side.manifest.drift.deterministic for side in sides)
     rows = []
-    for key, comparison in comparisons.items():
-        golden = one.reference(key, output)
+    for key, (comparison, golden_sums) in compared.items():
+        golden = one.answers[key].reference[output]
         row = DiffRow(
             output=output,
             set_index=keys.index(key),
@@ -322,25 +322,69 @@ def _rows(one: _Side, other: _Side | None, output: str, keys: Sequence[str]) -> 
             problem=comparison.problem,
         )
         if comparison.groups:
-            sums, size = comparison.groups[0], references[key].groups[0]
+            sums, rms = comparison.groups[0], golden_sums.rms
             if draws or golden.size < POOL_BELOW:
-                sums, size = pool
-            error = replace(sums.error(golden.dtype, golden.size), rms=size.rms)
-            judged = [side.ratio_and_bound(error, key, output) for side in sides]
-            row = replace(_judged(row, error, judged), max_abs_err=finite(comparison.max_abs_err))
+                sums, rms = pool, golden_pool.rms
+            error = sums.error(golden.dtype, golden.size)
+            error = replace(error, rms=rms)
+            bounds = [_ratio_and_bound(side, error, key, output) for side in sides]
+            row = _judged(row, comparison, error, bounds)
         rows.append(row)
     return rows
 
 
-def _judged(row: DiffRow, error: OutputError, judged: Sequence[tuple[float, float]]) -> DiffRow:
+def _compared(
+    one: _Side,
+    other: _Side | None,
+    output: str,
+) -> dict[str, tuple[Comparison, Sums]]:
+    """For each set in which both have an output, its comparison and the sums of the golden one."""
+    limits = one.manifest.golden[0].scales.get(output, ())
+    drawn = is_drawn(one.manifest, output)
+    compared = {}
+    for key, answers in one.answers.items():
+        golden = answers.reference[output]
+        r: Values | None = golden
+        if other is not None:
+            r = other.answers[key].own.get(output) if key in other.answers else None
+        c = answers.own.get(output)
+        if c is not None and r is not None:
+            comparison = compare(r, c, limits, drawn=drawn)
+            golden_sums = distances(golden, golden, limits=limits)[0]
+            compared[key] = (comparison, golden_sums)
+    return compared
+
+
+def _ratio_and_bound(
+    side: _Side,
+    error: OutputError,
+    key: str,
+    output: str,
+) -> tuple[float, float]:
+    """Error ratio against a golden output, and the rmse that the gate of a class allows."""
+    recorded = side.answers[key].recorded
+    native_rmse = recorded.native_rmse.get(output) or 0.0
+    error = replace(error, native_rmse=native_rmse)
+    return golden_bound(error, gate_of(side.manifest))
+
+
+def _judged(
+    row: DiffRow,
+    comparison: Comparison,
+    error: OutputError,
+    judged: Sequence[tuple[float, float]],
+) -> DiffRow:
     """Add the figures and the problem, from the ratio and the bound of each side."""
-    ratio = min(ratio for ratio, _ in judged)
-    bound = math.fsum(bound for _, bound in judged)
-    apart = not error.rmse <= bound
+    ratios, bounds = zip(*judged, strict=True)
+    bound = math.fsum(bounds)
+    problem = None
+    if not error.rmse <= bound:
+        problem = f"rmse {error.rmse:.3g} > {bound:.3g}"
     return replace(
         row,
-        error_ratio=finite(ratio),
+        error_ratio=finite(min(ratios)),
+        max_abs_err=finite(comparison.max_abs_err),
         rmse=finite(error.rmse),
         bound=finite(bound),
-        problem=f"rmse {error.rmse:.3g} > {bound:.3g}" if apart else None,
+        problem=problem,
     )

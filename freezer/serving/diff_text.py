@@ -14,18 +14,21 @@ def matrix(difference: Difference) -> Table:
 
     Columns are numbered like rows.
     """
+    cells = {}
+    for pair in (*difference.pairs, *difference.reference):
+        cells[pair.one, pair.other] = cells[pair.other, pair.one] = _cell(pair)
     table = Table("", "error ratio", box=None, pad_edge=False)
-    for column in (*range(1, len(difference.classes) + 1), REFERENCE):
-        table.add_column(str(column), justify="right")
-    pairs = {
-        frozenset((pair.one, pair.other)): pair
-        for pair in (*difference.pairs, *difference.reference)
-    }
+    columns = (*difference.classes, REFERENCE)
+    for number, column in enumerate(columns, start=1):
+        header = REFERENCE if column == REFERENCE else str(number)
+        table.add_column(header, justify="right")
     for number, name in enumerate(difference.classes, start=1):
-        cells = []
-        for other in (*difference.classes, REFERENCE):
-            cells.append("-" if name == other else _cell(pairs[frozenset((name, other))]))
-        table.add_row(str(number), name, *cells)
+        row = [cells.get((name, column), "-") for column in columns]
+        table.add_row(
+            str(number),
+            name,
+            *row,
+        )
     return table
 
 
@@ -36,39 +39,37 @@ def _cell(pair: Pair) -> str:
         return f"{pair.num_differing} differ"
     if pair.error_ratio is None:
         return "apart" if pair.apart else "equal"
-    return f"{pair.error_ratio:.2f}" + (" apart" if pair.apart else "")
+    suffix = " apart" if pair.apart else ""
+    return f"{pair.error_ratio:.2f}{suffix}"
 
 
 def sentences(difference: Difference) -> Iterator[str]:
     """What is missing in the matrix, and the pair that is furthest apart."""
-    for name, why in difference.not_compared.items():
-        yield f"{name}: {why}"
+    for name, why_not in difference.not_compared.items():
+        yield f"{name}: {why_not}"
     yield from difference.notes
-    for index, item in enumerate(difference.sets):
-        if len(item.classes) < len(difference.classes):
-            sizes = f" ({item})" if str(item) else ""
-            yield (
-                f"golden set {index}{sizes} is only in {', '.join(item.classes)}: the others were"
-                " judged with other inputs"
-            )
-    compared = [pair for pair in difference.pairs if pair.worst]
-    if compared:
-        pair = max(compared, key=lambda pair: severity(pair.worst))
-        yield f"furthest apart: {_place(difference, pair)}: {_figures(pair.worst)}"
+    worst = [(pair, pair.worst) for pair in difference.pairs if pair.worst]
+    if worst:
+        pair, row = max(
+            worst,
+            key=lambda item: severity(item[1]),
+        )
+        yield f"furthest apart: {_where(difference, pair, row)}: {_figures(row)}"
 
 
-def _place(difference: Difference, pair: Pair) -> str:
+def _where(
+    difference: Difference,
+    pair: Pair,
+    row: DiffRow,
+) -> str:
     """The two classes, the output and the golden inputs, as text."""
-    row = pair.worst
-    assert row is not None
-    sizes = str(difference.sets[row.set_index])
-    point = f" ({sizes})" if sizes else ""
+    point = difference.sets[row.set_index].point
+    sizes = "".join(f", {name} {size}" for name, size in point.items())
     classes = f"{pair.one} and {pair.other}"
-    return f"{classes}: output {row.output!r}, golden set {row.set_index}{point}"
+    return f"{classes}: output {row.output!r}, golden set {row.set_index}{sizes}"
 
 
-def _figures(row: DiffRow | None) -> str:
-    assert row is not None
+def _figures(row: DiffRow) -> str:
     if row.error_ratio is None:
         return row.problem or f"all {row.num_elements} elements are equal"
     return (
@@ -82,7 +83,7 @@ def problem(difference: Difference) -> str:
     pairs = []
     for pair in difference.pairs:
         if pair.apart and pair.worst:
-            pairs.append(f"{_place(difference, pair)}: {pair.worst.problem}")
+            pairs.append(f"{_where(difference, pair, pair.worst)}: {pair.worst.problem}")
     return (
         f"{difference.model}:{difference.version} answers differently on different device classes:"
         f" {'; '.join(pairs)}. This exceeds the sum of both bounds: compare their recipes with"

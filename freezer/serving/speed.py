@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from freezer.artifact import GOLDEN_INPUTS, Artifact, LatencyRecord, Manifest
 from freezer.errors import SpeedCheck, SpeedError, UsageError
 from freezer.files import scratch_folder
-from freezer.hardware import PORTABLE, available_cpus, device_class
+from freezer.hardware import PORTABLE, device_class
 from freezer.runtime.devices import CPU, host_fingerprint
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.input_sets import InputSet, distinct_at, on_device
@@ -59,7 +58,8 @@ def check_speed(
         SpeedError: the ratio is below half of the expected one, or the machine is too busy.
         UsageError: the manifests have no speedup to compare with.
     """
-    manifest, name = artifact.manifest, artifact.manifest.device_class
+    manifest = artifact.manifest
+    name = manifest.device_class
     point = dict(_judged(manifest).point)
     options = LoadOptions(canary=False, device=str(device))
     model = open_artifact(artifact, num_threads, options)
@@ -67,9 +67,16 @@ def check_speed(
     num_threads = model.payload_for(point).num_threads or num_threads
     expected = expected_ratio(manifest, portable.manifest, num_threads)
     inputs = [on_device(given, device) for given in _inputs(artifact, point)]
+    models = {PORTABLE: base, name: model}
     with threads(num_threads):
-        sampling = _sample(manifest, {PORTABLE: base, name: model}, inputs, policy)
-    ratio = speedup(sampling, name, eager=PORTABLE, num_candidates=1, policy=policy)
+        sampling = _sample(manifest, models, inputs, policy)
+    ratio = speedup(
+        sampling,
+        name,
+        eager=PORTABLE,
+        num_candidates=1,
+        policy=policy,
+    )
     check = SpeedCheck(
         device_class=name,
         expected=expected,
@@ -78,7 +85,7 @@ def check_speed(
         high=ratio.high,
         num_threads=num_threads,
         point=point,
-        median_ms={timed: statistics.median(sampling.pooled(timed)) for timed in (PORTABLE, name)},
+        median_ms={timed: statistics.median(sampling.pooled(timed)) for timed in models},
         num_rounds=sampling.num_undisturbed,
         num_dropped=sampling.num_dropped,
     )
@@ -117,43 +124,43 @@ def _check_ratio(manifest: Manifest, check: SpeedCheck) -> None:
     raise SpeedError(
         f"{manifest.model} for {check.device_class}: {check}; by the manifests it is"
         f" {check.expected:.2f} times. Its results are correct, at less than half of its speed."
-        f" Differences here: {'; '.join(differences(manifest, check)) or 'none found'}",
+        f" Differences here: {'; '.join(differences(manifest)) or 'none found'}",
         check=check,
     )
 
 
-def _calls(model: FrozenModel, inputs: Sequence[InputSet]) -> list[Callable[[], Any]]:
-    bound = [bind(model.inputs, given.cloned()) for given in inputs]
-    return [partial(model, *args, **kwargs) for args, kwargs in bound]
+def _calls(
+    model: FrozenModel,
+    inputs: Sequence[InputSet],
+) -> list[Callable[[], object]]:
+    calls: list[Callable[[], object]] = []
+    for given in inputs:
+        args, kwargs = bind(model.inputs, given.cloned())
+        calls.append(partial(model, *args, **kwargs))
+    return calls
 
 
-def differences(manifest: Manifest, check: SpeedCheck) -> Iterator[str]:
-    """Differences between this process and the judge's, which may explain a slow artifact."""
-    judged: Mapping[str, Any] = manifest.provenance.get("host") or {}
+def differences(manifest: Manifest) -> Iterator[str]:
+    """Differences of the environment, torch and the CPU from the judge's, which may explain a slow
+    artifact.
+    """
+    judged = manifest.provenance.get("host") or {}
+    there = {
+        **(judged.get("environment") or {}),
+        "torch": manifest.toolchain.get("torch"),
+        "CPU": judged.get("cpu"),
+    }
     host = host_fingerprint()
-    here, there = host["environment"], judged.get("environment") or {}
-    pairs: list[tuple[str, object, object]] = []
+    here = {
+        **host["environment"],
+        "torch": torch.__version__,
+        "CPU": host["cpu"],
+    }
     for name in sorted({*there, *here}):
-        pairs.append((name, here.get(name, "unset"), there.get(name, "unset")))
-    pairs.append(("torch", torch.__version__, manifest.toolchain.get("torch")))
-    pairs.append(("CPU", host["cpu"], judged.get("cpu")))
-    latency = _judged(manifest)
-    counts = [latency.num_threads, *(cell.num_threads for cell in latency.points)]
-    known = sorted({count for count in counts if count is not None})
-    if known and check.num_threads not in known:
-        pairs.append(("threads", check.num_threads, " or ".join(map(str, known))))
-    for topic, value, other in pairs:
-        if other and value != other:
-            yield f"{topic}: {value} here, {other} where it was judged"
-    num_cpus = available_cpus()
-    if num_cpus < check.num_threads:
-        yield (
-            f"threads: {check.num_threads} share {num_cpus} CPUs, by this process's affinity or its"
-            " control group's quota"
-        )
-    if check.num_dropped:
-        num_rounds = check.num_rounds + check.num_dropped
-        yield f"load: others disturbed {check.num_dropped} of {num_rounds} rounds"
+        value = here.get(name, "unset")
+        judged_value = there.get(name, "unset")
+        if judged_value and value != judged_value:
+            yield f"{name}: {value} here, {judged_value} where it was judged"
 
 
 def expected_ratio(manifest: Manifest, portable: Manifest, num_threads: int) -> float:
@@ -171,7 +178,10 @@ def expected_ratio(manifest: Manifest, portable: Manifest, num_threads: int) -> 
     return ratio / _speedup_over_eager(portable, num_threads)
 
 
-def _speedup_over_eager(manifest: Manifest, num_threads: int) -> float:
+def _speedup_over_eager(
+    manifest: Manifest,
+    num_threads: int,
+) -> float:
     """See `LatencyRecord.speedup_with`."""
     ratio = _judged(manifest).speedup_with(num_threads)
     if ratio is None:
@@ -259,8 +269,10 @@ def _inputs(artifact: Artifact, point: Mapping[str, int]) -> list[InputSet]:
     ones.
     """
     manifest = artifact.manifest
-    golden = golden_inputs(manifest, artifact.folder / GOLDEN_INPUTS, load_tensors)
+    path = artifact.folder / GOLDEN_INPUTS
+    golden = golden_inputs(manifest, path, load_tensors)
     sets = []
     for golden_set, tensors in zip(manifest.golden, golden, strict=True):
-        sets.append(InputSet(point=dict(golden_set.point), tensors=tensors))
+        item = InputSet(point=golden_set.point, tensors=tensors)
+        sets.append(item)
     return distinct_at(manifest.inputs, sets, point)

@@ -17,9 +17,8 @@ from freezer.errors import (
     SpeedCheck,
     UsageError,
 )
-from freezer.hardware import PORTABLE, describe_host
+from freezer.hardware import PORTABLE
 from freezer.serving.canary import CanaryFigure, run_canary
-from freezer.serving.compatibility import rungs
 from freezer.serving.images import Image, images_of, resolve_reference
 from freezer.serving.opening import open_artifact
 from freezer.serving.process import LoadOptions
@@ -92,7 +91,7 @@ def verify(
         image = _chosen(reference, selection, trusted_keys)
         base = None
         if speed:
-            _check_best(reference, classes, selection, image)
+            _check_best(reference, selection, image)
             if image.device_class != PORTABLE:
                 base = given or fetch_portable(reference, image.manifest(), published, store, stack)
                 check_same_weights(reference, image.manifest(), base)
@@ -161,28 +160,19 @@ def _chosen(
 
 
 def _check_best(
-    reference: str | Path, classes: Sequence[str], selection: Selection, image: Image
+    reference: str | Path,
+    selection: Selection,
+    image: Image,
 ) -> None:
-    """Refuse to time an artifact if this machine's hardware should serve a better one.
+    """Refuse to time an artifact if this machine refuses a better one.
 
     Raises:
-        IncompatibleError: a better artifact is refused, or the environment limits this process to
-            the portable class.
+        IncompatibleError: it does.
     """
-    serves, process = image.device_class, selection.process
-    reasons = [str(refusal) for refusal in selection.refused]
-    remedy = ""
-    if not reasons and serves == PORTABLE and process.options.device_class == "auto":
-        machine = process.machine()
-        limited = rungs(classes, machine)
-        for name in rungs(classes, describe_host(process.host, {})):
-            if name not in limited:
-                why_not = machine.why_not.get(name, "the environment limits this process")
-                reasons.append(f"{name}: {why_not}")
-        remedy = ": unset the limit"
-    if reasons:
+    if selection.refused:
+        reasons = "; ".join(map(str, selection.refused))
         raise IncompatibleError(
-            f"{reference}: {'; '.join(reasons)}; {serves} would serve instead, so nothing was"
-            f" timed{remedy}",
+            f"{reference}: {reasons}; {image.device_class} would serve instead, so nothing was"
+            " timed",
             selection.refused,
         )
