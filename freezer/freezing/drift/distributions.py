@@ -56,7 +56,8 @@ def sampled(results: Sequence[Sequence[Tensor]]) -> Run:
 
 def _elements(leaf: Tensor) -> Tensor:
     step = math.ceil(leaf.numel() / MAX_ELEMENTS) or 1
-    return leaf.flatten()[::step].clone()
+    elements = leaf.flatten()[::step]
+    return elements.clone()
 
 
 def distribution_problem(
@@ -72,24 +73,24 @@ def distribution_problem(
         eager, candidate: equally many runs of each, with the same calls.
     """
     labels = _labels(len(eager))
-    distances: list[tuple[float, str]] = []
-    num_permutations = len(labels) - 1
-    highest = torch.full((num_permutations,), -math.inf, dtype=torch.float64)
+    largest, label = -math.inf, ""
+    highest = labels.new_full((NUM_PERMUTATIONS,), -math.inf)
     for index, name in enumerate(names):
         calls = [_column(call, index) for call in zip(*eager, *candidate, strict=True)]
         if any(map(_sizes_vary, calls)):
             return f"the shape of output {name!r} varies, so its distribution cannot be compared"
         for statistic in _statistics(calls):
-            values = ((labels @ statistic.gram) * labels).sum(1)
+            products = (labels @ statistic.gram) * labels
+            values = products.sum(1)
             center = values.mean()
             spread = values.std()
             if spread > 0:
                 permuted = (values[1:] - center) / spread
                 highest = torch.maximum(highest, permuted)
                 distance = float((values[0] - statistic.allowed - center) / spread)
-                label = f"{statistic.name} of output {name!r}"
-                distances.append((distance, label))
-    largest, label = max(distances, default=(-math.inf, ""))
+                if distance > largest:
+                    largest = distance
+                    label = f"{statistic.name} of output {name!r}"
     if largest <= float(highest.max()):
         return None
     rate = 1 / (NUM_PERMUTATIONS + 1)
@@ -147,19 +148,18 @@ class _Statistic:
 def _statistics(calls: Sequence[Sequence[Tensor]]) -> Iterator[_Statistic]:
     """The statistics of one output, from the elements of each run in each call."""
     runs = [torch.stack(list(outputs)) for outputs in calls]
-    moments = [_moments(values) for values in runs]
-    for index, name in enumerate(("means", "variances")):
-        grams = [by_name[index][0] for by_name in moments]
-        allowed = [by_name[index][1] for by_name in moments]
+    means, variances = zip(*map(_moments, runs), strict=True)
+    for name, moments in (("means", means), ("variances", variances)):
+        grams, allowed = zip(*moments, strict=True)
         yield _Statistic(
             name=name,
             gram=torch.stack(grams).sum(0),
             allowed=sum(allowed),
         )
     if not comparable(runs[0]):
-        equal = [_num_equal(values) for values in runs]
-        gram = torch.stack(equal).sum(0).double()
-        yield _Statistic(name="frequencies", gram=gram, allowed=0.0)
+        equal = list(map(_num_equal, runs))
+        gram = torch.stack(equal).sum(0)
+        yield _Statistic(name="frequencies", gram=gram.double(), allowed=0.0)
 
 
 def _num_equal(values: Tensor) -> Tensor:

@@ -21,7 +21,6 @@ from freezer.compare import (
     DIGITS,
     POOL_BELOW,
     Gate,
-    OutputError,
     Slices,
     Sums,
     Values,
@@ -36,6 +35,8 @@ from freezer.freezing.drift.runs import Call
 
 STRIDES = "strides "
 """Start of the problem of a row whose strides differ."""
+
+OVERFLOW = "the squares of the values overflow, so the error cannot be measured"
 
 ABSOLUTE = 1e-4
 """Distance from eager up to which outputs in which eager has no correct digits are judged by the
@@ -114,8 +115,9 @@ class _Output:
     ) -> None:
         """Compare the output of one call."""
         e = values_of(call.eager[index])
+        finite = np.isfinite(e.array)
         self._num_elements += e.size
-        self._num_finite += int(np.count_nonzero(np.isfinite(e.array)))
+        self._num_finite += np.count_nonzero(finite)
         if len(call.candidate) != len(call.eager):
             problem = f"{len(call.candidate)} outputs, eager gives {len(call.eager)}"
             row = replace(row, num_elements=0, problem=problem)
@@ -145,12 +147,8 @@ class _Output:
         problem = structure_problem(e, c, drawn=drawn)
         if problem is None:
             problem = _strides_problem(call.eager[index], call.candidate[index])
-        row = replace(row, problem=problem)
-        if not e.rounds:
-            return _Compared(
-                row=replace(row, native_rmse=noise_rmse if drawn else None), dtype=e.dtype
-            )
-        if c.shape != e.shape:
+        row = replace(row, problem=problem, native_rmse=noise_rmse if drawn else None)
+        if not e.rounds or c.shape != e.shape:
             return _Compared(row=row, dtype=e.dtype)
         parts = distances(r, c, e, limits=self._limits)
         for sums in parts:
@@ -158,8 +156,10 @@ class _Output:
         against: Sequence[Sums] = ()
         if self._gate.float64 and any(_is_doubtful(sums) for sums in parts):
             against = distances(e, c, limits=self._limits, by=r)
+        if problem is None:
+            row = replace(row, top1_agreement=_top1(r, c))
         return _Compared(
-            row=row if problem else replace(row, top1_agreement=_top1(r, c)),
+            row=row,
             dtype=e.dtype,
             parts=parts,
             against=against,
@@ -169,26 +169,27 @@ class _Output:
     def rows(self) -> list[DriftRow]:
         """The rows of all calls, judged."""
         pools: defaultdict[tuple[str, int], Sums] = defaultdict(Sums)
+        noisy_kinds = set()
         for compared in self._compared:
+            kind = compared.row.kind
             for part, sums in enumerate(compared.parts):
-                pools[compared.row.kind, part].include(sums)
-        noisy_kinds = {compared.row.kind for compared in self._compared if compared.noisy}
+                pools[kind, part].include(sums)
+            if compared.noisy:
+                noisy_kinds.add(kind)
         rows = []
         for compared in self._compared:
             noisy = compared.row.kind in noisy_kinds
-            rows.append(self._judged(compared, pools, noisy=noisy))
+            row = self._judged(compared, pools, noisy=noisy)
+            rows.append(row)
         if self._num_elements and not self._num_finite:
             problem = "eager returns only NaN or Inf, no output was compared; fix the model"
             rows[0] = replace(rows[0], problem=problem)
         if self._slices and rows and not any(row.problem for row in rows):
             dtype = self._compared[0].dtype
-            limit = self._gate.error_ratio_max
-            failed = self._slices.problem(dtype, limit if self._gate.float64 else None)
+            limit = self._gate.error_ratio_max if self._gate.float64 else None
+            failed = self._slices.problem(dtype, limit)
             if failed:
-                rows[0] = replace(
-                    rows[0],
-                    **asdict(failed),
-                )
+                rows[0] = replace(rows[0], **asdict(failed))
         return rows
 
     def _judged(
@@ -236,7 +237,7 @@ class _Output:
         row = replace(compared.row, max_abs_err=sums.max_abs_err)
         error = pool.error(compared.dtype, sums.num_elements)
         if not all(map(math.isfinite, (error.rmse, error.native_rmse, error.rms))):
-            return replace(row, problem=_overflow(error))
+            return replace(row, problem=OVERFLOW)
         limit = self._gate.error_ratio_max
         ratio, bound = judge_rmse(error, limit)
         row = replace(
@@ -264,13 +265,6 @@ class _Output:
         return replace(row, problem=problem)
 
 
-def _overflow(error: OutputError) -> str:
-    problem = "the squares of the values overflow, so the error cannot be measured"
-    if math.isfinite(error.rms) and math.isfinite(error.native_rmse):
-        return problem
-    return f"{problem}; fix the model"
-
-
 def _is_doubtful(sums: Sums) -> bool:
     """Whether eager may have no correct digits in a part, alone or pooled."""
     if sums.num_elements < POOL_BELOW:
@@ -291,11 +285,7 @@ def _strides_problem(
 
 def _strides(tensor: Tensor) -> tuple[int, ...]:
     """Strides of the dims of more than one element; the others are arbitrary."""
-    pairs = zip(
-        tensor.stride(),
-        tensor.shape,
-        strict=True,
-    )
+    pairs = zip(tensor.stride(), tensor.shape, strict=True)
     return tuple(stride for stride, size in pairs if size > 1)
 
 

@@ -91,33 +91,22 @@ def report(
     gate: Gate,
 ) -> DriftReport:
     """The drift of one candidate in all of its runs."""
+    decibels = [row.sqnr_db for row in rows if row.sqnr_db is not None]
     margins = [row.bound / row.rmse for row in rows if row.bound is not None and row.rmse]
     return DriftReport(
         passed=bool(rows) and not any(row.problem for row in rows),
-        error_ratio=finite(
-            max(
-                _known(row.error_ratio for row in rows),
-                default=None,
-            )
-        ),
-        max_abs_err=finite(
-            max(
-                _known(row.max_abs_err for row in rows),
-                default=None,
-            )
-        ),
-        sqnr_db=min(
-            _known(row.sqnr_db for row in rows),
-            default=None,
-        ),
+        error_ratio=_largest(row.error_ratio for row in rows),
+        max_abs_err=_largest(row.max_abs_err for row in rows),
+        sqnr_db=min(decibels, default=None),
         margin=finite(min(margins, default=None)),
         nearest_miss=_nearest_miss(rows, gate),
         rows=tuple(rows),
     )
 
 
-def _known(figures: Iterable[float | None]) -> list[float]:
-    return [figure for figure in figures if figure is not None]
+def _largest(figures: Iterable[float | None]) -> float | None:
+    known = [figure for figure in figures if figure is not None]
+    return finite(max(known, default=None))
 
 
 def _nearest_miss(

@@ -111,20 +111,19 @@ def _noise(
     That of integers and bools is the largest of all calls, in each of which they may differ.
     """
     noises = [[0.0] * len(e) for e in eagers]
-    runs = []
+    runs = [sampled(eagers)] if num_reruns else []
     for _ in range(num_reruns):
         answers = list(rerun())
         runs.append(sampled(answers))
         for noise, e, answer in zip(noises, eagers, answers, strict=True):
-            for index, output in enumerate(e):
-                difference = _rms_difference(output, answer[index])
-                noise[index] = max(noise[index], difference)
+            differences = map(_rms_difference, e, answer)
+            noise[:] = map(max, noise, differences)
     for index, output in enumerate(eagers[0]):
         if not comparable(output):
             largest = max(noise[index] for noise in noises)
             for noise in noises:
                 noise[index] = largest
-    return noises, (sampled(eagers), *runs) if runs else ()
+    return noises, tuple(runs)
 
 
 def _nature(subject: Subject) -> tuple[bool, bool]:
@@ -142,24 +141,23 @@ def _nature(subject: Subject) -> tuple[bool, bool]:
     last_set = subject.sets[-1].tensors
     first = copied(used.call(first_set))
     after = tensors_of(model)
-    changed = False
-    for name, tensor in before.items():
-        if name not in after or not same_tensors(tensor, after[name]):
-            changed = True
+    unchanged = all(name in after and same_tensors(before[name], after[name]) for name in before)
     second = copied(used.call(first_set))
     last = copied(used.call(last_set))
 
-    def alone(tensors: Mapping[str, Tensor]) -> list[Tensor]:
-        return copied(_fresh_runner(subject).call(tensors))
+    def repeats(answer: list[Tensor], tensors: Mapping[str, Tensor]) -> bool:
+        """Whether a fresh copy gives an answer each time."""
+        return same_each_time(
+            lambda: _all_same(answer, _fresh_runner(subject).call(tensors)),
+        )
 
-    deterministic = same_each_time(lambda: _all_same(first, alone(first_set)))
-    if deterministic and not changed:
-        last_alone = alone(last_set)
-        deterministic = same_each_time(lambda: _all_same(last_alone, alone(last_set)))
-        same_first = _all_same(first, second)
-        same_last = _all_same(last, last_alone)
-        changed = deterministic and not (same_first and same_last)
-    return changed or subject.reset is not None, deterministic
+    deterministic = repeats(first, first_set)
+    if deterministic and unchanged:
+        last_alone = _fresh_runner(subject).call(last_set)
+        deterministic = repeats(last_alone, last_set)
+        same = _all_same(first, second) and _all_same(last, last_alone)
+        unchanged = same or not deterministic
+    return not unchanged or subject.reset is not None, deterministic
 
 
 def _check_reset(
@@ -174,10 +172,8 @@ def _check_reset(
     for (kind, index), answer in zip(schedule(subject), eagers, strict=True):
         if kind == "sequence":
             continue
-        if not _all_same(
-            answer,
-            _fresh_runner(subject).call(subject.sets[index].tensors),
-        ):
+        expected = _fresh_runner(subject).call(subject.sets[index].tensors)
+        if not _all_same(answer, expected):
             raise JudgeError(
                 f"{subject.name}: after {subject.reset}() the model answers input set {index}"
                 " differently from a fresh copy; let it reset everything that forward changes, or"
@@ -230,16 +226,17 @@ def scales_of(
         return ()
     magnitudes = Magnitudes()
     for call in calls:
-        eager = values_of(call.eager[index]) if float64 else None
-        magnitudes.add(values_of(call.reference[index]), eager)
-    return magnitudes.limits(values_of(calls[0].eager[index]).dtype)
+        r = values_of(call.reference[index])
+        e = values_of(call.eager[index])
+        magnitudes.add(r, e if float64 else None)
+    return magnitudes.limits(e.dtype)
 
 
 def _all_same(
     some: Sequence[Tensor],
     others: Sequence[Tensor],
 ) -> bool:
-    return all(same_tensors(*pair) for pair in zip(some, others, strict=True))
+    return all(map(same_tensors, some, others))
 
 
 def _within(
@@ -254,13 +251,8 @@ def _within(
     largest = torch.finfo(eager.dtype).max
     small = reference.abs() <= largest
     beyond = eager.isfinite() & ~small
-    if not beyond.any():
-        return reference
-    return torch.where(
-        beyond,
-        eager.to(reference.dtype),
-        reference,
-    )
+    wide = eager.to(reference.dtype)
+    return torch.where(beyond, wide, reference)
 
 
 def _rms_difference(

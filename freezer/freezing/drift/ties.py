@@ -61,24 +61,22 @@ def at_ties(
         The calls and masks of the ties; None if nothing differs, or a tie does not explain it.
     """
     masks: dict[tuple[int, int], Tensor] = {}
+    num_apart = num_elements = 0
     for position, call in enumerate(calls):
         if len(call.candidate) != len(call.eager):
             return None
         for index in outputs:
             if call.candidate[index].shape != call.eager[index].shape:
                 return None
-            masks[position, index] = _apart(call, index, call.candidate[index])
-    num_apart = num_elements = 0
-    for mask in masks.values():
-        num_apart += int(mask.sum())
-        num_elements += mask.numel()
+            mask = _apart(call, index, call.candidate[index])
+            num_apart += int(mask.sum())
+            num_elements += mask.numel()
+            masks[position, index] = mask
     if not 0 < num_apart <= MAX_SHARE * num_elements:
         return None
     if not _explained(calls, masks, rerun):
         return None
-    settled = []
-    for position, call in enumerate(calls):
-        settled.append(_settled(call, position, masks))
+    settled = [_settled(call, position, masks) for position, call in enumerate(calls)]
     return settled, masks
 
 
@@ -194,10 +192,7 @@ def _jumps(
     bools.
     """
     if not comparable(answer):
-        return torch.ones(
-            answer.shape,
-            dtype=torch.bool,
-        )
+        return torch.ones(answer.shape, dtype=torch.bool)
     r = in_double(call.reference[index])
     return (in_double(answer) - r).abs() > _typical(answer, r)
 
@@ -211,10 +206,7 @@ def _rounding(
     """
     e = call.eager[index]
     if not comparable(e):
-        return torch.zeros(
-            e.shape,
-            dtype=torch.float64,
-        )
+        return torch.zeros(e.shape, dtype=torch.float64)
     r = in_double(call.reference[index])
     c = in_double(call.candidate[index])
     largest = torch.maximum(r.abs(), c.abs())
@@ -250,17 +242,9 @@ def _settled(
             continue
         c = call.candidate[index]
         if comparable(c):
-            flips = _apart(
-                call,
-                index,
-                call.eager[index],
-            )
-            if int(flips.sum()) <= MAX_SHARE * flips.numel():
-                eager[index] = _with(
-                    eager[index],
-                    flips,
-                    reference[index],
-                )
+            flips = _apart(call, index, call.eager[index])
+            if flips.sum() <= MAX_SHARE * flips.numel():
+                eager[index] = _with(eager[index], flips, reference[index])
         reference[index] = _with(reference[index], mask, c)
         eager[index] = _with(eager[index], mask, c)
     return replace(call, reference=reference, eager=eager)
