@@ -63,7 +63,8 @@ class Magnitudes:
         for block in r.blocks():
             reference = r.wide(block)
             eager = reference if e is None else e.wide(block)
-            used = (reference != 0) & np.isfinite(reference) & np.isfinite(eager)
+            used = np.isfinite(reference) & np.isfinite(eager)
+            used &= reference != 0
             self._add(reference[used], eager[used])
 
     def _add(
@@ -82,10 +83,11 @@ class Magnitudes:
         counts = np.bincount(bins)
         powers = np.bincount(bins, squares)
         noises = np.bincount(bins, errors)
+        columns = np.stack([counts, powers, noises], axis=1)
         for index in counts.nonzero()[0].tolist():
-            sums = np.array([counts[index], powers[index], noises[index]])
             exponent = index + lowest
-            self._bins[exponent] = self._bins.get(exponent, np.zeros(3)) + sums
+            sums = self._bins.get(exponent, np.zeros(3))
+            self._bins[exponent] = sums + columns[index]
 
     def limits(self, dtype: str) -> tuple[float, ...]:
         """Magnitudes from which values of an output of a dtype are judged apart from all smaller
@@ -175,26 +177,14 @@ class Slices:
         with np.errstate(all="ignore"):  # of values that are not finite
             small = abs(r) < self._below
             used = small & np.isfinite(e) & np.isfinite(c)
-            wrong = np.where(
-                used,
-                abs(c - r) ** 2,
-                0.0,
-            )
-            native = np.where(
-                used,
-                abs(e - r) ** 2,
-                0.0,
-            )
-            power = np.where(
-                used,
-                abs(r) ** 2,
-                0.0,
-            )
+            squares = [abs(values) ** 2 for values in (c - r, e - r, r)]
+            parts = [np.where(used, values, 0.0) for values in squares]
+            parts.append(used)
             dims = range(r.ndim)
             for axis in dims[1:]:
                 others = tuple(dim for dim in dims if dim != axis)
                 sums = self._sums[r.ndim, axis]
-                for row, values in enumerate((wrong, native, power, used)):
+                for row, values in enumerate(parts):
                     sums[row, block[axis]] += values.sum(others)
 
     def native_share(self) -> float | None:
@@ -206,7 +196,8 @@ class Slices:
             judged = (count >= MIN_SLICE) & (power > 0)
             with np.errstate(all="ignore"):
                 shares = native[judged] / power[judged]
-            worst = max([worst, *shares.tolist()])
+            for share in shares.tolist():
+                worst = max(worst, share)
         if self._sums and worst <= DIGITS**2:
             return math.sqrt(worst)
         return None
@@ -227,27 +218,43 @@ class Slices:
                 OpenVINO's absolute bound fails.
             native_share: relative error of eager to assume, where eager was not given.
         """
-        rounding = (SLICE_FACTOR * eps_of(dtype)) ** 2
-        for (_, axis), (wrong, measured, power, count) in self._sums.items():
-            with np.errstate(all="ignore"):
-                native = measured if native_share is None else native_share**2 * power
-                has_digits = (count >= MIN_SLICE) & (native <= DIGITS**2 * power)
-                large = power > 0
-                if error_ratio_max is None:
-                    large = wrong > absolute_bound(dtype) ** 2 * count
-                suspects = has_digits & large & (wrong > rounding * power)
-            for index in suspects.nonzero()[0].tolist():
-                sums = Sums(
-                    num_elements=int(count[index]),
-                    noise=float(wrong[index]),
-                    native=float(native[index]),
-                    signal=float(power[index]),
-                )
-                error = sums.error(dtype, sums.num_elements)
-                problem = _slice_problem(error, error_ratio_max, f"at {index} of dim {axis}")
+        float64 = error_ratio_max is not None
+        for (_, axis), sums in self._sums.items():
+            columns = sums.copy()
+            if native_share is not None:
+                with np.errstate(all="ignore"):
+                    columns[1] = native_share**2 * columns[2]
+            for index in _suspects(columns, dtype, float64=float64):
+                wrong, native, power, count = columns[:, index].tolist()
+                part = Sums(num_elements=int(count), noise=wrong, native=native, signal=power)
+                error = part.error(dtype, part.num_elements)
+                where = f"at {index} of dim {axis}"
+                problem = _slice_problem(error, error_ratio_max, where)
                 if problem:
                     return problem
         return None
+
+
+def _suspects(
+    columns: Numbers,
+    dtype: str,
+    *,
+    float64: bool,
+) -> list[int]:
+    """Indices of slices whose error rounding does not explain, and where eager has correct
+    digits.
+    """
+    wrong, native, power, count = columns
+    rounding = (SLICE_FACTOR * eps_of(dtype)) ** 2
+    with np.errstate(all="ignore"):
+        suspects = wrong > rounding * power
+        suspects &= count >= MIN_SLICE
+        suspects &= native <= DIGITS**2 * power
+        if float64:
+            suspects &= power > 0
+        else:
+            suspects &= wrong > absolute_bound(dtype) ** 2 * count
+    return [int(index) for index in suspects.nonzero()[0]]
 
 
 def _slice_problem(
@@ -255,13 +262,14 @@ def _slice_problem(
     error_ratio_max: float | None,
     where: str,
 ) -> SliceProblem | None:
-    allowed_error = replace(
-        error,
-        native_rmse=SLICE_FACTOR * error.native_rmse,
-    )
+    native_rmse = SLICE_FACTOR * error.native_rmse
+    allowed_error = replace(error, native_rmse=native_rmse)
     ratio, allowed = judge_rmse(allowed_error, error_ratio_max or 0.0)
-    bound = None if error_ratio_max is None else allowed
-    if error.rmse <= (DIGITS * error.rms if bound is None else bound):
+    bound: float | None = allowed
+    if error_ratio_max is None:
+        allowed = DIGITS * error.rms
+        bound = None
+    if error.rmse <= allowed:
         return None
     return SliceProblem(
         rmse=error.rmse,

@@ -73,7 +73,12 @@ class Values:
         for size in reversed(self.shape):
             extents.insert(0, max(1, min(size, room)))
             room //= max(size, 1)
-        starts = map(range, itertools.repeat(0), self.shape, extents)
+        starts = map(
+            range,
+            itertools.repeat(0),
+            self.shape,
+            extents,
+        )
         for corner in itertools.product(*starts):
             pairs = zip(corner, extents, strict=True)
             yield tuple(slice(start, start + extent) for start, extent in pairs)
@@ -216,12 +221,14 @@ def distances(
     eps = eps_of(c.dtype if c.rounds else "float64")
     for block in r.blocks():
         parts = [values.wide(block).ravel() for values in outputs]
-        used = np.all([np.isfinite(part) for part in parts], axis=0)
+        finite = [np.isfinite(part) for part in parts]
+        used = np.all(finite, axis=0)
         sizes, *parts = [part[used] for part in parts]
         group_of = np.searchsorted(limits, abs(sizes), side="right")
         for index, sums in enumerate(groups):
             chosen = group_of == index
-            _add(sums, [part[chosen] for part in parts], eps)
+            selected = [part[chosen] for part in parts]
+            _add(sums, selected, eps)
     return groups
 
 

@@ -35,18 +35,25 @@ def same_tensors(
     other: Tensor,
 ) -> bool:
     """Whether two tensors have equal shapes, dtypes, layouts and elements; NaN equals NaN."""
-    if one.shape != other.shape or one.dtype != other.dtype or one.layout != other.layout:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if one.layout != other.layout:
         return False
     if one.layout is not torch.strided:
-        one, other = one.to_dense(), other.to_dense()
+        one = one.to_dense()
+        other = other.to_dense()
     if torch.equal(one, other):
         return True
     if not comparable(one):
         return False
     numbers = ~one.isnan()
     other_numbers = ~other.isnan()
-    same_nans = torch.equal(numbers, other_numbers)
-    return same_nans and torch.equal(one[numbers], other[other_numbers])
+    if not torch.equal(numbers, other_numbers):
+        return False
+    return torch.equal(
+        one[numbers],
+        other[numbers],
+    )
 
 
 def in_double(tensor: Tensor) -> Tensor:

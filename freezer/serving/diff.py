@@ -7,22 +7,12 @@ be equal. Only JSON and golden tensors are read, after their digests are verifie
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from torch import Tensor
-
-from freezer.artifact import (
-    GOLDEN_INPUTS,
-    GOLDEN_OUTPUTS,
-    OWN_OUTPUTS,
-    FileRef,
-    GoldenSet,
-    Manifest,
-)
+from freezer.artifact import OWN_OUTPUTS
 from freezer.compare import (
     POOL_BELOW,
     Comparison,
@@ -35,16 +25,9 @@ from freezer.compare import (
     golden_bound,
     pooled,
 )
-from freezer.compare.tensor_values import values_of
-from freezer.runtime.tensor_files import (
-    golden_inputs,
-    golden_outputs,
-    load_tensors,
-    own_outputs,
-)
-from freezer.runtime.tensors import bytes_of
 from freezer.serving.canary import gate_of, is_drawn
-from freezer.store import Store, Version
+from freezer.serving.recorded_outputs import ClassOutputs, read_outputs
+from freezer.store import Store
 
 REFERENCE = "reference"
 """Name of the golden outputs in place of a class."""
@@ -154,7 +137,7 @@ def diff(
     for name in sorted(version.images):
         manifest = opened.manifest(version, name)
         if any(file.path == OWN_OUTPUTS for file in manifest.files):
-            side = _side(opened, version, manifest)
+            side = read_outputs(opened, version, manifest)
             sides.append(side)
         else:
             not_compared[name] = NOT_KEPT
@@ -174,86 +157,7 @@ def diff(
     )
 
 
-_Outputs = Mapping[str, Values]
-"""Values by name of the output."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Answers:
-    """Outputs of a golden set by the reference and by a class, and eager's errors."""
-
-    reference: _Outputs
-    own: _Outputs
-    recorded: GoldenSet
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Side:
-    """A class and its outputs.
-
-    Attributes:
-        answers: by the digest of the inputs.
-        note: how many outputs were not recorded; empty if all were.
-    """
-
-    manifest: Manifest
-    answers: Mapping[str, _Answers]
-    note: str
-
-    @property
-    def name(self) -> str:
-        return self.manifest.device_class
-
-
-def _side(
-    store: Store,
-    version: Version,
-    manifest: Manifest,
-) -> _Side:
-    paths = {file.path: store.file(version, file) for file in manifest.files if _is_read(file)}
-    inputs = golden_inputs(manifest, paths[GOLDEN_INPUTS], load_tensors)
-    golden = golden_outputs(manifest, paths[GOLDEN_OUTPUTS], load_tensors)
-    own = own_outputs(paths[OWN_OUTPUTS], golden)
-    answers = {}
-    for index, tensors in enumerate(inputs):
-        answers[_digest(tensors)] = _Answers(
-            reference=_values(golden[index]),
-            own=_values(own[index]),
-            recorded=manifest.golden[index],
-        )
-    num_outputs = sum(map(len, golden))
-    num_missing = num_outputs - sum(map(len, own))
-    note = ""
-    if num_missing:
-        note = f"{manifest.device_class}: {num_missing} of {num_outputs} outputs are missing"
-    return _Side(
-        manifest=manifest,
-        answers=answers,
-        note=note,
-    )
-
-
-def _is_read(file: FileRef) -> bool:
-    return file.path in (GOLDEN_INPUTS, GOLDEN_OUTPUTS, OWN_OUTPUTS)
-
-
-def _values(tensors: Mapping[str, Tensor]) -> _Outputs:
-    return {name: values_of(tensor) for name, tensor in tensors.items()}
-
-
-def _digest(inputs: Mapping[str, Tensor]) -> str:
-    """Digest of the inputs of one set."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(inputs.items()):
-        shape = tuple(tensor.shape)
-        header = f"{name}\0{tensor.dtype}\0{shape}\0"
-        values = bytes_of(tensor).numpy()
-        digest.update(header.encode())
-        digest.update(values.tobytes())
-    return digest.hexdigest()
-
-
-def _golden_sets(sides: Sequence[_Side]) -> dict[str, GoldenInputs]:
+def _golden_sets(sides: Sequence[ClassOutputs]) -> dict[str, GoldenInputs]:
     """The golden inputs of all classes, by their digest."""
     sets: dict[str, GoldenInputs] = {}
     for side in sides:
@@ -267,8 +171,8 @@ def _golden_sets(sides: Sequence[_Side]) -> dict[str, GoldenInputs]:
 
 
 def _pair(
-    one: _Side,
-    other: _Side | None,
+    one: ClassOutputs,
+    other: ClassOutputs | None,
     keys: Sequence[str],
 ) -> Pair:
     """Compare a class with another, or with the reference."""
@@ -296,8 +200,8 @@ def severity(row: DiffRow) -> tuple[bool, bool, float]:
 
 
 def _rows(
-    one: _Side,
-    other: _Side | None,
+    one: ClassOutputs,
+    other: ClassOutputs | None,
     output: str,
     keys: Sequence[str],
 ) -> list[DiffRow]:
@@ -334,8 +238,8 @@ def _rows(
 
 
 def _compared(
-    one: _Side,
-    other: _Side | None,
+    one: ClassOutputs,
+    other: ClassOutputs | None,
     output: str,
 ) -> dict[str, tuple[Comparison, Sums]]:
     """For each set in which both have an output, its comparison and the sums of the golden one."""
@@ -356,7 +260,7 @@ def _compared(
 
 
 def _ratio_and_bound(
-    side: _Side,
+    side: ClassOutputs,
     error: OutputError,
     key: str,
     output: str,

@@ -50,9 +50,8 @@ def check_speed(
     policy: SamplingPolicy = _POLICY,
     device: torch.device = CPU,
 ) -> SpeedCheck:
-    """Time a verified artifact against the portable one, in this process, as it would serve.
-
-    Both are timed with the thread count of the payload that serves.
+    """Time a verified artifact against the portable one, in this process, as it would serve; both
+    with the thread count of the payload that serves.
 
     Raises:
         SpeedError: the ratio is below half of the expected one, or the machine is too busy.
@@ -62,21 +61,14 @@ def check_speed(
     name = manifest.device_class
     point = dict(_judged(manifest).point)
     options = LoadOptions(canary=False, device=str(device))
-    model = open_artifact(artifact, num_threads, options)
     base = open_artifact(portable, num_threads, options)
+    model = open_artifact(artifact, num_threads, options)
     num_threads = model.payload_for(point).num_threads or num_threads
     expected = expected_ratio(manifest, portable.manifest, num_threads)
-    inputs = [on_device(given, device) for given in _inputs(artifact, point)]
     models = {PORTABLE: base, name: model}
     with threads(num_threads):
-        sampling = _sample(manifest, models, inputs, policy)
-    ratio = speedup(
-        sampling,
-        name,
-        eager=PORTABLE,
-        num_candidates=1,
-        policy=policy,
-    )
+        sampling = _sample(manifest, models, _inputs(artifact, point, device), policy)
+    ratio = speedup(sampling, name, eager=PORTABLE, num_candidates=1, policy=policy)
     check = SpeedCheck(
         device_class=name,
         expected=expected,
@@ -264,7 +256,11 @@ def check_same_weights(reference: str | Path, manifest: Manifest, portable: Arti
         )
 
 
-def _inputs(artifact: Artifact, point: Mapping[str, int]) -> list[InputSet]:
+def _inputs(
+    artifact: Artifact,
+    point: Mapping[str, int],
+    device: torch.device,
+) -> list[InputSet]:
     """Distinct inputs at the judged point: golden inputs, cut or repeated to size, then generated
     ones.
     """
@@ -275,4 +271,5 @@ def _inputs(artifact: Artifact, point: Mapping[str, int]) -> list[InputSet]:
     for golden_set, tensors in zip(manifest.golden, golden, strict=True):
         item = InputSet(point=golden_set.point, tensors=tensors)
         sets.append(item)
-    return distinct_at(manifest.inputs, sets, point)
+    distinct = distinct_at(manifest.inputs, sets, point)
+    return [on_device(item, device) for item in distinct]

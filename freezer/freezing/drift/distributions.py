@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -51,7 +50,11 @@ _Gram = tuple[Tensor, float]
 
 def sampled(results: Sequence[Sequence[Tensor]]) -> Run:
     """The elements to compare of each output in each call."""
-    return [list(map(_elements, leaves)) for leaves in results]
+    run = []
+    for leaves in results:
+        elements = [_elements(leaf) for leaf in leaves]
+        run.append(elements)
+    return run
 
 
 def _elements(leaf: Tensor) -> Tensor:
@@ -76,21 +79,22 @@ def distribution_problem(
     largest, label = -math.inf, ""
     highest = labels.new_full((NUM_PERMUTATIONS,), -math.inf)
     for index, name in enumerate(names):
-        calls = [_column(call, index) for call in zip(*eager, *candidate, strict=True)]
+        calls = _answers((*eager, *candidate), index)
         if any(map(_sizes_vary, calls)):
             return f"the shape of output {name!r} varies, so its distribution cannot be compared"
-        for statistic in _statistics(calls):
-            products = (labels @ statistic.gram) * labels
+        for statistic, gram, allowed in _statistics(calls):
+            products = (labels @ gram) * labels
             values = products.sum(1)
             center = values.mean()
             spread = values.std()
             if spread > 0:
                 permuted = (values[1:] - center) / spread
                 highest = torch.maximum(highest, permuted)
-                distance = float((values[0] - statistic.allowed - center) / spread)
+                difference = values[0] - allowed - center
+                distance = difference / spread
                 if distance > largest:
-                    largest = distance
-                    label = f"{statistic.name} of output {name!r}"
+                    largest = float(distance)
+                    label = f"{statistic} of output {name!r}"
     if largest <= float(highest.max()):
         return None
     rate = 1 / (NUM_PERMUTATIONS + 1)
@@ -100,17 +104,21 @@ def distribution_problem(
     )
 
 
+def _answers(
+    runs: Sequence[Run],
+    index: int,
+) -> list[list[Tensor]]:
+    """One output of each call, by every run."""
+    answers = []
+    for call in zip(*runs, strict=True):
+        outputs = [leaves[index] for leaves in call]
+        answers.append(outputs)
+    return answers
+
+
 def _sizes_vary(outputs: Sequence[Tensor]) -> bool:
     sizes = {output.numel() for output in outputs}
     return len(sizes) > 1
-
-
-def _column(
-    call: Sequence[Sequence[Tensor]],
-    index: int,
-) -> list[Tensor]:
-    """One output of a call by every run."""
-    return [leaves[index] for leaves in call]
 
 
 @cache
@@ -120,7 +128,8 @@ def _labels(num_runs: int) -> Tensor:
     """
     generator = torch.Generator().manual_seed(0)
     size = (NUM_PERMUTATIONS, 2 * num_runs)
-    permutations = torch.rand(size, generator=generator).argsort(1)
+    keys = torch.rand(size, generator=generator)
+    permutations = keys.argsort(1)
     identity = torch.arange(2 * num_runs)
     order = torch.cat([identity[None], permutations])
     signs = torch.where(
@@ -131,40 +140,40 @@ def _labels(num_runs: int) -> Tensor:
     return signs.double() / num_runs
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Statistic:
-    """A statistic of one output: T is l' G l for labels l.
-
-    Attributes:
-        gram: Gram matrix of the runs.
-        allowed: allowance for rounding.
+def _statistics(calls: Sequence[Sequence[Tensor]]) -> Iterator[tuple[str, Tensor, float]]:
+    """The statistics of one output, from the elements of each run in each call: the name, the Gram
+    matrix G of the runs, and the allowance for rounding. T is l' G l for labels l.
     """
+    means = []
+    variances = []
+    frequencies = []
+    for outputs in calls:
+        values = torch.stack(list(outputs))
+        mean, variance = _moments(values)
+        means.append(mean)
+        variances.append(variance)
+        if not comparable(values):
+            equal = _num_equal(values)
+            frequencies.append((equal.double(), 0.0))
+    yield "means", *_summed(means)
+    yield "variances", *_summed(variances)
+    if frequencies:
+        yield "frequencies", *_summed(frequencies)
 
-    name: str
-    gram: Tensor
-    allowed: float
 
-
-def _statistics(calls: Sequence[Sequence[Tensor]]) -> Iterator[_Statistic]:
-    """The statistics of one output, from the elements of each run in each call."""
-    runs = [torch.stack(list(outputs)) for outputs in calls]
-    means, variances = zip(*map(_moments, runs), strict=True)
-    for name, moments in (("means", means), ("variances", variances)):
-        grams, allowed = zip(*moments, strict=True)
-        yield _Statistic(
-            name=name,
-            gram=torch.stack(grams).sum(0),
-            allowed=sum(allowed),
-        )
-    if not comparable(runs[0]):
-        equal = list(map(_num_equal, runs))
-        gram = torch.stack(equal).sum(0)
-        yield _Statistic(name="frequencies", gram=gram.double(), allowed=0.0)
+def _summed(grams: Sequence[_Gram]) -> _Gram:
+    matrices = [matrix for matrix, _ in grams]
+    stacked = torch.stack(matrices)
+    return stacked.sum(0), sum(allowed for _, allowed in grams)
 
 
 def _num_equal(values: Tensor) -> Tensor:
     """Number of equal elements of every two runs."""
-    return torch.stack([(run == values).sum(1) for run in values])
+    counts = []
+    for run in values:
+        equal = run == values
+        counts.append(equal.sum(1))
+    return torch.stack(counts)
 
 
 def _moments(values: Tensor) -> tuple[_Gram, _Gram]:
@@ -176,9 +185,11 @@ def _moments(values: Tensor) -> tuple[_Gram, _Gram]:
     no more than rounding, and the gate judges them.
     """
     used = values.isfinite().all(0)
-    wide = in_double(values[:, used])
+    finite = values[:, used]
+    wide = in_double(finite)
     if wide.is_complex():
-        wide = torch.view_as_real(wide).flatten(1)
+        parts = torch.view_as_real(wide)
+        wide = parts.flatten(1)
     center = wide.mean(0)
     share = 0.0
     if comparable(values):
@@ -192,9 +203,13 @@ def _moments(values: Tensor) -> tuple[_Gram, _Gram]:
     rounding = share * (size + typical)
     deviation = wide - center
     squares = deviation.square()
-    spread = squares.mean(0).sqrt()
+    variance = squares.mean(0)
+    spread = variance.sqrt()
     means = _gram(deviation, rounding)
-    variances = _gram(squares - spread.square(), 2 * rounding * spread)
+    variances = _gram(
+        squares - spread.square(),
+        2 * rounding * spread,
+    )
     return means, variances
 
 
@@ -202,9 +217,11 @@ def _gram(
     deviation: Tensor,
     rounding: Tensor,
 ) -> _Gram:
-    spread = deviation.square().mean(0).sqrt()
+    variance = deviation.square().mean(0)
+    spread = variance.sqrt()
     used = spread > rounding
     spread = spread[used]
     scaled = deviation[:, used] / spread
-    allowed = (rounding[used] / spread).square().sum()
+    shares = rounding[used] / spread
+    allowed = shares.square().sum()
     return scaled @ scaled.T, float(allowed)

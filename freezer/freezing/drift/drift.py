@@ -21,6 +21,7 @@ from freezer.compare import (
     DIGITS,
     POOL_BELOW,
     Gate,
+    OutputError,
     Slices,
     Sums,
     Values,
@@ -72,7 +73,10 @@ def assess(
                 num_elements=call.eager[index].numel(),
             )
             output.add(row, call, index)
-    return [row for output in outputs for row in output.rows()]
+    rows = []
+    for output in outputs:
+        rows += output.rows()
+    return rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +121,7 @@ class _Output:
         e = values_of(call.eager[index])
         finite = np.isfinite(e.array)
         self._num_elements += e.size
-        self._num_finite += np.count_nonzero(finite)
+        self._num_finite += int(finite.sum())
         if len(call.candidate) != len(call.eager):
             problem = f"{len(call.candidate)} outputs, eager gives {len(call.eager)}"
             row = replace(row, num_elements=0, problem=problem)
@@ -129,9 +133,11 @@ class _Output:
         if compared.noisy or not has_figures:
             self._slices = None
         elif self._slices and call.kind == "single":
-            r = values_of(call.reference[index])
-            c = values_of(call.candidate[index])
-            self._slices.add(r, c, e)
+            self._slices.add(
+                values_of(call.reference[index]),
+                values_of(call.candidate[index]),
+                e,
+            )
 
     def _compare(
         self,
@@ -156,8 +162,6 @@ class _Output:
         against: Sequence[Sums] = ()
         if self._gate.float64 and any(_is_doubtful(sums) for sums in parts):
             against = distances(e, c, limits=self._limits, by=r)
-        if problem is None:
-            row = replace(row, top1_agreement=_top1(r, c))
         return _Compared(
             row=row,
             dtype=e.dtype,
@@ -184,12 +188,16 @@ class _Output:
         if self._num_elements and not self._num_finite:
             problem = "eager returns only NaN or Inf, no output was compared; fix the model"
             rows[0] = replace(rows[0], problem=problem)
-        if self._slices and rows and not any(row.problem for row in rows):
+        passed = not any(row.problem for row in rows)
+        if self._slices and rows and passed:
             dtype = self._compared[0].dtype
-            limit = self._gate.error_ratio_max if self._gate.float64 else None
+            limit = None
+            if self._gate.float64:
+                limit = self._gate.error_ratio_max
             failed = self._slices.problem(dtype, limit)
             if failed:
-                rows[0] = replace(rows[0], **asdict(failed))
+                figures = asdict(failed)
+                rows[0] = replace(rows[0], **figures)
         return rows
 
     def _judged(
@@ -252,17 +260,30 @@ class _Output:
             gain=sums.gain,
         )
         if not self._gate.float64 and not noisy:
-            return replace(row, problem=openvino_problem(sums, error.dtype, error.rms))
+            problem = openvino_problem(sums, error.dtype, error.rms)
+            return replace(row, problem=problem)
         if error.rmse > bound:
-            return replace(row, bound=bound, problem=f"error_ratio {ratio:.3g} > {limit:g}")
-        apart = None
-        if against and error.native_rmse > DIGITS * error.rms and against.max_abs_err > ABSOLUTE:
-            # The ratio accepts anything of the right size here.
-            apart = openvino_problem(against, error.dtype, against.rms)
-        if apart is None:
-            return replace(row, bound=bound)
-        problem = f"eager has no correct digits here, and the distance from eager: {apart}"
-        return replace(row, problem=problem)
+            problem = f"error_ratio {ratio:.3g} > {limit:g}"
+            return replace(row, bound=bound, problem=problem)
+        problem = _digits_problem(error, against)
+        return replace(row, bound=None if problem else bound, problem=problem)
+
+
+def _digits_problem(
+    error: OutputError,
+    against: Sums | None,
+) -> str | None:
+    """Why an output is too far from eager where eager has no correct digits; the ratio accepts
+    anything of the right size there.
+    """
+    if against is None or error.native_rmse <= DIGITS * error.rms:
+        return None
+    if against.max_abs_err <= ABSOLUTE:
+        return None
+    apart = openvino_problem(against, error.dtype, against.rms)
+    if apart is None:
+        return None
+    return f"eager has no correct digits here, and the distance from eager: {apart}"
 
 
 def _is_doubtful(sums: Sums) -> bool:
@@ -285,18 +306,8 @@ def _strides_problem(
 
 def _strides(tensor: Tensor) -> tuple[int, ...]:
     """Strides of the dims of more than one element; the others are arbitrary."""
-    pairs = zip(tensor.stride(), tensor.shape, strict=True)
-    return tuple(stride for stride, size in pairs if size > 1)
-
-
-def _top1(
-    r: Values,
-    c: Values,
-) -> float | None:
-    """Share of rows whose largest score is at the same place; None if the output is not [rows,
-    classes].
-    """
-    if len(r.shape) != 2 or r.shape[1] < 2 or not r.size or r.array.dtype.kind == "c":
-        return None
-    same = r.array.argmax(1) == c.array.argmax(1)
-    return float(same.mean())
+    strides = []
+    for stride, size in zip(tensor.stride(), tensor.shape, strict=True):
+        if size > 1:
+            strides.append(stride)
+    return tuple(strides)

@@ -46,7 +46,6 @@ class DriftRow:
     sqnr_db: float | None = None
     cosine: float | None = None
     gain: float | None = None
-    top1_agreement: float | None = None
     bound: float | None = None
     problem: str | None = None
     num_threads: int = 0
@@ -126,7 +125,8 @@ def _nearest_miss(
         key=lambda row: (row.error_ratio is None, row.error_ratio or 0.0),
     )
     run: str = worst.kind
-    if len({(row.payload, row.num_threads) for row in rows}) > 1:
+    runs = {(row.payload, row.num_threads) for row in rows}
+    if len(runs) > 1:
         run = f"{worst.kind}, {worst.payload} with {worst.num_threads} threads"
     miss = f"output {worst.output!r}, input set {worst.set_index} ({run}): {worst.problem}"
     ratio = worst.error_ratio

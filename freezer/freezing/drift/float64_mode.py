@@ -41,7 +41,10 @@ def own_dtype(
     dtypes = list(inputs)
     for tensor in (*model.parameters(), *model.buffers()):
         dtypes.append(tensor.dtype)
-    real = [dtype.to_real() for dtype in dtypes if dtype.is_floating_point or dtype.is_complex]
+    real = []
+    for dtype in dtypes:
+        if dtype.is_floating_point or dtype.is_complex:
+            real.append(dtype.to_real())
     return max(real, key=_eps, default=torch.get_default_dtype())
 
 
@@ -67,8 +70,9 @@ class Widening(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.narrow: str | None = None
         self._wide: dict[torch.dtype, torch.dtype] = {}
+        least = _eps(own)
         for dtype, wide in _WIDE.items():
-            if _eps(dtype) <= _eps(own):
+            if _eps(dtype) <= least:
                 self._wide[dtype] = wide
 
     def __torch_dispatch__(
@@ -81,13 +85,15 @@ class Widening(TorchDispatchMode):
         """Run an operator in float64."""
         named = dict(kwargs or {})
         if not isinstance(func, torch._ops.OpOverload):  # higher-order, such as torch.cond
-            values, functions = pytree.tree_map(self._within, (tuple(args), named))
-            return func(*values, **functions)
+            operands = pytree.tree_map(self._within, list(args))
+            functions = pytree.tree_map(self._within, named)
+            return func(*operands, **functions)
         schema = func._schema
         names = [argument.name for argument in schema.arguments]
         written = [argument.name for argument in schema.arguments if _is_written(argument)]
-        aliases = any(result.alias_info is not None for result in schema.returns)
-        aliases = aliases and schema.name not in _FRESH
+        aliases = False
+        if schema.name not in _FRESH:
+            aliases = any(result.alias_info is not None for result in schema.returns)
         if aliases and not written:
             with self:  # `x.to(dtype)` may be a view, and is not decomposed yet
                 parts = func.decompose(*args, **named)
@@ -96,7 +102,8 @@ class Widening(TorchDispatchMode):
             return parts
         values = []
         for name, value in zip(names, args, strict=False):
-            values.append(self._operand(name, value, written))
+            wide = self._operand(name, value, written)
+            values.append(wide)
         for name, value in named.items():
             named[name] = self._operand(name, value, written)
         result = func(*values, **named)
@@ -106,16 +113,23 @@ class Widening(TorchDispatchMode):
             return result
         return pytree.tree_map(self.widen, result)
 
-    def _operand(self, name: str, value: Any, written: Sequence[str]) -> Any:
+    def _operand(
+        self,
+        name: str,
+        value: Any,
+        written: Sequence[str],
+    ) -> Any:
         """Widen an operand unless the operator writes into it."""
-        return value if name in written else pytree.tree_map(self.widen, value)
+        if name in written:
+            return value
+        return pytree.tree_map(self.widen, value)
 
     def widen(self, value: Any) -> Any:
         """Widen a tensor or a dtype; return any other value unchanged."""
         if isinstance(value, torch.dtype):
             return self._wide.get(value, value)
-        if isinstance(value, Tensor):
-            dtype = self._wide.get(value.dtype, value.dtype)
+        if isinstance(value, Tensor) and value.dtype in self._wide:
+            dtype = self._wide[value.dtype]
             return value.to(dtype)
         return value
 
@@ -148,9 +162,10 @@ class Widening(TorchDispatchMode):
         for module in model.modules():
             if isinstance(module, torch.jit.ScriptModule):
                 continue
-            for name, value in list(vars(module).items()):
+            attributes = vars(module)
+            for name, value in attributes.items():
                 if isinstance(value, Tensor):
-                    vars(module)[name] = self.widen(value)
+                    attributes[name] = self.widen(value)
 
 
 @contextlib.contextmanager

@@ -62,7 +62,11 @@ def run_reference(subject: Subject) -> Reference:
     stateful, deterministic = _nature(subject)
 
     def run_eager() -> Iterator[list[Tensor]]:
-        return run_calls(partial(_fresh_runner, subject), subject, stateful=stateful)
+        return run_calls(
+            partial(_fresh_runner, subject),
+            subject,
+            stateful=stateful,
+        )
 
     eagers = list(run_eager())
     if subject.reset is not None and deterministic:
@@ -71,20 +75,11 @@ def run_reference(subject: Subject) -> Reference:
     noises, runs = _noise(eagers, run_eager, num_reruns)
     wide, note = _run_float64(subject.on_host, eagers, stateful=stateful)
     float64 = wide is not None
-    calls = []
-    answers = zip(schedule(subject), eagers, wide or eagers, noises, strict=True)
-    for (kind, set_index), e, r, noise in answers:
-        call = Call(
-            kind=kind,
-            set_index=set_index,
-            reference=list(map(_within, r, e)),
-            eager=e,
-            noise_rmse=noise,
-        )
-        calls.append(call)
+    calls = _calls(subject, wide or eagers, eagers, noises)
     scales = []
     for index in range(len(subject.outputs)):
-        scales.append(scales_of(calls, index, float64=float64))
+        limits = scales_of(calls, index, float64=float64)
+        scales.append(limits)
     return Reference(
         calls=tuple(calls),
         stateful=stateful,
@@ -94,6 +89,32 @@ def run_reference(subject: Subject) -> Reference:
         runs=runs,
         scales=tuple(scales),
     )
+
+
+def _calls(
+    subject: Subject,
+    references: _Outputs,
+    eagers: _Outputs,
+    noises: list[list[float]],
+) -> list[Call]:
+    calls = []
+    answers = zip(
+        schedule(subject),
+        references,
+        eagers,
+        noises,
+        strict=True,
+    )
+    for (kind, set_index), r, e, noise in answers:
+        call = Call(
+            kind=kind,
+            set_index=set_index,
+            reference=list(map(_within, r, e)),
+            eager=e,
+            noise_rmse=noise,
+        )
+        calls.append(call)
+    return calls
 
 
 def _fresh_runner(subject: Subject) -> Runner:
@@ -119,10 +140,11 @@ def _noise(
             differences = map(_rms_difference, e, answer)
             noise[:] = map(max, noise, differences)
     for index, output in enumerate(eagers[0]):
-        if not comparable(output):
-            largest = max(noise[index] for noise in noises)
-            for noise in noises:
-                noise[index] = largest
+        if comparable(output):
+            continue
+        largest = max(noise[index] for noise in noises)
+        for noise in noises:
+            noise[index] = largest
     return noises, tuple(runs)
 
 
@@ -141,11 +163,17 @@ def _nature(subject: Subject) -> tuple[bool, bool]:
     last_set = subject.sets[-1].tensors
     first = copied(used.call(first_set))
     after = tensors_of(model)
-    unchanged = all(name in after and same_tensors(before[name], after[name]) for name in before)
+    unchanged = True
+    for name, tensor in before.items():
+        if name not in after or not same_tensors(tensor, after[name]):
+            unchanged = False
     second = copied(used.call(first_set))
     last = copied(used.call(last_set))
 
-    def repeats(answer: list[Tensor], tensors: Mapping[str, Tensor]) -> bool:
+    def repeats(
+        answer: list[Tensor],
+        tensors: Mapping[str, Tensor],
+    ) -> bool:
         """Whether a fresh copy gives an answer each time."""
         return same_each_time(
             lambda: _all_same(answer, _fresh_runner(subject).call(tensors)),
@@ -155,8 +183,9 @@ def _nature(subject: Subject) -> tuple[bool, bool]:
     if deterministic and unchanged:
         last_alone = _fresh_runner(subject).call(last_set)
         deterministic = repeats(last_alone, last_set)
-        same = _all_same(first, second) and _all_same(last, last_alone)
-        unchanged = same or not deterministic
+        same_first = _all_same(first, second)
+        same_last = _all_same(last, last_alone)
+        unchanged = not deterministic or (same_first and same_last)
     return not unchanged or subject.reset is not None, deterministic
 
 
@@ -172,7 +201,8 @@ def _check_reset(
     for (kind, index), answer in zip(schedule(subject), eagers, strict=True):
         if kind == "sequence":
             continue
-        expected = _fresh_runner(subject).call(subject.sets[index].tensors)
+        runner = _fresh_runner(subject)
+        expected = runner.call(subject.sets[index].tensors)
         if not _all_same(answer, expected):
             raise JudgeError(
                 f"{subject.name}: after {subject.reset}() the model answers input set {index}"
@@ -189,8 +219,12 @@ def _run_float64(
     stateful: bool,
 ) -> tuple[_Outputs | None, str | None]:
     """The calls in float64, or None and the reason why they cannot run."""
-    inputs = [getattr(torch, item.dtype) for item in subject.spec.tensors]
-    mode = Widening(own_dtype(subject.model, inputs))
+    inputs = []
+    for spec in subject.spec.tensors:
+        dtype = getattr(torch, spec.dtype)
+        inputs.append(dtype)
+    own = own_dtype(subject.model, inputs)
+    mode = Widening(own)
 
     def fresh() -> Runner:
         model = subject.fresh().double()
@@ -200,11 +234,15 @@ def _run_float64(
     try:
         results = list(run_calls(fresh, subject, stateful=stateful))
     except Exception as error:
-        return None, f"float64 does not run: {type(error).__name__}: {first_line(error)}"
+        problem = f"{type(error).__name__}: {first_line(error)}"
+        return None, f"float64 does not run: {problem}"
     if mode.narrow is not None:
         return None, f"float64 does not run throughout: {mode.narrow}"
-    outputs = zip(chain(*results), chain(*eagers), strict=True)
-    for r, e in outputs:
+    for r, e in zip(
+        chain(*results),
+        chain(*eagers),
+        strict=True,
+    ):
         if r.shape != e.shape:
             return None, f"float64 gives shape {list(r.shape)}, eager {list(e.shape)}"
         wanted = torch.complex128 if e.is_complex() else torch.float64

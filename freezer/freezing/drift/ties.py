@@ -94,11 +94,12 @@ class _Difference:
         index: int,
         mask: Tensor,
     ) -> None:
-        self._call = calls[position]
+        call = calls[position]
+        self._call = call
         self._index = index
         self._mask = mask
-        self._wanted = in_double(self._call.candidate[index][mask])
-        self._bound = _rounding(self._call, index)[mask]
+        self._wanted = in_double(call.candidate[index][mask])
+        self._bound = _rounding(call, index)[mask]
         self._twins = _twins(calls, position, index)
         self.missing = mask[mask]
 
@@ -113,12 +114,15 @@ class _Difference:
             if answer.shape != self._mask.shape or not self.missing.any():
                 continue
             given = in_double(answer[self._mask])
-            error = (given - self._wanted).abs()
-            near = error <= self._bound
+            error = given - self._wanted
+            near = error.abs() <= self._bound
             if near.any():
-                jumps = _jumps(self._call, self._index, answer)[self._mask]
-                explained = near & jumps
-                self.missing &= ~explained
+                jumps = _jumps(
+                    self._call,
+                    self._index,
+                    answer,
+                )
+                self.missing &= ~(near & jumps[self._mask])
 
 
 def _explained(
@@ -179,8 +183,11 @@ def _typical(
 ) -> float:
     """Sixteen times the median error of an answer, which rounding hardly ever exceeds."""
     used = (r != 0) & answer.isfinite() & r.isfinite()
-    error = (in_double(answer) - r).abs()[used]
-    return 16 * float(error.median()) if error.numel() else 0.0
+    difference = in_double(answer) - r
+    error = difference.abs()[used]
+    if not error.numel():
+        return 0.0
+    return 16 * float(error.median())
 
 
 def _jumps(
@@ -194,7 +201,8 @@ def _jumps(
     if not comparable(answer):
         return torch.ones(answer.shape, dtype=torch.bool)
     r = in_double(call.reference[index])
-    return (in_double(answer) - r).abs() > _typical(answer, r)
+    difference = in_double(answer) - r
+    return difference.abs() > _typical(answer, r)
 
 
 def _rounding(
@@ -226,8 +234,8 @@ def _apart(
     if not comparable(call.eager[index]):
         return call.eager[index] != output
     r = in_double(call.reference[index])
-    error = (in_double(output) - r).abs()
-    return error > _rounding(call, index)
+    difference = in_double(output) - r
+    return difference.abs() > _rounding(call, index)
 
 
 def _settled(
@@ -242,9 +250,17 @@ def _settled(
             continue
         c = call.candidate[index]
         if comparable(c):
-            flips = _apart(call, index, call.eager[index])
+            flips = _apart(
+                call,
+                index,
+                call.eager[index],
+            )
             if flips.sum() <= MAX_SHARE * flips.numel():
-                eager[index] = _with(eager[index], flips, reference[index])
+                eager[index] = _with(
+                    eager[index],
+                    flips,
+                    reference[index],
+                )
         reference[index] = _with(reference[index], mask, c)
         eager[index] = _with(eager[index], mask, c)
     return replace(call, reference=reference, eager=eager)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ from torch import Tensor
 
 from freezer.compare import (
     Gate,
-    OutputError,
     Values,
     compare,
     distances,
@@ -36,13 +36,7 @@ def masked(fill: float = -1e9) -> Tensor:
 
 def problem(r: Tensor, c: Tensor, *, float64: bool) -> str | None:
     small = distances(values_of(r), values_of(c), limits=APART)[0]
-    error = OutputError(
-        rmse=small.rmse,
-        native_rmse=1e-8,
-        rms=small.rms,
-        dtype=values_of(r).dtype,
-        num_elements=r.numel(),
-    )
+    error = replace(small.error(values_of(r).dtype, r.numel()), native_rmse=1e-8)
     return golden_problem(error, Gate(error_ratio_max=3.0, float64=float64), small)
 
 
@@ -152,12 +146,10 @@ def test_bounds_with_an_eager_reference(
     assert (problem(r, r * factor + shift, float64=float64) is None) is passes
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.complex64])
-@pytest.mark.parametrize("limits", [(), (100.0,)])
-def test_large_outputs_are_compared_in_blocks(dtype: type, limits: tuple[float, ...]) -> None:
-    values = Values.of(np.ones((1, 20, 500, 400), dtype))
+def test_large_outputs_are_compared_in_blocks() -> None:
+    values = Values.of(np.ones((1, 20, 500, 400), np.complex64))
     tracemalloc.start()
-    distances(values, values, values, limits=limits)
+    distances(values, values, values, limits=[100.0])
     structure_problem(values, values)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,11 +30,9 @@ def with_golden(artifact: Artifact, folder: Path, change: dict[str, Tensor]) -> 
     outputs = load_file(path)
     path.unlink()
     save_file(outputs | change, path)
-    files = tuple(
-        file_ref(folder, item.path, MEDIA_SAFETENSORS) if item.path == GOLDEN_OUTPUTS else item
-        for item in copied.manifest.files
-    )
-    return rewritten(copied, files=files)
+    files = [item for item in copied.manifest.files if item.path != GOLDEN_OUTPUTS]
+    files.append(file_ref(folder, GOLDEN_OUTPUTS, MEDIA_SAFETENSORS))
+    return rewritten(copied, files=tuple(files))
 
 
 def answering(artifact: Artifact, change: float = 0.0, factor: float | Tensor = 1.0) -> FrozenModel:
@@ -58,9 +57,7 @@ def answering(artifact: Artifact, change: float = 0.0, factor: float | Tensor = 
 def test_the_canary_passes_where_it_was_made(which: str, request: pytest.FixtureRequest) -> None:
     frozen: Frozen = request.getfixturevalue(which)
     artifact = frozen.artifact
-    figures = run_canary(
-        artifact, open_artifact(artifact, torch.get_num_threads(), LoadOptions(canary=False))
-    )
+    figures = run_canary(artifact, answering(artifact))
     assert [figure.set_index for figure in figures] == list(range(len(artifact.manifest.golden)))
     assert all(figure.problem is None for figure in figures)
     assert all(figure.error_ratio is not None and figure.error_ratio < 3 for figure in figures)
@@ -88,18 +85,6 @@ class TopTwo(torch.nn.Module):
         return torch.full_like(x, -1e9).scatter(-1, places, best)
 
 
-def test_few_values_below_fill_values_are_compared(tmp_path: Path) -> None:
-    """The artifact records the scales that the gate found, and the canary judges them apart."""
-    options = replace(QUICK_OPTIONS, recipes=["torchscript-frozen"])
-    result = freezer.freeze(
-        TopTwo().eval(), [random_inputs(2, 40)], out=tmp_path / "made", options=options
-    )
-    assert result.artifact is not None
-    run_canary(result.artifact, answering(result.artifact))
-    with pytest.raises(CanaryError):
-        run_canary(result.artifact, answering(result.artifact, change=0.1))
-
-
 class Boxes(torch.nn.Module):
     """Pixels beside probabilities, with values of all sizes between, so that they form no
     groups.
@@ -110,16 +95,24 @@ class Boxes(torch.nn.Module):
         return torch.cat([x * 30 + 300, between, x.softmax(1) * 1e-3], 1)
 
 
-def test_small_slices_are_compared(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "x", "wrong"),
+    [
+        (TopTwo, random_inputs(2, 40), {"change": 0.1}),
+        (Boxes, random_inputs(16, 4), {"factor": torch.tensor([1.0] * 9 + [0.0] * 4)}),
+    ],
+    ids=["few values below fill values", "small slices"],
+)
+def test_small_parts_are_compared(
+    tmp_path: Path, model: type[torch.nn.Module], x: Tensor, wrong: dict[str, Any]
+) -> None:
+    """The artifact records what the gate judges apart, and the canary does so, too."""
     options = replace(QUICK_OPTIONS, recipes=["torchscript-frozen"])
-    result = freezer.freeze(
-        Boxes().eval(), [random_inputs(16, 4)], out=tmp_path / "made", options=options
-    )
+    result = freezer.freeze(model().eval(), [x], out=tmp_path / "made", options=options)
     assert result.artifact is not None
     run_canary(result.artifact, answering(result.artifact))
-    zeroed = torch.tensor([1.0] * 9 + [0.0] * 4)
     with pytest.raises(CanaryError):
-        run_canary(result.artifact, answering(result.artifact, factor=zeroed))
+        run_canary(result.artifact, answering(result.artifact, **wrong))
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
@@ -157,9 +150,8 @@ def test_load_runs_the_smallest_set_of_each_payload(portable: Frozen, tmp_path: 
     artifact, golden = portable.artifact, load_file(portable.artifact.folder / GOLDEN_OUTPUTS)
     sizes = [item.point["batch"] for item in artifact.manifest.golden]
     least, most = sizes.index(1), sizes.index(4)
-    assert [
-        figure.set_index for figure in run_canary(artifact, answering(artifact), smallest=True)
-    ] == [least]
+    (figure,) = run_canary(artifact, answering(artifact), smallest=True)
+    assert figure.set_index == least
     larger = with_golden(
         artifact, tmp_path / "larger", {f"{most}/output": golden[f"{most}/output"] + 1}
     )
@@ -170,7 +162,8 @@ def test_load_runs_the_smallest_set_of_each_payload(portable: Frozen, tmp_path: 
 
 def test_few_elements_are_judged_over_all_sets(portable: Frozen, tmp_path: Path) -> None:
     artifact, golden = portable.artifact, load_file(portable.artifact.folder / GOLDEN_OUTPUTS)
-    name = f"{[item.point['batch'] for item in artifact.manifest.golden].index(1)}/output"
+    sizes = [item.point["batch"] for item in artifact.manifest.golden]
+    name = f"{sizes.index(1)}/output"
     other = with_golden(artifact, tmp_path / "other", {name: golden[name] * (1 + 1.5e-5)})
     assert any(figure.problem for figure in canary_figures(other, answering(other), smallest=True))
     assert not any(figure.problem for figure in run_canary(other, answering(other), smallest=True))

@@ -40,28 +40,26 @@ def promised(artifact: Artifact, speedup: float, **changes: Any) -> Artifact:
 
 
 def test_expected_ratio_of_speedups_over_eager(scripted: Frozen, portable: Frozen) -> None:
-    def expected(own: LatencyRecord, base: LatencyRecord | None, num_threads: int = 1) -> float:
-        one, other = scripted.artifact.manifest, portable.artifact.manifest
-        return expected_ratio(replace(one, latency=own), replace(other, latency=base), num_threads)
-
-    def judged(speedup: float | None, **changes: Any) -> LatencyRecord:
-        return LatencyRecord(point={}, speedup=speedup, **changes)
-
-    assert expected(judged(3.0), judged(1.5)) == 2.0
-    assert expected(judged(3.0), judged(None, eager_ms={"p50": 6.0}, ms={"p50": 8.0})) == 4.0
     cell = PointFigures(
         num_threads=4,
         point={"batch": 1},
         payload="all",
         eager_p50=None,
-        speedup=4.1,
+        speedup=4.0,
         speedup_ci=None,
     )
-    several = LatencyRecord(point={"batch": 1}, speedup=1.1, points=(cell,))
-    assert [expected(several, judged(1.0), count) for count in (1, 4, 2)] == [1.1, 4.1, 1.1]
-    for base in (None, judged(None, eager_ms={"p50": None}, ms={"p50": 8.0})):
-        with pytest.raises(UsageError):
-            expected(judged(3.0), base)
+    own = LatencyRecord(point={"batch": 1}, speedup=3.0, points=(cell,))
+    manifest = replace(scripted.artifact.manifest, latency=own)
+
+    def expected(num_threads: int, **figures: Any) -> float:
+        base = LatencyRecord(point={}, **figures)
+        other = replace(portable.artifact.manifest, latency=base)
+        return expected_ratio(manifest, other, num_threads)
+
+    assert [expected(count, speedup=0.5) for count in (1, 2, 4)] == [6.0, 6.0, 8.0]
+    assert expected(1, speedup=None, eager_ms={"p50": 6.0}, ms={"p50": 8.0}) == 4.0
+    with pytest.raises(UsageError):
+        expected(1, speedup=None, eager_ms={"p50": None}, ms={"p50": 8.0})
 
 
 def test_an_artifact_as_fast_as_promised(scripted: Frozen, portable: Frozen) -> None:

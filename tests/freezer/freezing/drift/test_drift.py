@@ -27,16 +27,18 @@ def test_figures_equal_numpy() -> None:
     (row,) = drift(call(*map(torch.from_numpy, (r, e, c)))).rows
     error = np.abs(c - r)
     native, rmse, rms = (float(np.sqrt(np.mean(x**2))) for x in (e - r, error, r))
+    largest = np.maximum(np.abs(c), np.abs(r))
     inner = (c * r).sum()
+    norms = np.linalg.norm(r) * np.linalg.norm(c.astype(np.float64))
     expected = {
         "max_abs_err": error.max(),
-        "max_rel_err": (error / np.maximum(np.maximum(np.abs(c), np.abs(r)), EPS)).max(),
+        "max_rel_err": (error / np.maximum(largest, EPS)).max(),
         "rmse": rmse,
         "native_rmse": native,
         "rms": rms,
         "error_ratio": rmse / native,
         "sqnr_db": 20 * np.log10(rms / rmse),
-        "cosine": inner / np.linalg.norm(r) / np.linalg.norm(c.astype(np.float64)),
+        "cosine": inner / norms,
         "gain": inner / (r**2).sum(),
         "bound": 3 * native + 1e-5 * rms,
     }
@@ -44,14 +46,6 @@ def test_figures_equal_numpy() -> None:
         assert getattr(row, name) == pytest.approx(value, rel=1e-9), name
     assert row.num_elements == 160
     assert row.problem is None
-
-
-@pytest.mark.parametrize(("shape", "expected"), [((64, 64), 62 / 64), ((4096,), None)])
-def test_top1_agreement(shape: tuple[int, ...], expected: float | None) -> None:
-    r = torch.eye(64, dtype=torch.float64)
-    c = r[[1, 0, *range(2, 64)]].float()
-    (row,) = drift(call(r.reshape(shape), r.float().reshape(shape), c.reshape(shape))).rows
-    assert row.top1_agreement == expected
 
 
 # The gate
@@ -69,33 +63,15 @@ def test_top1_agreement(shape: tuple[int, ...], expected: float | None) -> None:
 def test_second_rule_is_dynamos(
     dtype: str, num_elements: int, multiplier: float, tol: float
 ) -> None:
-    native, rms = 0.5, 8.0
-    _, bound = judge_rmse(
-        OutputError(rmse=0.0, native_rmse=native, rms=rms, dtype=dtype, num_elements=num_elements),
-        0.0,
-    )
-    assert bound == pytest.approx(multiplier * native + tol * rms / 10)
+    error = OutputError(rmse=0.0, native_rmse=0.5, rms=8.0, dtype=dtype, num_elements=num_elements)
+    _, bound = judge_rmse(error, 0.0)
+    assert bound == pytest.approx(multiplier * 0.5 + tol * 0.8)
 
 
-@pytest.mark.parametrize(
-    ("rmse", "native_rmse", "rms", "error_ratio_max", "expected"),
-    [
-        (6.0, 2.0, 1.0, 7.0, (3.0, 14.0)),
-        (0.0, 0.0, 0.0, 3.0, (0.0, 0.0)),
-        (1.0, 0.0, 0.0, 3.0, (math.inf, 0.0)),
-    ],
-)
-def test_ratio_and_bound(
-    rmse: float,
-    native_rmse: float,
-    rms: float,
-    error_ratio_max: float,
-    expected: tuple[float, float],
-) -> None:
-    error = OutputError(
-        rmse=rmse, native_rmse=native_rmse, rms=rms, dtype="float32", num_elements=5000
-    )
-    assert judge_rmse(error, error_ratio_max) == expected
+@pytest.mark.parametrize(("rmse", "expected"), [(0.0, (0.0, 0.0)), (1.0, (math.inf, 0.0))])
+def test_ratio_of_outputs_of_zero(rmse: float, expected: tuple[float, float]) -> None:
+    error = OutputError(rmse=rmse, native_rmse=0.0, rms=0.0, dtype="float32", num_elements=5000)
+    assert judge_rmse(error, 3.0) == expected
 
 
 @pytest.mark.parametrize(("candidate", "passes"), [(2.9e-3, True), (3.1e-3, False)])
@@ -148,18 +124,13 @@ def test_stride_of_one_row_is_arbitrary() -> None:
     assert drift(call(r, e, one_row)).passed
 
 
-@pytest.mark.parametrize(
-    "view", [lambda t: t[:, ::2], lambda t: t.t()[::2], lambda t: t[:1].expand(8, 16)]
-)
+@pytest.mark.parametrize("view", [lambda t: t[:, ::2], lambda t: t[:1].expand(8, 16)])
 def test_views_with_gaps_may_become_dense(view: Callable[[Tensor], Tensor]) -> None:
     r, e, c = (view(t.reshape(8, 16)) for t in rounded(128, 0, 0))
     dense = torch.empty_like(e).copy_(c)
     assert dense.stride() != e.stride()
     assert drift(call(r, e, dense)).passed
-    other = dense.contiguous()
-    if dense.is_contiguous():
-        other = dense.t().clone(memory_format=torch.contiguous_format).t()
-    assert not drift(call(r, e, other)).passed, "but in the same order of dims"
+    assert not drift(call(r, e, dense.t().contiguous().t())).passed, "in another order of dims"
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
@@ -183,29 +154,28 @@ def test_noise_of_eager_raises_the_floor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "relative", "passes"),
+    ("dtype", "right", "wrong"),
     [
-        (torch.float32, 5e-4, True),
-        (torch.float32, 2e-3, False),
-        (torch.float16, 2e-2, True),
-        (torch.float16, 8e-2, False),
-        (torch.bfloat16, 8e-2, True),
-        (torch.bfloat16, 2e-1, False),
+        (torch.float32, 5e-4, 2e-3),
+        (torch.float16, 2e-2, 8e-2),
+        (torch.bfloat16, 8e-2, 2e-1),
     ],
 )
 def test_without_float64_bounds_are_openvinos(
-    dtype: torch.dtype, relative: float, passes: bool
+    dtype: torch.dtype, right: float, wrong: float
 ) -> None:
     e = (torch.arange(1, 101).double() * 10).to(dtype)
-    c = (e.double() * (1 + relative * torch.tensor([1, -1]).repeat(50))).to(dtype)
-    report = drift(call(e, e, c), float64=False, limit=1e9)
-    assert report.passed is passes
-    assert report.margin is None, "rmse was held to no bound"
+    signs = torch.tensor([1, -1]).repeat(50)
+    for relative in (right, wrong):
+        c = (e.double() * (1 + relative * signs)).to(dtype)
+        report = drift(call(e, e, c), float64=False, limit=1e9)
+        assert report.passed is (relative == right)
+        assert report.margin is None, "rmse was held to no bound"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
-@pytest.mark.parametrize("factor", [0.0, 0.5, 1.2, 2.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [1e-3, 1e3])
+@pytest.mark.parametrize("factor", [0.0, 1.2])
 def test_without_float64_outputs_keep_their_size(
     factor: float, size: float, dtype: torch.dtype
 ) -> None:
@@ -221,10 +191,6 @@ def test_without_float64_outputs_keep_their_size(
 @pytest.mark.parametrize(("dtype", "gain"), [(torch.float16, 1.03), (torch.bfloat16, 1.05)])
 def test_without_float64_a_gain_is_not_rounding(dtype: torch.dtype, gain: float) -> None:
     e = (torch.arange(1, 1001).double() * 10).to(dtype)
-    errors = torch.tensor([gain, 2 - gain], dtype=torch.float64).repeat(500)
-    assert drift(call(e, e, (e.double() * errors).to(dtype)), float64=False).passed, (
-        "within the relative bound"
-    )
     report = drift(call(e, e, (e.double() * gain).to(dtype)), float64=False)
     assert f"gain {gain}" in str(report.nearest_miss)
 
@@ -268,16 +234,11 @@ def test_overflowing_squares_are_a_problem_of_the_row() -> None:
     """
     r, e, _ = rounded(100, 1e-6, 0.0)
     huge = torch.full((100,), 1e200, dtype=torch.float64)
-    for given in (
-        call(r, e.double(), huge),
-        call(huge, huge, huge),
-        call(huge, huge, -huge),
-        call(huge, huge, 2 * huge),
-    ):
-        found = drift(given, call(r, e.double(), e.double(), index=1))
-        assert not found.passed
-        assert "overflow" in str(found.nearest_miss)
-        json.dumps(found.summary(), allow_nan=False)
+    for given in (call(r, e.double(), huge), call(huge, huge, huge), call(huge, huge, -huge)):
+        report = drift(given, call(r, e.double(), e.double(), index=1))
+        assert not report.passed
+        assert "overflow" in str(report.nearest_miss)
+        json.dumps(report.summary(), allow_nan=False)
     assert not drift(call(r, e.double(), huge), float64=False).passed
 
 

@@ -33,9 +33,8 @@ class Scores(nn.Module):
         self, head: Head, *, in_parts: bool = False, off: float = 0.0, swap: bool = False
     ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(
-            torch.randn(4000, 64, generator=torch.Generator().manual_seed(0))
-        )
+        generator = torch.Generator().manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(4000, 64, generator=generator))
         self.head, self.in_parts, self.off, self.swap = head, in_parts, off, swap
 
     def forward(self, x: Tensor) -> Any:
@@ -185,24 +184,11 @@ def test_other_calls_explain_only_equal_answers() -> None:
     tie.
     """
     first, later = torch.arange(10), torch.arange(10)
-    later[0], rerun = 7, torch.arange(10)
-    assert (
-        at_ties(
-            [call(first, first, first), call(later, later, first)],
-            {0},
-            lambda _: [[first], [later]],
-        )
-        is None
-    )
-    rerun[0] = 7
-    assert (
-        at_ties(
-            [call(first, first, first), call(first, first, later)],
-            {0},
-            lambda _: [[rerun], [first]],
-        )
-        is not None
-    )
+    later[0] = 7
+    stateful = [call(first, first, first), call(later, later, first)]
+    assert at_ties(stateful, {0}, lambda _: [[first], [later]]) is None
+    equal = [call(first, first, first), call(first, first, later)]
+    assert at_ties(equal, {0}, lambda _: [[later], [first]]) is not None
 
 
 def test_mostly_different_answers_are_no_ties() -> None:
