@@ -148,11 +148,8 @@ def _figure(
 
 
 def _facts(subject: Subject, reference: Reference) -> list[str]:
-    if reference.float64:
-        measured = "runs in float64, which drift is measured against" + (
-            f": {reference.note}" if reference.note else ""
-        )
-    else:
+    measured = "runs in float64, which drift is measured against"
+    if not reference.float64:
         measured = f"drift is measured against eager: {reference.note}"
     return [
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,11 +71,9 @@ def test_the_canary_passes_where_it_was_made(which: str, request: pytest.Fixture
 def test_only_small_differences_pass(
     portable: Frozen, factor: float, change: float, passes: bool
 ) -> None:
-    figures = canary_figures(portable.artifact, answering(portable.artifact, change, factor))
-    assert any(figure.problem for figure in figures) is not passes
-    if not passes:
-        with pytest.raises(CanaryError):
-            run_canary(portable.artifact, answering(portable.artifact, change, factor))
+    model = answering(portable.artifact, change, factor)
+    with nullcontext() if passes else pytest.raises(CanaryError):
+        run_canary(portable.artifact, model)
 
 
 class TopTwo(torch.nn.Module):
