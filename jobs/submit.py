@@ -1,4 +1,4 @@
-"""`coldpress submit CATALOG --address http://HEAD:8265 ...`: `coldpress optimize` as a job of a cluster.
+"""`coldpress submit CATALOG --address http://HEAD:8265 ...`: a campaign as a job of a cluster.
 
 See docs/run-a-fleet.md.
 """
@@ -154,7 +154,7 @@ def _upload_error(error: OSError) -> UsageError | InfrastructureError:
 
 
 def checked_options(arguments: list[str]) -> dict[str, Any]:
-    """Parse the options of `coldpress optimize`, to reject here what it would reject on the cluster.
+    """Parse the options of `coldpress optimize`, to reject here what it rejects on the cluster.
 
     Raises:
         UsageError: an option is unknown or invalid, or a location is relative.

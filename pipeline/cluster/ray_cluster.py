@@ -44,6 +44,9 @@ class Node:
     memory_bytes: int | None = None
     labelled: bool = True
 
+    def __str__(self) -> str:
+        return f"node {self.node_id[:12]}"
+
 
 def classes_of(nodes: Collection[Node]) -> tuple[str, ...]:
     """Return the classes that the nodes serve, in the order of DEVICE_CLASSES."""

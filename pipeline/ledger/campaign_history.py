@@ -66,13 +66,17 @@ class History:
     def members(self, campaign: str, record: CampaignRecord) -> list[Reached]:
         """Return the final outcomes of a campaign, in the order of the catalog."""
         until = self._records[campaign].time if record.finished is not None else float("inf")
-        rows = [(member, self._row(campaign, member, until)) for member in record.members]
-        unfinished = {member.model for member, row in rows if row is None}
-        return [
-            _reached(row, cached=member.cached)
-            for member, row in rows
-            if row is not None and not (member.cached and member.model in unfinished)
-        ]
+        rows = [self._row(campaign, member, until) for member in record.members]
+        unfinished: set[str] = set()
+        for member, row in zip(record.members, rows, strict=True):
+            if row is None:
+                unfinished.add(member.model)
+        reached: list[Reached] = []
+        for member, row in zip(record.members, rows, strict=True):
+            is_hidden = member.cached and member.model in unfinished
+            if row is not None and not is_hidden:
+                reached.append(_reached(row, cached=member.cached))
+        return reached
 
     def outcomes(self, campaign: str) -> list[Outcome]:
         """Return the outcomes of a campaign, in the order of the catalog; those of bad entries come
@@ -82,7 +86,8 @@ class History:
             UsageError: the ledger does not have the campaign.
         """
         record = self.record(campaign)
-        return [*(item.outcome for item in self.members(campaign, record)), *record.problems]
+        reached = [item.outcome for item in self.members(campaign, record)]
+        return [*reached, *record.problems]
 
     def of_model(self, model: str, device_class: str | None = None) -> list[Reached]:
         """Return every outcome that the ledger has of a model, the oldest first, of all campaigns.
@@ -131,7 +136,8 @@ class History:
             if row.kind == "campaign":
                 keep_newest(self._records, row.key, row)
             elif row.kind == "outcome":
-                keep_newest(self._outcomes.setdefault((row.key, row.model), {}), row.campaign, row)
+                of_key = self._outcomes.setdefault((row.key, row.model), {})
+                keep_newest(of_key, row.campaign, row)
                 self._keys.setdefault(row.model, set()).add(row.key)
         self._parts = {path.name for path in paths}
 

@@ -66,7 +66,8 @@ class Holder:
         """Whether the holder runs in this boot and process namespace, so that its process can be
         checked.
         """
-        return bool(self.boot) and (self.boot, self.namespace) == (boot_id(), process_namespace())
+        is_this_boot = bool(self.boot) and self.boot == boot_id()
+        return is_this_boot and self.namespace == process_namespace()
 
     def is_dead(self) -> bool:
         """Whether the holder is known to be dead; False if it cannot be checked."""

@@ -85,7 +85,8 @@ class Part:
     def heads(self) -> Iterator[tuple[Any, ...]]:
         """Yield key, time, kind, model, device class and campaign of each row, in order."""
         for batch in self._batches(_HEAD):
-            yield from zip(*(batch.column(name).to_pylist() for name in _HEAD), strict=True)
+            columns = [batch.column(name).to_pylist() for name in _HEAD]
+            yield from zip(*columns, strict=True)
 
     def text(self, row: int) -> str:
         """Return the record of a row in JSON."""
@@ -101,8 +102,8 @@ class Part:
     def rows(self) -> Iterator[LedgerRow]:
         """Yield every row, in order."""
         for batch in self._batches(_SCHEMA.names):
-            for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                yield LedgerRow(*values)
+            columns = [column.to_pylist() for column in batch.columns]
+            yield from map(LedgerRow, *columns)
 
     def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
         fields = [_SCHEMA.get_field_index(name) for name in names]
@@ -152,7 +153,9 @@ def write_part(folder: Path, name: str, content: bytes) -> Part:
 def part_paths(folder: Path, campaign: str | None = None) -> list[Path]:
     """Return the files of a ledger's parts, of all campaigns or of one, sorted."""
     mine = "*" if campaign is None else f"{glob.escape(campaign)}@*"
-    return sorted([*folder.glob(f"{mine}{SUFFIX}"), *folder.glob(f"{mine}{OLD_SUFFIX}")])
+    new = folder.glob(f"{mine}{SUFFIX}")
+    old = folder.glob(f"{mine}{OLD_SUFFIX}")
+    return sorted((*new, *old))
 
 
 def remove_partial(folder: Path, campaign: str) -> None:
@@ -195,7 +198,9 @@ def read_rows(folder: Path, *, kinds: Collection[RowKind] = KINDS) -> Iterator[L
         StoreUnreachableError: a part is damaged.
     """
     for part in read_folder(folder):
-        yield from (row for row in part.rows() if row.kind in kinds)
+        for row in part.rows():
+            if row.kind in kinds:
+                yield row
 
 
 def _read(path: Path) -> Part | None:
@@ -203,8 +208,8 @@ def _read(path: Path) -> Part | None:
     try:
         if path.suffix == OLD_SUFFIX:
             table = pq.read_table(path, schema=_SCHEMA)
-            columns = (table.column(name).to_pylist() for name in _SCHEMA.names)
-            return Part(encode(LedgerRow(*values) for values in zip(*columns, strict=True)), path)
+            columns = [table.column(name).to_pylist() for name in _SCHEMA.names]
+            return Part(encode(map(LedgerRow, *columns)), path)
         content = retried(path.read_bytes)
         if f"{zlib.crc32(content):08x}" != path.name.split(".")[-2]:
             raise pa.ArrowInvalid("its bytes differ from those that were written")

@@ -47,6 +47,10 @@ class EarlierSpeed:
         )
 
 
+_Known = dict[tuple[str, str, int], dict[str, EarlierSpeed]]
+"""By architecture, device class and thread count, then by recipe."""
+
+
 class EarlierSpeeds:
     """Figures of earlier judgements, by architecture, device class and thread count.
 
@@ -56,18 +60,21 @@ class EarlierSpeeds:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._known: dict[tuple[str, str, int], dict[str, EarlierSpeed]] | None = None
+        self._known: _Known | None = None
 
     def any_for(self, item: Item) -> bool:
         """Whether some architecture has figures for the class and thread count of an item."""
-        return any(place == [item.device_class, item.num_threads] for _, *place in self._read())
+        wanted = (item.device_class, item.num_threads)
+        return any(place[1:] == wanted for place in self._read())
 
     def hopeless(self, item: Item, architecture: str) -> dict[str, str]:
         """The optional recipes of an item that cannot be expected to win, each with the reason."""
         known = self._read().get((architecture, item.device_class, item.num_threads), {})
         own = [found for found in known.values() if needs_torch_alone(found.recipe)]
         kept = {found.recipe for found in known.values() if found.most >= REACH}
-        kept |= {max(own, key=lambda found: found.share).recipe} if own else set()
+        if own:
+            best = max(own, key=lambda found: found.share)
+            kept.add(best.recipe)
         return {
             recipe: str(known[recipe])
             for recipe in item.optional
@@ -79,7 +86,7 @@ class EarlierSpeeds:
         if self._known is not None:
             _take_in(outcome, self._known)
 
-    def _read(self) -> dict[tuple[str, str, int], dict[str, EarlierSpeed]]:
+    def _read(self) -> _Known:
         if self._known is None:
             self._known = {}
             for row in self._ledger.rows("outcome"):
@@ -88,25 +95,22 @@ class EarlierSpeeds:
         return self._known
 
 
-def _take_in(outcome: Outcome, known: dict[tuple[str, str, int], dict[str, EarlierSpeed]]) -> None:
+def _take_in(outcome: Outcome, known: _Known) -> None:
     measured = list(_measured(outcome))
     if not outcome.architecture or not measured:
         return
     fastest, best, _ = max(measured, key=lambda found: found[1])
     place = (outcome.architecture, outcome.device_class, outcome.num_threads)
-    known.setdefault(place, {}).update(
-        {
-            report.recipe: EarlierSpeed(
-                recipe=report.recipe,
-                share=speedup / best,
-                most=most / best,
-                speedup=speedup,
-                model=outcome.model,
-                fastest=fastest.recipe,
-            )
-            for report, speedup, most in measured
-        }
-    )
+    speeds = known.setdefault(place, {})
+    for report, speedup, most in measured:
+        speeds[report.recipe] = EarlierSpeed(
+            recipe=report.recipe,
+            share=speedup / best,
+            most=most / best,
+            speedup=speedup,
+            model=outcome.model,
+            fastest=fastest.recipe,
+        )
 
 
 def _measured(outcome: Outcome) -> Iterator[tuple[CandidateReport, float, float]]:

@@ -43,7 +43,8 @@ class Key:
 def make_key(parts: Mapping[str, Any]) -> Key:
     """Return the key of parts that JSON can hold."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
-    return Key(digest=hashlib.sha256(text.encode()).hexdigest(), parts=json.loads(text))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return Key(digest=digest, parts=json.loads(text))
 
 
 class FileDigests:
@@ -89,10 +90,17 @@ def source_key(entry: Entry, digests: FileDigests) -> Key:
         OSError: a file, or a folder of a transformers source, is missing or unreadable.
     """
     source = entry.source
-    parts: dict[str, Any] = {"kind": source.kind, "args": dict(source.args), "seed": source.seed}
-    parts["files"] = {str(index): digests.of(path) for index, path in enumerate(entry.files)}
-    parts |= {"method": source.method} if source.method is not None else {}
-    parts |= {"trust": True} if source.trust else {}
+    files = {str(index): digests.of(path) for index, path in enumerate(entry.files)}
+    parts: dict[str, Any] = {
+        "kind": source.kind,
+        "args": dict(source.args),
+        "seed": source.seed,
+        "files": files,
+    }
+    if source.method is not None:
+        parts["method"] = source.method
+    if source.trust:
+        parts["trust"] = True
     if source.kind == "python":
         module = module_file(source.location.partition(":")[0], source.search_path)
         parts |= {"function": source.location, "module": digests.of(module) if module else None}
@@ -107,8 +115,9 @@ def source_key(entry: Entry, digests: FileDigests) -> Key:
         folder = Path(source.location)
         parts |= {"weights": source.weights, "transformers": metadata.version("transformers")}
         if folder.is_dir():
-            files = _files_in(folder)
-            parts["folder"] = {str(file.relative_to(folder)): digests.of(file) for file in files}
+            parts["folder"] = {}
+            for file in _files_in(folder):
+                parts["folder"][str(file.relative_to(folder))] = digests.of(file)
         else:
             parts["name"] = source.location
     return make_key(parts)

@@ -189,8 +189,8 @@ class Fleet:
     def _refresh(self) -> None:
         alive = {node.node_id: node for node in self.cluster.nodes()}
         for node_id in self._used.keys() - alive.keys():
-            classes = ", ".join(self._used.pop(node_id).classes)
-            self._note(f"node {node_id[:12]} left; it served {classes}")
+            node = self._used.pop(node_id)
+            self._note(f"{node} left; it served {', '.join(node.classes)}")
         checked = self._checks.under_way
         for node_id in checked.keys() - alive.keys():
             del checked[node_id]
@@ -257,20 +257,20 @@ class Fleet:
             if problem is None:
                 classes.append(name)
             else:
-                self._note(f"node {node.node_id[:12]} is not used for {name}: {problem}")
+                self._note(f"{node} is not used for {name}: {problem}")
         if not classes:
             self._refuse(node, "its toolchain differs from the other nodes", math.inf)
             return
         self.blind = self.blind or not check.visibility.sees_files
         self._used[node.node_id] = replace(node, classes=tuple(classes))
         if self._next:
-            self._note(f"node {node.node_id[:12]} joined, for {', '.join(classes)}")
+            self._note(f"{node} joined, for {', '.join(classes)}")
 
     def _refuse(self, node: Node, reason: str, until: float) -> None:
         """Do not use or check a node until a time; report the reason, once."""
         _, before = self._refused.get(node.node_id, (0, ""))
         if reason != before:
-            self._note(f"node {node.node_id[:12]} is not used: {reason}")
+            self._note(f"{node} is not used: {reason}")
         self._refused[node.node_id] = until, reason
 
     def _misfit(self, check: NodeCheck, name: str) -> str | None:

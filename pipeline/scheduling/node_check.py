@@ -257,7 +257,7 @@ class NodeChecks:
         if check.awaits_storage:
             where = self._shared.bucket_uri or self._shared.store
             reason = f"it does not say whether it sees {where}"
-        return f"node {node.node_id[:12]}, which serves {', '.join(node.classes)}: {reason}"
+        return f"{node}, which serves {', '.join(node.classes)}: {reason}"
 
 
 def visible(shared: SharedFiles, mark: Path, identity: tuple[int, int] | None) -> Visibility:

@@ -53,10 +53,10 @@ def failed_outcome(item: Item, builds: Mapping[str, BuildResult]) -> Outcome:
     for recipe, build in builds.items():
         if build.failure and not build.is_skipped:
             failures[recipe] = build.failure
-    messages = {failure.message for failure in failures.values()}
-    reason = "; ".join(f"{name}: {failure.message}" for name, failure in failures.items())
-    if len(messages) == 1:
-        [reason] = messages
+    messages = {recipe: failure.message for recipe, failure in failures.items()}
+    reason = "; ".join(map(": ".join, messages.items()))
+    if len(set(messages.values())) == 1:
+        reason = next(iter(messages.values()))
     # The failure that is retried soonest decides what the next campaign does: the ledger records
     # the others by themselves.
     first = min(failures.values(), key=retry_rank)

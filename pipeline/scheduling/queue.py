@@ -118,7 +118,9 @@ class Slot:
         When few wait, it gets one per core, so that the last builds do not queue.
         """
         depth = QUEUE_PER_CPU if num_waiting > num_cpus else 1
-        return not self.turn and not self.judge and self.builds < depth * self.node.num_cpus
+        if self.turn or self.judge:
+            return False
+        return self.builds < depth * self.node.num_cpus
 
     def begin(self, task: Task) -> None:
         """Record that a task was submitted."""
@@ -248,10 +250,11 @@ class Queue:
         state = task.progress.state
         line = self._lines[task.device_class]
         attempts = state.attempts_of(task.recipe)
-        of_item = [
-            other for other in islice(line, 2 * LOOK_AHEAD) if other.progress is task.progress
-        ]
-        alike = [build for build in of_item if state.attempts_of(build.recipe) == attempts][:most]
+        alike: list[Task] = []
+        for build in islice(line, 2 * LOOK_AHEAD):
+            is_alike = build.progress is task.progress
+            if is_alike and state.attempts_of(build.recipe) == attempts and len(alike) < most:
+                alike.append(build)
         self.remove(alike)
         return alike
 

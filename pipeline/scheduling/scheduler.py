@@ -184,7 +184,8 @@ class Scheduler:
             serving = [node for node in self._fleet.nodes if serves(task, node)]
             if not any(node.num_cpus >= task.judge_cpus for node in serving):
                 ask = _ask_of(task, task.judge_cpus)
-                self._unserved[name] = max(ask, self._unserved.get(name, ask), key=_size)
+                largest = self._unserved.get(name, ask)
+                self._unserved[name] = max(ask, largest, key=_size)
             if task in self._started:
                 continue
             if not serving:
@@ -219,7 +220,8 @@ class Scheduler:
         """
         asked = Counter(self._unserved.values())
         slots = self._slots.values()
-        for name in {*self._builds.classes(), *self._judges.classes()} - self._unserved.keys():
+        waiting = {*self._builds.classes(), *self._judges.classes()}
+        for name in waiting - self._unserved.keys():
             cpus = [slot.node.num_cpus for slot in slots if name in slot.node.classes]
             num_cpus = MAX_ASKED * sum(cpus)
             for task in chain(self._builds.line(name), self._judges.line(name)):

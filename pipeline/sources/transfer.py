@@ -139,7 +139,7 @@ def module_closure(name: str, search_path: Sequence[str]) -> set[Path]:
             continue
         found[current] = file
         parents = current.split(".")
-        waiting += [".".join(parents[: index + 1]) for index in range(len(parents) - 1)]
+        waiting += [".".join(parents[:length]) for length in range(1, len(parents))]
         if file.suffix == ".py":
             package = current if file.name == "__init__.py" else current.rpartition(".")[0]
             waiting += _imports(file, package)

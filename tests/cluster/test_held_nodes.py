@@ -74,10 +74,7 @@ def test_a_held_node_is_used_once_it_is_free(
         with held(small):
             assembled.enter_context(fleet.assembled({V4}))
             assert [node.classes for node in fleet.nodes] == [(V4, "portable")]
-            assert any(
-                small.node_id[:12] in note and "1 of its 1 CPUs" in note and "Squatter" in note
-                for note in notes
-            ), notes
+            assert any(f"starting without node {small.node_id[:12]}" in note for note in notes)
             assert not both_used()
         wait_until(both_used, "the node is used")
     assert {node.classes for node in fleet.nodes} == {(V4, "portable"), ("portable",)}, notes
@@ -90,7 +87,7 @@ def test_the_only_node_of_a_class_is_named_if_held(
     small = node_of(joined, V3)
     with (
         held(small),
-        pytest.raises(InfrastructureError, match="Squatter") as caught,
+        pytest.raises(InfrastructureError) as caught,
         fleet.assembled({V3, V4}),
     ):
         pass

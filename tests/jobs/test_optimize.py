@@ -38,20 +38,6 @@ def test_an_unwritable_json_file_exits_with_3(
     assert re.fullmatch(r"CP-INFRASTRUCTURE: .*cannot be written: .*\n", done.stderr), done.stderr
 
 
-@pytest.mark.parametrize("arguments", [[], ["--accept-noise"]], ids=["default", "accepted"])
-def test_noise_is_accepted_on_request(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str]
-) -> None:
-    def finished(config: Config, display: object) -> CampaignReport:
-        assert config.policy.accept_noise == bool(arguments)
-        return CampaignReport(campaign="c", started=0.0, finished=1.0, outcomes=())
-
-    monkeypatch.setattr(jobs.optimize, "run", finished)
-    CliRunner().invoke(
-        jobs.optimize.app, [str(tmp_path / "c.yaml"), *arguments], catch_exceptions=False
-    )
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

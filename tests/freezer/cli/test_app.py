@@ -24,7 +24,6 @@ from freezer.artifact import Artifact, Manifest
 from freezer.cli.app import progress
 from freezer.freezing.freeze import FreezeOptions, FreezeResult
 from freezer.freezing.from_source import freeze_source
-from freezer.freezing.sources import Source
 from freezer.hardware import DEVICE_CLASSES, detect
 from freezer.store import Store
 from tests.conftest import Frozen
@@ -64,7 +63,8 @@ def test_classes(coldpress: Run) -> None:
         detect().classes
     )
     code, out, _ = coldpress("classes", "--json")
-    shown, machine = json.loads(out), detect()
+    shown = json.loads(out)
+    machine = detect()
     assert (tuple(shown["classes"]), shown["why_not"], shown["layouts"]) == (
         machine.classes,
         machine.why_not,
@@ -246,7 +246,8 @@ def test_run_matches_eager(coldpress: Run, scripted: Frozen, tmp_path: Path, suf
         ("one", {"x": sets[0]}),
         ("two", {f"{index}/x": x for index, x in enumerate(sets)}),
     ):
-        given, written = tmp_path / f"{name}{suffix}", tmp_path / "new" / f"{name}-out{suffix}"
+        given = tmp_path / f"{name}{suffix}"
+        written = tmp_path / "new" / f"{name}-out{suffix}"
         if suffix == ".npz":
             np.savez(given, **{key: tensor.numpy() for key, tensor in tensors.items()})  # type: ignore[arg-type]
         else:
@@ -446,24 +447,3 @@ def test_freeze_and_inspect_show_warnings_of_the_capture(coldpress: Run, tmp_pat
     _, text, _ = coldpress("inspect", out)
     assert re.search(rf"warning +{warning}", text)
     assert "Python reads sizes at" in text
-
-
-def test_freeze_accepts_noise_on_request(
-    coldpress: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[bool] = []
-
-    def noted(source: Source, *, options: FreezeOptions, **_: object) -> FreezeResult:
-        asked.append(options.policy.accept_noise)
-        return FreezeResult(verdict="unstable", reason="too busy")
-
-    monkeypatch.setattr("freezer.freezing.from_source.freeze_source", noted)
-    for more in ((), ("--accept-noise",)):
-        code, out, _ = coldpress(
-            "freeze", "python:tests.support.models:mlp", "--out", tmp_path / "out", *more
-        )
-        assert (code, out.splitlines()[1]) == (
-            1,
-            "repeat it on a quieter machine, with --threads 1, or with --accept-noise",
-        )
-    assert asked == [False, True]

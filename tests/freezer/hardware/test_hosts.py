@@ -14,7 +14,8 @@ from tests.support import hosts
 from tests.support.hosts import A100, AMD, H100, serving_on, x86
 from tests.support.steps import manifest_of
 
-V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
+V3 = "cpu-x86-64-v3"
+V4 = "cpu-x86-64-v4"
 ALL = tuple(DEVICE_CLASSES)
 AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 

@@ -111,7 +111,8 @@ def test_the_peak_excludes_the_parent_process() -> None:
 
 
 def test_give_back_keeps_weights_in_use() -> None:
-    ours, theirs = torch.ones(1000), torch.ones(1000)
+    ours = torch.ones(1000)
+    theirs = torch.ones(1000)
     assert free_tensors([ours, theirs], in_use=[theirs[3:]]) == 4000
     assert ours.untyped_storage().nbytes() == 0
     assert torch.equal(theirs, torch.ones(1000))

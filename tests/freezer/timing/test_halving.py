@@ -28,9 +28,11 @@ def contest(
     """Simulate a judge on a machine whose speed drifts; one block in twenty of any entrant takes up
     to three times as long.
     """
-    rng, machine = random.Random(seed), 1.0
+    rng = random.Random(seed)
+    machine = 1.0
     others = {name: set(ms) - {name, "eager"} for name in ms if name != "eager"}
-    halving, active = Halving(others if halved else {}), list(ms)
+    halving = Halving(others if halved else {})
+    active = list(ms)
     rounds: list[dict[str, list[float]]] = []
     for _ in range(num_rounds):
         machine *= rng.lognormvariate(0, 0.05)

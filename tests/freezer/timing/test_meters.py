@@ -26,7 +26,8 @@ class Event:
         self.waited = False
 
     def record(self) -> None:
-        self.at, self.waited = time.perf_counter(), False
+        self.at = time.perf_counter()
+        self.waited = False
 
     def synchronize(self) -> None:
         self.waited = True

@@ -45,7 +45,8 @@ def test_percentiles_are_nearest_rank() -> None:
 def noisy(seed: int, ratio: float) -> Sampling:
     """Rounds on a machine of varying speed, with a candidate that is `ratio` times as fast."""
     rng = random.Random(seed)
-    eager, candidate = [], []
+    eager = []
+    candidate = []
     for _ in range(30):
         machine = rng.lognormvariate(0, 0.3)
         eager.append([10 * machine * rng.lognormvariate(0, 0.05) for _ in range(15)])
@@ -298,7 +299,8 @@ class Growing:
 
 
 def test_states_are_reset() -> None:
-    with_reset, without = Growing(), Growing()
+    with_reset = Growing()
+    without = Growing()
     policy = replace(QUICK, block_ms=0.001)
     found = sample({"with": [with_reset], "without": [without]}, policy, {"with": with_reset.reset})
     assert with_reset.num_resets > len(found.samples_ms["with"])

@@ -14,8 +14,11 @@ def beat(*drivers: tuple[Turns, Clock]) -> None:
 
 
 def test_others_see_a_claim_until_its_release() -> None:
-    board, ours, theirs = DictBoard(), Clock(), Clock(1e6)
-    a, b = Turns(board, ours), Turns(board, theirs)
+    board = DictBoard()
+    ours = Clock()
+    theirs = Clock(1e6)
+    a = Turns(board, ours)
+    b = Turns(board, theirs)
     beat((a, ours), (b, theirs), (a, ours))
     assert (a.others, b.others) == (True, True)
     a.claim("n1")
@@ -33,8 +36,11 @@ def test_others_see_a_claim_until_its_release() -> None:
 
 
 def test_a_dead_driver_is_ignored_by_the_readers_clock() -> None:
-    board, ours, theirs = DictBoard(), Clock(5e5), Clock()
-    dead, alive = Turns(board, theirs), Turns(board, ours)
+    board = DictBoard()
+    ours = Clock(5e5)
+    theirs = Clock()
+    dead = Turns(board, theirs)
+    alive = Turns(board, ours)
     dead.claim("n1")
     beat((alive, ours))
     assert alive.claimed("n1")
@@ -52,7 +58,8 @@ def test_a_dead_driver_is_ignored_by_the_readers_clock() -> None:
 
 
 def test_the_board_is_read_once_per_beat() -> None:
-    board, clock = DictBoard(), Clock()
+    board = DictBoard()
+    clock = Clock()
     turns = Turns(board, clock)
     for _ in range(round(60 / (READ_S / 10))):
         clock.now += READ_S / 10

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,27 +61,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         Network(f"cp{os.getpid() % 100_000}", 1 + os.getpid() % 250) as network,
         RayCluster(tmp_path_factory.mktemp("cluster")) as cluster,
     ):
-        cluster.ip, port = network.here, free_port()
+        cluster.ip = network.here
+        port = free_port()
         cluster.start(num_cpus=2, classes=[PORTABLE], options=[f"--ray-client-server-port={port}"])
         yield Site(cluster, network, port)
-
-
-def optimize(site: Site, folder: Path, *before: str) -> tuple[int, str, float]:
-    """Run a campaign on the other machine; return its exit code, output and duration."""
-    write_catalog(folder, CATALOG)
-    started = time.monotonic()
-    places = ["--store", str(folder / "store"), "--tracking-uri", f"sqlite:///{folder}/mlflow.db"]
-    command = [
-        sys.executable,
-        "-m",
-        "jobs.optimize",
-        str(folder / "catalog.yaml"),
-        "--address",
-        site.cluster.address,
-        *places,
-    ]
-    done = site.cluster.run([*site.there, *before, *command])
-    return done.returncode, done.stdout, time.monotonic() - started
 
 
 def test_a_missing_raylet_is_detected_without_ray(tmp_path: Path) -> None:
@@ -94,20 +75,6 @@ def test_a_missing_raylet_is_detected_without_ray(tmp_path: Path) -> None:
         f"InfrastructureError: no node of the Ray cluster at {address} runs on this machine"
         in done.stderr
     ), done.stderr
-
-
-@pytest.mark.slow
-def test_a_machine_that_has_not_joined_fails_fast(site: Site, tmp_path: Path) -> None:
-    code, said, after_s = optimize(site, tmp_path)
-    assert code == 3, said
-    address, ip = re.escape(site.cluster.address), re.escape(site.network.here)
-    assert re.search(
-        rf"CP-RAY: no node of the Ray cluster at {address} runs on this machine, .* `ray start"
-        rf" --address={address} --num-cpus=0`, "
-        rf"or .* `coldpress submit CATALOG --address http://{ip}:8265`",
-        said,
-    ), said
-    assert after_s < 45, "Ray looks for a minute"
 
 
 @pytest.mark.slow

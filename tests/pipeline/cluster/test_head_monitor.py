@@ -40,7 +40,8 @@ def test_a_head_that_listens_answers(listening: socket.socket) -> None:
 
 
 def test_a_head_may_come_back_in_time(listening: socket.socket) -> None:
-    clock, address = Clock(), address_of(listening)
+    clock = Clock()
+    address = address_of(listening)
     head = Head(address, clock=clock)
     listening.close()
     for _ in range(4):
@@ -57,7 +58,8 @@ def test_a_head_may_come_back_in_time(listening: socket.socket) -> None:
 
 
 def test_a_head_that_stays_silent_ends_the_campaign(listening: socket.socket) -> None:
-    clock, address = Clock(), address_of(listening)
+    clock = Clock()
+    address = address_of(listening)
     ended: list[InfrastructureError] = []
     head = Head(address, end=ended.append, clock=clock)
     listening.close()

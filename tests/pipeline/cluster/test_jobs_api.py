@@ -69,7 +69,8 @@ def test_a_silent_dashboard_is_reported(wordless: str, tmp_path: Path) -> None:
 def test_a_head_that_vanishes_is_reported(dashboard: Dashboard) -> None:
     dashboard.job("j", "RUNNING")
     dashboard.log = "first\n"
-    jobs, shown = Jobs(dashboard.address), []
+    jobs = Jobs(dashboard.address)
+    shown = []
 
     def vanish(text: str) -> None:
         shown.append(text)

@@ -19,7 +19,8 @@ from tests.support.heads import OWN, certificates, started_head
 def test_campaigns_run_with_tls(tmp_path: Path) -> None:
     environ = {"RAY_AUTH_MODE": "disabled", **certificates(tmp_path / "tls")}
     with started_head(tmp_path, environ, OWN) as head:
-        here, job = tmp_path / "here", tmp_path / "job"
+        here = tmp_path / "here"
+        job = tmp_path / "job"
         write_catalog(here, RAISES)
         command = [sys.executable, "-W", "ignore", "-m", "jobs.optimize", "catalog.yaml"]
         command += ["--address", head.gcs_address, "--tracking-uri", f"sqlite:///{here}/mlflow.db"]

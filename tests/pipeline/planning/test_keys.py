@@ -7,14 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from freezer.freezing.recipes import RECIPES, Recipe
 from freezer.freezing.sources import parse_source
 from freezer.spec import Limits, SamplingPolicy
 from pipeline.catalog import Entry
 from pipeline.planning import FileDigests, source_key
-from pipeline.planning.keys import BuildTarget, Key, build_key, differing, judge_key, make_key
+from pipeline.planning.keys import BuildTarget, Key, build_key, judge_key, make_key
 from tests.support import campaigns
 
 POLICY = SamplingPolicy()
@@ -90,27 +88,6 @@ def test_build_key_depends_on_each_part(tmp_path: Path) -> None:
 FROZEN = RECIPES["inductor-frozen"]
 
 
-@pytest.mark.parametrize(
-    ("changed", "name"),
-    [
-        (
-            {"settings": {**FROZEN.settings, "weights_beside_above_mb": 64}},
-            "settings.weights_beside_above_mb",
-        ),
-        ({"ways": FROZEN.ways[::-1]}, "ways"),
-    ],
-)
-def test_build_key_depends_on_each_recipe_setting(
-    tmp_path: Path, changed: dict[str, Any], name: str
-) -> None:
-    entry = make_entry(tmp_path)
-    before, after = (
-        key_of_build(entry, tmp_path, recipe) for recipe in (FROZEN, replace(FROZEN, **changed))
-    )
-    assert before.digest != after.digest
-    assert differing(before.parts, after.parts) == [f"recipe.{name}"]
-
-
 def test_gates_change_only_the_judge_key(tmp_path: Path) -> None:
     entry = make_entry(tmp_path)
     stricter = replace(entry, limits=Limits(speedup_min=2))
@@ -133,7 +110,8 @@ def test_gates_change_only_the_judge_key(tmp_path: Path) -> None:
 
 
 def test_judge_key_without_builds_has_source_and_class(tmp_path: Path) -> None:
-    entry, sources = make_entry(tmp_path), [make_key({"weights": 1}), make_key({"weights": 2})]
+    entry = make_entry(tmp_path)
+    sources = [make_key({"weights": 1}), make_key({"weights": 2})]
     targets = [TARGET, replace(TARGET, device_class="cpu-x86-64-v3")]
 
     def keys(*builds: Key) -> set[str]:
@@ -148,7 +126,8 @@ def test_judge_key_without_builds_has_source_and_class(tmp_path: Path) -> None:
 
 
 def test_digests_are_cached_by_size_and_time(tmp_path: Path) -> None:
-    cache, file = tmp_path / "digests.json", tmp_path / "file"
+    cache = tmp_path / "digests.json"
+    file = tmp_path / "file"
     file.write_bytes(b"one")
     digests = FileDigests(cache)
     found = digests.of(file)

@@ -22,7 +22,8 @@ from tests.support import campaigns
 from tests.support.executions import Fake, executed, explained, record
 from tests.support.steps import HERE
 
-ONE, OTHER = "torchscript-frozen", "torchscript-exact"
+ONE = "torchscript-frozen"
+OTHER = "torchscript-exact"
 
 
 def plan_of(

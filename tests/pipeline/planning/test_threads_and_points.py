@@ -1,4 +1,4 @@
-"""Thread counts and points of an entry, in keys, plans, tasks and MLflow."""
+"""Thread counts and points of an entry, in keys, plans and tasks."""
 
 from __future__ import annotations
 
@@ -18,9 +18,6 @@ from pipeline.catalog import Entry
 from pipeline.ledger import Ledger
 from pipeline.planning import FileDigests, Plan, source_key
 from pipeline.planning.keys import BuildTarget, Key, build_key, judge_key, make_key
-from pipeline.records import Outcome
-from pipeline.scheduling.outcomes import outcome_of
-from pipeline.tracking.run_records import run_records
 from pipeline.worker import BuildRequest, JudgeRequest, JudgeResult, build, judge
 from tests.support.campaigns import good_entry, judged_folder, plan_of
 from tests.support.steps import HERE, QUICK
@@ -66,7 +63,8 @@ def judge_of(one: Entry, further_threads: tuple[int, ...] = ()) -> Key:
 
 
 def test_default_threads_and_points_are_not_in_keys(tmp_path: Path) -> None:
-    plain, named = several(threads=(), points=()), several(points=({"batch": 1},))
+    plain = several(threads=(), points=())
+    named = several(points=({"batch": 1},))
     assert build_of(plain, tmp_path, "inductor-frozen") == build_of(
         named, tmp_path, "inductor-frozen"
     )
@@ -102,7 +100,8 @@ def test_default_threads_and_points_are_not_in_keys(tmp_path: Path) -> None:
 
 
 def test_threads_and_points_change_keys(tmp_path: Path) -> None:
-    plain, both = several(threads=(), points=()), several()
+    plain = several(threads=(), points=())
+    both = several()
     assert build_of(both, tmp_path, "inductor-frozen").parts["points"] == list(POINTS)
     for recipe in ("inductor-frozen", "torchscript-frozen", "torchscript-optimized", "portable"):
         assert build_of(plain, tmp_path, recipe, further_threads=(1,)) == build_of(
@@ -161,11 +160,11 @@ def test_too_many_threads_are_refused(tmp_path: Path) -> None:
     )
 
 
-# A worker's tasks, and MLflow
+# A worker's tasks
 
 
 @pytest.mark.slow
-def test_figures_of_all_points_reach_mlflow(tmp_path: Path) -> None:
+def test_judge_measures_all_points(tmp_path: Path) -> None:
     common: dict[str, Any] = {
         "entry": several(),
         "device_class": HERE,
@@ -195,17 +194,3 @@ def test_figures_of_all_points_reach_mlflow(tmp_path: Path) -> None:
     manifest = Artifact.read(judged_folder(tmp_path, "j", "good") / "artifact").manifest
     assert manifest.latency is not None
     assert manifest.latency.points == candidate.points
-    (item,) = (
-        one for one in planned(several(), tmp_path / "plan").items if one.device_class == HERE
-    )
-    outcome = Outcome.from_json(json.loads(json.dumps(outcome_of(item, result, {}).to_json())))
-    assert outcome.num_threads == 2, "--json tells of the deciding cell"
-    (record,) = run_records(outcome, "c")
-    place, point = "latency_ms/threads 1 batch 3", candidate.points[5]
-    assert record.metrics[f"{place}/p50"] == pytest.approx(point.p50, rel=1e-4)
-    assert record.metrics[f"{place}/eager_p50"] == pytest.approx(point.eager_p50, rel=1e-4)
-    assert (
-        record.metrics["speedup/threads 2 batch 1"]
-        == record.metrics["speedup/value"]
-        == candidate.figures.speedup
-    )

@@ -124,7 +124,8 @@ def built(plan: Plan, store: Store, names: str, device_class: str | None = None)
 
 
 def test_outcome_is_yielded_before_the_next_local_judge(store: Store, ledger: Ledger) -> None:
-    plan, workers = planned(store, ledger, "abc"), Workers()
+    plan = planned(store, ledger, "abc")
+    workers = Workers()
     built(plan, store, "abc")
     assert len(list(outcomes(plan, store, ledger, workers, [HOME]))) == 3
     assert workers.said == [
@@ -137,7 +138,8 @@ def test_other_nodes_build_while_the_drivers_judges(
     store: Store, ledger: Ledger, shipping: bool
 ) -> None:
     entries = [entry(name, store.root.parent) for name in "abcdefgh"]
-    plan, workers = plan_of(entries, store, ledger), Workers()
+    plan = plan_of(entries, store, ledger)
+    workers = Workers()
     built(plan, store, "abcdefgh", device_class="portable")
     nodes = [HOME, replace(AWAY, classes=(HERE,))]
     assert len(list(outcomes(plan, store, ledger, workers, nodes, shipping=shipping))) == 16
@@ -151,7 +153,8 @@ def test_other_nodes_build_while_the_drivers_judges(
 def test_outcome_of_another_campaign_is_reused(
     store: Store, ledger: Ledger, portable: Frozen
 ) -> None:
-    plan, workers = planned(store, ledger, "ab"), Workers()
+    plan = planned(store, ledger, "ab")
+    workers = Workers()
     built(plan, store, "ab")
     with Ledger(store, "faster") as other:
         item = plan.items[1]
@@ -168,7 +171,8 @@ def test_outcome_of_another_campaign_is_reused(
 
 
 def test_damaged_candidate_fails_until_the_next_start(store: Store, ledger: Ledger) -> None:
-    plan, workers = planned(store, ledger, "a"), Workers(damaged="a")
+    plan = planned(store, ledger, "a")
+    workers = Workers(damaged="a")
     ((_, outcome),) = outcomes(plan, store, ledger, workers, [HOME])
     assert outcome.failure is not None
     assert outcome.failure.code == "CP-INTEGRITY"
@@ -194,7 +198,8 @@ class Disturbed(Workers):
 
 
 def test_disturbed_judge_is_repeated_after_the_others(store: Store, ledger: Ledger) -> None:
-    plan, workers = planned(store, ledger, "ab"), Disturbed(times=2)
+    plan = planned(store, ledger, "ab")
+    workers = Disturbed(times=2)
     built(plan, store, "ab")
     found = {
         item.entry.name: outcome for item, outcome in outcomes(plan, store, ledger, workers, [HOME])
@@ -211,7 +216,8 @@ def test_disturbed_judge_is_repeated_after_the_others(store: Store, ledger: Ledg
 
 
 def test_third_disturbed_judge_is_final(store: Store, ledger: Ledger) -> None:
-    plan, workers = planned(store, ledger, "a"), Disturbed(times=5)
+    plan = planned(store, ledger, "a")
+    workers = Disturbed(times=5)
     built(plan, store, "a")
     ((_, outcome),) = outcomes(plan, store, ledger, workers, [HOME])
     assert workers.said == [*["judge a home"] * 3, "outcome a"]
@@ -230,11 +236,13 @@ def test_third_disturbed_judge_is_final(store: Store, ledger: Ledger) -> None:
 def test_outcomes_wait_for_the_turn_of_others(
     store: Store, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    board, clock = DictBoard(), Clock()
+    board = DictBoard()
+    clock = Clock()
     entries = [entry(name, store.root.parent) for name in "ab"]
     plan = plan_of(entries, store, ledger, recipes=("portable",), classes=("portable", HERE))
     plan = replace(plan, items=tuple(item for item in plan.items if not item.builds))
-    workers, other = Workers(), Turns(board, Clock())
+    workers = Workers()
+    other = Turns(board, Clock())
     executor = Executor(
         plan,
         OneNode(workers, store.root, HOME),
@@ -291,7 +299,8 @@ def test_measured_memory_is_requested_later(store: Store, ledger: Ledger) -> Non
 def test_file_changed_after_planning_is_rejected(
     store: Store, ledger: Ledger, tmp_path: Path
 ) -> None:
-    model, workers = tmp_path / "model.pt", Workers()
+    model = tmp_path / "model.pt"
+    workers = Workers()
     model.write_bytes(b"as it was planned")
     made = replace(
         entry("a", store.root.parent), source=parse_source(f"torchscript:{model}", folder=tmp_path)

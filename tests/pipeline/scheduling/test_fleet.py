@@ -15,7 +15,8 @@ from pipeline.scheduling import Fleet, SharedFiles
 from pipeline.scheduling.node_check import Visibility
 from tests.support.one_node import NoRay
 
-V4, GPU = "cpu-x86-64-v4", "cuda-sm90"
+V4 = "cpu-x86-64-v4"
+GPU = "cuda-sm90"
 PLAIN = {"torch": "2.13.0", "driver": None}
 NEWER = {"torch": "2.14.0", "cuda": "13.0"}
 ON_GPU = {"torch": "2.13.0", "driver": "570.1"}
@@ -38,13 +39,11 @@ class Answers(NoRay):
         newer: Sequence[str] = (),
     ) -> None:
         super().__init__()
-        self._nodes, self._broken, self._held, self._newer, self._ended = (
-            list(nodes),
-            broken,
-            held,
-            newer,
-            list[Done](),
-        )
+        self._nodes = list(nodes)
+        self._broken = broken
+        self._held = held
+        self._newer = newer
+        self._ended = list[Done]()
 
     def nodes(self) -> list[Node]:
         return self._nodes
@@ -62,14 +61,17 @@ class Answers(NoRay):
         num_cpus: int = 1,
         **_: Any,
     ) -> Handle:
-        on_gpu, name = class_name == GPU, node.node_id
-        handle, failure = Handle((name, class_name, num_cpus)), None
+        on_gpu = class_name == GPU
+        name = node.node_id
+        handle = Handle((name, class_name, num_cpus))
+        failure = None
         if not num_cpus:
             value = self.visibility(node, function, *args)
         elif on_gpu and name in self._held:
             value = None
         elif on_gpu and name in self._broken:
-            value, failure = None, "RuntimeError: no driver"
+            value = None
+            failure = "RuntimeError: no driver"
         else:
             toolchain = NEWER if name in self._newer else PLAIN
             value = facts_of(ON_GPU if on_gpu else toolchain, args[1])
@@ -171,7 +173,8 @@ def test_node_is_used_once_it_sees_the_store(
 
     monkeypatch.setattr("pipeline.scheduling.fleet.REFRESH_S", 0.0)
     monkeypatch.setattr("pipeline.scheduling.fleet.AGAIN_S", 0.0)
-    cluster, notes = Joined([node("a", V4)]), []
+    cluster = Joined([node("a", V4)])
+    notes = []
     cluster.joined = True
     shared = SharedFiles(store=tmp_path, files=tmp_path)
     fleet = Fleet(cluster, lambda event: notes.append(event.text), shared, wait_s=None)

@@ -27,10 +27,8 @@ from pipeline.scheduling.item_state import (
 from pipeline.worker import BuildResult, JudgeResult
 from tests.support.one_node import item_of
 
-CLASSES, RECIPES = (
-    ("cpu-x86-64-v4", "portable"),
-    ("inductor-frozen", "torchscript-frozen", "portable"),
-)
+CLASSES = ("cpu-x86-64-v4", "portable")
+RECIPES = ("inductor-frozen", "torchscript-frozen", "portable")
 FAILURES = [(kind, "CP-X") for kind in POLICY] + [("memory", code) for code in BY_CODE]
 """Kinds and codes of failures of builds and judges."""
 
@@ -80,7 +78,8 @@ class LifeOfAModel(RuleBasedStateMachine):
     def follow(self, step: Step) -> None:
         """Take the next state of an item, and count what the step asks for."""
         state = step.state
-        device_class, outcome = state.item.device_class, state.outcome
+        device_class = state.item.device_class
+        outcome = state.outcome
         before = self.states.get(device_class, state)
         self.states[device_class] = state
         for recipe in step.queue:

@@ -22,7 +22,10 @@ from pipeline.scheduling.queue import (
 )
 from tests.support.one_node import waiting
 
-V3, V4, GPU, ANY = "cpu-x86-64-v3", "cpu-x86-64-v4", "cuda-sm90", "portable"
+V3 = "cpu-x86-64-v3"
+V4 = "cpu-x86-64-v4"
+GPU = "cuda-sm90"
+ANY = "portable"
 
 
 def node(
@@ -37,7 +40,8 @@ def node(
     )
 
 
-BIG, SMALL = node("big", V4, V3, num_cpus=4), node("small", V3)
+BIG = node("big", V4, V3, num_cpus=4)
+SMALL = node("small", V3)
 NODES = (BIG, SMALL)
 
 
@@ -115,7 +119,8 @@ def turn(slot: Slot, *slots: Slot, ready: int, waiting: int, now: float = 0.0) -
 
 
 def test_nodes_take_turns_to_judge() -> None:
-    first, second = Slot(node=BIG), Slot(node=SMALL)
+    first = Slot(node=BIG)
+    second = Slot(node=SMALL)
     assert not turn(first, second, ready=JUDGE_BATCH - 1, waiting=9)
     assert turn(first, second, ready=JUDGE_BATCH, waiting=9)
     first.turn = True

@@ -15,7 +15,8 @@ from pipeline.scheduling.scheduler import Scheduler
 from tests.support.boards import Clock, DictBoard
 from tests.support.one_node import DEMAND, NoRay, OneNode, waiting
 
-V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
+V3 = "cpu-x86-64-v3"
+V4 = "cpu-x86-64-v4"
 
 
 def build(name: str = V4, judge_cpus: int = 4, demand: Demand = DEMAND) -> Task:
@@ -45,7 +46,8 @@ class Here(Scheduler):
     """The scheduler of a fleet, and what was reported."""
 
     def __init__(self, fleet: Some) -> None:
-        self.fleet, self.notes = fleet, list[str]()
+        self.fleet = fleet
+        self.notes = list[str]()
         super().__init__(fleet, lambda event: self.notes.append(event.text))
 
     def wait_for(self, *tasks: Task) -> None:
@@ -143,8 +145,11 @@ def test_tasks_without_enough_memory_are_given_up(here: Here) -> None:
 
 
 def test_campaigns_claiming_one_node_do_not_deadlock(here: Here) -> None:
-    board, ours, theirs = DictBoard(), Clock(), Clock()
-    here.turns, other = Turns(board, ours), Turns(board, theirs)
+    board = DictBoard()
+    ours = Clock()
+    theirs = Clock()
+    here.turns = Turns(board, ours)
+    other = Turns(board, theirs)
     here.fleet.have(node("a", V4))
     here.wait_for(judge(), judge())
     started = here.start_judge()

@@ -163,13 +163,3 @@ def test_build_time_is_limited(store: Store, ledger: Ledger) -> None:
     assert plan_of("m", store, ledger, build_s=90).items[0].finished is None, (
         "what was skipped may be built now"
     )
-    ends = [
-        built(CHEAP, failure="capture"),
-        *(built(name, failure=SKIPPED, wall_s=0.0) for name in (SLOW, FAST)),
-    ]
-    failed, _ = finish(plan_of("n", store, ledger, build_s=30), store, ledger, ends)
-    assert (failed.verdict, failed.reason, sorted(skipped(failed))) == (
-        "failed",
-        "so it was",
-        sorted((SLOW, FAST)),
-    )

@@ -372,7 +372,8 @@ def test_shipped_entry_loads_without_the_original(tmp_path: Path, kind: str) -> 
         "transformers": ("transformers:bert", ""),
     }[kind]
     if kind == "transformers":
-        source, more = bert(here), ""
+        source = bert(here)
+        more = ""
     (entry,) = catalog_of(here, ("mine", source, f"{more}, samples: samples.safetensors")).entries
     shipped = ship(entry, tmp_path / "store" / "sources")
     again = ship(entry, tmp_path / "store" / "sources")

@@ -85,7 +85,8 @@ def nothing_is_left(tmp_path: Path) -> Iterator[None]:
     """After each test: no process but the forkserver, and no handle."""
     process = psutil.Process()
     server = _Forkserver.running().process.pid
-    before, handles = {child.pid for child in process.children(recursive=True)}, process.num_fds()
+    before = {child.pid for child in process.children(recursive=True)}
+    handles = process.num_fds()
     yield
     known = {*before, _Forkserver.running().process.pid}
     assert [child for child in process.children(recursive=True) if child.pid not in known] == []
@@ -310,7 +311,8 @@ def print_then_wait(path: str) -> None:
 
 
 def test_log_grows_while_the_child_runs(tmp_path: Path) -> None:
-    log, released = tmp_path / "log", tmp_path / "released"
+    log = tmp_path / "log"
+    released = tmp_path / "released"
     with ThreadPoolExecutor(max_workers=1) as pool:
         end = pool.submit(isolated, tmp_path, print_then_wait, str(released))
         wait_until(

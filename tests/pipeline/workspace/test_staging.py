@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import platform
 import subprocess
@@ -15,7 +14,6 @@ import pytest
 
 from pipeline.workspace import (
     boot_id,
-    move_whole,
     remove_abandoned,
     staging_folder,
     temporary_folder,
@@ -62,7 +60,8 @@ def test_foreign_folders_are_removed_when_old(tmp_path: Path, boot: str) -> None
     """Of another machine with the same host name, of an earlier boot, or named by an earlier
     release.
     """
-    dead, long_ago = a_dead_process(), time.time() - ABANDONED_S - 3600
+    dead = a_dead_process()
+    long_ago = time.time() - ABANDONED_S - 3600
     with staging_folder(str(tmp_path)) as mine:
         namespace = mine.name.split("~")[2]
     running, abandoned = (
@@ -118,17 +117,3 @@ def test_folder_of_a_zombie_is_removed(tmp_path: Path) -> None:
         assert len(staged(tmp_path)) == 2
         remove_abandoned(str(tmp_path))
         assert staged(tmp_path) == [mine.name]
-
-
-def test_move_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, answers = os.replace, iter([errno.ESTALE, errno.EIO])
-
-    def replace(source: Path, dest: Path) -> None:
-        if number := next(answers, 0):
-            raise OSError(number, os.strerror(number))
-        plain(source, dest)
-
-    monkeypatch.setattr(os, "replace", replace)
-    (tmp_path / "result").mkdir()
-    move_whole(tmp_path / "result", tmp_path / "candidates" / "key")
-    assert (tmp_path / "candidates" / "key").is_dir()

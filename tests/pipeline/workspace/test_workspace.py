@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from freezer.errors import InfrastructureError, IntegrityError, StoreUnreachableError, UsageError
-from freezer.files import open_bucket
 from freezer.freezing.sources import parse_source
-from freezer.store import WORK, RemoteFiles, Store
+from freezer.store import Store
 from pipeline.catalog import Entry
 from pipeline.ledger import (
     History,
@@ -24,7 +23,6 @@ from pipeline.ledger import (
     read_rows,
 )
 from pipeline.ledger import lease as lease_module
-from pipeline.ledger.bucket_mirror import mirrored
 from pipeline.ledger.ledger import MERGE_AT
 from pipeline.ledger.segments import part_paths
 from pipeline.planning import FileDigests
@@ -60,7 +58,8 @@ def test_folder_travels_whole(
     provider: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     bucket = request.getfixturevalue(provider)
-    here, there = machine(bucket, tmp_path / "here"), machine(bucket, tmp_path / "there")
+    here = machine(bucket, tmp_path / "here")
+    there = machine(bucket, tmp_path / "there")
     assert not there.is_listed("candidates", "key")
     assert not there.bring("candidates", "key", tmp_path / "brought")
     here.keep(made(tmp_path / "made"), "candidates", "key")
@@ -101,7 +100,8 @@ def test_folder_needs_its_marker(
 
 
 def test_damaged_files_are_rejected(bucket: str, s3_address: str, tmp_path: Path) -> None:
-    here, place = machine(bucket, tmp_path / "here"), bucket.removeprefix("s3://")
+    here = machine(bucket, tmp_path / "here")
+    place = bucket.removeprefix("s3://")
     here.keep(made(tmp_path / "made"), "judged", "key")
     overwrite(s3_address, f"{place}/.coldpress/judged/key/deep/payload", b"PAYLOAD" * 100)
     with pytest.raises(IntegrityError, match="changed or damaged"):
@@ -185,24 +185,6 @@ def test_ledger_in_a_bucket(bucket: str, tmp_path: Path, monkeypatch: pytest.Mon
     assert len(part_paths(ledger_folder(other))) == 1
     with pytest.raises(UsageError, match="has no campaign 'one'"):
         History(other).record("one")
-
-
-def test_part_that_another_process_fetches_stays(bucket: str, tmp_path: Path) -> None:
-    """A part is written and fetched by other processes while this one lists the bucket."""
-    location = open_bucket(bucket)
-
-    class Listed(RemoteFiles):
-        def names(self, folder: str) -> list[str]:
-            found = super().names(folder)
-            with Ledger(
-                Store(tmp_path / "machine", RemoteFiles(location, work=WORK)), "other"
-            ) as ledger:
-                ledger.append("build", "key", model="m", device_class="portable", data={})
-                ledger_folder(Store(tmp_path / "machine", RemoteFiles(location, work=WORK)))
-            return found
-
-    folder = mirrored(Store(tmp_path / "machine"), Listed(location, work=WORK))
-    assert [row.key for row in read_rows(folder)] == ["key"]
 
 
 def test_failed_write_adds_no_row(
