@@ -10,16 +10,17 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as replaced
-from difflib import get_close_matches
-from itertools import product
+from itertools import chain, product
 from typing import TYPE_CHECKING, Any, Literal
 
 from freezer.codec import OMIT_DEFAULT, keyed_by
 from freezer.errors import SpecError, expected_names
 from freezer.spec.items import (
+    Bounds,
     ConstantSpec,
     InputItem,
     Point,
+    Sizes,
     TensorSpec,
     put_together,
     walk,
@@ -46,13 +47,11 @@ class Dim:
         if not self.name.isidentifier():
             raise SpecError(f"dim {self.name!r}: the name must be an identifier")
         if not 1 <= self.min <= self.max:
+            raise SpecError(f"dim {self}: expected 1 <= min <= max")
+        step = self.multiple_of
+        if step < 1 or self.min % step or self.max % step:
             raise SpecError(
-                f"dim {self.name!r}: got min {self.min}, max {self.max}; expected 1 <= min <= max"
-            )
-        if self.multiple_of < 1 or self.min % self.multiple_of or self.max % self.multiple_of:
-            raise SpecError(
-                f"dim {self.name!r}: got min {self.min}, max {self.max}, multiple_of"
-                f" {self.multiple_of}; expected min and max to be multiples of it"
+                f"dim {self}: min and max must be multiples of {step}, which is positive"
             )
 
     @property
@@ -61,9 +60,8 @@ class Dim:
         return range(self.min, self.max + 1, self.multiple_of)
 
     def __str__(self) -> str:
-        return f"{self.name} from {self.min} to {self.max}" + (
-            f" in multiples of {self.multiple_of}" if self.multiple_of > 1 else ""
-        )
+        step = f" in multiples of {self.multiple_of}" if self.multiple_of > 1 else ""
+        return f"{self.name} from {self.min} to {self.max}{step}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,32 +84,24 @@ class InputSpec:
             if item.name in names:
                 raise SpecError(f"input {item.name!r} is given twice")
             names.add(item.name)
-        bound = [dim.name for dim in self.dims]
-        used = {
-            size: tensor
-            for tensor in self.tensors
-            for size in tensor.shape
-            if isinstance(size, str)
-        }
-        unbound: list[str] = []
-        for name, tensor in used.items():
-            if name not in bound:
-                close = get_close_matches(name, bound, n=1)
-                fix = (
-                    f"did you mean {close[0]!r}, as in dims?"
-                    if close
-                    else f"add `{name}: {{min: 1, max: 8}}` to dims"
-                )
-                unbound.append(f"input {tensor.name!r}: dim {name!r} is unbound; {fix}")
-        if unbound:
-            raise SpecError("; ".join(unbound))
-        if unused := [name for name in bound if name not in used]:
-            raise SpecError(
-                "; ".join(
+        dims = [dim.name for dim in self.dims]
+        used: set[str] = set()
+        for tensor in self.tensors:
+            for size in tensor.shape:
+                if isinstance(size, int):
+                    continue
+                used.add(size)
+                if size not in dims:
+                    raise SpecError(
+                        f"input {tensor.name!r}: dim {size!r} is not in dims;"
+                        f" {expected_names(size, dims)}, or a new one such as"
+                        " `batch: {min: 1, max: 8}`"
+                    )
+        for name in dims:
+            if name not in used:
+                raise SpecError(
                     f"dim {name!r} is used by no input; remove it or name it in a shape"
-                    for name in unused
                 )
-            )
 
     @property
     def items(self) -> Iterator[InputItem]:
@@ -127,102 +117,107 @@ class InputSpec:
     @property
     def constants(self) -> dict[str, Any]:
         """Constants by path."""
-        return {item.name: item.value for item in self.items if isinstance(item, ConstantSpec)}
+        values = {}
+        for item in self.items:
+            if isinstance(item, ConstantSpec):
+                values[item.name] = item.value
+        return values
 
-    def first_point(self) -> dict[str, int]:
+    def first_point(self) -> Sizes:
         """The default point for latency: every dim at its minimum."""
         return {dim.name: dim.min for dim in self.dims}
 
-    def named_points(self, given: Sequence[Mapping[str, int]]) -> tuple[dict[str, int], ...]:
+    def named_points(self, given: Sequence[Point]) -> tuple[Sizes, ...]:
         """Complete declared points: missing dims take their minimum; no points at all give the
         first point.
 
         Raises:
             SpecError: a point has an unknown dim or a size out of bounds, or is given twice.
         """
-        least, found = self.first_point(), list[dict[str, int]]()
+        least = self.first_point()
+        points: list[Sizes] = []
         for named in given:
-            for name in named:
-                if name not in least:
-                    raise SpecError(
-                        f"point {dict(named)}: {name!r} is not a declared dim;"
-                        f" {expected_names(name, least)}"
-                    )
             point = {**least, **named}
+            for name in point:
+                if name not in least:
+                    expected = expected_names(name, least)
+                    raise SpecError(f"point {named}: {name!r} is not a declared dim; {expected}")
             for dim in self.dims:
                 size = point[dim.name]
                 if type(size) is not int or size not in dim.sizes:
-                    raise SpecError(f"point {dict(named)}: got {dim.name} {size!r}, expected {dim}")
-            if point in found:
-                raise SpecError(
-                    f"point {dict(named)}: the sizes {point} are given twice; remove one"
-                )
-            found.append(point)
-        return tuple(found) or (least,)
+                    raise SpecError(f"point {named}: expected {dim}")
+            if point in points:
+                raise SpecError(f"point {named}: the point is given twice; remove one")
+            points.append(point)
+        return tuple(points or [least])
 
-    def further_sizes(self, named: Sequence[Mapping[str, int]]) -> tuple[dict[str, int], ...]:
+    def further_sizes(self, named: Sequence[Point]) -> tuple[Sizes, ...]:
         """The middle and the largest size of every dim, without those among the points that are
         named.
         """
-        sizes = (
-            {dim.name: _middle(dim) for dim in self.dims},
-            {dim.name: dim.max for dim in self.dims},
-        )
-        return tuple(
-            point
-            for index, point in enumerate(sizes)
-            if point not in (*sizes[:index], *map(dict, named))
-        )
+        points: list[Sizes] = []
+        middle = {dim.name: _middle(dim) for dim in self.dims}
+        largest = {dim.name: dim.max for dim in self.dims}
+        for point in (middle, largest):
+            if point not in points and point not in named:
+                points.append(point)
+        return tuple(points)
 
-    def points(self) -> Iterator[dict[str, int]]:
+    def points(self) -> Iterator[Sizes]:
         """The corner points of all dims, then the middle, without duplicates.
 
         With more than MAX_CORNERS corners: all dims at their minimum, all at their maximum, the
         middle, and each end of every dim with the others in the middle. Every two dims then differ
         at some point, and the number of points is linear in that of dims.
         """
-        seen: set[tuple[int, ...]] = set()
-        ends = [(dim.min, dim.max) for dim in self.dims]
-        middle = tuple(map(_middle, self.dims))
-        corners: Iterable[tuple[int, ...]] = product(*(dict.fromkeys(sizes) for sizes in ends))
-        if 2 ** sum(low < high for low, high in ends) > MAX_CORNERS:
-            beside = [
-                (*middle[:axis], end, *middle[axis + 1 :])
-                for axis, sizes in enumerate(ends)
-                for end in sizes
-            ]
-            corners = (*zip(*ends, strict=True), middle, *beside)
-        for sizes in (*corners, middle):
-            if sizes not in seen:
-                seen.add(sizes)
-                yield dict(zip((dim.name for dim in self.dims), sizes, strict=True))
+        ends = [sorted({dim.min, dim.max}) for dim in self.dims]
+        middle = [_middle(dim) for dim in self.dims]
+        corners: Iterable[Sequence[int]] = product(*ends)
+        if math.prod(map(len, ends)) > MAX_CORNERS:
+            lows, highs = [dim.min for dim in self.dims], [dim.max for dim in self.dims]
+            few = [lows, highs, middle]
+            for axis, dim in enumerate(self.dims):
+                for end in (dim.min, dim.max):
+                    beside = middle.copy()
+                    beside[axis] = end
+                    few.append(beside)
+            corners = few
+        names = [dim.name for dim in self.dims]
+        for sizes in dict.fromkeys(map(tuple, chain(corners, [middle]))):
+            yield dict(zip(names, sizes, strict=True))
 
     def at(self, point: Point) -> InputSpec:
         """The inputs with every dim fixed to its size at a point."""
-        fixed = tuple(
-            with_tensors(item, lambda tensor: replaced(tensor, shape=tensor.at(point)))
-            for item in self.inputs
-        )
+
+        def fix(tensor: TensorSpec) -> TensorSpec:
+            return replaced(tensor, shape=tensor.at(point))
+
+        fixed = tuple(with_tensors(item, fix) for item in self.inputs)
         return InputSpec(inputs=fixed, style=self.style)
 
-    def with_ranges(self, ranges: Mapping[str, tuple[float, float]]) -> InputSpec:
+    def with_ranges(self, ranges: Mapping[str, Bounds]) -> InputSpec:
         """The inputs with new ranges of some tensors, by path."""
-        changed = tuple(
-            with_tensors(
-                item, lambda tensor: replaced(tensor, range=ranges.get(tensor.name, tensor.range))
-            )
-            for item in self.inputs
-        )
+
+        def change(tensor: TensorSpec) -> TensorSpec:
+            low_high = ranges.get(tensor.name, tensor.range)
+            return replaced(tensor, range=low_high)
+
+        changed = tuple(with_tensors(item, change) for item in self.inputs)
         return replaced(self, inputs=changed)
 
 
 def _middle(dim: Dim) -> int:
     """The size between the least and the largest, by ratio."""
-    return max(dim.min, math.isqrt(dim.min * dim.max) // dim.multiple_of * dim.multiple_of)
+    steps = math.isqrt(dim.min * dim.max) // dim.multiple_of
+    return max(dim.min, steps * dim.multiple_of)
 
 
-def bind(spec: InputSpec, tensors: Mapping[str, Tensor]) -> tuple[list[Any], dict[str, Any]]:
+def bind(
+    spec: InputSpec,
+    tensors: Mapping[str, Tensor],
+) -> tuple[list[Any], dict[str, Any]]:
     """Args and kwargs for the source model, from tensors by path and the constants."""
+    values = {item.name: put_together(item, tensors) for item in spec.inputs}
     if spec.style == "positional":
-        return [put_together(item, tensors) for item in spec.inputs], {}
-    return [], {item.name: put_together(item, tensors) for item in spec.inputs}
+        return list(values.values()), {}
+    return [], values

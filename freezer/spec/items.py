@@ -9,7 +9,7 @@ and files of samples contain the leaves only, in order.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from dataclasses import replace as replaced
 from typing import Any, Literal
@@ -22,15 +22,23 @@ COMPLEX = ("complex64", "complex128")
 INTEGRAL = ("bool", "uint8", "int8", "int16", "int32", "int64")
 DTYPES = (*FLOATING, *COMPLEX, *INTEGRAL)
 
+Sizes = dict[str, int]
 Point = Mapping[str, int]
 """Sizes of all named dims: `{"batch": 4}`."""
 
-_BOUNDS: Mapping[str, tuple[float, float]] = {
+Bounds = tuple[float, float]
+"""Minimum and maximum."""
+
+_BOUNDS: Mapping[str, Bounds] = {
     "bool": (0, 1),
-    "uint8": (0, 2**8 - 1),
-    **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)},
+    "uint8": (0, 255),
+    "int8": (-128, 127),
+    "int16": (-(2**15), 2**15 - 1),
+    "int32": (-(2**31), 2**31 - 1),
+    "int64": (-(2**63), 2**63 - 1),
     "float16": (-65504.0, 65504.0),
-    **dict.fromkeys(("bfloat16", "float32"), (-3.3895e38, 3.3895e38)),
+    "bfloat16": (-3.3895e38, 3.3895e38),
+    "float32": (-3.3895e38, 3.3895e38),
     "float64": (-1.797e308, 1.797e308),
 }
 """Minimum and maximum of each ordered dtype."""
@@ -55,29 +63,29 @@ class TensorSpec:
     name: str
     dtype: str
     shape: tuple[int | str, ...]
-    range: tuple[float, float] | None = field(default=None, metadata=OMIT_DEFAULT)
+    range: Bounds | None = field(default=None, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
+        place = f"input {self.name!r}"
         if self.dtype not in DTYPES:
-            raise SpecError(
-                f"input {self.name!r}: dtype {self.dtype!r} is unknown;"
-                f" {expected_names(self.dtype, DTYPES)}"
-            )
+            expected = expected_names(self.dtype, DTYPES)
+            raise SpecError(f"{place}: dtype {self.dtype!r} is unknown; {expected}")
         for size in self.shape:
             if isinstance(size, int) and size < 0:
                 raise SpecError(
-                    f"input {self.name!r}: got size {size}; expected a size of 0 or more, or the"
-                    " name of a dim"
+                    f"{place}: got size {size}, expected 0 or more, or the name of a dim"
                 )
-        if self.range is not None and not self.range[0] <= self.range[1]:
-            raise SpecError(
-                f"input {self.name!r}: got range {list(self.range)}; expected [low, high] with low"
-                " <= high"
-            )
+        if self.range is not None:
+            low, high = self.range
+            if not low <= high:
+                raise SpecError(f"{place}: got range [{low}, {high}], expected low <= high")
 
     def at(self, point: Point) -> tuple[int, ...]:
         """The concrete shape at a point."""
-        return tuple(size if isinstance(size, int) else point[size] for size in self.shape)
+        sizes = []
+        for size in self.shape:
+            sizes.append(size if isinstance(size, int) else point[size])
+        return tuple(sizes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,16 +122,12 @@ class NestedSpec:
     )
 
     def __post_init__(self) -> None:
-        keys = (
-            self.keys
-            if self.kind == "dict"
-            else tuple(str(index) for index in range(len(self.items)))
-        )
-        if tuple(item.name for item in self.items) != tuple(f"{self.name}.{key}" for key in keys):
-            raise SpecError(
-                f"input {self.name!r}: its parts are {[item.name for item in self.items]}, expected"
-                " their paths"
-            )
+        keys: Iterable[object] = self.keys
+        if self.kind != "dict":
+            keys = range(len(self.items))
+        names = [item.name for item in self.items]
+        if names != [f"{self.name}.{key}" for key in keys]:
+            raise SpecError(f"input {self.name!r}: its parts are {names}, expected their paths")
 
 
 def check_range(tensor: TensorSpec) -> None:
@@ -139,14 +143,16 @@ def check_range(tensor: TensorSpec) -> None:
             f"input {tensor.name!r}: {tensor.dtype} has no ranges; remove the range, or give"
             " samples"
         )
-    low, high = _BOUNDS[tensor.dtype]
-    whole = tensor.dtype not in INTEGRAL or all(float(bound).is_integer() for bound in tensor.range)
-    if not whole or tensor.range[0] < low or tensor.range[1] > high:
-        kind = "whole numbers" if tensor.dtype in INTEGRAL else "numbers"
-        raise SpecError(
-            f"input {tensor.name!r}: got range {list(tensor.range)}, expected {kind} from {low} to"
-            f" {high} ({tensor.dtype})"
-        )
+    least, greatest = _BOUNDS[tensor.dtype]
+    whole = tensor.dtype in INTEGRAL
+    for bound in tensor.range:
+        fits = least <= bound <= greatest
+        if not fits or (whole and not float(bound).is_integer()):
+            kind = "whole numbers" if whole else "numbers"
+            raise SpecError(
+                f"input {tensor.name!r}: got a range to {bound}, expected {kind} from {least} to"
+                f" {greatest} ({tensor.dtype})"
+            )
 
 
 InputItem = TensorSpec | ConstantSpec | NestedSpec
@@ -160,16 +166,23 @@ def walk(item: InputItem) -> Iterator[InputItem]:
             yield from walk(part)
 
 
-def with_tensors(item: InputItem, change: Callable[[TensorSpec], TensorSpec]) -> InputItem:
+def with_tensors(
+    item: InputItem,
+    change: Callable[[TensorSpec], TensorSpec],
+) -> InputItem:
     """The item with every tensor replaced by `change` of it."""
     if isinstance(item, TensorSpec):
         return change(item)
     if isinstance(item, ConstantSpec):
         return item
-    return replaced(item, items=tuple(with_tensors(part, change) for part in item.items))
+    parts = [with_tensors(part, change) for part in item.items]
+    return replaced(item, items=tuple(parts))
 
 
-def put_together(item: InputItem, leaves: Mapping[str, Any]) -> Any:
+def put_together(
+    item: InputItem,
+    leaves: Mapping[str, Any],
+) -> Any:
     """Build the argument of the source model for an item, from tensors by path."""
     if isinstance(item, TensorSpec):
         return leaves[item.name]
@@ -192,25 +205,25 @@ def take_apart(item: InputItem, value: Any) -> Iterator[tuple[str, Any]]:
     if not isinstance(item, NestedSpec):
         yield item.name, value
     elif item.kind == "dict":
+        expected = ", ".join(item.keys) or "no keys"
         if not isinstance(value, Mapping):
-            raise ContractError(
-                f"input {item.name!r}: got {_kind(value)}, expected a dict with"
-                f" {_listed(item.keys)}"
-            )
+            got = _kind(value)
+            raise ContractError(f"input {item.name!r}: got {got}, expected a dict with {expected}")
         for key in value:
             if key not in item.keys:
                 raise ContractError(
-                    f"input {item.name!r}: the key {key!r} is unknown; expected"
-                    f" {_listed(item.keys)}"
+                    f"input {item.name!r}: the key {key!r} is unknown; expected {expected}"
                 )
         for key, part in zip(item.keys, item.items, strict=True):
             if key in value:
                 yield from take_apart(part, value[key])
     else:
-        if not isinstance(value, tuple | list) or len(value) != len(item.items):
-            got = f"{len(value)} items" if isinstance(value, tuple | list) else _kind(value)
+        length = len(item.items)
+        is_list = isinstance(value, tuple | list)
+        if not is_list or len(value) != length:
+            got = f"{len(value)} items" if is_list else _kind(value)
             raise ContractError(
-                f"input {item.name!r}: got {got}, expected a {item.kind} of {len(item.items)}"
+                f"input {item.name!r}: got {got}, expected a {item.kind} of {length}"
             )
         for part, given in zip(item.items, value, strict=True):
             yield from take_apart(part, given)
@@ -218,10 +231,6 @@ def take_apart(item: InputItem, value: Any) -> Iterator[tuple[str, Any]]:
 
 def _kind(value: object) -> str:
     return "nothing" if value is None else type(value).__name__
-
-
-def _listed(keys: tuple[str, ...]) -> str:
-    return ", ".join(keys) or "no keys"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Literal
 
 from freezer.codec import OMIT_DEFAULT
 from freezer.errors import expected_names
+from freezer.spec.items import Bounds
 
 Objective = Literal["p50", "p95", "throughput", "size"]
 """What the published candidate is best in, of those that meet the limits (docs/contract.md)."""
@@ -57,10 +58,8 @@ class Limits:
     @property
     def on_figures(self) -> bool:
         """Whether latency, size or memory is limited."""
-        return any(
-            limit is not None
-            for limit in (self.latency_ms_max, self.size_mb_max, self.memory_mb_max)
-        )
+        limits = (self.latency_ms_max, self.size_mb_max, self.memory_mb_max)
+        return any(limit is not None for limit in limits)
 
     def over_build_s(self, used_s: float) -> str | None:
         """Why no further recipe is built after builds of this duration; None if one may be."""
@@ -71,7 +70,7 @@ class Limits:
 
 _WEEK_S = 7 * 86_400.0
 
-LIMIT_BOUNDS: Mapping[str, tuple[float, float]] = {
+LIMIT_BOUNDS: Mapping[str, Bounds] = {
     "speedup_min": (0.0, 1e6),
     "error_ratio_max": (0.0, 1e9),
     "timeout_s": (0.0, _WEEK_S),
@@ -94,9 +93,11 @@ def limit_problem(name: str, value: object) -> str | None:
     if name not in LIMIT_BOUNDS:
         return f"the limit is unknown; {expected_names(name, LIMIT_BOUNDS)}"
     low, high = LIMIT_BOUNDS[name]
-    if value is None or (
+    if value is None:
+        return None
+    if (
         isinstance(value, int | float)
-        and not isinstance(value, bool)
+        and type(value) is not bool
         and value > 0
         and low <= value <= high
     ):
@@ -142,5 +143,6 @@ def timing_of(objective: str) -> Timing:
 
     Records of earlier releases may name objectives that are gone.
     """
-    timings: dict[str, Timing] = {"p95": "p95", "throughput": "throughput"}
-    return timings.get(objective, "p50")
+    if objective == "p95":
+        return "p95"
+    return "throughput" if objective == "throughput" else "p50"

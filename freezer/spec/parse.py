@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from freezer.errors import SpecError, expected_names
@@ -25,103 +25,123 @@ def declared_spec(
     Raises:
         SpecError: an input or dim has another form.
     """
-    keyword = isinstance(inputs, Mapping)
-    named = (
-        list(inputs.items())
-        if isinstance(inputs, Mapping)
-        else [(f"input_{i}", item) for i, item in enumerate(inputs)]
-    )
     bounds = tuple(declared_dim(name, bound) for name, bound in dims.items())
-    items = tuple(declared_item(str(name), item, positional=not keyword) for name, item in named)
-    return InputSpec(inputs=items, dims=bounds, style="keyword" if keyword else "positional")
+    items: list[InputItem] = []
+    if isinstance(inputs, Mapping):
+        for name, given in inputs.items():
+            items.append(declared_item(str(name), given))
+        return InputSpec(inputs=tuple(items), dims=bounds)
+    for index, given in enumerate(inputs):
+        items.append(declared_item(f"input_{index}", given, positional=True))
+    return InputSpec(inputs=tuple(items), dims=bounds, style="positional")
 
 
 def declared_dim(name: str, bound: Mapping[str, int]) -> Dim:
     """Parse the bounds of one dim; see `declared_spec`."""
-    _check_fields(f"dim {name!r}", bound, {"min", "max", "multiple_of"}, required="max")
-    if not all(type(value) is int for value in bound.values()):
-        raise SpecError(f"dim {name!r}: got {dict(bound)}, expected whole numbers")
+    place = f"dim {name!r}"
+    _check_fields(place, bound, {"min", "max", "multiple_of"}, required="max")
+    for value in bound.values():
+        if type(value) is not int:
+            raise SpecError(f"{place}: got {value!r}, expected a whole number")
     step = bound.get("multiple_of", 1)
-    return Dim(name=name, min=bound.get("min", step), max=bound["max"], multiple_of=step)
+    least = bound.get("min", step)
+    return Dim(name=name, min=least, max=bound["max"], multiple_of=step)
 
 
-def declared_item(name: str, item: Any, *, positional: bool = False) -> InputItem:
+def declared_item(
+    name: str,
+    item: Any,
+    *,
+    positional: bool = False,
+) -> InputItem:
     """Parse one input or a part of one; see `declared_spec`."""
-    form = next(
-        (
-            key
-            for key in ("value", "tuple", "list", "dict")
-            if isinstance(item, Mapping) and key in item
-        ),
-        "shape",
-    )
-    allowed = {"shape", "dtype", "range"} if form == "shape" else {form}
-    _check_fields(
-        f"input {name!r}", item, allowed | ({"name"} if positional else set()), required=form
-    )
+    form, allowed = "shape", {"shape", "dtype", "range"}
+    for key in ("value", "tuple", "list", "dict"):
+        if isinstance(item, Mapping) and key in item:
+            form, allowed = key, {key}
+            break
+    if positional:
+        allowed.add("name")
+    _check_fields(f"input {name!r}", item, allowed, required=form)
     name = str(item.get("name", name))
+    if form == "shape":
+        return _declared_tensor(name, item)
     if form == "value":
-        value = item["value"]
-        if value is not None and not isinstance(value, bool | int | float | str):
-            raise SpecError(
-                f"input {name!r}: got a value of type {type(value).__name__}, expected null, a"
-                " number, a bool or a text"
-            )
-        return ConstantSpec(name=name, value=value)
-    if form == "dict":
-        return _declared_dict(name, item["dict"])
-    if form in ("tuple", "list"):
-        if not isinstance(item[form], list):
-            raise SpecError(
-                f"input {name!r}: got a {form} that is a {type(item[form]).__name__}, expected a"
-                " list of inputs"
-            )
-        parts = tuple(
-            declared_item(f"{name}.{index}", part) for index, part in enumerate(item[form])
+        return _declared_constant(name, item["value"])
+    return _declared_nested(name, form, item[form])
+
+
+def _declared_constant(name: str, value: Any) -> ConstantSpec:
+    if value is not None and not isinstance(value, bool | int | float | str):
+        raise SpecError(
+            f"input {name!r}: got a value of type {type(value).__name__}, expected null, a"
+            " number, a bool or a text"
         )
-        return NestedSpec(name=name, kind="tuple" if form == "tuple" else "list", items=parts)
-    return _declared_tensor(name, item)
+    return ConstantSpec(name=name, value=value)
 
 
-def _declared_dict(name: str, given: Any) -> NestedSpec:
-    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
-        raise SpecError(f"input {name!r}: got the dict {given!r}, expected inputs by text keys")
-    parts = tuple(declared_item(f"{name}.{key}", part) for key, part in given.items())
-    return NestedSpec(name=name, kind="dict", items=parts, keys=tuple(given))
+def _declared_nested(
+    name: str,
+    form: str,
+    given: Any,
+) -> NestedSpec:
+    is_dict = form == "dict"
+    fits = isinstance(given, Mapping) if is_dict else isinstance(given, list)
+    if not fits:
+        raise SpecError(
+            f"input {name!r}: got a {form} that is a {type(given).__name__}, expected a"
+            f" {'mapping' if is_dict else 'list'} of inputs"
+        )
+    pairs: Iterable[tuple[Any, Any]] = given.items() if is_dict else enumerate(given)
+    parts: list[InputItem] = []
+    for key, part in pairs:
+        if is_dict and not isinstance(key, str):
+            raise SpecError(f"input {name!r}: got the key {key!r}, expected a text")
+        parts.append(declared_item(f"{name}.{key}", part))
+    items = tuple(parts)
+    if is_dict:
+        return NestedSpec(name=name, kind="dict", items=items, keys=tuple(given))
+    if form == "list":
+        return NestedSpec(name=name, kind="list", items=items)
+    return NestedSpec(name=name, kind="tuple", items=items)
 
 
 def _declared_tensor(name: str, item: Mapping[str, Any]) -> TensorSpec:
-    shape, low_high = item["shape"], item.get("range")
-    if not isinstance(shape, list) or not all(type(size) in (int, str) for size in shape):
+    shape, bounds = item["shape"], item.get("range")
+    if not _is_list_of(shape, int, str):
         raise SpecError(
             f"input {name!r}: got shape {shape!r}, expected a list of sizes and dim names"
         )
-    if low_high is not None and not (
-        isinstance(low_high, list)
-        and len(low_high) == 2
-        and all(type(x) in (int, float) for x in low_high)
-    ):
-        raise SpecError(f"input {name!r}: got range {low_high!r}, expected [low, high]")
-    tensor = TensorSpec(
-        name=name,
-        dtype=str(item.get("dtype", "float32")),
-        shape=tuple(shape),
-        range=(low_high[0], low_high[1]) if low_high else None,
-    )
+    low_high = None
+    if bounds is not None:
+        if not _is_list_of(bounds, int, float) or len(bounds) != 2:
+            raise SpecError(f"input {name!r}: got range {bounds!r}, expected [low, high]")
+        low_high = (bounds[0], bounds[1])
+    dtype = str(item.get("dtype", "float32"))
+    tensor = TensorSpec(name=name, dtype=dtype, shape=tuple(shape), range=low_high)
     check_range(tensor)
     return tensor
 
 
-def _check_fields(what: str, item: Any, allowed: set[str], *, required: str) -> None:
+def _is_list_of(value: object, *kinds: type) -> bool:
+    """Whether a value is a list of these types, of which bool is no subtype here."""
+    return isinstance(value, list) and all(type(part) in kinds for part in value)
+
+
+def _check_fields(
+    place: str,
+    item: Any,
+    allowed: set[str],
+    *,
+    required: str,
+) -> None:
+    names = sorted(allowed)
     if not isinstance(item, Mapping):
-        raise SpecError(
-            f"{what}: got a {type(item).__name__}, expected a mapping with"
-            f" {', '.join(sorted(allowed))}"
-        )
+        got = type(item).__name__
+        raise SpecError(f"{place}: got a {got}, expected a mapping with {', '.join(names)}")
     for key in item:
         if key not in allowed:
-            raise SpecError(
-                f"{what}: field {key!r} is unknown; {expected_names(str(key), sorted(allowed))}"
-            )
+            expected = expected_names(str(key), names)
+            raise SpecError(f"{place}: field {key!r} is unknown; {expected}")
     if required not in item:
-        raise SpecError(f"{what}: field {required!r} is required")
+        raise SpecError(f"{place}: field {required!r} is required")

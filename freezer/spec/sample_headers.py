@@ -16,6 +16,7 @@ from zipfile import BadZipFile
 
 from freezer.errors import MissingDependencyError, SpecError
 from freezer.spec.inputs import InputSpec
+from freezer.spec.items import Sizes
 
 BAD_SAMPLES = "CP-SAMPLES"
 """Code of all errors about samples."""
@@ -26,6 +27,8 @@ COMPLEX128 = "complex128"
 
 Header = tuple[str, tuple[int, ...]]
 """Dtype, by torch's name, and shape of a tensor."""
+
+Headers = Mapping[str, Header]
 
 READ_ERRORS = (
     OSError,
@@ -82,90 +85,101 @@ def read_header(path: Path) -> list[dict[str, Header]]:
 def _safetensors_headers(path: Path) -> dict[str, Header]:
     from safetensors import SafetensorError, safe_open
 
-    found: dict[str, Header] = {}
+    headers: dict[str, Header] = {}
     try:
         with safe_open(path, framework="np") as file:
-            pairs = json.loads((file.metadata() or {}).get(COMPLEX128, "[]"))
+            metadata = file.metadata() or {}
+            pairs = json.loads(metadata.get(COMPLEX128, "[]"))
             for name in file.keys():  # noqa: SIM118  # not a mapping
                 entry = file.get_slice(name)
                 kind, shape = entry.get_dtype(), tuple(entry.get_shape())
                 letters = kind.rstrip("0123456789")
-                dtype = _SAFETENSORS.get(letters, letters) + kind.removeprefix(letters)
-                found[name] = (COMPLEX128, shape[:-1]) if name in pairs else (dtype, shape)
+                bits = kind.removeprefix(letters)
+                dtype = _SAFETENSORS.get(letters, letters) + bits
+                headers[name] = (COMPLEX128, shape[:-1]) if name in pairs else (dtype, shape)
     except SafetensorError as error:
         raise ValueError(str(error)) from error
-    return found
+    return headers
 
 
-def match_headers(sets: Sequence[Mapping[str, Header]], spec: InputSpec) -> list[dict[str, int]]:
+def match_headers(
+    sets: Sequence[Headers],
+    spec: InputSpec,
+) -> list[Sizes]:
     """Check sample sets against a spec, and return the point of each.
 
     Raises:
         SpecError: names, dtypes, ranks or sizes differ; code CP-SAMPLES.
     """
-    return [_point(headers, spec, f"sample set {index}") for index, headers in enumerate(sets)]
+    points = []
+    for index, headers in enumerate(sets):
+        try:
+            points.append(_point(headers, spec))
+        except SpecError as error:
+            raise SpecError(f"sample set {index}: {error}", code=BAD_SAMPLES) from None
+    return points
 
 
-def _point(headers: Mapping[str, Header], spec: InputSpec, place: str) -> dict[str, int]:
+def _point(
+    headers: Headers,
+    spec: InputSpec,
+) -> Sizes:
     """Check one sample set, and return its point."""
-    wanted = {item.name for item in spec.tensors}
-    if wanted != set(headers):
-        raise SpecError(
-            f"{place}: got tensors {sorted(headers)}, expected the inputs {sorted(wanted)}",
-            code=BAD_SAMPLES,
-        )
+    names = sorted(tensor.name for tensor in spec.tensors)
+    if names != sorted(headers):
+        raise SpecError(f"got tensors {sorted(headers)}, expected the inputs {names}")
     dims = {dim.name: dim for dim in spec.dims}
-    point: dict[str, int] = {}
-    for item in spec.tensors:
-        dtype, shape = headers[item.name]
-        at = f"{place}, input {item.name!r}"
-        if dtype != item.dtype:
-            raise SpecError(f"{at}: got dtype {dtype}, expected {item.dtype}", code=BAD_SAMPLES)
-        fixed = all(
-            isinstance(want, str) or size == want
-            for size, want in zip(shape, item.shape, strict=False)
-        )
-        if len(shape) != len(item.shape) or not fixed:
-            raise SpecError(
-                f"{at}: got shape {list(shape)}, expected {list(item.shape)}", code=BAD_SAMPLES
-            )
-        for size, name in zip(shape, item.shape, strict=True):
-            if isinstance(name, str) and (
-                point.setdefault(name, size) != size or size not in dims[name].sizes
-            ):
-                allowed = str(dims[name]).partition(" from ")[2]
+    point: Sizes = {}
+    for tensor in spec.tensors:
+        place = f"input {tensor.name!r}"
+        dtype, shape = headers[tensor.name]
+        if dtype != tensor.dtype:
+            raise SpecError(f"{place}: got dtype {dtype}, expected {tensor.dtype}")
+        fits = len(shape) == len(tensor.shape)
+        for size, name in zip(shape, tensor.shape, strict=False):
+            if isinstance(name, int):
+                fits = fits and size == name
+        if not fits:
+            raise SpecError(f"{place}: got shape {shape}, expected {tensor.shape}")
+        for size, name in zip(shape, tensor.shape, strict=True):
+            if isinstance(name, int):
+                continue
+            known = point.setdefault(name, size)
+            if size != known or size not in dims[name].sizes:
                 raise SpecError(
-                    f"{at}: dim {name!r} is {size}, expected one size for all inputs, {allowed}",
-                    code=BAD_SAMPLES,
+                    f"{place}: dim {name!r} is {size}, expected one size for all inputs,"
+                    f" {dims[name]}"
                 )
     return point
 
 
-def as_sets(path: Path, flat: Mapping[str, _Value]) -> list[dict[str, _Value]]:
+def as_sets(
+    path: Path,
+    flat: Mapping[str, _Value],
+) -> list[dict[str, _Value]]:
     """Group the content of a file into sets by input name.
 
     Raises:
         SpecError: the keys do not form sets; code CP-SAMPLES.
     """
-    indexed = [key for key in flat if key.partition("/")[0].isdecimal() and "/" in key]
-    if not indexed:
-        return [dict(flat)]
-    if len(indexed) != len(flat):
-        raise SpecError(
-            f"samples {path}: keys {sorted(flat)[:5]} mix `<index>/<name>` with plain names; use"
-            " one form",
-            code=BAD_SAMPLES,
-        )
+    plain: dict[str, _Value] = {}
     sets: dict[int, dict[str, _Value]] = {}
     for key, value in flat.items():
-        index, _, name = key.partition("/")
-        sets.setdefault(int(index), {})[name] = value
-    if sorted(sets) != list(range(len(sets))):
+        index, slash, name = key.partition("/")
+        if slash and index.isdecimal():
+            sets.setdefault(int(index), {})[name] = value
+        else:
+            plain[key] = value
+    if not sets:
+        return [plain]
+    indices = sorted(sets)
+    if plain or indices != list(range(len(sets))):
         raise SpecError(
-            f"samples {path}: set indices are {sorted(sets)}; expected 0 to {len(sets) - 1}",
+            f"samples {path}: set indices are {indices}, other keys {sorted(plain)[:5]}; expected"
+            f" names alone, or indices from 0 to {len(sets) - 1} and no other keys",
             code=BAD_SAMPLES,
         )
-    return [sets[index] for index in range(len(sets))]
+    return [sets[index] for index in indices]
 
 
 def unreadable(path: Path, error: Exception) -> SpecError:

@@ -6,9 +6,10 @@ import math
 import random
 import re
 from collections.abc import Iterable, Sequence
-from itertools import chain, product
+from itertools import cycle, islice, product
 
 from freezer.spec.inputs import InputSpec
+from freezer.spec.items import Sizes
 
 MAX_COMBINATIONS = 4096
 """The most combinations of sizes to try."""
@@ -16,8 +17,7 @@ MAX_COMBINATIONS = 4096
 _MAX_BESIDE = 24
 _NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
 
-Points = list[dict[str, int]]
-"""Sizes by dim name."""
+Points = list[Sizes]
 
 
 def interior_points(spec: InputSpec, count: int) -> Points:
@@ -25,34 +25,39 @@ def interior_points(spec: InputSpec, count: int) -> Points:
     sizes and of any.
     """
     chosen = random.Random(0)
-    inner = {dim.name: dim.sizes[1:-1] or dim.sizes for dim in spec.dims}
-    odd = {}
-    for name, sizes in inner.items():
-        odd[name] = [size for size in sizes if size % 2] or sizes
+    inner: dict[str, Sequence[int]] = {}
+    odd: dict[str, Sequence[int]] = {}
+    for dim in spec.dims:
+        sizes = dim.sizes[1:-1] or dim.sizes
+        inner[dim.name] = sizes
+        odd[dim.name] = [size for size in sizes if size % 2] or sizes
     drawn = []
     for index in range(8 * count):
-        columns = inner if index % 2 else odd
-        drawn.append({name: chosen.choice(sizes) for name, sizes in columns.items()})
-    return distinct(drawn, list(spec.points()))[:count]
+        choices = inner if index % 2 else odd
+        drawn.append({name: chosen.choice(sizes) for name, sizes in choices.items()})
+    corners = list(spec.points())
+    return distinct(drawn, corners)[:count]
 
 
-def points_beside(texts: Iterable[str], spec: InputSpec) -> Points:
+def points_beside(
+    texts: Iterable[str],
+    spec: InputSpec,
+) -> Points:
     """For each number in texts such as `20 <= seq`: each dim at it and at the next sizes on both
     sides, the others at random.
     """
-    numbers = dict.fromkeys(int(number) for text in texts for number in _NUMBER.findall(text))
+    numbers: dict[int, None] = {}
+    for text in texts:
+        numbers.update(dict.fromkeys(map(int, _NUMBER.findall(text))))
     chosen = random.Random(1)
-    found = []
-    for number, dim in product(numbers, spec.dims):
-        for size in dim.sizes:
-            if abs(size - number) <= dim.multiple_of:
-                found.append({**_drawn(chosen, spec), dim.name: size})
-    return distinct(found)[:_MAX_BESIDE]
-
-
-def _drawn(chosen: random.Random, spec: InputSpec) -> dict[str, int]:
-    """Random sizes of all dims."""
-    return {dim.name: chosen.choice(dim.sizes) for dim in spec.dims}
+    points = (
+        {**_random_point(spec, chosen), dim.name: size}
+        for number in numbers
+        for dim in spec.dims
+        for size in dim.sizes
+        if abs(size - number) <= dim.multiple_of
+    )
+    return list(islice(distinct(points), _MAX_BESIDE))
 
 
 def all_sizes(spec: InputSpec) -> Points:
@@ -61,26 +66,43 @@ def all_sizes(spec: InputSpec) -> Points:
     """
     chosen, names = random.Random(2), [dim.name for dim in spec.dims]
     most = max(len(dim.sizes) for dim in spec.dims)
-    columns = [
-        chosen.sample(([*dim.sizes] * -(-most // len(dim.sizes)))[:most], most) for dim in spec.dims
-    ]
-    equal = set(spec.dims[0].sizes).intersection(*(dim.sizes for dim in spec.dims))
-    every = chain(zip(*columns, strict=True), ((size,) * len(names) for size in equal))
-    points = distinct(dict(zip(names, sizes, strict=True)) for sizes in every)
+    columns = []
+    for dim in spec.dims:
+        repeated = islice(cycle(dim.sizes), most)
+        columns.append(chosen.sample(list(repeated), most))
+    rows = list(zip(*columns, strict=True))
+    equal = set(spec.dims[0].sizes)
+    equal = equal.intersection(*(dim.sizes for dim in spec.dims))
+    rows += [(size,) * len(names) for size in equal]
+    points = distinct(dict(zip(names, row, strict=True)) for row in rows)
     return chosen.sample(points, len(points))
 
 
 def combinations(spec: InputSpec) -> Points:
     """All points in a random order; MAX_COMBINATIONS random ones if there are more."""
-    chosen, names = random.Random(3), [dim.name for dim in spec.dims]
-    if math.prod(len(dim.sizes) for dim in spec.dims) > MAX_COMBINATIONS:
-        return distinct(_drawn(chosen, spec) for _ in range(MAX_COMBINATIONS))
-    every = product(*(dim.sizes for dim in spec.dims))
-    points = [dict(zip(names, sizes, strict=True)) for sizes in every]
+    chosen = random.Random(3)
+    sizes = [dim.sizes for dim in spec.dims]
+    if math.prod(map(len, sizes)) > MAX_COMBINATIONS:
+        return distinct(_random_point(spec, chosen) for _ in range(MAX_COMBINATIONS))
+    names = [dim.name for dim in spec.dims]
+    points = [dict(zip(names, row, strict=True)) for row in product(*sizes)]
     return chosen.sample(points, len(points))
 
 
-def distinct(points: Iterable[dict[str, int]], known: Sequence[dict[str, int]] = ()) -> Points:
+def _random_point(
+    spec: InputSpec,
+    chosen: random.Random,
+) -> Sizes:
+    return {dim.name: chosen.choice(dim.sizes) for dim in spec.dims}
+
+
+def distinct(
+    points: Iterable[Sizes],
+    known: Sequence[Sizes] = (),
+) -> Points:
     """The points in order, without those that are known, and without repetitions."""
-    found = {tuple(point.values()): point for point in points}
-    return [point for point in found.values() if point not in known]
+    by_sizes: dict[tuple[int, ...], Sizes] = {}
+    for point in points:
+        if point not in known:
+            by_sizes[tuple(point.values())] = point
+    return list(by_sizes.values())

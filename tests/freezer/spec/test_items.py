@@ -90,63 +90,53 @@ def test_arguments_are_built_and_split() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "message"),
+    ("name", "value", "path"),
     [
-        ("state", None, "input 'state': got nothing, expected a tuple of 2"),
-        ("state", (1,), "input 'state': got 1 items, expected a tuple of 2"),
-        ("state", (1, {"0": 1}), "input 'state.1': got dict, expected a list of 2"),
-        ("opts", (1,), "input 'opts': got tuple, expected a dict with scale, mode, deep"),
-        (
-            "opts",
-            {"scael": 1},
-            "input 'opts': the key 'scael' is unknown; expected scale, mode, deep",
-        ),
-        ("opts", {"deep": {1: 1}}, "input 'opts.deep': the key 1 is unknown; expected a"),
-        ("none", [1], "input 'none': got 1 items, expected a list of 0"),
+        ("state", None, "state"),
+        ("state", (1,), "state"),
+        ("state", (1, {"0": 1}), "state.1"),
+        ("opts", (1,), "opts"),
+        ("opts", {"scael": 1}, "opts"),
+        ("opts", {"deep": {1: 1}}, "opts.deep"),
+        ("none", [1], "none"),
     ],
 )
-def test_errors_of_arguments_name_the_path(name: str, value: Any, message: str) -> None:
-    with pytest.raises(ContractError, match=message):
+def test_errors_of_arguments_name_the_path(name: str, value: Any, path: str) -> None:
+    with pytest.raises(ContractError, match=f"input '{path}'"):
         dict(take_apart(item(name), value))
 
 
 @pytest.mark.parametrize(
-    ("inputs", "message"),
+    ("inputs", "path"),
     [
-        (
-            {"x": {"tuple": {"shape": [1]}}},
-            "input 'x': got a tuple that is a dict, expected a list of inputs",
-        ),
-        ({"x": {"dict": [1]}}, r"input 'x': got the dict \[1\], expected inputs by text keys"),
-        ({"x": {"tuple": [], "shape": [1]}}, "input 'x': field 'shape' is unknown; expected tuple"),
-        ({"x": {"dict": {"a": {"shape": ["n"]}}}}, r"input 'x\.a': dim 'n' is unbound"),
-        ({"x": {"dict": {"a": {"value": float("nan")}}}}, r"input 'x\.a': got the constant nan"),
-        (
-            {"x": {"dict": {"a.b": {"shape": [1]}, "a": {"dict": {"b": {"shape": [1]}}}}}},
-            r"input 'x\.a\.b' is given twice",
-        ),
-        ({"x": {"tuple": [{"shape": [1]}]}, "x.0": {"shape": [1]}}, r"input 'x\.0' is given twice"),
+        ({"x": {"tuple": {"shape": [1]}}}, "x"),
+        ({"x": {"dict": [1]}}, "x"),
+        ({"x": {"dict": {1: {"shape": [1]}}}}, "x"),
+        ({"x": {"tuple": [], "shape": [1]}}, "x"),
+        ({"x": {"dict": {"a": {"shape": ["n"]}}}}, "x.a"),
+        ({"x": {"dict": {"a": {"value": float("nan")}}}}, "x.a"),
+        ({"x": {"dict": {"a.b": {"shape": []}, "a": {"dict": {"b": {"shape": []}}}}}}, "x.a.b"),
+        ({"x": {"tuple": [{"shape": [1]}]}, "x.0": {"shape": [1]}}, "x.0"),
     ],
 )
-def test_errors_of_nested_declarations(inputs: Any, message: str) -> None:
-    with pytest.raises(SpecError, match=message):
+def test_errors_of_nested_declarations(inputs: Any, path: str) -> None:
+    with pytest.raises(SpecError, match=f"input '{path}'"):
         declared_spec(inputs, {})
 
 
 @pytest.mark.parametrize(
-    ("dtype", "low_high", "message"),
+    ("dtype", "low_high"),
     [
-        (
-            "uint8",
-            [0, 256],
-            r"got range \[0, 256\], expected whole numbers from 0 to 255 \(uint8\)",
-        ),
-        ("int64", [0.5, 2], r"got range \[0.5, 2\], expected whole numbers"),
-        ("int64", [0, float("inf")], "expected whole numbers"),
-        ("float16", [0, 1e6], r"expected numbers from -65504.0 to 65504.0 \(float16\)"),
-        ("complex64", [0, 1], "complex64 has no ranges"),
+        ("uint8", [0, 256]),
+        ("uint8", [-1, 5]),
+        ("int64", [0.5, 2]),
+        ("int64", [0, float("inf")]),
+        ("float16", [0, 1e6]),
+        ("complex64", [0, 1]),
     ],
 )
-def test_ranges_must_fit_the_dtype(dtype: str, low_high: list[float], message: str) -> None:
-    with pytest.raises(SpecError, match=f"input 'x': .*{message}"):
-        declared_spec({"x": {"shape": [1], "dtype": dtype, "range": low_high}}, {})
+def test_ranges_must_fit_the_dtype(dtype: str, low_high: list[float]) -> None:
+    inputs = {"x": {"shape": [1], "dtype": dtype}}
+    assert declared_spec(inputs, {}).tensors[0].range is None
+    with pytest.raises(SpecError, match=dtype):
+        declared_spec({"x": {**inputs["x"], "range": low_high}}, {})

@@ -74,60 +74,40 @@ READERS = (read_header, read_samples)
 
 
 @pytest.mark.parametrize("read", READERS)
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 is how a zip begins", b"\xff" * 64])
 def test_damaged_files_are_rejected(
-    tmp_path: Path, suffix: str, content: bytes, read: Callable[[Path], Any]
+    tmp_path: Path, suffix: str, read: Callable[[Path], Any]
 ) -> None:
+    whole = write(tmp_path / f"whole{suffix}", {"x": torch.arange(1000.0)}, compressed=True)
+    data = whole.read_bytes()
+    cut = [data[:size] for size in (len(data) // 2, len(data) - 1, 100, 9)]
     path = tmp_path / f"bad{suffix}"
-    path.write_bytes(content)
-    with pytest.raises(SpecError, match=f"samples .*bad{suffix}.*expected a readable") as caught:
-        read(path)
+    for content in (b"", b"PK\x03\x04 is how a zip begins", b"\xff" * 64, *cut):
+        path.write_bytes(content)
+        rejected(read, path)
+    rejected(read, tmp_path / f"none{suffix}")
+
+
+def rejected(read: Callable[..., Any], *arguments: Any) -> None:
+    with pytest.raises(SpecError) as caught:
+        read(*arguments)
     assert caught.value.code == "CP-SAMPLES"
-    with pytest.raises(SpecError, match="No such file"):
-        read(tmp_path / f"none{suffix}")
 
 
 @pytest.mark.parametrize("read", READERS)
 def test_other_contents_are_rejected(tmp_path: Path, read: Callable[[Path], Any]) -> None:
-    np.savez(tmp_path / "odd.npz", x=np.array([object()], dtype=object))
-    with pytest.raises(SpecError, match="allow_pickle"):
-        read(tmp_path / "odd.npz")
-    with pytest.raises(SpecError, match=r"suffix '\.txt' is unknown"):
-        read(tmp_path / "x.txt")
+    pickled, flipped = tmp_path / "odd.npz", tmp_path / "flipped.npz"
+    np.savez(pickled, x=np.array([object()], dtype=object))
+    whole = write(flipped, {"x": torch.arange(1000.0)}, compressed=True).read_bytes()
+    flipped.write_bytes(whole[:60] + b"\xff" * 20 + whole[80:])
+    for path in (pickled, flipped, tmp_path / "x.txt"):
+        rejected(read, path)
 
 
-@pytest.mark.parametrize("compressed", [False, True])
-def test_truncated_files_are_rejected(tmp_path: Path, suffix: str, compressed: bool) -> None:
-    whole = write(
-        tmp_path / f"whole{suffix}", {"x": torch.arange(1000.0)}, compressed=compressed
-    ).read_bytes()
-    path = tmp_path / f"cut{suffix}"
-    for size in (len(whole) // 2, len(whole) - 1, 100, 9):
-        path.write_bytes(whole[:size])
-        with pytest.raises(SpecError, match="expected a readable"):
-            read_header(path)
-    if compressed and suffix == ".npz":
-        path.write_bytes(whole[:60] + b"\xff" * 20 + whole[80:])
-        for read in READERS:
-            with pytest.raises(SpecError, match="expected a readable"):
-                read(path)
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        (("0/x", "y"), "mix `<index>/<name>` with plain names"),
-        (("0/x", "2/x"), r"set indices are \[0, 2\]; expected 0 to 1"),
-    ],
-)
-def test_keys_must_form_sets(
-    tmp_path: Path, suffix: str, keys: tuple[str, ...], message: str
-) -> None:
+@pytest.mark.parametrize("keys", [("0/x", "y"), ("0/x", "2/x")])
+def test_keys_must_form_sets(tmp_path: Path, suffix: str, keys: tuple[str, ...]) -> None:
     path = write(tmp_path / f"file{suffix}", {key: torch.zeros(1) for key in keys})
     for read in READERS:
-        with pytest.raises(SpecError, match=message) as caught:
-            read(path)
-        assert caught.value.code == "CP-SAMPLES"
+        rejected(read, path)
 
 
 def given(**tensors: torch.Tensor) -> list[dict[str, torch.Tensor]]:
@@ -135,34 +115,20 @@ def given(**tensors: torch.Tensor) -> list[dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize(
-    ("sets", "message"),
+    "sets",
     [
-        (
-            [{"x": torch.zeros(2, 4)}],
-            r"sample set 0: got tensors \['x'\], expected the inputs \['ids', 'x'\]",
-        ),
-        (
-            given(x=torch.zeros(2, 4).double()),
-            "sample set 0, input 'x': got dtype float64, expected float32",
-        ),
-        (given(x=torch.zeros(2)), r"got shape \[2\], expected \['batch', 4\]"),
-        (given(x=torch.zeros(2, 5)), r"got shape \[2, 5\]"),
-        (
-            given(x=torch.zeros(3, 4)),
-            "input 'ids': dim 'batch' is 2, expected one size for all inputs, 1 to 9",
-        ),
-        (given(x=torch.zeros(10, 4), ids=torch.zeros(10, dtype=torch.int64)), "dim 'batch' is 10"),
-        (
-            [*given(), *given(x=torch.zeros(2, 4).half())],
-            "sample set 1, input 'x': got dtype float16",
-        ),
+        [{"x": torch.zeros(2, 4)}],
+        given(x=torch.zeros(2, 4).double()),
+        given(x=torch.zeros(2)),
+        given(x=torch.zeros(2, 5)),
+        given(x=torch.zeros(3, 4)),
+        given(x=torch.zeros(10, 4), ids=torch.zeros(10, dtype=torch.int64)),
+        [*given(), *given(x=torch.zeros(2, 4).half())],
     ],
 )
-def test_headers_and_samples_match_the_spec(sets: Any, message: str) -> None:
-    for match in (lambda: match_headers(headers_of(sets), SPEC), lambda: match_samples(sets, SPEC)):
-        with pytest.raises(SpecError, match=message) as caught:
-            match()
-        assert caught.value.code == "CP-SAMPLES"
+def test_headers_and_samples_match_the_spec(sets: Any) -> None:
+    rejected(match_headers, headers_of(sets), SPEC)
+    rejected(match_samples, sets, SPEC)
 
 
 def test_match_headers_returns_points() -> None:
