@@ -61,7 +61,7 @@ _CAMPAIGN = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._'+-]{0,99}")
 class LeaseLostError(InfrastructureError):
     """Another driver has taken the campaign over; this one must write nothing more."""
 
-    code = "CP-LEASE-LOST"
+    code = "CP-CAMPAIGN-RUNNING"
 
 
 def check_campaign(name: str) -> None:

@@ -102,7 +102,7 @@ def describe(folder: Path, *, inputs: bool = True) -> Described:
         raise SourceError(
             f"the model has the MLflow flavors {found}; expected {FLAVOR}: log it with"
             " mlflow.pytorch.log_model, or name its source by python:MODULE:FUNCTION",
-            code="CP-REGISTRY-FLAVOR",
+            code="CP-REGISTRY",
         )
     kind, path = _file(_inside(folder, str(flavor.get("model_data", "data"))))
     example = _Example(model, folder)

@@ -270,7 +270,7 @@ def _search_models(client: MlflowClient, filter_string: str | None, token: str |
         raise CatalogError(
             f"MLflow rejects the filter {filter_string!r}: {error.message}; expected a filter of"
             " registered models, like \"name LIKE 'credit-%' AND tags.team = 'risk'\"",
-            code="CP-REGISTRY-FILTER",
+            code="CP-REGISTRY",
         ) from None
 
 

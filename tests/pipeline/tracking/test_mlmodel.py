@@ -341,7 +341,7 @@ def test_other_flavors_are_rejected(uri: str, tmp_path: Path) -> None:
         SourceError, match=r"flavors python_function; expected pytorch.*by python:MODULE:FUNCTION"
     ) as caught:
         describe(folder)
-    assert caught.value.code == "CP-REGISTRY-FLAVOR"
+    assert caught.value.code == "CP-REGISTRY"
 
 
 def test_damaged_files_are_reported(saved: Callable[..., Path]) -> None:

@@ -175,7 +175,7 @@ def test_an_invalid_filter_is_a_catalog_error(registry: str, text: str) -> None:
         CatalogError, match=r"MLflow rejects the filter.*(Invalid|Expected)"
     ) as caught:
         list(list_registry(registry, text, None))
-    assert caught.value.code == "CP-REGISTRY-FILTER"
+    assert caught.value.code == "CP-REGISTRY"
 
 
 def test_list_registry_reads_all_pages(registry: str, monkeypatch: pytest.MonkeyPatch) -> None:
