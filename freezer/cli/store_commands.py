@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from freezer.artifact import ENGINES, MANIFEST, folder_of, size_text
+from freezer.artifact import MANIFEST, folder_of, size_text, torch_folder
 from freezer.cli.arguments import (
     ClassOption,
     JsonOption,
@@ -34,7 +33,7 @@ from freezer.errors import FAILED, ColdpressError, IncompatibleError, UsageError
 from freezer.files import check_folder
 from freezer.hardware import detect, device_class
 from freezer.serving.compatibility import rungs
-from freezer.store import Descriptor, ListedVersion, Store, Version, newest_versions, versions_of
+from freezer.store import ListedVersion, Store, Version, newest_versions, versions_of
 
 
 def list_models(
@@ -94,7 +93,9 @@ def pull(
     device_class_: ClassOption = "auto",
     min_version: MinVersionOption = 0,
 ) -> None:
-    """Copy the artifact for this machine into a folder, and verify every digest."""
+    """Copy the artifact for this machine into a folder, and verify every digest. If it needs an
+    engine, and the class has one that needs torch alone, that goes into DEST.torch.
+    """
     if not (dest / MANIFEST).is_file():  # a folder with this artifact stays
         check_folder(dest, "--dest")
     opened = Store.open(store)
@@ -105,9 +106,12 @@ def pull(
             " later"
         )
     name = pick(version, device_class_)
-    artifact = opened.pull(version, name, dest, rank=_servable(version.images_of(name)))
-    size_mb = sum(item.size_bytes for item in artifact.manifest.contents) / 1e6
-    say(f"{version.model}:{version.number} for {name} is in {dest} ({size_mb:.1f} MB)")
+    if len(version.images_of(name)) > 1:
+        opened.pull(version, name, torch_folder(dest), rank=1)
+        say(f"the artifact that needs torch alone is in {torch_folder(dest)}")
+    artifact = opened.pull(version, name, dest)
+    size_bytes = sum(file.size_bytes for file in artifact.manifest.contents)
+    say(f"{version.model}:{version.number} for {name} is in {dest} ({size_text(size_bytes)})")
 
 
 def pick(version: Version, wanted: str) -> str:
@@ -122,15 +126,6 @@ def pick(version: Version, wanted: str) -> str:
             f" {', '.join(sorted(version.images))}; this machine runs {', '.join(machine.classes)}"
         )
     return runnable[0]
-
-
-def _servable(images: Sequence[Descriptor]) -> int:
-    """Position of the first image whose engines are installed here, or else of the best."""
-    installed = {name for name in ENGINES.values() if find_spec(name) is not None}
-    for rank, image in enumerate(images):
-        if installed.issuperset(image.engines):
-            return rank
-    return 0
 
 
 def sign(

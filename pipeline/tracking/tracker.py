@@ -10,8 +10,10 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from freezer.artifact import Artifact, torch_folder
 from freezer.errors import InfrastructureError, IntegrityError, NotPublishedError
 from freezer.store import Store, Version
 from pipeline.records import Outcome
@@ -119,11 +121,14 @@ class Tracker:
         if published is None:
             return changed
         version, serving = published
+
+        def lay_out(folder: Path) -> Artifact:
+            if len(version.images_of(serving)) > 1:
+                self._store.materialize(version, serving, torch_folder(folder), rank=1)
+            return self._store.materialize(version, serving, folder)
+
         registration = Registration(
-            outcome=outcome,
-            serving=serving,
-            lay_out=lambda folder: self._store.materialize(version, serving, folder),
-            run_id=run_id,
+            outcome=outcome, serving=serving, lay_out=lay_out, run_id=run_id
         )
         registered = registry.register(registration)
         return registered or changed
