@@ -4,6 +4,7 @@ graphs. Imports no torch.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
@@ -11,7 +12,7 @@ from freezer.artifact.folder import Artifact
 from freezer.artifact.freezing_report import Change, FreezingReport
 from freezer.artifact.latency import LatencyRecord, PointFigures, place_text
 from freezer.artifact.manifest import Manifest, Payload
-from freezer.artifact.sections import NOT_TRIED, FreezingRecord, Tradeoff
+from freezer.artifact.sections import NOT_TRIED, CandidateRecord, FreezingRecord, Tradeoff
 from freezer.errors import NotPublishedError
 from freezer.spec import CLOCKS, Dim
 
@@ -24,28 +25,6 @@ MAX_SHOWN = 12
 _Row = tuple[str, str]
 """Name and value of one row."""
 
-_TEXTS = {
-    "model": "{0.model}, version {0.version}",
-    "recipe": "{0.name}: {0.capture} -> {0.lowering}",
-    "input": "{0.name}: {0.dtype} [{1}]",
-    "constant": "{} = {!r}",
-    "output": "{0.name}: {0.dtype}, rank {0.rank}",
-    "drift": "error ratio {0.drift.error_ratio:.2f} against {0.reference}",
-    "cold start": (
-        "opens in {0.open_ms:.0f} ms, first call {0.first_call_ms:.1f} ms,"
-        " peak {0.memory_peak_mb:.0f} MB"
-    ),
-    "point": "{0.place}: {0.payload}, {1}",
-    "left out": "{0.payload}: {0.reason}",
-    "tried": "{payload}: {capture} -> {lowering}: {outcome}",
-    "candidate": "{0.recipe} ({0.capture} -> {0.lowering}, {1}): {2}",
-    "not built": "{}: {}",
-    "constants": "{0.num_constants} parameters and buffers, {1}: {2}",
-    "size": "{} of parameters and buffers -> {}",
-    "instructions": "{1} (of {0.instructions_of})",
-    "source": "{}, weights {:.19}…",
-}
-"""Texts of rows by name."""
 
 _STRIDES = {
     None: "not compared with eager's",
@@ -64,7 +43,10 @@ _TRADEOFFS = {
 """Texts of the figures of a Tradeoff."""
 
 
-def describe(manifest: Manifest, published: Sequence[str] = ()) -> Iterator[_Row]:
+def describe(
+    manifest: Manifest,
+    published: Sequence[str] = (),
+) -> Iterator[_Row]:
     """Rows that describe an artifact.
 
     Args:
@@ -75,64 +57,75 @@ def describe(manifest: Manifest, published: Sequence[str] = ()) -> Iterator[_Row
     yield from _contract(manifest)
     for payload in manifest.payloads:
         yield "payload", _payload(payload)
-    exact = manifest.drift.error_ratio is None
-    yield ("drift", "equal to eager") if exact else _row("drift", manifest)
+    drift = manifest.drift
+    if drift.error_ratio is None:
+        yield "drift", "equal to eager"
+    else:
+        yield "drift", f"error ratio {drift.error_ratio:.2f} against {manifest.reference}"
     if manifest.latency:
         yield from _latency(manifest.latency)
     for dropped in manifest.freezing.dropped:
-        yield _row("left out", dropped)
+        yield "left out", f"{dropped.payload}: {dropped.reason}"
     yield from describe_freezing(manifest.freezing, manifest.recipe.tried)
     versions = [f"{name} {value}" for name, value in manifest.toolchain.items() if value]
     yield "made with", ", ".join(versions)
-    made = {"source": "unknown", "weights": "unknown", **manifest.provenance}
-    yield _row("source", made["source"], made["weights"])
+    source = manifest.provenance.get("source", "unknown")
+    weights = manifest.provenance.get("weights", "unknown")
+    yield "source", f"{source}, weights {weights:.19}…"
 
 
-def _row(name: str, *values: object, **named: object) -> _Row:
-    return name, _TEXTS[name].format(*values, **named)
-
-
-def _identity(manifest: Manifest, published: Sequence[str]) -> Iterator[_Row]:
-    if manifest.version is None:
-        yield "model", f"{manifest.model}, not published"
-    else:
-        yield _row("model", manifest)
+def _identity(
+    manifest: Manifest,
+    published: Sequence[str],
+) -> Iterator[_Row]:
+    version = "not published" if manifest.version is None else f"version {manifest.version}"
+    yield "model", f"{manifest.model}, {version}"
     classes = f" (published: {', '.join(published)})" if published else ""
     yield "device class", manifest.device_class + classes
     yield "verdict", manifest.verdict
     if manifest.gate.objective != "p50":
         yield "objective", manifest.gate.objective
-    yield _row("recipe", manifest.recipe)
+    recipe = manifest.recipe
+    yield "recipe", f"{recipe.name}: {recipe.capture} -> {recipe.lowering}"
 
 
 def _contract(manifest: Manifest) -> Iterator[_Row]:
     spec = manifest.inputs
     for tensor in spec.tensors:
-        yield _row("input", tensor, ", ".join(map(str, tensor.shape)))
-    for constant in spec.constants.items():
-        yield _row("constant", *constant)
+        shape = ", ".join(map(str, tensor.shape))
+        yield "input", f"{tensor.name}: {tensor.dtype} [{shape}]"
+    for name, value in spec.constants.items():
+        yield "constant", f"{name} = {value!r}"
     if spec.dims:
         yield "dims", ", ".join(map(_sizes, spec.dims))
     for output in manifest.outputs:
-        yield _row("output", output)
+        yield "output", f"{output.name}: {output.dtype}, rank {output.rank}"
 
 
 def _payload(payload: Payload) -> str:
-    threads = place_text(payload.num_threads, {}) if payload.num_threads else "any thread count"
-    size = f"{payload.path}: {size_text(payload.size_bytes)}"
-    return ", ".join([size, threads, *map(_sizes, payload.dims)])
+    threads = "any thread count"
+    if payload.num_threads:
+        threads = place_text(payload.num_threads, {})
+    parts = [f"{payload.path}: {size_text(payload.size_bytes)}", threads]
+    parts.extend(map(_sizes, payload.dims))
+    return ", ".join(parts)
 
 
 def _latency(latency: LatencyRecord) -> Iterator[_Row]:
-    parts = [_speed(latency.ms.get("p50"), latency.eager_ms.get("p50"), latency)]
+    speed = _speed(latency.ms.get("p50"), latency.eager_ms.get("p50"), latency)
     if latency.num_threads:
-        parts.append(place_text(latency.num_threads, {}))
-    yield "speed", ", ".join(parts)
-    if latency.cold_start is not None:
-        yield _row("cold start", latency.cold_start)
+        speed += f", {place_text(latency.num_threads, {})}"
+    yield "speed", speed
+    cold = latency.cold_start
+    if cold is not None:
+        yield (
+            "cold start",
+            f"opens in {cold.open_ms:.0f} ms, first call {cold.first_call_ms:.1f} ms,"
+            f" peak {cold.memory_peak_mb:.0f} MB",
+        )
     if len(latency.points) > 1:
         for point in latency.points:
-            yield _row("point", point, _outcome(point))
+            yield "point", f"{point.place}: {point.payload}, {_outcome(point)}"
 
 
 def _outcome(point: PointFigures) -> str:
@@ -142,10 +135,15 @@ def _outcome(point: PointFigures) -> str:
     return f"{speed}, {point.verdict}" if point.speedup and point.verdict else speed
 
 
-def _speed(p50: float | None, eager: float | None, figures: LatencyRecord | PointFigures) -> str:
+def _speed(
+    p50: float | None,
+    eager: float | None,
+    figures: LatencyRecord | PointFigures,
+) -> str:
     parts = []
     if p50 is not None and eager is not None:
-        parts = [f"p50 {p50:.3g} ms", f"eager {eager:.3g} ms"]
+        parts.append(f"p50 {p50:.3g} ms")
+        parts.append(f"eager {eager:.3g} ms")
     if figures.speedup is not None and figures.speedup_ci is not None:
         low, high = figures.speedup_ci
         clock = CLOCKS[figures.clock]
@@ -155,13 +153,16 @@ def _speed(p50: float | None, eager: float | None, figures: LatencyRecord | Poin
 
 
 def describe_freezing(
-    freezing: FreezingRecord, tried: Sequence[Mapping[str, str]]
+    freezing: FreezingRecord,
+    tried: Sequence[Mapping[str, str]],
 ) -> Iterator[_Row]:
     """Rows about a freeze and its attempts."""
-    unknown = dict.fromkeys(("payload", "capture", "lowering", "outcome"), "unknown")
     for attempt in tried:
-        if not attempt.get("outcome", "").startswith(NOT_TRIED):
-            yield _row("tried", **{**unknown, **attempt})
+        outcome = attempt.get("outcome", "unknown")
+        if not outcome.startswith(NOT_TRIED):
+            known = [attempt.get(name, "unknown") for name in ("payload", "capture", "lowering")]
+            payload, capture, lowering = known
+            yield "tried", f"{payload}: {capture} -> {lowering}: {outcome}"
     for warning in freezing.warnings:
         yield "warning", warning
     for path, report in freezing.reports.items():
@@ -171,14 +172,20 @@ def describe_freezing(
     if freezing.reports:
         yield "strides", _STRIDES[freezing.strides_equal]
     for candidate in freezing.candidates:
-        passes = f"passes, {figures_text(candidate.speedup, candidate.error_ratio)}"
-        outcome = candidate.problem or passes
-        yield _row("candidate", candidate, size_text(candidate.size_bytes), outcome)
+        yield "candidate", _candidate(candidate)
     if len(freezing.pareto) > 1:
         for tradeoff in freezing.pareto:
             yield "pareto", f"{tradeoff.recipe}: {_tradeoff(tradeoff)}"
-    for failure in freezing.failures.items():
-        yield _row("not built", *failure)
+    for recipe, failure in freezing.failures.items():
+        yield "not built", f"{recipe}: {failure}"
+
+
+def _candidate(candidate: CandidateRecord) -> str:
+    outcome = candidate.problem
+    if not outcome:
+        outcome = f"passes, {figures_text(candidate.speedup, candidate.error_ratio)}"
+    size = size_text(candidate.size_bytes)
+    return f"{candidate.recipe} ({candidate.capture} -> {candidate.lowering}, {size}): {outcome}"
 
 
 def _tradeoff(tradeoff: Tradeoff) -> str:
@@ -195,21 +202,20 @@ def _report(report: FreezingReport) -> Iterator[_Row]:
     yield "operators", _operators(report)
     if report.changes:
         yield "done", _changes(report.changes)
-    if report.changes_at_load:
-        yield "done at load", _changes(report.changes_at_load)
     if report.num_constants or report.folded_bytes:
         size = size_text(report.constants_bytes)
         if report.folded_bytes:
             size += f"; folding computed {size_text(report.folded_bytes)} of new constants"
-        yield _row("constants", report, size, _listed(report.constants))
+        names = _listed(report.constants)
+        yield "constants", f"{report.num_constants} parameters and buffers, {size}: {names}"
     yield from _remaining(report)
     if report.unused:
         yield "unused", _listed(report.unused)
-    sizes = (report.size_before_bytes, report.size_after_bytes)
-    yield _row("size", *map(size_text, sizes))
+    before, after = size_text(report.size_before_bytes), size_text(report.size_after_bytes)
+    yield "size", f"{before} of parameters and buffers -> {after}"
     if report.instructions_of:
         families = " ".join(sorted(report.instructions)) or "baseline only"
-        yield _row("instructions", report, families)
+        yield "instructions", f"{families} (of {report.instructions_of})"
     if report.phases_s:
         times = [f"{name} {time_s:.2f} s" for name, time_s in report.phases_s.items()]
         yield "time", ", ".join(times)
@@ -223,13 +229,13 @@ def _report(report: FreezingReport) -> Iterator[_Row]:
 
 def _operators(report: FreezingReport) -> str:
     """Numbers before and after: of all operators, and of each kind, most frequent first."""
-    before, after = report.ops_before, report.ops_after
-    numbers = {}
-    for kind in sorted({*before, *after}):
-        numbers[kind] = before.get(kind, 0), after.get(kind, 0)
-    kinds = sorted(numbers, key=lambda kind: -max(numbers[kind]))
-    total = _change(sum(before.values()), sum(after.values()))
-    changes = [f"{kind} {_change(*numbers[kind])}" for kind in kinds]
+    before, after = Counter(report.ops_before), Counter(report.ops_after)
+    most_frequent = before | after
+    changes = []
+    for kind in sorted(most_frequent, key=lambda kind: (-most_frequent[kind], kind)):
+        change = _change(before[kind], after[kind])
+        changes.append(f"{kind} {change}")
+    total = _change(before.total(), after.total())
     return f"{total}: {_listed(changes)}"
 
 
@@ -256,7 +262,11 @@ def _remaining(report: FreezingReport) -> Iterator[_Row]:
 
 
 def freezing_markdown(
-    *, title: str, verdict: str, tried: Sequence[Mapping[str, str]], freezing: FreezingRecord
+    *,
+    title: str,
+    verdict: str,
+    tried: Sequence[Mapping[str, str]],
+    freezing: FreezingRecord,
 ) -> str:
     """The page of one candidate, as Markdown.
 
@@ -268,9 +278,10 @@ def freezing_markdown(
     """
     lines = [f"# What freezing did: {title}", "", verdict, "", "| | |", "|---|---|"]
     for name, value in describe_freezing(freezing, tried):
-        cell = " ".join(value.split()).replace("|", "\\|")
-        lines.append(f"| {name} | {cell} |")
-    return "\n".join([*lines, ""])
+        words = value.replace("|", "\\|").split()
+        lines.append(f"| {name} | {' '.join(words)} |")
+    lines.append("")
+    return "\n".join(lines)
 
 
 def manifest_markdown(manifest: Manifest) -> str | None:
@@ -286,13 +297,21 @@ def manifest_markdown(manifest: Manifest) -> str | None:
     )
 
 
-def figures_text(speedup: float | None, error_ratio: float | None) -> str:
+def figures_text(
+    speedup: float | None,
+    error_ratio: float | None,
+) -> str:
     """Figures of a candidate that passes the gate."""
     speed = "not timed" if speedup is None else f"speedup {speedup:.2f} over eager"
     return speed if error_ratio is None else f"{speed}, error ratio {error_ratio:.2f}"
 
 
-def readable(artifact: Artifact, kind: str, *, captured: bool) -> str:
+def readable(
+    artifact: Artifact,
+    kind: str,
+    *,
+    captured: bool,
+) -> str:
     """The code or graph of every payload, under its path if there are several.
 
     Args:
@@ -304,32 +323,41 @@ def readable(artifact: Artifact, kind: str, *, captured: bool) -> str:
         NotPublishedError: the artifact has no such text.
         IntegrityError: a text is damaged.
     """
-    payloads = artifact.manifest.payloads
-    texts = [_text(artifact, payload, kind, captured=captured) for payload in payloads]
-    if len(payloads) == 1:
-        return texts[0]
-    parts = zip(payloads, texts, strict=True)
-    return "\n".join(f"# {payload.path}\n{text}" for payload, text in parts)
+    texts = []
+    for payload in artifact.manifest.payloads:
+        text = _text(artifact, payload, kind, captured=captured)
+        texts.append(text if len(artifact.manifest.payloads) == 1 else f"# {payload.path}\n{text}")
+    return "\n".join(texts)
 
 
-def _text(artifact: Artifact, payload: Payload, kind: str, *, captured: bool) -> str:
+def _text(
+    artifact: Artifact,
+    payload: Payload,
+    kind: str,
+    *,
+    captured: bool,
+) -> str:
+    manifest = artifact.manifest
     stem = f"evidence/{PurePosixPath(payload.path).stem}"
-    of_captured = f"{stem}-captured-{kind}.txt"
-    names = [of_captured] if captured else [f"{stem}-{kind}.txt"]
-    if not artifact.manifest.recipe.settings.get("freeze", True):  # the captured program serves
+    of_captured, of_frozen = f"{stem}-captured-{kind}.txt", f"{stem}-{kind}.txt"
+    names = [of_captured] if captured else [of_frozen]
+    if not manifest.recipe.settings.get("freeze", True):  # the captured program serves
         names.append(of_captured)
-    for file in artifact.manifest.files:
+    for file in manifest.files:
         if file.path in names:
             artifact.verify((file,))
-            return (artifact.folder / file.path).read_text(errors="replace")
+            path = artifact.folder / file.path
+            return path.read_text(errors="replace")
     raise NotPublishedError(
-        f"{artifact.manifest.model} for {artifact.manifest.device_class} contains no {names[0]};"
+        f"{manifest.model} for {manifest.device_class} contains no {names[0]};"
         " earlier releases and some recipes write none: freeze the model again"
     )
 
 
 def _sizes(dim: Dim) -> str:
-    return f"{dim.name} {dim.min}" if dim.min == dim.max else str(dim).replace(" from ", " ", 1)
+    if dim.min == dim.max:
+        return f"{dim.name} {dim.min}"
+    return str(dim).replace(" from ", " ", 1)
 
 
 def size_text(num_bytes: int) -> str:
@@ -338,5 +366,7 @@ def size_text(num_bytes: int) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = ["…"] if len(names) > MAX_SHOWN else []
-    return ", ".join([*names[:MAX_SHOWN], *more])
+    shown = list(names[:MAX_SHOWN])
+    if len(names) > MAX_SHOWN:
+        shown.append("…")
+    return ", ".join(shown)

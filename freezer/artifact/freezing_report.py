@@ -50,8 +50,6 @@ class FreezingReport:
         ops_before, ops_after: number of operators by kind, in the captured graph and in the
             payload's.
         changes: what was folded, fused, merged and removed.
-        changes_at_load: the same by the loader's optimization, which is not saved, on the machine
-            of the build.
         num_constants, constants_bytes: number and captured size of parameters and buffers that
             became constants; tied ones count once.
         constants: their names in the source model, including all names of tied ones.
@@ -74,7 +72,6 @@ class FreezingReport:
     ops_before: Mapping[str, int] = field(default_factory=dict)
     ops_after: Mapping[str, int] = field(default_factory=dict)
     changes: tuple[Change, ...] = ()
-    changes_at_load: tuple[Change, ...] = ()
     num_constants: int = 0
     constants_bytes: int = 0
     constants: tuple[str, ...] = ()
@@ -93,16 +90,17 @@ class FreezingReport:
 
     def shortened(self, max_listed: int = _MAX_LISTED) -> FreezingReport:
         """The same report; longer lists of names and reasons are cut, and a note counts them."""
-        lists = {
-            name: getattr(self, name)
-            for name in ("constants", "kept", "unused", "preserved", "guards")
-        }
-        long = ", ".join(
-            f"{len(items)} {name}" for name, items in lists.items() if len(items) > max_listed
-        )
-        cut: dict[str, Any] = {name: items[:max_listed] for name, items in lists.items()}
-        note = (f"Only the first {max_listed} are listed of {long}.",) if long else ()
-        return replace(self, **cut, notes=(*self.notes, *note))
+        cut: dict[str, Any] = {}
+        long = []
+        for name in ("constants", "kept", "unused", "preserved", "guards"):
+            items = getattr(self, name)
+            cut[name] = items[:max_listed]
+            if len(items) > max_listed:
+                long.append(f"{len(items)} {name}")
+        if not long:
+            return self
+        note = f"Only the first {max_listed} are listed of {', '.join(long)}."
+        return replace(self, **cut, notes=(*self.notes, note))
 
 
 def stored_as_captured(num_tensors: int) -> str:

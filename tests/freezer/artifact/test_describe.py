@@ -25,9 +25,6 @@ REPORT = FreezingReport(
     ops_before={"aten::conv2d": 2, "aten::batch_norm": 2, "aten::relu": 2, "aten::add_": 1},
     ops_after={"aten::conv2d": 2, "aten::relu": 2, "aten::add_": 1},
     changes=(Change(name="batch norms folded into convolutions", count=2),),
-    changes_at_load=(
-        Change(name="linear layers pretransposed", count=1, note="weights are kept twice"),
-    ),
     num_constants=12,
     constants_bytes=2_400_000,
     constants=tuple(f"conv{i}.weight" for i in range(12)),
@@ -107,7 +104,7 @@ def rows(report: FreezingReport) -> dict[str, str]:
 
 def test_rows_of_a_freeze() -> None:
     found = list(describe_freezing(FREEZING, TRIED))
-    assert found[1:6] == [
+    assert found[1:5] == [
         ("tried", "all: trace -> torchscript: captured and lowered"),
         ("warning", "TracerWarning: a size at model.py:4: if n:"),
         (
@@ -115,7 +112,6 @@ def test_rows_of_a_freeze() -> None:
             "7 -> 5: aten::batch_norm 2 -> 0, aten::conv2d 2, aten::relu 2, aten::add_ 1",
         ),
         ("done", "batch norms folded into convolutions 2"),
-        ("done at load", "linear layers pretransposed 1 (weights are kept twice)"),
     ]
     assert [value for name, value in found if name == "stays"] == [
         "method reset: requested",
