@@ -70,7 +70,13 @@ class Artifact:
         for item in self.manifest.contents if items is None else items:
             verify_file(self.folder / item.path, digest=item.digest, size_bytes=item.size_bytes)
 
-    def held(self, paths: Collection[str], stack: ExitStack, *, private: bool = False) -> Artifact:
+    def held(
+        self,
+        paths: Collection[str],
+        stack: ExitStack,
+        *,
+        private: bool = False,
+    ) -> Artifact:
         """This artifact with some files that were verified and cannot be exchanged afterwards, in a
         temporary folder.
 
@@ -153,7 +159,11 @@ def _origin(artifact: Artifact) -> tuple[object, ...]:
     return manifest.model, manifest.device_class, manifest.provenance.get("weights")
 
 
-def write_artifact(manifest: Manifest, staging: Path, dest: Path) -> Artifact:
+def write_artifact(
+    manifest: Manifest,
+    staging: Path,
+    dest: Path,
+) -> Artifact:
     """Write the manifest into `staging`, and move that folder to `dest` atomically.
 
     Args:
@@ -171,7 +181,11 @@ def write_artifact(manifest: Manifest, staging: Path, dest: Path) -> Artifact:
     return Artifact(folder=dest, manifest=manifest)
 
 
-def file_ref(root: Path, path: str, media_type: str) -> FileRef:
+def file_ref(
+    root: Path,
+    path: str,
+    media_type: str,
+) -> FileRef:
     """Make the record of the file at `path` in `root`."""
     full = root / path
     return FileRef(

@@ -70,7 +70,10 @@ class PointFigures:
         return place_text(self.num_threads, self.point)
 
 
-def place_text(num_threads: int, point: Mapping[str, int]) -> str:
+def place_text(
+    num_threads: int,
+    point: Mapping[str, int],
+) -> str:
     """Thread count and sizes, for people."""
     threads = f"{num_threads} thread{'s' if num_threads > 1 else ''}"
     return ", ".join([threads, *(f"{name} {size}" for name, size in point.items())])

@@ -228,7 +228,11 @@ def engines_of(payloads: Sequence[Payload]) -> tuple[str, ...]:
     )
 
 
-def check_paths(paths: Sequence[str], *, origin: str) -> None:
+def check_paths(
+    paths: Sequence[str],
+    *,
+    origin: str,
+) -> None:
     """Check that files can be written under these paths of one folder, and under no other.
 
     Raises:

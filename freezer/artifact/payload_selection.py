@@ -18,12 +18,18 @@ def thread_counts_of(payloads: Iterable[Payload]) -> tuple[int, ...]:
     return tuple(sorted(count for count in counts if count is not None))
 
 
-def payloads_for_threads(payloads: Iterable[Payload], num_threads: int) -> tuple[Payload, ...]:
+def payloads_for_threads(
+    payloads: Iterable[Payload],
+    num_threads: int,
+) -> tuple[Payload, ...]:
     """Payloads for exactly this thread count or for any, most specific first."""
     return tuple(payload for payload in payloads if payload.num_threads in (None, num_threads))
 
 
-def payloads_within(payloads: Iterable[Payload], budget: int) -> tuple[Payload, ...]:
+def payloads_within(
+    payloads: Iterable[Payload],
+    budget: int,
+) -> tuple[Payload, ...]:
     """Payloads for a process that may use `budget` threads; empty if all need more.
 
     Selects the largest thread count within the budget: fewer threads are slow, more would wait for
@@ -37,7 +43,10 @@ def payloads_within(payloads: Iterable[Payload], budget: int) -> tuple[Payload, 
     return payloads_for_threads(candidates, max(fitting)) if fitting else ()
 
 
-def is_specialized(payload: Payload, others: Iterable[Payload]) -> bool:
+def is_specialized(
+    payload: Payload,
+    others: Iterable[Payload],
+) -> bool:
     """Whether another payload of the same thread count accepts the single sizes of this one too."""
     if not is_exact(payload):
         return False
@@ -60,7 +69,10 @@ def is_exact(payload: Payload) -> bool:
     return all(dim.min == dim.max for dim in payload.dims)
 
 
-def payload_at(payloads: Iterable[Payload], point: Mapping[str, int]) -> Payload | None:
+def payload_at(
+    payloads: Iterable[Payload],
+    point: Mapping[str, int],
+) -> Payload | None:
     """The most specific payload that accepts these sizes, which is the first; None if there is
     none.
     """

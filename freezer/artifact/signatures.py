@@ -90,7 +90,12 @@ class Claims:
         return f"{self.model}:{self.version} for {self.device_class}"
 
 
-def signed_with(key: Path, *, image_digest: str, claims: Claims) -> Signed:
+def signed_with(
+    key: Path,
+    *,
+    image_digest: str,
+    claims: Claims,
+) -> Signed:
     """Sign an image.
 
     Args:
@@ -163,7 +168,10 @@ def problem_of(
     )
 
 
-def _place(model: str, optional: Mapping[str, str]) -> str:
+def _place(
+    model: str,
+    optional: Mapping[str, str],
+) -> str:
     """The claims of a signed payload, as text."""
     return f"{model}:{optional.get(_VERSION, 'no version')} for {optional.get(_CLASS, 'no class')}"
 

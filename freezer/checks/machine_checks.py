@@ -121,7 +121,10 @@ def check_classes(_: CheckRequest) -> Iterator[Finding]:
     yield classes_finding(this_host(), os.environ)
 
 
-def classes_finding(host: Host, environ: Mapping[str, str]) -> Finding:
+def classes_finding(
+    host: Host,
+    environ: Mapping[str, str],
+) -> Finding:
     """Report the device classes of a host to a process with this environment."""
     machine = describe_host(host, environ)
     better = [f"; not {name}: {why}" for name, why in machine.next_better.items()]

@@ -50,7 +50,10 @@ def run_checks(request: CheckRequest) -> Iterator[Finding]:
     yield from _run({**further, "store": check_store}, request)
 
 
-def _run(checks: Mapping[str, Check], request: CheckRequest) -> Iterator[Finding]:
+def _run(
+    checks: Mapping[str, Check],
+    request: CheckRequest,
+) -> Iterator[Finding]:
     for name, check in checks.items():
         _LOG.info("checking: %s", name)
         yield from check(request)

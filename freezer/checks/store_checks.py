@@ -59,7 +59,11 @@ def _probe(store: Store) -> None:
                 (store.root / name).unlink(missing_ok=True)
 
 
-def _not_written(store: Store, text: str, error: OSError) -> Finding:
+def _not_written(
+    store: Store,
+    text: str,
+    error: OSError,
+) -> Finding:
     """Report a store that cannot be written: an error if its disk is full, or else a warning."""
     folder = shlex.quote(store.uri)
     if error.errno in FULL:

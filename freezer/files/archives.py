@@ -11,7 +11,10 @@ from freezer.errors import IntegrityError
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 
 
-def begin_of(path: Path, info: zipfile.ZipInfo) -> int:
+def begin_of(
+    path: Path,
+    info: zipfile.ZipInfo,
+) -> int:
     """Offset of the bytes of an uncompressed file in an archive.
 
     Raises:

@@ -57,7 +57,13 @@ def retried(step: Callable[[], _T]) -> _T:
     return step()
 
 
-def write_whole(path: Path, data: bytes, *, mode: int | None = None, synced: bool = True) -> None:
+def write_whole(
+    path: Path,
+    data: bytes,
+    *,
+    mode: int | None = None,
+    synced: bool = True,
+) -> None:
     """Write or replace a file; it is durable when this returns.
 
     Args:
@@ -75,7 +81,12 @@ def write_whole(path: Path, data: bytes, *, mode: int | None = None, synced: boo
         retried(lambda: _fsync(path.parent))
 
 
-def copy_whole(source: Path, dest: Path, *, mode: int | None = None) -> None:
+def copy_whole(
+    source: Path,
+    dest: Path,
+    *,
+    mode: int | None = None,
+) -> None:
     """Copy a file; the copy is durable when this returns.
 
     Args:
@@ -95,7 +106,12 @@ def copy_whole(source: Path, dest: Path, *, mode: int | None = None) -> None:
         _write(partial, copy)
 
 
-def link_whole(source: Path, dest: Path, *, mode: int | None = None) -> None:
+def link_whole(
+    source: Path,
+    dest: Path,
+    *,
+    mode: int | None = None,
+) -> None:
     """Make a durable hard link, or a copy if the file system cannot link.
 
     The mode becomes the source's too.
@@ -144,7 +160,10 @@ def sync(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, mode: int | None) -> Iterator[Path]:
+def replacing(
+    path: Path,
+    mode: int | None,
+) -> Iterator[Path]:
     """Yield a temporary path beside `path`, which the block writes; renamed to `path` at its end,
     removed if it raises.
     """
@@ -167,7 +186,12 @@ class _Raw(io.FileIO):
         return retried(lambda: super(_Raw, self).write(data))
 
 
-def _write(path: Path, fill: Callable[[BinaryIO], object], *, synced: bool = True) -> None:
+def _write(
+    path: Path,
+    fill: Callable[[BinaryIO], object],
+    *,
+    synced: bool = True,
+) -> None:
     """Write a file with `fill`, which is called again after a transient error of the write or the
     sync.
     """

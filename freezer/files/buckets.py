@@ -125,7 +125,11 @@ def _options(uri: str, parts: SplitResult) -> dict[str, str]:
     return options
 
 
-def _s3(fs: Any, bucket: str, options: dict[str, str]) -> Any:
+def _s3(
+    fs: Any,
+    bucket: str,
+    options: dict[str, str],
+) -> Any:
     """A filesystem with bounded retries; asks AWS for the region of the bucket unless it is
     given.
     """

@@ -11,7 +11,13 @@ from freezer.errors import IntegrityError
 CHANGED = "it was changed or damaged: pull it again, or repair the store"
 
 
-def verify_file(path: Path, *, digest: str, size_bytes: int, origin: str | None = None) -> None:
+def verify_file(
+    path: Path,
+    *,
+    digest: str,
+    size_bytes: int,
+    origin: str | None = None,
+) -> None:
     """Compare a file with its size and digest.
 
     Args:

@@ -35,7 +35,12 @@ def is_url(location: str) -> bool:
     return urlsplit(location).scheme in (*HTTP, *SCHEMES)
 
 
-def fetch(url: str, folder: Path, *, sha256: str | None = None) -> Path:
+def fetch(
+    url: str,
+    folder: Path,
+    *,
+    sha256: str | None = None,
+) -> Path:
     """Download a file, and return its local path.
 
     Args:

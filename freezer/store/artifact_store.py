@@ -83,8 +83,13 @@ class Store:
         uri: opens the store again.
     """
 
-    def __init__(self, root: Path, remote: RemoteFiles | None = None) -> None:
-        self.root, self.remote = root, remote
+    def __init__(
+        self,
+        root: Path,
+        remote: RemoteFiles | None = None,
+    ) -> None:
+        self.root = root
+        self.remote = remote
         self._files: LocalFiles | RemoteFiles = remote or LocalFiles(root, work=WORK)
         self.uri = self._files.where()
 
@@ -139,15 +144,21 @@ class Store:
             raise NotPublishedError(
                 f"model {model!r} is not in store {self.uri}; published are: {known}"
             )
-        descriptor = tags.get(tag)
-        if descriptor is None:
-            known = ", ".join(sorted(name for name in tags if not name.endswith(SIGNED)))
+        if tag not in tags:
+            known = ", ".join(name for name in tags if not name.endswith(SIGNED))
             raise NotPublishedError(
                 f"model {model!r} has no version {tag!r} in store {self.uri}; it has: {known}"
             )
-        return version_of(model, tag, layout.index(descriptor), store=self.uri)
+        index = layout.index(tags[tag])
+        return version_of(model, tag, index, store=self.uri)
 
-    def manifest(self, version: Version, device_class: str, *, rank: int = 0) -> Manifest:
+    def manifest(
+        self,
+        version: Version,
+        device_class: str,
+        *,
+        rank: int = 0,
+    ) -> Manifest:
         """The manifest of one artifact.
 
         Args:
@@ -155,17 +166,26 @@ class Store:
             device_class: name of one of its classes.
             rank: position of the artifact among those of the class, best first.
         """
+        data = self.manifest_bytes(version, device_class, rank=rank)
         origin = f"{version.model}:{version.number} for {device_class}"
-        return Manifest.from_bytes(
-            self.manifest_bytes(version, device_class, rank=rank), origin=origin
-        )
+        return Manifest.from_bytes(data, origin=origin)
 
-    def manifest_bytes(self, version: Version, device_class: str, *, rank: int = 0) -> bytes:
+    def manifest_bytes(
+        self,
+        version: Version,
+        device_class: str,
+        *,
+        rank: int = 0,
+    ) -> bytes:
         """The manifest.json of one artifact, byte for byte; see `manifest`."""
         image = version.image(device_class, rank)
         return self.layout(version.model).artifact_manifest(image)
 
-    def file(self, version: Version, item: FileRef | Payload) -> Path:
+    def file(
+        self,
+        version: Version,
+        item: FileRef | Payload,
+    ) -> Path:
         """A verified local copy of one file of an artifact, read-only; a store in a folder gives
         its own.
         """
@@ -179,7 +199,14 @@ class Store:
             for digest in digests:
                 self.remote.cached(digest).unlink(missing_ok=True)
 
-    def pull(self, version: Version, device_class: str, dest: Path, *, rank: int = 0) -> Artifact:
+    def pull(
+        self,
+        version: Version,
+        device_class: str,
+        dest: Path,
+        *,
+        rank: int = 0,
+    ) -> Artifact:
         """Copy one artifact into a folder and verify every digest.
 
         Args:
@@ -190,8 +217,10 @@ class Store:
             IntegrityError: a blob is damaged; `dest` is unchanged.
             UsageError: `dest` contains something else, or cannot be written.
         """
-        layout, image = self.layout(version.model), version.image(device_class, rank)
-        return copy_image(layout, image, dest, self.signatures(version, device_class, rank=rank))
+        layout = self.layout(version.model)
+        image = version.image(device_class, rank)
+        signatures = self.signatures(version, device_class, rank=rank)
+        return copy_image(layout, image, dest, signatures)
 
     def materialize(
         self,
@@ -220,7 +249,12 @@ class Store:
         origin = f"{self.uri}: the signature of {version.model}:{version.number}"
         return signatures_of(self.layout(version.model), image, origin=origin)
 
-    def sign(self, version: Version, device_class: str, key: Path) -> bool:
+    def sign(
+        self,
+        version: Version,
+        device_class: str,
+        key: Path,
+    ) -> bool:
         """Verify and sign the artifacts of a class.
 
         Args:
@@ -234,25 +268,34 @@ class Store:
         Raises:
             UsageError: the key cannot be used.
         """
-        version.image(device_class, 0)  # there is one
-        ranks = range(len(version.images_of(device_class)))
-        signed = [self._sign(version, device_class, rank, key) for rank in ranks]
+        num_images = len(version.images_of(device_class)) or 1  # without one, the first is missing
+        signed = [self._sign(version, device_class, rank, key) for rank in range(num_images)]
         return any(signed)
 
-    def _sign(self, version: Version, device_class: str, rank: int, key: Path) -> bool:
-        layout, image = self.layout(version.model), version.image(device_class, rank)
-        for item in self.manifest(version, device_class, rank=rank).contents:
+    def _sign(
+        self,
+        version: Version,
+        device_class: str,
+        rank: int,
+        key: Path,
+    ) -> bool:
+        layout = self.layout(version.model)
+        image = version.image(device_class, rank)
+        manifest = self.manifest(version, device_class, rank=rank)
+        for item in manifest.contents:
             self.file(version, item)
         claims = Claims(model=version.model, version=version.number, device_class=device_class)
         new = signed_with(key, image_digest=image.digest, claims=claims)
 
         def write() -> bool:
-            before = self.signatures(version, device_class, rank=rank)
-            signed = before.signed if before is not None else ()
-            if any(known.payload == new.payload and is_by(known, key) for known in signed):
-                return False
-            written = layout.write_signatures((*signed, new))
-            layout.write_tags({**layout.tags(), signature_tag(image): written})
+            signatures = self.signatures(version, device_class, rank=rank)
+            signed = signatures.signed if signatures else ()
+            for known in signed:
+                if known.payload == new.payload and is_by(known, key):
+                    return False
+            tags = layout.tags()
+            tags[signature_tag(image)] = layout.write_signatures((*signed, new))
+            layout.write_tags(tags)
             return True
 
         return self._written(version.model, write)
@@ -311,18 +354,24 @@ class Store:
             NotPublishedError: the store has no such version.
             IntegrityError: a manifest or index of the version is damaged; nothing was changed.
         """
-        version, layout = self.version(f"{model}:{number}"), self.layout(model)
+        name = f"{model}:{number}"
+        version, layout = self.version(name), self.layout(model)
         for image in version.index:
-            manifest_of_image(layout, image, origin=f"{model}:{number}")
+            manifest_of_image(layout, image, origin=name)
 
         def write() -> Version:
             tags = layout.tags()
-            layout.write_tags({**tags, LATEST: tags[str(number)]})
+            tags[LATEST] = tags[str(number)]
+            layout.write_tags(tags)
             return version
 
         return self._written(model, write)
 
-    def _written(self, model: str, write: Callable[[], _T]) -> _T:
+    def _written(
+        self,
+        model: str,
+        write: Callable[[], _T],
+    ) -> _T:
         """Run a write under the model's lock; again where the lock is advisory and another writer
         interfered.
         """

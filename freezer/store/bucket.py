@@ -72,7 +72,9 @@ class RemoteFiles:
     exact = False
 
     def __init__(self, bucket: Bucket, *, work: str) -> None:
-        self._bucket, self._fs, self._work = bucket, bucket.filesystem, work
+        self._bucket = bucket
+        self._fs = bucket.filesystem
+        self._work = work
         name = bucket.base.partition("/")[0]
         try:
             with self._reaching():
@@ -101,6 +103,7 @@ class RemoteFiles:
             RemoteError: it cannot be read, or its size never matches the one that the server
                 reports.
         """
+        immutable = any(name in path for name in WRITTEN_ONCE)
         for _ in range(_NUM_READS):
             try:
                 with self._reaching(), self._fs.open_input_stream(self._at(path)) as stream:
@@ -109,9 +112,10 @@ class RemoteFiles:
                 if OVERFLOW in str(error):
                     continue
                 raise
-            if any(name in path for name in WRITTEN_ONCE) or (size := self._size(path)) == len(
-                content
-            ):
+            if immutable:
+                return content
+            size = self._size(path)
+            if size == len(content):
                 return content
             if size is None:
                 raise FileNotFoundError(self.where(path))
@@ -135,11 +139,23 @@ class RemoteFiles:
         ):
             shutil.copyfileobj(file, stream, _CHUNK_BYTES)
 
-    def holds(self, path: str, *, digest: str, size_bytes: int) -> bool:
+    def holds(
+        self,
+        path: str,
+        *,
+        digest: str,
+        size_bytes: int,
+    ) -> bool:
         """Whether an object of this size exists; readers verify its digest."""
         return self._size(path) == size_bytes
 
-    def local(self, path: str, *, digest: str, size_bytes: int) -> Path:
+    def local(
+        self,
+        path: str,
+        *,
+        digest: str,
+        size_bytes: int,
+    ) -> Path:
         """A verified, read-only copy in this user's cache. Several processes may ask for it at
         once.
 
@@ -196,8 +212,12 @@ class RemoteFiles:
 
         Lists all objects: Google lists no folders.
         """
-        paths = (path.split("/") for path in self._listed("", recursive=True))
-        return sorted(parts[0] for parts in paths if len(parts) == 2 and parts[1] == name)
+        folders = []
+        for path in self._listed("", recursive=True):
+            folder, _, rest = path.partition("/")
+            if rest == name:
+                folders.append(folder)
+        return sorted(folders)
 
     def names(self, folder: str) -> list[str]:
         """Names of the objects in a folder."""
@@ -208,11 +228,10 @@ class RemoteFiles:
         from pyarrow.fs import FileSelector
 
         base = self._at(folder).rstrip("/")
+        below = FileSelector(base, allow_not_found=True, recursive=recursive)
         with self._reaching():
-            found = self._fs.get_file_info(
-                FileSelector(base, allow_not_found=True, recursive=recursive)
-            )
-        return [info.path.removeprefix(f"{base}/") for info in found if info.is_file]
+            infos = self._fs.get_file_info(below)
+        return [info.path.removeprefix(f"{base}/") for info in infos if info.is_file]
 
     def remove(self, path: str) -> None:
         """Delete an object, if it exists."""
@@ -239,31 +258,29 @@ class RemoteFiles:
                     self.remove(path)
 
     def _lock(self, path: str, name: str) -> bytes:
-        own = json.dumps(
-            {
-                "token": uuid.uuid4().hex,
-                "host": platform.node(),
-                "pid": os.getpid(),
-                "time": time.time(),
-            }
-        ).encode()
+        holder = {
+            "token": uuid.uuid4().hex,
+            "host": platform.node(),
+            "pid": os.getpid(),
+        }
+        token = json.dumps(holder).encode()
         until = time.monotonic() + PATIENCE_S
         seen, since = self._peek(path), time.monotonic()
         while True:
             if seen is None or time.monotonic() - since > EXPIRY_S:
-                self.write(path, own)
+                self.write(path, token)
                 time.sleep(SETTLE_S)
-                if self._peek(path) == own:
-                    return own
+                if self._peek(path) == token:
+                    return token
             if time.monotonic() > until:
                 raise RemoteError(
                     f"{name!r} is locked by others for over {PATIENCE_S:.0f} s: {self.where(path)}"
                     f" contains {seen!r}"
                 )
             time.sleep(POLL_S)
-            found = self._peek(path)
-            if found != seen:
-                seen, since = found, time.monotonic()
+            content = self._peek(path)
+            if content != seen:
+                seen, since = content, time.monotonic()
 
     def _peek(self, path: str) -> bytes | None:
         try:
@@ -296,12 +313,8 @@ class RemoteFiles:
         except (OSError, ArrowException) as error:
             if any(word in str(error) for word in GONE):  # between two requests that pyarrow makes
                 raise FileNotFoundError(str(error)) from error
-            if (
-                isinstance(error, OSError)
-                and error.errno is not None
-                and not isinstance(error, ConnectionError | TimeoutError)
-            ):
+            of_network = isinstance(error, ConnectionError | TimeoutError | ArrowException)
+            if not of_network and error.errno is not None:
                 raise
-            raise RemoteError(
-                f"{first_line(error)}; {remedy(self._bucket.where.partition(':')[0])}"
-            ) from error
+            scheme = self._bucket.where.partition(":")[0]
+            raise RemoteError(f"{first_line(error)}; {remedy(scheme)}") from error

@@ -14,7 +14,10 @@ from freezer.store.oci_layout import Descriptor, Layout
 
 
 def copy_image(
-    layout: Layout, image: Descriptor, dest: Path, signatures: Signatures | None
+    layout: Layout,
+    image: Descriptor,
+    dest: Path,
+    signatures: Signatures | None,
 ) -> Artifact:
     """Copy an artifact and its signatures, verified; see `Store.pull`."""
     data = layout.artifact_manifest(image)
@@ -25,16 +28,17 @@ def copy_image(
             if not known.exists() or known.read_bytes() != data:
                 raise UsageError(f"{dest} is not empty; name a new folder with --dest")
             _complete(dest, signatures)
-            return Artifact.read(dest)
-        dest.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{dest.name}-", dir=dest.parent) as scratch:
-            staging = Path(scratch) / "artifact"
-            for item in manifest.contents:
-                layout.fetch(item.digest, staging / item.path)
-            (staging / MANIFEST).write_bytes(data)
-            _complete(staging, signatures)
-            move(staging, dest)
-        return Artifact.read(dest)
+        else:
+            dest.parent.mkdir(parents=True, exist_ok=True)
+            prefix = f".{dest.name}-"
+            with tempfile.TemporaryDirectory(prefix=prefix, dir=dest.parent) as scratch:
+                staging = Path(scratch) / "artifact"
+                for file in manifest.contents:
+                    layout.fetch(file.digest, staging / file.path)
+                (staging / MANIFEST).write_bytes(data)
+                _complete(staging, signatures)
+                move(staging, dest)
+    return Artifact.read(dest)
 
 
 @contextmanager
@@ -48,7 +52,10 @@ def _writing(dest: Path) -> Iterator[None]:
         ) from error
 
 
-def _complete(folder: Path, signatures: Signatures | None) -> None:
+def _complete(
+    folder: Path,
+    signatures: Signatures | None,
+) -> None:
     """Verify a pulled folder, and write its signatures."""
     Artifact.read(folder).verify()
     if signatures is not None:
@@ -56,16 +63,20 @@ def _complete(folder: Path, signatures: Signatures | None) -> None:
 
 
 def link_image(
-    layout: Layout, image: Descriptor, folder: Path, paths: Collection[str] | None
+    layout: Layout,
+    image: Descriptor,
+    folder: Path,
+    paths: Collection[str] | None,
 ) -> Artifact:
     """Make a folder of links to the blobs of an artifact; see `Store.materialize`."""
     data = layout.artifact_manifest(image)
     manifest = Manifest.from_bytes(data, origin=f"the manifest of {image.device_class}")
     folder.mkdir(parents=True, exist_ok=True)
-    for item in manifest.contents:
-        if paths is None or item.path in paths:
-            path = folder / item.path
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.symlink_to(layout.local(digest=item.digest, size_bytes=item.size_bytes))
+    for file in manifest.contents:
+        if paths is None or file.path in paths:
+            link = folder / file.path
+            link.parent.mkdir(parents=True, exist_ok=True)
+            blob = layout.local(digest=file.digest, size_bytes=file.size_bytes)
+            link.symlink_to(blob)
     (folder / MANIFEST).write_bytes(data)
     return Artifact.read(folder)

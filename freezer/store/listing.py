@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from freezer.errors import ColdpressError, StoreUnreachableError
 from freezer.store.artifact_store import Store
-from freezer.store.oci_layout import Descriptor
 from freezer.store.versions import LATEST, NUMBER, signature_tag
 
 NUM_READERS = 32
@@ -61,12 +61,15 @@ def newest_versions(store: Store) -> tuple[list[ListedVersion], list[ColdpressEr
     Raises:
         StoreUnreachableError: the store cannot be read.
     """
+    listed, errors = [], []
     with ThreadPoolExecutor(NUM_READERS) as pool:
-        read = list(pool.map(lambda model: _latest(store, model), store.models()))
-    found = [item for item in read if isinstance(item, ListedVersion)]
-    return sorted(found, key=lambda item: (-item.published, item.model)), [
-        item for item in read if isinstance(item, ColdpressError)
-    ]
+        for latest in pool.map(partial(_latest, store), store.models()):
+            if isinstance(latest, ListedVersion):
+                listed.append(latest)
+            else:
+                errors.append(latest)
+    listed.sort(key=lambda version: (-version.published, version.model))
+    return listed, errors
 
 
 def versions_of(store: Store, model: str) -> list[ListedVersion]:
@@ -79,10 +82,13 @@ def versions_of(store: Store, model: str) -> list[ListedVersion]:
     """
     store.version(model)
     tags = store.layout(model).tags()
-    numbers = sorted(filter(NUMBER.fullmatch, tags), key=int, reverse=True)
-    wanted = [LATEST, *(number for number in numbers if tags[number].digest != tags[LATEST].digest)]
+    wanted = [LATEST]
+    numbers = filter(NUMBER.fullmatch, tags)
+    for number in sorted(numbers, key=int, reverse=True):
+        if tags[number].digest != tags[LATEST].digest:
+            wanted.append(number)
     with ThreadPoolExecutor(NUM_READERS) as pool:
-        return list(pool.map(lambda tag: _listed_version(store, model, tag), wanted))
+        return list(pool.map(partial(_listed_version, store, model), wanted))
 
 
 def _latest(store: Store, model: str) -> ListedVersion | ColdpressError:
@@ -94,30 +100,34 @@ def _latest(store: Store, model: str) -> ListedVersion | ColdpressError:
         return error
 
 
-def _listed_version(store: Store, model: str, tag: str) -> ListedVersion:
+def _listed_version(
+    store: Store,
+    model: str,
+    tag: str,
+) -> ListedVersion:
     layout, version = store.layout(model), store.version(f"{model}:{tag}")
     tags = layout.tags()
     descriptor = tags[tag]
-
-    def artifact(image: Descriptor) -> ListedArtifact:
+    names = []
+    for name in (str(version.number), LATEST):
+        if name in tags and tags[name].digest == descriptor.digest:
+            names.append(name)
+    artifacts = []
+    for image in version.index:
         content = layout.image(image)
-        size_bytes = sum(item.size_bytes for item in (content.config, *content.layers))
-        return ListedArtifact(
+        sizes = [layer.size_bytes for layer in content.layers]
+        artifact = ListedArtifact(
             device_class=image.device_class,
             digest=image.digest,
-            size_bytes=size_bytes,
+            size_bytes=content.config.size_bytes + sum(sizes),
             signed=signature_tag(image) in tags,
         )
-
+        artifacts.append(artifact)
     return ListedVersion(
         model=model,
         version=version.number,
-        tags=tuple(
-            name
-            for name in (str(version.number), LATEST)
-            if name in tags and tags[name].digest == descriptor.digest
-        ),
+        tags=tuple(names),
         digest=descriptor.digest,
         published=layout.modified(descriptor),
-        artifacts=tuple(artifact(image) for image in version.index),
+        artifacts=tuple(artifacts),
     )

@@ -59,7 +59,13 @@ class LocalFiles:
         keep = link_whole if self._work in source.parents else copy_whole
         keep(source, self._root / path, mode=0o444)
 
-    def holds(self, path: str, *, digest: str, size_bytes: int) -> bool:
+    def holds(
+        self,
+        path: str,
+        *,
+        digest: str,
+        size_bytes: int,
+    ) -> bool:
         """Whether a file exists and, as far as can be checked without downloading it, has this
         content.
         """
@@ -69,7 +75,13 @@ class LocalFiles:
             return False
         return True
 
-    def local(self, path: str, *, digest: str, size_bytes: int) -> Path:
+    def local(
+        self,
+        path: str,
+        *,
+        digest: str,
+        size_bytes: int,
+    ) -> Path:
         """A read-only local copy of a file, or the store's own; the caller verifies its digest."""
         return self._root / path
 

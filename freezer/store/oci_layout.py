@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from freezer.artifact import (
     ANNOTATION,
@@ -51,6 +51,7 @@ TITLE = "org.opencontainers.image.title"
 TAG = "org.opencontainers.image.ref.name"
 INDEX = "index.json"
 _BLOBS = "blobs/sha256"
+_Record = TypeVar("_Record")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +109,11 @@ class Layout:
     for missing or damaged blobs. Writing methods raise OSError.
     """
 
-    def __init__(self, files: LocalFiles | RemoteFiles, model: str) -> None:
+    def __init__(
+        self,
+        files: LocalFiles | RemoteFiles,
+        model: str,
+    ) -> None:
         self._files, self._model = files, model
         self._index = f"{model}/{INDEX}"
 
@@ -122,7 +127,11 @@ class Layout:
         except OSError as error:
             raise StoreUnreachableError(f"{where} cannot be read: {error}") from error
         index = read_record(OciIndex, data, origin=where)
-        return {item.annotations[TAG]: item for item in index.manifests if TAG in item.annotations}
+        tags = {}
+        for descriptor in index.manifests:
+            if TAG in descriptor.annotations:
+                tags[descriptor.annotations[TAG]] = descriptor
+        return tags
 
     def blob(self, descriptor: Descriptor) -> bytes:
         """The verified content of a blob."""
@@ -144,15 +153,19 @@ class Layout:
 
     def index(self, descriptor: Descriptor) -> OciIndex:
         """The verified OCI index of a version."""
-        return read_record(
-            OciIndex, self.blob(descriptor), origin=self._files.where(self._path(descriptor.digest))
-        )
+        return self._record(OciIndex, descriptor)
 
     def image(self, descriptor: Descriptor) -> OciImage:
         """A verified OCI image manifest: an artifact's, or of signatures."""
-        return read_record(
-            OciImage, self.blob(descriptor), origin=self._files.where(self._path(descriptor.digest))
-        )
+        return self._record(OciImage, descriptor)
+
+    def _record(
+        self,
+        kind: type[_Record],
+        descriptor: Descriptor,
+    ) -> _Record:
+        origin = self._files.where(self._path(descriptor.digest))
+        return read_record(kind, self.blob(descriptor), origin=origin)
 
     def artifact_manifest(self, image: Descriptor) -> bytes:
         """The manifest.json of the artifact in an image, byte for byte."""
@@ -192,12 +205,10 @@ class Layout:
             IntegrityError: a file differs from the artifact's manifest.
         """
         for item in artifact.manifest.contents:
-            path = self._path(item.digest)
-            if not self._files.holds(path, digest=item.digest, size_bytes=item.size_bytes):
-                verify_file(
-                    artifact.folder / item.path, digest=item.digest, size_bytes=item.size_bytes
-                )
-                self._files.put(path, artifact.folder / item.path)
+            blob, source = self._path(item.digest), artifact.folder / item.path
+            if not self._files.holds(blob, digest=item.digest, size_bytes=item.size_bytes):
+                verify_file(source, digest=item.digest, size_bytes=item.size_bytes)
+                self._files.put(blob, source)
 
     def write_image(self, artifact: Artifact, *, version: int) -> Descriptor:
         """Write an artifact as an image, first published in `version`, and return the descriptor of
@@ -207,40 +218,44 @@ class Layout:
             IntegrityError: a file differs from the artifact's manifest.
         """
         self.write_files(artifact)
-        manifest = artifact.manifest
-        layers = tuple(
-            Descriptor(
-                media_type=item.media_type if isinstance(item, FileRef) else MEDIA_PAYLOAD,
-                digest=item.digest,
-                size_bytes=item.size_bytes,
-                annotations={TITLE: item.path},
+        manifest = replace(artifact.manifest, version=version)
+        layers = []
+        for file in manifest.contents:
+            media_type = file.media_type if isinstance(file, FileRef) else MEDIA_PAYLOAD
+            layer = Descriptor(
+                media_type=media_type,
+                digest=file.digest,
+                size_bytes=file.size_bytes,
+                annotations={TITLE: file.path},
             )
-            for item in manifest.contents
-        )
-        config = self._write_blob(replace(manifest, version=version).to_bytes(), MEDIA_MANIFEST)
+            layers.append(layer)
+        config = self._write_blob(manifest.to_bytes(), MEDIA_MANIFEST)
+        annotations = {DEVICE_CLASS: manifest.device_class}
         image = {
             "schemaVersion": 2,
             "mediaType": MEDIA_IMAGE,
             "artifactType": ARTIFACT_TYPE,
-            "annotations": {DEVICE_CLASS: manifest.device_class, MODEL: self._model},
-            **encode(OciImage(config=config, layers=layers)),
+            "annotations": {**annotations, MODEL: self._model},
+            **encode(OciImage(config=config, layers=tuple(layers))),
         }
-        annotations = {DEVICE_CLASS: manifest.device_class}
         if manifest.engines:
             annotations[ENGINES] = ",".join(manifest.engines)
+        platform = {}
+        if manifest.device_class.startswith("cpu-x86-64"):
+            platform = {"architecture": "amd64", "os": "linux"}
         return replace(
             self._write_json(image, MEDIA_IMAGE),
             artifact_type=ARTIFACT_TYPE,
             annotations=annotations,
-            platform=(
-                {"architecture": "amd64", "os": "linux"}
-                if manifest.device_class.startswith("cpu-x86-64")
-                else {}
-            ),
+            platform=platform,
         )
 
     def write_index(
-        self, images: Sequence[Descriptor], *, version: int, source_key: str
+        self,
+        images: Sequence[Descriptor],
+        *,
+        version: int,
+        source_key: str,
     ) -> Descriptor:
         """Write the index of a version, and return its descriptor.
 
@@ -249,28 +264,23 @@ class Layout:
             version: number of the version.
             source_key: key of the source of all its artifacts.
         """
+        annotations = {MODEL: self._model, VERSION: str(version), SOURCE_KEY: source_key}
+        content = OciIndex(manifests=tuple(images), annotations=annotations)
         index = {
             "schemaVersion": 2,
             "mediaType": MEDIA_INDEX,
             "artifactType": ARTIFACT_TYPE,
-            **encode(
-                OciIndex(
-                    manifests=tuple(images),
-                    annotations={MODEL: self._model, VERSION: str(version), SOURCE_KEY: source_key},
-                )
-            ),
+            **encode(content),
         }
         return self._write_json(index, MEDIA_INDEX)
 
     def write_signatures(self, signed: Sequence[Signed]) -> Descriptor:
         """Write signatures as an image in cosign's form, and return its descriptor."""
-        layers = tuple(
-            replace(
-                self._write_blob(one.payload, MEDIA_SIGNATURE),
-                annotations={ANNOTATION: b64encode(one.signature).decode()},
-            )
-            for one in signed
-        )
+        layers = []
+        for signature in signed:
+            layer = self._write_blob(signature.payload, MEDIA_SIGNATURE)
+            text = b64encode(signature.signature).decode()
+            layers.append(replace(layer, annotations={ANNOTATION: text}))
         diffs = [layer.digest for layer in layers]
         config = {
             "architecture": "",
@@ -278,10 +288,11 @@ class Layout:
             "config": {},
             "rootfs": {"type": "layers", "diff_ids": diffs},
         }
+        content = OciImage(config=self._write_json(config, MEDIA_CONFIG), layers=tuple(layers))
         image = {
             "schemaVersion": 2,
             "mediaType": MEDIA_IMAGE,
-            **encode(OciImage(config=self._write_json(config, MEDIA_CONFIG), layers=layers)),
+            **encode(content),
         }
         return self._write_json(image, MEDIA_IMAGE)
 
@@ -291,38 +302,39 @@ class Layout:
         Raises:
             OvertakenError: where the lock is advisory, another writer has replaced index.json.
         """
+        manifests = []
+        for tag in sorted(tags, key=lambda tag: (not tag.isdigit(), len(tag), tag)):
+            tagged = replace(tags[tag], annotations={TAG: tag})
+            manifests.append(encode(tagged))
         layout = {
             "schemaVersion": 2,
             "mediaType": MEDIA_INDEX,
-            "manifests": [
-                encode(replace(tags[tag], annotations={TAG: tag}))
-                for tag in sorted(tags, key=lambda tag: (not tag.isdigit(), len(tag), tag))
-            ],
+            "manifests": manifests,
         }
         self._files.write(self._index, _json_bytes(layout))
-        if not self._files.exact:
-            found = self.tags()
-            lost = [
-                tag
-                for tag in tags
-                if tag != "latest" and (tag not in found or found[tag].digest != tags[tag].digest)
-            ]
-            if lost:
+        if self._files.exact:
+            return
+        written = self.tags()
+        for tag, descriptor in tags.items():
+            if tag != "latest" and (tag not in written or written[tag].digest != descriptor.digest):
                 where = self._files.where(self._index)
                 raise OvertakenError(
-                    f"{where} was overwritten by another writer and lacks {', '.join(lost)}; try"
-                    " again"
+                    f"{where} was overwritten by another writer and lacks {tag}; try again"
                 )
 
     def _write_blob(self, data: bytes, media_type: str) -> Descriptor:
         """Store bytes as a blob, and return its descriptor."""
-        digest = digest_bytes(data)
+        digest, size_bytes = digest_bytes(data), len(data)
         path = self._path(digest)
-        if not self._files.holds(path, digest=digest, size_bytes=len(data)):
+        if not self._files.holds(path, digest=digest, size_bytes=size_bytes):
             self._files.write(path, data)
-        return Descriptor(media_type=media_type, digest=digest, size_bytes=len(data))
+        return Descriptor(media_type=media_type, digest=digest, size_bytes=size_bytes)
 
-    def _write_json(self, data: Mapping[str, Any], media_type: str) -> Descriptor:
+    def _write_json(
+        self,
+        data: Mapping[str, Any],
+        media_type: str,
+    ) -> Descriptor:
         return self._write_blob(_json_bytes(data), media_type)
 
     def _path(self, digest: str) -> str:

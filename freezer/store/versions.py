@@ -70,7 +70,13 @@ class Version:
         )
 
 
-def version_of(model: str, tag: str, index: OciIndex, *, store: str) -> Version:
+def version_of(
+    model: str,
+    tag: str,
+    index: OciIndex,
+    *,
+    store: str,
+) -> Version:
     """The version that an index describes.
 
     Args:
@@ -85,21 +91,25 @@ def version_of(model: str, tag: str, index: OciIndex, *, store: str) -> Version:
     number = index.annotations.get(VERSION, "")
     source_key = index.annotations.get(SOURCE_KEY)
     has_classes = all(image.device_class for image in index.manifests)
-    if not NUMBER.fullmatch(number) or source_key is None or not has_classes:
+    right_number = number == tag or not NUMBER.fullmatch(tag)
+    is_complete = NUMBER.fullmatch(number) and has_classes
+    if not is_complete or source_key is None or not right_number:
         raise IntegrityError(
-            f"{store}: the index of {model}:{tag} lacks {VERSION}, {SOURCE_KEY} or a"
-            f" {DEVICE_CLASS}; the store was changed or damaged"
+            f"{store}: the index of {model}:{tag} lacks {SOURCE_KEY} or a {DEVICE_CLASS}, or is of"
+            " another version; the store was changed or damaged"
         )
-    if NUMBER.fullmatch(tag) and number != tag:
-        raise IntegrityError(
-            f"{store}: version {tag} of {model} is the index of version {number}; the store was"
-            " changed"
-        )
-    return Version(model=model, number=int(number), source_key=source_key, index=index.manifests)
+    return Version(
+        model=model,
+        number=int(number),
+        source_key=source_key,
+        index=index.manifests,
+    )
 
 
 def merged(
-    earlier: Sequence[Descriptor], new: Sequence[Descriptor], decided: Collection[str] = ()
+    earlier: Sequence[Descriptor],
+    new: Sequence[Descriptor],
+    decided: Collection[str] = (),
 ) -> tuple[Descriptor, ...]:
     """Images of a version with those of some classes replaced, sorted by class.
 
@@ -108,12 +118,20 @@ def merged(
         new: images that replace all others of their classes.
         decided: further classes whose earlier images are left out.
     """
-    replaced = {*decided, *(image.device_class for image in new)}
+    replaced = set(decided)
+    replaced.update(image.device_class for image in new)
     images = [image for image in earlier if image.device_class not in replaced]
-    return tuple(sorted((*images, *new), key=lambda image: image.device_class))
+    images.extend(new)
+    images.sort(key=lambda image: image.device_class)
+    return tuple(images)
 
 
-def manifest_of_image(layout: Layout, image: Descriptor, *, origin: str) -> Manifest:
+def manifest_of_image(
+    layout: Layout,
+    image: Descriptor,
+    *,
+    origin: str,
+) -> Manifest:
     """The manifest of the artifact in an image."""
     return Manifest.from_bytes(layout.artifact_manifest(image), origin=origin)
 
@@ -123,16 +141,20 @@ def signature_tag(image: Descriptor) -> str:
     return f"{image.digest.replace(':', '-')}{SIGNED}"
 
 
-def signatures_of(layout: Layout, image: Descriptor, *, origin: str) -> Signatures | None:
+def signatures_of(
+    layout: Layout,
+    image: Descriptor,
+    *,
+    origin: str,
+) -> Signatures | None:
     """The signatures of an image; None if it is not signed."""
     stored = layout.tags().get(signature_tag(image))
     if stored is None:
         return None
     signed = []
     for layer in layout.image(stored).layers:
-        made = {
-            "payload": b64encode(layout.blob(layer)).decode(),
-            "signature": layer.annotations.get(ANNOTATION),
-        }
+        payload = b64encode(layout.blob(layer)).decode()
+        signature = layer.annotations.get(ANNOTATION)
+        made = {"payload": payload, "signature": signature}
         signed.append(decode(Signed, made, origin=origin))
     return Signatures(image=layout.blob(image), signed=tuple(signed))

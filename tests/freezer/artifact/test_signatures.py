@@ -133,7 +133,7 @@ def test_rollback_is_refused(store: Store, pair: tuple[Path, Path]) -> None:
             min_version=2,
             canary=False,
         )
-    with pytest.raises(IntegrityError, match="version 2 of mlp is the index of version 1"):
+    with pytest.raises(IntegrityError, match="another version"):
         freezer.load("mlp:2", store=where, device_class=HERE, trusted_keys=[public])
 
 
