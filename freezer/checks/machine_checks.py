@@ -127,8 +127,9 @@ def classes_finding(
 ) -> Finding:
     """Report the device classes of a host to a process with this environment."""
     machine = describe_host(host, environ)
-    better = [f"; not {name}: {why}" for name, why in machine.next_better.items()]
-    text = ", ".join(machine.classes) + "".join(better)
+    text = ", ".join(machine.classes)
+    for name, why in machine.next_better.items():
+        text += f"; not {name}: {why}"
     if machine.hardware is not None and machine.hardware not in machine.classes:
         names = [limit.partition("=")[0] for limit in machine.limits.split()]
         return Finding("device classes", text, "warning", f"unset {' '.join(names)}")

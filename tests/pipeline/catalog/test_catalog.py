@@ -123,11 +123,11 @@ BAD: list[tuple[dict[str, str], str, str]] = [
     ({"sha256": "abc"}, "sha256", "64 hexadecimal digits in lower case, as sha256sum prints them"),
     ({"seed": "-1"}, "seed", "got '-1', expected a number of at least 0"),
     ({"inputs": "", "dims": ""}, "inputs", "got neither `inputs:` nor `samples:`; write `inputs: "),
-    ({"dims": ""}, "inputs", "dim 'batch' is unbound; add"),
+    ({"dims": ""}, "inputs", "dim 'batch' is not in dims"),
     (
         {"dims": "{bacth: {max: 8}}"},
         "inputs",
-        "dim 'batch' is unbound; did you mean 'bacth', as in dims",
+        "did you mean 'bacth'",
     ),
     (
         {"dims": "{batch: {mx: 8}}"},

@@ -112,9 +112,7 @@ def test_sets_respect_multiples() -> None:
     assert {item.tensors["x"].shape[0] for item in generate(spec)} == {4, 12, 44, *between}
     sets = input_sets(match_samples([{"x": torch.zeros(8)}], spec), spec, (), fill_up=False)
     assert {item.point["n"] for item in sets} == {8, 4, 12, 44, *between}
-    with pytest.raises(
-        SpecError, match="dim 'n' is 6, expected one size for all inputs, 4 to 44 in multiples of 4"
-    ):
+    with pytest.raises(SpecError, match="dim 'n' is 6"):
         match_samples([{"x": torch.zeros(6)}], spec)
 
 
