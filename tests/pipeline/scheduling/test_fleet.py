@@ -142,8 +142,8 @@ def test_busy_gpu_delays_only_gpu_campaigns(
     fleet, notes = fleet_of(tmp_path, Answers(nodes, held=["a"]))
     assert [found.node_id for found in fleet.nodes] == ["b"], "a is used once it answers"
     assert notes == [
-        f"starting without node a, which serves {GPU}, {V4}, portable: its cores or GPUs are in use;"
-        " it is used once it answers"
+        f"starting without node a, which serves {GPU}, {V4}, portable: its cores or GPUs are in"
+        " use; it is used once it answers"
     ]
     fleet, _ = fleet_of(tmp_path, Answers(nodes[:1], held=["a"]), wanted=[V4])
     assert [found.classes for found in fleet.nodes] == [(V4, "portable")], (
