@@ -312,7 +312,10 @@ PEERS: Mapping[str, Peer] = {
         packages={"olive-ai": "olive", "onnxruntime": "onnxruntime", "onnxscript": "onnxscript"},
     ),
     "coldpress": Peer(
-        title="Coldpress, published", build=published, at="published", follows="docs/deploy.md"
+        title="Coldpress, published",
+        build=published,
+        at="published",
+        follows="docs/guides/deploy.md",
     ),
 }
 """All entrants, in the order of the tables."""

@@ -101,7 +101,8 @@ def render(
             f"round, until {options.rounds} rounds were undisturbed. A time is the median of the"
             " rounds' medians; intervals are 95%,"
         ),
-        "by paired bootstrap over rounds. [Protocol and peers](../../docs/benchmarks.md).",
+        "by paired bootstrap over rounds. [Protocol and peers]"
+        "(../../docs/guides/compare-engines.md).",
         "",
         "## Summary",
         "",

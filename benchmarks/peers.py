@@ -7,8 +7,8 @@ OpenVINO and Olive.
 
 A campaign first freezes and publishes the models, into a store in the work folder that the next run
 uses again. Then each model has a contest (peer_contest.py) of entrants (peer_engines.py). Finished
-models are kept, and the same command continues an interrupted run. docs/benchmarks.md describes the
-protocol.
+models are kept, and the same command continues an interrupted run. docs/guides/compare-engines.md
+describes the protocol.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@
 
 Tampering (IntegrityError), incompatibility (IncompatibleError) and misuse (UsageError,
 ContractError) are different types, so deployments can treat them differently. Every error survives
-pickling and has a code (`CP-…`), its class's own or a finer one; docs/errors.md lists causes and
-remedies by code.
+pickling and has a code (`CP-…`), its class's own or a finer one; docs/reference/errors.md lists
+causes and remedies by code.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ from difflib import get_close_matches
 from typing import Any
 
 OK, FAILED, USAGE, INFRASTRUCTURE, INTERRUPTED = 0, 1, 2, 3, 130
-"""Exit codes of commands, documented in docs/contract.md: success; refused, or an outcome failed;
-an invalid request; Ray, MLflow or the store failed; stopped by a person.
-"""
+"""Exit codes of commands, documented in docs/reference/contract.md: success; refused, or an outcome
+failed; an invalid request; Ray, MLflow or the store failed; stopped by a person. """
 
 
 def expected_names(got: str, names: Iterable[str]) -> str:
@@ -61,7 +60,7 @@ class ColdpressError(Exception):
         code: a finer code than the class's own.
 
     Attributes:
-        code: code of the error, listed in docs/errors.md.
+        code: code of the error, listed in docs/reference/errors.md.
         exit_code: exit code of a command that ends with the error.
     """
 

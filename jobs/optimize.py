@@ -1,6 +1,6 @@
 """`coldpress optimize CATALOG`, or `python -m jobs.optimize CATALOG`: run a campaign.
 
-Exit codes and the JSON: see docs/run-a-fleet.md.
+Exit codes and the JSON: see docs/guides/run-a-fleet.md.
 """
 
 from __future__ import annotations

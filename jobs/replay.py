@@ -1,4 +1,7 @@
-"""`coldpress replay CAMPAIGN`: bring MLflow up to date from the ledger. See docs/operate.md."""
+"""`coldpress replay CAMPAIGN`: bring MLflow up to date from the ledger.
+
+See docs/guides/operate.md.
+"""
 
 from __future__ import annotations
 

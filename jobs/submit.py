@@ -1,6 +1,6 @@
 """`coldpress submit CATALOG --address http://HEAD:8265 ...`: a campaign as a job of a cluster.
 
-See docs/run-a-fleet.md.
+See docs/guides/run-a-fleet.md.
 """
 
 from __future__ import annotations

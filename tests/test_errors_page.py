@@ -1,4 +1,4 @@
-"""docs/errors.md explains exactly the error codes in the source."""
+"""docs/reference/errors.md explains exactly the error codes in the source."""
 
 from __future__ import annotations
 

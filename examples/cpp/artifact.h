@@ -55,7 +55,7 @@ struct GoldenSet {
 
 struct Manifest {
   std::string model, device_class, torch;  // torch: the minimum version, "2.13"
-  nlohmann::json inputs, structure;        // docs/contract.md
+  nlohmann::json inputs, structure;        // docs/reference/contract.md
   bool positional;                         // how a payload that is not flat is called
   bool stateful;
   bool eager_reference;         // golden outputs are eager's, because float64 could not run

@@ -15,7 +15,7 @@ namespace {
 
 using nlohmann::json;
 
-// The constants of freezer/compare/gate.py; docs/measuring.md explains them.
+// The constants of freezer/compare/gate.py; docs/reference/measuring.md explains them.
 constexpr std::int64_t kPoolBelow = 64;
 constexpr std::int64_t kSmallTensor = 1000;
 constexpr double kEagerReferenceTol = 1e-3;

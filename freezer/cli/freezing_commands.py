@@ -72,13 +72,13 @@ RecipeOption = Annotated[
     list[str] | None, typer.Option(help="Recipe to try, or all. Repeatable. Default: auto.")
 ]
 ObjectiveOption = Annotated[
-    Objective, typer.Option(help="What the artifact should be best in; docs/contract.md.")
+    Objective, typer.Option(help="What the artifact should be best in; docs/reference/contract.md.")
 ]
 LimitOption = Annotated[
     list[str] | None,
     typer.Option(
         help="Limit that the artifact must meet: size_mb_max=100. Repeatable."
-        " docs/freeze-one-model.md lists them.",
+        " docs/guides/freeze-one-model.md lists them.",
         metavar="NAME=VALUE",
     ),
 ]

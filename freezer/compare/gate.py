@@ -1,7 +1,7 @@
 """The gate: decide from figures alone whether an output is close enough to its reference.
 
 The judge, the canary, `coldpress diff` and the C++ example all apply `judge_rmse`. A dtype is the
-name that torch gives it. docs/measuring.md explains the figures.
+name that torch gives it. docs/reference/measuring.md explains the figures.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Sums:
         noise, signal, power: sums of |c - r|^2, |r|^2 and |c|^2.
         native: sum of |e - r|^2 for the eager model's output `e`; 0 without it.
         inner: sum of the real part of c times the conjugate of r.
-        max_abs_err, max_rel_err: maxima; see docs/measuring.md.
+        max_abs_err, max_rel_err: maxima; see docs/reference/measuring.md.
     """
 
     num_elements: int = 0

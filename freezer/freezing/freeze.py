@@ -273,7 +273,7 @@ def keep_eager(
     """Write the artifact of a CUDA class whose verdict is `kept-eager`: the captured program, not
     frozen, on the GPU.
 
-    For a CPU class the portable artifact serves instead (docs/contract.md, Verdicts).
+    For a CPU class the portable artifact serves instead (docs/reference/contract.md, Verdicts).
 
     Args:
         subject: the model, on the device of the target.

@@ -77,7 +77,7 @@ class FreezeResult:
     """The result of freezing one model on this machine.
 
     Attributes:
-        verdict: published, kept-eager, rejected, failed or unstable (docs/contract.md).
+        verdict: published, kept-eager, rejected, failed or unstable (docs/reference/contract.md).
         reason: one sentence for people.
         artifact: the folder that was written; the portable or captured one for kept-eager; None if
             nothing was written.

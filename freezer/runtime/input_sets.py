@@ -52,7 +52,7 @@ def resize(item: InputSet, spec: InputSpec, point: Mapping[str, int]) -> InputSe
 
 
 NUM_GENERATED_SETS = 8
-"""docs/measuring.md: at least 8 sets from fixed seeds."""
+"""docs/reference/measuring.md: at least 8 sets from fixed seeds."""
 
 NUM_INTERIOR_POINTS = 2
 """Points between the bounds, one of odd sizes, that input sets cover beside the corners and the

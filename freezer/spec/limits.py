@@ -11,7 +11,9 @@ from freezer.errors import expected_names
 from freezer.spec.items import Bounds
 
 Objective = Literal["p50", "p95", "throughput", "size"]
-"""What the published candidate is best in, of those that meet the limits (docs/contract.md)."""
+"""What the published candidate is best in, of those that meet the limits
+(docs/reference/contract.md).
+"""
 
 Timing = Literal["p50", "p95", "throughput"]
 """The objectives about steady latency: median, 95th percentile, mean."""

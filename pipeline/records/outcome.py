@@ -44,8 +44,8 @@ class Failure:
 
     Attributes:
         kind: type of the failed outcome: `source`, `capture`, `timeout`, `memory`, `crash`, ...
-            (docs/contract.md).
-        code: error code in docs/errors.md. Rows of earlier releases may lack it.
+            (docs/reference/contract.md).
+        code: error code in docs/reference/errors.md. Rows of earlier releases may lack it.
         message: one sentence for people.
         log_tail: the last lines that the child printed.
         tried_bytes: memory that was not enough, for failures of memory.
@@ -232,7 +232,7 @@ class Outcome:
 
     @property
     def code(self) -> str | None:
-        """Error code of a failed or rejected outcome, in docs/errors.md."""
+        """Error code of a failed or rejected outcome, in docs/reference/errors.md."""
         if self.failure is not None:
             return self.failure.code
         return DRIFT if self.verdict == "rejected" else None

@@ -45,7 +45,7 @@ class CampaignReport:
 
     @property
     def exit_code(self) -> int:
-        """130, else 3, else 1, else 0; see docs/contract.md."""
+        """130, else 3, else 1, else 0; see docs/reference/contract.md."""
         if self.interrupted:
             return INTERRUPTED
         if self.infrastructure or any(
@@ -104,7 +104,7 @@ _COPIED = (
 
 
 def _outcome_json(outcome: Outcome) -> dict[str, object]:
-    """Return an outcome in the form of docs/contract.md's `--json`."""
+    """Return an outcome in the form of docs/reference/contract.md's `--json`."""
     stored = outcome.to_json()
     shown = {name: stored[name] for name in _COPIED}
     if shown["latency_ms"]:

@@ -1,7 +1,7 @@
 """Tracker: writes a campaign's final outcomes to MLflow, and stops writing when MLflow cannot be
 reached.
 
-The ledger is written first; `coldpress replay` brings MLflow up to date from it, with this same class.
+The ledger is written first; `coldpress replay` brings MLflow up to date from it, with this class.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Cases of docs/what-freezes.md: a model with its inputs, its outcome with a recipe, and the rows
-of the page.
-"""
+"""Cases of docs/reference/what-freezes.md: a model with its inputs, its outcome with a recipe, and
+the rows of the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""EXPORT: a tiny model for every row of "Corners" about torch.export in docs/what-freezes.md."""
+"""EXPORT: a tiny model for every row of "Corners" about torch.export in
+docs/reference/what-freezes.md.
+"""
 
 import random
 from collections.abc import Mapping

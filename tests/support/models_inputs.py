@@ -1,5 +1,5 @@
 """INPUTS: a tiny model for every row of "Inputs and results" and "Dtypes" in
-docs/what-freezes.md.
+docs/reference/what-freezes.md.
 """
 
 from __future__ import annotations

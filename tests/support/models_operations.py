@@ -1,4 +1,4 @@
-"""OPERATIONS: a tiny model for every row of "Operations" in docs/what-freezes.md."""
+"""OPERATIONS: a tiny model for every row of "Operations" in docs/reference/what-freezes.md."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """TORCHSCRIPT: a tiny model for every row of "Corners" about TorchScript in
-docs/what-freezes.md.
+docs/reference/what-freezes.md.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,6 @@
-"""WEIGHTS: a tiny model for every row of "Modes, weights and state" in docs/what-freezes.md."""
+"""WEIGHTS: a tiny model for every row of "Modes, weights and state" in
+docs/reference/what-freezes.md.
+"""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def _candidate(
     made: list[Made],
     tried: list[dict[str, str]],
 ) -> Candidate:
-    """The candidate of all payloads, without the digest of the weights and the time of the build."""
+    """The candidate of all payloads, without the digest of the weights and the build time."""
     last, counts = made[-1], target.thread_counts
     made.sort(key=lambda one: counts.index(one.payload.num_threads or target.num_threads))
     warnings = [line for one in made for line in one.captured.warnings]

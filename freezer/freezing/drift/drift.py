@@ -1,9 +1,10 @@
 """Drift: distance of a candidate's outputs from the float64 reference, relative to the eager
 model's own.
 
-docs/measuring.md defines the figures and the gate; `freezer.compare` has the formula, and decides
-which parts of an output are judged apart. Outputs with fewer than 64 elements, and those of models
-that draw random numbers, are pooled over all input sets. An output without figures does not pass.
+docs/reference/measuring.md defines the figures and the gate; `freezer.compare` has the formula, and
+decides which parts of an output are judged apart. Outputs with fewer than 64 elements, and those of
+models that draw random numbers, are pooled over all input sets. An output without figures does not
+pass.
 """
 
 from __future__ import annotations

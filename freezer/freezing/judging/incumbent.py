@@ -3,7 +3,7 @@ nothing, does not replace it.
 
 The incumbent is one more entrant in the deciding cell, beside eager and the candidates. If it was
 made of the same weights, it must also pass today's drift gate; otherwise it answers differently,
-and its recorded drift counts. docs/contract.md states the rule.
+and its recorded drift counts. docs/reference/contract.md states the rule.
 """
 
 from __future__ import annotations

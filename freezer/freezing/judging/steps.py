@@ -1,8 +1,8 @@
 """Judge: validate and time all candidates of one model and device class side by side with eager,
 and decide the verdict. READ THIS FIRST.
 
-`STEPS` lists what happens in order; each step adds its part to the judgement. docs/contract.md has
-the rules.
+`STEPS` lists what happens in order; each step adds its part to the judgement.
+docs/reference/contract.md has the rules.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Verdicts: which candidate wins. The drift gate and the limits decide who may, the objective which
 of them does.
 
-docs/contract.md describes both.
+docs/reference/contract.md describes both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ _BY = {"p50": "", "p95": " by p95", "throughput": " in throughput"}
 
 
 def decide(session: Session, judgement: Judgement) -> Judgement:
-    """Decide the verdict (docs/contract.md), its reason, and the trial that won or came nearest."""
+    """Decide the verdict (docs/reference/contract.md), its reason, and the trial that won or came
+    nearest.
+    """
     verdict, reason, best = _decided(session, judgement)
     return replace(
         judgement,

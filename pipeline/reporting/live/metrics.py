@@ -1,5 +1,5 @@
-"""Prometheus metrics of a running campaign, served over HTTP by its driver. docs/operate.md#metrics
-lists them.
+"""Prometheus metrics of a running campaign, served over HTTP by its driver.
+docs/guides/operate.md#metrics lists them.
 
 Steps and outcomes are counted as their events come. States, nodes and MLflow's backlog are read
 when Prometheus asks.

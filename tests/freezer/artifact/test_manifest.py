@@ -76,9 +76,8 @@ def test_a_manifest_of_an_earlier_release_is_read() -> None:
 
 @pytest.mark.parametrize("number", range(1, FORMAT_VERSION + 1))
 def test_every_format_has_a_golden_manifest(number: int) -> None:
-    """The policy in docs/contract.md: a release that raises FORMAT_VERSION keeps a reader and a
-    manifest of each earlier format.
-    """
+    """The policy in docs/reference/contract.md: a release that raises FORMAT_VERSION keeps a reader
+    and a manifest of each earlier format."""
     data = (GOLDEN / f"manifest-v{number}.json").read_bytes()
     assert json.loads(data)["format_version"] == number
     assert Manifest.from_bytes(data, origin="golden").payloads

@@ -1,6 +1,5 @@
-"""Every model of docs/what-freezes.md ends as its row says, and every failure names the reason and
-a remedy.
-"""
+"""Every model of docs/reference/what-freezes.md ends as its row says, and every failure names the
+reason and a remedy."""
 
 from __future__ import annotations
 
