@@ -33,15 +33,15 @@ from freezer.errors import (
     StoreUnreachableError,
     UsageError,
 )
-from freezer.hardware import DeviceClass
-from freezer.spec import Dim, Limits, SamplingPolicy
 
 if TYPE_CHECKING:
     from freezer.freezing.freeze import FreezeOptions, FreezeResult, freeze
+    from freezer.hardware import DeviceClass
     from freezer.runtime.frozen_model import FrozenModel
     from freezer.serving.load import load
     from freezer.serving.process import LoadOptions
     from freezer.serving.verify import verify
+    from freezer.spec import Dim, Limits, SamplingPolicy
 
 __all__ = [
     "CanaryError",
@@ -67,6 +67,10 @@ __all__ = [
 ]
 
 _LAZY = {
+    "DeviceClass": "freezer.hardware",
+    "Dim": "freezer.spec",
+    "Limits": "freezer.spec",
+    "SamplingPolicy": "freezer.spec",
     "FreezeOptions": "freezer.freezing.freeze",
     "FreezeResult": "freezer.freezing.freeze",
     "freeze": "freezer.freezing.freeze",
@@ -75,11 +79,11 @@ _LAZY = {
     "load": "freezer.serving.load",
     "verify": "freezer.serving.verify",
 }
-"""Public names whose modules import torch."""
+"""Public names whose modules are imported when they are first used."""
 
 
 def __getattr__(name: str) -> object:
-    """The public names that need torch, imported when they are first used."""
     if name not in _LAZY:
         raise AttributeError(f"module 'freezer' has no attribute {name!r}")
-    return getattr(importlib.import_module(_LAZY[name]), name)
+    module = importlib.import_module(_LAZY[name])
+    return getattr(module, name)

@@ -68,10 +68,12 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Py
     """
     config = model_config or {}
     with scratch_folder() as scratch:
-        folder, pointer = Path(path), Path(path) / STORE_POINTER
+        folder = Path(path)
+        pointer = folder / STORE_POINTER
         if pointer.is_file():
             target = read_record(StorePointer, pointer.read_bytes(), origin=str(pointer))
-            registered, folder = Artifact.read(folder).manifest, Path(scratch) / "artifact"
+            registered = Artifact.read(folder).manifest
+            folder = Path(scratch) / "artifact"
             _fetch(target, registered, folder)
         model = load(
             folder,
@@ -82,18 +84,23 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Py
     return PyfuncModel(model)
 
 
-def _fetch(pointer: StorePointer, registered: Manifest, folder: Path) -> None:
+def _fetch(
+    pointer: StorePointer,
+    registered: Manifest,
+    folder: Path,
+) -> None:
     """Fetch the files of the registered artifact that a call needs.
 
     Raises:
         IntegrityError: the store has another artifact.
     """
-    store, name = Store.open(pointer.store), pointer.device_class
+    store = Store.open(pointer.store)
+    name = pointer.device_class
     version = store.version(f"{pointer.model}:{pointer.version}")
     payloads = [file.path for file in registered.contents if isinstance(file, Payload)]
     paths = [*payloads, GOLDEN_INPUTS, GOLDEN_OUTPUTS]
-    stored = store.materialize(version, name, folder, paths=paths).manifest
-    if replace(stored, version=None) != replace(registered, version=None):
+    stored = store.materialize(version, name, folder, paths=paths)
+    if replace(stored.manifest, version=None) != replace(registered, version=None):
         raise IntegrityError(
             f"store {pointer.store} has another {pointer.model}:{pointer.version} for {name} than"
             f" was registered ({MANIFEST} differs); register it again"
@@ -113,7 +120,11 @@ class PyfuncModel:
         self.model = model
         self._binding = InputBinding(model.inputs)
 
-    def predict(self, model_input: Any, params: Mapping[str, Any] | None = None) -> Any:
+    def predict(
+        self,
+        model_input: Any,
+        params: Mapping[str, Any] | None = None,
+    ) -> Any:
         """The model's result as numpy arrays, in the model's structure; bfloat16 becomes float32.
 
         Args:
@@ -130,11 +141,13 @@ class PyfuncModel:
         specs = {spec.name: spec for spec in self._binding.tensors}
         # A DataFrame, without importing pandas.
         loose = hasattr(model_input, "columns") and hasattr(model_input, "to_numpy")
-        leaves = self._binding.bind((), _by_name(model_input, specs, loose=loose))
+        named = _by_name(model_input, specs, loose=loose)
+        leaves = self._binding.bind((), named)
         for path in specs.keys() & leaves.keys():
             value = _tensor(leaves[path], specs[path], loose=loose)
             leaves[path] = value.to(self.model.device) if isinstance(value, Tensor) else value
-        return _to_numpy(self.model(**leaves))
+        result = self.model(**leaves)
+        return _to_numpy(result)
 
     def get_raw_model(self) -> FrozenModel:
         """The frozen model, for `get_raw_model` of MLflow's PyFuncModel."""
@@ -142,18 +155,26 @@ class PyfuncModel:
 
 
 def _by_name(
-    model_input: Any, specs: Mapping[str, TensorSpec], *, loose: bool
+    model_input: Any,
+    specs: Mapping[str, TensorSpec],
+    *,
+    loose: bool,
 ) -> Mapping[str, object]:
     """The inputs by name."""
     if isinstance(model_input, Mapping):
         return {str(name): value for name, value in model_input.items()}
-    if loose and all(len(spec.shape) == 1 for spec in specs.values()):
-        return {str(name): model_input[name].to_numpy() for name in model_input.columns}
+    ranks = {len(spec.shape) for spec in specs.values()}
+    if loose and ranks == {1}:
+        named: dict[str, object] = {}
+        for name in model_input.columns:
+            named[str(name)] = model_input[name].to_numpy()
+        return named
     if len(specs) != 1:
-        given = "a DataFrame, whose columns have rank 1" if loose else type(model_input).__name__
+        given = "a DataFrame" if loose else type(model_input).__name__
         shapes = ", ".join(f"{spec.name} {list(spec.shape)}" for spec in specs.values())
         raise ContractError(f"got {given}; expected arrays by name: {shapes}")
-    return dict.fromkeys(specs, model_input.to_numpy() if loose else model_input)
+    values = model_input.to_numpy() if loose else model_input
+    return dict.fromkeys(specs, values)
 
 
 def _tensor(value: object, spec: TensorSpec, *, loose: bool) -> object:
@@ -175,10 +196,16 @@ def _tensor(value: object, spec: TensorSpec, *, loose: bool) -> object:
             f" .astype({spec.dtype!r})"
         )
     # torch does not share read-only memory.
-    return torch.from_numpy(array.astype(dtype, order="C", copy=not array.flags.writeable))
+    plain = array.astype(dtype, order="C", copy=not array.flags.writeable)
+    return torch.from_numpy(plain)
 
 
-def _converts(array: np.ndarray, dtype: np.dtype, *, loose: bool) -> bool:
+def _converts(
+    array: np.ndarray,
+    dtype: np.dtype,
+    *,
+    loose: bool,
+) -> bool:
     """Whether an array can be converted to another dtype of the same kind without changing
     values.
     """
@@ -196,8 +223,8 @@ def _converts(array: np.ndarray, dtype: np.dtype, *, loose: bool) -> bool:
 
 def _to_numpy(value: Any) -> Any:
     if isinstance(value, Tensor):
-        value = value.float() if value.dtype == torch.bfloat16 else value
-        return value.detach().cpu().numpy()
+        tensor = value.float() if value.dtype == torch.bfloat16 else value
+        return tensor.detach().cpu().numpy()
     if isinstance(value, Mapping):
         return {name: _to_numpy(part) for name, part in value.items()}
     if isinstance(value, tuple | list):

@@ -6,13 +6,21 @@ from __future__ import annotations
 
 import functools
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, TypeVar
 
-from freezer.artifact import Manifest, Payload, is_exact, payload_at, payloads_within
+from freezer.artifact import Manifest, Payload, payload_at, payloads_within
 from freezer.errors import ContractError, Refusal
-from freezer.spec import InputSpec, NestedSpec, OutputSpec, OutputStructure, TensorSpec, take_apart
+from freezer.spec import (
+    InputItem,
+    InputSpec,
+    NestedSpec,
+    OutputSpec,
+    OutputStructure,
+    TensorSpec,
+    take_apart,
+)
 
 Runner = Callable[..., Any]
 """Runs an open payload."""
@@ -65,15 +73,13 @@ class OpenModel:
         self.ladder = tuple(ladder)
         self._binding = InputBinding(spec)
         self._payloads = tuple(payloads)
-        self._dims = tuple(dim.name for dim in spec.dims)
-        self._exact: dict[tuple[int, ...], OpenPayload] = {}
-        for opened in payloads:
-            sizes = {dim.name: dim.min for dim in opened.payload.dims}
-            if is_exact(opened.payload) and set(sizes) == set(self._dims):
-                self._exact.setdefault(tuple(sizes[name] for name in self._dims), opened)
-        self._rebuild = rebuilder(structure)
+        self._rebuild = functools.partial(unflatten, structure)
 
-    def payload_for(self, shape: Mapping[str, int], threads: int | None = None) -> Payload:
+    def payload_for(
+        self,
+        shape: Mapping[str, int],
+        threads: int | None = None,
+    ) -> Payload:
         """The payload that serves inputs of these sizes.
 
         Args:
@@ -85,28 +91,24 @@ class OpenModel:
             ContractError: no payload serves these sizes, or they are not those of the declared
                 dims.
         """
-        if set(shape) != set(self._dims):
-            names = ", ".join(self._dims)
-            expected = f"those of {names}" if names else "{}: the model declares no dim"
-            raise ContractError(f"got sizes of {sorted(shape)}, expected {expected}")
+        dims = [dim.name for dim in self.inputs.dims]
+        if set(shape) != set(dims):
+            raise ContractError(f"got sizes of {sorted(shape)}, expected those of {dims}")
         if threads is None:
             return self._choose(shape).payload
         payloads = self.manifest.payloads if self.manifest else self._open_payloads()
-        payload = payload_at(payloads_within(payloads, threads), shape)
+        within = payloads_within(payloads, threads)
+        payload = payload_at(within, shape)
         if payload is None:
             raise _unserved(f"{dict(shape)} with {threads} threads", payloads)
         return payload
 
     def _choose(self, point: Mapping[str, int]) -> OpenPayload:
-        """The open payload that serves a call by its sizes: one for exactly these sizes, else the
-        first that accepts them.
+        """The open payload that serves a call by its sizes.
 
         Raises:
             ContractError: none does.
         """
-        exact = self._exact.get(tuple(point[name] for name in self._dims))
-        if exact is not None:
-            return exact
         for opened in self._payloads:
             if opened.payload.accepts(point):
                 return opened
@@ -123,16 +125,23 @@ class OpenModel:
         )
 
     def __repr__(self) -> str:
-        made_for = "a candidate"
-        if self.manifest is not None:
-            made_for = f"{self.manifest.model} for {self.manifest.device_class}"
-        return f"{type(self).__name__}({made_for}; {', '.join(self._binding.names)})"
+        kind = type(self).__name__
+        names = ", ".join(self._binding.names)
+        manifest = self.manifest
+        if manifest is None:
+            return f"{kind}(a candidate; {names})"
+        return f"{kind}({manifest.model} for {manifest.device_class}; {names})"
 
 
-def _unserved(call: str, payloads: Sequence[Payload]) -> ContractError:
-    sizes = {payload.path: ", ".join(map(str, payload.dims)) for payload in payloads}
-    listed = "; ".join(f"{path} ({dims})" if dims else path for path, dims in sizes.items())
-    return ContractError(f"no payload serves {call}; the artifact holds {listed}")
+def _unserved(
+    call: str,
+    payloads: Sequence[Payload],
+) -> ContractError:
+    listed: list[str] = []
+    for payload in payloads:
+        dims = ", ".join(map(str, payload.dims))
+        listed.append(f"{payload.path} ({dims})")
+    return ContractError(f"no payload serves {call}; the artifact holds {'; '.join(listed)}")
 
 
 class InputBinding:
@@ -145,12 +154,14 @@ class InputBinding:
 
     def __init__(self, spec: InputSpec) -> None:
         self.names = tuple(item.name for item in spec.inputs)
-        self._items = {item.name: item for item in spec.items}
         self.tensors = spec.tensors
+        self._items: dict[str, InputItem] = {}
+        self._nested = False
+        for item in spec.items:
+            self._items[item.name] = item
+            self._nested |= isinstance(item, NestedSpec)
         self._constants = spec.constants
-        self._dims = spec.dims
-        self._sizes = {dim.name: dim.sizes for dim in spec.dims}
-        self._nested = any(isinstance(item, NestedSpec) for item in spec.inputs)
+        self._dims = {dim.name: dim for dim in spec.dims}
 
     def leaves(
         self,
@@ -173,22 +184,28 @@ class InputBinding:
         values = self.bind(args, kwargs)
         leaves: list[_Checked] = []
         point: dict[str, int] = {}
-        for item in self.tensors:
-            leaf = check(item, values.pop(item.name, None))
-            if leaf.shape != item.shape and not self._fits(item, leaf.shape, point):
-                raise ContractError(self._shape_problem(item, leaf.shape, point))
+        for spec in self.tensors:
+            value = values.pop(spec.name, None)
+            leaf = check(spec, value)
+            if leaf.shape != spec.shape and not self._fits(spec, leaf.shape, point):
+                raise ContractError(self._shape_problem(spec, leaf.shape, point))
             leaves.append(leaf)
         for name, value in values.items():  # what remains are constants
+            expected = self._constants[name]
             is_tensor = hasattr(value, "__dlpack__")
-            if is_tensor or value != self._constants[name]:
+            if is_tensor or value != expected:
                 got = "a tensor" if is_tensor else repr(value)
                 raise ContractError(
-                    f"input {name!r}: got {got}, but {self._constants[name]!r} was baked in when"
-                    " the model was frozen"
+                    f"input {name!r}: got {got}, but {expected!r} was baked in when the model was"
+                    " frozen"
                 )
         return leaves, point
 
-    def bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
+    def bind(
+        self,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+    ) -> dict[str, object]:
         """The leaves of a call by path; their values are not checked.
 
         Raises:
@@ -199,45 +216,57 @@ class InputBinding:
                 f"got {len(args)} positional inputs, expected at most {len(self.names)}:"
                 f" {', '.join(self.names)}"
             )
+        by_position = zip(self.names, args, strict=False)
         values: dict[str, object] = {}
-        for name, value in (*zip(self.names, args, strict=False), *kwargs.items()):
+        for name, value in (*by_position, *kwargs.items()):
             item = self._items.get(name)
             if item is None:
-                paths = ", or their parts by path" if self._nested else ""
                 raise ContractError(
-                    f"input {name!r} is unknown; expected {', '.join(self.names)}{paths}"
+                    f"input {name!r} is unknown; expected {', '.join(self.names)}, or their parts"
+                    " by path"
                 )
-            for path, leaf in take_apart(item, value) if self._nested else ((name, value),):
+            parts = take_apart(item, value) if self._nested else ((name, value),)
+            for path, leaf in parts:
                 if path in values:
-                    raise ContractError(
-                        f"input {path!r} is given twice; expected it once, within {name!r} or by"
-                        " its path"
-                    )
+                    raise ContractError(f"input {path!r} is given twice; expected it once")
                 values[path] = leaf
         return values
 
-    def _fits(self, item: TensorSpec, shape: Sequence[int], point: dict[str, int]) -> bool:
+    def _fits(
+        self,
+        spec: TensorSpec,
+        shape: Sequence[int],
+        point: dict[str, int],
+    ) -> bool:
         """Whether every size is the declared one, or within its dim's bounds and the same as in
         earlier inputs, whose sizes are in `point`; those of this one are added.
         """
-        if len(shape) != len(item.shape):
+        if len(shape) != len(spec.shape):
             return False
-        for size, expected in zip(shape, item.shape, strict=True):
+        for size, expected in zip(shape, spec.shape, strict=True):
             if isinstance(expected, int):
                 if size != expected:
                     return False
-            elif point.setdefault(expected, size) != size or size not in self._sizes[expected]:
+                continue
+            known = point.setdefault(expected, size)
+            if size != known or size not in self._dims[expected].sizes:
                 return False
         return True
 
     def _shape_problem(
-        self, item: TensorSpec, shape: Sequence[int], point: Mapping[str, int]
+        self,
+        spec: TensorSpec,
+        shape: Sequence[int],
+        point: Mapping[str, int],
     ) -> str:
         """Describe a shape that does not fit."""
-        bounds = ", ".join(map(str, self._dims))
-        expected = f"{list(item.shape)} with {bounds}" if bounds else f"{list(item.shape)}"
-        so_far = f", {dict(point)} in the inputs before it" if point else ""
-        return f"input {item.name!r}: got shape {list(shape)}, expected {expected}{so_far}"
+        problem = f"input {spec.name!r}: got shape {list(shape)}, expected {list(spec.shape)}"
+        if self._dims:
+            bounds = ", ".join(map(str, self._dims.values()))
+            problem += f" with {bounds}"
+        if point:
+            problem += f", {dict(point)} in the inputs before it"
+        return problem
 
 
 class NamedOutput(dict[str, Any]):
@@ -252,42 +281,38 @@ class NamedOutput(dict[str, Any]):
             raise AttributeError(f"the output has no {name!r}; it has {', '.join(self)}") from None
 
     def __getitem__(self, key: str | int) -> Any:
-        return list(self.values())[key] if isinstance(key, int) else super().__getitem__(key)
+        if isinstance(key, int):
+            values = list(self.values())
+            return values[key]
+        return super().__getitem__(key)
 
 
-def unflatten(structure: OutputStructure, leaves: Sequence[Any]) -> Any:
+def unflatten(
+    structure: OutputStructure,
+    leaves: Iterable[object],
+) -> Any:
     """Rebuild the result from its leaves in order; a named structure becomes a NamedOutput."""
-    return _unflatten(structure, iter(leaves))
-
-
-def rebuilder(structure: OutputStructure) -> Callable[[Sequence[Any]], Any]:
-    """A function like `unflatten` for one structure, faster for the common ones."""
+    remaining = iter(leaves)
     if structure.kind == "tensor":
-        return lambda leaves: leaves[0]
-    if all(item.kind == "tensor" for item in structure.items):
-        if structure.kind == "tuple":
-            return tuple
-        if structure.kind == "named":
-            return lambda leaves: NamedOutput(zip(structure.keys, leaves, strict=True))
-    return lambda leaves: unflatten(structure, leaves)
-
-
-def _unflatten(structure: OutputStructure, leaves: Iterator[Any]) -> Any:
-    if structure.kind == "tensor":
-        return next(leaves)
+        return next(remaining)
     if structure.kind == "constant":
         return structure.value
-    items = [_unflatten(item, leaves) for item in structure.items]
-    if structure.kind == "tuple":
-        return tuple(items)
+    items = [unflatten(item, remaining) for item in structure.items]
     if structure.kind == "list":
         return items
+    if structure.kind == "tuple":
+        return tuple(items)
     if structure.kind == "namedtuple":
-        return _named_tuple(structure.type_name.rpartition(".")[2], structure.keys)(*items)
-    named = zip(structure.keys, items, strict=True)
-    return dict(named) if structure.kind == "dict" else NamedOutput(named)
+        name = structure.type_name.rpartition(".")[2]
+        make = _named_tuple(name, structure.keys)
+        return make(*items)
+    fields = zip(structure.keys, items, strict=True)
+    return dict(fields) if structure.kind == "dict" else NamedOutput(fields)
 
 
 @functools.cache
-def _named_tuple(name: str, keys: tuple[str, ...]) -> Callable[..., tuple[Any, ...]]:
+def _named_tuple(
+    name: str,
+    keys: tuple[str, ...],
+) -> Callable[..., tuple[object, ...]]:
     return namedtuple(name, keys)

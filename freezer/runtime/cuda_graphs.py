@@ -2,9 +2,8 @@
 all kernels at once.
 
 A graph reads and writes the same memory at every replay. So each has its own input tensors, into
-which the inputs of a call are
-copied, and returns copies. Each graph runs one call at a time: threads wait for a lock, streams for
-the end of the last call.
+which the inputs of a call are copied, and returns copies. Each graph runs one call at a time:
+threads wait for a lock, streams for the end of the last call.
 """
 
 from __future__ import annotations
@@ -54,44 +53,51 @@ class CudaGraphs:
         if not is_exact(payload):
             return call(tensors)
         with self._lock:
-            graph = self._graphs.get(payload.path)
-            if graph is None:
+            if payload.path not in self._graphs:
                 try:
-                    graph = self._graphs[payload.path] = _Graph(call, tensors, self._device)
+                    self._graphs[payload.path] = _Graph(call, tensors, self._device)
                 except RuntimeError as error:
                     raise CudaGraphsError(
                         f"{payload.path} cannot be captured as a CUDA graph: {first_line(error)};"
                         " load it without cuda_graphs"
                     ) from error
+            graph = self._graphs[payload.path]
         return graph(tensors)
 
 
 class _Graph:
     """One captured call."""
 
-    def __init__(self, call: _Call, tensors: Sequence[Tensor], device: torch.device) -> None:
+    def __init__(
+        self,
+        call: _Call,
+        tensors: Sequence[Tensor],
+        device: torch.device,
+    ) -> None:
         self._lock = threading.Lock()
         self._inputs = [tensor.clone() for tensor in tensors]
         side = torch.cuda.Stream(device)
-        side.wait_stream(torch.cuda.current_stream(device))
+        current = torch.cuda.current_stream(device)
+        side.wait_stream(current)
         with torch.cuda.stream(side):
             for _ in range(NUM_WARM_UP):
                 call(self._inputs)
-        torch.cuda.current_stream(device).wait_stream(side)
+        current.wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
         # torch's default capture stream belongs to the GPU of its first capture. "thread_local":
         # other threads may allocate.
         with torch.cuda.graph(self._graph, stream=side, capture_error_mode="thread_local"):
-            self._outputs = list(call(self._inputs))
+            outputs = call(self._inputs)
+        self._outputs = list(outputs)
         self._done = torch.cuda.Event()
-        self._done.record(torch.cuda.current_stream(device))
+        self._done.record(current)
 
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         with self._lock:
             stream = torch.cuda.current_stream()
             stream.wait_event(self._done)
-            for own, given in zip(self._inputs, tensors, strict=True):
-                own.copy_(given)
+            for static, tensor in zip(self._inputs, tensors, strict=True):
+                static.copy_(tensor)
             self._graph.replay()
             results = [tensor.clone() for tensor in self._outputs]
             self._done.record(stream)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import operator
 import os
 import platform
 import re
@@ -26,35 +27,55 @@ DEPTH = 3
 """Nesting of lists, tuples and dicts within which tensors in attributes are found."""
 
 
-def tensors_on(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+def tensors_on(
+    tensors: Mapping[str, Tensor],
+    device: torch.device,
+) -> dict[str, Tensor]:
     """Move tensors to a device, with their strides."""
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
-def called_on(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+def called_on(
+    function: Callable[..., Any],
+    device: torch.device,
+) -> Callable[..., Any]:
     """Wrap a function on a device, so that it takes and returns tensors on the CPU."""
     if device.type == "cpu":
         return function
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = moved_to_device([args, kwargs], device, DEPTH + 1)
-        structure, leaves = flatten(function(*args, **kwargs))
-        return unflatten(structure, [leaf.cpu() for leaf in leaves])
+    def call(
+        *args: object,
+        **kwargs: object,
+    ) -> Any:
+        moved_args = moved_to_device([*args], device, DEPTH)
+        moved_kwargs = moved_to_device(kwargs, device, DEPTH)
+        result = function(*moved_args, **moved_kwargs)
+        structure, leaves = flatten(result)
+        on_cpu = [leaf.cpu() for leaf in leaves]
+        return unflatten(structure, on_cpu)
 
     return call
 
 
-def moved_to_device(value: Any, device: torch.device, depth: int) -> Any:
+def moved_to_device(
+    value: Any,
+    device: torch.device,
+    depth: int,
+) -> Any:
     """The value with its tensors on a device; the value itself if all of them are there already."""
     if isinstance(value, Tensor):
         return value if value.device == device else value.to(device)
-    if not depth or type(value) not in (list, tuple, dict):
+    kind = type(value)
+    if not depth or kind not in (list, tuple, dict):
         return value
-    items = list(value.values()) if isinstance(value, dict) else list(value)
-    moved = [moved_to_device(item, device, depth - 1) for item in items]
-    if all(one is other for one, other in zip(moved, items, strict=True)):
+    keys = list(value) if kind is dict else range(len(value))
+    parts = [value[key] for key in keys]
+    moved = [moved_to_device(part, device, depth - 1) for part in parts]
+    if all(map(operator.is_, moved, parts)):
         return value
-    return dict(zip(value, moved, strict=True)) if isinstance(value, dict) else type(value)(moved)
+    if kind is dict:
+        return dict(zip(keys, moved, strict=True))
+    return kind(moved)
 
 
 def no_cuda() -> str | None:
@@ -66,7 +87,8 @@ def no_cuda() -> str | None:
         return f"torch {torch.__version__} is built without CUDA; install a build of torch for CUDA"
     if torch.cuda.is_available():
         return None
-    driver = f"driver {this_host().driver}" if this_host().driver else this_host().no_gpu
+    host = this_host()
+    driver = f"driver {host.driver}" if host.driver else host.no_gpu
     return f"torch {torch.__version__} for CUDA {torch.version.cuda} finds no GPU ({driver})"
 
 
@@ -82,7 +104,9 @@ def visible() -> list[tuple[torch.device, int]]:
 
 
 def device_of(
-    wanted: DeviceClass, machine: Machine, asked: str | torch.device | None = None
+    wanted: DeviceClass,
+    machine: Machine,
+    asked: str | torch.device | None = None,
 ) -> torch.device:
     """Choose a GPU of a CUDA class.
 
@@ -96,26 +120,24 @@ def device_of(
         UsageError: there is none, `asked` is of another class, or the CPU does not run the host
             code; code CP-DEVICE-CLASS.
     """
-    device, gpus = None if asked is None else with_index(asked), dict(visible())
-    fitting = [gpu for gpu, capability in gpus.items() if capability == wanted.capability]
+    device = None if asked is None else with_index(asked)
+    gpus = dict(visible())
     seen = ", ".join(f"{gpu} is cuda-sm{capability}" for gpu, capability in gpus.items())
+    fitting = [gpu for gpu, capability in gpus.items() if capability == wanted.capability]
     problem = no_cuda()
     if problem is None and wanted.host not in machine.classes:
         why_not = machine.why_not.get(str(wanted.host), "the CPU is of another kind")
-        problem = (
-            f"its host code is made for {wanted.host}, which this process cannot run: {why_not}"
-        )
-    elif problem is None and device is None and fitting:
-        default = torch.device("cuda", torch.cuda.current_device())
-        return default if default in fitting else fitting[0]
-    elif device is not None and device in fitting:
+        problem = f"its host code is made for {wanted.host}, which cannot run here: {why_not}"
+    elif problem is None and not fitting:
+        problem = f"no GPU that this process sees has this compute capability: {seen}"
+    elif problem is None and device is not None and device not in fitting:
+        problem = f"got {device}, but here {seen}; name a device of the class"
+    if problem is not None:
+        raise _no_device(f"this process cannot build for {wanted.name}: {problem}")
+    if device is not None:
         return device
-    elif problem is None and device is not None:
-        problem = (
-            f"got {device}, but here {seen}; name a device of the class, or the device's class"
-        )
-    problem = problem or f"no GPU that this process sees has this compute capability: {seen}"
-    raise _no_device(f"this process cannot build for {wanted.name}: {problem}")
+    default = torch.device("cuda", torch.cuda.current_device())
+    return default if default in fitting else fitting[0]
 
 
 def class_of(device: torch.device) -> str:
@@ -160,7 +182,10 @@ def cuda_here(device: torch.device | None) -> CudaHere:
     Args:
         device: include only this GPU; None for all.
     """
-    gpus = [(str(gpu), capability) for gpu, capability in visible() if device in (None, gpu)]
+    gpus: list[tuple[str, int]] = []
+    for gpu, capability in visible():
+        if device in (None, gpu):
+            gpus.append((str(gpu), capability))
     return CudaHere(
         devices=tuple(gpus),
         runtime=torch.version.cuda,
@@ -173,26 +198,28 @@ def current(device: torch.device) -> contextlib.AbstractContextManager[None]:
     """Make a GPU the current one of this thread for a block: kernels run on the current GPU's
     stream.
     """
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+    if device.type == "cuda":
+        return torch.cuda.device(device)
+    return contextlib.nullcontext()
 
 
-def gpu_versions(device: torch.device) -> dict[str, Any]:
+def gpu_versions(device: torch.device) -> dict[str, str | None]:
     """Versions besides torch's that influence a payload for a GPU: driver, GPU, cuDNN and Triton;
     empty for a CPU.
     """
     if device.type != "cuda":
         return {}
-    found: dict[str, Any] = {
+    versions = {
         "driver": this_host().driver,
         "gpu": torch.cuda.get_device_name(device),
+        "cudnn": str(torch.backends.cudnn.version()),
     }
-    found["cudnn"] = str(torch.backends.cudnn.version())
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        found["triton"] = importlib.metadata.version("triton")
-    return found
+        versions["triton"] = importlib.metadata.version("triton")
+    return versions
 
 
-def facts_of(device: torch.device) -> dict[str, Any]:
+def facts_of(device: torch.device) -> dict[str, object]:
     """Describe a GPU in the host record of a measurement."""
     properties = torch.cuda.get_device_properties(device)
     return {
@@ -207,18 +234,16 @@ def facts_of(device: torch.device) -> dict[str, Any]:
 
 def nvml_uuid(device: torch.device) -> str:
     """UUID of a GPU in NVML."""
-    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    properties = torch.cuda.get_device_properties(device)
+    return f"GPU-{properties.uuid}"
 
 
 _OF_SPEED = re.compile(
-    r"(?:OMP|KMP|GOMP|MKL|ONEDNN|DNNL|ATEN|MALLOC|TORCH_MKLDNN)_\w+|LD_PRELOAD|GLIBC_TUNABLES|THP_MEM_ALLOC_ENABLE|"
-    r"TORCH_LINEAR_FLATTEN_3D|PYTORCH_TENSOREXPR_\w+|TORCH_JIT_DISABLE_NEW_EXECUTOR"
+    r"(?:OMP|KMP|GOMP|MKL|ONEDNN|DNNL|ATEN|MALLOC|TORCH_MKLDNN)_\w+|LD_PRELOAD|GLIBC_TUNABLES|"
+    r"THP_MEM_ALLOC_ENABLE|TORCH_LINEAR_FLATTEN_3D|PYTORCH_TENSOREXPR_\w+|"
+    r"TORCH_JIT_DISABLE_NEW_EXECUTOR"
 )
-
-
-def _recorded() -> dict[str, str]:
-    """Environment variables that influence speed, which a judge records with its measurements."""
-    return {name: value for name, value in sorted(os.environ.items()) if _OF_SPEED.fullmatch(name)}
+"""Environment variables that influence speed, which a judge records with its measurements."""
 
 
 def host_fingerprint(device: torch.device = CPU) -> dict[str, Any]:
@@ -228,13 +253,16 @@ def host_fingerprint(device: torch.device = CPU) -> dict[str, Any]:
     """
     import archspec.cpu.detect
 
-    return {
+    names = sorted(filter(_OF_SPEED.fullmatch, os.environ))
+    record: dict[str, Any] = {
         "cpu": archspec.cpu.detect.brand_string(),
         "classes": list(detect().classes),
         "num_cpus": os.cpu_count(),
         "affinity": len(os.sched_getaffinity(0)),
         "nice": os.getpriority(os.PRIO_PROCESS, 0),
         "kernel": platform.release(),
-        "environment": _recorded(),
-        **({"gpu": facts_of(device)} if device.type == "cuda" else {}),
+        "environment": {name: os.environ[name] for name in names},
     }
+    if device.type == "cuda":
+        record["gpu"] = facts_of(device)
+    return record

@@ -56,8 +56,8 @@ class FrozenModel(OpenModel):
 
     A call is served by the most specific payload for its sizes (`payload_for`), with that payload's
     thread count; the calling thread's own count is restored afterwards. On a GPU, inputs and
-    outputs are on `device`; calls run on the current stream in full precision (precision.py) and
-    are not waited for.
+    outputs are on `device`; calls run on the current stream in full precision
+    (torch_settings.py), and are not waited for.
 
     Preserved attributes and methods work as in the source: `model.version = 2`, `model.reset()`,
     `model.sub.version`. If a name collides with one of this class, such as `inputs`, use
@@ -113,14 +113,20 @@ class FrozenModel(OpenModel):
         self._num_threads = options.num_threads
         self._on_cpu = options.device.type == "cpu"
         self._graphs = CudaGraphs(options.device) if options.cuda_graphs else None
-        only = payloads[0] if options.preserve else None
-        num_threads = (only.payload.num_threads or options.num_threads) if only else None
+        first = payloads[0]
         # Last: __setattr__ passes later assignments to the payload, or refuses them.
         self.preserved = Preserved(
-            options.preserve, only.run if only else None, num_threads, options.device
+            options.preserve,
+            first.run,
+            first.payload.num_threads or options.num_threads,
+            options.device,
         )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(
+        self,
+        *args: object,
+        **kwargs: object,
+    ) -> Any:
         """The model's result.
 
         Raises:
@@ -128,10 +134,10 @@ class FrozenModel(OpenModel):
         """
         tensors, point = self._binding.leaves(args, kwargs, self._check)
         opened = self._choose(point)
-        wanted = opened.payload.num_threads or self._num_threads
-        if wanted is None or wanted == own_count():
+        num_threads = opened.payload.num_threads or self._num_threads
+        if num_threads is None or num_threads == own_count():
             return self._run(opened, tensors)
-        with threads(wanted):
+        with threads(num_threads):
             return self._run(opened, tensors)
 
     def eval(self) -> FrozenModel:
@@ -156,71 +162,92 @@ class FrozenModel(OpenModel):
             return refusal(name)
         return read(preserved, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if "preserved" not in self.__dict__:
             object.__setattr__(self, name, value)
         elif name in self.__dict__ or hasattr(type(self), name):
-            there = f"; use model.preserved[{name!r}]" if name in self.preserved else ""
             raise ContractError(
-                f"{name!r} of a frozen model cannot be set: it is the frozen model's own{there}",
+                f"{name!r} of a frozen model cannot be set; use model.preserved[{name!r}] for a"
+                " preserved attribute",
                 code="CP-FROZEN",
             )
         else:
             self.preserved[name] = value
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *(name.partition(".")[0] for name in self.preserved)})
+        names = {*super().__dir__()}
+        for name in self.preserved:
+            part, _, _ = name.partition(".")
+            names.add(part)
+        return sorted(names)
 
-    def _check(self, item: TensorSpec, value: object) -> Tensor:
+    def _check(
+        self,
+        spec: TensorSpec,
+        value: object,
+    ) -> Tensor:
         """An input as a payload may read it."""
-        if (
-            not isinstance(value, Tensor)
-            or value.dtype is not getattr(torch, item.dtype)
-            or not (value.is_cpu if self._on_cpu else value.device == self.device)
-            or value.layout is not torch.strided
-        ):
-            raise ContractError(f"input {item.name!r}: {_tensor_problem(item, value, self.device)}")
+        if not isinstance(value, Tensor):
+            got = "nothing" if value is None else type(value).__name__
+            expected = f"expected a tensor of {spec.dtype} {list(spec.shape)}"
+            raise ContractError(f"input {spec.name!r}: got {got}, {expected}")
+        here = value.is_cpu if self._on_cpu else value.device == self.device
+        dtype = getattr(torch, spec.dtype)
+        if value.dtype is not dtype or not here or value.layout is not torch.strided:
+            problem = _tensor_problem(spec, value, self.device)
+            raise ContractError(f"input {spec.name!r}: {problem}")
         # A lazy conjugate or negative shares memory with its source; a payload reads the memory.
         if value.is_neg() or value.is_conj():
             value = value.resolve_conj().resolve_neg()
         return value if value.is_contiguous() else value.contiguous()
 
-    def _run(self, opened: OpenPayload, tensors: list[Tensor]) -> Any:
+    def _run(
+        self,
+        opened: OpenPayload,
+        tensors: list[Tensor],
+    ) -> Any:
         with torch.no_grad():
             if self._on_cpu:
-                return self._rebuild(self._leaves(opened, tensors))
+                outputs = self._leaves(opened, tensors)
+                return self._rebuild(outputs)
             with current(self.device), full_on_gpu():
                 call = partial(self._leaves, opened)
                 if self._graphs is None:
-                    return self._rebuild(call(tensors))
-                return self._rebuild(self._graphs.run(opened.payload, call, tensors))
+                    outputs = call(tensors)
+                else:
+                    outputs = self._graphs.run(opened.payload, call, tensors)
+                return self._rebuild(outputs)
 
-    def _leaves(self, opened: OpenPayload, tensors: list[Tensor]) -> Sequence[Tensor]:
+    def _leaves(
+        self,
+        opened: OpenPayload,
+        tensors: list[Tensor],
+    ) -> Sequence[Tensor]:
         """The output tensors in order."""
         if opened.payload.convention == "flat":
             outputs: Sequence[Tensor] = opened.run(*tensors)
             return outputs
         # A native payload is called like the source model.
-        names = [item.name for item in self._binding.tensors]
-        leaves = dict(zip(names, tensors, strict=True))
+        leaves: dict[str, Tensor] = {}
+        for spec, tensor in zip(self._binding.tensors, tensors, strict=True):
+            leaves[spec.name] = tensor
         values = {item.name: put_together(item, leaves) for item in self.inputs.inputs}
         if self.inputs.style == "positional":
-            return leaves_of(opened.run(*values.values()))
-        return leaves_of(opened.run(**values))
+            result = opened.run(*values.values())
+        else:
+            result = opened.run(**values)
+        return leaves_of(result)
 
 
-def _tensor_problem(item: TensorSpec, value: object, device: torch.device) -> str:
-    if not isinstance(value, Tensor):
-        got = "nothing" if value is None else type(value).__name__
-        return f"got {got}, expected a tensor of {item.dtype} {list(item.shape)}"
-    if value.dtype is not getattr(torch, item.dtype):
-        return (
-            f"got dtype {dtype_name(value.dtype)}, expected {item.dtype}; convert it with"
-            f" .to(torch.{item.dtype})"
-        )
+def _tensor_problem(
+    spec: TensorSpec,
+    value: Tensor,
+    device: torch.device,
+) -> str:
+    """Describe a tensor of another dtype, device or layout."""
+    if value.dtype is not getattr(torch, spec.dtype):
+        name = dtype_name(value.dtype)
+        return f"got dtype {name}, expected {spec.dtype}; convert it with .to(torch.{spec.dtype})"
     if value.device != device:
-        move = f".to({str(device)!r}), or load the model for {value.device}"
-        if device.type == "cpu":
-            move = ".cpu()"
-        return f"got device {value.device}, expected {device}; move it with {move}"
+        return f"got device {value.device}, expected {device}; move it with .to({str(device)!r})"
     return f"got layout {value.layout}, expected a dense tensor; use .to_dense()"

@@ -15,11 +15,6 @@ from freezer.runtime.devices import tensors_on
 from freezer.spec import COMPLEX, FLOATING, INTEGRAL, InputSpec, TensorSpec, interior_points
 
 
-def on_device(item: InputSet, device: torch.device) -> InputSet:
-    """Move an input set to a device."""
-    return replace(item, tensors=tensors_on(item.tensors, device))
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputSet:
     """One set of tensor inputs by name, in the order of the spec, and the sizes of the named dims
@@ -35,19 +30,35 @@ class InputSet:
 
     def equals(self, other: InputSet) -> bool:
         """Whether another set has the same tensors."""
-        pairs = zip(self.tensors.values(), other.tensors.values(), strict=True)
-        return all(same_tensors(tensor, another) for tensor, another in pairs)
+        for name, tensor in self.tensors.items():
+            if not same_tensors(tensor, other.tensors[name]):
+                return False
+        return True
 
 
-def resize(item: InputSet, spec: InputSpec, point: Mapping[str, int]) -> InputSet:
+def on_device(
+    inputs: InputSet,
+    device: torch.device,
+) -> InputSet:
+    """Move an input set to a device."""
+    return replace(inputs, tensors=tensors_on(inputs.tensors, device))
+
+
+def resize(
+    inputs: InputSet,
+    spec: InputSpec,
+    point: Mapping[str, int],
+) -> InputSet:
     """Resize an input set to another point: rows of the named dims are cut or repeated in order."""
-    tensors = dict(item.tensors)
-    for declared in spec.tensors:
-        tensor = tensors[declared.name]
-        for axis, size in enumerate(declared.at(point)):
-            if tensor.shape[axis] != size:
-                tensor = tensor.index_select(axis, torch.arange(size) % tensor.shape[axis])
-        tensors[declared.name] = tensor.contiguous()
+    tensors = dict(inputs.tensors)
+    for item in spec.tensors:
+        tensor = tensors[item.name]
+        for axis, size in enumerate(item.at(point)):
+            before = tensor.shape[axis]
+            if before != size:
+                rows = torch.arange(size) % before
+                tensor = tensor.index_select(axis, rows)
+        tensors[item.name] = tensor.contiguous()
     return InputSet(point=dict(point), tensors=tensors)
 
 
@@ -82,15 +93,19 @@ def generate(spec: InputSpec) -> list[InputSet]:
     """
     points = tried_points(spec)
     num_sets = max(NUM_GENERATED_SETS, len(points))
-    sets = [generate_at(spec, points[seed % len(points)], seed=seed) for seed in range(num_sets)]
-    if any(map(is_mask, spec.tensors)):
-        largest = {dim.name: dim.max for dim in spec.dims}
-        paddings = {_padding(seed) for seed in range(num_sets) if sets[seed].point == largest}
-        # One seed of each kind that is missing.
-        seeds = {_padding(seed): seed for seed in range(num_sets, num_sets + FULL_MASKS_EVERY)}
-        for padding, seed in seeds.items():
-            if padding not in paddings and padding != "none":
-                sets.append(generate_at(spec, largest, seed=seed))
+    sets: list[InputSet] = []
+    for seed in range(num_sets):
+        point = points[seed % len(points)]
+        sets.append(generate_at(spec, point, seed=seed))
+    if not any(map(is_mask, spec.tensors)):
+        return sets
+    largest = {dim.name: dim.max for dim in spec.dims}
+    paddings = {_padding(seed) for seed in range(num_sets) if sets[seed].point == largest}
+    # One seed of each kind that is missing.
+    seeds = {_padding(seed): seed for seed in range(num_sets, num_sets + FULL_MASKS_EVERY)}
+    for padding, seed in seeds.items():
+        if padding not in paddings and padding != "none":
+            sets.append(generate_at(spec, largest, seed=seed))
     return sets
 
 
@@ -106,20 +121,31 @@ def _padding(seed: int) -> Literal["right", "left", "none"]:
     return "left" if seed % FULL_MASKS_EVERY == FULL_MASKS_EVERY - 2 else "right"
 
 
-def generate_at(spec: InputSpec, point: Mapping[str, int], *, seed: int) -> InputSet:
+def generate_at(
+    spec: InputSpec,
+    point: Mapping[str, int],
+    *,
+    seed: int,
+) -> InputSet:
     """Generate one input set at a point; see `generate`."""
     generator = torch.Generator().manual_seed(seed)
-    padding, tensors = _padding(seed), dict[str, Tensor]()
+    padding = _padding(seed)
+    tensors: dict[str, Tensor] = {}
     for item in spec.tensors:
-        declared, shape = _within_length(item, spec, point), item.at(point)
-        tensor = _tensor(declared, shape, generator, full=padding == "none")
+        bounded = _within_length(item, spec, point)
+        shape = item.at(point)
+        tensor = _tensor(bounded, shape, generator, full=padding == "none")
         if padding == "left" and item.shape and is_mask(item):
             tensor = tensor.flip(-1)
         tensors[item.name] = tensor
     return InputSet(point=dict(point), tensors=tensors)
 
 
-def _within_length(item: TensorSpec, spec: InputSpec, point: Mapping[str, int]) -> TensorSpec:
+def _within_length(
+    item: TensorSpec,
+    spec: InputSpec,
+    point: Mapping[str, int],
+) -> TensorSpec:
     """Lengths, such as [batch] beside inputs of [batch, seq], with a range that ends at the size of
     the other dim.
     """
@@ -127,66 +153,81 @@ def _within_length(item: TensorSpec, spec: InputSpec, point: Mapping[str, int]) 
     is_length = item.dtype in INTEGRAL and "length" in item.name.lower()
     if item.range is None or not is_length or len(others) != 1:
         return item
-    (low, high), size = item.range, point[others[0]]
-    return replace(item, range=(min(low, size), min(high, size)))
+    size = point[others[0]]
+    low, high = item.range
+    bounds = (min(low, size), min(high, size))
+    return replace(item, range=bounds)
 
 
 def distinct_at(
-    spec: InputSpec, sets: Sequence[InputSet], point: Mapping[str, int]
+    spec: InputSpec,
+    sets: Sequence[InputSet],
+    point: Mapping[str, int],
 ) -> list[InputSet]:
     """Distinct input sets at a point, for timing: those at the point, then others cut or repeated
     to size, then generated ones.
     """
-    candidates = [inputs for inputs in sets if inputs.point == point]
-    candidates += [resize(inputs, spec, point) for inputs in sets if inputs.point != point]
+    at_point = [inputs for inputs in sets if inputs.point == point]
+    elsewhere = [inputs for inputs in sets if inputs.point != point]
     distinct: list[InputSet] = []
-    for inputs in candidates:
-        if len(distinct) < NUM_TIMED_INPUTS and not any(map(inputs.equals, distinct)):
-            distinct.append(inputs)
+    for inputs in (*at_point, *elsewhere):
+        if len(distinct) == NUM_TIMED_INPUTS:
+            return distinct
+        resized = resize(inputs, spec, point) if inputs.point != point else inputs
+        if not any(map(resized.equals, distinct)):
+            distinct.append(resized)
     if any(map(needs_range, spec.tensors)):
         return distinct  # such inputs are never generated
-    seeds = range(1000, 1000 + NUM_TIMED_INPUTS - len(distinct))
-    return [*distinct, *(generate_at(spec, point, seed=seed) for seed in seeds)]
+    for seed in range(1000, 1000 + NUM_TIMED_INPUTS - len(distinct)):
+        distinct.append(generate_at(spec, point, seed=seed))
+    return distinct
 
 
 def needs_range(item: TensorSpec) -> bool:
     """Whether an input needs a range to be generated: integers that are neither masks nor empty."""
-    return (
-        item.dtype in INTEGRAL
-        and item.dtype != "bool"
-        and item.range is None
-        and not is_mask(item)
-        and 0 not in item.shape
-    )
+    if item.dtype not in INTEGRAL or item.dtype == "bool" or is_mask(item):
+        return False
+    return item.range is None and 0 not in item.shape
 
 
 def is_mask(item: TensorSpec) -> bool:
     """Whether an input is generated as a mask."""
-    return item.range is None and "mask" in item.name.lower() and item.dtype not in COMPLEX
+    if item.range is not None or item.dtype in COMPLEX:
+        return False
+    return "mask" in item.name.lower()
 
 
 def _tensor(
-    item: TensorSpec, shape: tuple[int, ...], generator: torch.Generator, *, full: bool
+    item: TensorSpec,
+    shape: tuple[int, ...],
+    generator: torch.Generator,
+    *,
+    full: bool,
 ) -> Tensor:
     dtype: torch.dtype = getattr(torch, item.dtype)
+    low, high = item.range or (0, 1)
     if is_mask(item):
-        return _mask(item, shape, generator, full=full).to(dtype)
-    if dtype.is_complex:
-        return torch.randn(shape, generator=generator, dtype=torch.complex64).to(dtype)
-    if item.dtype in FLOATING:
-        if item.range:
-            low, high = item.range
-            return (torch.rand(shape, generator=generator) * (high - low) + low).to(dtype)
-        return torch.randn(shape, generator=generator).to(dtype)
-    if needs_range(item):
+        values = _mask(item, shape, generator, full=full)
+    elif dtype.is_complex:
+        values = torch.randn(shape, generator=generator, dtype=torch.complex64)
+    elif item.dtype in FLOATING and item.range:
+        values = torch.rand(shape, generator=generator) * (high - low) + low
+    elif item.dtype in FLOATING:
+        values = torch.randn(shape, generator=generator)
+    elif needs_range(item):
         raise range_is_needed(item)
-    low, high = (int(bound) for bound in item.range or (0, 1))
-    beyond = min(high + 1, torch.iinfo(torch.int64).max)
-    return torch.randint(low, beyond, shape, generator=generator, dtype=torch.int64).to(dtype)
+    else:
+        beyond = min(int(high) + 1, torch.iinfo(torch.int64).max)
+        values = torch.randint(int(low), beyond, shape, generator=generator, dtype=torch.int64)
+    return values.to(dtype)
 
 
 def _mask(
-    item: TensorSpec, shape: tuple[int, ...], generator: torch.Generator, *, full: bool
+    item: TensorSpec,
+    shape: tuple[int, ...],
+    generator: torch.Generator,
+    *,
+    full: bool,
 ) -> Tensor:
     """Ones followed by zeros along the last dim, with at least one 1; unless `full`, something is
     masked.
@@ -197,13 +238,15 @@ def _mask(
     if not shape or 0 in shape:
         return torch.ones(shape)
     length = shape[-1]
+    shorter = max(1, length - 1)
     either = item.dtype == "bool" or "pad" in item.name.lower()
-    most = max(1, length - 1) if either else length
-    lengths = torch.randint(1, most + 1, (*shape[:-1], 1), generator=generator)
+    most = shorter if either else length
+    rows = (*shape[:-1], 1)
+    lengths = torch.randint(1, most + 1, rows, generator=generator)
     if full and not either:
         lengths.fill_(length)
     elif bool((lengths == length).all()):
-        lengths.view(-1)[0] = max(1, length - 1)
+        lengths.view(-1)[0] = shorter
     return torch.arange(length) < lengths
 
 

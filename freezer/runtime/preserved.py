@@ -47,7 +47,11 @@ class Preserved:
     """
 
     def __init__(
-        self, names: Sequence[str], module: Any, num_threads: int | None, device: torch.device = CPU
+        self,
+        names: Sequence[str],
+        module: Any,
+        num_threads: int | None,
+        device: torch.device = CPU,
     ) -> None:
         self._names = tuple(names)
         self._module = module
@@ -67,36 +71,35 @@ class Preserved:
         if not _is_method(value):
             return value
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(threads(self._num_threads or torch.get_num_threads()))
-                stack.enter_context(torch.no_grad())
-                if self._device.type == "cuda":
-                    stack.enter_context(current(self._device))
-                    stack.enter_context(full_on_gpu())
+        def call(
+            *args: object,
+            **kwargs: object,
+        ) -> Any:
+            num_threads = self._num_threads or torch.get_num_threads()
+            on_gpu = self._device.type == "cuda"
+            precision = full_on_gpu() if on_gpu else contextlib.nullcontext()
+            with threads(num_threads), torch.no_grad(), current(self._device), precision:
                 return value(*args, **kwargs)
 
         return call
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: object) -> None:
         """Set an attribute.
 
         Raises:
             NotPreservedError: it was not preserved.
             ContractError: it is a method, a constant, or of another type.
         """
-        old = self._value(name)
-        if _is_method(old):
-            raise ContractError(
-                f"{name!r} is a method of the frozen model, which can be called, but not set"
-            )
+        before = self._value(name)
+        if _is_method(before):
+            raise ContractError(f"{name!r} is a method of the frozen model, and cannot be set")
         owner, last = self._owner(name)
         try:
             setattr(owner, last, value)
         except (RuntimeError, TypeError, ValueError) as error:
             raise ContractError(
                 f"{name!r}: got {type(value).__name__}, expected its current type"
-                f" {type(old).__name__}, and no constant (Final): {last_line(error)}"
+                f" {type(before).__name__}, and no constant (Final): {last_line(error)}"
             ) from error
 
     def __contains__(self, name: object) -> bool:
@@ -121,10 +124,10 @@ class Preserved:
         owner, last = self._owner(name)
         return getattr(owner, last)
 
-    def _owner(self, name: str) -> tuple[Any, str]:
+    def _owner(self, name: str) -> tuple[object, str]:
         """The module that has the named attribute, and the attribute's name there."""
         *parts, last = name.split(".")
-        owner = self._module
+        owner: object = self._module
         for part in parts:
             owner = getattr(owner, part, None)
         return owner, last
@@ -135,14 +138,22 @@ class PreservedPart:
 
     __slots__ = ("_path", "_preserved")
 
-    def __init__(self, preserved: Preserved, path: str) -> None:
+    def __init__(
+        self,
+        preserved: Preserved,
+        path: str,
+    ) -> None:
         object.__setattr__(self, "_preserved", preserved)
         object.__setattr__(self, "_path", path)
 
     def __getattr__(self, name: str) -> Any:
         return read(self._preserved, f"{self._path}.{name}")
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(
+        self,
+        name: str,
+        value: object,
+    ) -> None:
         self._preserved[f"{self._path}.{name}"] = value
 
 
@@ -159,14 +170,17 @@ def read(preserved: Preserved, path: str) -> Any:
     raise preserved.missing(path)
 
 
-def _is_method(value: Any) -> bool:
+def _is_method(value: object) -> bool:
     return callable(value) and not isinstance(value, torch.nn.Module)
 
 
 def refusal(name: str) -> Callable[..., NoReturn]:
     """A function that raises for a method of REFUSED_NAMES."""
 
-    def refuse(*args: object, **kwargs: object) -> NoReturn:
+    def refuse(
+        *args: object,
+        **kwargs: object,
+    ) -> NoReturn:
         raise ContractError(f"a frozen model has no .{name}(): {_REMEDY}", code="CP-FROZEN")
 
     return refuse

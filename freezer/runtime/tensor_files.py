@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -49,10 +49,15 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     """
     import torch
 
-    tensors, pairs = _load(path, "pt")
-    for name in pairs:
-        # Copy: the file aligns to 8 bytes; torch reads complex128 by 16 bytes, and would crash.
-        tensors[name] = torch.view_as_complex(tensors[name].clone())
+    tensors: dict[str, Tensor] = {}
+    with safe_open(path, framework="pt") as file:
+        pairs = _pairs(file.metadata())
+        for name in file.keys():  # noqa: SIM118  # not a mapping
+            tensor = file.get_tensor(name)
+            if name in pairs:
+                # Copy: the file aligns to 8 bytes; torch reads complex128 by 16, and would crash.
+                tensor = torch.view_as_complex(tensor.clone())
+            tensors[name] = tensor
     return tensors
 
 
@@ -63,47 +68,63 @@ def load_arrays(path: Path) -> dict[str, Array]:
         SafetensorError, OSError, ValueError, TypeError: it cannot be read, or has a dtype that
             numpy lacks.
     """
-    arrays, pairs = _load(path, "np")
-    for name in pairs:
-        arrays[name] = np.ascontiguousarray(arrays[name]).view(np.complex128)[..., 0]
+    arrays: dict[str, Array] = {}
+    with safe_open(path, framework="np") as file:
+        pairs = _pairs(file.metadata())
+        for name in file.keys():  # noqa: SIM118  # not a mapping
+            array = file.get_tensor(name)
+            if name in pairs:
+                numbers = np.ascontiguousarray(array).view(np.complex128)
+                array = numbers[..., 0]
+            arrays[name] = array
     return arrays
 
 
-def _load(path: Path, framework: str) -> tuple[dict[str, Any], list[str]]:
-    """The tensors of a file by name, and the names of those that are stored as pairs."""
-    with safe_open(path, framework=framework) as file:
-        pairs = json.loads((file.metadata() or {}).get(COMPLEX128, "[]"))
-        names = file.keys()
-        return {name: file.get_tensor(name) for name in names}, pairs
+def _pairs(metadata: Mapping[str, str] | None) -> Sequence[str]:
+    """The names of the tensors that are stored as pairs of real numbers."""
+    listed = (metadata or {}).get(COMPLEX128, "[]")
+    pairs: list[str] = json.loads(listed)
+    return pairs
 
 
-def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+def save_tensors(
+    tensors: Mapping[str, Tensor],
+    path: Path,
+) -> None:
     """Write a file for `load_tensors`. The tensors may share memory and have any strides."""
     import torch
     from safetensors.torch import save_file
 
+    pairs: list[str] = []
     stored: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         plain = tensor.detach().cpu().resolve_conj().resolve_neg()
-        stored[name] = plain.clone(memory_format=torch.contiguous_format)
-    pairs = [name for name, tensor in stored.items() if tensor.dtype == torch.complex128]
-    stored |= {name: torch.view_as_real(stored[name]) for name in pairs}
-    save_file(stored, path, metadata=_metadata(pairs))
+        copied = plain.clone(memory_format=torch.contiguous_format)
+        if copied.dtype == torch.complex128:
+            pairs.append(name)
+            copied = torch.view_as_real(copied)
+        stored[name] = copied
+    metadata = {COMPLEX128: json.dumps(pairs)} if pairs else None
+    save_file(stored, path, metadata=metadata)
 
 
-def save_arrays(arrays: Mapping[str, Array], path: Path) -> None:
+def save_arrays(
+    arrays: Mapping[str, Array],
+    path: Path,
+) -> None:
     """Write a .safetensors file for `load_arrays` and `load_tensors`."""
     from safetensors.numpy import save_file
 
-    stored = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    pairs = [name for name, array in stored.items() if array.dtype == np.complex128]
-    for name in pairs:
-        stored[name] = stored[name].view(np.float64).reshape(*stored[name].shape, 2)
-    save_file(stored, path, metadata=_metadata(pairs))
-
-
-def _metadata(pairs: Sequence[str]) -> dict[str, str] | None:
-    return {COMPLEX128: json.dumps(pairs)} if pairs else None
+    pairs: list[str] = []
+    stored: dict[str, Array] = {}
+    for name, array in arrays.items():
+        numbers: Array = np.ascontiguousarray(array)
+        if numbers.dtype == np.complex128:
+            pairs.append(name)
+            numbers = numbers.view(np.float64).reshape(*numbers.shape, 2)
+        stored[name] = numbers
+    metadata = {COMPLEX128: json.dumps(pairs)} if pairs else None
+    save_file(stored, path, metadata=metadata)
 
 
 def read_samples(path: Path) -> list[dict[str, Tensor]]:
@@ -126,7 +147,9 @@ def read_array_sets(path: Path) -> list[dict[str, Array]]:
 
 
 def _read_sets(
-    path: Path, load: _Load[_Value], convert: Callable[[Array], _Value]
+    path: Path,
+    load: _Load[_Value],
+    convert: Callable[[Array], _Value],
 ) -> list[dict[str, _Value]]:
     try:
         if path.suffix == ".safetensors":
@@ -156,71 +179,99 @@ def read_npy(path: Path) -> Array:
     return array
 
 
-def golden_inputs(manifest: Manifest, path: Path, load: _Load[_Value]) -> list[dict[str, _Value]]:
+def golden_inputs(
+    manifest: Manifest,
+    path: Path,
+    load: _Load[_Value],
+) -> list[dict[str, _Value]]:
     """Read golden inputs, whose digest was verified, by input name of every golden set.
 
     Raises:
         IntegrityError: they are not what the manifest says: one tensor for each input and set, of
             its dtype and shape.
     """
-    dims = {dim.name: dim for dim in manifest.inputs.dims}
     specs = manifest.inputs.tensors
-    sets = _golden(manifest, path, [spec.name for spec in specs], load)
-    for index, (golden, tensors) in enumerate(zip(manifest.golden, sets, strict=True)):
-        sizes = golden.point.items()
-        if set(golden.point) != set(dims) or any(n not in dims[dim].sizes for dim, n in sizes):
+    names = [spec.name for spec in specs]
+    sets = _golden(manifest, path, names, load)
+    for golden, tensors in zip(manifest.golden, sets, strict=True):
+        dims = {dim.name for dim in manifest.inputs.dims}
+        fits = all(golden.point.get(dim.name) in dim.sizes for dim in manifest.inputs.dims)
+        if set(golden.point) != dims or not fits:
             raise IntegrityError(
-                f"{path}: golden set {index} has sizes {dict(golden.point)}, expected sizes of"
+                f"{path}: a golden set has sizes {dict(golden.point)}, expected sizes of"
                 f" {sorted(dims)}"
             )
         for spec in specs:
-            _check(path, spec.name, tensors[spec.name], spec.dtype, spec.at(golden.point))
+            expected = spec.at(golden.point)
+            _check(path, spec.name, tensors[spec.name], spec.dtype, expected)
     return sets
 
 
-def golden_outputs(manifest: Manifest, path: Path, load: _Load[_Value]) -> list[dict[str, _Value]]:
+def golden_outputs(
+    manifest: Manifest,
+    path: Path,
+    load: _Load[_Value],
+) -> list[dict[str, _Value]]:
     """Read golden outputs, whose digest was verified, by output name of every golden set.
 
     Raises:
         IntegrityError: they are not what the manifest says: one tensor for each output and set, of
             its dtype and rank.
     """
-    sets = _golden(manifest, path, [spec.name for spec in manifest.outputs], load)
+    names = [spec.name for spec in manifest.outputs]
+    sets = _golden(manifest, path, names, load)
     for tensors in sets:
         for spec in manifest.outputs:
-            shape = tuple(tensors[spec.name].shape)
+            tensor = tensors[spec.name]
+            shape = tuple(tensor.shape)
             if len(shape) != spec.rank:
                 problem = f"has shape {list(shape)}, expected rank {spec.rank}"
                 raise _other_tensor(path, spec.name, problem)
-            _check(path, spec.name, tensors[spec.name], spec.dtype, shape)
+            _check(path, spec.name, tensor, spec.dtype, shape)
     return sets
 
 
-def own_outputs(path: Path, golden: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
+def own_outputs(
+    path: Path,
+    golden: Sequence[Mapping[str, Tensor]],
+) -> list[dict[str, Tensor]]:
     """Read the outputs that an artifact recorded of itself, whose digest was verified; large ones
     are missing.
 
     Raises:
         IntegrityError: one has another dtype or shape than the golden output.
     """
-    flat = _verified(path, load_tensors)
-    sets: list[dict[str, Tensor]] = [{} for _ in golden]
+    stored = _verified(path, load_tensors)
+    sets: list[dict[str, Tensor]] = []
     for index, outputs in enumerate(golden):
+        answers: dict[str, Tensor] = {}
         for name, output in outputs.items():
-            tensor = flat.get(f"{index}/{name}")
-            if tensor is not None:
-                _check(path, name, tensor, _dtype(output), output.shape)
-                sets[index][name] = tensor
+            tensor = stored.get(f"{index}/{name}")
+            if tensor is None:
+                continue
+            dtype = _dtype(output)
+            _check(path, name, tensor, dtype, output.shape)
+            answers[name] = tensor
+        sets.append(answers)
     return sets
 
 
-def small_outputs(names: Sequence[str], leaves: Sequence[Tensor]) -> dict[str, Tensor]:
+def small_outputs(
+    names: Sequence[str],
+    leaves: Sequence[Tensor],
+) -> dict[str, Tensor]:
     """Outputs of one call by name, without those that exceed OWN_OUTPUT_BYTES alone."""
-    outputs = zip(names, leaves, strict=True)
-    return {name: leaf for name, leaf in outputs if leaf.nbytes <= OWN_OUTPUT_BYTES}
+    outputs: dict[str, Tensor] = {}
+    for name, leaf in zip(names, leaves, strict=True):
+        if leaf.nbytes <= OWN_OUTPUT_BYTES:
+            outputs[name] = leaf
+    return outputs
 
 
-def write_own_outputs(answers: Sequence[Mapping[str, Tensor]], folder: Path) -> None:
+def write_own_outputs(
+    answers: Sequence[Mapping[str, Tensor]],
+    folder: Path,
+) -> None:
     """Write tensors `<set>/<output>` within OWN_OUTPUT_BYTES.
 
     Args:
@@ -229,27 +280,36 @@ def write_own_outputs(answers: Sequence[Mapping[str, Tensor]], folder: Path) -> 
     """
     tensors: dict[str, Tensor] = {}
     for index, outputs in enumerate(answers):
-        tensors |= {f"{index}/{name}": tensor for name, tensor in outputs.items()}
+        for name, tensor in outputs.items():
+            tensors[f"{index}/{name}"] = tensor
+    remaining = OWN_OUTPUT_BYTES
+    stored: dict[str, Tensor] = {}
+    for name in sorted(tensors, key=lambda name: tensors[name].nbytes):
+        remaining -= tensors[name].nbytes
+        if remaining >= 0:
+            stored[name] = tensors[name]
     path = folder / OWN_OUTPUTS
     path.parent.mkdir(exist_ok=True)
-    stored, room = dict[str, "Tensor"](), OWN_OUTPUT_BYTES
-    for name, tensor in sorted(tensors.items(), key=lambda named: named[1].nbytes):
-        room -= tensor.nbytes
-        if room >= 0:
-            stored[name] = tensor
     save_tensors(stored, path)
 
 
 def _golden(
-    manifest: Manifest, path: Path, names: Sequence[str], load: _Load[_Value]
+    manifest: Manifest,
+    path: Path,
+    names: Sequence[str],
+    load: _Load[_Value],
 ) -> list[dict[str, _Value]]:
     """The tensors of every golden set by name."""
-    flat, sets = _verified(path, load), []
+    stored = _verified(path, load)
+    sets: list[dict[str, _Value]] = []
     for index in range(len(manifest.golden)):
-        missing = [name for name in names if f"{index}/{name}" not in flat]
-        if missing:
-            raise _other_tensor(path, f"{index}/{missing[0]}", "is missing")
-        sets.append({name: flat[f"{index}/{name}"] for name in names})
+        tensors: dict[str, _Value] = {}
+        for name in names:
+            key = f"{index}/{name}"
+            if key not in stored:
+                raise _other_tensor(path, key, "is missing")
+            tensors[name] = stored[key]
+        sets.append(tensors)
     return sets
 
 
@@ -262,15 +322,22 @@ def _verified(path: Path, load: _Load[_Value]) -> dict[str, _Value]:
         ) from None
 
 
-def _check(path: Path, name: str, tensor: _Shaped, dtype: str, shape: Sequence[int]) -> None:
-    got = tuple(tensor.shape)
-    if _dtype(tensor) != dtype or got != tuple(shape):
-        problem = f"is {_dtype(tensor)} {list(got)}, expected {dtype} {list(shape)}"
-        raise _other_tensor(path, name, problem)
+def _check(
+    path: Path,
+    name: str,
+    tensor: _Shaped,
+    dtype: str,
+    shape: Sequence[int],
+) -> None:
+    got = f"{_dtype(tensor)} {list(tensor.shape)}"
+    expected = f"{dtype} {list(shape)}"
+    if got != expected:
+        raise _other_tensor(path, name, f"is {got}, expected {expected}")
 
 
 def _dtype(tensor: _Shaped) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+    name = str(tensor.dtype)
+    return name.removeprefix("torch.")
 
 
 def _other_tensor(path: Path, name: str, problem: str) -> IntegrityError:

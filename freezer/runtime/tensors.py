@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,39 +14,43 @@ from freezer.errors import CaptureError
 from freezer.spec import OutputSpec, OutputStructure
 
 
-def dense_parts(value: Any) -> Iterator[Tensor]:
-    """Dense tensors of a state dict's value in a fixed order; none for values without tensors.
+def dense_parts(value: object) -> list[Tensor]:
+    """Dense tensors of a state dict's value in a fixed order; empty for values without tensors.
 
     A dense tensor is its only part. A sparse tensor has indices and values; a quantized one
     integers, scales and zero points; packed weights (a tuple in the state dict of a quantized
     layer) the tensors in it.
     """
     if isinstance(value, tuple | list):
-        for item in value:
-            yield from dense_parts(item)
-    elif not isinstance(value, Tensor):
-        return
-    elif value.layout is torch.sparse_coo:
-        whole = value.detach().coalesce()
-        yield from (whole.indices(), whole.values())
-    elif value.layout in (torch.sparse_csr, torch.sparse_bsr):
-        yield from (value.crow_indices(), value.col_indices(), value.detach().values())
-    elif value.layout in (torch.sparse_csc, torch.sparse_bsc):
-        yield from (value.ccol_indices(), value.row_indices(), value.detach().values())
-    elif value.is_quantized:
-        yield value.int_repr()
-        if value.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
-            yield torch.tensor([value.q_scale(), value.q_zero_point()], dtype=torch.float64)
-        else:
-            yield from (value.q_per_channel_scales(), value.q_per_channel_zero_points())
-    else:
-        yield value.detach()
+        parts: list[Tensor] = []
+        for part in value:
+            parts += dense_parts(part)
+        return parts
+    if not isinstance(value, Tensor):
+        return []
+    tensor = value.detach()
+    if tensor.layout is torch.sparse_coo:
+        whole = tensor.coalesce()
+        return [whole.indices(), whole.values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    if not tensor.is_quantized:
+        return [tensor]
+    integers = tensor.int_repr()
+    if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        pair = [tensor.q_scale(), tensor.q_zero_point()]
+        return [integers, torch.tensor(pair, dtype=torch.float64)]
+    scales = tensor.q_per_channel_scales()
+    return [integers, scales, tensor.q_per_channel_zero_points()]
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
     """Bytes of a dense tensor in the order of its elements."""
     plain = tensor.detach().cpu().resolve_conj().resolve_neg()
-    return plain.contiguous().reshape(-1).view(torch.uint8)
+    flat = plain.contiguous().reshape(-1)
+    return flat.view(torch.uint8)
 
 
 def memory_of(tensor: Tensor) -> memoryview:
@@ -57,13 +60,21 @@ def memory_of(tensor: Tensor) -> memoryview:
     return np.from_dlpack(tensor).data
 
 
-def same_bytes(one: Any, other: Any) -> bool:
+def same_bytes(
+    first: object,
+    second: object,
+) -> bool:
     """Whether two values have the same tensors, bit for bit."""
-    ones, others = list(dense_parts(one)), list(dense_parts(other))
-    return len(ones) == len(others) and all(
-        a.shape == b.shape and a.dtype == b.dtype and torch.equal(bytes_of(a), bytes_of(b))
-        for a, b in zip(ones, others, strict=True)
-    )
+    first_parts = dense_parts(first)
+    second_parts = dense_parts(second)
+    if len(first_parts) != len(second_parts):
+        return False
+    for one, other in zip(first_parts, second_parts, strict=True):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return False
+        if not torch.equal(bytes_of(one), bytes_of(other)):
+            return False
+    return True
 
 
 def storage_of(tensor: Tensor) -> tuple[int, int] | None:
@@ -83,10 +94,14 @@ def address_of(tensor: Tensor) -> int | None:
     return None if storage is None else storage[0]
 
 
-def addresses_of(tensors: Iterable[Tensor]) -> frozenset[int]:
+def addresses_of(tensors: Iterable[Tensor]) -> set[int]:
     """Addresses of the tensors that have storage."""
-    addresses = map(address_of, tensors)
-    return frozenset(address for address in addresses if address is not None)
+    addresses: set[int] = set()
+    for tensor in tensors:
+        storage = storage_of(tensor)
+        if storage is not None:
+            addresses.add(storage[0])
+    return addresses
 
 
 def identity_of(tensor: Tensor) -> object:
@@ -98,11 +113,12 @@ def identity_of(tensor: Tensor) -> object:
 
 
 def tensors_bytes(tensors: Iterable[Tensor]) -> int:
-    """Total size of tensors in bytes."""
-    return sum({identity_of(tensor): tensor.nbytes for tensor in tensors}.values())
+    """Total size of tensors in bytes; those on the same memory count once."""
+    sizes = {identity_of(tensor): tensor.nbytes for tensor in tensors}
+    return sum(sizes.values())
 
 
-def named_tensors(module: Any) -> list[tuple[str, Tensor]]:
+def named_tensors(module: torch.nn.Module) -> list[tuple[str, Tensor]]:
     """Parameters and buffers of a module by name, tied ones under each name."""
     return [
         *module.named_parameters(remove_duplicate=False),
@@ -110,38 +126,44 @@ def named_tensors(module: Any) -> list[tuple[str, Tensor]]:
     ]
 
 
-def program_tensors(program: Any) -> list[Tensor]:
+def program_tensors(program: torch.nn.Module | torch.export.ExportedProgram) -> list[Tensor]:
     """Parameters and buffers of a module; for an ExportedProgram also its lifted constants."""
-    if isinstance(program, torch.export.ExportedProgram):
-        values = (*program.state_dict.values(), *program.constants.values())
-        return [value for value in values if isinstance(value, Tensor)]
-    return [tensor for _, tensor in named_tensors(program)]
+    if isinstance(program, torch.nn.Module):
+        return [tensor for _, tensor in named_tensors(program)]
+    values = (*program.state_dict.values(), *program.constants.values())
+    return [value for value in values if isinstance(value, Tensor)]
 
 
-def program_bytes(program: Any) -> int:
+def program_bytes(program: torch.nn.Module | torch.export.ExportedProgram) -> int:
     """Total size of a captured program's tensors in bytes."""
-    return tensors_bytes(program_tensors(program))
+    tensors = program_tensors(program)
+    return tensors_bytes(tensors)
 
 
-def dtypes_of(tensors: Iterable[Tensor]) -> frozenset[str]:
+def dtypes_of(tensors: Iterable[Tensor]) -> set[str]:
     """Dtypes that weights among tensors may be packed in, for example `float32`; integers count
     only as matrices.
     """
-    numbers = (tensor for tensor in tensors if _is_floating(tensor) or tensor.dim() > 1)
-    return frozenset(dtype_name(tensor.dtype) for tensor in numbers)
+    dtypes: set[str] = set()
+    for tensor in tensors:
+        is_integral = not tensor.is_floating_point() and not tensor.is_complex()
+        if tensor.dim() > 1 or not is_integral:
+            dtypes.add(dtype_name(tensor.dtype))
+    return dtypes
 
 
-def program_dtypes(program: torch.export.ExportedProgram) -> frozenset[str]:
+def program_dtypes(program: torch.export.ExportedProgram) -> set[str]:
     """Dtypes that an exported program's weights may be packed in: its own, and those of its
     floating-point computations.
     """
-    computed: list[object] = []
+    tensors = program_tensors(program)
     for module in program.graph_module.modules():
-        if isinstance(module, torch.fx.GraphModule):
-            computed += [node.meta.get("val") for node in module.graph.nodes]
-    leaves = pytree.tree_leaves(computed)
-    floating = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    return dtypes_of((*program_tensors(program), *floating))
+        nodes = module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ()
+        for node in nodes:
+            leaves = pytree.tree_leaves(node.meta.get("val"))
+            computed = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+            tensors += [leaf for leaf in computed if leaf.is_floating_point()]
+    return dtypes_of(tensors)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -149,11 +171,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _is_floating(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
-def flatten(result: Any) -> tuple[OutputStructure, list[Tensor]]:
+def flatten(result: object) -> tuple[OutputStructure, list[Tensor]]:
     """Structure of a result, and its tensors in order.
 
     Raises:
@@ -161,74 +179,91 @@ def flatten(result: Any) -> tuple[OutputStructure, list[Tensor]]:
             ModelOutput of those.
     """
     leaves: list[Tensor] = []
-    return _flatten(result, leaves, "output"), leaves
+    structure = _flatten(result, leaves, "output")
+    return structure, leaves
 
 
-def leaves_of(result: Any) -> list[Tensor]:
-    """The tensors of a result, in order; faster for the common ones than `flatten`."""
-    if isinstance(result, Tensor):
-        return [result]
-    if type(result) in (tuple, list) and all(isinstance(item, Tensor) for item in result):
-        return list(result)
-    return flatten(result)[1]
+def leaves_of(result: object) -> list[Tensor]:
+    """The tensors of a result, in order."""
+    return [result] if isinstance(result, Tensor) else flatten(result)[1]
 
 
-def _flatten(value: object, leaves: list[Tensor], path: str) -> OutputStructure:
+def _flatten(
+    value: object,
+    leaves: list[Tensor],
+    path: str,
+) -> OutputStructure:
     if isinstance(value, Tensor):
         leaves.append(value)
         return OutputStructure(kind="tensor")
     if value is None or isinstance(value, bool | int | float | str):
         return OutputStructure(kind="constant", value=value)
-    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    kind = type(value)
+    name = f"{kind.__module__}.{kind.__qualname__}"
     fields = _named_fields(value, path)
-    parts: Iterable[tuple[str, object]] = fields.items() if fields is not None else ()
-    if fields is None and isinstance(value, tuple | list):
-        parts = ((str(index), part) for index, part in enumerate(value))
-    elif fields is None:
+    if fields is not None:
+        parts = fields
+    elif isinstance(value, tuple | list):
+        parts = {str(index): part for index, part in enumerate(value)}
+    else:
         raise CaptureError(
             f"{path} is a {name}; expected tensors, constants, or tuples, lists, dicts and"
             " dataclasses of them: return those from forward"
         )
-    items = tuple(_flatten(part, leaves, f"{path}.{key}") for key, part in parts)
+    flattened: list[OutputStructure] = []
+    for key, part in parts.items():
+        flattened.append(_flatten(part, leaves, f"{path}.{key}"))
+    items = tuple(flattened)
     if fields is None:
         return OutputStructure(kind="tuple" if isinstance(value, tuple) else "list", items=items)
     keys = tuple(fields)
-    if type(value) is dict:
+    if kind is dict:
         return OutputStructure(kind="dict", keys=keys, items=items)
-    kind = "namedtuple" if isinstance(value, tuple) else "named"
-    return OutputStructure(kind=kind, keys=keys, items=items, type_name=name)  # type: ignore[arg-type]
+    named = OutputStructure(kind="named", keys=keys, items=items, type_name=name)
+    return dataclasses.replace(named, kind="namedtuple") if isinstance(value, tuple) else named
 
 
-def _named_fields(value: object, path: str) -> dict[str, object] | None:
+def _named_fields(
+    value: object,
+    path: str,
+) -> dict[str, object] | None:
     """The fields of a dict, ModelOutput, dataclass or named tuple, in order; None for anything
     else.
     """
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise CaptureError(
-                    f"{path} has the key {key!r} of type {type(key).__name__}; expected str keys"
-                )
+                raise CaptureError(f"{path} has the key {key!r}; expected str keys")
         return dict(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+        return {name: getattr(value, name) for name in names}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return dict(value._asdict())
     return None
 
 
-def output_specs(structure: OutputStructure, leaves: Sequence[Tensor]) -> tuple[OutputSpec, ...]:
+def output_specs(
+    structure: OutputStructure,
+    leaves: Sequence[Tensor],
+) -> tuple[OutputSpec, ...]:
     """Names, dtypes and ranks of the tensors of a result."""
-    return tuple(
-        OutputSpec(name=name, dtype=dtype_name(leaf.dtype), rank=leaf.dim())
-        for name, leaf in zip(_names(structure, ""), leaves, strict=True)
-    )
+    specs: list[OutputSpec] = []
+    names = _names(structure, "")
+    for name, leaf in zip(names, leaves, strict=True):
+        dtype = dtype_name(leaf.dtype)
+        specs.append(OutputSpec(name=name, dtype=dtype, rank=leaf.dim()))
+    return tuple(specs)
 
 
-def _names(structure: OutputStructure, prefix: str) -> Iterator[str]:
+def _names(
+    structure: OutputStructure,
+    prefix: str,
+) -> Iterator[str]:
     if structure.kind == "tensor":
         yield prefix or "output"
     elif structure.kind != "constant":
-        keys = structure.keys or map(str, range(len(structure.items)))
-        for key, item in zip(keys, structure.items, strict=True):
-            yield from _names(item, f"{prefix}.{key}" if prefix else key)
+        indices = map(str, range(len(structure.items)))
+        for key, item in zip(structure.keys or indices, structure.items, strict=True):
+            path = f"{prefix}.{key}" if prefix else key
+            yield from _names(item, path)

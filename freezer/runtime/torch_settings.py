@@ -17,20 +17,18 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TypeVar
 
 import torch
 
+_T = TypeVar("_T")
 _OPERATIONS = ("matmul", "conv", "rnn")
 _FULL, _UNSET, _FEWER_BITS = "ieee", "none", ("tf32", "bf16")
 
 
 _REDUCED = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
 
-_Undo = list[tuple[Callable[..., Any], tuple[Any, ...]]]
-"""Functions with their arguments, to call in reverse order."""
-
-_silenced: set[Any] = set()
+_silenced: set[object] = set()
 
 
 @contextlib.contextmanager
@@ -50,7 +48,10 @@ def plain_precision(device: torch.device | None = None) -> Iterator[None]:
         yield
 
 
-def _full(operation: str, stack: contextlib.ExitStack) -> None:
+def _full(
+    operation: str,
+    stack: contextlib.ExitStack,
+) -> None:
     """Let oneDNN compute an operation in full precision until the stack is closed."""
     before = torch._C._get_fp32_precision_getter("mkldnn", operation)
     if before not in _FEWER_BITS:
@@ -59,9 +60,8 @@ def _full(operation: str, stack: contextlib.ExitStack) -> None:
 
     def put_back() -> None:
         torch._C._set_fp32_precision_setter("mkldnn", operation, _UNSET)
-        if (
-            torch._C._get_fp32_precision_getter("mkldnn", operation) != before
-        ):  # it was set for this operation, not for all
+        inherited = torch._C._get_fp32_precision_getter("mkldnn", operation)
+        if inherited != before:  # it was set for this operation, not for all
             torch._C._set_fp32_precision_setter("mkldnn", operation, before)
 
     stack.callback(put_back)
@@ -73,7 +73,7 @@ class _FullOnGpu:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._num_under_way = 0
-        self._undo: _Undo = []
+        self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> None:
         with self._lock:
@@ -85,9 +85,8 @@ class _FullOnGpu:
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._num_under_way -= 1
-            while not self._num_under_way and self._undo:
-                function, args = self._undo.pop()
-                function(*args)
+            if not self._num_under_way:
+                self._undo.close()
 
 
 _FULL_ON_GPU = _FullOnGpu()
@@ -100,7 +99,7 @@ def full_on_gpu() -> contextlib.AbstractContextManager[None]:
     return _FULL_ON_GPU
 
 
-def _without_tf32(undo: _Undo) -> None:
+def _without_tf32(undo: contextlib.ExitStack) -> None:
     """Turn TF32 off, and add to `undo` how to restore it.
 
     torch has two interfaces to this setting, and the older one raises after the newer one changed
@@ -113,15 +112,15 @@ def _without_tf32(undo: _Undo) -> None:
         before = _older(torch._C._get_cudnn_allow_tf32)
         if before is not None:
             _older(torch._C._set_cudnn_allow_tf32, False)
-            undo.append((_older, (torch._C._set_cudnn_allow_tf32, before)))
+            undo.callback(_older, torch._C._set_cudnn_allow_tf32, before)
     if "matmul" in allowed:
         named = _older(torch.get_float32_matmul_precision)
         if named is not None and named != "highest":
             torch.set_float32_matmul_precision("highest")
-            undo.append((torch.set_float32_matmul_precision, (named,)))
+            undo.callback(torch.set_float32_matmul_precision, named)
     for operation in _tf32(*allowed):
         torch._C._set_fp32_precision_setter("cuda", operation, _FULL)
-        undo.append((torch._C._set_fp32_precision_setter, ("cuda", operation, "tf32")))
+        undo.callback(torch._C._set_fp32_precision_setter, "cuda", operation, "tf32")
 
 
 def _tf32(*operations: str) -> list[str]:
@@ -132,35 +131,29 @@ def _tf32(*operations: str) -> list[str]:
     ]
 
 
-def _older(function: Any, *args: Any) -> Any:
+def _older(function: Callable[..., _T], *args: object) -> _T | None:
     """Result of a function of the older interface; None if it raises because the newer one was
     used.
     """
-    with contextlib.nullcontext() if function in _silenced else warnings.catch_warnings():
-        if function not in _silenced:
-            warnings.simplefilter("ignore")  # deprecated; warns once per process
+    with contextlib.ExitStack() as stack:
+        if function not in _silenced:  # deprecated; warns once per process
             _silenced.add(function)
+            stack.enter_context(warnings.catch_warnings(action="ignore"))
         try:
             return function(*args)
         except RuntimeError:
             return None
 
 
-def _sums(name: str) -> Any:
-    """Whether half-precision sums are allowed: a bool, or in newer torch a pair with whether sums
-    may be split.
-    """
-    return getattr(torch._C, f"_get_cublas_{name}")()
-
-
-def _without_reduced_sums(undo: _Undo) -> None:
+def _without_reduced_sums(undo: contextlib.ExitStack) -> None:
     for name in _REDUCED:
-        before = _sums(name)
+        # A bool, or in newer torch a pair with whether sums may be split.
+        before = getattr(torch._C, f"_get_cublas_{name}")()
         allowed, *split = before if isinstance(before, tuple) else (before,)
         if allowed:
-            put = getattr(torch._C, f"_set_cublas_{name}")
-            put(False, *split)
-            undo.append((put, (allowed, *split)))
+            setter = getattr(torch._C, f"_set_cublas_{name}")
+            setter(False, *split)
+            undo.callback(setter, allowed, *split)
 
 
 class _Known(threading.local):

@@ -35,19 +35,26 @@ None serves with an older torch.
 """
 
 
-def rungs(published: Iterable[str], machine: Machine) -> list[str]:
+def rungs(
+    published: Iterable[str],
+    machine: Machine,
+) -> list[str]:
     """The published device classes that a machine can run, most specific first; classes of newer
     releases are ignored.
     """
     order = list(machine.classes)
-    runnable = []
+    runnable: list[str] = []
     for name in published:
         if name in DEVICE_CLASSES and any(can_run(name, served) for served in order):
             runnable.append(name)
     return sorted(runnable, key=lambda name: order.index(name) if name in order else len(order))
 
 
-def refuse_by_class(name: str, published: Iterable[str], machine: Machine) -> Refusal:
+def refuse_by_class(
+    name: str,
+    published: Iterable[str],
+    machine: Machine,
+) -> Refusal:
     """Why a device class is not one of `rungs`."""
     got = f"a machine for {', '.join(machine.classes)}"
     kind = "cuda" if name.startswith("cuda-") else name
@@ -59,26 +66,28 @@ def refuse_by_class(name: str, published: Iterable[str], machine: Machine) -> Re
     return Refusal(rung=name, reason="class_mismatch", got=got, expected=name)
 
 
-def unserved_gpus(published: Iterable[str], machine: Machine) -> list[Refusal]:
+def unserved_gpus(
+    published: Iterable[str],
+    machine: Machine,
+) -> list[Refusal]:
     """Why a machine with GPUs does not serve the published classes for other GPUs; nothing for a
     machine without GPUs.
     """
-    own = [name for name in machine.classes if name.startswith("cuda-")]
+    classes = ", ".join(name for name in machine.classes if name.startswith("cuda-"))
     refusals: list[Refusal] = []
     for name in published:
         known = DEVICE_CLASSES.get(name)
-        if known is None or known.kind != "cuda" or name in own:
+        if known is None or known.kind != "cuda" or name in machine.classes:
             continue
         # A GPU of the class, with a CPU that does not run its host code.
         why_not = machine.why_not.get(name)
         if why_not is not None:
-            reason, got, expected = "host_mismatch", why_not, f"a CPU of {known.host}"
-            refusals.append(Refusal(rung=name, reason=reason, got=got, expected=expected))
-        elif own:
-            got = ", ".join(own)
-            refusals.append(
-                Refusal(rung=name, reason="capability_mismatch", got=got, expected=name)
-            )
+            problem = Problem("host_mismatch", why_not, f"a CPU of {known.host}")
+        elif classes:
+            problem = Problem("capability_mismatch", classes, name)
+        else:
+            continue
+        refusals.append(problem.of(name))
     return refusals
 
 
@@ -89,15 +98,26 @@ class Problem(NamedTuple):
     got: str
     expected: str
 
+    def of(self, device_class: str) -> Refusal:
+        """The refusal of a device class for this reason."""
+        return Refusal(
+            rung=device_class,
+            reason=self.reason,
+            got=self.got,
+            expected=self.expected,
+        )
 
-def _wrong_runtime(manifest: Manifest, process: ServingProcess) -> Problem | None:
+
+def _wrong_runtime(
+    manifest: Manifest,
+    process: ServingProcess,
+) -> Problem | None:
     """The native runtime does not serve the artifact."""
     if process.options.runtime != "native":
         return None
-    dtypes = {spec.name: spec.dtype for spec in manifest.inputs.tensors}
-    dtypes |= {spec.name: spec.dtype for spec in manifest.outputs}
-    bfloat16 = [name for name, dtype in dtypes.items() if dtype == "bfloat16"]
-    if DEVICE_CLASSES[manifest.device_class].kind == "cuda":
+    bfloat16 = [spec.name for spec in manifest.inputs.tensors if spec.dtype == "bfloat16"]
+    bfloat16 += [spec.name for spec in manifest.outputs if spec.dtype == "bfloat16"]
+    if _is_for_gpu(manifest):
         got = "an artifact for a GPU"
     elif not native_payloads(manifest):
         kinds = sorted({payload.kind for payload in manifest.payloads})
@@ -108,59 +128,75 @@ def _wrong_runtime(manifest: Manifest, process: ServingProcess) -> Problem | Non
         got = f"bfloat16, which numpy lacks, in {', '.join(bfloat16)}"
     else:
         return None
-    expected = (
-        "Inductor payloads for CPUs, as the native runtime serves no others; load(...,"
-        " runtime='torch')"
-    )
-    return Problem("not_native", got, expected)
+    return Problem("not_native", got, "Inductor payloads for CPUs; load(..., runtime='torch')")
 
 
-def _wrong_device(manifest: Manifest, process: ServingProcess) -> Problem | None:
+def _is_for_gpu(manifest: Manifest) -> bool:
+    return DEVICE_CLASSES[manifest.device_class].kind == "cuda"
+
+
+def _wrong_device(
+    manifest: Manifest,
+    process: ServingProcess,
+) -> Problem | None:
     """The artifact does not run on the requested device."""
-    device, kind = process.options.device, DEVICE_CLASSES[manifest.device_class].kind
-    if device is None or (kind == "cuda") == device.startswith("cuda"):
+    device = process.options.device
+    if device is None or _is_for_gpu(manifest) == device.startswith("cuda"):
         return None
-    got = f"an artifact for a {'GPU' if kind == 'cuda' else 'CPU'}"
-    return Problem("device_mismatch", got, f"device {device}")
+    kind = "GPU" if _is_for_gpu(manifest) else "CPU"
+    return Problem("device_mismatch", f"an artifact for a {kind}", f"device {device}")
 
 
-def _wrong_gpu(manifest: Manifest, process: ServingProcess) -> Problem | None:
+def _wrong_gpu(
+    manifest: Manifest,
+    process: ServingProcess,
+) -> Problem | None:
     """The artifact is for a GPU, and the process has none of its compute capability."""
-    made_for, here = DEVICE_CLASSES[manifest.device_class], process.cuda
-    if made_for.kind != "cuda":
+    if not _is_for_gpu(manifest):
         return None
     assert manifest.needs.cuda is not None, "an artifact for a GPU has needs.cuda"
     expected = f"a GPU of compute capability {manifest.needs.cuda.capability}"
+    here = process.cuda
     if not here.devices:
         return Problem("no_cuda", here.why_not or "no such GPU", expected)
-    if any(capability == made_for.capability for _, capability in here.devices):
-        return None
-    gpus = [f"{name} of {number // 10}.{number % 10}" for name, number in here.devices]
+    gpus: list[str] = []
+    for name, capability in here.devices:
+        if capability == DEVICE_CLASSES[manifest.device_class].capability:
+            return None
+        gpus.append(f"{name} of {capability // 10}.{capability % 10}")
     return Problem("capability_mismatch", ", ".join(gpus), expected)
 
 
-def _old_cuda(manifest: Manifest, process: ServingProcess) -> Problem | None:
+def _old_cuda(
+    manifest: Manifest,
+    process: ServingProcess,
+) -> Problem | None:
     """The artifact is for a GPU, and needs a newer CUDA or driver."""
-    needs, here = manifest.needs.cuda, process.cuda
-    if needs is None or DEVICE_CLASSES[manifest.device_class].kind != "cuda":
+    needs = manifest.needs.cuda
+    here = process.cuda
+    if needs is None or not _is_for_gpu(manifest):
         return None
     # Payloads of other kinds use torch's own kernels.
     compiled = any(payload.kind == "inductor" for payload in manifest.payloads)
     if compiled and needs.runtime and cuda_version(here.runtime) < cuda_version(needs.runtime):
-        got, expected = f"a torch for CUDA {here.runtime}", f"a torch for CUDA {needs.runtime}"
-        return Problem("cuda_too_old", got, f"{expected} or newer")
+        got = f"a torch for CUDA {here.runtime}"
+        return Problem("cuda_too_old", got, f"a torch for CUDA {needs.runtime} or newer")
     if needs.driver and here.driver and cuda_version(here.driver) < cuda_version(needs.driver):
-        got, expected = f"driver {here.driver}", f"driver {needs.driver} or newer"
-        return Problem("driver_too_old", got, expected)
+        got = f"driver {here.driver}"
+        return Problem("driver_too_old", got, f"driver {needs.driver} or newer")
     return None
 
 
-def _wrong_torch(manifest: Manifest, process: ServingProcess) -> Problem | None:
+def _wrong_torch(
+    manifest: Manifest,
+    process: ServingProcess,
+) -> Problem | None:
     """The version of torch is older than that of the payloads, or newer and no canary checks it."""
-    here, made = version_tuple(process.torch_version), version_tuple(manifest.needs.torch)
-    got, expected = f"torch {process.torch_version}", f"torch >= {manifest.needs.torch}"
+    here = version_tuple(process.torch_version)
+    made = version_tuple(manifest.needs.torch)
+    got = f"torch {process.torch_version}"
     if here < made:
-        return Problem("torch_too_old", got, expected)
+        return Problem("torch_too_old", got, f"torch >= {manifest.needs.torch}")
     unsure = any(NEWER_TORCH[payload.kind] == "canary decides" for payload in manifest.payloads)
     if here == made or process.options.canary or not unsure:
         return None
@@ -168,7 +204,10 @@ def _wrong_torch(manifest: Manifest, process: ServingProcess) -> Problem | None:
     return Problem("torch_untried", f"{got}, and no canary", expected)
 
 
-def _wrong_engine(manifest: Manifest, process: ServingProcess) -> Problem | None:
+def _wrong_engine(
+    manifest: Manifest,
+    process: ServingProcess,
+) -> Problem | None:
     """An engine is missing, or older than the payloads. The manifests of payloads made by hand may
     lack the versions.
     """
@@ -185,39 +224,43 @@ def _wrong_engine(manifest: Manifest, process: ServingProcess) -> Problem | None
     return None
 
 
-def _too_few_threads(manifest: Manifest, process: ServingProcess) -> Problem | None:
+def _too_few_threads(
+    manifest: Manifest,
+    process: ServingProcess,
+) -> Problem | None:
     """All payloads are made for more threads than calls may use."""
     num_threads = process.num_threads
     if payloads_within(manifest.payloads, num_threads):
         return None
     counts = thread_counts_of(manifest.payloads)
-    got = f"{num_threads} thread{'s' if num_threads > 1 else ''}"
-    remedy = f", or freeze it for `threads: {[*reversed(counts), num_threads]}`"
+    got = f"{num_threads} threads"
     for dropped in manifest.freezing.dropped:
         if dropped.num_threads <= num_threads:
             got += f" (the payload for {dropped.num_threads} was dropped: {dropped.reason})"
-            remedy = ""
             break
-    expected = f"{' or '.join(map(str, counts))} (load(..., threads=N){remedy})"
-    return Problem("threads_mismatch", got, expected)
+    expected = " or ".join(map(str, counts))
+    remedy = f"load(..., threads=N), or freeze it for `threads: {[num_threads, *counts]}`"
+    return Problem("threads_mismatch", got, f"{expected} ({remedy})")
 
 
-def _wrong_layout(manifest: Manifest, process: ServingProcess) -> Problem | None:
+def _wrong_layout(
+    manifest: Manifest,
+    process: ServingProcess,
+) -> Problem | None:
     """Packed weights would be much slower than judged, because oneDNN expects another layout, also
     under the limits that `limit_isa` allows.
     """
     limits = DEVICE_CLASSES[manifest.device_class].limits
-    machine, wanted = process.machine(), _layouts(manifest)
+    machine = process.machine()
     allowed = process.machine(limits) if process.options.limit_isa else machine
+    wanted = _layouts(manifest)
     if machine.serves(wanted) or allowed.serves(wanted):
         return None
-    wrong = {
-        dtype: layout for dtype, layout in wanted.items() if allowed.layouts.get(dtype) != layout
-    }
-    here = _by_dtype({dtype: allowed.layouts.get(dtype, "nothing") for dtype in wrong})
-    got, expected = f"oneDNN packing for {here} here", f"weights packed for {_by_dtype(wrong)}"
+    here = {dtype: allowed.layouts.get(dtype, "nothing") for dtype in wanted}
+    got = f"oneDNN packing for {_by_dtype(here)} here"
     if allowed.limits:
         got += f" under {allowed.limits}"
+    expected = f"weights packed for {_by_dtype(wanted)}"
     if limits:
         variables = " ".join(f"{name}={value}" for name, value in limits.items())
         expected += (
@@ -239,14 +282,17 @@ CHECKS: tuple[Callable[[Manifest, ServingProcess], Problem | None], ...] = (
 """The reasons against an artifact, in the order in which they are reported."""
 
 
-def refusal_of(manifest: Manifest, process: ServingProcess) -> Refusal | None:
+def refusal_of(
+    manifest: Manifest,
+    process: ServingProcess,
+) -> Refusal | None:
     """The first reason against an artifact in a process; None where it serves."""
     if process.options.runtime == "native" and native_payloads(manifest):
         manifest = replace(manifest, payloads=native_payloads(manifest))
     for check in CHECKS:
         problem = check(manifest, process)
         if problem is not None:
-            return Refusal(rung=manifest.device_class, **problem._asdict())
+            return problem.of(manifest.device_class)
     return None
 
 
@@ -268,12 +314,13 @@ def _layouts(manifest: Manifest) -> dict[str, str]:
     """The layouts of packed weights by dtype. Where a manifest records none, payloads for a thread
     count were packed, in float32.
     """
-    made, wanted = DEVICE_CLASSES[manifest.device_class], dict[str, str]()
+    made_for = DEVICE_CLASSES[manifest.device_class]
+    wanted: dict[str, str] = {}
     for payload in manifest.payloads:
         if payload.layouts is not None:
             wanted |= payload.layouts
-        elif payload.num_threads is not None and made.kind == "cpu":
-            wanted["float32"] = made.layouts["float32"]
+        elif payload.num_threads is not None and made_for.kind == "cpu":
+            wanted["float32"] = made_for.layouts["float32"]
     return wanted
 
 

@@ -52,8 +52,10 @@ class Image:
 
     def fallbacks(self) -> tuple[Image, ...]:
         """The part of the artifact that needs torch alone, if it has one and can be read."""
+        if self.is_fallback:
+            return ()
         try:
-            second = None if self.is_fallback else self.manifest().without_engine()
+            second = self.manifest().without_engine()
         except StoreUnreachableError:
             raise
         except Exception:  # why it cannot be read is recorded by whoever refused it
@@ -62,9 +64,11 @@ class Image:
             return ()
 
         def fetch(paths: Collection[str] | None) -> Artifact:
-            return replace(self.fetch(paths), manifest=second)
+            artifact = self.fetch(paths)
+            return replace(artifact, manifest=second)
 
-        return (replace(self, manifest=lambda: second, fetch=fetch, is_fallback=True),)
+        part = replace(self, manifest=lambda: second, fetch=fetch, is_fallback=True)
+        return (part,)
 
     def unsigned(self, keys: Sequence[EllipticCurvePublicKey]) -> Refusal | None:
         """Why no trusted key vouches for the artifact; None where one does."""
@@ -75,17 +79,19 @@ class Image:
             problem = str(error)
         if problem is None:
             return None
-        claims = "one" if self.asked is None else f"one of {self.asked}"
-        signer = "the trusted key" if len(keys) == 1 else f"any of {len(keys)} trusted keys"
+        claims = "any version" if self.asked is None else str(self.asked)
         return Refusal(
             rung=self.device_class,
             reason="unsigned",
             got=problem,
-            expected=f"{claims} by {signer}",
+            expected=f"a signature of {claims} by one of {len(keys)} trusted keys",
         )
 
 
-def resolve_reference(reference: str | Path, store: str | None) -> tuple[Store, Version] | None:
+def resolve_reference(
+    reference: str | Path,
+    store: str | None,
+) -> tuple[Store, Version] | None:
     """The store and the version that a reference names; None for a folder.
 
     Args:
@@ -102,7 +108,9 @@ def resolve_reference(reference: str | Path, store: str | None) -> tuple[Store, 
 
 
 def images_of(
-    reference: str | Path, published: tuple[Store, Version] | None, stack: ExitStack
+    reference: str | Path,
+    published: tuple[Store, Version] | None,
+    stack: ExitStack,
 ) -> tuple[Image, ...]:
     """List the artifacts that a reference names; manifests in a store are not read yet.
 
@@ -112,26 +120,33 @@ def images_of(
         stack: owns the temporary folders of fetched artifacts.
     """
     if published is None:
-        return tuple(_folder_image(artifact) for artifact in read_artifacts(Path(reference)))
+        artifacts = read_artifacts(Path(reference))
+        return tuple(map(_folder_image, artifacts))
     store, version = published
     images: list[Image] = []
     for name in version.images:
-        ranks = range(len(version.images_of(name)))
-        images += [_store_image(store, version, name, rank, stack) for rank in ranks]
+        num_images = len(version.images_of(name))
+        for rank in range(num_images):
+            images.append(_store_image(store, version, name, rank, stack))
     return tuple(images)
 
 
-def only_older(store: Store, version: Version) -> dict[str, int]:
+def only_older(
+    store: Store,
+    version: Version,
+) -> dict[str, int]:
     """Device classes that only older versions than this one have, with the number of the newest of
     these.
     """
     newest: dict[str, int] = {}
-    for number in reversed(store.versions(version.model)):
+    for number in sorted(store.versions(version.model)):
         if number < version.number:
             with suppress(IntegrityError):  # a damaged version serves nobody
                 older = store.version(f"{version.model}:{number}")
-                newest = {**dict.fromkeys(older.images, number), **newest}
-    return {name: number for name, number in newest.items() if name not in version.images}
+                newest |= dict.fromkeys(older.images, number)
+    for name in version.images:
+        newest.pop(name, None)
+    return newest
 
 
 def _folder_image(artifact: Artifact) -> Image:
@@ -153,10 +168,17 @@ def _manifest_bytes(artifact: Artifact) -> bytes:
     return data
 
 
-def _store_image(store: Store, version: Version, name: str, rank: int, stack: ExitStack) -> Image:
+def _store_image(
+    store: Store,
+    version: Version,
+    name: str,
+    rank: int,
+    stack: ExitStack,
+) -> Image:
     def fetch(paths: Collection[str] | None) -> Artifact:
         scratch = stack.enter_context(scratch_folder())
-        return store.materialize(version, name, Path(scratch), rank=rank, paths=paths)
+        folder = Path(scratch)
+        return store.materialize(version, name, folder, rank=rank, paths=paths)
 
     return Image(
         device_class=name,

@@ -72,11 +72,16 @@ def load(
 
 
 @overload
-def load(reference: str | Path, options: LoadOptions) -> FrozenModel | NativeModel: ...
+def load(
+    reference: str | Path,
+    options: LoadOptions,
+) -> FrozenModel | NativeModel: ...
 
 
 def load(
-    reference: str | Path, options: LoadOptions | None = None, **keywords: object
+    reference: str | Path,
+    options: LoadOptions | None = None,
+    **keywords: object,
 ) -> FrozenModel | NativeModel:
     """Load the frozen model for this machine.
 
@@ -123,9 +128,11 @@ def _open(selection: Selection) -> FrozenModel | NativeModel:
     Raises:
         IntegrityError, CanaryError, CudaGraphsError: see `open_artifact`.
     """
-    image, process = selection.chosen, selection.process
+    image = selection.chosen
     assert image is not None
-    manifest, options = image.manifest(), process.options
+    process = selection.process
+    options = process.options
+    manifest = image.manifest()
     if options.limit_isa:
         os.environ.update(limits_for(manifest, process))
     native = options.runtime == "native"
@@ -146,9 +153,14 @@ def _open(selection: Selection) -> FrozenModel | NativeModel:
     return model
 
 
-def _log_speed(manifest: Manifest, payloads: Sequence[Payload], num_threads: int) -> None:
+def _log_speed(
+    manifest: Manifest,
+    payloads: Sequence[Payload],
+    num_threads: int,
+) -> None:
     """Log sizes that are slower than eager, and threads that calls may use and do not."""
-    model, paths = f"{manifest.model} for {manifest.device_class}", {p.path for p in payloads}
+    model = f"{manifest.model} for {manifest.device_class}"
+    paths = {payload.path for payload in payloads}
     points = manifest.latency.points if manifest.latency else ()
     slower = slower_than_eager(point for point in points if point.payload in paths)
     if slower and manifest.device_class != PORTABLE:
@@ -156,8 +168,9 @@ def _log_speed(manifest: Manifest, payloads: Sequence[Payload], num_threads: int
     counts = thread_counts_of(payloads)
     if counts and max(counts) != num_threads:
         logger.info(
-            "%s: calls run with %d of %d threads, as no payload is made for %d; for more speed"
-            " freeze it with `threads: %s`",
-            *(model, max(counts), num_threads, num_threads),
-            sorted({*thread_counts_of(manifest.payloads), num_threads}),
+            "%s: calls run with %d of %d threads; for more speed freeze it with `threads: [%d]`",
+            model,
+            max(counts),
+            num_threads,
+            num_threads,
         )

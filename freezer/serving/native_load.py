@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
 
 from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Artifact, Payload, payloads_within
 from freezer.compare import Values
@@ -45,7 +44,11 @@ def open_native(
     return model
 
 
-def _open(artifact: Artifact, payload: Payload, num_threads: int) -> OpenPayload:
+def _open(
+    artifact: Artifact,
+    payload: Payload,
+    num_threads: int,
+) -> OpenPayload:
     run = NativePayload(
         artifact.folder / payload.path,
         num_threads=payload.num_threads or num_threads,
@@ -55,7 +58,10 @@ def _open(artifact: Artifact, payload: Payload, num_threads: int) -> OpenPayload
     return OpenPayload(payload=payload, run=run)
 
 
-def run_native_canary(artifact: Artifact, model: NativeModel) -> None:
+def run_native_canary(
+    artifact: Artifact,
+    model: NativeModel,
+) -> None:
     """Run the smallest golden set of each payload, and all sets if one of these differs; see
     `run_canary`.
 
@@ -63,22 +69,19 @@ def run_native_canary(artifact: Artifact, model: NativeModel) -> None:
         CanaryError: an output differs from the golden one.
     """
     manifest = artifact.manifest
-    inputs: list[dict[str, Any]] = golden_inputs(
-        manifest, artifact.folder / GOLDEN_INPUTS, load_arrays
-    )
-    arrays: list[dict[str, Any]] = golden_outputs(
-        manifest, artifact.folder / GOLDEN_OUTPUTS, load_arrays
-    )
+    inputs = golden_inputs(manifest, artifact.folder / GOLDEN_INPUTS, load_arrays)
+    outputs = golden_outputs(manifest, artifact.folder / GOLDEN_OUTPUTS, load_arrays)
     golden = []
-    for outputs in arrays:
-        golden.append({name: Values.of(array) for name, array in outputs.items()})
-    sizes = []
-    for given in inputs:
-        sizes.append(sum(array.size for array in given.values()))
+    for arrays in outputs:
+        golden.append({name: Values.of(array) for name, array in arrays.items()})
+    sizes: list[int] = []
+    for arrays in inputs:
+        sizes.append(sum(array.size for array in arrays.values()))
     for indices in (smallest_sets(manifest, sizes, model.payload_for), range(len(inputs))):
         answers = {}
         for index in indices:
-            answers[index] = [Values.of(leaf) for leaf in model.leaves(**inputs[index])]
+            leaves = model.leaves(**inputs[index])
+            answers[index] = [Values.of(leaf) for leaf in leaves]
         figures = golden_figures(manifest, golden, answers)
         if not any(figure.problem for figure in figures):
             return

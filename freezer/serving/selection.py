@@ -19,8 +19,15 @@ from freezer.errors import (
     StoreUnreachableError,
     last_line,
 )
+from freezer.hardware import Machine
 from freezer.hardware import device_class as class_named
-from freezer.serving.compatibility import refusal_of, refuse_by_class, rungs, unserved_gpus
+from freezer.serving.compatibility import (
+    Problem,
+    refusal_of,
+    refuse_by_class,
+    rungs,
+    unserved_gpus,
+)
 from freezer.serving.images import Image
 from freezer.serving.process import ServingProcess
 
@@ -51,25 +58,25 @@ class Selection:
 
     def after(self, refusal: Refusal) -> Selection:
         """The next selection, after the chosen artifact was refused while it was opened."""
-        rest = (*(self.chosen.fallbacks() if self.chosen else ()), *self.rest)
-        return _first(replace(self, chosen=None, refused=(*self.refused, refusal), rest=rest))
+        assert self.chosen is not None
+        rest = (*self.chosen.fallbacks(), *self.rest)
+        refused = (*self.refused, refusal)
+        return _first(replace(self, chosen=None, refused=refused, rest=rest))
 
     def error(self, reference: object) -> IncompatibleError:
         """The error of a selection without a chosen artifact."""
         classes = ", ".join(self.process.machine().classes)
         text = f"no artifact serves this machine ({classes})"
         if self.process.options.strict and self.refused:
-            text = (
-                f"the best artifact for this machine ({classes}) is refused, and strict=True takes"
-                " no other"
-            )
-        reasons = "; ".join(map(str, self.ladder))
-        reasons = reasons or "nothing is published for this machine's classes"
+            text = f"the best artifact is refused, and strict=True takes no other ({classes})"
+        reasons = "; ".join(map(str, self.ladder)) or "nothing is published for these classes"
         return IncompatibleError(f"{reference}: {text}: {reasons}", self.ladder)
 
 
 def select_image(
-    images: Sequence[Image], process: ServingProcess, older: Mapping[str, int] | None = None
+    images: Sequence[Image],
+    process: ServingProcess,
+    older: Mapping[str, int] | None = None,
 ) -> Selection:
     """Select the most specific artifact that serves a process.
 
@@ -85,9 +92,12 @@ def select_image(
     Raises:
         UsageError: `options.device_class` is unknown.
     """
-    machine, wanted = process.machine(), process.options.device_class
+    machine = process.machine()
+    wanted = process.options.device_class
     published = tuple(dict.fromkeys(image.device_class for image in images))
-    names, aside, refused = rungs(published, machine), list[Refusal](), list[Refusal]()
+    names = rungs(published, machine)
+    aside: list[Refusal] = []
+    refused: list[Refusal] = []
     if wanted != "auto":
         class_named(wanted)
         names = [wanted] if wanted in names else []
@@ -95,87 +105,107 @@ def select_image(
             refused.append(refuse_by_class(wanted, published, machine))
     else:
         aside = unserved_gpus(published, machine)
-        if not names:
-            others = {refusal.rung for refusal in aside}
-            unserved = [name for name in published if name not in others]
-            refused += [refuse_by_class(name, published, machine) for name in unserved]
-        for name in rungs([*published, *(older or ())], machine):
-            if older is None or name not in older:
-                break
-            refused.append(_only_in(name, older[name]))
+        set_aside = {refusal.rung for refusal in aside}
+        for name in published:
+            if not names and name not in set_aside:
+                refused.append(refuse_by_class(name, published, machine))
+        refused += _better_in_older(published, older or {}, machine)
     runnable: list[Image] = []
     for name in names:
         runnable += [image for image in images if image.device_class == name]
-    selection = Selection(process=process, aside=tuple(aside), refused=tuple(refused))
-    return _first(replace(selection, rest=tuple(runnable)))
-
-
-def _only_in(device_class: str, number: int) -> Refusal:
-    """The refusal of a device class that only an older version has."""
-    return Refusal(
-        rung=device_class,
-        reason="older_version",
-        got=f"only version {number} has it",
-        expected=f"it in this version (freeze it again, or load version {number})",
+    selection = Selection(
+        process=process,
+        aside=tuple(aside),
+        refused=tuple(refused),
+        rest=tuple(runnable),
     )
+    return _first(selection)
+
+
+def _better_in_older(
+    published: Sequence[str],
+    older: Mapping[str, int],
+    machine: Machine,
+) -> list[Refusal]:
+    """The refusals of device classes that only older versions have, and that fit this machine
+    better than those published.
+    """
+    refusals: list[Refusal] = []
+    for name in rungs([*published, *older], machine):
+        if name not in older:
+            break
+        got = f"only version {older[name]} has it"
+        expected = f"it in this version (freeze it again, or load version {older[name]})"
+        refusals.append(Problem("older_version", got, expected).of(name))
+    return refusals
 
 
 def _first(selection: Selection) -> Selection:
-    refused, rest = list(selection.refused), list(selection.rest)
-    while rest:
+    refused = list(selection.refused)
+    rest = list(selection.rest)
+    chosen: Image | None = None
+    while rest and chosen is None:
         image = rest.pop(0)
         refusal = _refusal(image, selection.process)
         if refusal is not None:
             refused.append(refusal)
             rest[:0] = image.fallbacks()
         elif not (selection.process.options.strict and refused):
-            return replace(selection, chosen=image, refused=tuple(refused), rest=tuple(rest))
-    return replace(selection, refused=tuple(refused), rest=())
+            chosen = image
+    return replace(selection, chosen=chosen, refused=tuple(refused), rest=tuple(rest))
 
 
 def _refusal(image: Image, process: ServingProcess) -> Refusal | None:
     """Why an artifact does not serve a process; None where it does."""
     try:
-        return (
-            _too_early(image, process.options.min_version)
-            or (image.unsigned(process.trusted_keys) if process.trusted_keys else None)
-            or refusal_of(image.manifest(), process)
-        )
+        refusal = _too_early(image, process.options.min_version)
+        if refusal is None and process.trusted_keys:
+            refusal = image.unsigned(process.trusted_keys)
+        return refusal or refusal_of(image.manifest(), process)
     except StoreUnreachableError:
         raise
     except Exception as error:  # an artifact that cannot be read is refused, and the next is tried
         return failure(image.device_class, error)
 
 
-def _too_early(image: Image, min_version: int) -> Refusal | None:
+def _too_early(
+    image: Image,
+    min_version: int,
+) -> Refusal | None:
     if image.asked is None or image.asked.version >= min_version:
         return None
-    return Refusal(
-        rung=image.device_class,
-        reason="rolled_back",
-        got=f"version {image.asked.version}",
-        expected=f"version {min_version} or later",
-    )
+    got = f"version {image.asked.version}"
+    problem = Problem("rolled_back", got, f"version {min_version} or later")
+    return problem.of(image.device_class)
 
 
-def failure(device_class: str, error: Exception) -> Refusal:
+def failure(
+    device_class: str,
+    error: Exception,
+) -> Refusal:
     """The refusal of an artifact that could not be read or opened."""
-    reason, expected = "does_not_open", "a payload that opens"
-    if isinstance(error, IntegrityError):
-        reason, expected = "tampered", "the published digest"
-    elif isinstance(error, CanaryError):
-        reason, expected = "canary", "the golden outputs"
     got = str(error) if isinstance(error, ColdpressError) else last_line(error)
-    return Refusal(rung=device_class, reason=reason, got=got, expected=expected)
+    problem = Problem("does_not_open", got, "a payload that opens")
+    if isinstance(error, IntegrityError):
+        problem = Problem("tampered", got, "the published digest")
+    elif isinstance(error, CanaryError):
+        problem = Problem("canary", got, "the golden outputs")
+    return problem.of(device_class)
 
 
-def in_words(refusal: Refusal, images: Sequence[Image], selection: Selection) -> str:
+def in_words(
+    refusal: Refusal,
+    images: Sequence[Image],
+    selection: Selection,
+) -> str:
     """A refusal in words: what serves instead, how much slower it is expected to be, and why."""
     assert selection.chosen is not None
-    served, slower = selection.chosen.manifest(), ""
+    served = selection.chosen.manifest()
+    num_threads = selection.process.num_threads
+    slower = ""
     with suppress(Exception):  # the refused manifest may be what cannot be read
-        refused = next(image for image in images if image.device_class == refusal.rung).manifest()
-        slower = f"; {_slowdown(refused, served, selection.process.num_threads)}"
+        refused = next(image for image in images if image.device_class == refusal.rung)
+        slower = _slowdown(refused.manifest(), served, num_threads)
     serves = served.device_class
     if serves == refusal.rung:
         serves = f"{serves} ({served.recipe.name}, which needs torch alone)"
@@ -184,13 +214,13 @@ def in_words(refusal: Refusal, images: Sequence[Image], selection: Selection) ->
 
 def _slowdown(refused: Manifest, served: Manifest, num_threads: int) -> str:
     """How much slower an artifact is expected to be than a refused one, by the speedups over eager
-    in their manifests.
+    in their manifests; empty where one was not timed.
     """
-    before = refused.latency.speedup_with(num_threads) if refused.latency else None
-    now = served.latency.speedup_with(num_threads) if served.latency else None
+    before = refused.latency and refused.latency.speedup_with(num_threads)
+    now = served.latency and served.latency.speedup_with(num_threads)
     if not before or not now:
-        return "how much slower is unknown, as not both were timed"
+        return ""
     return (
-        f"calls are expected to take {before / now:.1f} times as long ({now:.2f} instead of"
+        f"; calls are expected to take {before / now:.1f} times as long ({now:.2f} instead of"
         f" {before:.2f} times as fast as eager, by the manifests)"
     )

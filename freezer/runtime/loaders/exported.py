@@ -93,32 +93,47 @@ def _graph_of(program: ExportedProgram) -> Runner | None:
     `program.module()` checks the inputs again, in Python, and looks up each parameter by its path:
     0.2 ms a call for a small model.
     """
-    signature, tensors = program.graph_signature, {**program.state_dict, **program.constants}
-    state, num_inputs = list[object](), 0
+    signature = program.graph_signature
+    tensors = {**program.state_dict, **program.constants}
+    state: list[object] = []
+    num_inputs = 0
     for spec in signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:
             num_inputs += 1
-        elif num_inputs or not isinstance(tensors.get(spec.target), Tensor):
+            continue
+        tensor = tensors.get(spec.target)
+        if num_inputs or not isinstance(tensor, Tensor):
             return None  # state comes first
-        else:
-            state.append(tensors[spec.target])
-    if any(spec.kind is not OutputKind.USER_OUTPUT for spec in signature.output_specs):
-        return None
+        state.append(tensor)
+    for output in signature.output_specs:
+        if output.kind is not OutputKind.USER_OUTPUT:
+            return None
     return partial(program.graph_module.forward, *state)
 
 
-def on_first(program: ExportedProgram, device: torch.device) -> ExportedProgram:
+def on_first(
+    program: ExportedProgram,
+    device: torch.device,
+) -> ExportedProgram:
     """The program as stored: a GPU program on the first GPU, which every process with a GPU has."""
     return program if device.type != "cuda" else _moved(program, torch.device("cuda", 0))
 
 
-def _moved(program: ExportedProgram, device: torch.device) -> ExportedProgram:
+def _moved(
+    program: ExportedProgram,
+    device: torch.device,
+) -> ExportedProgram:
     from torch.export.passes import move_to_device_pass
 
-    leaves = (*program_tensors(program), *pytree.tree_leaves(program.example_inputs))
-    gpus = [leaf.device for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda]
-    source = gpus[0] if gpus else CPU
-    return program if source == device else move_to_device_pass(program, {str(source): str(device)})
+    examples = pytree.tree_leaves(program.example_inputs)
+    source = CPU
+    for leaf in (*program_tensors(program), *examples):
+        if isinstance(leaf, Tensor) and leaf.is_cuda:
+            source = leaf.device
+            break
+    if source == device:
+        return program
+    return move_to_device_pass(program, {str(source): str(device)})
 
 
 def code_in(path: str | Path) -> str | None:
@@ -140,20 +155,27 @@ def code_in(path: str | Path) -> str | None:
         return _code_in(reader.get_file_names(), reader.read_bytes)
 
 
-def _code_in(names: Sequence[str], read: Callable[[str], bytes]) -> str | None:
-    if len({name.lower() for name in names}) < len(names):  # torch finds files in any case
+def _code_in(
+    names: Sequence[str],
+    read: Callable[[str], bytes],
+) -> str | None:
+    lower_names = {name.lower() for name in names}
+    if len(lower_names) < len(names):  # torch finds files in any case
         return "two files of one name"
     pickled: set[str] = set()
     for name in names:
-        if name.lower().endswith(".json") or name.startswith("models/"):
-            for record in _objects(json.loads(read(name))):
-                text = _evaluated(record)
-                if text is not None:
-                    return f"the expression {text!r:.80} in {name}"
-                if record.get("use_pickle"):
-                    pickled.add(str(record.get("path_name")).lower())
+        if not name.lower().endswith(".json") and not name.startswith("models/"):
+            continue
+        document = json.loads(read(name))
+        for record in _objects(document):
+            text = _evaluated(record)
+            if text is not None:
+                return f"the expression {text!r:.80} in {name}"
+            if record.get("use_pickle"):
+                path = str(record.get("path_name"))
+                pickled.add(path.lower())
     for name in names:
-        base = name.lower().rpartition("/")[2]
+        _, _, base = name.lower().rpartition("/")
         is_pickle = base.endswith(".pt") or base in pickled
         if base.startswith(_OPAQUE) or (is_pickle and _runs(read(name))):
             return f"pickled objects in {name}"
@@ -174,14 +196,15 @@ def _objects(document: object) -> Iterator[dict[str, Any]]:
 
 def _evaluated(record: dict[str, Any]) -> str | None:
     """An expression of an object that is more than arithmetic on sizes."""
-    texts = [(str(text), True) for text in record.get("guards_code") or ()]
-    if "expr_str" in record:
-        texts.append((str(record["expr_str"]), False))
-    return next((text for text, guard in texts if not _is_arithmetic(text, guard)), None)
+    for guard in record.get("guards_code") or ():
+        if not _is_arithmetic(str(guard), guard=True):
+            return str(guard)
+    text = str(record.get("expr_str", "0"))
+    return None if _is_arithmetic(text, guard=False) else text
 
 
 @functools.lru_cache
-def _is_arithmetic(text: str, guard: bool) -> bool:
+def _is_arithmetic(text: str, *, guard: bool) -> bool:
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -189,11 +212,17 @@ def _is_arithmetic(text: str, guard: bool) -> bool:
     return _plain(tree.body, guard=guard)
 
 
-def _plain(node: ast.AST, *, guard: bool) -> bool:
+def _plain(
+    node: ast.AST,
+    *,
+    guard: bool,
+) -> bool:
     """Whether an expression consists of numbers, symbols, operators and the functions that torch
     writes.
     """
     parts: Iterable[ast.AST] = ast.iter_child_nodes(node)
+    if isinstance(node, ast.Call):
+        parts = [*node.args, *(keyword.value for keyword in node.keywords)]
     match node:
         case ast.Constant(value=str(text)):  # a Float
             return _NUMBER.fullmatch(text) is not None
@@ -206,9 +235,9 @@ def _plain(node: ast.AST, *, guard: bool) -> bool:
                 return False
             parts = [keyword.value for keyword in node.keywords]
         case ast.Call(func=ast.Name(id=name)) if name in _FUNCTIONS:
-            parts = [*node.args, *(keyword.value for keyword in node.keywords)]
+            pass
         case ast.Call(func=ast.Attribute(value=owner, attr=name)) if guard and name in _METHODS:
-            parts = [owner, *node.args, *(keyword.value for keyword in node.keywords)]
+            parts = [owner, *parts]
         case ast.Subscript(value=owner, slice=ast.Constant(value=str())) if guard:
             parts = [owner]
         case ast.Subscript(value=owner, slice=key) if guard:

@@ -65,7 +65,10 @@ def open_onnxruntime(path: Path, settings: Mapping[str, Any], device: torch.devi
     return _runner(session)
 
 
-def session_options(settings: Mapping[str, Any], num_threads: int) -> Any:
+def session_options(
+    settings: Mapping[str, Any],
+    num_threads: int,
+) -> Any:
     """ONNX Runtime's SessionOptions for a thread count, with the recipe's `session` entries."""
     import onnxruntime
 
@@ -80,21 +83,28 @@ def session_options(settings: Mapping[str, Any], num_threads: int) -> Any:
 
 
 def _runner(session: Any) -> Runner:
-    inputs, outputs = session.get_inputs(), session.get_outputs()
-    names, output_names = [port.name for port in inputs], [port.name for port in outputs]
+    inputs = session.get_inputs()
+    outputs = session.get_outputs()
+    names = [port.name for port in inputs]
+    output_names = [port.name for port in outputs]
     metadata = session.get_modelmeta().custom_metadata_map
     orders = json.loads(metadata.get(OUTPUT_ORDERS, "null")) or [None] * len(outputs)
-    numpy_lacks = any(port.type == "tensor(bfloat16)" for port in (*inputs, *outputs))
-    call = _by_dlpack if numpy_lacks else _by_numpy
+    types = {port.type for port in (*inputs, *outputs)}
+    call = _by_dlpack if "tensor(bfloat16)" in types else _by_numpy  # numpy lacks bfloat16
 
     def run(*tensors: Tensor) -> list[Tensor]:
-        results = call(session, dict(zip(names, tensors, strict=True)), output_names)
-        return [in_order(result, order) for result, order in zip(results, orders, strict=True)]
+        feeds = dict(zip(names, tensors, strict=True))
+        results = call(session, feeds, output_names)
+        pairs = zip(results, orders, strict=True)
+        return [in_order(result, order) for result, order in pairs]
 
     return run
 
 
-def in_order(result: Tensor, order: Sequence[int] | None) -> Tensor:
+def in_order(
+    result: Tensor,
+    order: Sequence[int] | None,
+) -> Tensor:
     """An engine's result as a tensor with the strides of eager's.
 
     Args:
@@ -105,20 +115,31 @@ def in_order(result: Tensor, order: Sequence[int] | None) -> Tensor:
         result = torch.empty(result.shape, dtype=result.dtype)
     if order is None:
         return result
-    return result.permute([order.index(dim) for dim in range(len(order))])
+    dims = range(len(order))
+    return result.permute([order.index(dim) for dim in dims])
 
 
-def _by_numpy(session: Any, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> list[Tensor]:
+def _by_numpy(
+    session: Any,
+    inputs: Mapping[str, Tensor],
+    outputs: Sequence[str],
+) -> list[Tensor]:
     """Call through NumPy arrays on the same memory, the fastest way into ONNX Runtime from
     Python.
     """
     feeds = {name: tensor.numpy(force=True) for name, tensor in inputs.items()}
-    return [torch.from_numpy(array) for array in session.run(outputs, feeds)]
+    arrays = session.run(outputs, feeds)
+    return [torch.from_numpy(array) for array in arrays]
 
 
-def _by_dlpack(session: Any, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> list[Tensor]:
+def _by_dlpack(
+    session: Any,
+    inputs: Mapping[str, Tensor],
+    outputs: Sequence[str],
+) -> list[Tensor]:
     """Call through DLPack, for dtypes that NumPy lacks. Costs about 50 µs more."""
     from onnxruntime import OrtValue
 
     feeds = {name: OrtValue.from_dlpack(tensor.detach()) for name, tensor in inputs.items()}
-    return [from_dlpack(value) for value in session.run_with_ort_values(outputs, feeds)]
+    values = session.run_with_ort_values(outputs, feeds)
+    return [from_dlpack(value) for value in values]

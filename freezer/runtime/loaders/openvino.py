@@ -28,6 +28,7 @@ from freezer.files import begin_of
 from freezer.runtime.contract import Runner
 from freezer.runtime.devices import CPU
 from freezer.runtime.loaders.onnxruntime import in_order
+from freezer.runtime.native import Array
 
 GRAPH_FILE, WEIGHTS_FILE, CALLS_FILE = "model.xml", "model.bin", "calls.json"
 """Files of a payload, a ZIP archive without compression."""
@@ -57,7 +58,11 @@ class EngineCalls:
     orders: tuple[tuple[int, ...] | None, ...]
 
 
-def open_openvino(path: Path, settings: Mapping[str, Any], device: torch.device = CPU) -> Runner:
+def open_openvino(
+    path: Path,
+    settings: Mapping[str, Any],
+    device: torch.device = CPU,
+) -> Runner:
     """Compile the graph for torch's thread count in this thread; the count stays when torch's
     changes later.
 
@@ -76,9 +81,9 @@ def open_openvino(path: Path, settings: Mapping[str, Any], device: torch.device 
     try:
         graph, weights, calls = _read(path)
         core = openvino.Core()
-        compiled = core.compile_model(
-            core.read_model(graph, openvino.Tensor(weights, shared_memory=True)), "CPU", config
-        )
+        constants = openvino.Tensor(weights, shared_memory=True)
+        model = core.read_model(graph, constants)
+        compiled = core.compile_model(model, "CPU", config)
     except Exception as error:
         raise RuntimeError(
             f"{path.name}: OpenVINO {openvino.get_version()} does not open it: {error}; install the"
@@ -114,18 +119,18 @@ def import_openvino(why: str) -> ModuleType:
     return module
 
 
-def _read(path: Path) -> tuple[str, np.ndarray[Any, Any], EngineCalls]:
+def _read(path: Path) -> tuple[str, Array, EngineCalls]:
     """The graph, the weights mapped from the file, and how to call the graph."""
     with zipfile.ZipFile(path) as archive:
         graph = archive.read(GRAPH_FILE).decode()
-        calls = decode(
-            EngineCalls, json.loads(archive.read(CALLS_FILE)), origin=f"{path.name}: {CALLS_FILE}"
-        )
+        document = json.loads(archive.read(CALLS_FILE))
+        calls = decode(EngineCalls, document, origin=f"{path.name}: {CALLS_FILE}")
         info = archive.getinfo(WEIGHTS_FILE)
-    begin = begin_of(path, info)
-    if not info.file_size:
-        return graph, np.empty(0, np.uint8), calls
-    return graph, np.memmap(path, np.uint8, "c", begin, (info.file_size,)), calls
+    weights: Array = np.empty(0, np.uint8)
+    if info.file_size:
+        begin = begin_of(path, info)
+        weights = np.memmap(path, np.uint8, "c", begin, (info.file_size,))
+    return graph, weights, calls
 
 
 class _Runner:
@@ -134,7 +139,13 @@ class _Runner:
     OpenVINO computes integers in 32 bits, so inputs beyond these are refused rather than changed.
     """
 
-    def __init__(self, openvino: Any, compiled: Any, calls: EngineCalls, weights: Any) -> None:
+    def __init__(
+        self,
+        openvino: Any,
+        compiled: Any,
+        calls: EngineCalls,
+        weights: Array,
+    ) -> None:
         self._openvino = openvino
         self._request = compiled.create_infer_request()
         self._inputs = calls.inputs
@@ -150,27 +161,27 @@ class _Runner:
                 self._request.set_input_tensor(index, tensor)
             self._request.infer()
             outputs = [self._output(index) for index in range(len(self._orders))]
-        return [
-            in_order(result, order) for result, order in zip(outputs, self._orders, strict=True)
-        ]
+        pairs = zip(outputs, self._orders, strict=True)
+        return [in_order(result, order) for result, order in pairs]
 
     def _output(self, index: int) -> Tensor:
         """A copy of an output."""
-        tensor = torch.from_numpy(np.array(self._request.get_output_tensor(index).data))
+        memory = self._request.get_output_tensor(index).data
+        tensor = torch.from_numpy(np.array(memory))
         return tensor.view(torch.bfloat16) if self._bfloat16[index] else tensor
 
     def _input(self, tensor: Tensor) -> Any:
         """OpenVINO's tensor on the same memory, which the caller keeps until the call ends."""
         tensor = tensor.detach().contiguous()
         if tensor.dtype is torch.bfloat16:
-            return self._openvino.Tensor(
-                tensor.view(torch.int16).numpy(), tensor.shape, self._openvino.Type.bf16
-            )
+            bits = tensor.view(torch.int16).numpy()
+            return self._openvino.Tensor(bits, tensor.shape, self._openvino.Type.bf16)
         array = tensor.numpy()
-        bounds = (array.min(), array.max()) if array.dtype == np.int64 and array.size else (0, 0)
-        if bounds[0] < _INT32.min or bounds[1] > _INT32.max:
-            raise ContractError(
-                f"got an integer beyond 32 bits, from {bounds[0]} to {bounds[1]}; OpenVINO"
-                " computes with 32 bits"
-            )
+        if array.dtype == np.int64 and array.size:
+            low, high = array.min(), array.max()
+            if low < _INT32.min or high > _INT32.max:
+                raise ContractError(
+                    f"got an integer beyond 32 bits, from {low} to {high}; OpenVINO computes with"
+                    " 32 bits"
+                )
         return self._openvino.Tensor(array, shared_memory=True)

@@ -27,7 +27,9 @@ def torchscript_deprecations_silenced() -> Iterator[None]:
 
 
 def open_torchscript(
-    path: Path, settings: Mapping[str, object], device: torch.device = CPU
+    path: Path,
+    settings: Mapping[str, object],
+    device: torch.device = CPU,
 ) -> Runner:
     """Open a file on a device; `optimize_for_inference`, which torch.jit cannot save, is applied
     here.

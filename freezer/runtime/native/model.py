@@ -37,7 +37,7 @@ class NativeModel(OpenModel):
             serves it.
     """
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """The model's result.
 
         Raises:
@@ -46,27 +46,36 @@ class NativeModel(OpenModel):
         """
         return self._rebuild(self.leaves(*args, **kwargs))
 
-    def leaves(self, *args: Any, **kwargs: Any) -> list[Array]:
+    def leaves(
+        self,
+        *args: object,
+        **kwargs: object,
+    ) -> list[Array]:
         """The output arrays in the order of `outputs`; raises as a call does."""
         arrays, point = self._binding.leaves(args, kwargs, _checked)
-        outputs: list[Array] = self._choose(point).run(arrays)
+        opened = self._choose(point)
+        outputs: list[Array] = opened.run(arrays)
         return outputs
 
 
-def _checked(item: TensorSpec, value: object) -> Array:
+def _checked(
+    item: TensorSpec,
+    value: object,
+) -> Array:
     """An input as a payload may read it."""
     array = _array(item, value)
-    dtype = array.dtype
-    if dtype != item.dtype:
-        order = "" if dtype.isnative else " in another byte order"
+    if array.dtype != item.dtype:
         raise ContractError(
-            f"input {item.name!r}: got dtype {dtype.name}{order}, expected {item.dtype}; convert"
-            f" it with .astype({item.dtype!r})"
+            f"input {item.name!r}: got dtype {array.dtype}, expected {item.dtype}; convert it with"
+            f" .astype({item.dtype!r})"
         )
     return array if array.flags.carray else np.require(array, requirements=("C", "A", "W"))
 
 
-def _array(item: TensorSpec, value: Any) -> Array:
+def _array(
+    item: TensorSpec,
+    value: object,
+) -> Array:
     """An input as an array that shares its memory."""
     if isinstance(value, np.ndarray | np.generic):
         return np.asarray(value)

@@ -40,8 +40,16 @@ from freezer.runtime.native.torch_library import (
 
 _LONG, _INT = ctypes.c_int64, ctypes.c_int32
 _CREATE_V2 = (
-    *(Handle, _LONG, Handle, Handle, _LONG, _INT, _INT, _INT, Handle, _INT),
-    *(ctypes.c_char_p, _LONG),
+    Handle,
+    _LONG,
+    Handle,
+    Handle,
+    _LONG,
+    *(_INT, _INT, _INT),
+    Handle,
+    _INT,
+    ctypes.c_char_p,
+    _LONG,
 )
 """Arguments of `aoti_torch_create_tensor_from_blob_v2`."""
 
@@ -104,8 +112,9 @@ class InductorPackage:
         """
         with zipfile.ZipFile(self.path) as archive, scratch_folder(executable=True) as folder:
             for name in archive.namelist():
-                if name.endswith((".so", ".json")):
-                    (Path(folder) / Path(name).name).write_bytes(archive.read(name))
+                path = Path(folder, Path(name).name)
+                if path.suffix in (".so", ".json"):
+                    path.write_bytes(archive.read(name))
             libraries = list(Path(folder).glob("*.so"))
             if len(libraries) != 1:
                 raise IntegrityError(
@@ -122,7 +131,7 @@ def read_package(path: Path) -> InductorPackage:
         IntegrityError: the package is damaged.
     """
     with zipfile.ZipFile(path) as archive:
-        files = {info.filename.rpartition("/")[2]: info for info in archive.infolist()}
+        files = {Path(info.filename).name: info for info in archive.infolist()}
         if TABLE not in files:
             return InductorPackage(path=path, table=None)
         document = json.loads(archive.read(files[TABLE]))
@@ -135,7 +144,10 @@ def read_package(path: Path) -> InductorPackage:
     return InductorPackage(path=path, table=table, begin=begin_of(path, blobs[0]))
 
 
-def weight_capsule(address: int, entry: WeightEntry) -> Any:
+def weight_capsule(
+    address: int,
+    entry: WeightEntry,
+) -> Any:
     """PyCapsule with a handle of `borrowed`, for torch's bindings in this process."""
     library = ctypes.CDLL(str(torch_folder() / LIBRARY))
     capsule = ctypes.pythonapi.PyCapsule_New
@@ -155,11 +167,17 @@ def borrowed(library: ctypes.CDLL, address: int, entry: WeightEntry) -> ctypes.c
     Raises:
         TypeError: torch does not make such a tensor.
     """
-    layout, strides, description = library.aoti_torch_layout_strided(), entry.stride, b""
-    if entry.packed is not None:  # a packed tensor has no strides
-        layout, strides = library.aoti_torch_layout__mkldnn(), entry.shape
+    if entry.packed is None:
+        layout = library.aoti_torch_layout_strided()
+        strides = entry.stride
+        description = b""
+    else:  # a packed tensor has no strides
+        layout = library.aoti_torch_layout__mkldnn()
+        strides = entry.shape
         description = base64.b64decode(entry.packed)
-    sizes, handle = ctypes.c_int64 * len(entry.shape), Handle()
+    sizes = _LONG * len(entry.shape)
+    handle = Handle()
+    dtype = getattr(library, f"aoti_torch_dtype_{entry.dtype}")
     create = library.aoti_torch_create_tensor_from_blob_v2
     create.argtypes = _CREATE_V2
     status = create(
@@ -168,7 +186,7 @@ def borrowed(library: ctypes.CDLL, address: int, entry: WeightEntry) -> ctypes.c
         sizes(*entry.shape),
         sizes(*strides),
         entry.offset,
-        getattr(library, f"aoti_torch_dtype_{entry.dtype}")(),
+        dtype(),
         library.aoti_torch_device_type_cpu(),
         0,
         ctypes.byref(handle),
@@ -218,15 +236,20 @@ class NativePayload:
         RuntimeError, OSError: the library cannot be loaded, or does not make a model.
     """
 
-    def __init__(self, path: Path, num_threads: int, num_inputs: int, num_outputs: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        num_threads: int,
+        num_inputs: int,
+        num_outputs: int,
+    ) -> None:
         self._torch = libtorch()
         self._num_threads = num_threads
-        self._num_inputs, self._num_outputs = num_inputs, num_outputs
+        self._num_outputs = num_outputs
         package = read_package(path)
         with package.shared_library() as library:
-            if library.with_suffix(
-                ".json"
-            ).exists():  # operators without a C function, for torch's `OSSProxyExecutor`
+            operators = library.with_suffix(".json")  # those for torch's `OSSProxyExecutor`
+            if operators.exists():
                 raise UsageError(
                     f"{path.name} calls operators through torch's dispatcher; load(...,"
                     " runtime='torch')"
@@ -274,13 +297,17 @@ class NativePayload:
             )  # deletes the inputs
             return [self._torch.copied(Handle(address)) for address in outputs]
         finally:
-            for address in outputs:
-                if address:
-                    self._torch.delete(Handle(address))
+            for address in filter(None, outputs):
+                self._torch.delete(Handle(address))
             if before != self._num_threads:
                 self._torch.num_threads = before
 
-    def _map(self, path: Path, table: WeightTable, begin: int) -> mmap.mmap:
+    def _map(
+        self,
+        path: Path,
+        table: WeightTable,
+        begin: int,
+    ) -> mmap.mmap:
         """Let the model read its weights from the file, whose mapping is returned."""
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), begin + table.size_bytes, access=mmap.ACCESS_COPY)
@@ -299,7 +326,11 @@ class NativePayload:
         )
         return mapped
 
-    def _check_count(self, name: str, expected: int) -> None:
+    def _check_count(
+        self,
+        name: str,
+        expected: int,
+    ) -> None:
         found = _SIZE()
         self._call(name, self._container, ctypes.byref(found))
         if found.value != expected:  # `Run` would end the process
@@ -308,7 +339,11 @@ class NativePayload:
                 f" manifest's {expected}"
             )
 
-    def _call(self, name: str, *arguments: object) -> None:
+    def _call(
+        self,
+        name: str,
+        *arguments: object,
+    ) -> None:
         """Call a function of the payload's library.
 
         Raises:

@@ -59,13 +59,13 @@ def torch_folder() -> Path:
     Raises:
         MissingDependencyError: torch is not installed.
     """
-    found = importlib.util.find_spec("torch")
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
         raise MissingDependencyError(
             "the native runtime calls torch's shared libraries, and torch is not installed; pip"
             " install torch"
         )
-    return Path(found.submodule_search_locations[0])
+    return Path(spec.submodule_search_locations[0])
 
 
 def torch_version() -> str:
@@ -75,14 +75,11 @@ def torch_version() -> str:
         MissingDependencyError: torch is not installed, or not whole.
     """
     path = torch_folder() / "version.py"
-    found = (
-        re.search(r"^__version__ = '([^']+)'", path.read_text(), re.MULTILINE)
-        if path.is_file()
-        else None
-    )
-    if found is None:
+    text = path.read_text() if path.is_file() else ""
+    match = re.search(r"^__version__ = '([^']+)'", text, re.MULTILINE)
+    if match is None:
         raise MissingDependencyError(f"{path} names no version of torch; install torch again")
-    return found[1]
+    return match[1]
 
 
 class Libtorch:
@@ -101,13 +98,12 @@ class Libtorch:
             self.functions = ctypes.CDLL(str(path))
             for name, arguments in _SIGNATURES.items():
                 getattr(self.functions, name).argtypes = arguments
-            self._set_threads, self._get_threads = (
-                getattr(self.functions, _SET_THREADS),
-                getattr(self.functions, _GET_THREADS),
-            )
-            self._numbers = {
-                name: int(getattr(self.functions, f"aoti_torch_dtype_{name}")()) for name in DTYPES
-            }
+            self._set_threads = getattr(self.functions, _SET_THREADS)
+            self._get_threads = getattr(self.functions, _GET_THREADS)
+            self._numbers: dict[str, int] = {}
+            for name in DTYPES:
+                number_of = getattr(self.functions, f"aoti_torch_dtype_{name}")
+                self._numbers[name] = int(number_of())
         except (OSError, AttributeError) as error:
             raise MissingDependencyError(
                 f"torch's shared library cannot be used: {error}; install torch again"
@@ -121,7 +117,11 @@ class Libtorch:
         if self._what is not None:
             self._what.restype = ctypes.c_char_p
 
-    def check(self, status: int, problem: str) -> None:
+    def check(
+        self,
+        status: int,
+        problem: str,
+    ) -> None:
         """Raise if a function returned an error.
 
         Raises:
@@ -147,8 +147,9 @@ class Libtorch:
         """
         handle = Handle()
         sizes = (ctypes.c_int64 * array.ndim)(*array.shape)
-        strides, step = (ctypes.c_int64 * array.ndim)(), 1
-        for axis in range(array.ndim - 1, -1, -1):
+        strides = (ctypes.c_int64 * array.ndim)()
+        step = 1
+        for axis in reversed(range(array.ndim)):
             strides[axis] = step
             step *= max(array.shape[axis], 1)
         number = self._numbers[array.dtype.name]
@@ -204,12 +205,11 @@ def preload() -> None:
     failures.
     """
     path = torch_folder() / LIBRARY
-    dlopen = ctypes.CDLL(
-        None
-    ).dlopen  # called as a function it releases the interpreter's lock, unlike ctypes.CDLL(path)
-    threading.Thread(
-        target=dlopen, args=(os.fsencode(path), os.RTLD_NOW), name="coldpress-libtorch", daemon=True
-    ).start()
+    # Called as a function it releases the interpreter's lock, unlike ctypes.CDLL(path).
+    dlopen = ctypes.CDLL(None).dlopen
+    arguments = (os.fsencode(path), os.RTLD_NOW)
+    thread = threading.Thread(target=dlopen, args=arguments, name="coldpress-libtorch", daemon=True)
+    thread.start()
 
 
 @functools.cache
