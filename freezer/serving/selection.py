@@ -68,7 +68,7 @@ class Selection:
         classes = ", ".join(self.process.machine().classes)
         text = f"no artifact serves this machine ({classes})"
         if self.process.options.strict and self.refused:
-            text = f"the best artifact is refused, and strict=True takes no other ({classes})"
+            text = f"the best artifact ({classes}) is refused, and strict=True takes no other"
         reasons = "; ".join(map(str, self.ladder)) or "nothing is published for these classes"
         return IncompatibleError(f"{reference}: {text}: {reasons}", self.ladder)
 
