@@ -66,9 +66,13 @@ class Campaign:
     """A running campaign: publishes outcomes, and reports final ones to MLflow and the display."""
 
     def __init__(self, parts: Parts, before: Before = NOTHING) -> None:
-        self._config, self._plan, self._store = parts.config, parts.plan, parts.store
-        self._executor, self._ledger = parts.executor, parts.ledger
-        self._tracker, self._display = parts.tracker, parts.display
+        self._config = parts.config
+        self._plan = parts.plan
+        self._store = parts.store
+        self._executor = parts.executor
+        self._ledger = parts.ledger
+        self._tracker = parts.tracker
+        self._display = parts.display
         self._before = before
         self._publisher = Publisher(parts.plan, parts.store, parts.ledger)
         self._final = {_place(outcome): outcome for outcome in before.outcomes}
@@ -93,9 +97,7 @@ class Campaign:
             self._interrupted = True
         except (StoreError, InfrastructureError, IntegrityError) as error:
             self._failures.append(str(error))
-        members = [(_place(member), member) for member in planned.members]
-        reached = [self._final[place] for place, _ in members if place in self._final]
-        unreached = [member for place, member in members if place not in self._final]
+        reached, unreached = self._divided(planned.members)
         ended = self._report((*reached, *skipped), started, time.time())
         # The recorded exit code is that without MLflow, which can be replayed.
         without_mlflow = replace(ended, infrastructure=tuple(self._failures))
@@ -105,28 +107,42 @@ class Campaign:
             exit_code=without_mlflow.exit_code,
             interrupted=self._interrupted,
             members=members_of(reached),
-            unreached=tuple(unreached),
+            unreached=unreached,
         )
         try:
             self._record(record)
         except LeaseLostError as error:  # MLflow belongs to the other driver, too
-            self._failures = list(dict.fromkeys((*self._failures, str(error))))
+            if str(error) not in self._failures:
+                self._failures.append(str(error))
             return self._report(ended.outcomes, started, ended.finished)
         except StoreError as error:
             self._failures.append(str(error))
         self._finish_tracking(ended, record.exit_code or 0)
         return self._report(ended.outcomes, started, ended.finished)
 
+    def _divided(self, members: Iterable[Member]) -> tuple[list[Outcome], tuple[Member, ...]]:
+        """The outcomes of members, and the members without one."""
+        reached: list[Outcome] = []
+        unreached: list[Member] = []
+        for member in members:
+            outcome = self._final.get(_place(member))
+            if outcome is None:
+                unreached.append(member)
+            else:
+                reached.append(outcome)
+        return reached, tuple(unreached)
+
     def _planned(self, skipped: Sequence[Outcome], continued: Continued) -> CampaignRecord:
-        members = tuple(
-            Member(
+        members = []
+        for item in self._plan.items:
+            finished = item.finished
+            member = Member(
                 judge_key=item.judge.digest,
                 model=item.entry.name,
                 device_class=item.device_class,
-                cached=item.finished is not None and continued.reached(item.finished).cached,
+                cached=finished is not None and continued.reached(finished).cached,
             )
-            for item in self._plan.items
-        )
+            members.append(member)
         return CampaignRecord(
             catalog=self._config.catalog,
             started=continued.started,
@@ -142,14 +158,17 @@ class Campaign:
         """Show what is skipped; publish, log and show the outcomes of earlier campaigns, then those
         of the executor.
         """
-        finished = [(item, item.finished) for item in self._plan.items if item.finished is not None]
+        items = self._plan.items
+        finished = [(item, item.finished) for item in items if item.finished is not None]
         skipped = [outcome for outcome in skipped if outcome.model not in self._before.skipped]
-        self._display.plan(len(self._plan.items) + len(skipped), self._work())
+        self._display.plan(len(items) + len(skipped), self._work())
         self._show(skipped)
         self._start_tracking([outcome for _, outcome in finished], continued, parameters)
         for item, outcome in chain(finished, self._executor.outcomes()):
-            final = [continued.reached(done) for done in self._publisher.add(item, outcome)]
-            self._final |= {_place(done): done for done in final}
+            published = self._publisher.add(item, outcome)
+            final = [continued.reached(done) for done in published]
+            for done in final:
+                self._final[_place(done)] = done
             if final:
                 self._tracker.log(final)
             self._show(final)
@@ -222,9 +241,6 @@ class Campaign:
             finished=finished,
             outcomes=tuple(outcomes),
             costs=class_costs(self._plan.items, outcomes),
-            limited=frozenset(
-                item.entry.name for item in self._plan.items if item.entry.limits.on_figures
-            ),
             infrastructure=(*self._failures, *self._tracker.failures),
             untracked=tuple(self._tracker.failures),
             interrupted=self._interrupted,

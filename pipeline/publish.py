@@ -34,10 +34,13 @@ class Publisher:
     """
 
     def __init__(self, plan: Plan, store: Store, ledger: Ledger) -> None:
-        self._store, self._ledger, self._place = store, ledger, workplace(store.uri)
+        self._store = store
+        self._ledger = ledger
+        self._place = workplace(store.uri)
         self._reached: dict[str, dict[str, tuple[Item, Outcome] | None]] = {}
         for item in plan.items:
-            self._reached.setdefault(item.entry.name, {})[item.device_class] = None
+            classes = self._reached.setdefault(item.entry.name, {})
+            classes[item.device_class] = None
 
     def add(self, item: Item, outcome: Outcome) -> list[Outcome]:
         """Add the outcome of an item.
@@ -58,31 +61,45 @@ class Publisher:
             if outcome.verdict == "failed" and not outcome.cached:
                 self._keep([(item, outcome)])
             return []
-        new = {_name(reached) for _, reached in gathered if not reached.cached}
-        gathered = self._taken_over(gathered)
-        try:
-            gathered, version = self._publish(gathered)
-        except IntegrityError as error:
-            if not any(_is_new(reached) for _, reached in gathered):
-                # An earlier version is damaged.
-                raise StoreUnreachableError(str(error)) from error
-            gathered = [(of, self._damaged(of, reached, error)) for of, reached in gathered]
-            gathered, version = self._publish(gathered)
-        final = [(of, self._with_server(of, _final(reached, version))) for of, reached in gathered]
+        judged = {_name(reached) for _, reached in gathered if not reached.cached}
+        gathered, version = self._published(self._taken_over(gathered))
+        final: _Gathered = []
+        for member, reached in gathered:
+            served = _final(reached, version)
+            final.append((member, self._with_server(member, served)))
+            judged.discard(_name(reached))
         self._finish(final)
-        outcomes = [reached for _, reached in final]
-        replaced = new.difference(_name(reached) for reached in outcomes)
-        for name in replaced:
+        for name in judged:  # outcomes of another campaign replaced these
             self._place.drop("judged", name)
-        return outcomes
+        return [reached for _, reached in final]
+
+    def _published(self, gathered: _Gathered) -> tuple[_Gathered, Version | None]:
+        """Publish a version; fail the outcomes whose judged artifacts are damaged.
+
+        Raises:
+            StoreUnreachableError: an earlier version is damaged.
+        """
+        try:
+            return self._publish(gathered)
+        except IntegrityError as error:
+            if not _new(gathered):
+                raise StoreUnreachableError(str(error)) from error
+            rest: _Gathered = []
+            for item, outcome in gathered:
+                rest.append((item, self._damaged(item, outcome, error)))
+            return self._publish(rest)
 
     def _taken_over(self, gathered: _Gathered) -> _Gathered:
         """Replace outcomes by those that another campaign published meanwhile."""
-        if not any(_is_new(outcome) for _, outcome in gathered):
+        if not _new(gathered):
             return gathered
         with suppress(StoreUnreachableError):  # which publishing then reports
             self._ledger.refresh()
-        return [(item, self._of_another(item, outcome) or outcome) for item, outcome in gathered]
+        current: _Gathered = []
+        for item, outcome in gathered:
+            published = self._of_another(item, outcome)
+            current.append((item, published or outcome))
+        return current
 
     def _publish(self, gathered: _Gathered) -> tuple[_Gathered, Version | None]:
         """Publish a version; also return the outcomes, since another campaign may have published
@@ -94,9 +111,8 @@ class Publisher:
         if all(outcome.cached for _, outcome in gathered):
             return gathered, None
         self._ledger.check()
-        for _, outcome in gathered:
-            if _is_new(outcome):
-                self._place.bring("judged", _name(outcome), self._folder(outcome))
+        for outcome in _new(gathered):
+            self._place.bring("judged", _name(outcome), self._folder(outcome))
         try:
             return self._publish_once(gathered)
         except (IntegrityError, NotPublishedError, StoreUnreachableError) as error:
@@ -114,18 +130,17 @@ class Publisher:
 
     def _missing_from_store(self, gathered: _Gathered) -> list[Outcome]:
         """The new outcomes whose judged artifact another campaign has removed."""
-        return [
-            outcome
-            for _, outcome in gathered
-            if _is_new(outcome) and not self._folder(outcome).is_dir()
-        ]
+        return [outcome for outcome in _new(gathered) if not self._folder(outcome).is_dir()]
 
     def _publish_once(self, gathered: _Gathered) -> tuple[_Gathered, Version | None]:
-        model, source_key = gathered[0][1].model, gathered[0][0].source.digest
+        first, outcome = gathered[0]
+        model = outcome.model
         artifacts: list[Artifact] = []
         carried: list[Descriptor] = []
-        decided = {outcome.device_class for _, outcome in gathered if outcome.verdict not in KEPT}
+        decided: set[str] = set()
         for _, outcome in gathered:
+            if outcome.verdict not in KEPT:
+                decided.add(outcome.device_class)
             if not _has_artifact_of_its_own(outcome):
                 continue
             folder = self._folder(outcome) / "artifact"
@@ -137,7 +152,11 @@ class Publisher:
         if not artifacts and not carried:
             return gathered, None
         version = self._store.publish(
-            model, source_key=source_key, artifacts=artifacts, carried=carried, decided=decided
+            model,
+            source_key=first.source.digest,
+            artifacts=artifacts,
+            carried=carried,
+            decided=decided,
         )
         return gathered, version
 
@@ -154,9 +173,10 @@ class Publisher:
                 return outcome
             number = self._store.manifest(latest, name).version
             newest = self._store.version(f"{latest.model}:{latest.number}")
-            of_this_source = latest.source_key == item.source.digest and name in newest.images
-            source = "" if of_this_source else ", made from an earlier source,"
-            reason = f"{outcome.reason}; version {number}{source} still serves {name}"
+            serves = f"version {number}"
+            if latest.source_key != item.source.digest or name not in newest.images:
+                serves += ", made from an earlier source,"
+            reason = f"{outcome.reason}; {serves} still serves {name}"
             return replace(outcome, reason=reason)
         return outcome
 
@@ -181,18 +201,23 @@ class Publisher:
 
     def _of_another(self, item: Item, outcome: Outcome) -> Outcome | None:
         """Return the outcome that another campaign published under the same judge key."""
-        if not _is_new(outcome) or (item.before is not None and self._folder(outcome).is_dir()):
+        if not _is_new(outcome):
+            return None
+        if item.before is not None and self._folder(outcome).is_dir():
             return None
         row = self._ledger.find("outcome", outcome.judge_key, model=outcome.model)
         if row is None or row.campaign == self._ledger.campaign:
             return None
         known = Outcome.from_json(row.data["outcome"])
-        published = known.version in self._store.versions(outcome.model)
-        complete = set(_missing(known)) <= set(_missing(outcome))
-        if not (_has_artifact_of_its_own(known) and published and complete):
+        is_published = known.version in self._store.versions(outcome.model)
+        is_complete = set(_missing(known)) <= set(_missing(outcome))
+        if not (_has_artifact_of_its_own(known) and is_published and is_complete):
             return None
         return replace(
-            known, tags=outcome.tags, registered_name=outcome.registered_name, cached=True
+            known,
+            tags=outcome.tags,
+            registered_name=outcome.registered_name,
+            cached=True,
         )
 
     def _folder(self, outcome: Outcome) -> Path:
@@ -201,28 +226,30 @@ class Publisher:
 
     def _finish(self, final: Sequence[tuple[Item, Outcome]]) -> None:
         """Record new and changed outcomes in one step, then remove their judged folders."""
-        self._keep([(item, outcome) for item, outcome in final if not self._is_kept(item, outcome)])
+        self._keep([reached for reached in final if not self._is_kept(*reached)])
         for _, outcome in final:
             # Also of cached outcomes, since a driver may be killed before this line.
             self._place.drop("judged", _name(outcome), listed=outcome.cached)
-            if _is_new(outcome):
-                # It replaces results with fewer recipes, too.
-                fewer = f"{judged_name(outcome.judge_key, outcome.model)}~*"
-                for folder in self._folder(outcome).parent.glob(fewer):
-                    self._place.drop("judged", folder.name)
+            if not _is_new(outcome):
+                continue
+            # It replaces results with fewer recipes, too.
+            name = judged_name(outcome.judge_key, outcome.model)
+            folders = self._folder(outcome).parent
+            for folder in folders.glob(f"{name}~*"):
+                self._place.drop("judged", folder.name)
 
     def _keep(self, final: Sequence[tuple[Item, Outcome]]) -> None:
         """Append outcomes to the ledger."""
-        drafts = [
-            Draft(
+        drafts = []
+        for item, outcome in final:
+            draft = Draft(
                 kind="outcome",
                 key=item.judge.digest,
                 model=outcome.model,
                 device_class=outcome.device_class,
                 data={"outcome": outcome.to_json(), "parts": item.parts},
             )
-            for item, outcome in final
-        ]
+            drafts.append(draft)
         self._ledger.append_all(drafts)
 
     def _is_kept(self, item: Item, outcome: Outcome) -> bool:
@@ -232,7 +259,8 @@ class Publisher:
         row = self._ledger.find("outcome", item.judge.digest, model=outcome.model)
         if row is None:
             return False
-        return replace(Outcome.from_json(row.data["outcome"]), cached=outcome.cached) == outcome
+        recorded = Outcome.from_json(row.data["outcome"])
+        return replace(recorded, cached=outcome.cached) == outcome
 
 
 def _name(outcome: Outcome) -> str:
@@ -243,6 +271,11 @@ def _name(outcome: Outcome) -> str:
 def _missing(outcome: Outcome) -> list[str]:
     """The recipes whose build failed."""
     return [report.recipe for report in outcome.candidates if report.failure is not None]
+
+
+def _new(gathered: _Gathered) -> list[Outcome]:
+    """The outcomes whose artifacts were judged in this campaign."""
+    return [outcome for _, outcome in gathered if _is_new(outcome)]
 
 
 def _is_new(outcome: Outcome) -> bool:

@@ -57,12 +57,6 @@ class Limits:
     build_s: float | None = None
     allow_regression: bool = False
 
-    @property
-    def on_figures(self) -> bool:
-        """Whether latency, size or memory is limited."""
-        limits = (self.latency_ms_max, self.size_mb_max, self.memory_mb_max)
-        return any(limit is not None for limit in limits)
-
     def over_build_s(self, used_s: float) -> str | None:
         """Why no further recipe is built after builds of this duration; None if one may be."""
         if self.build_s is None or used_s < self.build_s:

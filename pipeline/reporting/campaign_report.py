@@ -25,7 +25,6 @@ class CampaignReport:
         untracked: those of them that concern MLflow alone.
         interrupted: whether a person stopped it.
         costs: of the classes with a price.
-        limited: models whose entries limit latency, size or memory.
     """
 
     campaign: str
@@ -35,7 +34,6 @@ class CampaignReport:
     infrastructure: tuple[str, ...] = ()
     interrupted: bool = False
     costs: tuple[ClassCost, ...] = ()
-    limited: frozenset[str] = frozenset()
     untracked: tuple[str, ...] = ()
 
     @property
@@ -48,9 +46,8 @@ class CampaignReport:
         """130, else 3, else 1, else 0; see docs/reference/contract.md."""
         if self.interrupted:
             return INTERRUPTED
-        if self.infrastructure or any(
-            outcome.failure_kind == "infrastructure" for outcome in self.outcomes
-        ):
+        kinds = {outcome.failure_kind for outcome in self.outcomes}
+        if self.infrastructure or "infrastructure" in kinds:
             return INFRASTRUCTURE
         return FAILED if any(outcome.failed for outcome in self.outcomes) else OK
 

@@ -4,7 +4,7 @@ fixed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -79,10 +79,13 @@ def served_speed(outcome: Outcome) -> ServedSpeed | None:
             high=figures.speedup_ci[1],
         )
     if outcome.verdict == "kept-previous" and previous is not None and previous.speedup:
-        value, low, high = (
-            one / previous.speedup for one in (figures.speedup, *figures.speedup_ci)
+        low, high = figures.speedup_ci
+        return ServedSpeed(
+            recipe=previous.recipe,
+            value=figures.speedup / previous.speedup,
+            low=low / previous.speedup,
+            high=high / previous.speedup,
         )
-        return ServedSpeed(recipe=previous.recipe, value=value, low=low, high=high)
     return None
 
 
@@ -93,11 +96,17 @@ def compare(before: Sequence[Outcome], after: Sequence[Outcome]) -> list[Outcome
         before: outcomes of the earlier campaign.
         after: outcomes of the later campaign.
     """
-    earlier = {(outcome.model, outcome.device_class): outcome for outcome in before}
-    later = {(outcome.model, outcome.device_class): outcome for outcome in after}
-    found = [_change(earlier.get(key), later.get(key)) for key in dict.fromkeys((*later, *earlier))]
+    earlier, later = _by_place(before), _by_place(after)
+    changes = [_change(earlier.get(place), outcome) for place, outcome in later.items()]
+    for place, outcome in earlier.items():
+        if place not in later:
+            changes.append(_change(outcome, None))
     order = get_args(ChangeKind)
-    return sorted(found, key=lambda change: order.index(change.kind))
+    return sorted(changes, key=lambda change: order.index(change.kind))
+
+
+def _by_place(outcomes: Iterable[Outcome]) -> dict[tuple[str, str], Outcome]:
+    return {(outcome.model, outcome.device_class): outcome for outcome in outcomes}
 
 
 def _change(before: Outcome | None, after: Outcome | None) -> OutcomeChange:
@@ -108,23 +117,21 @@ def _change(before: Outcome | None, after: Outcome | None) -> OutcomeChange:
 
 
 def _kind(before: Outcome | None, after: Outcome | None) -> tuple[ChangeKind, str]:
-    if before is None or after is None:
-        return ("new" if before is None else "removed"), ""
-    if after.failed != before.failed:
-        return (
-            ("newly failing", f"{after.verdict}: {after.coded_reason}")
-            if after.failed
-            else ("fixed", f"was {before.verdict}")
-        )
-    if (
-        after.failed
-        or after.judge_key == before.judge_key
-        or (after.artifact is not None and after.artifact == before.artifact)
-    ):
+    if before is None:
+        return "new", ""
+    if after is None:
+        return "removed", ""
+    if after.failed and not before.failed:
+        return "newly failing", f"{after.verdict}: {after.coded_reason}"
+    if before.failed and not after.failed:
+        return "fixed", f"was {before.verdict}"
+    same_artifact = after.artifact is not None and after.artifact == before.artifact
+    if after.failed or same_artifact or after.judge_key == before.judge_key:
         return "unchanged", ""
     old, new = served_speed(before), served_speed(after)
     speed = _speed_change(old, new)
-    old_ratio, new_ratio = (one.figures.drift.error_ratio for one in (before, after))
+    old_ratio = before.figures.drift.error_ratio
+    new_ratio = after.figures.drift.error_ratio
     worse = regression_kind(speed, old_ratio, new_ratio)
     if worse == "drifted":
         return worse, f"error ratio {new_ratio:.2f}, was {old_ratio:.2f}"

@@ -16,7 +16,6 @@ from urllib.parse import urlparse
 from rich.console import Console
 from rich.text import Text
 
-from freezer.artifact import Tradeoff
 from freezer.files import SCHEMES
 from freezer.hardware import PORTABLE
 from freezer.store import one_spelling
@@ -53,13 +52,9 @@ COLUMNS = Columns(
     optional=(_UNCHANGED, _COST),
 )
 
-MAX_PARETO_CHARS = 80
-"""Width of the line of a Pareto front, unless the names of model and class leave no room."""
-
 
 def print_report(report: CampaignReport, console: Console, store: str = "./store") -> None:
-    """Print the table of verdicts, failures first, and below it reasons, logs, warnings and
-    Pareto fronts.
+    """Print the table of verdicts, failures first, and below it reasons, logs and warnings.
 
     Args:
         report: the report to print.
@@ -69,15 +64,14 @@ def print_report(report: CampaignReport, console: Console, store: str = "./store
     outcomes = sorted(report.outcomes, key=lambda outcome: not outcome.failed)
     console.print(Text(f"campaign {report.campaign}", style="italic"))
     costs = _cost_cells(report.costs)
-    rows = [
-        _cells(outcome, costs.get((outcome.model, outcome.device_class), ""))
-        for outcome in outcomes
-    ]
+    rows = []
+    for outcome in outcomes:
+        cost = costs.get((outcome.model, outcome.device_class), "")
+        rows.append(_cells(outcome, cost))
     console.print(fitting_table(COLUMNS, rows, console))
     for line in (
         *_reasons(outcomes, store),
         *_warnings(outcomes),
-        *_fronts(outcomes, report.limited),
         *(Text(failure, style="red") for failure in report.infrastructure),
         Text(_summary(report, outcomes)),
     ):
@@ -124,15 +118,19 @@ def _reasons(outcomes: Iterable[Outcome], store: str) -> Iterable[Text]:
     """
     groups = defaultdict[tuple[str, str], list[Outcome]](list)
     for outcome in outcomes:
-        if outcome.coded_reason and (outcome.verdict != "published" or _is_slow_somewhere(outcome)):
-            groups[outcome.model, outcome.coded_reason].append(outcome)
+        reason = outcome.coded_reason
+        if reason and (outcome.verdict != "published" or _is_slow_somewhere(outcome)):
+            groups[outcome.model, reason].append(outcome)
     for (_, reason), alike in groups.items():
         yield _about(alike, reason)
         first = alike[0]
         if first.log_tail and first.failure_kind in UNEXPLAINED:
-            last = first.log_tail.splitlines()[-MAX_LOG_LINES:]
-            yield Text("\n".join(f"    {line}" for line in last), style="dim")
-        logs = dict.fromkeys(log for outcome in alike for log in _logs(outcome, store))
+            lines = first.log_tail.splitlines()
+            for line in lines[-MAX_LOG_LINES:]:
+                yield Text(f"    {line}", style="dim")
+        logs = dict[str, None]()
+        for outcome in alike:
+            logs |= dict.fromkeys(_logs(outcome, store))
         for log in logs:
             yield Text(f"    log: {log}")
 
@@ -140,15 +138,17 @@ def _reasons(outcomes: Iterable[Outcome], store: str) -> Iterable[Text]:
 def _about(alike: Sequence[Outcome], text: str, style: str = "") -> Text:
     """Return a line about outcomes of one model."""
     classes = ", ".join(outcome.device_class for outcome in alike)
-    return Text.assemble((f"{alike[0].model} {classes}: ", "bold"), (text, style))
+    head = f"{alike[0].model} {classes}: "
+    return Text.assemble((head, "bold"), (text, style))
 
 
 def _is_slow_somewhere(outcome: Outcome) -> bool:
     """Whether a payload of the published recipe was slower than eager at a thread count and
     size.
     """
-    points = outcome.report.points if outcome.report else ()
-    return outcome.device_class != PORTABLE and any(point.verdict == "slower" for point in points)
+    if outcome.device_class == PORTABLE or outcome.report is None:
+        return False
+    return any(point.verdict == "slower" for point in outcome.report.points)
 
 
 def _logs(outcome: Outcome, store: str) -> list[str]:
@@ -170,60 +170,25 @@ def _warnings(outcomes: Iterable[Outcome]) -> Iterable[Text]:
     """Yield the warnings of captures of published outcomes."""
     groups = defaultdict[tuple[str, str], list[Outcome]](list)
     for outcome in outcomes:
-        for warning in outcome.warnings if outcome.verdict == "published" else ():
+        if outcome.verdict != "published":
+            continue
+        for warning in outcome.warnings:
             groups[outcome.model, warning].append(outcome)
     for (_, warning), alike in groups.items():
         yield _about(alike, f"warning: {warning}", "yellow")
 
 
-def _fronts(outcomes: Iterable[Outcome], limited: frozenset[str]) -> Iterable[Text]:
-    """Yield the Pareto fronts of outcomes with limits or another objective than the median."""
-    for outcome in outcomes:
-        if len(outcome.pareto) > 1 and (outcome.objective != "p50" or outcome.model in limited):
-            yield _pareto_line(outcome)
-
-
-def _pareto_line(outcome: Outcome) -> Text:
-    """Return the Pareto front in a line: figures of the outcome's recipe, then as many other
-    candidates as fit into MAX_PARETO_CHARS.
-    """
-    texts = []
-    for tradeoff in sorted(outcome.pareto, key=lambda item: item.recipe != outcome.recipe):
-        figures = _front_figures(tradeoff, outcome.objective)
-        own = tradeoff.recipe == outcome.recipe
-        texts.append(figures if own else f"{tradeoff.recipe} {figures}")
-    for num_shown in range(len(texts), -1, -1):
-        num_left = len(texts) - num_shown
-        rest = [f"{num_left} more"] if num_left else []
-        line = _about([outcome], "pareto: " + "; ".join([*texts[:num_shown], *rest]))
-        if len(line) <= MAX_PARETO_CHARS:
-            break
-    return line
-
-
-def _front_figures(item: Tradeoff, objective: str) -> str:
-    timings = {"p95": ("ms", item.p95_ms), "throughput": ("items/s", item.items_per_s)}
-    figures = (
-        timings.get(objective, ("ms", item.p50_ms)),
-        ("MB", item.size_mb),
-        ("ms to load", item.load_ms),
-        ("MB of memory", item.memory_mb),
-    )
-    texts = []
-    for unit, value in figures:
-        if value is not None:
-            digits = 3 if value < 1000 else 6
-            texts.append(f"{value:.{digits}g} {unit}")
-    return ", ".join(texts)
-
-
 def _summary(report: CampaignReport, outcomes: Sequence[Outcome]) -> str:
     counts = Counter(outcome.verdict for outcome in outcomes)
+    parts = [f"{count} {verdict}" for verdict, count in counts.items()]
+    line = ", ".join(parts) or "no outcome"
     unchanged = sum(outcome.cached for outcome in outcomes)
-    words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "no outcome"
-    note = f" ({unchanged} unchanged)" if unchanged else ""
-    stopped = "; interrupted, run the same command to continue" if report.interrupted else ""
-    return f"{words}{note} in {report.finished - report.started:.0f} s{stopped}"
+    if unchanged:
+        line += f" ({unchanged} unchanged)"
+    line += f" in {report.finished - report.started:.0f} s"
+    if report.interrupted:
+        line += "; interrupted, run the same command to continue"
+    return line
 
 
 def print_next_steps(
@@ -248,15 +213,20 @@ def _next_steps(
     if activate.is_file() and shutil.which("coldpress") is None:
         commands["activate"] = [".", str(activate)]
     address = without_password(tracking_uri)
-    remote = urlparse(tracking_uri).scheme in ("http", "https")
-    commands["browse"] = [address] if remote else ["mlflow", "ui", "--backend-store-uri", address]
+    if urlparse(tracking_uri).scheme in ("http", "https"):
+        commands["browse"] = [address]
+    else:
+        commands["browse"] = ["mlflow", "ui", "--backend-store-uri", address]
     is_default = store == "./store"
     location = [] if is_default else ["--store", store]
     commands["report"] = ["coldpress", "report", report.campaign, *location]
     published = [outcome.model for outcome in report.outcomes if outcome.version is not None]
-    if published:
-        model = published[0]
-        argument = json.dumps(model) + ("" if is_default else f", store={json.dumps(store)}")
-        commands["pull"] = ["coldpress", "pull", model, *location, "--dest", f"pulled/{model}"]
-        commands["load"] = ["python", "-c", f"import freezer; print(freezer.load({argument}))"]
+    if not published:
+        return commands
+    model = published[0]
+    commands["pull"] = ["coldpress", "pull", model, *location, "--dest", f"pulled/{model}"]
+    argument = json.dumps(model)
+    if not is_default:
+        argument += f", store={json.dumps(store)}"
+    commands["load"] = ["python", "-c", f"import freezer; print(freezer.load({argument}))"]
     return commands

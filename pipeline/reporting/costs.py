@@ -36,26 +36,28 @@ class ClassCost:
 def class_costs(items: Iterable[Item], outcomes: Sequence[Outcome]) -> tuple[ClassCost, ...]:
     """Return the costs of all outcomes that have a price and something that serves, in order."""
     planned = {(item.entry.name, item.device_class): item for item in items}
-    costs = []
+    costs: list[ClassCost] = []
+    least: dict[str, float] = {}
     for outcome in outcomes:
         item = planned.get((outcome.model, outcome.device_class))
         cost = _cost(item, outcome) if item else None
-        if cost is not None:
-            costs.append(cost)
-    least: dict[str, float] = {}
-    for cost in costs:
+        if cost is None:
+            continue
+        costs.append(cost)
         if cost.meets_limits:
             lowest = least.get(cost.model, cost.cost_per_million)
             least[cost.model] = min(cost.cost_per_million, lowest)
-    return tuple(
-        replace(cost, cheapest=cost.meets_limits and cost.cost_per_million == least[cost.model])
-        for cost in costs
-    )
+    marked = []
+    for cost in costs:
+        is_least = cost.cost_per_million == least.get(cost.model)
+        marked.append(replace(cost, cheapest=cost.meets_limits and is_least))
+    return tuple(marked)
 
 
 def _cost(item: Item, outcome: Outcome) -> ClassCost | None:
     """The cost of what serves after an outcome; None if it has no price or was not timed."""
-    price, served_ms = item.entry.price_per_hour.get(outcome.device_class), _served_ms(outcome)
+    price = item.entry.price_per_hour.get(outcome.device_class)
+    served_ms = _served_ms(outcome)
     if price is None or served_ms is None:
         return None
     points = outcome.report.points if outcome.report else ()

@@ -20,16 +20,15 @@ def explain_plan(
         records: builds that earlier campaigns finished.
         display: takes the lines.
     """
+    lines = []
     for item in plan.items:
         why = "" if item.why == "unchanged" else f" ({item.why})"
-        display.show(Event(kind="note", text=f"{item.label()}: {_work_of(item, records)}{why}"))
+        lines.append(f"{item.label()}: {_work_of(item, records)}{why}")
     for outcome in skipped:
-        display.show(
-            Event(
-                kind="note",
-                text=f"{outcome.model} {outcome.device_class}: nothing ({outcome.coded_reason})",
-            )
-        )
+        place = f"{outcome.model} {outcome.device_class}"
+        lines.append(f"{place}: nothing ({outcome.coded_reason})")
+    for line in lines:
+        display.show(Event(kind="note", text=line))
 
 
 def _work_of(item: Item, records: BuildRecords) -> str:
@@ -37,11 +36,14 @@ def _work_of(item: Item, records: BuildRecords) -> str:
     if item.finished:
         return "unchanged"
     step = records.start(item)
-    state, outcome = step.state, step.state.outcome
+    state = step.state
+    outcome = state.outcome
     if outcome is not None:
         return f"nothing to build or judge; {outcome.verdict}: {outcome.coded_reason}"
     builds = [recipe for recipe in step.queue if recipe]
-    words = [f"build {', '.join(builds)}"] if builds else []
+    words = []
+    if builds:
+        words.append(f"build {', '.join(builds)}")
     if state.waiting:
         words.append(
             f"then {', '.join(state.waiting)}, unless earlier judgements of the same architecture"
@@ -54,6 +56,7 @@ def _work_of(item: Item, records: BuildRecords) -> str:
         words.append(f"keep {', '.join(state.built)}")
     for recipe, result in state.results.items():
         if result.is_skipped:
-            words.append(f"skip {recipe}: {result.problem.removeprefix(f'{SKIPPED}: ')}")
+            problem = result.problem.removeprefix(f"{SKIPPED}: ")
+            words.append(f"skip {recipe}: {problem}")
     words.append("judge if it is built" if item.missed and builds else "judge")
     return "; ".join(words)

@@ -82,11 +82,9 @@ class Status:
 
     def to_json(self) -> dict[str, object]:
         """Return the status for programs, with times in ISO 8601, UTC."""
-        times = {"started": self.started, "last_sign": self.last_sign, "finished": self.finished}
-        return {
-            **asdict(self),
-            **{name: None if time is None else iso(time) for name, time in times.items()},
-        }
+        finished = None if self.finished is None else iso(self.finished)
+        times = {"started": iso(self.started), "last_sign": iso(self.last_sign)}
+        return {**asdict(self), **times, "finished": finished}
 
 
 def campaign_status(
@@ -132,16 +130,22 @@ def status_if_known(
 def _status(history: History, campaign: str, holder: Holder | None, alive: bool) -> Status:
     """Return the status of a campaign from a history that was read after the lease."""
     record = history.record(campaign)
-    members = history.members(campaign, record)
-    outcomes = [*(item.outcome for item in members), *record.problems]
+    signs = [record.started, record.finished or 0.0]
+    if holder:
+        signs.append(holder.beat_time)
+    outcomes = []
+    for member in history.members(campaign, record):
+        outcomes.append(member.outcome)
+        if not member.outcome.cached:
+            signs.append(member.time)
+    outcomes += record.problems
     builds: dict[str, LedgerRow] = {}
     for row in read_rows(history.folder, kinds=(_BUILD,)):
         if row.campaign == campaign and row.time >= record.started:
             builds[row.key] = row
+            signs.append(row.time)
     num_failed = sum(row.data["failure"] is not None for row in builds.values())
-    signs = [record.started, record.finished or 0.0, *(row.time for row in builds.values())]
-    signs += [item.time for item in members if not item.outcome.cached]
-    signs += [holder.beat_time] if holder else []
+    begun = {(row.model, row.device_class) for row in builds.values()}
     return Status(
         campaign=campaign,
         state=_state(alive, record),
@@ -153,7 +157,7 @@ def _status(history: History, campaign: str, holder: Holder | None, alive: bool)
         builds_failed=num_failed,
         verdicts=dict(Counter(outcome.verdict for outcome in outcomes)),
         failures=tuple(_failed(outcome) for outcome in outcomes if outcome.failed),
-        items=_items(outcomes, record, {(row.model, row.device_class) for row in builds.values()}),
+        items=_items(outcomes, record, begun),
         started=record.started,
         last_sign=max(signs),
         finished=record.finished,
@@ -175,16 +179,19 @@ def _items(
     outcomes: Sequence[Outcome], record: CampaignRecord, begun: Collection[tuple[str, str]]
 ) -> dict[str, list[str]]:
     """Return the items by state, in the order of the catalog."""
-    states = defaultdict[str, list[str]](list)
+    items = defaultdict[str, list[str]](list)
     final = set()
     for outcome in outcomes:
-        states[outcome.verdict].append(f"{outcome.model} {outcome.device_class}")
-        final.add((outcome.model, outcome.device_class))
+        place = (outcome.model, outcome.device_class)
+        items[outcome.verdict].append(" ".join(place))
+        final.add(place)
     for member in (*record.members, *record.unreached):
-        item = (member.model, member.device_class)
-        if item not in final:
-            states["in progress" if item in begun else "waiting"].append(" ".join(item))
-    return dict(states)
+        place = (member.model, member.device_class)
+        if place in final:
+            continue
+        state = "in progress" if place in begun else "waiting"
+        items[state].append(" ".join(place))
+    return dict(items)
 
 
 def campaigns_in_words(store: Store, note: Callable[[str], None] = lambda _: None) -> list[str]:
@@ -197,16 +204,17 @@ def campaigns_in_words(store: Store, note: Callable[[str], None] = lambda _: Non
     Raises:
         StoreUnreachableError: the ledger cannot be read.
     """
-    alive = {name: _driver(store, name, note)[1] for name in History(store).campaigns()}
+    alive: dict[str, bool] = {}
+    for name in History(store).campaigns():
+        _, alive[name] = _driver(store, name, note)
     history = History(store)  # read after the leases: a campaign that ended meanwhile is not dead
     lines = []
     for name, lives in alive.items():
         record = history.record(name)
         reached = len(history.members(name, record)) + len(record.problems)
-        lines.append(
-            f"{name}: {_state(lives, record)}, {reached} of {record.num_planned} outcomes, started"
-            f" {iso(record.started)}"
-        )
+        state = _state(lives, record)
+        counts = f"{reached} of {record.num_planned} outcomes"
+        lines.append(f"{name}: {state}, {counts}, started {iso(record.started)}")
     return lines or ["the store has no campaigns yet; `coldpress optimize` runs one"]
 
 
@@ -248,22 +256,22 @@ WHY = {
 
 def in_words(status: Status, store: str) -> list[str]:
     """Return the lines for people, with the command that continues an unfinished campaign."""
-    lines = [_first_line(status), _times(status)]
-    counts = ", ".join(f"{count} {name}" for name, count in sorted(status.verdicts.items()))
-    lines.append(
-        f"{status.reached} of {status.planned} outcomes: {counts or 'none yet'};"
-        f" {status.unchanged} unchanged"
-    )
-    lines.append(f"{status.built} built, {status.builds_failed} builds failed")
+    counts = [f"{count} {name}" for name, count in sorted(status.verdicts.items())]
+    verdicts = ", ".join(counts) or "none yet"
+    lines = [
+        _first_line(status),
+        _times(status),
+        f"{status.reached} of {status.planned} outcomes: {verdicts}; {status.unchanged} unchanged",
+        f"{status.built} built, {status.builds_failed} builds failed",
+    ]
     driver = f", {status.driver}" if status.driver else ""
     lines.append(f"last sign of life {iso(status.last_sign)}{driver}")
     for name, items in status.items.items():
         if name not in ("failed", "rejected", "unstable"):
-            more = len(items) - MAX_LISTED
-            rest = f", and {more} more (--json lists all)" if more > 0 else ""
-            lines.append(f"{name}: {', '.join(items[:MAX_LISTED])}{rest}")
-    for item in status.failures:
-        lines.append(f"  {item.model} {item.device_class}: {item.verdict}: {item.reason}")
+            lines.append(_listed(name, items))
+    for outcome in status.failures:
+        place = f"{outcome.model} {outcome.device_class}"
+        lines.append(f"  {place}: {outcome.verdict}: {outcome.reason}")
     if status.state in WHY:
         options = [status.catalog, "--campaign", status.campaign, "--store", store]
         again = shlex.join(["coldpress", "optimize", *options])
@@ -272,6 +280,12 @@ def in_words(status: Status, store: str) -> list[str]:
             " continues; finished work is not repeated"
         )
     return lines
+
+
+def _listed(state: str, items: Sequence[str]) -> str:
+    line = f"{state}: {', '.join(items[:MAX_LISTED])}"
+    more = len(items) - MAX_LISTED
+    return f"{line}, and {more} more (--json lists all)" if more > 0 else line
 
 
 def _first_line(status: Status) -> str:

@@ -28,9 +28,6 @@ CHUNK = 50
 MAX_UNPUBLISHED = 20
 """Unpublished models that the summary lists; the table has all."""
 
-MAX_HOSTS = 3
-"""CPUs that the first lines name."""
-
 PAGE = Path(__file__).parent / "page"
 
 
@@ -57,8 +54,17 @@ def html_report(data: CampaignData) -> bytes:
     for outcome in data.outcomes:
         by_model.setdefault(outcome.model, []).append(outcome)
     models = [details(data, name, outcomes) for name, outcomes in by_model.items()]
-    chunks = [_compressed(models[first : first + CHUNK]) for first in range(0, len(models), CHUNK)]
-    summary, changes = summarize(data.outcomes), data.changes.values()
+    chunks = []
+    for first in range(0, len(models), CHUNK):
+        chunks.append(_compressed(models[first : first + CHUNK]))
+    summary = summarize(data.outcomes)
+    changes = Counter[str]()
+    removed = []
+    for change in data.changes.values():
+        if change.kind == "removed":
+            removed.append(f"{change.model} {change.device_class}")
+        else:
+            changes[change.kind] += 1
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(PAGE), autoescape=True, undefined=jinja2.StrictUndefined
     )
@@ -69,12 +75,8 @@ def html_report(data: CampaignData) -> bytes:
         most=MAX_UNPUBLISHED,
         load=_load(summary.gains[0].model, data.store) if summary.gains else "",
         against=data.against,
-        changes=Counter(change.kind for change in changes if change.kind != "removed"),
-        removed=[
-            f"{change.model} {change.device_class}"
-            for change in changes
-            if change.kind == "removed"
-        ],
+        changes=changes,
+        removed=removed,
         made=f"Made by Coldpress {version('coldpress')} at {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.",
         css=Markup((PAGE / "report.css").read_text()),
         js=Markup((PAGE / "report.js").read_text()),
@@ -89,27 +91,35 @@ def _facts(data: CampaignData) -> list[str]:
     record = data.record
     state = "not finished" if record.exit_code is None else f"exit code {record.exit_code}"
     took = "" if record.finished is None else f"took {record.finished - record.started:.0f} s"
-    versions = [facts.toolchain.get("torch") for facts in record.facts.values()]
-    hosts = {str(one.host["cpu"]): None for one in data.outcomes if one.host.get("cpu")}
-    more = f" and {len(hosts) - MAX_HOSTS} more" if len(hosts) > MAX_HOSTS else ""
+    torch = ""
+    for classes in record.facts.values():
+        torch = torch or str(classes.toolchain.get("torch", ""))
+    cpus = dict[str, None]()
+    for outcome in data.outcomes:
+        if outcome.host.get("cpu"):
+            cpus[str(outcome.host["cpu"])] = None
+    minute = iso(record.started)[:16].replace("T", " ")
     facts = [
         record.catalog,
-        f"started {iso(record.started)[:16].replace('T', ' ')} UTC",
+        f"started {minute} UTC",
         took,
         "interrupted" if record.interrupted else state,
-        f"torch {versions[0]}" if versions and versions[0] else "",
-        ", ".join(list(hosts)[:MAX_HOSTS]) + more,
+        f"torch {torch}" if torch else "",
+        ", ".join(cpus),
         f"store {data.store}",
     ]
     return [fact for fact in facts if fact]
 
 
 def _load(model: str, store: str) -> str:
-    return f"import freezer\n\nmodel = freezer.load({json.dumps(model)}, store={json.dumps(store)})"
+    name, place = json.dumps(model), json.dumps(store)
+    return f"import freezer\n\nmodel = freezer.load({name}, store={place})"
 
 
 def _compressed(value: object) -> str:
-    return base64.b64encode(gzip.compress(_json(value).encode(), mtime=0)).decode()
+    data = _json(value).encode()
+    compressed = gzip.compress(data, mtime=0)
+    return base64.b64encode(compressed).decode()
 
 
 def _script(value: object) -> Markup:

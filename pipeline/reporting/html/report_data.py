@@ -110,9 +110,12 @@ def overview(data: CampaignData) -> Json:
 
 
 def _row(outcome: Outcome, changes: Mapping[tuple[str, str], OutcomeChange]) -> list[object]:
-    row, change = Row.of(outcome), changes.get((outcome.model, outcome.device_class))
+    row = Row.of(outcome)
     values = [getattr(row, name) for name in COLUMNS]
-    return [*values, change.kind if change else None, change.why if change else ""]
+    change = changes.get((outcome.model, outcome.device_class))
+    if change is None:
+        return [*values, None, ""]
+    return [*values, change.kind, change.why]
 
 
 def details(data: CampaignData, model: str, outcomes: Sequence[Outcome]) -> Json:

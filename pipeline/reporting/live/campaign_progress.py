@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from statistics import fmean
 from typing import Literal
 
@@ -85,10 +86,12 @@ class CampaignProgress:
         """Take in an event."""
         match event.kind:
             case "build" | "judge":
-                idle = Running(kind=event.kind, recipes=(), since=self._clock())
-                running = self.running.get(event.what, idle)
-                recipes = (*running.recipes, *event.recipes)
-                self.running[event.what] = replace(running, kind=event.kind, recipes=recipes)
+                running = self.running.get(event.what)
+                self.running[event.what] = Running(
+                    kind=event.kind,
+                    recipes=(*running.recipes, *event.recipes) if running else event.recipes,
+                    since=running.since if running else self._clock(),
+                )
             case "built" | "retried":
                 self._stop(event)
             case "judged":
@@ -105,13 +108,15 @@ class CampaignProgress:
         Every item left takes as long as the mean of its class, or of all classes, and as many run
         at a time as now.
         """
-        everything = [seconds for finished in self._finished.values() for seconds in finished]
+        everything = list(chain.from_iterable(self._finished.values()))
         if not everything:
             return None
-        now, running = self._clock(), dict(self.running)  # another thread changes it
+        now = self._clock()
+        running = dict(self.running)  # another thread changes it
         left = 0.0
         for what, work in list(self._left.items()):
-            expected = fmean(self._finished.get(work.device_class) or everything)
+            of_class = self._finished.get(work.device_class)
+            expected = fmean(of_class or everything)
             spent = self._seconds.get(what, 0.0)
             if what in running:
                 spent += now - running[what].since
@@ -131,6 +136,7 @@ class CampaignProgress:
         self._seconds[event.what] += self._clock() - running.since
 
     def _finish(self, what: str) -> None:
-        work, seconds = self._left.pop(what, None), self._seconds.pop(what, 0.0)
+        work = self._left.pop(what, None)
+        seconds = self._seconds.pop(what, 0.0)
         if work is not None and seconds:
             self._finished[work.device_class].append(seconds)

@@ -52,8 +52,9 @@ def display_for(console: Console, *, quiet: bool = False, verbose: bool = False)
     """
     if quiet:
         return Display()
-    live = console.is_terminal and not console.is_dumb_terminal
-    return (LiveDisplay if live else LineDisplay)(console, verbose=verbose)
+    if console.is_terminal and not console.is_dumb_terminal:
+        return LiveDisplay(console, verbose=verbose)
+    return LineDisplay(console, verbose=verbose)
 
 
 class LineDisplay(Display):
@@ -69,8 +70,10 @@ class LineDisplay(Display):
     def __init__(
         self, console: Console, *, verbose: bool = False, clock: Clock = time.monotonic
     ) -> None:
-        self._console, self._verbose = console, verbose
-        self._clock, self._started = clock, clock()
+        self._console = console
+        self._verbose = verbose
+        self._clock = clock
+        self._started = clock()
         self._progress = CampaignProgress(clock)
         self._begun: set[str] = set()
 
@@ -103,7 +106,8 @@ class LineDisplay(Display):
 
     def _so_far(self) -> str:
         """Return how far the campaign is, while there is work left."""
-        progress, left = self._progress, self._progress.time_left()
+        progress = self._progress
+        left = progress.time_left()
         if not left or progress.num_done >= progress.total:
             return ""
         return f" ({progress.num_done} of {progress.total} done, about {duration(left)} left)"
@@ -118,18 +122,23 @@ class LiveDisplay(Display):
 
     Args:
         console: console to print on.
-        verbose: whether to print a line for each recipe and step, and all notes.
+        verbose: whether to print a line for each recipe and step.
         clock: the clock of the times.
     """
 
     def __init__(
         self, console: Console, *, verbose: bool = False, clock: Clock = time.monotonic
     ) -> None:
-        self._clock, self._verbose, self._started = clock, verbose, clock()
+        self._verbose = verbose
+        self._clock = clock
+        self._started = clock()
         self._progress = CampaignProgress(clock)
         self._note = ""
         self._live = Live(
-            get_renderable=self._draw, console=console, refresh_per_second=4, transient=True
+            get_renderable=self._draw,
+            console=console,
+            refresh_per_second=4,
+            transient=True,
         )
 
     def __enter__(self) -> Self:
@@ -147,14 +156,15 @@ class LiveDisplay(Display):
     def show(self, event: Event) -> None:
         """Update the display; an outcome is printed above the live part."""
         self._progress.add(event)
+        outcome = event.outcome
         if event.kind == "note":
             self._note = event.text
-        if event.outcome is not None:
-            verdict = (verdict_text(event.outcome), STYLES.get(event.outcome.verdict, ""))
-            line = Text.assemble((f"{event.what}  ", "bold"), verdict)
+        elif outcome is not None:
+            style = STYLES.get(outcome.verdict, "")
+            line = Text.assemble((f"{event.what}  ", "bold"), (verdict_text(outcome), style))
             self._live.console.print(line, soft_wrap=True)
         elif self._verbose:
-            for text in [event.text] if event.kind == "note" else step_lines(event):
+            for text in step_lines(event):
                 self._live.console.print(Text(text, style="dim"), soft_wrap=True)
 
     def _draw(self) -> Group:
@@ -165,20 +175,23 @@ class LiveDisplay(Display):
 
     def _verdicts(self) -> Text:
         progress = self._progress
-        line = Text.assemble((f"{progress.num_done} of {progress.total} done", "bold"))
+        line = Text(f"{progress.num_done} of {progress.total} done", style="bold")
         for verdict, count in list(progress.verdicts.items()):
-            line.append(f"  {count} {verdict}", style=STYLES.get(verdict, ""))
+            style = STYLES.get(verdict, "")
+            line.append(f"  {count} {verdict}", style=style)
         return line
 
     def _states(self) -> Text:
-        progress, left = self._progress, self._progress.time_left()
+        progress = self._progress
         running = list(progress.running.values())  # another thread changes it
         kinds = Counter(item.kind for item in running)
-        counts = (
-            f"{kinds['build']} building  {kinds['judge']} judging  {progress.num_waiting} waiting"
-        )
-        estimate = f", about {duration(left)} left" if left else ""
-        return Text(f"{counts}  {duration(self._clock() - self._started)}{estimate}")
+        line = f"{kinds['build']} building  {kinds['judge']} judging"
+        line += f"  {progress.num_waiting} waiting"
+        line += f"  {duration(self._clock() - self._started)}"
+        left = progress.time_left()
+        if left:
+            line += f", about {duration(left)} left"
+        return Text(line)
 
     def _rows(self) -> Table:
         """Return a row for each running item that the terminal has room for, the oldest first."""
@@ -186,11 +199,14 @@ class LiveDisplay(Display):
         running = list(self._progress.running.items())
         num_shown = max(1, self._live.console.height - MARGIN_LINES)
         for what, item in running[:num_shown]:
+            kind = Text(item.kind, style="dim")
             recipes = counted_recipes(item.recipes) if item.recipes else ""
-            since = duration(self._clock() - item.since)
-            table.add_row(Text(item.kind, style="dim"), what, recipes, Text(since, style="dim"))
-        if len(running) > num_shown:
-            table.add_row("", f"and {len(running) - num_shown} more")
+            seconds = self._clock() - item.since
+            since = Text(duration(seconds), style="dim")
+            table.add_row(kind, what, recipes, since)
+        num_more = len(running) - num_shown
+        if num_more > 0:
+            table.add_row("", f"and {num_more} more")
         return table
 
 
@@ -200,9 +216,11 @@ def step_lines(event: Event) -> list[str]:
     """
     if event.kind == "retried":
         return []
-    recipes = event.recipes or ("",)
-    steps = [(event.kind, event.what, recipe, event.text) for recipe in recipes]
-    return [" ".join(filter(None, words)) for words in steps]
+    lines = []
+    for recipe in event.recipes or ("",):
+        words = (event.kind, event.what, recipe, event.text)
+        lines.append(" ".join(filter(None, words)))
+    return lines
 
 
 def counted_recipes(recipes: Sequence[str]) -> str:
@@ -214,4 +232,6 @@ def duration(seconds: float) -> str:
     """Return a duration with about two digits: `41 s`, `7 min`, `2.5 h`."""
     if seconds < 100:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

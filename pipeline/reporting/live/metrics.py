@@ -103,9 +103,8 @@ class CampaignMetrics(Display):
             "built": self._histogram("coldpress_build_seconds", "Durations of builds."),
             "judged": self._histogram("coldpress_judge_seconds", "Durations of judges."),
         }
-        self._unstable.labels(
-            campaign
-        )  # here and in `plan`: Prometheus sees an increase from 0, but not a first value
+        # Here and in `plan`: Prometheus sees an increase from 0, but not a first value.
+        self._unstable.labels(campaign)
         for verdict in STYLES:
             self._outcomes.labels(campaign, verdict, "false")
         self.registry.register(self)
@@ -120,8 +119,9 @@ class CampaignMetrics(Display):
     def plan(self, num_items: int, work: Sequence[ItemWork]) -> None:
         """Begin a pass: its items replace those of the pass before."""
         self._progress.plan(num_items, work)
+        classes = {item.device_class for item in work}
         for seconds in self._seconds.values():
-            for name in {one.device_class for one in work}:
+            for name in classes:
                 seconds.labels(self._campaign, name)
         self._display.plan(num_items, work)
 
@@ -134,9 +134,9 @@ class CampaignMetrics(Display):
         """Count an event."""
         self._progress.add(event)
         if event.kind in self._seconds and event.seconds:  # 0: it could not be started
-            self._seconds[event.kind].labels(self._campaign, event.what.rpartition(" ")[2]).observe(
-                event.seconds
-            )
+            device_class = event.what.rpartition(" ")[2]
+            seconds = self._seconds[event.kind].labels(self._campaign, device_class)
+            seconds.observe(event.seconds)
         if event.unstable:
             self._unstable.labels(self._campaign).inc()
         if event.outcome is not None:
@@ -145,10 +145,11 @@ class CampaignMetrics(Display):
 
     def collect(self) -> Iterator[Metric]:
         """Yield what is read when Prometheus asks; called from other threads."""
-        progress, figures = self._progress, self._look()
+        progress = self._progress
+        figures = self._look()
         running = list(progress.running.values())
-        steps = Counted(one.kind for one in running)
-        num_builds = sum(len(one.recipes) for one in running if one.kind == "build")
+        steps = Counted(item.kind for item in running)
+        num_builds = sum(len(item.recipes) for item in running if item.kind == "build")
         states = {
             "waiting": progress.num_waiting,
             "building": steps["build"],
@@ -175,11 +176,11 @@ class CampaignMetrics(Display):
         yield from (backlog, logged)
 
     def _count(self, outcome: Outcome) -> None:
-        self._outcomes.labels(self._campaign, outcome.verdict, str(outcome.cached).lower()).inc()
+        cached = str(outcome.cached).lower()
+        self._outcomes.labels(self._campaign, outcome.verdict, cached).inc()
         if outcome.verdict in ("failed", "rejected"):
-            self._failures.labels(
-                self._campaign, outcome.code or outcome.failure_kind or "", outcome.device_class
-            ).inc()
+            code = outcome.code or outcome.failure_kind or ""
+            self._failures.labels(self._campaign, code, outcome.device_class).inc()
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, ("campaign", *labels), registry=self.registry)

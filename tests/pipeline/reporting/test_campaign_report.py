@@ -14,17 +14,12 @@ from rich.console import Console
 from freezer.artifact import (
     Tradeoff,
 )
-from freezer.spec import Limits
-from freezer.store import Store
 from pipeline.records import CandidateReport, Failure, Outcome
 from pipeline.reporting import CampaignReport, print_next_steps, print_report
 from pipeline.reporting.costs import ClassCost
 from pipeline.workspace import log_path
-from tests.conftest import Frozen
-from tests.support.campaigns import run_judged
 from tests.support.past_campaigns import past_point
-from tests.support.past_outcomes import CRASH, DOWN, FAILED, PUBLISHED
-from tests.support.steps import HERE
+from tests.support.past_outcomes import CRASH, FAILED, PUBLISHED
 
 SLOW = replace(
     PUBLISHED,
@@ -55,40 +50,6 @@ def printed(report: CampaignReport, width: int = 200, store: str = "./store") ->
     console = Console(file=io.StringIO(), width=width)
     print_report(report, console, store)
     return console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def test_pareto_front_is_a_line() -> None:
-    faster = Tradeoff(recipe="torchscript-frozen", p50_ms=9.0, items_per_s=111.0, size_mb=84.0)
-    own = Tradeoff(recipe="inductor-frozen", p50_ms=10.9, items_per_s=91.0, size_mb=102.0)
-    smaller = [
-        Tradeoff(recipe=name, p50_ms=1234.5, items_per_s=1.0, size_mb=25.0, load_ms=70.0)
-        for name in ("openvino", "other")
-    ]
-    two, four = (
-        replace(PUBLISHED, pareto=front) for front in ((faster, own), (faster, own, *smaller))
-    )
-    assert "pareto" not in printed(report_of(two)), "neither an objective nor a limit is set"
-    assert "pareto" not in printed(report_of(replace(two, objective="size", pareto=(own,)))), (
-        "the table has its figures"
-    )
-    line = "resnet50 cpu-x86-64-v4: pareto: 10.9 ms, 102 MB; torchscript-frozen 9 ms, 84 MB\n"
-    assert line in printed(report_of(replace(two, objective="size")))
-    assert line in printed(report_of(two, limited=frozenset({"resnet50"})))
-    assert "resnet50 cpu-x86-64-v4: pareto: 10.9 ms, 102 MB; 3 more\n" in printed(
-        report_of(replace(four, objective="load"))
-    )
-    of_other = printed(report_of(replace(four, objective="throughput", recipe="openvino")))
-    assert "resnet50 cpu-x86-64-v4: pareto: 1 items/s, 25 MB, 70 ms to load; 3 more\n" in of_other
-
-
-@pytest.mark.parametrize(
-    ("limits", "limited"), [(Limits(), set()), (Limits(size_mb_max=9), {"first", "kept", "gone"})]
-)
-def test_campaign_names_the_models_with_limits(
-    store: Store, scripted: Frozen, portable: Frozen, limits: Limits, limited: set[str]
-) -> None:
-    artifacts = {HERE: scripted.artifact, "portable": portable.artifact}
-    assert run_judged(store, DOWN, "limited", artifacts, limits=limits).limited == limited
 
 
 @pytest.mark.parametrize(
