@@ -341,7 +341,8 @@ def _text(
     stem = f"evidence/{PurePosixPath(payload.path).stem}"
     of_captured, of_frozen = f"{stem}-captured-{kind}.txt", f"{stem}-{kind}.txt"
     names = [of_captured] if captured else [of_frozen]
-    if not manifest.recipe.settings.get("freeze", True):  # the captured program serves
+    frozen = manifest.recipe.settings.get("freeze", True)
+    if payload.kind == "exported" or not frozen:  # the captured program serves
         names.append(of_captured)
     for file in manifest.files:
         if file.path in names:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -25,7 +25,7 @@ from freezer.errors import FreezeError, UsageError, expected_names
 from freezer.files import check_folder
 from freezer.freezing.candidates import build, build_all
 from freezer.freezing.freeze_options import DEFAULTS, FreezeOptions, FreezeResult
-from freezer.freezing.judging import Session, judge, open_session
+from freezer.freezing.judging import Judgement, Session, judge, open_session
 from freezer.freezing.models import (
     Dims,
     ExampleInputs,
@@ -42,7 +42,7 @@ from freezer.freezing.recipes import KEPT_EAGER
 from freezer.freezing.target import Target, class_here, resolve_device, target_here
 from freezer.hardware import PORTABLE, counts_within, thread_budget
 from freezer.runtime.tensors import dtypes_of, program_tensors
-from freezer.spec import Limits, Objective, SamplingPolicy
+from freezer.spec import Objective
 
 __all__ = [
     "FreezeOptions",
@@ -50,7 +50,7 @@ __all__ = [
     "freeze",
     "freeze_subject",
     "freeze_target",
-    "keep_eager",
+    "write_judged",
 ]
 
 
@@ -83,14 +83,10 @@ def freeze(
     check_folder(Path(out), "out")
     check_mode(model)
     spec, example = example_spec(example_inputs, dims or {})
-    device_class, device = resolve_device(
-        model,
-        options.device_class,
-        options.device,
-        example.values(),
-    )
+    inputs = example.values()
+    device_class, device = resolve_device(model, options.device_class, options.device, inputs)
+    for_subject = options.for_subject(device, fill_up=True)
     with generators_kept():
-        for_subject = options.for_subject(device, fill_up=True)
         subject = prepare(options.name, model, spec, [example], for_subject)
     source = f"{type(model).__module__}.{type(model).__qualname__}"
     target = freeze_target(subject, device_class, device, options)
@@ -100,25 +96,77 @@ def freeze(
 def freeze_subject(
     subject: Subject, target: Target, *, out: Path, source: str, options: FreezeOptions
 ) -> FreezeResult:
-    """Freeze for a target; if nothing is faster than eager, write the unfrozen program that serves
-    instead.
+    """Freeze for a target. If nothing is faster than eager on a CPU, write the portable artifact,
+    which serves instead.
     """
-    portable = target_here(PORTABLE, target.thread_counts)
     clear_evidence(out, (target.device_class.name, PORTABLE))
-    with tempfile.TemporaryDirectory(prefix="coldpress-") as work, generators_kept():
-        freezing = _Freezing(
-            subject=to_device(subject, target.device),
-            options=options,
-            provenance={"source": source},
-            work=Path(work),
-            out=out,
-        )
-        result = freezing.result(target)
-        if result.verdict != "kept-eager":
+    subject = to_device(subject, target.device)
+    with tempfile.TemporaryDirectory(prefix="coldpress-") as folder, generators_kept():
+        work = Path(folder)
+        result = _freeze_for(subject, target, out, source, options, work)
+        if result.verdict != "kept-eager" or target.device_class.kind == "cuda":
             return result
-        if target.device_class.kind == "cuda":
-            return freezing.with_captured(result, target)
-        return _with_portable(result, freezing.result(portable))
+        portable_target = target_here(PORTABLE, target.thread_counts)
+        portable = _freeze_for(subject, portable_target, out, source, options, work)
+    serves = "the portable program serves"
+    if portable.artifact is None:
+        serves = f"no portable program: {portable.reason}"
+    return replace(
+        result,
+        reason=f"{result.reason}; {serves}",
+        artifact=portable.artifact,
+        failures={**result.failures, **portable.failures},
+        tracebacks={**result.tracebacks, **portable.tracebacks},
+    )
+
+
+def _freeze_for(
+    subject: Subject,
+    target: Target,
+    out: Path,
+    source: str,
+    options: FreezeOptions,
+    work: Path,
+) -> FreezeResult:
+    """Build every recipe for one target, judge the candidates, and write the winner."""
+    builds = build_all(subject, target, options.recipes, work, options.limits)
+    verdict, reason = "failed", builds.reason
+    judgement, artifact = None, None
+    try:
+        if builds.candidates or not builds.errors:
+            session = _session(subject, target, options)
+            judgement = judge(session, builds.candidates)
+            judgement = with_other_payloads(session, judgement, work)
+            artifact, note = write_judged(
+                session,
+                judgement,
+                dest=out,
+                provenance={"source": source},
+                failures=builds.failures,
+            )
+            verdict, reason = judgement.verdict, judgement.reason + note
+    finally:
+        evidence = write_refused(judgement, builds, evidence_of(out), target.device_class.name)
+    return FreezeResult(
+        verdict=verdict,
+        reason=reason,
+        artifact=artifact,
+        judgement=judgement,
+        failures=builds.failures,
+        tracebacks=builds.tracebacks,
+        evidence=evidence,
+    )
+
+
+def _session(subject: Subject, target: Target, options: FreezeOptions) -> Session:
+    return open_session(
+        subject,
+        target,
+        limits=options.limits,
+        policy=options.policy,
+        objective=options.objective,
+        task_metric=options.task_metric,
+    )
 
 
 def freeze_target(
@@ -138,169 +186,48 @@ def freeze_target(
     return target_here(device_class, counts, device if device.type == "cuda" else None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Freezing:
-    """What is the same for every target of a freeze.
-
-    Attributes:
-        subject: the model, on the device of the targets.
-        provenance: source of the model.
-        work: folder for candidates.
-        out: folder to write.
-    """
-
-    subject: Subject
-    options: FreezeOptions
-    provenance: Mapping[str, str]
-    work: Path
-    out: Path
-
-    def result(self, target: Target) -> FreezeResult:
-        """Build every recipe for one target, judge the candidates, and write the winner."""
-        options = self.options
-        builds = build_all(
-            self.subject,
-            target,
-            options.recipes,
-            self.work,
-            options.limits,
-        )
-        result = FreezeResult(
-            verdict="kept-eager",
-            reason="no recipe other than eager was requested",
-            failures=builds.failures,
-            tracebacks=builds.tracebacks,
-        )
-        if not builds.candidates and not builds.errors:
-            return result
-        if not builds.candidates:
-            reason = "; ".join(f"{recipe}: {error}" for recipe, error in builds.errors.items())
-            return self._with_evidence(replace(result, verdict="failed", reason=reason), target)
-        try:
-            session = self._session(target)
-            judgement = judge(session, builds.candidates)
-        except FreezeError:
-            self._with_evidence(result, target)
-            raise
-        judgement = with_other_payloads(session, judgement, self.work)
-        artifact = None
-        if judgement.winner is not None:
-            artifact = assemble(
-                session,
-                judgement,
-                dest=self.out,
-                provenance=self.provenance,
-                failures=result.failures,
-            )
-        result = replace(
-            result,
-            verdict=judgement.verdict,
-            reason=judgement.reason,
-            judgement=judgement,
-            artifact=artifact,
-        )
-        return self._with_evidence(result, target)
-
-    def _session(self, target: Target) -> Session:
-        options = self.options
-        return open_session(
-            self.subject,
-            target,
-            limits=options.limits,
-            policy=options.policy,
-            objective=options.objective,
-            task_metric=options.task_metric,
-        )
-
-    def with_captured(self, result: FreezeResult, target: Target) -> FreezeResult:
-        """The result of a class that keeps eager, with the captured program that serves it."""
-        artifact, serves = keep_eager(
-            self.subject,
-            target,
-            limits=self.options.limits,
-            policy=self.options.policy,
-            dest=self.out,
-            provenance=self.provenance,
-            failures=result.failures,
-        )
-        return replace(result, reason=f"{result.reason}; {serves}", artifact=artifact)
-
-    def _with_evidence(self, result: FreezeResult, target: Target) -> FreezeResult:
-        """Write the evidence of what is not in the artifact, and add its folder to the result."""
-        if result.artifact is not None and not result.tracebacks:
-            return result
-        name, dest = target.device_class.name, evidence_of(self.out)
-        builds = {
-            folder.name.removeprefix(f"{name}-"): folder for folder in self.work.glob(f"{name}-*")
-        }
-        judgement = None if result.artifact else result.judgement
-        stage = Path(tempfile.mkdtemp(dir=self.work))
-        write_refused(
-            judgement,
-            builds,
-            result.tracebacks,
-            stage,
-            dest / name,
-        )
-        return replace(result, evidence=dest)
-
-
-def _with_portable(result: FreezeResult, portable: FreezeResult) -> FreezeResult:
-    """The result of a class that keeps eager, with the portable artifact that serves it."""
-    serves = "the portable program serves"
-    if portable.artifact is None:
-        serves = f"no portable program: {portable.reason}"
-    return replace(
-        result,
-        reason=f"{result.reason}; {serves}",
-        artifact=portable.artifact,
-        failures={**result.failures, **portable.failures},
-        tracebacks={**result.tracebacks, **portable.tracebacks},
-        evidence=result.evidence or portable.evidence,
-    )
-
-
-def keep_eager(
-    subject: Subject,
-    target: Target,
+def write_judged(
+    session: Session,
+    judgement: Judgement,
     *,
-    limits: Limits,
-    policy: SamplingPolicy,
     dest: Path,
     provenance: Mapping[str, str],
     failures: Mapping[str, str],
 ) -> tuple[Artifact | None, str]:
-    """Write the artifact of a CUDA class whose verdict is `kept-eager`: the captured program, not
-    frozen, on the GPU.
+    """Write the winner of a judgement; for a CUDA class that keeps eager, the captured program.
 
-    For a CPU class the portable artifact serves instead (docs/reference/contract.md, Verdicts).
+    For a CPU class that keeps eager the portable artifact serves (docs/reference/contract.md,
+    Verdicts).
 
     Args:
-        subject: the model, on the device of the target.
-        target: target of a CUDA class.
-        limits, policy: see `open_session`.
-        dest, provenance, failures: see `assemble`.
+        session, judgement, dest, provenance, failures: see `assemble`.
 
     Returns:
-        The artifact and a sentence. The artifact is None if the model cannot be captured or fails
-        the drift gate.
+        The artifact, or None; and what to add to the reason.
+    """
+    if judgement.winner is not None:
+        return assemble(session, judgement, dest=dest, provenance=provenance, failures=failures), ""
+    if judgement.verdict != "kept-eager" or session.target.device_class.kind != "cuda":
+        return None, ""
+    return keep_eager(session, dest=dest, provenance=provenance, failures=failures)
+
+
+def keep_eager(
+    session: Session, *, dest: Path, provenance: Mapping[str, str], failures: Mapping[str, str]
+) -> tuple[Artifact | None, str]:
+    """Write the captured program, not frozen, if it can be captured and passes the drift gate; see
+    `write_judged`.
     """
     dest.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{dest.name}-", dir=dest.parent) as folder:
         try:
-            candidate = build(subject, KEPT_EAGER, target, Path(folder))
+            captured = build(session.subject, KEPT_EAGER, session.target, Path(folder))
         except FreezeError as error:
-            return None, f"no captured program serves: {error}"
-        session = open_session(
-            subject,
-            target,
-            limits=limits,
-            policy=policy,
-            on_drift_alone=True,
-        )
-        judgement = judge(session, [candidate])
+            return None, f"; no captured program serves: {error}"
+        session = replace(session, on_drift_alone=True, objective="p50", task_metric=None)
+        judgement = judge(session, [captured])
         if judgement.winner is None:
-            return None, f"no captured program serves: {judgement.reason}"
+            return None, f"; no captured program serves: {judgement.reason}"
         judgement = replace(judgement, verdict="kept-eager")
         artifact = assemble(session, judgement, dest=dest, provenance=provenance, failures=failures)
-    return artifact, f"the captured program serves ({candidate.capture})"
+    return artifact, f"; the captured program serves ({captured.capture})"

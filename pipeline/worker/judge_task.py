@@ -35,7 +35,7 @@ from pipeline.workspace import (
 )
 
 if TYPE_CHECKING:
-    from freezer.freezing.judging import Judgement, Session
+    pass
 
 NICENESS = -10
 """Nice value of a judge, if it may be set: before all other processes."""
@@ -154,6 +154,7 @@ def _bring_candidates(
 
 def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) -> JudgeResult:
     from freezer.freezing.candidates import Candidate
+    from freezer.freezing.freeze import write_judged
     from freezer.freezing.judging import judge, open_session
     from freezer.freezing.payload_sets import with_other_payloads
     from freezer.freezing.sources import find_function
@@ -180,40 +181,16 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) 
         further.mkdir()
         judgement = with_other_payloads(session, judgement, further)
     dest = staging / "judged" / "artifact"
-    has_artifact, note = _write_artifact(request, session, judgement, dest)
-    if note:
-        judgement = replace(judgement, reason=f"{judgement.reason}; {note}")
+    artifact, note = write_judged(
+        session,
+        judgement,
+        dest=dest,
+        provenance={"source": str(entry.source), "campaign": request.campaign},
+        failures=request.failures,
+    )
+    judgement = replace(judgement, reason=judgement.reason + note)
     result = summary(request, judgement, host_fingerprint(target.device))
-    return replace(result, has_artifact=has_artifact)
-
-
-def _write_artifact(
-    request: JudgeRequest, session: Session, judgement: Judgement, dest: Path
-) -> tuple[bool, str]:
-    """Write the artifact of a judgement, if there is one.
-
-    Returns:
-        Whether it was written, and what to add to the reason.
-    """
-    from freezer.freezing.freeze import keep_eager
-    from freezer.freezing.packaging import assemble
-
-    entry, failures = request.entry, request.failures
-    provenance = {"source": str(entry.source), "campaign": request.campaign}
-    if judgement.winner is not None:
-        assemble(session, judgement, dest=dest, provenance=provenance, failures=failures)
-    elif judgement.verdict == "kept-eager" and session.target.device_class.kind == "cuda":
-        artifact, note = keep_eager(
-            session.subject,
-            session.target,
-            dest=dest,
-            limits=entry.limits,
-            policy=request.policy,
-            provenance=provenance,
-            failures=failures,
-        )
-        return artifact is not None, note
-    return judgement.winner is not None, ""
+    return replace(result, has_artifact=artifact is not None)
 
 
 def take_precedence() -> None:

@@ -1,13 +1,14 @@
 """Candidates: apply one recipe to one model.
 
 May import: freezer.freezing.lowering and below.
-Read first: build.py.
+Read first: builder.py.
 """
 
 from freezer.freezing.candidates.architecture import (
     architecture_digest,
 )
 from freezer.freezing.candidates.builder import (
+    Builds,
     build,
     build_all,
     build_further,
@@ -19,6 +20,7 @@ from freezer.freezing.candidates.candidate import (
 
 __all__ = [
     "EVIDENCE",
+    "Builds",
     "Candidate",
     "architecture_digest",
     "build",

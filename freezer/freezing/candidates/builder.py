@@ -23,9 +23,9 @@ from freezer.freezing.models import (
     is_large,
 )
 from freezer.freezing.recipes import (
+    KEPT_EAGER,
     RECIPES,
     Recipe,
-    left_out,
     made_for,
     own_toolchain,
     select,
@@ -73,25 +73,50 @@ def build(
     """
     started = time.monotonic()
     recipe = made_for(recipe, target.device_class.kind)
+    counts = target.further_threads if further else (target.num_threads,)
+    targets = tuple(target.at(count) for count in counts)
     (folder / "payloads").mkdir()
-    tried: list[dict[str, str]] = []
     weights = subject.weights  # before they are discarded
+    tried: list[dict[str, str]] = []
     made: list[Made] = []
     with _build_conditions(target):
-        for shape in _shape_builds(
-            subject,
-            recipe,
-            target,
-            folder,
-            discard=discard,
-            further=further,
-            attempts=attempts,
-        ):
+        for name, point in _shapes(subject, recipe):
+            shape = ShapeBuild(
+                attempt=_attempt(subject, name, point, attempts),
+                recipe=recipe,
+                targets=targets,
+                folder=folder,
+                name=name,
+                discard=discard and point is None,
+                further=further,
+            )
             made += shape.first_that_works(tried)
     candidate = _candidate(subject, recipe, target, folder, made, tried)
     candidate = replace(candidate, weights=weights, build_s=time.monotonic() - started)
     candidate.write()
     return candidate
+
+
+def _attempt(
+    subject: Subject,
+    name: str,
+    point: dict[str, int] | None,
+    attempts: dict[str, Attempt] | None,
+) -> Attempt:
+    """The captures for a shape: those of `attempts`, or new ones."""
+    if attempts is None:
+        return Attempt(
+            subject,
+            point,
+            keeps=False,
+        )
+    if name not in attempts:
+        attempts[name] = Attempt(
+            subject,
+            point,
+            keeps=True,
+        )
+    return attempts[name]
 
 
 def _candidate(
@@ -104,8 +129,10 @@ def _candidate(
 ) -> Candidate:
     """The candidate of all payloads, without the digest of the weights and the build time."""
     last, counts = made[-1], target.thread_counts
-    made.sort(key=lambda one: counts.index(one.payload.num_threads or target.num_threads))
-    warnings = [line for one in made for line in one.captured.warnings]
+    made.sort(key=lambda part: counts.index(part.payload.num_threads or target.num_threads))
+    warnings: dict[str, None] = {}
+    for part in made:
+        warnings |= dict.fromkeys(part.captured.warnings)
     return Candidate(
         folder=folder,
         recipe=recipe.name,
@@ -113,9 +140,9 @@ def _candidate(
         capture=last.captured.name,
         settings=recipe.settings,
         tried=tuple(tried),
-        payloads=tuple(one.payload for one in made),
-        reports={one.payload.path: one.report for one in made},
-        warnings=tuple(dict.fromkeys(warnings)),
+        payloads=tuple(part.payload for part in made),
+        reports={part.payload.path: part.report for part in made},
+        warnings=tuple(warnings),
         toolchain=own_toolchain(recipe, toolchain(target.device)),
         weights="",
         build_s=0.0,
@@ -129,37 +156,6 @@ def _build_conditions(target: Target) -> Iterator[None]:
     exact = full_on_gpu() if target.device.type == "cuda" else contextlib.nullcontext()
     with threads(target.num_threads), without_environment(), current(target.device), exact:
         yield
-
-
-def _shape_builds(
-    subject: Subject,
-    recipe: Recipe,
-    target: Target,
-    folder: Path,
-    *,
-    discard: bool,
-    further: bool,
-    attempts: dict[str, Attempt] | None,
-) -> Iterator[ShapeBuild]:
-    """The builds of all shapes of a recipe, the most special first; see `build`."""
-    counts = target.further_threads if further else (target.num_threads,)
-    targets = tuple(target.at(count) for count in counts)
-    shapes = _shapes(subject, recipe)
-    for name, point in shapes:
-        attempt = (attempts or {}).get(name)
-        if attempt is None:
-            attempt = Attempt(subject, point, keeps=attempts is not None)
-        if attempts is not None:
-            attempts[name] = attempt
-        yield ShapeBuild(
-            attempt=attempt,
-            recipe=recipe,
-            targets=targets,
-            folder=folder,
-            name=name,
-            discard=discard and name == shapes[-1][0],
-            further=further,
-        )
 
 
 def build_further(
@@ -210,15 +206,24 @@ def _shapes(subject: Subject, recipe: Recipe) -> list[tuple[str, dict[str, int] 
     points = subject.points if varies and recipe.by_shape else ()
     shapes: list[tuple[str, dict[str, int] | None]] = []
     for point in points:
-        name = "-".join(f"{name}{size}" for name, size in point.items())
-        shapes.append((name, dict(point)))
-    return [*shapes, ("all", None)]
+        sizes = [f"{name}{size}" for name, size in point.items()]
+        shapes.append(("-".join(sizes), dict(point)))
+    shapes.append(("captured" if recipe.name == KEPT_EAGER.name else "all", None))
+    return shapes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Builds:
-    """The candidates, the error of each recipe that failed, and why others were skipped."""
+    """All builds of a model for one target.
 
+    Attributes:
+        folders: folder of each build, by recipe.
+        candidates: the candidates.
+        errors: error of each recipe that failed.
+        skipped: why the other recipes were not built.
+    """
+
+    folders: dict[str, Path] = field(default_factory=dict)
     candidates: list[Candidate] = field(default_factory=list)
     errors: dict[str, FreezeError] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
@@ -227,6 +232,11 @@ class Builds:
     def failures(self) -> Mapping[str, str]:
         """By recipe that made no candidate, its error or why it was skipped."""
         return {recipe: str(error) for recipe, error in self.errors.items()} | self.skipped
+
+    @property
+    def reason(self) -> str:
+        """All failures in a sentence."""
+        return "; ".join(f"{recipe}: {failure}" for recipe, failure in self.failures.items())
 
     @property
     def tracebacks(self) -> Mapping[str, str]:
@@ -248,31 +258,32 @@ def build_all(
     builds = Builds()
     attempts = None if is_large(subject.model) else dict[str, Attempt]()
     handled, started = sys.exception(), time.monotonic()
-    wanted, kind = tuple(recipes), target.device_class.kind
+    kind = target.device_class.kind
     installed = installed_versions() if kind == "cpu" else ()
-    if kind == "cpu" and (text := left_out(wanted, installed=installed)):
-        logger.info("%s", text)
-    for recipe in select(wanted, portable=kind == PORTABLE, installed=installed):
-        if (builds.candidates or builds.errors) and (
-            why := limits.over_build_s(time.monotonic() - started)
-        ):
-            builds.skipped[recipe.name] = f"skipped: {why}"
-            logger.info("%s %s", recipe.name, builds.skipped[recipe.name])
+    for recipe in select(recipes, portable=kind == PORTABLE, installed=installed):
+        over = limits.over_build_s(time.monotonic() - started)
+        if over and builds.folders:
+            builds.skipped[recipe.name] = f"skipped: {over}"
             continue
         folder = work / f"{target.device_class.name}-{recipe.name}"
         folder.mkdir()
-        logger.info("building %s for %s", recipe.name, target.device_class.name)
+        builds.folders[recipe.name] = folder
+        logger.info(
+            "building %s for %s",
+            recipe.name,
+            target.device_class.name,
+        )
         try:
-            builds.candidates.append(
-                build(
-                    subject,
-                    recipe,
-                    target,
-                    folder,
-                    attempts=attempts,
-                )
+            candidate = build(
+                subject,
+                recipe,
+                target,
+                folder,
+                attempts=attempts,
             )
         except FreezeError as error:
             clear_frames(error, handled)
             builds.errors[recipe.name] = error
+        else:
+            builds.candidates.append(candidate)
     return builds

@@ -94,7 +94,11 @@ class Candidate:
         opened = []
         for payload in payloads:
             path = self.folder / payload.path
-            run = LOADERS[payload.kind](path, self.settings, subject.device)
+            run = LOADERS[payload.kind](
+                path,
+                self.settings,
+                subject.device,
+            )
             opened.append(OpenPayload(payload=payload, run=run))
         return FrozenModel(
             spec=subject.spec,
@@ -120,4 +124,8 @@ class Candidate:
             IntegrityError: candidate.json is damaged.
         """
         path = folder / CANDIDATE
-        return decode(cls, {**json.loads(path.read_text()), "folder": folder}, origin=str(path))
+        return decode(
+            cls,
+            {**json.loads(path.read_text()), "folder": folder},
+            origin=str(path),
+        )

@@ -125,12 +125,7 @@ class ShapeBuild:
         suffix = f"-threads{target.num_threads}" if self.further else ""
         path = self.folder / "payloads" / f"{self.name}{suffix}{module.SUFFIX}"
         with timed(lower_s, "lower"), threads(target.num_threads):
-            lowered = module.build(
-                captured,
-                path,
-                target,
-                self.recipe.settings,
-            )
+            lowered = module.build(captured, path, target, self.recipe.settings)
         for file, text in {**captured.texts, **lowered.texts}.items():
             self._write_evidence(file, text, suffix)
         dims, point = self.attempt.subject.spec.dims, self.attempt.point

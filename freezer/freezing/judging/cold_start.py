@@ -43,7 +43,11 @@ def with_memory(session: Session, trial: Trial) -> Trial:
     try:
         return with_cold_start(session, trial)
     except JudgeError as error:
-        return replace(trial, problem=str(error), answers=())
+        return replace(
+            trial,
+            problem=str(error),
+            answers=(),
+        )
 
 
 def measure_winner(session: Session, judgement: Judgement) -> Judgement:
@@ -116,7 +120,11 @@ def measure(opening: fresh_process.Opening) -> ColdStart:
         raise JudgeError(
             f"a fresh process took over {TIMEOUT_S} s to open and call {name}"
         ) from error
-    return decode(ColdStart, json.loads(done.stdout.splitlines()[-1]), origin="the fresh process")
+    return decode(
+        ColdStart,
+        json.loads(done.stdout.splitlines()[-1]),
+        origin="the fresh process",
+    )
 
 
 def _raised_in(text: str) -> str:

@@ -48,34 +48,39 @@ def enter_incumbent(session: Session, judgement: Judgement) -> Judgement:
     incumbent = judgement.incumbent
     if incumbent is None or not judgement.passing:
         return judgement
-    candidates = [trial.candidate for trial in judgement.trials]
-    if incumbent.problem or _incomparable(session, incumbent):
-        problem = incumbent.problem or _incomparable(session, incumbent)
-        return replace(judgement, previous=_record(session, incumbent, problem=problem))
+    problem = incumbent.problem or _incomparable(session, incumbent)
+    record = _record(
+        session,
+        incumbent,
+        problem=problem,
+    )
+    if problem:
+        return replace(judgement, previous=record)
     payloads = payloads_for_threads(incumbent.manifest.payloads, session.num_threads)
     deciding = payload_at(payloads, session.subject.points[0])
     assert deciding is not None, "an artifact serves all sizes"
-    digests = {payload.digest for candidate in candidates for payload in candidate.payloads}
-    if deciding.digest in digests:
-        return replace(judgement, incumbent=None)
-    record = _record(session, incumbent)
-    trial = Trial(candidate=_as_candidate(incumbent, payloads))
+    for trial in judgement.trials:
+        if deciding.digest in [payload.digest for payload in trial.candidate.payloads]:
+            return replace(judgement, incumbent=None)
+    old = Trial(candidate=_as_candidate(incumbent, payloads))
     if record.same_weights:
-        trial = run_trial(session, trial.candidate)
-        if trial.problem is not None:
-            problem = f"it does not pass today's drift gate: {trial.problem}"
+        old = run_trial(session, old.candidate)
+        if old.problem is not None:
+            problem = f"it does not pass today's drift gate: {old.problem}"
             return replace(judgement, previous=replace(record, problem=problem))
-        record = replace(record, error_ratio=trial.measured.drift.error_ratio)
+        record = replace(record, error_ratio=old.measured.drift.error_ratio)
     if session.limits.memory_mb_max is not None:
-        trial = with_memory(session, trial)
-    if trial.problem is not None:
-        return replace(judgement, previous=replace(record, problem=trial.problem))
-    return replace(judgement, previous=record, old=trial)
+        old = with_memory(session, old)
+    if old.problem is not None:
+        return replace(judgement, previous=replace(record, problem=old.problem))
+    return replace(
+        judgement,
+        previous=record,
+        old=old,
+    )
 
 
-def _record(
-    session: Session, incumbent: Incumbent, *, problem: str | None = None
-) -> PreviousRecord:
+def _record(session: Session, incumbent: Incumbent, *, problem: str | None) -> PreviousRecord:
     manifest = incumbent.manifest
     return PreviousRecord(
         version=manifest.version,
@@ -135,12 +140,23 @@ def compare_with_incumbent(session: Session, judgement: Judgement) -> Judgement:
         reason = f"{judgement.reason}; not compared with {record}: {record.problem}"
         return replace(judgement, reason=reason)
     new = judgement.winner
-    old, record = _timed(session, judgement, old, record)
+    old, record = _timed(
+        session,
+        judgement,
+        old,
+        record,
+    )
     assert record.speedup_ci is not None
     low, high = record.speedup_ci
     subject = "" if new else "eager is "
     compared = f"{subject}{record.speedup:.2f} times ({low:.2f}-{high:.2f}) as fast as {record}"
-    verdict, addition = _settled(session, judgement.verdict, new, old, record)
+    verdict, addition = _settled(
+        session,
+        judgement.verdict,
+        new,
+        old,
+        record,
+    )
     return replace(
         judgement,
         verdict=verdict,
@@ -158,7 +174,13 @@ def _timed(
     """
     cell, policy, new = judgement.cells[0], session.policy, judgement.winner
     timing = timing_of(session.objective)
-    faster = cell.faster(new.recipe if new else EAGER, PREVIOUS, 1, policy, timing)
+    faster = cell.faster(
+        new.recipe if new else EAGER,
+        PREVIOUS,
+        1,
+        policy,
+        timing,
+    )
     assert faster is not None, "the timing was undisturbed"
     old = replace(
         old,
@@ -210,7 +232,11 @@ def _worse(session: Session, new: Trial | None, old: Trial, record: PreviousReco
         least_loss=1.0 if record.same_weights else LEAST_LOSS,
     )
     error_ratio = new.measured.drift.error_ratio if new else None
-    worse = regression_kind(speed, record.error_ratio, error_ratio)
+    worse = regression_kind(
+        speed,
+        record.error_ratio,
+        error_ratio,
+    )
     if worse == "drifted":
         return f", and its error ratio is {error_ratio:.2f} instead of {record.error_ratio:.2f}"
     return worse and ""

@@ -28,7 +28,7 @@ from freezer.runtime.torch_settings import threads
 from freezer.spec import SamplingPolicy, bind, timing_of
 from freezer.timing import Rivals, Sampling, meter_of, sample
 
-_Call = Callable[[], Any]
+_Call = Callable[[], object]
 
 _LEAST_SHARE = 0.1
 """Minimum share of the judge's time limit for each further cell."""
@@ -45,7 +45,11 @@ def time_entrants(session: Session, judgement: Judgement) -> Judgement:
     num_candidates = len(judgement.passing)
     timed = judgement.with_passing(lambda trial: _timed(session, trial, cells, num_candidates))
     eager_ms = cells[0].sampling.percentiles(EAGER, session.policy)
-    return replace(timed, cells=cells, eager_ms=eager_ms)
+    return replace(
+        timed,
+        cells=cells,
+        eager_ms=eager_ms,
+    )
 
 
 def _time_points(session: Session, judgement: Judgement) -> tuple[Cell, ...]:
@@ -57,19 +61,30 @@ def _time_points(session: Session, judgement: Judgement) -> tuple[Cell, ...]:
     candidates = [trial.candidate for trial in judgement.passing]
     entrants = [*candidates, *_incumbents(session, judgement.old)]
     rivals = _rivals(entrants, could_win(session, judgement.passing))
-    first, *others = zip(session.subject.points, _shares(session), strict=False)
-    deciding = _time_cell(session, entrants, session.num_threads, *first, rivals=rivals)
-    to_the_end = [
-        candidate for candidate in candidates if not deciding.sampling.stopped(candidate.recipe)
-    ]
-    further = [_time_cell(session, to_the_end, session.num_threads, *each) for each in others]
-    return (deciding, *further)
+    deciding_point, *points = session.subject.points
+    deciding_policy, *policies = _shares(session)
+    threads = session.num_threads
+    deciding = _time_cell(
+        session, entrants, threads, deciding_point, deciding_policy, rivals=rivals
+    )
+    to_the_end = []
+    for candidate in candidates:
+        if not deciding.sampling.stopped(candidate.recipe):
+            to_the_end.append(candidate)
+    cells = [deciding]
+    for point, policy in zip(points, policies, strict=False):
+        cells.append(_time_cell(session, to_the_end, threads, point, policy))
+    return tuple(cells)
 
 
 def _timed(session: Session, trial: Trial, cells: tuple[Cell, ...], num_candidates: int) -> Trial:
     """The trial with its latency and speedup, without the payloads that gain nothing."""
     deciding, policy, timing = cells[0], session.policy, timing_of(session.objective)
-    candidate, dropped = kept_payloads(session, trial.candidate, cells)
+    candidate, dropped = kept_payloads(
+        session,
+        trial.candidate,
+        cells,
+    )
     return replace(
         trial,
         candidate=candidate,
@@ -98,14 +113,13 @@ def _rivals(candidates: Sequence[Candidate], able: Sequence[str]) -> Rivals:
     rivals: dict[str, set[str]] = {}
     for candidate in candidates:
         needs_engine = candidate.lowering in ENGINES
-        names = {
-            rival.recipe
-            for rival in candidates
-            if rival.recipe in able
-            and rival is not candidate
-            and (needs_engine or rival.lowering not in ENGINES)
-        }
-        rivals[candidate.recipe] = rivals[general(candidate.recipe)] = names
+        names = set()
+        for rival in candidates:
+            alike = needs_engine or rival.lowering not in ENGINES
+            if alike and rival.recipe in able and rival is not candidate:
+                names.add(rival.recipe)
+        rivals[candidate.recipe] = names
+        rivals[general(candidate.recipe)] = names
     return rivals
 
 
@@ -121,8 +135,9 @@ def time_sizes(
     """
     policy = _shares(session)[-1]
     most_s = 2 * session.policy.time_limit_s
-    return tuple(
-        _time_cell(
+    cells = []
+    for size in _further_sizes(session) if sizes is None else sizes:
+        cell = _time_cell(
             session,
             candidates,
             session.num_threads,
@@ -130,8 +145,8 @@ def time_sizes(
             policy,
             most_s=most_s,
         )
-        for size in (_further_sizes(session) if sizes is None else sizes)
-    )
+        cells.append(cell)
+    return tuple(cells)
 
 
 def time_further_threads(
@@ -140,17 +155,13 @@ def time_further_threads(
     """Time eager and the winner at every point with further thread counts that it has payloads for,
     in half of the time limit.
     """
-    places = [(count, point) for count in thread_counts for point in session.subject.points]
-    policy = shared_out(session.policy, 1 + len(places))[-1]
-    return tuple(
-        _time_cell(
-            session,
-            [winner],
-            *place,
-            policy,
-        )
-        for place in places
-    )
+    points = session.subject.points
+    policy = shared_out(session.policy, 1 + len(thread_counts) * len(points))[-1]
+    cells = []
+    for count in thread_counts:
+        for point in points:
+            cells.append(_time_cell(session, [winner], count, point, policy))
+    return tuple(cells)
 
 
 def _further_sizes(session: Session) -> tuple[Mapping[str, int], ...]:
@@ -201,11 +212,10 @@ def _time_cell(
         served[candidate.recipe] = candidate, first
         if for_all is not None and for_all is not first:
             served[general(candidate.recipe)] = candidate, for_all
+    models: dict[str, FrozenModel] = {}
     with threads(num_threads):
-        models = {
-            name: candidate.open(session.subject, [payload])
-            for name, (candidate, payload) in served.items()
-        }
+        for name, (candidate, payload) in served.items():
+            models[name] = candidate.open(session.subject, [payload])
         sampling = _time_at(
             session.subject,
             point,
@@ -215,7 +225,12 @@ def _time_cell(
             rivals=rivals,
         )
     paths = {name: payload.path for name, (_, payload) in served.items()}
-    return Cell(num_threads=num_threads, point=point, sampling=sampling, payloads=paths)
+    return Cell(
+        num_threads=num_threads,
+        point=point,
+        sampling=sampling,
+        payloads=paths,
+    )
 
 
 def _time_at(
@@ -233,7 +248,7 @@ def _time_at(
     `rivals` as in `sample`, also of entrants that are not timed here.
     """
     eager = _fresh_eager(subject)
-    models: dict[str, Callable[..., Any]] = {EAGER: partial(without_grad, eager), **candidates}
+    models: dict[str, Callable[..., object]] = {EAGER: partial(without_grad, eager), **candidates}
     resets: dict[str, Callable[[], object]] = {}
     if subject.reset is not None:
         resets = {name: model.preserved[subject.reset] for name, model in candidates.items()}
@@ -241,26 +256,21 @@ def _time_at(
     with meter_of(subject.device, policy) as meter:
         calls = _calls(subject, point, models)
         if most_s is not None:
-            first_s = 0.0
-            for entrant_calls in calls.values():
-                first_s += min(meter.timed_ms(call) for call in (entrant_calls * 2)[:2]) / 1e3
-            least_s = policy.min_rounds * first_s
+            least_s = policy.min_rounds * _round_s(calls, meter.timed_ms)
             if least_s > most_s:
-                nothing: dict[str, list[list[float]]] = {name: [] for name in calls}
-                return Sampling(
-                    samples_ms=nothing,
-                    num_dropped=0,
-                    settled=False,
-                    stable=False,
-                )
+                samples_ms: dict[str, list[list[float]]] = {name: [] for name in calls}
+                return Sampling(samples_ms=samples_ms, num_dropped=0, settled=False, stable=False)
             policy = replace(policy, time_limit_s=max(policy.time_limit_s, least_s))
-        return sample(
-            calls,
-            policy,
-            resets,
-            meter,
-            rivals,
-        )
+        return sample(calls, policy, resets, meter, rivals)
+
+
+def _round_s(calls: Mapping[str, Sequence[_Call]], timed_ms: Callable[[_Call], float]) -> float:
+    """Time of a first round, in seconds: the faster of two calls of each entrant."""
+    round_s = 0.0
+    for entrant_calls in calls.values():
+        first, second = (*entrant_calls, entrant_calls[0])[:2]
+        round_s += min(timed_ms(first), timed_ms(second)) / 1e3
+    return round_s
 
 
 def _fresh_eager(subject: Subject) -> nn.Module:
@@ -280,15 +290,18 @@ def without_grad(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 
 
 def _calls(
-    subject: Subject, point: Mapping[str, int], models: Mapping[str, Callable[..., Any]]
+    subject: Subject, point: Mapping[str, int], models: Mapping[str, Callable[..., object]]
 ) -> dict[str, list[_Call]]:
     """The calls of each entrant at a point, with its own copies of the inputs, bound before
     timing.
     """
-    sets = distinct_at(subject.spec, subject.on_host.sets, point)
-    inputs = [on_device(item, subject.device) for item in sets]
+    inputs = []
+    for host_inputs in distinct_at(subject.spec, subject.on_host.sets, point):
+        inputs.append(on_device(host_inputs, subject.device))
     calls: dict[str, list[_Call]] = {}
     for name, model in models.items():
-        bound = [bind(subject.spec, item.cloned()) for item in inputs]
-        calls[name] = [partial(model, *args, **kwargs) for args, kwargs in bound]
+        calls[name] = []
+        for input_set in inputs:
+            args, kwargs = bind(subject.spec, input_set.cloned())
+            calls[name].append(partial(model, *args, **kwargs))
     return calls

@@ -102,27 +102,11 @@ def _run_way(
 ) -> _Way:
     """Run a candidate with these payloads, and compare its outputs with the reference."""
     reference, names = session.reference, session.output_names
-    fresh = partial(
-        _runner,
-        session.subject,
-        candidate,
-        payloads,
-    )
+    fresh = partial(_runner, session.subject, candidate, payloads)
     outputs: _Outputs | None = None if reference.deterministic else []
     answers: list[dict[str, Tensor]] = []
-    calls = _calls(
-        session,
-        fresh,
-        outputs,
-        answers,
-    )
-    rows = assess(
-        candidate.recipe,
-        names,
-        calls,
-        session.gate,
-        reference.scales,
-    )
+    calls = _calls(session, fresh, outputs, answers)
+    rows = assess(candidate.recipe, names, calls, session.gate, reference.scales)
     failed = any(row.problem for row in rows)
     ties: tuple[Call, ...] = ()
     random = None
@@ -130,12 +114,7 @@ def _run_way(
         rows, ties = _without_ties(session, rows, list(_calls(session, fresh)))
     elif outputs is not None and not failed and not random_known:
         random = _random_problem(session, fresh, outputs)
-    return _Way(
-        rows=rows,
-        answers=answers,
-        ties=ties,
-        random=random,
-    )
+    return _Way(rows=rows, answers=answers, ties=ties, random=random)
 
 
 def _calls(
@@ -153,7 +132,11 @@ def _calls(
         answers: collects the outputs of the single calls.
     """
     reference, names = session.reference, session.output_names
-    each = run_calls(fresh, session.subject, stateful=reference.stateful)
+    each = run_calls(
+        fresh,
+        session.subject,
+        stateful=reference.stateful,
+    )
     for call, leaves in zip(reference.calls, each, strict=True):
         if outputs is not None:
             outputs.append(leaves)
@@ -167,7 +150,11 @@ def _placed_row(
 ) -> DriftRow:
     """The row with the thread count and the payload that served."""
     payload = payload_at(payloads, session.subject.sets[row.set_index].point)
-    return replace(row, num_threads=num_threads, payload=payload.path if payload else "")
+    return replace(
+        row,
+        num_threads=num_threads,
+        payload=payload.path if payload else "",
+    )
 
 
 def _without_ties(
@@ -186,7 +173,11 @@ def _without_ties(
     names, reference = session.output_names, session.reference
     failed = {names.index(row.output) for row in rows if row.problem}
     rerun = eager_reruns(session.subject, stateful=reference.stateful)
-    settled = at_ties(again, failed, rerun)
+    settled = at_ties(
+        again,
+        failed,
+        rerun,
+    )
     if settled is None:
         return rows, ()
     calls, ties = settled
@@ -200,9 +191,11 @@ def _without_ties(
     if any(row.problem for row in judged):
         return rows, ()
     # `assess` returns the rows of one output after the other
-    order = [(position, index) for index in range(len(names)) for position in range(len(calls))]
-    counts = [int(ties[place].sum()) if place in ties else 0 for place in order]
-    counted = [replace(row, num_ties=count) for row, count in zip(judged, counts, strict=True)]
+    counted = []
+    for number, row in enumerate(judged):
+        output, call = divmod(number, len(calls))
+        tied = ties.get((call, output))
+        counted.append(row if tied is None else replace(row, num_ties=int(tied.sum())))
     return counted, tuple(calls)
 
 
@@ -230,10 +223,12 @@ def _runner(subject: Subject, candidate: Candidate, payloads: Sequence[Payload])
 
     def call(tensors: Mapping[str, Tensor]) -> list[Tensor]:
         copies = {name: tensor.clone() for name, tensor in tensors.items()}
-        return [leaf.cpu() for leaf in leaves_of(model(**copies))]
+        outputs = leaves_of(model(**copies))
+        return [tensor.cpu() for tensor in outputs]
 
-    reset = None if subject.reset is None else model.preserved[subject.reset]
-    return Runner(call=call, reset=reset)
+    if subject.reset is None:
+        return Runner(call=call)
+    return Runner(call=call, reset=model.preserved[subject.reset])
 
 
 def _random_problem(session: Session, fresh: _Fresh, outputs: _Outputs) -> str | None:
@@ -241,16 +236,29 @@ def _random_problem(session: Session, fresh: _Fresh, outputs: _Outputs) -> str |
     problem or None.
     """
     reference, subject = session.reference, session.subject
-    pairs = [
-        (call.eager, leaves)
-        for call, leaves in zip(reference.calls, outputs, strict=True)
-        if call.set_index == 0
-    ]
-    ask = partial(fresh().call, subject.sets[0].tensors)
-    if problem := baked_in([eager for eager, _ in pairs], [leaves for _, leaves in pairs], ask):
+    eager, answers = [], []
+    for call, leaves in zip(reference.calls, outputs, strict=True):
+        if call.set_index == 0:
+            eager.append(call.eager)
+            answers.append(leaves)
+    call_again = partial(fresh().call, subject.sets[0].tensors)
+    problem = baked_in(
+        eager,
+        answers,
+        call_again,
+    )
+    if problem:
         return problem
-    more = []
+    runs = [sampled(outputs)]
     for _ in reference.runs[1:]:
-        again = run_calls(fresh, subject, stateful=reference.stateful)
-        more.append(sampled(list(again)))
-    return distribution_problem(session.output_names, reference.runs, [sampled(outputs), *more])
+        again = run_calls(
+            fresh,
+            subject,
+            stateful=reference.stateful,
+        )
+        runs.append(sampled(list(again)))
+    return distribution_problem(
+        session.output_names,
+        reference.runs,
+        runs,
+    )

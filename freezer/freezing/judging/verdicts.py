@@ -38,8 +38,10 @@ def decide(session: Session, judgement: Judgement) -> Judgement:
     )
 
 
-def _decided(session: Session, judgement: Judgement) -> tuple[Verdict, str, Trial]:
+def _decided(session: Session, judgement: Judgement) -> tuple[Verdict, str, Trial | None]:
     passing = judgement.passing
+    if not judgement.trials:
+        return "kept-eager", "no recipe other than eager was requested", None
     if not passing:
         nearest = min(judgement.trials, key=_distance)
         return "rejected", f"{nearest.recipe}: {nearest.problem}", nearest
@@ -51,15 +53,20 @@ def _decided(session: Session, judgement: Judgement) -> tuple[Verdict, str, Tria
         return "unstable", _unstable(session, sampling), passing[0]
     measured = [trial for trial in passing if trial.speedup]
     able = [trial for trial in measured if over_limit(session, trial) is None]
-    best = _best(session, able or measured, sampling)
-    how = ""
+    best = _best(
+        session,
+        able or measured,
+        sampling,
+    )
+    clock = ""
     if sampling.clock != "wall":
-        how = f"; {CLOCKS[sampling.clock]}, since {sampling.disturbance}"
+        clock = f"; {CLOCKS[sampling.clock]}, since {sampling.disturbance}"
     if able:
-        return "published", f"{_praise(session, best)}{how}", best
-    # Noise may hide a speedup: then the artifact that serves stays.
-    verdict: Verdict = "unstable" if sampling.clock == "disturbed" else "kept-eager"
-    return verdict, f"{best.recipe}: {over_limit(session, best)}{how}", best
+        return "published", _praise(session, best) + clock, best
+    reason = f"{best.recipe}: {over_limit(session, best)}{clock}"
+    if sampling.clock == "disturbed":  # noise may hide a speedup: the artifact that serves stays
+        return "unstable", reason, best
+    return "kept-eager", reason, best
 
 
 def _distance(trial: Trial) -> float:
@@ -71,19 +78,23 @@ def conversion(session: Session, judgement: Judgement) -> str:
     """What moving a TorchScript model to torch.export gains, as the end of a reason; empty unless
     its converted program was judged.
     """
-    converted = next((t for t in judgement.trials if t.candidate.capture == "convert"), None)
-    if converted is None:
+    converted = [trial for trial in judgement.trials if trial.candidate.capture == "convert"]
+    if not converted:
         return ""
-    start = f"; {converted.recipe}, converted to torch.export,"
-    if converted.problem is not None:
+    start = f"; {converted[0].recipe}, converted to torch.export,"
+    if converted[0].problem is not None:
         return f"{start} does not pass the drift gate"
     cell = judgement.cells[0]
-    legacy = [t.recipe for t in judgement.passing if t.candidate.lowering == "torchscript"]
-    if not legacy:
+    medians: dict[str, float] = {}
+    for trial in judgement.passing:
+        if trial.candidate.lowering == "torchscript":
+            samples_ms = cell.sampling.pooled(trial.recipe)
+            medians[trial.recipe] = statistics.median_high(samples_ms)
+    if not medians:
         return f"{start} passes the drift gate"
-    against = min(legacy, key=lambda name: statistics.median_high(cell.sampling.pooled(name)))
+    against = min(medians, key=medians.__getitem__)
     faster = cell.faster(
-        converted.recipe,
+        converted[0].recipe,
         against,
         1,
         session.policy,
@@ -121,16 +132,11 @@ def _speedup(trial: Trial) -> Speedup:
 
 
 def _unstable(session: Session, sampling: Sampling) -> str:
-    reason = sampling.problem
-    if session.objective == "p95":
-        num_calls = min(len(sampling.pooled(name)) for name in sampling.samples_ms)
-        needed = MIN_SAMPLES["p95"]
-        if 0 < num_calls < needed:
-            reason += f"; {num_calls} calls of the slowest entrant, of {needed} that p95 needs"
-    num_shared = (sampling.device or {}).get("num_rounds_shared")
-    if num_shared:
-        reason += f"; in {num_shared} of them another process used the GPU"
-    return reason
+    if session.objective != "p95":
+        return sampling.problem
+    num_calls = min(len(sampling.pooled(name)) for name in sampling.samples_ms)
+    needed = MIN_SAMPLES["p95"]
+    return f"{sampling.problem}; {num_calls} calls of the slowest entrant, of {needed} for p95"
 
 
 def _praise(session: Session, trial: Trial) -> str:
@@ -145,14 +151,15 @@ def _praise(session: Session, trial: Trial) -> str:
 
 def over_limit(session: Session, trial: Trial) -> str | None:
     """The limit on speed, size or memory that a timed trial exceeds; None if it meets all."""
-    limits, objective, faster = session.limits, session.objective, _speedup(trial)
+    limits, faster = session.limits, _speedup(trial)
     if faster.low <= limits.speedup_min:
+        figure = _BY[timing_of(session.objective)]
         return (
-            f"speedup{_BY[timing_of(objective)]} {faster.value:.2f}, at least {faster.low:.2f};"
+            f"speedup{figure} {faster.value:.2f}, at least {faster.low:.2f};"
             f" speedup_min is {limits.speedup_min:g}"
         )
     name, latency_ms = "median", trial.latency_ms.p50
-    if objective == "p95":
+    if session.objective == "p95":
         name, latency_ms = "p95", trial.latency_ms.p95
     most_ms = limits.latency_ms_max
     if most_ms is not None and (latency_ms is None or latency_ms > most_ms):
@@ -177,13 +184,14 @@ def pareto(judgement: Judgement) -> tuple[Tradeoff, ...]:
     It is about the speedup in the objective's figure, the size, and, where they were measured, load
     time and memory. Limits do not matter.
     """
-    costs = [(_costs(trial), trial) for trial in judgement.passing if trial.speedup]
+    timed = [trial for trial in judgement.passing if trial.speedup]
+    costs = [_costs(trial) for trial in timed]
     front = []
-    for cost, trial in costs:
-        if not any(_dominates(better, cost) for better, _ in costs):
-            front.append((cost, trial))
-    front.sort(key=lambda pair: pair[0])
-    return tuple(_tradeoff(trial, judgement.cells[0]) for _, trial in front)
+    for trial in sorted(timed, key=_costs):
+        cost = _costs(trial)
+        if not any(_dominates(better, cost) for better in costs):
+            front.append(_tradeoff(trial, judgement.cells[0]))
+    return tuple(front)
 
 
 def _costs(trial: Trial) -> tuple[float, ...]:

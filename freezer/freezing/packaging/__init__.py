@@ -1,7 +1,7 @@
 """Packaging: assemble the artifact folder, with its evidence.
 
 May import: freezer.freezing.payload_sets and below.
-Read first: assemble.py.
+Read first: writer.py.
 """
 
 from freezer.freezing.packaging.evidence import (

@@ -7,8 +7,6 @@ captured and frozen models, and errors, as text.
 from __future__ import annotations
 
 import json
-import logging
-import math
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,10 +16,8 @@ from pathlib import Path
 from torch import Tensor
 
 from freezer.artifact import (
-    DRIFT_EVIDENCE,
     GOLDEN_INPUTS,
     GOLDEN_OUTPUTS,
-    LATENCY_EVIDENCE,
     MANIFEST,
     GoldenSet,
     payload_at,
@@ -31,17 +27,14 @@ from freezer.artifact import (
 )
 from freezer.compare import Slices
 from freezer.compare.tensor_values import comparable, values_of
-from freezer.freezing.candidates import EVIDENCE, Candidate
-from freezer.freezing.drift import DriftRow, Reference
+from freezer.freezing.candidates import EVIDENCE, Builds, Candidate
+from freezer.freezing.drift import Call, DriftRow, Reference
 from freezer.freezing.judging import Judgement, Session, Trial
 from freezer.freezing.models import Subject
 from freezer.runtime.tensor_files import save_tensors
 
 GOLDEN_BYTES = 8 * 1024 * 1024
 """Limit on the size of the golden inputs; at least one set for each payload is kept."""
-
-MAX_TEXT_BYTES = 2_000_000
-"""Longer texts are cut."""
 
 _LATENCY = {
     "entrant": "string",
@@ -64,36 +57,36 @@ _DRIFT = {
 _Table = dict[str, list[object]]
 """A list for each column."""
 
-logger = logging.getLogger("coldpress")
 
-
-def write_evidence(judgement: Judgement, folder: Path) -> tuple[str, ...]:
-    """Write evidence/latency.parquet (a row per sample) and evidence/drift.parquet (a row per
-    `DriftRow`).
-
-    Returns:
-        The paths written, relative to `folder`. Without pyarrow they end in `.json` and contain an
-        object of columns.
+def write_tables(judgement: Judgement, folder: Path) -> None:
+    """Write latency.parquet (a row per sample) and drift.parquet (a row per `DriftRow`) to an
+    existing folder. Without pyarrow they end in `.json` and contain an object of columns.
     """
-    (folder / EVIDENCE).mkdir(exist_ok=True)
-    rows = [row for trial in judgement.trials if trial.drift for row in trial.drift.rows]
-    drift: _Table = {}
-    for name in _DRIFT:
-        drift[name] = [getattr(row, name) for row in rows]
-    tables = ((LATENCY_EVIDENCE, _LATENCY, _latency(judgement)), (DRIFT_EVIDENCE, _DRIFT, drift))
+    tables = (
+        ("latency", _LATENCY, _latency(judgement)),
+        ("drift", _DRIFT, _drift(judgement)),
+    )
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
-        logger.info(
-            "pyarrow is not installed; writing evidence as JSON (pip install 'coldpress[stores]'"
-            " for Parquet)"
-        )
-        return tuple(_write_json(columns, path, folder) for path, _, columns in tables)
-    for path, types, columns in tables:
-        schema = pa.schema([(name, getattr(pa, kind)()) for name, kind in types.items()])
-        pq.write_table(pa.table(columns, schema=schema), folder / path)
-    return LATENCY_EVIDENCE, DRIFT_EVIDENCE
+        for name, _, columns in tables:
+            (folder / f"{name}.json").write_text(json.dumps(columns))
+        return
+    for name, types, columns in tables:
+        fields = [(column, getattr(pa, kind)()) for column, kind in types.items()]
+        table = pa.table(columns, schema=pa.schema(fields))
+        pq.write_table(table, folder / f"{name}.parquet")
+
+
+def _drift(judgement: Judgement) -> _Table:
+    """The drift table: a list for each column."""
+    table: _Table = {name: [] for name in _DRIFT}
+    for trial in judgement.trials:
+        for row in trial.drift.rows if trial.drift else ():
+            for name, values in table.items():
+                values.append(getattr(row, name))
+    return table
 
 
 def _latency(judgement: Judgement) -> _Table:
@@ -117,29 +110,11 @@ def _latency(judgement: Judgement) -> _Table:
     return table
 
 
-def _write_json(columns: _Table, path: str, folder: Path) -> str:
-    """Write a table as JSON, with NaN and infinities as strings; return its path."""
-    plain = {name: list(map(_plain, values)) for name, values in columns.items()}
-    path = str(Path(path).with_suffix(".json"))
-    (folder / path).write_text(json.dumps(plain, allow_nan=False))
-    return path
-
-
-def _plain(value: object) -> object:
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def write_texts(candidate: Candidate, folder: Path) -> tuple[str, ...]:
-    """Copy the code, graphs and errors of a candidate to evidence/.
-
-    Returns:
-        The paths written, relative to `folder`, sorted.
-    """
-    texts = sorted((candidate.folder / EVIDENCE).glob("*.txt"))
-    (folder / EVIDENCE).mkdir(exist_ok=True)
-    for source in texts:
-        (folder / EVIDENCE / source.name).write_bytes(_cut(source.read_bytes()))
-    return tuple(sorted(f"{EVIDENCE}/{source.name}" for source in texts))
+def write_texts(candidate: Path, folder: Path) -> None:
+    """Copy the code, graphs and errors from the folder of a candidate to a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for text in (candidate / EVIDENCE).glob("*.txt"):
+        shutil.copyfile(text, folder / text.name)
 
 
 def evidence_of(out: Path) -> Path:
@@ -161,55 +136,39 @@ def clear_evidence(out: Path, classes: Sequence[str]) -> None:
 
 
 def write_refused(
-    judgement: Judgement | None,
-    builds: Mapping[str, Path],
-    tracebacks: Mapping[str, str],
-    work: Path,
-    dest: Path,
-) -> None:
-    """Write the evidence of a class for which no artifact is written.
+    judgement: Judgement | None, builds: Builds, folder: Path, class_name: str
+) -> Path | None:
+    """Write the evidence of what is in no artifact of a class to `folder/CLASS`.
 
     Args:
         judgement: of the candidates; None if there was none.
-        builds: folder of each recipe's build, also of those that failed; their texts are copied to
-            `dest/RECIPE`.
-        tracebacks: by recipe; written to `dest/errors.txt`.
-        work: an existing folder for files in progress.
-        dest: a new folder.
+        builds: all builds of the class. Their texts are copied to a folder for each recipe, the
+            errors to `errors.txt`.
+        folder: see `evidence_of`.
+        class_name: name of the device class.
+
+    Returns:
+        The folder; None if everything is in the artifact of the winner.
     """
+    won = judgement is not None and judgement.winner is not None
+    if won and not builds.errors:
+        return None
+    dest = folder / class_name
     dest.mkdir(parents=True)
-    if judgement is not None:
-        write_evidence(judgement, work)
-        for table in (work / EVIDENCE).iterdir():
-            shutil.copy(table, dest / table.name)
-    for recipe, folder in builds.items():
-        for text in sorted((folder / EVIDENCE).glob("*.txt")):
-            (dest / recipe).mkdir(exist_ok=True)
-            (dest / recipe / text.name).write_bytes(_cut(text.read_bytes()))
-    if tracebacks:
-        (dest / "errors.txt").write_text(
-            "\n".join(f"{name}\n{text}" for name, text in tracebacks.items())
-        )
-
-
-def _cut(data: bytes) -> bytes:
-    """Cut a long text after a whole line, and append how much is missing."""
-    if len(data) <= MAX_TEXT_BYTES:
-        return data
-    kept = data[:MAX_TEXT_BYTES]
-    kept = kept[: kept.rfind(b"\n") + 1] or kept.decode(errors="ignore").encode() + b"\n"
-    return (
-        kept + f"... cut here: {len(data) - len(kept)} of {len(data)} bytes are left out\n".encode()
-    )
+    if judgement is not None and not won:
+        write_tables(judgement, dest)
+    for recipe, build in builds.folders.items():
+        write_texts(build, dest / recipe)
+    if builds.errors:
+        texts = [f"{name}\n{text}" for name, text in builds.tracebacks.items()]
+        (dest / "errors.txt").write_text("\n".join(texts))
+    return folder
 
 
 def write_golden(
     session: Session, winner: Trial, indices: Sequence[int], folder: Path
 ) -> tuple[GoldenSet, ...]:
     """Write golden/inputs.safetensors and golden/outputs.safetensors.
-
-    Golden outputs are the reference, cast to the output's dtype. Where eager returns NaN, Inf or
-    integers, they are eager's.
 
     Args:
         session: the session of the judgement.
@@ -220,34 +179,41 @@ def write_golden(
     (folder / "golden").mkdir()
     subject, names = session.subject, session.output_names
     reference = replace(session.reference, calls=winner.ties or session.reference.calls)
-    scales = {name: limits for name, limits in zip(names, reference.scales, strict=True) if limits}
+    scales = {}
+    for name, limits in zip(names, reference.scales, strict=True):
+        if limits:
+            scales[name] = limits
     slice_errors = _slice_errors(names, reference, indices)
     inputs: dict[str, Tensor] = {}
     outputs: dict[str, Tensor] = {}
     sets: list[GoldenSet] = []
     for position, index in enumerate(indices):
-        call = reference.singles[index]
         for name, tensor in subject.on_host.sets[index].tensors.items():
             inputs[f"{position}/{name}"] = tensor
-        for name, r, e in zip(
-            names,
-            call.reference,
-            call.eager,
-            strict=True,
-        ):
-            golden = r.to(e.dtype).where(e.isfinite() & r.isfinite(), e) if comparable(e) else e
-            outputs[f"{position}/{name}"] = golden
-        sets.append(
-            GoldenSet(
-                point=dict(subject.sets[index].point),
-                native_rmse=_native_rmse(winner, index),
-                scales=scales,
-                slice_errors=slice_errors,
-            )
+        for name, tensor in zip(names, _golden_outputs(reference.singles[index]), strict=True):
+            outputs[f"{position}/{name}"] = tensor
+        golden = GoldenSet(
+            point=dict(subject.sets[index].point),
+            native_rmse=_native_rmse(winner, index),
+            scales=scales,
+            slice_errors=slice_errors,
         )
+        sets.append(golden)
     save_tensors(inputs, folder / GOLDEN_INPUTS)
     save_tensors(outputs, folder / GOLDEN_OUTPUTS)
     return tuple(sets)
+
+
+def _golden_outputs(call: Call) -> list[Tensor]:
+    """The reference, cast to the outputs' dtypes; eager's where it returns NaN, Inf or integers."""
+    golden = []
+    for r, e in zip(call.reference, call.eager, strict=True):
+        if comparable(e):
+            both_finite = e.isfinite() & r.isfinite()
+            golden.append(r.to(e.dtype).where(both_finite, e))
+        else:
+            golden.append(e)
+    return golden
 
 
 def _native_rmse(winner: Trial, index: int) -> dict[str, float]:
@@ -273,7 +239,11 @@ def _slice_errors(
         for call in calls:
             if comparable(call.eager[number]):
                 eager = values_of(call.eager[number])
-                slices.add(values_of(call.reference[number]), eager, eager)
+                slices.add(
+                    values_of(call.reference[number]),
+                    eager,
+                    eager,
+                )
         share = slices.native_share()
         if share is not None:
             errors[name] = share
@@ -284,22 +254,24 @@ def golden_indices(subject: Subject, candidate: Candidate) -> list[int]:
     """Select the first set at each point, the smallest first, within GOLDEN_BYTES; always one for
     each payload.
     """
-    first: dict[tuple[tuple[str, int], ...], int] = {}
-    for index, item in enumerate(subject.sets):
-        first.setdefault(tuple(sorted(item.point.items())), index)
-    sizes = {}
-    for index in first.values():
-        sizes[index] = sum(tensor.nbytes for tensor in subject.sets[index].tensors.values())
-    payloads = candidate.payloads
-    served_by = [
-        payloads_for_threads(payloads, count) for count in thread_counts_of(payloads) or (0,)
-    ]
+    sizes: dict[int, int] = {}
+    points: list[Mapping[str, int]] = []
+    for index, inputs in enumerate(subject.sets):
+        if inputs.point not in points:
+            points.append(inputs.point)
+            tensors = inputs.tensors.values()
+            sizes[index] = sum(tensor.nbytes for tensor in tensors)
+    counts = thread_counts_of(candidate.payloads) or (0,)
     chosen: list[int] = []
     served: set[str] = set()
     total = 0
     for index in sorted(sizes, key=sizes.__getitem__):
-        found = [payload_at(held, subject.sets[index].point) for held in served_by]
-        serves = {payload.path for payload in found if payload is not None}
+        serves = set()
+        for count in counts:
+            payloads = payloads_for_threads(candidate.payloads, count)
+            payload = payload_at(payloads, subject.sets[index].point)
+            if payload is not None:
+                serves.add(payload.path)
         if not serves <= served or total + sizes[index] <= GOLDEN_BYTES:
             chosen.append(index)
             served |= serves

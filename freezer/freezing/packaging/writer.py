@@ -17,7 +17,6 @@ from freezer.artifact import (
     MEDIA_PARQUET,
     MEDIA_SAFETENSORS,
     MEDIA_TEXT,
-    OWN_OUTPUTS,
     Artifact,
     CandidateRecord,
     DriftRecord,
@@ -37,12 +36,12 @@ from freezer.artifact import (
     write_artifact,
 )
 from freezer.files import link_or_copy
-from freezer.freezing.candidates import Candidate
+from freezer.freezing.candidates import EVIDENCE, Candidate
 from freezer.freezing.judging import Judgement, Session, Trial
 from freezer.freezing.packaging.evidence import (
     golden_indices,
-    write_evidence,
     write_golden,
+    write_tables,
     write_texts,
 )
 from freezer.freezing.recipes import EAGER
@@ -50,6 +49,13 @@ from freezer.freezing.target import Target
 from freezer.hardware import cuda_needs
 from freezer.runtime.devices import host_fingerprint
 from freezer.runtime.tensor_files import write_own_outputs
+
+_MEDIA = {
+    ".safetensors": MEDIA_SAFETENSORS,
+    ".parquet": MEDIA_PARQUET,
+    ".json": MEDIA_JSON,
+    ".txt": MEDIA_TEXT,
+}
 
 
 def assemble(
@@ -72,13 +78,7 @@ def assemble(
     """
     if judgement.torch_only is not None:
         second, beside = judgement.torch_only, torch_folder(dest)
-        assemble(
-            session,
-            second,
-            dest=beside,
-            provenance=provenance,
-            failures=failures,
-        )
+        assemble(session, second, dest=beside, provenance=provenance, failures=failures)
     winner, device = judgement.winner, session.target.device
     assert winner is not None, "assemble requires a winner"
     dest.parent.mkdir(parents=True, exist_ok=True)
@@ -109,19 +109,13 @@ def _write_files(
     for payload in candidate.payloads:
         link_or_copy(candidate.folder / payload.path, folder / payload.path)
     indices = golden_indices(session.subject, candidate)
-    golden = write_golden(
-        session,
-        winner,
-        indices,
-        folder,
-    )
+    golden = write_golden(session, winner, indices, folder)
     write_own_outputs([winner.answers[index] for index in indices], folder)
-    media = dict.fromkeys((GOLDEN_INPUTS, GOLDEN_OUTPUTS, OWN_OUTPUTS), MEDIA_SAFETENSORS)
-    for path in write_evidence(judgement, folder):
-        media[path] = MEDIA_PARQUET if path.endswith(".parquet") else MEDIA_JSON
-    for path in write_texts(candidate, folder):
-        media[path] = MEDIA_TEXT
-    return golden, tuple(file_ref(folder, path, kind) for path, kind in media.items())
+    write_texts(candidate.folder, folder / EVIDENCE)
+    write_tables(judgement, folder / EVIDENCE)
+    paths = [GOLDEN_INPUTS, GOLDEN_OUTPUTS]
+    paths += sorted(f"{EVIDENCE}/{path.name}" for path in (folder / EVIDENCE).iterdir())
+    return golden, tuple(file_ref(folder, path, _MEDIA[Path(path).suffix]) for path in paths)
 
 
 def _manifest(session: Session, judgement: Judgement, winner: Trial) -> Manifest:

@@ -42,12 +42,10 @@ def with_further_threads(session: Session, judgement: Judgement, folder: Path) -
     winner, target = judgement.winner, session.target
     if winner is None or not target.further_threads:
         return judgement
-    counts = ", ".join(map(str, target.further_threads))
     logger.info(
-        "building %s for %s, threads %s",
+        "building %s for %s threads",
         winner.recipe,
-        target.device_class.name,
-        counts,
+        target.further_threads,
     )
     try:
         candidate = build_further(
@@ -62,7 +60,11 @@ def with_further_threads(session: Session, judgement: Judgement, folder: Path) -
             for count in target.further_threads
         ]
         return judgement.with_winner(winner.without_payloads(failed))
-    return judge_further(session, judgement, candidate)
+    return judge_further(
+        session,
+        judgement,
+        candidate,
+    )
 
 
 def judge_further(session: Session, judgement: Judgement, candidate: Candidate) -> Judgement:
@@ -79,23 +81,25 @@ def judge_further(session: Session, judgement: Judgement, candidate: Candidate) 
     with judging_conditions(session.target):
         candidate, rows, dropped = _passing_gate(session, candidate)
         built = [count for count in counts if payloads_for_threads(candidate.payloads, count)]
-        cells = time_further_threads(session, candidate, built)
-    candidate, slow = kept_payloads(session, candidate, (*judgement.cells, *cells))
-    candidate, large = _within_size(session, candidate)
-    points = tuple(
-        point_figures(
+        cells = time_further_threads(
+            session,
             candidate,
-            cells,
-            session.policy,
-            1,
+            built,
         )
+    candidate, slow = kept_payloads(
+        session,
+        candidate,
+        (*judgement.cells, *cells),
     )
+    candidate, large = _within_size(session, candidate)
+    points = tuple(point_figures(candidate, cells, session.policy, 1))
     trial = replace(
         winner,
         candidate=candidate,
         drift=report([*winner.drift.rows, *rows], session.gate),
         points=(*winner.points, *points),
-    ).without_payloads([*dropped, *slow, *large])
+    )
+    trial = trial.without_payloads([*dropped, *slow, *large])
     slower = slower_than_eager(points)
     text = f"slower than eager with {slower}" if slower else ""
     return judgement.with_winner(trial, text=text).with_cells(cells)
@@ -110,27 +114,36 @@ def _passing_gate(
     rows: list[DriftRow] = []
     dropped: list[Dropped] = []
     for count in session.target.further_threads:
-        payloads = tuple(item for item in candidate.payloads if item.num_threads == count)
+        payloads = tuple(payload for payload in candidate.payloads if payload.num_threads == count)
         if not payloads:  # payloads for any count were judged with this one before
             continue
         trial = run_trial(session, replace(candidate, payloads=payloads))
         if trial.problem is None and trial.drift is not None:
             rows += trial.drift.rows
         else:
-            candidate, gone = _without(candidate, count, trial.problem or "not compared")
+            candidate, gone = _without(
+                candidate,
+                count,
+                trial.problem or "not compared",
+            )
             dropped += gone
     return candidate, rows, dropped
 
 
 def _within_size(session: Session, candidate: Candidate) -> tuple[Candidate, list[Dropped]]:
     """Drop the payloads of the last counts until the rest is within `size_mb_max`."""
-    most, dropped = session.limits.size_mb_max, list[Dropped]()
+    most_mb = session.limits.size_mb_max
+    dropped: list[Dropped] = []
     for count in reversed(session.target.further_threads):
         size_mb = candidate.size_bytes / 1e6
-        if most is not None and size_mb > most:
-            reason = f"{size_mb:.1f} MB with it; size_mb_max is {most:g}"
-            candidate, gone = _without(candidate, count, reason)
-            dropped += gone
+        if most_mb is not None and size_mb > most_mb:
+            reason = f"{size_mb:.1f} MB with it; size_mb_max is {most_mb:g}"
+            candidate, removed = _without(
+                candidate,
+                count,
+                reason,
+            )
+            dropped += removed
     return candidate, dropped
 
 

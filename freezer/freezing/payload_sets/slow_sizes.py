@@ -16,7 +16,7 @@ from pathlib import Path
 
 from freezer.artifact import Dropped, Payload, is_exact, slower_places
 from freezer.errors import FreezeError, JudgeError
-from freezer.files import link_or_copy, move
+from freezer.files import link_or_copy
 from freezer.freezing.candidates import EVIDENCE, Candidate, build
 from freezer.freezing.drift import report
 from freezer.freezing.judging import (
@@ -64,26 +64,30 @@ def with_captured(session: Session, judgement: Judgement, folder: Path) -> Judge
         dropped = Dropped(payload=PAYLOAD, num_threads=session.num_threads, reason=str(error))
         text = f"the captured program does not serve instead: {error}"
         return judgement.with_winner(winner.without_payloads([dropped]), text=text)
-    timed = [item.point for item in winner.points if item.num_threads == session.num_threads]
+    timed = [
+        figures.point for figures in winner.points if figures.num_threads == session.num_threads
+    ]
     dims = nearest_sizes(session.subject.spec.dims, [cell.point for cell in gains], timed)
     candidate = _in_one_folder(winner.candidate, captured, dims, folder)
     served = [cell for cell in gains if _within(cell.point, dims)]
     merged = _merged(session, winner, replace(trial, candidate=candidate), served, dims)
-    cells = {str(cell): cell for cell in (*judgement.cells, *served)}
-    text = _serves(dims)
-    return replace(judgement, cells=tuple(cells.values())).with_winner(merged, text=text)
+    cells = {str(cell): cell for cell in judgement.cells}
+    cells |= {str(cell): cell for cell in served}
+    judgement = replace(judgement, cells=tuple(cells.values()))
+    return judgement.with_winner(merged, text=_serves(dims))
 
 
 def _slow_sizes(judgement: Judgement, winner: Trial) -> list[Sizes]:
     """The sizes at which the winner is slower than eager, without the deciding ones, at which its
     payload always serves.
     """
-    first = judgement.cells[0]
-    return [
-        item.point
-        for item in slower_places(winner.points)
-        if item.num_threads == first.num_threads and dict(item.point) != dict(first.point)
-    ]
+    deciding = judgement.cells[0]
+    sizes = []
+    for figures in slower_places(winner.points):
+        same_threads = figures.num_threads == deciding.num_threads
+        if same_threads and dict(figures.point) != dict(deciding.point):
+            sizes.append(figures.point)
+    return sizes
 
 
 def _build(session: Session, winner: Trial, folder: Path) -> Candidate:
@@ -98,13 +102,11 @@ def _build(session: Session, winner: Trial, folder: Path) -> Candidate:
     folder.mkdir()
     ways = tuple(way for way in KEPT_EAGER.ways if way[1] == "exported")
     exported = replace(KEPT_EAGER, ways=ways)
-    captured = _renamed(
-        build(
-            session.subject,
-            exported,
-            session.target,
-            folder,
-        )
+    captured = build(
+        session.subject,
+        exported,
+        session.target,
+        folder,
     )
     size_mb = (winner.candidate.size_bytes + captured.size_bytes) / 1e6
     if limit is not None and size_mb > limit:
@@ -125,7 +127,11 @@ def _try(
         trial = run_trial(session, captured)
         if trial.problem is not None:
             raise JudgeError(trial.problem)
-        cells = time_sizes(session, [winner.candidate, captured], slow)
+        cells = time_sizes(
+            session,
+            [winner.candidate, captured],
+            slow,
+        )
     gains: list[Cell] = []
     bounds: list[str] = []
     for cell in cells:
@@ -140,10 +146,10 @@ def _try(
         bounds.append(f"{cell} (at least {faster.low:.2f} times)")
         if faster.low > 1:
             gains.append(cell)
+    if not bounds:
+        raise JudgeError("it could not be timed")
     if not gains:
-        raise JudgeError(
-            f"it is not faster with {'; '.join(bounds)}" if bounds else "it could not be timed"
-        )
+        raise JudgeError(f"it is not faster with {'; '.join(bounds)}")
     return trial, gains
 
 
@@ -161,32 +167,31 @@ def _merged(
     """
     assert winner.drift is not None, "a winner has passed the drift gate"
     assert captured.drift is not None
-    places = set(map(str, served))
-    points = [item for item in winner.points if item.place not in places]
-    gone = [
-        Dropped(payload=item.path, num_threads=item.num_threads or 0, reason=_serves(dims))
-        for item in winner.candidate.payloads
-        if item.path not in captured.candidate.reports
+    places = [str(cell) for cell in served]
+    points = [figures for figures in winner.points if figures.place not in places]
+    points += point_figures(
+        captured.candidate,
+        served,
+        session.policy,
+        1,
+    )
+    replaced = [
+        Dropped(payload=payload.path, num_threads=payload.num_threads or 0, reason=_serves(dims))
+        for payload in winner.candidate.payloads
+        if payload.path not in captured.candidate.reports
     ]
     answers = list(winner.answers)
-    for index, item in enumerate(session.subject.sets):
-        if _within(item.point, dims):
+    for index, inputs in enumerate(session.subject.sets):
+        if _within(inputs.point, dims):
             answers[index] = captured.answers[index]
-    return replace(
+    merged = replace(
         winner,
         candidate=captured.candidate,
         drift=report([*winner.drift.rows, *captured.drift.rows], session.gate),
         answers=answers,
-        points=(
-            *points,
-            *point_figures(
-                captured.candidate,
-                served,
-                session.policy,
-                1,
-            ),
-        ),
-    ).without_payloads(gone)
+        points=tuple(points),
+    )
+    return merged.without_payloads(replaced)
 
 
 def _serves(dims: Sequence[Dim]) -> str:
@@ -201,25 +206,39 @@ def nearest_sizes(
 
     If other timed points are among them, those of the last of the points alone.
     """
-    gained = [dict(gain) for gain in gains]
-    others = [point for point in timed if dict(point) not in gained]
+    others = [point for point in timed if point not in gains]
     nearest = []
     for dim in dims:
         sizes = [point[dim.name] for point in gains]
-        nearest.append(_nearest(dim, sizes, [point[dim.name] for point in others]))
+        other_sizes = [point[dim.name] for point in others]
+        nearest.append(_nearest(dim, sizes, other_sizes))
     if len(gains) > 1 and any(_within(point, nearest) for point in others):
-        return nearest_sizes(dims, gains[-1:], timed)
+        return nearest_sizes(
+            dims,
+            gains[-1:],
+            timed,
+        )
     return tuple(nearest)
 
 
 def _nearest(dim: Dim, sizes: Sequence[int], others: Sequence[int]) -> Dim:
-    below = [size for size in others if size < min(sizes)]
-    above = [size for size in others if size > max(sizes)]
-    low = math.isqrt(max(below) * min(sizes)) + 1 if below else dim.min
-    high = math.isqrt(max(sizes) * min(above)) if above else dim.max
+    """The dim with the bounds halfway, by ratio, to the next sizes of `others`."""
+    smallest, largest = min(sizes), max(sizes)
+    below = [size for size in others if size < smallest]
+    above = [size for size in others if size > largest]
+    low, high = dim.min, dim.max
+    if below:
+        low = math.isqrt(max(below) * smallest) + 1
+    if above:
+        high = math.isqrt(largest * min(above))
     step = dim.multiple_of
-    low, high = -(-low // step) * step, high // step * step
-    return replace(dim, min=min(low, *sizes), max=max(high, *sizes))
+    low = -(-low // step) * step
+    high = high // step * step
+    return replace(
+        dim,
+        min=min(low, smallest),
+        max=max(high, largest),
+    )
 
 
 def _within(point: Sizes, dims: Sequence[Dim]) -> bool:
@@ -234,10 +253,9 @@ def _in_one_folder(
     for payload in payloads:
         origin = captured if payload.path == PAYLOAD else winner
         link_or_copy(origin.folder / payload.path, folder / payload.path)
-    texts = [*(winner.folder / EVIDENCE).glob("*")]
-    texts += (captured.folder / EVIDENCE).glob(f"{CAPTURED}-*")
-    for text in texts:
-        link_or_copy(text, folder / EVIDENCE / text.name)
+    for origin in (winner, captured):
+        for text in (origin.folder / EVIDENCE).glob("*"):
+            link_or_copy(text, folder / EVIDENCE / text.name)
     reports = {**winner.reports, **captured.reports}
     return replace(
         winner,
@@ -245,22 +263,6 @@ def _in_one_folder(
         payloads=payloads,
         reports={payload.path: reports[payload.path] for payload in payloads},
         build_s=winner.build_s + captured.build_s,
-    )
-
-
-def _renamed(captured: Candidate) -> Candidate:
-    """The candidate with its payload as `PAYLOAD`, and with its texts as the captured and the
-    frozen ones: they are the same.
-    """
-    (payload,) = captured.payloads
-    move(captured.folder / payload.path, captured.folder / PAYLOAD)
-    for text in list((captured.folder / EVIDENCE).glob("all-captured-*")):
-        for name in (CAPTURED, f"{CAPTURED}-captured"):
-            link_or_copy(text, text.with_name(f"{name}-{text.name.removeprefix('all-captured-')}"))
-    return replace(
-        captured,
-        payloads=(replace(payload, path=PAYLOAD),),
-        reports={PAYLOAD: captured.reports[payload.path]},
     )
 
 
