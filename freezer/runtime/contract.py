@@ -188,7 +188,8 @@ class InputBinding:
             value = values.pop(spec.name, None)
             leaf = check(spec, value)
             if leaf.shape != spec.shape and not self._fits(spec, leaf.shape, point):
-                raise ContractError(self._shape_problem(spec, leaf.shape, point))
+                problem = self._shape_problem(spec, leaf.shape, point)
+                raise ContractError(problem)
             leaves.append(leaf)
         for name, value in values.items():  # what remains are constants
             expected = self._constants[name]

@@ -39,7 +39,12 @@ class CudaGraphs:
         self._lock = threading.Lock()
         self._graphs: dict[str, _Graph] = {}
 
-    def run(self, payload: Payload, call: _Call, tensors: list[Tensor]) -> Sequence[Tensor]:
+    def run(
+        self,
+        payload: Payload,
+        call: _Call,
+        tensors: list[Tensor],
+    ) -> Sequence[Tensor]:
         """Run a call, by a graph if the payload is for one size.
 
         Args:

@@ -99,7 +99,8 @@ def visible() -> list[tuple[torch.device, int]]:
     gpus: list[tuple[torch.device, int]] = []
     for index in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(index)
-        gpus.append((torch.device("cuda", index), major * 10 + minor))
+        gpu = torch.device("cuda", index)
+        gpus.append((gpu, major * 10 + minor))
     return gpus
 
 
@@ -122,8 +123,13 @@ def device_of(
     """
     device = None if asked is None else with_index(asked)
     gpus = dict(visible())
-    seen = ", ".join(f"{gpu} is cuda-sm{capability}" for gpu, capability in gpus.items())
-    fitting = [gpu for gpu, capability in gpus.items() if capability == wanted.capability]
+    names: list[str] = []
+    fitting: list[torch.device] = []
+    for gpu, capability in gpus.items():
+        names.append(f"{gpu} is cuda-sm{capability}")
+        if capability == wanted.capability:
+            fitting.append(gpu)
+    seen = ", ".join(names)
     problem = no_cuda()
     if problem is None and wanted.host not in machine.classes:
         why_not = machine.why_not.get(str(wanted.host), "the CPU is of another kind")

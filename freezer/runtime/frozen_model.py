@@ -162,13 +162,17 @@ class FrozenModel(OpenModel):
             return refusal(name)
         return read(preserved, name)
 
-    def __setattr__(self, name: str, value: object) -> None:
+    def __setattr__(
+        self,
+        name: str,
+        value: object,
+    ) -> None:
         if "preserved" not in self.__dict__:
             object.__setattr__(self, name, value)
         elif name in self.__dict__ or hasattr(type(self), name):
+            remedy = f"; use model.preserved[{name!r}]" if name in self.preserved else ""
             raise ContractError(
-                f"{name!r} of a frozen model cannot be set; use model.preserved[{name!r}] for a"
-                " preserved attribute",
+                f"{name!r} of a frozen model cannot be set: it is the frozen model's own{remedy}",
                 code="CP-FROZEN",
             )
         else:

@@ -62,6 +62,8 @@ def resize(
     return InputSet(point=dict(point), tensors=tensors)
 
 
+_Padding = Literal["right", "left", "none"]
+
 NUM_GENERATED_SETS = 8
 """docs/reference/measuring.md: at least 8 sets from fixed seeds."""
 
@@ -100,9 +102,15 @@ def generate(spec: InputSpec) -> list[InputSet]:
     if not any(map(is_mask, spec.tensors)):
         return sets
     largest = {dim.name: dim.max for dim in spec.dims}
-    paddings = {_padding(seed) for seed in range(num_sets) if sets[seed].point == largest}
+    paddings = set[_Padding]()
+    for seed, inputs in enumerate(sets):
+        if inputs.point == largest:
+            paddings.add(_padding(seed))
     # One seed of each kind that is missing.
-    seeds = {_padding(seed): seed for seed in range(num_sets, num_sets + FULL_MASKS_EVERY)}
+    seeds = dict[_Padding, int]()
+    for seed in range(num_sets, num_sets + FULL_MASKS_EVERY):
+        padding = _padding(seed)
+        seeds[padding] = seed
     for padding, seed in seeds.items():
         if padding not in paddings and padding != "none":
             sets.append(generate_at(spec, largest, seed=seed))
@@ -114,7 +122,7 @@ def tried_points(spec: InputSpec) -> list[dict[str, int]]:
     return [*spec.points(), *interior_points(spec, NUM_INTERIOR_POINTS)]
 
 
-def _padding(seed: int) -> Literal["right", "left", "none"]:
+def _padding(seed: int) -> _Padding:
     """Where the masks of a generated set mask: after the ones, before them, or nowhere."""
     if seed % FULL_MASKS_EVERY == FULL_MASKS_EVERY - 1:
         return "none"
@@ -150,10 +158,12 @@ def _within_length(
     the other dim.
     """
     others = [dim.name for dim in spec.dims if dim.name not in item.shape]
-    is_length = item.dtype in INTEGRAL and "length" in item.name.lower()
-    if item.range is None or not is_length or len(others) != 1:
+    if item.range is None or item.dtype not in INTEGRAL or len(others) != 1:
         return item
-    size = point[others[0]]
+    if "length" not in item.name.lower():
+        return item
+    [other] = others
+    size = point[other]
     low, high = item.range
     bounds = (min(low, size), min(high, size))
     return replace(item, range=bounds)
@@ -211,13 +221,15 @@ def _tensor(
     elif dtype.is_complex:
         values = torch.randn(shape, generator=generator, dtype=torch.complex64)
     elif item.dtype in FLOATING and item.range:
-        values = torch.rand(shape, generator=generator) * (high - low) + low
+        uniform = torch.rand(shape, generator=generator)
+        values = uniform * (high - low) + low
     elif item.dtype in FLOATING:
         values = torch.randn(shape, generator=generator)
     elif needs_range(item):
         raise range_is_needed(item)
     else:
-        beyond = min(int(high) + 1, torch.iinfo(torch.int64).max)
+        largest = torch.iinfo(torch.int64).max
+        beyond = min(int(high) + 1, largest)
         values = torch.randint(int(low), beyond, shape, generator=generator, dtype=torch.int64)
     return values.to(dtype)
 

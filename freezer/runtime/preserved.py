@@ -83,7 +83,11 @@ class Preserved:
 
         return call
 
-    def __setitem__(self, name: str, value: object) -> None:
+    def __setitem__(
+        self,
+        name: str,
+        value: object,
+    ) -> None:
         """Set an attribute.
 
         Raises:
@@ -157,7 +161,10 @@ class PreservedPart:
         self._preserved[f"{self._path}.{name}"] = value
 
 
-def read(preserved: Preserved, path: str) -> Any:
+def read(
+    preserved: Preserved,
+    path: str,
+) -> Any:
     """The attribute, method or submodule at a path.
 
     Raises:

@@ -129,8 +129,10 @@ def named_tensors(module: torch.nn.Module) -> list[tuple[str, Tensor]]:
 def program_tensors(program: torch.nn.Module | torch.export.ExportedProgram) -> list[Tensor]:
     """Parameters and buffers of a module; for an ExportedProgram also its lifted constants."""
     if isinstance(program, torch.nn.Module):
-        return [tensor for _, tensor in named_tensors(program)]
-    values = (*program.state_dict.values(), *program.constants.values())
+        named = named_tensors(program)
+        return [tensor for _, tensor in named]
+    values = [*program.state_dict.values()]
+    values += program.constants.values()
     return [value for value in values if isinstance(value, Tensor)]
 
 
@@ -146,9 +148,10 @@ def dtypes_of(tensors: Iterable[Tensor]) -> set[str]:
     """
     dtypes: set[str] = set()
     for tensor in tensors:
-        is_integral = not tensor.is_floating_point() and not tensor.is_complex()
-        if tensor.dim() > 1 or not is_integral:
-            dtypes.add(dtype_name(tensor.dtype))
+        is_matrix = tensor.dim() > 1
+        if is_matrix or tensor.is_floating_point() or tensor.is_complex():
+            name = dtype_name(tensor.dtype)
+            dtypes.add(name)
     return dtypes
 
 
@@ -158,11 +161,13 @@ def program_dtypes(program: torch.export.ExportedProgram) -> set[str]:
     """
     tensors = program_tensors(program)
     for module in program.graph_module.modules():
-        nodes = module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ()
-        for node in nodes:
-            leaves = pytree.tree_leaves(node.meta.get("val"))
-            computed = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-            tensors += [leaf for leaf in computed if leaf.is_floating_point()]
+        if not isinstance(module, torch.fx.GraphModule):
+            continue
+        for node in module.graph.nodes:
+            value = node.meta.get("val")
+            for leaf in pytree.tree_leaves(value):
+                if isinstance(leaf, Tensor) and leaf.is_floating_point():
+                    tensors.append(leaf)
     return dtypes_of(tensors)
 
 
@@ -185,7 +190,10 @@ def flatten(result: object) -> tuple[OutputStructure, list[Tensor]]:
 
 def leaves_of(result: object) -> list[Tensor]:
     """The tensors of a result, in order."""
-    return [result] if isinstance(result, Tensor) else flatten(result)[1]
+    if isinstance(result, Tensor):
+        return [result]
+    _, leaves = flatten(result)
+    return leaves
 
 
 def _flatten(

@@ -131,7 +131,10 @@ def _tf32(*operations: str) -> list[str]:
     ]
 
 
-def _older(function: Callable[..., _T], *args: object) -> _T | None:
+def _older(
+    function: Callable[..., _T],
+    *args: object,
+) -> _T | None:
     """Result of a function of the older interface; None if it raises because the newer one was
     used.
     """

@@ -40,16 +40,9 @@ from freezer.runtime.native.torch_library import (
 
 _LONG, _INT = ctypes.c_int64, ctypes.c_int32
 _CREATE_V2 = (
-    Handle,
-    _LONG,
-    Handle,
-    Handle,
-    _LONG,
-    *(_INT, _INT, _INT),
-    Handle,
-    _INT,
-    ctypes.c_char_p,
-    _LONG,
+    *(Handle, _LONG, Handle, Handle, _LONG),
+    *(_INT, _INT, _INT, Handle),
+    *(_INT, ctypes.c_char_p, _LONG),
 )
 """Arguments of `aoti_torch_create_tensor_from_blob_v2`."""
 
@@ -177,27 +170,21 @@ def borrowed(library: ctypes.CDLL, address: int, entry: WeightEntry) -> ctypes.c
         description = base64.b64decode(entry.packed)
     sizes = _LONG * len(entry.shape)
     handle = Handle()
-    dtype = getattr(library, f"aoti_torch_dtype_{entry.dtype}")
+    dtype = getattr(library, f"aoti_torch_dtype_{entry.dtype}")()
     create = library.aoti_torch_create_tensor_from_blob_v2
     create.argtypes = _CREATE_V2
+    place = (library.aoti_torch_device_type_cpu(), 0)
     status = create(
         address + entry.position,
         len(entry.shape),
         sizes(*entry.shape),
         sizes(*strides),
-        entry.offset,
-        dtype(),
-        library.aoti_torch_device_type_cpu(),
-        0,
+        *(entry.offset, dtype, *place),
         ctypes.byref(handle),
-        layout,
-        description,
-        len(description),
+        *(layout, description, len(description)),
     )
     if status != 0:
-        raise TypeError(
-            f"torch makes no tensor {entry.name} of {entry.dtype} {list(entry.shape)} from memory"
-        )
+        raise TypeError(f"torch makes no tensor {entry.name} of {entry.dtype} {list(entry.shape)}")
     return handle
 
 
@@ -233,16 +220,11 @@ class NativePayload:
     Raises:
         IntegrityError: the package is damaged, or has other inputs or outputs.
         UsageError: it calls operators that have no C interface, or no temporary folder can be used.
-        RuntimeError, OSError: the library cannot be loaded, or does not make a model.
+        AttributeError, RuntimeError, OSError: the library cannot be loaded, or does not make a
+            model.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        num_threads: int,
-        num_inputs: int,
-        num_outputs: int,
-    ) -> None:
+    def __init__(self, path: Path, num_threads: int, num_inputs: int, num_outputs: int) -> None:
         self._torch = libtorch()
         self._num_threads = num_threads
         self._num_outputs = num_outputs
@@ -258,17 +240,11 @@ class NativePayload:
         self._container = Handle()
         self._handles: list[Handle] = []
         mappings: list[mmap.mmap] = []
-        closing = weakref.finalize(
-            self, _close, self._torch, self._library, self._container, self._handles, mappings
-        )
+        opened = (self._torch, self._library, self._container, self._handles, mappings)
+        closing = weakref.finalize(self, _close, *opened)
         closing.atexit = False  # other threads may still run then
-        try:
-            for name, arguments in _SIGNATURES.items():
-                getattr(self._library, name).argtypes = arguments
-        except AttributeError as error:
-            raise RuntimeError(
-                f"{path.name} lacks a function of AOTInductor's interface: {error}"
-            ) from None
+        for name, arguments in _SIGNATURES.items():
+            getattr(self._library, name).argtypes = arguments
         self._last_error: Callable[[], bytes] | None = None
         if hasattr(self._library, "AOTInductorGetLastError"):  # from torch 2.13 on
             self._library.AOTInductorGetLastError.restype = ctypes.c_char_p
@@ -365,8 +341,7 @@ def _close(
 ) -> None:
     """Delete the model, then the handles of its weights; `mappings` keep the weights until then.
 
-    As with torch's own loader, glibc keeps the code, a few hundred KB, which has unique symbols of
-    C++.
+    As with torch's own loader, glibc keeps the code, a few hundred KB.
     """
     if container:
         getattr(library, f"{_PREFIX}Delete")(container)
