@@ -74,25 +74,27 @@ def output_orders(program: torch.export.ExportedProgram) -> list[list[int] | Non
     Expanded outputs count as contiguous, and so do those whose sizes depend on values, of which
     there is no example.
     """
-    found: list[list[int] | None] = []
+    orders: list[list[int] | None] = []
     for value in values_named(program, program.graph_signature.user_outputs):
         strides = [_in_example(stride) for stride in value.stride()]
-        single = [
-            dim for dim, size in enumerate(value.shape) if isinstance(size, int) and size == 1
-        ]  # whose strides are arbitrary
-        others = [dim for dim in range(value.dim()) if dim not in single]
+        single: list[int] = []  # their strides are arbitrary
+        others: list[int] = []
+        for dim, size in enumerate(value.shape):
+            is_single = isinstance(size, int) and size == 1
+            (single if is_single else others).append(dim)
+        ordered = others
         if None not in strides and 0 not in strides:
-            others.sort(key=lambda dim: (-strides[dim], dim))
-        found.append(None if others == sorted(others) else [*single, *others])
-    return found
+            ordered = sorted(others, key=lambda dim: (-strides[dim], dim))
+        orders.append(None if ordered == others else [*single, *ordered])
+    return orders
 
 
-def _in_example(size: Any) -> Any:
+def _in_example(size: int | torch.SymInt) -> Any:
     """A size in the example that a program was exported with; None if it depends on values."""
     return size if isinstance(size, int) else size.node.hint
 
 
-def values_named(program: torch.export.ExportedProgram, names: Sequence[Any]) -> list[Any]:
+def values_named(program: torch.export.ExportedProgram, names: Sequence[object]) -> list[Any]:
     """The fake tensors of a program's inputs or outputs."""
     nodes = {node.name: node for node in program.graph.nodes}
     return [nodes[name].meta["val"] for name in names]

@@ -131,9 +131,11 @@ def check_package(package: Path, folder: Path, device_class: DeviceClass) -> dic
                     continue
             with tempfile.TemporaryDirectory(dir=folder) as unpacked:
                 found = families_of(Path(archive.extract(item, unpacked)))
-            if leaks := outside(found, device_class):
+            leaks = outside(found, device_class)
+            if leaks:
                 raise LeakError(leak_message(item.filename, leaks, device_class.name))
-            total.update({one.family: one.count for one in found})
+            for family in found:
+                total[family.family] += family.count
     return dict(sorted(total.items()))
 
 
@@ -147,22 +149,19 @@ def host_class(device_class: DeviceClass) -> DeviceClass:
 def outside(found: Iterable[Found], device_class: DeviceClass) -> list[Found]:
     """The families that CPUs of the class may lack, the most frequent first."""
     allowed = host_class(device_class).features
-    leaks = [one for one in found if LEVELS.get(one.family, one.family) not in allowed]
-    return sorted(leaks, key=lambda one: (-one.count, one.family))
+    leaks = []
+    for leak in found:
+        if LEVELS.get(leak.family, leak.family) not in allowed:
+            leaks.append(leak)
+    return sorted(leaks, key=lambda leak: (-leak.count, leak.family))
 
 
 def leak_message(library: str, leaks: Sequence[Found], name: str) -> str:
     """The message of a LeakError."""
-    able = [
-        other.name
-        for other in DEVICE_CLASSES.values()
-        if other.kind == "cpu" and not outside(leaks, other)
-    ]
-    instead = f"; or build for a class that has it: {', '.join(able)}" if able else ""
     return (
         f"inductor: {library} holds instructions outside of {name}, which would stop the process"
         f" with SIGILL: {'; '.join(map(str, leaks))}. Check your own compiler flags, compiler (CXX)"
-        f" and custom headers that switch the target{instead}"
+        " and custom headers that switch the target, or build for a class that has them"
     )
 
 
@@ -182,11 +181,24 @@ def families_of(library: Path) -> list[Found]:
     family_of, syntax = _CPUS[machine]
     found: dict[str, Found] = {}
     for symbol, code, text in _disassembled(library, syntax):
-        if family := family_of(symbol, code, text):
-            first = found.get(family) or Found(
-                family=family, count=0, instruction=" ".join(text.split()), symbol=symbol
-            )
+        family = family_of(
+            symbol,
+            code,
+            text,
+        )
+        if family is None:
+            continue
+        if family in found:
+            first = found[family]
             found[family] = replace(first, count=first.count + 1)
+        else:
+            instruction = " ".join(text.split())
+            found[family] = Found(
+                family=family,
+                count=1,
+                instruction=instruction,
+                symbol=symbol,
+            )
     return list(found.values())
 
 
@@ -251,9 +263,10 @@ def x86_family(symbol: str, code: str, text: str) -> str | None:
         return None
     if mnemonic.startswith("k"):
         return X86_V4
-    return next(
-        (family for family, pattern in _AMX.items() if pattern.fullmatch(mnemonic)), NO_CLASS
-    )
+    for family, pattern in _AMX.items():
+        if pattern.fullmatch(mnemonic):
+            return family
+    return NO_CLASS
 
 
 def _evex_family(mnemonic: str, opcode_map: int) -> str:
@@ -281,7 +294,8 @@ def a64_family(symbol: str, code: str, text: str) -> str | None:
     if _CHECKED_AT_RUN_TIME.match(symbol) and _A64_V1.fullmatch(mnemonic):
         return None
     if _SVE_REGISTER.search(operands):
-        if mnemonic.startswith(("aes", "sm4", "rax1")):
+        crypto = mnemonic.startswith(("aes", "sm4", "rax1"))
+        if crypto:
             return NO_CLASS
         return NEOVERSE_V2 if _SVE2.fullmatch(mnemonic) else NEOVERSE_V1
     if (

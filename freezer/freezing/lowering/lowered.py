@@ -60,21 +60,22 @@ def exported_texts(program: torch.export.ExportedProgram) -> dict[str, str]:
     """Code and graph of an exported program; the graph includes its signature and the ranges of its
     sizes.
     """
-    ranges = "".join(
-        f"# {symbol}: {bounds}\n" for symbol, bounds in program.range_constraints.items()
-    )
-    return {
-        CODE: shortened(program.graph_module.print_readable(print_output=False)),
-        GRAPH: shortened(
-            f"{program.graph}\n\n{str(program.graph_signature).strip()}\n"
-            + (f"\n# ranges\n{ranges}" if ranges else "")
-        ),
-    }
+    signature = str(program.graph_signature).strip()
+    graph = f"{program.graph}\n\n{signature}\n"
+    if program.range_constraints:
+        graph += "\n# ranges\n"
+    for symbol, bounds in program.range_constraints.items():
+        graph += f"# {symbol}: {bounds}\n"
+    code = program.graph_module.print_readable(print_output=False)
+    return {CODE: shortened(code), GRAPH: shortened(graph)}
 
 
 def torchscript_texts(module: Any, methods: Sequence[str] = ("forward",)) -> dict[str, str]:
     """Code of a ScriptModule and its submodules, and inlined graphs of its methods."""
-    graphs = [f"# {method}\n{module._c._get_method(method).inlined_graph}" for method in methods]
+    graphs = []
+    for method in methods:
+        graph = module._c._get_method(method).inlined_graph
+        graphs.append(f"# {method}\n{graph}")
     return {CODE: _code(module, methods), GRAPH: shortened("\n".join(graphs))}
 
 
@@ -82,21 +83,27 @@ def shortened(text: str) -> str:
     """Shorten source paths, so that the text does not depend on the machine: `# model.py:12`, `#
     torch/nn/functional.py:1491`.
     """
-    return _PLACE.sub(lambda found: found["before"] + _short(found["file"]), text)
+    return _PLACE.sub(_short, text)
 
 
-def _short(file: str) -> str:
-    inside = _INSTALLED.sub("", file)
-    return inside if inside != file else PurePosixPath(file).name
+def _short(place: re.Match[str]) -> str:
+    path = place["file"]
+    inside = _INSTALLED.sub("", path)
+    if inside == path:
+        inside = PurePosixPath(path).name
+    return place["before"] + inside
 
 
 def _code(module: Any, methods: Sequence[str]) -> str:
     """Code of the methods and of submodules; equal code of several submodules is printed once,
     under all their names.
     """
-    own = [module._c._get_method(method).code for method in methods]
+    parts = [module._c._get_method(method).code for method in methods]
     names: dict[str, list[str]] = {}
     for name, submodule in module.named_modules():
         if name and "forward" in submodule._c._method_names():
-            names.setdefault(submodule._c._get_method("forward").code, []).append(name)
-    return "\n".join([*own, *(f"# {', '.join(named)}\n{code}" for code, named in names.items())])
+            code = submodule._c._get_method("forward").code
+            names.setdefault(code, []).append(name)
+    for code, same in names.items():
+        parts.append(f"# {', '.join(same)}\n{code}")
+    return "\n".join(parts)

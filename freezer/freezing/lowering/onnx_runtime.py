@@ -25,15 +25,11 @@ from freezer.freezing.recipes import ENGINE_PACKAGES, Settings
 from freezer.freezing.target import Target, check_unlimited
 from freezer.freezing.toolchain import installed_versions
 from freezer.runtime.loaders import OUTPUT_ORDERS, session_options
-from freezer.runtime.tensors import program_bytes
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto
 
 SUFFIX = ".onnx"
-
-MAX_BYTES = 1_900_000_000
-"""Largest size of the weights. A protobuf message, which an ONNX file is, holds at most 2 GiB."""
 
 FUSED = "com.microsoft"
 """The domain of ONNX Runtime's own operators, most of which replace several of ONNX."""
@@ -46,8 +42,8 @@ def build(captured: Captured, path: Path, target: Target, settings: Settings) ->
 
     Raises:
         BuildError: calls change buffers (code CP-STATE), a package is missing (code CP-DEPENDENCY),
-            the class is not that of this machine (code CP-DEVICE-CLASS), the weights are too large
-            for one file, or the program cannot be converted.
+            the class is not that of this machine (code CP-DEVICE-CLASS), or the program cannot be
+            converted, such as one with over 2 GB of weights.
     """
     if captured.mutates:
         changed = ", ".join(map(captured.source_name, captured.mutates))
@@ -66,14 +62,12 @@ def build(captured: Captured, path: Path, target: Target, settings: Settings) ->
         check_unlimited(target, "ONNX Runtime")
     except UsageError as error:
         raise BuildError(f"onnxruntime: {error}", code=error.code) from error
-    size = program_bytes(captured.program)
-    if size > MAX_BYTES:
-        raise BuildError(
-            f"onnxruntime: {size / 1e9:.1f} GB of weights; one ONNX file holds"
-            f" {MAX_BYTES / 1e9:.1f} GB; use inductor-frozen, or weights of half precision"
-        )
     try:
-        return _build(captured, path, settings)
+        return _build(
+            captured,
+            path,
+            settings,
+        )
     except BuildError:
         raise
     except Exception as error:
@@ -89,7 +83,11 @@ def _build(captured: Captured, path: Path, settings: Settings) -> Lowered:
     _lay_out(model, orders)
     before = _operators(model.graph)
     with timed(phases_s, "optimize"):
-        model = _optimized(model, path.parent, settings)
+        model = _optimized(
+            model,
+            path.parent,
+            settings,
+        )
     model.metadata_props.add(key=OUTPUT_ORDERS, value=json.dumps(orders))
     path.write_bytes(model.SerializeToString())
     after = _operators(model.graph)
@@ -105,7 +103,11 @@ def _converted(program: torch.export.ExportedProgram) -> ModelProto:
         _quiet(),
         torch.no_grad(),
     ):  # with gradients attention is decomposed into operators whose results have other strides
-        made = torch.onnx.export(program, dynamo=True, verbose=False)
+        made = torch.onnx.export(
+            program,
+            dynamo=True,
+            verbose=False,
+        )
     assert made is not None, "it is returned if no file is named"
     return made.model_proto
 
@@ -169,15 +171,22 @@ def _lay_out(model: ModelProto, orders: Sequence[Sequence[int] | None]) -> None:
     """
     from onnx import helper
 
-    for item, order in zip(model.graph.output, orders, strict=True):
+    for output, order in zip(model.graph.output, orders, strict=True):
         if order is None:
             continue
-        own, item.name = item.name, f"{item.name}_laid_out"
-        model.graph.node.append(helper.make_node("Transpose", [own], [item.name], perm=order))
-        dims = list(item.type.tensor_type.shape.dim)
-        moved = [type(dims[dim]).FromString(dims[dim].SerializeToString()) for dim in order]
-        del item.type.tensor_type.shape.dim[:]
-        item.type.tensor_type.shape.dim.extend(moved)
+        source, output.name = output.name, f"{output.name}_laid_out"
+        node = helper.make_node(
+            "Transpose",
+            [source],
+            [output.name],
+            perm=order,
+        )
+        model.graph.node.append(node)
+        shape = output.type.tensor_type.shape
+        dims = [dim.SerializeToString() for dim in shape.dim]
+        del shape.dim[:]
+        for index in order:
+            shape.dim.add().ParseFromString(dims[index])
 
 
 def _optimized(model: ModelProto, folder: Path, settings: Settings) -> ModelProto:
@@ -211,18 +220,24 @@ def _operators(graph: GraphProto) -> Counter[str]:
 
 def _changes(before: Counter[str], after: Counter[str]) -> Iterator[Change]:
     """What ONNX Runtime fused and removed."""
-    fused = {
-        kind.removeprefix(f"{FUSED}."): count
-        for kind, count in after.items()
-        if kind.startswith(FUSED)
-    }
+    fused: dict[str, int] = {}
+    for kind, count in after.items():
+        if kind.startswith(FUSED):
+            fused[kind.removeprefix(f"{FUSED}.")] = count
     if fused:
         note = ", ".join(f"{kind} {count}" for kind, count in sorted(fused.items()))
-        yield Change(name="operators of ONNX Runtime", count=sum(fused.values()), note=note)
+        yield Change(
+            name="operators of ONNX Runtime",
+            count=sum(fused.values()),
+            note=note,
+        )
     fewer = before.total() - after.total()
     if fewer > 0:
+        note = f"{after.total()} are left"
         yield Change(
-            name="operators of ONNX fused or removed", count=fewer, note=f"{after.total()} are left"
+            name="operators of ONNX fused or removed",
+            count=fewer,
+            note=note,
         )
 
 

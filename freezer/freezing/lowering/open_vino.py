@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import tempfile
 import warnings
 import zipfile
@@ -90,7 +91,11 @@ def build(captured: Captured, path: Path, target: Target, settings: Settings) ->
         raise BuildError(f"openvino: {error}", code=error.code) from error
     try:
         with torch.no_grad():
-            return _build(captured, path, openvino)
+            return _build(
+                captured,
+                path,
+                openvino,
+            )
     except BuildError:
         raise
     except Exception as error:
@@ -103,23 +108,39 @@ def _build(captured: Captured, path: Path, openvino: ModuleType) -> Lowered:
     with timed(phases_s, "convert"):
         model = _converted(program, openvino)
         inputs = _inputs_of(program, model)
-        model = _with_sizes_and_layouts(program, model, inputs, orders, openvino)
+        model = _with_sizes_and_layouts(
+            program,
+            model,
+            inputs,
+            orders,
+            openvino,
+        )
     with timed(phases_s, "save"):
         calls = EngineCalls(inputs=inputs, orders=tuple(orders))
-        _save(model, path, calls, openvino)
-    report = replace(report, ops_after=_operators(model), phases_s=phases_s)
+        _save(
+            model,
+            path,
+            calls,
+            openvino,
+        )
+    report = replace(
+        report,
+        ops_after=_operators(model),
+        phases_s=phases_s,
+    )
     return Lowered(report=report, texts={GRAPH: _text(model)})
 
 
 def _without_repetitions(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """The program with each output once: the converter fails on a tensor that is returned twice."""
-    names = list(dict.fromkeys(program.graph_signature.user_outputs))
-    if len(names) == len(program.graph_signature.user_outputs):
+    outputs = program.graph_signature.user_outputs
+    if len(set(outputs)) == len(outputs):
         return program
     program = program.run_decompositions({})  # a copy
-    graph, specs = program.graph, program.graph_signature.output_specs
-    nodes = dict(zip(graph.output_node().args[0], specs, strict=True))
-    graph.output_node().args = (tuple(nodes),)
+    specs = program.graph_signature.output_specs
+    output = program.graph.output_node()
+    nodes = dict(zip(output.args[0], specs, strict=True))
+    output.args = (tuple(nodes),)
     specs[:] = nodes.values()
     entry = program.module_call_graph[0].signature
     assert entry is not None, "it is that of the whole program"
@@ -148,24 +169,23 @@ def _inputs_of(program: torch.export.ExportedProgram, model: Model) -> tuple[int
             program.
     """
     signature = program.graph_signature
-    if any(
-        value.dtype not in _TYPES
-        for value in values_named(program, [*signature.user_inputs, *signature.user_outputs])
-    ):
-        raise BuildError(
-            "openvino: an input or output is complex, which OpenVINO lacks; use torch.view_as_real"
-            " outside the model"
-        )
+    for value in values_named(program, [*signature.user_inputs, *signature.user_outputs]):
+        if value.dtype not in _TYPES:
+            raise BuildError(
+                "openvino: an input or output is complex, which OpenVINO lacks; use"
+                " torch.view_as_real outside the model"
+            )
     names, num_outputs = list(signature.user_inputs), len(set(signature.user_outputs))
-    found = []
+    indices = []
     for port in model.inputs:
-        found.append(next((names.index(name) for name in port.names if name in names), -1))
-    if -1 in found or len(set(found)) < len(found) or len(model.outputs) != num_outputs:
+        indices += [names.index(name) for name in port.names if name in names][:1]
+    same_inputs = len(set(indices)) == len(model.inputs)
+    if not same_inputs or len(model.outputs) != num_outputs:
         raise BuildError(
             f"openvino: the conversion made {len(model.inputs)} inputs and {len(model.outputs)}"
             f" outputs of {len(names)} and {num_outputs}; use inductor-frozen"
         )
-    return tuple(found)
+    return tuple(indices)
 
 
 def _with_sizes_and_layouts(
@@ -181,21 +201,26 @@ def _with_sizes_and_layouts(
     from openvino import opset13 as ops
 
     values = values_named(program, program.graph_signature.user_inputs)
-    shapes = {}
-    for index, place in enumerate(inputs):
-        dims = [_dimension(size, program, openvino) for size in values[place].shape]
-        shapes[index] = openvino.PartialShape(dims)
-    model.reshape(shapes)
+    sizes = {}
+    for position, index in enumerate(inputs):
+        dims = [_dimension(size, program, openvino) for size in values[index].shape]
+        sizes[position] = openvino.PartialShape(dims)
+    model.reshape(sizes)
     names, results = program.graph_signature.user_outputs, []
-    found = dict(zip(dict.fromkeys(names), model.get_results(), strict=True))
+    by_name = dict(zip(dict.fromkeys(names), model.get_results(), strict=True))
     for name, order, value in zip(names, orders, values_named(program, names), strict=True):
-        port, wanted = found[name].input_value(0), getattr(openvino.Type, _TYPES[value.dtype])
-        if port.get_element_type() != wanted:
-            port = ops.convert(port, wanted.get_type_name()).output(0)
+        port = by_name[name].input_value(0)
+        dtype = getattr(openvino.Type, _TYPES[value.dtype])
+        if port.get_element_type() != dtype:
+            port = ops.convert(port, dtype.get_type_name()).output(0)
         if order is not None:
             port = ops.transpose(port, order).output(0)
         results.append(ops.result(port))
-    return openvino.Model(results, model.get_parameters(), "frozen")
+    return openvino.Model(
+        results,
+        model.get_parameters(),
+        "frozen",
+    )
 
 
 def _dimension(size: Any, program: torch.export.ExportedProgram, openvino: ModuleType) -> Any:
@@ -203,7 +228,8 @@ def _dimension(size: Any, program: torch.export.ExportedProgram, openvino: Modul
     if isinstance(size, int):
         return openvino.Dimension(size)
     bounds = bound_sympy(size.node.expr, program.range_constraints)
-    least, most = (int(bound) if bound.is_finite else -1 for bound in (bounds.lower, bounds.upper))
+    least = int(bounds.lower) if bounds.lower.is_finite else 0
+    most = int(bounds.upper) if bounds.upper.is_finite else -1
     return openvino.Dimension(max(least, 0), most)
 
 
@@ -211,40 +237,49 @@ def _save(model: Model, path: Path, calls: EngineCalls, openvino: ModuleType) ->
     """Write graph, weights and calls as one archive, from which the loader maps the weights into
     memory.
     """
+    info = zipfile.ZipInfo(WEIGHTS_FILE)
+    padding = -(30 + len(WEIGHTS_FILE) + 4) % _ALIGNMENT
+    header = _PADDING.to_bytes(2, "little") + padding.to_bytes(2, "little")
+    info.extra = header + bytes(padding)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         graph = Path(scratch) / GRAPH_FILE
-        openvino.save_model(model, str(graph), compress_to_fp16=False)
-        info = zipfile.ZipInfo(WEIGHTS_FILE)
-        padding = -(30 + len(WEIGHTS_FILE) + 4) % _ALIGNMENT
-        info.extra = _PADDING.to_bytes(2, "little") + padding.to_bytes(2, "little") + bytes(padding)
+        openvino.save_model(
+            model,
+            str(graph),
+            compress_to_fp16=False,
+        )
         weights = graph.with_suffix(".bin")
+        info.file_size = weights.stat().st_size
         with zipfile.ZipFile(path, "w") as archive:
-            info.file_size = weights.stat().st_size
             with weights.open("rb") as source, archive.open(info, "w") as target:
-                while block := source.read(1 << 24):
-                    target.write(block)
+                shutil.copyfileobj(
+                    source,
+                    target,
+                    1 << 24,
+                )
             archive.writestr(zipfile.ZipInfo(GRAPH_FILE), graph.read_bytes())
-            archive.writestr(zipfile.ZipInfo(CALLS_FILE), json.dumps(encode(calls)))
+            calls_text = json.dumps(encode(calls))
+            archive.writestr(zipfile.ZipInfo(CALLS_FILE), calls_text)
 
 
 def _operators(model: Model) -> Counter[str]:
     """Number of OpenVINO's operators by type."""
-    return Counter(
-        op.get_type_name() for op in model.get_ops() if op.get_type_name() not in _NO_OPERATORS
-    )
+    kinds = [op.get_type_name() for op in model.get_ops()]
+    return Counter(kind for kind in kinds if kind not in _NO_OPERATORS)
 
 
 def _text(model: Model) -> str:
     """The graph, one operator a line, without the values of its weights."""
     lines = []
     for op in model.get_ordered_ops():
-        sources = ", ".join(
-            op.input_value(place).get_node().get_friendly_name()
-            for place in range(op.get_input_size())
-        )
-        outputs = ", ".join(
-            f"{port.get_element_type().get_type_name()}{port.get_partial_shape()}"
-            for port in op.outputs()
-        )
-        lines.append(f"{op.get_friendly_name()} = {op.get_type_name()}({sources}) -> {outputs}\n")
+        sources = []
+        for index in range(op.get_input_size()):
+            node = op.input_value(index).get_node()
+            sources.append(node.get_friendly_name())
+        outputs = []
+        for port in op.outputs():
+            dtype = port.get_element_type().get_type_name()
+            outputs.append(f"{dtype}{port.get_partial_shape()}")
+        call = f"{op.get_type_name()}({', '.join(sources)})"
+        lines.append(f"{op.get_friendly_name()} = {call} -> {', '.join(outputs)}\n")
     return "".join(lines)

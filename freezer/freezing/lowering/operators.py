@@ -15,37 +15,31 @@ from freezer.errors import BuildError
 
 _OF_TORCH = frozenset(
     (
-        *(
-            "aten",
-            "prim",
-            "prims",
-            "quantized",
-            "_quantized",
-            "sparse",
-            "mkl",
-            "mkldnn",
-            "mkldnn_prepacked",
-            "onednn",
-        ),
-        *(
-            "c10d",
-            "_c10d_functional",
-            "_c10d_functional_autograd",
-            "symm_mem",
-            "rngprims",
-            "inductor_prims",
-            "profiler",
-        ),
-        *(
-            "prepacked",
-            "xnnpack",
-            "static_runtime",
-            "inductor",
-            "export",
-            "quantization",
-            "_native",
-            "_dtensor",
-        ),
+        "aten",
+        "prim",
+        "prims",
+        "quantized",
+        "_quantized",
+        "sparse",
+        "mkl",
+        "mkldnn",
+        "mkldnn_prepacked",
+        "onednn",
+        "c10d",
+        "_c10d_functional",
+        "_c10d_functional_autograd",
+        "symm_mem",
+        "rngprims",
+        "inductor_prims",
+        "profiler",
+        "prepacked",
+        "xnnpack",
+        "static_runtime",
+        "inductor",
+        "export",
+        "quantization",
+        "_native",
+        "_dtensor",
     )
 )
 """Namespaces of the operators that exist in every process that imports torch."""
@@ -88,11 +82,17 @@ def operators_of(program: Any) -> set[str]:
     """Operators called by an ExportedProgram or by any method of a ScriptModule: `aten::add`,
     `torchvision::nms`.
     """
+    kinds: set[str] = set()
     if isinstance(program, torch.export.ExportedProgram):
-        targets = (_TARGET.match(name) for name in fx_operators(program.graph_module))
-        return {f"{found[1]}::{found[2]}" for found in targets if found}
-    methods = (program._c._get_method(name) for name in program._c._method_names())
-    return {kind for method in methods for kind in script_operators(method.inlined_graph)}
+        for name in fx_operators(program.graph_module):
+            target = _TARGET.match(name)
+            if target:
+                kinds.add(f"{target[1]}::{target[2]}")
+        return kinds
+    for name in program._c._method_names():
+        method = program._c._get_method(name)
+        kinds |= set(script_operators(method.inlined_graph))
+    return kinds
 
 
 def fx_operators(module: torch.fx.GraphModule) -> Counter[str]:

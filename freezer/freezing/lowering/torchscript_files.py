@@ -52,11 +52,20 @@ def build(captured: Captured, path: Path, target: Target, settings: Settings) ->
         if getattr(before, "training", True):  # a module that was frozen before has no mode
             before = before.eval()
         _check_saves(before)
-        _check_kept(before, captured.preserve, captured.name)
+        _check_kept(
+            before,
+            captured.preserve,
+            captured.name,
+        )
         if settings["freeze"]:
             _check_norms(before)
         try:
-            return _build(captured, before, path, settings)
+            return _build(
+                captured,
+                before,
+                path,
+                settings,
+            )
         except RuntimeError as error:
             raise BuildError(f"torchscript: {script_sentence(error)}") from error
 
@@ -73,7 +82,11 @@ def _build(
                 preserved_attrs=list(captured.preserve),
                 optimize_numerics=settings["optimize_numerics"],
             )
-        _check_kept(after, captured.preserve, "torch.jit.freeze")
+        _check_kept(
+            after,
+            captured.preserve,
+            "torch.jit.freeze",
+        )
     with timed(phases_s, "save"):
         torch.jit.save(after, str(path))
     with timed(phases_s, "report"):
@@ -165,7 +178,12 @@ def _report(captured: Captured) -> FreezingReport:
     ]
     ops = sum(map(script_operators, _graphs(program, methods)), Counter[str]())
     notes = (stored_as_captured(len(dict(named_tensors(program)))),)
-    return FreezingReport(ops_before=ops, ops_after=ops, preserved=tuple(preserved), notes=notes)
+    return FreezingReport(
+        ops_before=ops,
+        ops_after=ops,
+        preserved=tuple(preserved),
+        notes=notes,
+    )
 
 
 def _report_frozen(report: FreezingReport, captured: Captured, after: Any) -> FreezingReport:
@@ -173,23 +191,26 @@ def _report_frozen(report: FreezingReport, captured: Captured, after: Any) -> Fr
     the payload's.
     """
     methods = _methods(captured)
-    frozen = _graphs(after, methods)
+    graphs, frozen = _graphs(captured.program, methods), _graphs(after, methods)
     ops_after = sum(map(script_operators, frozen), Counter[str]())
     tensors = dict(named_tensors(captured.program))
-    constants = {name: tensor for name, tensor in tensors.items() if not _has(after, name)}
-    before = [*tensors.values(), *_constants_in(_graphs(captured.program, methods))]
-    new = set(map(storage_of, _constants_in(frozen))) - set(map(storage_of, before))
-    kept = []
-    for name in tensors:
-        if name not in constants:
+    known = [storage_of(tensor) for tensor in (*tensors.values(), *_constants_in(graphs))]
+    new = {storage_of(tensor) for tensor in _constants_in(frozen)} - set(known)
+    constants: dict[str, Tensor] = {}
+    kept: list[KeptTensor] = []
+    for name, tensor in tensors.items():
+        if _has(after, name):
             reason = "requested" if _requested(name, captured.preserve) else "a call changes it"
             kept.append(KeptTensor(name=captured.source_name(name), reason=reason))
+        else:
+            constants[name] = tensor
+    identities = {identity_of(tensor) for tensor in constants.values()}
     return replace(
         report,
         ops_after=ops_after,
         notes=(),
         changes=_changes(report.ops_before, ops_after),
-        num_constants=len(set(map(identity_of, constants.values()))),
+        num_constants=len(identities),
         constants_bytes=tensors_bytes(constants.values()),
         constants=tuple(map(captured.source_name, constants)),
         folded_bytes=sum(storage[1] for storage in new if storage),
@@ -205,10 +226,15 @@ def _changes(before: Mapping[str, int], after: Counter[str]) -> tuple[Change, ..
     counts: Counter[str] = Counter()
     for kind, name in _BY_FREEZING.items():
         counts[name] += before.get(kind, 0) - after[kind]
-    return tuple(Change(name=name, count=count) for name, count in counts.items() if count)
+    changed = [(name, count) for name, count in counts.items() if count]
+    return tuple(Change(name=name, count=count) for name, count in changed)
 
 
 def _constants_in(graphs: Sequence[Any]) -> list[Tensor]:
-    nodes = [node for graph in graphs for node in graph.findAllNodes("prim::Constant")]
-    leaves = [leaf for node in nodes for leaf in pytree.tree_leaves(node.output().toIValue())]
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    tensors = []
+    for graph in graphs:
+        for node in graph.findAllNodes("prim::Constant"):
+            for leaf in pytree.tree_leaves(node.output().toIValue()):
+                if isinstance(leaf, Tensor):
+                    tensors.append(leaf)
+    return tensors

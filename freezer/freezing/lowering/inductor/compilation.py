@@ -79,7 +79,12 @@ def build(captured: Captured, path: Path, target: Target, settings: Settings) ->
         )
     try:
         with torch.no_grad(), torchscript_deprecations_silenced():
-            return _build(captured, path, target, settings)
+            return _build(
+                captured,
+                path,
+                target,
+                settings,
+            )
     except BuildError:
         raise
     except UsageError as error:
@@ -96,7 +101,14 @@ def _build(captured: Captured, path: Path, target: Target, settings: Settings) -
     config = configuration(settings["inductor"], target, beside=beside)
     report, observed, phases_s = report_before(captured), Observed(), dict[str, float]()
     with own_cache(path.parent) as cache:
-        files, table = _compile(captured, target, config, cache, observed, phases_s)
+        files, table = _compile(
+            captured,
+            target,
+            config,
+            cache,
+            observed,
+            phases_s,
+        )
         gc.collect()  # Inductor's graphs are cyclic, and hold the frozen weights
         with timed(phases_s, "package"):
             from torch.export.pt2_archive._package import package_pt2
@@ -104,11 +116,7 @@ def _build(captured: Captured, path: Path, target: Target, settings: Settings) -
             package_pt2(str(path), aoti_files=files, extra_files={TABLE: table} if table else None)
         with timed(phases_s, "instructions"):
             instructions = check_package(path, cache, target.device_class)
-    stored = (
-        "beside the shared library, and mapped into memory at load"
-        if beside
-        else "in the shared library"
-    )
+    stored = "beside the shared library" if beside else "in the shared library"
     report = replace(
         report,
         ops_after=observed.ops,
@@ -129,7 +137,7 @@ def _build(captured: Captured, path: Path, target: Target, settings: Settings) -
 def _compile(
     captured: Captured,
     target: Target,
-    config: Mapping[str, Any],
+    config: Mapping[str, object],
     cache: Path,
     observed: Observed,
     phases_s: dict[str, float],
@@ -147,7 +155,7 @@ def _compile(
         plain_precision(target.device),
         linears_of_vectors(),
         vectors_of(host_class(target.device_class)),
-        weight_packing(config["cpp.weight_prepack"]) if is_cpu else cuda_toolkit(cache),
+        weight_packing(config["cpp.weight_prepack"] is True) if is_cpu else cuda_toolkit(cache),
         linked_to_the_cpu_library() if is_cpu else contextlib.nullcontext(),
         mock.patch.object(freezing, "freeze", watched.freeze),
         mock.patch.object(codecache.AotCodeCompiler, "compile", watched.compile),
@@ -165,7 +173,7 @@ def _compile(
     return list(files), watched.table
 
 
-def _passes(observed: Observed) -> dict[str, Any]:
+def _passes(observed: Observed) -> dict[str, object]:
     """Further passes of Inductor over graphs: plain functions, because torch copies its
     configuration, with the owner of a method.
     """
@@ -210,13 +218,23 @@ class _Watched:
     def compile(self, graph: Any, wrapper: str, kernels: str, *args: Any, **kwargs: Any) -> Any:
         """Compile the code of a graph."""
         self.written_s = time.monotonic()
-        self._observed.see_code(graph, wrapper, kernels)
+        self._observed.see_code(
+            graph,
+            wrapper,
+            kernels,
+        )
         if self._beside:
             self.table = weights_table(graph)
-        return self._compile(graph, wrapper, kernels, *args, **kwargs)
+        return self._compile(
+            graph,
+            wrapper,
+            kernels,
+            *args,
+            **kwargs,
+        )
 
 
-def configuration(settings: Settings, target: Target, *, beside: bool) -> dict[str, Any]:
+def configuration(settings: Settings, target: Target, *, beside: bool) -> dict[str, object]:
     """Inductor's configuration for a build.
 
     Args:
@@ -243,7 +261,7 @@ def configuration(settings: Settings, target: Target, *, beside: bool) -> dict[s
     return config
 
 
-def known(config: Mapping[str, Any]) -> dict[str, Any]:
+def known(config: Mapping[str, object]) -> dict[str, object]:
     """The settings that the installed torch has."""
     from torch._inductor import config as inductor
 
@@ -255,32 +273,40 @@ def weights_table(graph: Any) -> str:
     """The table that the loader reads: the constants of Inductor's GraphLowering in the order and
     at the positions of its file.
     """
-    entries, position = [], 0
+    entries: list[dict[str, object]] = []
+    position = 0
     for name in graph.constants:
         if name in graph.folded_constants:
             continue
         tensor = graph.get_original_value_of_constant(name)
-        packed = tensor.is_mkldnn
-        entries.append(
-            WeightEntry(
-                name=name,
-                position=position,
-                dtype=str(tensor.dtype).removeprefix("torch."),
-                shape=tuple(tensor.shape),
-                stride=() if packed else tuple(tensor.stride()),
-                offset=0 if packed else tensor.storage_offset(),
-                packed=_description(tensor) if packed else None,
-            )
+        entry = WeightEntry(
+            name=name,
+            position=position,
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=tuple(tensor.shape),
+            stride=(),
+            offset=0,
+            packed=None,
         )
-        size = torch.ops.mkldnn._nbytes(tensor) if packed else tensor.untyped_storage().nbytes()
+        if tensor.is_mkldnn:
+            entry = replace(entry, packed=_description(tensor))
+            size = torch.ops.mkldnn._nbytes(tensor)
+        else:
+            offset = tensor.storage_offset()
+            entry = replace(
+                entry,
+                stride=tuple(tensor.stride()),
+                offset=offset,
+            )
+            size = tensor.untyped_storage().nbytes()
+        entries.append(asdict(entry))
         position += -(-size // ALIGNMENT) * ALIGNMENT
-    return json.dumps({"size_bytes": position, "constants": [asdict(entry) for entry in entries]})
+    return json.dumps({"size_bytes": position, "constants": entries})
 
 
 def _description(tensor: Tensor) -> str:
-    return base64.b64encode(
-        bytes(torch.ops.mkldnn._get_mkldnn_serialized_md(tensor).tolist())
-    ).decode()
+    layout = torch.ops.mkldnn._get_mkldnn_serialized_md(tensor)
+    return base64.b64encode(bytes(layout.tolist())).decode()
 
 
 def _tensors_in(graph: torch.fx.Graph) -> list[Tensor]:

@@ -48,7 +48,11 @@ def cuda_toolkit(folder: Path) -> Iterator[None]:
     packages = nvidia_folders(sys.path)
     home = Path(tempfile.mkdtemp(prefix=".cuda-", dir=folder))
     try:
-        link_toolkit(home, packages, driver_library())
+        link_toolkit(
+            home,
+            packages,
+            driver_library(),
+        )
         cpp_extension.CUDA_HOME = str(home)
         yield
     finally:

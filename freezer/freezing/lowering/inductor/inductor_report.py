@@ -73,19 +73,15 @@ class Observed:
     def changes(self) -> list[Change]:
         """What was packed and fused."""
         fused = ", ".join(f"{count} {name}" for name, count in sorted(self.fused.items()))
-        changes = [
-            Change(
-                name="weights packed",
-                count=len(self.packed_bytes),
-                note=f"{sum(self.packed_bytes)} bytes",
-            ),
-            Change(
-                name="operations fused into convolutions and linear layers",
-                count=self.fused.total(),
-                note=fused,
-            ),
-        ]
+        num_packed, num_fused = len(self.packed_bytes), self.fused.total()
+        changes = []
+        if num_packed:
+            note = f"{sum(self.packed_bytes)} bytes"
+            changes.append(Change(name="weights packed", count=num_packed, note=note))
+        if num_fused:
+            name = "operations fused into convolutions and linear layers"
+            changes.append(Change(name=name, count=num_fused, note=fused))
         if self.num_loops > self.ops[KERNEL]:
             note = f"in {self.ops[KERNEL]} kernels"
             changes.append(Change(name="loops fused into kernels", count=self.num_loops, note=note))
-        return [change for change in changes if change.count]
+        return changes

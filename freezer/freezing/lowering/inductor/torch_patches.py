@@ -37,7 +37,13 @@ _ARM_VECTORS = (("sve", "VecSVE"), ("asimd", "VecNEON"))
 
 _WIDE = 512
 
-_FOLDED = ("add", "sub", "mul", "div")
+_FOLDED = (
+    torch.ops.aten.add.Tensor,
+    torch.ops.aten.sub.Tensor,
+    torch.ops.aten.mul.Tensor,
+    torch.ops.aten.div.Tensor,
+)
+"""Operators that Inductor folds into a convolution."""
 
 
 @contextlib.contextmanager
@@ -127,7 +133,7 @@ def weight_packing(wanted: bool) -> Iterator[None]:
     if wanted:
         passes = [SimpleNamespace(apply=multiply_single_positions), *patterns.pass_patterns]
     else:
-        passes = [_without_packing(one) for one in patterns.pass_patterns]
+        passes = [_without_packing(each) for each in patterns.pass_patterns]
     with mock.patch.object(patterns, "pass_patterns", passes):
         yield
 
@@ -139,11 +145,11 @@ def linears_of_vectors() -> Iterator[None]:
     """
     from torch._inductor.fx_passes import mkldnn_fusion
 
-    def product(function: Callable[[Any, Any], Any], sizes: Iterable[Any]) -> Any:
-        found = list(sizes)
-        return (
-            functools.reduce(function, found) if found else None
-        )  # None equals no size, so the reshapes around the layer stay
+    def product(function: Callable[[int, int], int], sizes: Iterable[int]) -> int | None:
+        sizes = list(sizes)
+        if not sizes:
+            return None  # equals no size, so the reshapes around the layer stay
+        return functools.reduce(function, sizes)
 
     with mock.patch.object(mkldnn_fusion, "reduce", product):
         yield
@@ -172,8 +178,13 @@ def _without_packing(patterns: Any) -> Any:
     """A copy of a PatternMatcherPass without the patterns that pack weights."""
     from torch._inductor.pattern_matcher import PatternMatcherPass
 
-    def packs(entry: Any) -> bool:
-        return getattr(getattr(entry, "handler", None), "__module__", None) in _MKLDNN_PASSES
+    def packs(entry: object) -> bool:
+        handler = getattr(
+            entry,
+            "handler",
+            None,
+        )
+        return getattr(handler, "__module__", None) in _MKLDNN_PASSES
 
     copied = PatternMatcherPass()
     for key, entries in patterns.patterns.items():
@@ -193,18 +204,21 @@ def name_scalars(graph: torch.fx.Graph) -> None:
     module: Any = graph.owning_module
     number = 0
     for conv in graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default):
-        node = conv
-        while (node := _folded_next(node)) is not None:
-            if isinstance(node.args[1], float):
-                while hasattr(module, name := f"coldpress_scalar_{number}"):
+        node = _folded_next(conv)
+        while node is not None:
+            factor = node.args[1]
+            if isinstance(factor, float):
+                while hasattr(module, f"coldpress_scalar_{number}"):
                     number += 1
+                name = f"coldpress_scalar_{number}"
                 value = node.meta["val"]
                 with torch.utils._python_dispatch._disable_current_modes():
-                    module.register_buffer(name, torch.tensor([node.args[1]], dtype=value.dtype))
+                    module.register_buffer(name, torch.tensor([factor], dtype=value.dtype))
                 with graph.inserting_before(node):
                     scalar = graph.get_attr(name)
                 scalar.meta["val"] = value.new_empty((1,))
                 node.update_arg(1, scalar)
+            node = _folded_next(node)
 
 
 def clip_windows(graph: torch.fx.Graph) -> None:
@@ -218,15 +232,18 @@ def clip_windows(graph: torch.fx.Graph) -> None:
         graph: graph with aten operators.
     """
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.avg_pool2d.default):
-        sizes = node.args[0].meta["val"].shape[-2:]
-        kernel, padding = _both(node.args[1]), _both(node.args[3] if len(node.args) > 3 else 0)
-        whole = [size + 2 * pad for size, pad in zip(sizes, padding, strict=True)]
-        if all(isinstance(size, int) for size in sizes) and any(
-            k > size for k, size in zip(kernel, whole, strict=True)
-        ):
-            stride = _both(node.args[2]) if len(node.args) > 2 and node.args[2] else kernel
-            clipped = [min(k, size) for k, size in zip(kernel, whole, strict=True)]
-            node.args = (node.args[0], clipped, stride, *node.args[3:])
+        image, kernel, *more = node.args
+        sizes = image.meta["val"].shape[-2:]
+        if not all(isinstance(size, int) for size in sizes):
+            continue
+        kernel = _both(kernel)
+        stride = _both(more[0]) if more and more[0] else kernel
+        padding = _both(more[1]) if len(more) > 1 else [0, 0]
+        clipped = []
+        for window, size, pad in zip(kernel, sizes, padding, strict=True):
+            clipped.append(min(window, size + 2 * pad))
+        if clipped != kernel:
+            node.args = (image, clipped, stride, *more[1:])
 
 
 def multiply_single_positions(graph: torch.fx.Graph) -> None:
@@ -244,28 +261,32 @@ def multiply_single_positions(graph: torch.fx.Graph) -> None:
 
     def call(operator: Any, *args: Any) -> torch.fx.Node:
         node = graph.call_function(operator, args)
-        node.meta["val"] = operator(*torch.fx.map_arg(args, lambda arg: arg.meta["val"]))
+        values = torch.fx.map_arg(args, lambda arg: arg.meta["val"])
+        node.meta["val"] = operator(*values)
         return node
 
     for conv in graph.find_nodes(op="call_function", target=aten.convolution.default):
         image, weight, bias, _, padding, _, transposed, _, groups = conv.args
-        (num_out, num_in, *kernel), value = weight.meta["val"].shape, image.meta["val"]
-        plain = not transposed and groups == 1 and not any(padding) and value.dtype == torch.float32
-        if not plain or tuple(value.shape) != (1, num_in, *(1 for _ in kernel)):
+        value = image.meta["val"]
+        num_out, num_in, *kernel = weight.meta["val"].shape
+        if transposed or groups != 1 or any(padding) or value.dtype != torch.float32:
+            continue
+        single = [1] * len(kernel)
+        if list(value.shape) != [1, num_in, *single]:
             continue
         with graph.inserting_before(conv):
-            vector, matrix = (
-                call(aten.reshape.default, image, [1, num_in]),
-                call(aten.reshape.default, weight, [num_out, num_in]),
-            )
-            total = call(aten.sum.dim_IntList, call(aten.mul.Tensor, vector, matrix), [-1])
-            biased = total if bias is None else call(aten.add.Tensor, total, bias)
-            result = call(aten.reshape.default, biased, [1, num_out, *kernel])
+            vector = call(aten.reshape.default, image, [1, num_in])
+            matrix = call(aten.reshape.default, weight, [num_out, num_in])
+            products = call(aten.mul.Tensor, vector, matrix)
+            total = call(aten.sum.dim_IntList, products, [-1])
+            if bias is not None:
+                total = call(aten.add.Tensor, total, bias)
+            result = call(aten.reshape.default, total, [1, num_out, *kernel])
         conv.replace_all_uses_with(result)
         graph.erase_node(conv)
 
 
-def _both(value: Any) -> list[int]:
+def _both(value: int | Iterable[int]) -> list[int]:
     """Height and width of a pool's argument, which may be a single number."""
     values = [value] if isinstance(value, int) else list(value)
     return values * 2 if len(values) == 1 else values
@@ -273,15 +294,15 @@ def _both(value: Any) -> list[int]:
 
 def _folded_next(node: torch.fx.Node) -> torch.fx.Node | None:
     """The arithmetic node that folding would take into a node's convolution next."""
-    aten = torch.ops.aten
     if len(node.users) != 1:
         return None
     (user,) = node.users
-    kinds = [getattr(aten, name).Tensor for name in _FOLDED]
-    if user.target not in kinds or len(user.args) != 2 or user.kwargs or user.args[0] is not node:
+    if user.target not in _FOLDED or len(user.args) != 2 or user.kwargs:
         return None
-    value, other = user.meta.get("val"), user.args[1]
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+    left, right = user.args
+    value = user.meta.get("val")
+    if left is not node or not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return None
-    constant = isinstance(other, torch.fx.Node) and other.op == "get_attr"
-    return user if constant or isinstance(other, float) else None
+    if isinstance(right, torch.fx.Node):
+        return user if right.op == "get_attr" else None
+    return user if isinstance(right, float) else None

@@ -20,7 +20,7 @@ from freezer.hardware import detect, device_class
 from freezer.runtime.loaders.onnxruntime import open_onnxruntime
 from freezer.runtime.tensors import leaves_of
 from freezer.spec import Dim
-from tests.support.models import Counter, mlp, seeded
+from tests.support.models import Counter, seeded
 from tests.support.models_engines import Kinds, convnet, encoder
 from tests.support.steps import (
     BATCH,
@@ -221,14 +221,6 @@ def test_lesser_class_is_refused(tmp_path: Path) -> None:
     ) as caught:
         lowered(Applied(torch.relu), tmp_path, name=lesser)
     assert caught.value.code == "CP-DEVICE-CLASS"
-
-
-def test_weights_beyond_one_file_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(onnx_runtime, "MAX_BYTES", 50)
-    with pytest.raises(BuildError, match=r"one ONNX file holds .* use inductor-frozen"):
-        lowered(mlp(), tmp_path)
 
 
 def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
