@@ -179,11 +179,7 @@ def read_npy(path: Path) -> Array:
     return array
 
 
-def golden_inputs(
-    manifest: Manifest,
-    path: Path,
-    load: _Load[_Value],
-) -> list[dict[str, _Value]]:
+def golden_inputs(manifest: Manifest, path: Path, load: _Load[_Value]) -> list[dict[str, _Value]]:
     """Read golden inputs, whose digest was verified, by input name of every golden set.
 
     Raises:
@@ -215,11 +211,7 @@ def _check_point(
         raise IntegrityError(f"{path}: a golden set has sizes {dict(point)}, expected {dims}")
 
 
-def golden_outputs(
-    manifest: Manifest,
-    path: Path,
-    load: _Load[_Value],
-) -> list[dict[str, _Value]]:
+def golden_outputs(manifest: Manifest, path: Path, load: _Load[_Value]) -> list[dict[str, _Value]]:
     """Read golden outputs, whose digest was verified, by output name of every golden set.
 
     Raises:
@@ -239,10 +231,7 @@ def golden_outputs(
     return sets
 
 
-def own_outputs(
-    path: Path,
-    golden: Sequence[Mapping[str, Tensor]],
-) -> list[dict[str, Tensor]]:
+def own_outputs(path: Path, golden: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
     """Read the outputs that an artifact recorded of itself, whose digest was verified; large ones
     are missing.
 
@@ -264,10 +253,7 @@ def own_outputs(
     return sets
 
 
-def small_outputs(
-    names: Sequence[str],
-    leaves: Sequence[Tensor],
-) -> dict[str, Tensor]:
+def small_outputs(names: Sequence[str], leaves: Sequence[Tensor]) -> dict[str, Tensor]:
     """Outputs of one call by name, without those that exceed OWN_OUTPUT_BYTES alone."""
     outputs: dict[str, Tensor] = {}
     for name, leaf in zip(names, leaves, strict=True):
@@ -302,10 +288,7 @@ def write_own_outputs(
 
 
 def _golden(
-    manifest: Manifest,
-    path: Path,
-    names: Sequence[str],
-    load: _Load[_Value],
+    manifest: Manifest, path: Path, names: Sequence[str], load: _Load[_Value]
 ) -> list[dict[str, _Value]]:
     """The tensors of every golden set by name."""
     stored = _verified(path, load)

@@ -79,9 +79,7 @@ def load(
 
 
 def load(
-    reference: str | Path,
-    options: LoadOptions | None = None,
-    **keywords: object,
+    reference: str | Path, options: LoadOptions | None = None, **keywords: object
 ) -> FrozenModel | NativeModel:
     """Load the frozen model for this machine.
 

@@ -33,11 +33,7 @@ from freezer.serving.process import LoadOptions
 
 
 def open_artifact(
-    artifact: Artifact,
-    num_threads: int,
-    options: LoadOptions,
-    *,
-    ladder: Sequence[Refusal] = (),
+    artifact: Artifact, num_threads: int, options: LoadOptions, *, ladder: Sequence[Refusal] = ()
 ) -> FrozenModel:
     """Verify the needed files of an artifact folder, open its payloads, and run the canary.
 

@@ -97,29 +97,22 @@ def select_image(
     published = tuple(dict.fromkeys(image.device_class for image in images))
     names = rungs(published, machine)
     aside: list[Refusal] = []
-    refused: list[Refusal] = []
-    if wanted != "auto":
-        class_named(wanted)
-        names = [wanted] if wanted in names else []
-        if not names:
-            refused.append(refuse_by_class(wanted, published, machine))
-    else:
+    if wanted == "auto":
         aside = unserved_gpus(published, machine)
         set_aside = {refusal.rung for refusal in aside}
-        for name in published:
-            if not names and name not in set_aside:
-                refused.append(refuse_by_class(name, published, machine))
+        unserved = [] if names else [name for name in published if name not in set_aside]
+    else:
+        class_named(wanted)
+        unserved = [] if wanted in names else [wanted]
+        names = [wanted] if wanted in names else []
+    refused = [refuse_by_class(name, published, machine) for name in unserved]
+    if wanted == "auto":
         refused += _better_in_older(published, older or {}, machine)
-    runnable: list[Image] = []
+    rest: list[Image] = []
     for name in names:
-        runnable += [image for image in images if image.device_class == name]
-    selection = Selection(
-        process=process,
-        aside=tuple(aside),
-        refused=tuple(refused),
-        rest=tuple(runnable),
-    )
-    return _first(selection)
+        rest += [image for image in images if image.device_class == name]
+    selection = Selection(process=process, aside=tuple(aside), refused=tuple(refused))
+    return _first(replace(selection, rest=tuple(rest)))
 
 
 def _better_in_older(

@@ -16,10 +16,7 @@ from freezer.hardware import CudaHere, detect, this_host, thread_budget
 from freezer.serving.process import LoadOptions, ServingProcess
 
 
-def process_here(
-    options: LoadOptions,
-    classes: Iterable[str],
-) -> ServingProcess:
+def process_here(options: LoadOptions, classes: Iterable[str]) -> ServingProcess:
     """Describe this process.
 
     Args:
