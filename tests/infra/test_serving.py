@@ -308,7 +308,7 @@ def test_keys_require_signatures_of_every_version(
     with serving(store, keys=(public,)) as started:
         started.wait_for("reloads_total", outcome="failed")
         assert (
-            f"unsigned: got no signature, expected one of mlp:1 for {HERE}"
+            f"unsigned: got no signature, expected a signature of mlp:1 for {HERE}"
             in started.get("/ready").json()["detail"]
         )
         sign()

