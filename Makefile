@@ -21,7 +21,7 @@ demo: setup
 	@$(BIN)/python -m jobs.optimize examples/catalog.yaml --campaign demo
 
 test: setup
-	@$(BIN)/python -m pytest -m "not gpu and not slow"
+	@$(BIN)/python -m pytest -m "not gpu and not slow" --numprocesses 2 --dist loadfile
 
 test-slow: setup
 	@$(BIN)/python -m pytest -m slow
