@@ -324,4 +324,6 @@ def _digest(outcome: Outcome, recipe: str) -> str:
     outcomes from the ledger.
     """
     content = {**outcome.to_json(), "cached": False, "of_recipe": recipe}
+    # A field of earlier releases: without it, all their runs would count as out of date.
+    content["candidates"] = [{**report, "migration": None} for report in content["candidates"]]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()

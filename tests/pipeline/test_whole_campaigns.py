@@ -143,7 +143,8 @@ def optimize(folder: Path, *arguments: str) -> Done:
     store = [] if "--store" in arguments else ["--store", str(folder / "store")]
     paths = [*store, "--tracking-uri", f"sqlite:///{folder}/mlflow.db"]
     command = [sys.executable, "-m", "jobs.optimize", "catalog.yaml", *paths, *arguments]
-    return run([*command, "--json", str(folder / "out.json")], folder)
+    report = [] if "--explain" in command else ["--json", str(folder / "out.json")]
+    return run([*command, *report], folder)
 
 
 BAD_ENTRY = '  - {name: Bad, source: "python:campaign_models:good"}\n'
