@@ -16,6 +16,7 @@ from freezer.freezing.judging.session import (
 from freezer.freezing.judging.steps import judge
 from freezer.freezing.judging.timed_cells import time_further_threads, time_sizes
 from freezer.freezing.judging.trials import run_trial
+from freezer.freezing.judging.verdicts import over_footprint
 
 __all__ = [
     "CAPTURED",
@@ -30,6 +31,7 @@ __all__ = [
     "judging_conditions",
     "kept_payloads",
     "open_session",
+    "over_footprint",
     "point_figures",
     "run_trial",
     "time_further_threads",

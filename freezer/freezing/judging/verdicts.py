@@ -111,7 +111,7 @@ def could_win(session: Session, trials: Sequence[Trial]) -> list[str]:
     """
     if session.objective != "p50":
         return []
-    return [trial.recipe for trial in trials if _over_footprint(session.limits, trial) is None]
+    return [trial.recipe for trial in trials if over_footprint(session.limits, trial) is None]
 
 
 def _best(session: Session, trials: Sequence[Trial], sampling: Sampling) -> Trial:
@@ -132,11 +132,14 @@ def _speedup(trial: Trial) -> Speedup:
 
 
 def _unstable(session: Session, sampling: Sampling) -> str:
-    if session.objective != "p95":
-        return sampling.problem
+    reason, needed = sampling.problem, MIN_SAMPLES["p95"]
     num_calls = min(len(sampling.pooled(name)) for name in sampling.samples_ms)
-    needed = MIN_SAMPLES["p95"]
-    return f"{sampling.problem}; {num_calls} calls of the slowest entrant, of {needed} for p95"
+    if session.objective == "p95" and 0 < num_calls < needed:
+        reason += f"; {num_calls} calls of the slowest entrant, of {needed} for p95"
+    num_shared = (sampling.device or {}).get("num_rounds_shared")
+    if num_shared:
+        reason += f"; in {num_shared} of them another process used the GPU"
+    return reason
 
 
 def _praise(session: Session, trial: Trial) -> str:
@@ -164,10 +167,11 @@ def over_limit(session: Session, trial: Trial) -> str | None:
     most_ms = limits.latency_ms_max
     if most_ms is not None and (latency_ms is None or latency_ms > most_ms):
         return f"{name} {latency_ms} ms; latency_ms_max is {most_ms:g}"
-    return _over_footprint(limits, trial)
+    return over_footprint(limits, trial)
 
 
-def _over_footprint(limits: Limits, trial: Trial) -> str | None:
+def over_footprint(limits: Limits, trial: Trial) -> str | None:
+    """The limit on size or memory that a trial exceeds; None if it meets both."""
     size_mb = trial.candidate.size_bytes / 1e6
     memory_mb = trial.cold_start.memory_mb if trial.cold_start else math.inf
     if limits.size_mb_max is not None and size_mb > limits.size_mb_max:

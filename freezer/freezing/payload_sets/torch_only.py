@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from freezer.artifact import ENGINES
-from freezer.freezing.judging import Judgement, Session, Trial, with_cold_start
+from freezer.errors import JudgeError
+from freezer.freezing.judging import Judgement, Session, Trial, over_footprint, with_cold_start
 from freezer.freezing.payload_sets.further_threads import with_further_threads
 
 
@@ -22,7 +23,7 @@ def with_torch_only(session: Session, judgement: Judgement, folder: Path) -> Jud
     Args:
         session: the session of the judgement.
         judgement: the judgement; returned unchanged if the winner needs torch alone, or nothing
-            that does passed the drift gate without ties.
+            that does passed the drift gate without ties, and meets the limits on size and memory.
         folder: an existing empty folder for payloads; it must exist until the artifact is written.
     """
     winner = judgement.winner
@@ -32,7 +33,9 @@ def with_torch_only(session: Session, judgement: Judgement, folder: Path) -> Jud
     alone = [
         trial
         for trial in judgement.passing
-        if not _needs_engine(trial) and not (trial.ties or winner.ties)
+        if not _needs_engine(trial)
+        and not (trial.ties or winner.ties)
+        and over_footprint(session.limits, trial) is None
     ]
     if not alone:
         return judgement
@@ -47,7 +50,11 @@ def with_torch_only(session: Session, judgement: Judgement, folder: Path) -> Jud
         best=best,
         previous=None,
     )
-    second = second.with_winner(with_cold_start(session, best))
+    try:
+        second = second.with_winner(with_cold_start(session, best))
+    except JudgeError as error:
+        text = f"no artifact that needs torch alone: {error}"
+        return judgement.with_winner(winner, text=text)
     engine = ENGINES[winner.candidate.payloads[0].kind]
     text = f"{best.recipe} serves where {engine} is not installed"
     return replace(

@@ -102,3 +102,24 @@ def test_a_winner_for_torch_alone_stays_alone(
 ) -> None:
     alone = replace(judgement, winner=judgement.trials[1])
     assert with_torch_only(session, alone, tmp_path) is alone
+
+
+def test_a_candidate_over_the_size_limit_serves_nowhere(
+    session: Session, judgement: Judgement, tmp_path: Path
+) -> None:
+    tight = replace(session, limits=replace(session.limits, size_mb_max=1e-6))
+    assert with_torch_only(tight, judgement, tmp_path) is judgement
+
+
+def test_a_second_artifact_that_does_not_open_keeps_the_winner(
+    session: Session, judgement: Judgement, tmp_path: Path
+) -> None:
+    winner, *others = judgement.trials
+    moved = [
+        replace(trial, candidate=replace(trial.candidate, folder=tmp_path), cold_start=None)
+        for trial in others
+    ]
+    found = with_torch_only(session, replace(judgement, trials=(winner, *moved)), tmp_path)
+    assert found.torch_only is None
+    assert found.winner == winner
+    assert "no artifact that needs torch alone" in found.reason
