@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from starlette.requests import ClientDisconnect
 
 import freezer
-from freezer.artifact import read_keys
+from freezer.artifact import Manifest, read_keys
 from freezer.codec import encode
 from freezer.errors import (
     ColdpressError,
@@ -184,11 +184,13 @@ class ModelServer:
     def _refresh(self) -> None:
         version, before = self._store.version(self._options.model), self.loaded
         offered = {
-            name: version.images[name].digest for name in self._classes if name in version.images
+            name: " ".join(image.digest for image in version.images_of(name))
+            for name in self._classes
+            if name in version.images
         }
         if before is not None and offered == before.offered:
             if before.labels["version"] != str(version.number):  # only other classes changed
-                self._serve(replace(before, labels=_labels(version, before.labels["device_class"])))
+                self._serve(replace(before, labels=_labels(version, before.model.manifest)))
             return
         if before is not None and offered == self._refused and time.monotonic() < self._again:
             return
@@ -200,11 +202,7 @@ class ModelServer:
             raise
         self._count_canary(model.ladder)
         self.metrics.reloads.labels("ok").inc()
-        self._serve(
-            Loaded(
-                model=model, offered=offered, labels=_labels(version, model.manifest.device_class)
-            )
-        )
+        self._serve(Loaded(model=model, offered=offered, labels=_labels(version, model.manifest)))
         if before is not None:
             used = {item.digest for item in model.manifest.contents}
             self._store.drop_copies(
@@ -317,12 +315,15 @@ class ModelServer:
         return write_safetensors(outputs, native=native) if binary else write_json(outputs)
 
 
-def _labels(version: Version, device_class: str) -> dict[str, str]:
+def _labels(version: Version, serving: Manifest) -> dict[str, str]:
+    images = version.images_of(serving.device_class)
+    # an artifact of an earlier release is one image, also where its part for torch alone serves
+    image = next((item for item in images if item.engines == serving.engines), images[0])
     return {
         "model": version.model,
         "version": str(version.number),
-        "digest": version.images[device_class].digest,
-        "device_class": device_class,
+        "digest": image.digest,
+        "device_class": serving.device_class,
     }
 
 

@@ -284,6 +284,24 @@ def test_a_class_of_an_earlier_source_serves(
         assert started.predict(json_of(X)).status_code == 200
 
 
+def test_the_second_image_of_a_class_is_followed(scripted: Frozen, tmp_path: Path) -> None:
+    """The first needs an engine, which cannot open it."""
+    store = Store.open(str(tmp_path / "store"), create=True)
+    payloads = tuple(
+        replace(payload, kind="onnxruntime") for payload in scripted.artifact.manifest.payloads
+    )
+    first = copy_of(scripted.artifact, tmp_path / "first", payloads=payloads)
+    other = with_golden(scripted.artifact, tmp_path / "other", error=0.0)
+    store.publish("mlp", source_key="a", artifacts=[first, scripted.artifact])
+    with serving(store) as started:
+        started.wait_for_version(1)
+        store.publish("mlp", source_key="b", artifacts=[first, other])
+        started.wait_for_version(2)
+        assert started.metric("reloads_total", outcome="ok") == 2
+        second = store.version("mlp:2").images_of(HERE)[1]
+        assert started.metric("artifact_info", digest=second.digest) == 1
+
+
 def test_a_failed_canary_is_not_repeated_at_every_look(
     store: Store, scripted: Frozen, tmp_path: Path
 ) -> None:
@@ -349,7 +367,7 @@ def test_a_bucket_may_fail_or_be_damaged(
             assert started.serves(1)
             assert started.predict(json_of(X)).status_code == 200
             damaged = with_golden(scripted.artifact, tmp_path / "damaged", error=1.0)
-            golden = damaged.file(GOLDEN_OUTPUTS)
+            (golden,) = [item for item in damaged.manifest.files if item.path == GOLDEN_OUTPUTS]
             path = f"{bucket.removeprefix('s3://')}/mlp/blobs/sha256/{golden.digest.removeprefix('sha256:')}"
             overwrite(
                 s3_address, path, bytes(golden.size_bytes)
