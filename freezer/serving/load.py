@@ -96,7 +96,6 @@ def load(
         IncompatibleError: no artifact serves; its `ladder` has every refusal.
     """
     options = replace(options or LoadOptions(), **keywords)  # type: ignore[arg-type]
-    options.check()
     if options.runtime == "native":
         start_native()
     with ExitStack() as stack:

@@ -58,12 +58,7 @@ class LoadOptions:
     min_version: int = 0
     runtime: Literal["torch", "native"] = "torch"
 
-    def check(self) -> None:
-        """Check that the options fit together.
-
-        Raises:
-            UsageError: they do not.
-        """
+    def __post_init__(self) -> None:
         if self.runtime not in ("torch", "native"):
             raise UsageError(f"got runtime={self.runtime!r}, expected 'torch' or 'native'")
         if self.runtime == "native" and (self.cuda_graphs or self.device not in (None, "cpu")):

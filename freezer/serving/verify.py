@@ -17,8 +17,9 @@ from freezer.errors import (
     SpeedCheck,
     UsageError,
 )
-from freezer.hardware import PORTABLE
+from freezer.hardware import PORTABLE, describe_host
 from freezer.serving.canary import CanaryFigure, run_canary
+from freezer.serving.compatibility import rungs
 from freezer.serving.images import Image, images_of, resolve_reference
 from freezer.serving.opening import open_artifact
 from freezer.serving.process import LoadOptions
@@ -91,7 +92,7 @@ def verify(
         image = _chosen(reference, selection, trusted_keys)
         base = None
         if speed:
-            _check_best(reference, selection, image)
+            _check_best(reference, selection, images)
             if image.device_class != PORTABLE:
                 base = given or fetch_portable(reference, image.manifest(), published, store, stack)
                 check_same_weights(reference, image.manifest(), base)
@@ -162,17 +163,24 @@ def _chosen(
 def _check_best(
     reference: str | Path,
     selection: Selection,
-    image: Image,
+    images: Sequence[Image],
 ) -> None:
-    """Refuse to time an artifact if this machine refuses a better one.
+    """Refuse to time an artifact if this machine's hardware should serve a better one.
 
     Raises:
-        IncompatibleError: it does.
+        IncompatibleError: a better one is refused, or the environment limits this process to the
+            portable one.
     """
-    if selection.refused:
-        reasons = "; ".join(map(str, selection.refused))
+    assert selection.chosen is not None
+    serves, process = selection.chosen.device_class, selection.process
+    reasons = [str(refusal) for refusal in selection.refused]
+    if not reasons and serves == PORTABLE and process.options.device_class == "auto":
+        machine = process.machine()
+        unlimited = rungs([image.device_class for image in images], describe_host(process.host, {}))
+        reasons = [f"{name}: {why}" for name, why in machine.why_not.items() if name in unlimited]
+    if reasons:
         raise IncompatibleError(
-            f"{reference}: {reasons}; {image.device_class} would serve instead, so nothing was"
+            f"{reference}: {'; '.join(reasons)}; {serves} would serve instead, so nothing was"
             " timed",
             selection.refused,
         )

@@ -223,6 +223,8 @@ def test_largest_smaller_count_serves(
         freezer.load(copy_of(several.artifact, tmp_path / "two", payloads=two).folder, threads=1)
     with pytest.raises(UsageError, match="got threads=0, expected at least 1"):
         freezer.load(several.artifact.folder, threads=0)
+    with pytest.raises(UsageError, match="got threads=0, expected at least 1"):
+        freezer.verify(several.artifact.folder, threads=0)
 
 
 LOAD = """

@@ -163,6 +163,17 @@ def test_speed_raises_if_the_best_is_refused(
     assert [refusal.reason for refusal in caught.value.ladder] == ["threads_mismatch"]
 
 
+@pytest.mark.skipif(not HERE.startswith("cpu-x86-64"), reason="needs x86")
+def test_speed_raises_if_the_environment_hides_the_best(
+    scripted: Frozen, portable: Frozen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.open(str(tmp_path / "store"), create=True)
+    store.publish("mlp", source_key="key", artifacts=[scripted.artifact, portable.artifact])
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
+    with pytest.raises(IncompatibleError, match=f"{HERE}: .*ONEDNN_MAX_CPU_ISA.*nothing was timed"):
+        freezer.verify("mlp", store=str(store.root), speed=True)
+
+
 # Diagnosis
 
 
