@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from freezer.cli import StoreOption, exiting, say, say_error
+from freezer.cli import NoiseOption, StoreOption, exiting, say, say_error
 from freezer.errors import INFRASTRUCTURE, UsageError
 from freezer.files import check_file
 from freezer.freezing.recipes import select
@@ -125,13 +125,6 @@ LiftOption = Annotated[
         "--lift-quarantine", help="Retry unchanged models that crashed in earlier campaigns."
     ),
 ]
-NoiseOption = Annotated[
-    bool,
-    typer.Option(
-        "--accept-noise",
-        help="On busy machines, publish what is faster even by disturbed measurements.",
-    ),
-]
 RegressionOption = Annotated[
     bool,
     typer.Option(
@@ -194,6 +187,8 @@ def main(
 ) -> None:
     """Freeze, judge and publish every model of a catalog."""
     check_options(context.params)
+    if json is not None:
+        check_file(json, "--json")
     config = Config(
         catalog=catalog,
         store=store,
@@ -240,7 +235,7 @@ def _run(config: Config, output: Output, watch_s: float | None) -> int:
 
     def passed(report: CampaignReport, models: Collection[str]) -> None:
         outcomes = [outcome for outcome in report.outcomes if outcome.model in models]
-        if outcomes or report.infrastructure:
+        if outcomes or report.infrastructure or report.interrupted:
             print_report(replace(report, outcomes=tuple(outcomes)), console, config.store)
         if output.json is not None:
             report.write_json(output.json)
@@ -306,8 +301,6 @@ def check_options(options: Mapping[str, Any]) -> None:
                 raise UsageError(
                     f"--{name} and --{other} exclude each other; leave one of them out"
                 )
-    if options["json"] is not None:
-        check_file(options["json"], "--json")
 
 
 def check_locations(options: Mapping[str, Any]) -> None:

@@ -50,9 +50,10 @@ class _Commands(typer.core.TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of a name."""
-        point = _campaign_commands().get(cmd_name)
+        command = super().get_command(ctx, cmd_name)
+        point = None if command else _campaign_commands().get(cmd_name)
         if point is None:
-            return super().get_command(ctx, cmd_name)
+            return command
         command = typer.main.get_command(point.load())
         command.name = cmd_name
         return command

@@ -72,6 +72,13 @@ ReferenceArgument = Annotated[
     str,
     typer.Argument(help="An artifact folder, or MODEL[:VERSION]."),
 ]
+NoiseOption = Annotated[
+    bool,
+    typer.Option(
+        "--accept-noise",
+        help="On busy machines, publish what is faster even by disturbed measurements.",
+    ),
+]
 StoreOption = Annotated[
     str, typer.Option("--store", help="URI of the store: a folder, s3:// or gs://.")
 ]

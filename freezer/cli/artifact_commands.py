@@ -88,7 +88,7 @@ def verify(
     )
     _print_verification(reference, verification)
     if speed and verification.speed is None:
-        say("portable itself serves here, so there is no speed to compare")
+        say("portable itself serves here, so no speed is compared")
 
 
 def _print_verification(reference: str, verification: Verification) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from freezer.cli.arguments import ClassOption, console, say, table
+from freezer.cli.arguments import ClassOption, NoiseOption, console, say, table
 from freezer.errors import FAILED, FreezeError, UsageError
 from freezer.files import check_folder
 from freezer.hardware import device_class
@@ -78,7 +78,7 @@ LimitOption = Annotated[
     list[str] | None,
     typer.Option(
         help="Limit that the artifact must meet: size_mb_max=100. Repeatable."
-        " docs/guides/freeze-one-model.md lists them.",
+        " docs/reference/catalog.md lists them.",
         metavar="NAME=VALUE",
     ),
 ]
@@ -87,13 +87,6 @@ PreserveOption = Annotated[
 ]
 GpuOption = Annotated[
     str | None, typer.Option(help="GPU to freeze on: cuda, cuda:1. Default: the CPU.")
-]
-NoiseOption = Annotated[
-    bool,
-    typer.Option(
-        "--accept-noise",
-        help="On busy machines, publish what is faster even by disturbed measurements.",
-    ),
 ]
 DebugOption = Annotated[
     bool,

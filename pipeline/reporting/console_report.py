@@ -68,7 +68,8 @@ def print_report(report: CampaignReport, console: Console, store: str = "./store
     for outcome in outcomes:
         cost = costs.get((outcome.model, outcome.device_class), "")
         rows.append(_cells(outcome, cost))
-    console.print(fitting_table(COLUMNS, rows, console))
+    if rows:
+        console.print(fitting_table(COLUMNS, rows, console))
     for line in (
         *_reasons(outcomes, store),
         *_warnings(outcomes),

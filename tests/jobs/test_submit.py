@@ -68,6 +68,12 @@ def test_invalid_options_are_rejected_before_submission(arguments: list[str], me
         checked_options(arguments)
 
 
+def test_the_jobs_files_are_not_sought_here(tmp_path: Path) -> None:
+    """The file of --json is on the cluster, where this machine's file is no folder."""
+    (tmp_path / "file").touch()
+    checked_options(["c.yaml", *PLACES, "--json", str(tmp_path / "file" / "out.json")])
+
+
 def test_a_job_rejects_relative_locations(tmp_path: Path) -> None:
     write_catalog(tmp_path, RAISES)
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}

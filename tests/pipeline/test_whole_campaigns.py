@@ -129,6 +129,7 @@ def test_interrupted_campaign_repeats_no_finished_build(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         rest = process.communicate(timeout=60)[0]
     assert process.returncode == 130
+    assert "; interrupted" in rest
     done = built_in(first + (rest or ""))
     assert done
     again = run([*drive(tmp_path), PORTABLE], tmp_path)
