@@ -224,7 +224,10 @@ def keep_eager(
             captured = build(session.subject, KEPT_EAGER, session.target, Path(folder))
         except FreezeError as error:
             return None, f"; no captured program serves: {error}"
-        session = replace(session, on_drift_alone=True, objective="p50", task_metric=None)
+        policy = replace(session.policy, min_samples=0)  # which only the objective p95 raises
+        session = replace(
+            session, on_drift_alone=True, objective="p50", task_metric=None, policy=policy
+        )
         judgement = judge(session, [captured])
         if judgement.winner is None:
             return None, f"; no captured program serves: {judgement.reason}"

@@ -7,6 +7,7 @@ captured and frozen models, and errors, as text.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -60,7 +61,8 @@ _Table = dict[str, list[object]]
 
 def write_tables(judgement: Judgement, folder: Path) -> None:
     """Write latency.parquet (a row per sample) and drift.parquet (a row per `DriftRow`) to an
-    existing folder. Without pyarrow they end in `.json` and contain an object of columns.
+    existing folder. Without pyarrow they end in `.json` and contain an object of columns, with NaN
+    and infinities as strings.
     """
     tables = (
         ("latency", _LATENCY, _latency(judgement)),
@@ -71,12 +73,21 @@ def write_tables(judgement: Judgement, folder: Path) -> None:
         import pyarrow.parquet as pq
     except ImportError:
         for name, _, columns in tables:
-            (folder / f"{name}.json").write_text(json.dumps(columns))
+            plain = {column: _plain(values) for column, values in columns.items()}
+            (folder / f"{name}.json").write_text(json.dumps(plain, allow_nan=False))
         return
     for name, types, columns in tables:
         fields = [(column, getattr(pa, kind)()) for column, kind in types.items()]
         table = pa.table(columns, schema=pa.schema(fields))
         pq.write_table(table, folder / f"{name}.parquet")
+
+
+def _plain(values: list[object]) -> list[object]:
+    plain = []
+    for value in values:
+        is_finite = not isinstance(value, float) or math.isfinite(value)
+        plain.append(value if is_finite else str(value))
+    return plain
 
 
 def _drift(judgement: Judgement) -> _Table:
