@@ -116,17 +116,6 @@ class Artifact:
                 )
         return Artifact(folder=folder, manifest=self.manifest)
 
-    def file(self, path: str) -> FileRef:
-        """The record of a file.
-
-        Raises:
-            IntegrityError: the manifest does not list it.
-        """
-        for item in self.manifest.files:
-            if item.path == path:
-                return item
-        raise IntegrityError(f"{self.folder / MANIFEST} does not list {path}")
-
 
 def folder_of(reference: str | Path) -> Path | None:
     """The folder that a reference names; None for the name of a model."""

@@ -16,7 +16,7 @@ class SpeedChange:
     Attributes:
         value: ratio of the speeds.
         low, high: bounds of its confidence interval.
-        least_loss: ratio by which `high` must be below 1 for a loss to count.
+        least_loss: least slowdown factor that counts: `high` must be below 1 / `least_loss`.
         noise: relative change of `value` that two separate measurements may show; None if both were
             timed in the same rounds.
     """

@@ -149,7 +149,7 @@ class Sums:
 
     @property
     def gain(self) -> float | None:
-        """Factor by which the reference must be scaled to be nearest to the output."""
+        """Least-squares scale factor from the reference to the output; None if that is zero."""
         if not _usable(self.signal):
             return None
         return finite(self.inner / self.signal)

@@ -56,7 +56,7 @@ def load_subject(
     name: str,
     spec: InputSpec | None,
     samples: Path | None,
-    options: SubjectOptions | None = None,
+    options: SubjectOptions,
 ) -> Subject:
     """Load the model that a source names, with its input spec and input sets.
 
@@ -65,7 +65,7 @@ def load_subject(
         name: model name.
         spec: the input spec; None to use the source's own, or the shapes of the samples.
         samples: a file of real input sets.
-        options: defaults to SubjectOptions().
+        options: how to prepare it.
 
     Raises:
         SourceError, SpecError, JudgeError: the model, its samples or its inputs are invalid.

@@ -102,7 +102,7 @@ def _location(source: Source, folder: Path) -> str:
     """The location of a source, absolute if it is a file or folder.
 
     Raises:
-        SourceError: there is no such file or folder.
+        SourceError: the file or folder does not exist.
     """
     path = (folder / source.location).resolve()
     if source.kind in FILE_KINDS and not is_url(source.location):

@@ -21,7 +21,7 @@ class CudaHere:
         devices: torch's name and compute capability (major * 10 + minor) of each usable GPU.
         runtime: CUDA version of torch; None without CUDA.
         driver: version of the driver; None if unknown.
-        why_not: why there is no device; empty if there is one.
+        why_not: why torch cannot use a GPU; empty if it can.
     """
 
     devices: tuple[tuple[str, int], ...] = ()

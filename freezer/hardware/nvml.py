@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 class NvmlError(Exception):
-    """NVML is missing or failed. Callers turn it into the reason why there is no GPU."""
+    """NVML is missing or failed. Callers report it as the reason that GPUs are unusable."""
 
 
 _THROTTLED = {

@@ -48,6 +48,12 @@ def sentences(difference: Difference) -> Iterator[str]:
     for name, why_not in difference.not_compared.items():
         yield f"{name}: {why_not}"
     yield from difference.notes
+    for index, golden in enumerate(difference.sets):
+        if len(golden.classes) < len(difference.classes):
+            yield (
+                f"golden set {index} is only in {', '.join(golden.classes)}: the others were judged"
+                " with other inputs"
+            )
     worst = [(pair, pair.worst) for pair in difference.pairs if pair.worst]
     if worst:
         pair, row = max(

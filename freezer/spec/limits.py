@@ -135,7 +135,7 @@ class SamplingPolicy:
 
 
 def timing_of(objective: str) -> Timing:
-    """The latency figure by which an objective compares: the median unless it names another one.
+    """The latency figure that an objective compares; the median by default.
 
     Records of earlier releases may name objectives that are gone.
     """

@@ -124,7 +124,7 @@ def _declared_tensor(name: str, item: Mapping[str, Any]) -> TensorSpec:
 
 
 def _is_list_of(value: object, *kinds: type) -> bool:
-    """Whether a value is a list of these types, of which bool is no subtype here."""
+    """Whether a value is a list of exactly these types; a bool is not an int here."""
     return isinstance(value, list) and all(type(part) in kinds for part in value)
 
 

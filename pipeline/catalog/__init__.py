@@ -1,7 +1,7 @@
-"""Catalog: files, schema and entries, and registries as catalogs.
+"""Catalog: files, entries and their fields, and registries as catalogs.
 
 May import: pipeline.tracking and below.
-Read first: catalog.py.
+Read first: reading.py.
 """
 
 from pipeline.catalog.entry import (

@@ -165,14 +165,14 @@ def _read_entry(record: Record, label: str, folder: Path) -> Entry:
     """
     if not isinstance(record.value, dict):
         got = "nothing" if record.value is None else f"a {type(record.value).__name__}"
-        problems = [FieldProblem(field="", message=f"got {got}, expected a mapping of fields")]
-        raise BadEntriesError([_error(record, label, problem) for problem in problems])
+        problem = FieldProblem(field="", message=f"got {got}, expected a mapping of fields")
+        raise BadEntriesError([_error(record, label, problem)])
     search_path = tuple(dict.fromkeys((str(folder), str(Path.cwd()))))
     folders = Folders(base=folder, search_path=search_path)
     try:
         parsed = EntryModel.model_validate(record.value, context=folders)
     except ValidationError as error:
-        problems = []
+        problems: list[FieldProblem] = []
         for details in error.errors():
             problems += field_problems(details, EntryModel.model_fields)
         raise BadEntriesError([_error(record, label, problem) for problem in problems]) from None

@@ -127,7 +127,7 @@ class Cluster:
         new tasks.
         """
         with reported_by(self.head), contextlib.suppress(ImportError, AttributeError):
-            from ray._private import state  # internal, as in _free
+            from ray._private import state  # internal to Ray
 
             return frozenset(state.state.get_draining_nodes())
         return frozenset()

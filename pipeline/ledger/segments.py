@@ -77,7 +77,6 @@ class Part:
 
     def __init__(self, content: bytes, path: Path | None) -> None:
         self.path = path
-        self.size_bytes = len(content)
         self._content = pa.py_buffer(content)
         self._batch: tuple[int, list[str]] = (-1, [])
         self.num_rows = sum(batch.num_rows for batch in self._batches(["time"]))

@@ -105,7 +105,7 @@ class FinishedWork:
                 return None, "was kept-previous, and another artifact serves now"
         if outcome.version is not None and outcome.version not in self._versions(row.model):
             return None, f"version {outcome.version} is gone from the store"
-        return replace(outcome, cached=True), "unchanged"
+        return outcome.as_cached(), "unchanged"
 
     def _serving(self, model: str, device_class: str) -> str | None:
         """Return the digest of the image of the artifact that serves a class; None without one that

@@ -1,5 +1,5 @@
-"""Contents of MLflow runs: one record for each candidate, and the campaign's summary. Pure
-functions; no mlflow.
+"""Contents of MLflow runs: one record for each candidate, or for an outcome without candidates.
+Pure functions; no mlflow.
 
 Coldpress tags start with `coldpress.` and override an entry's own tag of the same name. A `/` in a
 metric name makes a section in MLflow's pages.

@@ -1,7 +1,7 @@
 """Worker: the tasks that run on a node, the sandbox, its supervisor and its child.
 
 May import: pipeline.sources and below.
-Read first: tasks.py.
+Read first: build_task.py, then judge_task.py.
 """
 
 from pipeline.worker.build_task import (

@@ -12,7 +12,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from freezer.errors import IntegrityError
 from freezer.files import make_folder, write_whole
@@ -33,9 +32,6 @@ from pipeline.workspace import (
     staging_folder,
     workplace,
 )
-
-if TYPE_CHECKING:
-    pass
 
 NICENESS = -10
 """Nice value of a judge, if it may be set: before all other processes."""

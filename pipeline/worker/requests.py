@@ -33,11 +33,6 @@ class BuildRequest:
     store: str
     spent_s: float = 0.0
 
-    @property
-    def key(self) -> str:
-        """Key of the first candidate."""
-        return next(iter(self.builds.values()))
-
 
 @dataclass(
     frozen=True,
@@ -147,18 +142,9 @@ class JudgeResult:
     deciles_ms: Mapping[str, tuple[float, ...]] = field(default_factory=dict, metadata=OMIT_DEFAULT)
 
     @classmethod
-    def of_failure(
-        cls, key: str, failure: Failure, *, judge_s: float = 0.0, peak_bytes: int = 0
-    ) -> JudgeResult:
+    def of_failure(cls, key: str, failure: Failure) -> JudgeResult:
         """Return the result of a judge that failed."""
-        return cls(
-            key=key,
-            verdict="failed",
-            reason=failure.message,
-            failure=failure,
-            judge_s=judge_s,
-            peak_bytes=peak_bytes,
-        )
+        return cls(key=key, verdict="failed", reason=failure.message, failure=failure)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JudgeResult:

@@ -80,7 +80,7 @@ def test_a_held_node_is_used_once_it_is_free(
     assert {node.classes for node in fleet.nodes} == {(V4, "portable"), ("portable",)}, notes
 
 
-def test_the_only_node_of_a_class_is_named_if_held(
+def test_a_class_names_its_only_node_if_held(
     joined: Cluster, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.scheduling.node_check.ONLY_NODE_S", 15.0)

@@ -23,7 +23,7 @@ LIMIT_GB = 8
 """The limit of the item, which it does not reach."""
 
 
-def test_an_item_that_rays_memory_monitor_kills_is_retried_once(
+def test_an_item_killed_by_rays_memory_monitor_is_retried(
     private_cluster: RayCluster, tmp_path: Path
 ) -> None:
     memory = psutil.virtual_memory()

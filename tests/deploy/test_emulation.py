@@ -102,7 +102,7 @@ def artifacts(inductor: Frozen, tmp_path_factory: pytest.TempPathFactory) -> dic
     return {V4: inductor.artifact, V3: Artifact.read(folder / "v3"), "portable": plain.artifact}
 
 
-def test_the_loader_chooses_the_best_class_of_the_emulated_cpu(
+def test_the_loader_chooses_the_emulated_cpus_best_class(
     artifacts: dict[str, Artifact], tmp_path: Path
 ) -> None:
     """From a store with all three classes, and from one without v3; v4 is refused."""
@@ -122,7 +122,7 @@ def test_the_loader_chooses_the_best_class_of_the_emulated_cpu(
     assert V3 in found["refused"], "the class of the machine"
 
 
-def test_a_payload_for_v4_crashes_there_and_one_for_v3_answers(
+def test_a_v4_payload_crashes_and_a_v3_payload_answers(
     artifacts: dict[str, Artifact],
 ) -> None:
     """The payloads for batch 1, without the loader."""

@@ -93,9 +93,7 @@ def test_the_store_fails_one_write_in_three(site: Site, failing: dict[str, str])
     site.check_recovery(site.drive(environ=environ))
 
 
-def test_the_store_and_the_builds_own_files_fail_one_write_in_three(
-    site: Site, failing: dict[str, str]
-) -> None:
+def test_one_write_in_three_fails_also_in_builds(site: Site, failing: dict[str, str]) -> None:
     """A build that cannot write its files fails and names the disk; once the disk is fixed, the
     same command continues.
     """

@@ -131,9 +131,7 @@ def test_points_have_payloads_of_their_own(gpu: torch.device, tmp_path: Path) ->
     assert settings["cpp.weight_prepack"] is False
 
 
-def test_a_torchscript_file_that_names_a_gpu_is_frozen_there(
-    gpu: torch.device, tmp_path: Path
-) -> None:
+def test_a_torchscript_file_on_a_gpu_freezes_there(gpu: torch.device, tmp_path: Path) -> None:
     model, x = made("lstm", torch.float32, gpu)
     with torchscript_deprecations_silenced(), torch.no_grad():
         torch.jit.save(torch.jit.trace(model, x), str(tmp_path / "model.jit"))

@@ -86,7 +86,7 @@ def run_calls(
     Args:
         fresh: returns a runner in its initial state.
         subject: the subject, whose sets are the inputs.
-        stateful: whether to use a fresh runner for each call if there is no reset method.
+        stateful: whether a subject without a reset method gets a fresh runner for each call.
     """
     runner = fresh()
     previous = None

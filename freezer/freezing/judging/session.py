@@ -68,18 +68,17 @@ def open_session(
     policy: SamplingPolicy,
     objective: Objective = "p50",
     task_metric: TaskMetric | None = None,
-    on_drift_alone: bool = False,
 ) -> Session:
     """Move a model to the device of a target, and run its reference there.
 
     Args:
-        subject, target, limits, policy, objective, task_metric, on_drift_alone: see `Session`. What
-            is judged by drift alone has the objective `p50`.
+        subject, target, limits, policy, objective, task_metric: see `Session`. What is judged by
+            drift alone has the objective `p50`.
 
     Raises:
         JudgeError: the eager model does not run.
     """
-    on_drift_alone = on_drift_alone or target.device_class.name == PORTABLE
+    on_drift_alone = target.device_class.name == PORTABLE
     objective = "p50" if on_drift_alone else objective
     subject = to_device(subject, target.device)
     with judging_conditions(target):

@@ -89,7 +89,7 @@ def judge(
 
     Args:
         session: the model, the target and the rules.
-        candidates: candidates for the target, at least one.
+        candidates: candidates for the target; none if only eager was requested.
         incumbent: the artifact that serves now.
 
     Raises:

@@ -71,8 +71,8 @@ def output_orders(program: torch.export.ExportedProgram) -> list[list[int] | Non
     """For each output the order of its dims in memory, largest stride first; None if it is
     contiguous.
 
-    Expanded outputs count as contiguous, and so do those whose sizes depend on values, of which
-    there is no example.
+    Expanded outputs count as contiguous, and so do those whose sizes depend on values, since the
+    program contains no example of them.
     """
     orders: list[list[int] | None] = []
     for value in values_named(program, program.graph_signature.user_outputs):

@@ -225,7 +225,7 @@ def input_sets(
 
 
 def _missing(points: Iterable[Point], sets: Sequence[InputSet]) -> list[Point]:
-    """The points at which there is no set."""
+    """The points without an input set."""
     covered = []
     for input_set in sets:
         covered.append(dict(input_set.point))

@@ -139,5 +139,6 @@ def test_errors_of_failed_attempts_are_files(tmp_path: Path) -> None:
     assert result.artifact is not None, result.failures
     (failed,) = [row for row in result.artifact.manifest.recipe.tried if "error" in row]
     assert failed["capture"] == "trace"
-    result.artifact.verify((result.artifact.file(failed["error"]),))
+    contents = {item.path: item for item in result.artifact.manifest.files}
+    result.artifact.verify((contents[failed["error"]],))
     assert "Traceback" in (result.artifact.folder / failed["error"]).read_text()
