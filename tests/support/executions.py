@@ -40,10 +40,15 @@ class Fake(NoRay):
 
     def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
         request, done = self._requests[handles[0].ref - 1], self.ends.pop(0)
-        value = replace(done.value, key=request.key) if done.value else None
-        if value and isinstance(request, BuildRequest):
-            others = list(request.builds.values())[1:]
-            value = (value, *(replace(self.ends.pop(0).value, key=key) for key in others))
+        value = done.value
+        if value and isinstance(request, JudgeRequest):
+            value = replace(value, key=request.key)
+        elif value and isinstance(request, BuildRequest):
+            first, *others = request.builds.values()
+            value = (
+                replace(value, key=first),
+                *(replace(self.ends.pop(0).value, key=key) for key in others),
+            )
         return [replace(done, handle=handles[0], value=value)]
 
     def cancel(self, handles: Sequence[Handle], *, grace_s: float = 5.0) -> None:
