@@ -1,8 +1,10 @@
-"""docs/reference/errors.md explains exactly the error codes in the source."""
+"""Pages of docs/reference say what the source says: errors.md its codes, options.md its options."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -25,3 +27,12 @@ def test_every_code_has_a_cause_and_a_remedy() -> None:
     assert sorted(row[0].strip("`") for row in rows) == sorted(codes)
     for row in rows:
         assert all(row[-2:]), row[0]
+
+
+def test_page_of_options_is_current() -> None:
+    script = "import runpy; print(end=runpy.run_path('docs/reference/options.py')['page']())"
+    written = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    page = (ROOT / "docs" / "reference" / "options.md").read_text()
+    assert page == written, "run: .venv/bin/python docs/reference/options.py"
