@@ -5,6 +5,7 @@ a call, choose the payload, and rebuild the result. Imports no torch.
 from __future__ import annotations
 
 import functools
+import os
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,6 +74,7 @@ class OpenModel:
         self.ladder = tuple(ladder)
         self._binding = InputBinding(spec)
         self._payloads = tuple(payloads)
+        self._process_id = os.getpid()
         self._rebuild = functools.partial(unflatten, structure)
 
     def payload_for(
@@ -116,6 +118,17 @@ class OpenModel:
 
     def _open_payloads(self) -> tuple[Payload, ...]:
         return tuple(opened.payload for opened in self._payloads)
+
+    def _refuse_after_fork(self) -> NoReturn:
+        """Raise ContractError: the threads of the payload exist in the parent process only, and a
+        call would wait for them for ever.
+        """
+        raise ContractError(
+            f"this model was loaded in process {self._process_id}, and process {os.getpid()} is a"
+            " fork of it, without the threads that its payload computes with; call freezer.load in"
+            " each process after the fork (gunicorn: no --preload, or load in post_fork)",
+            code="CP-FROZEN",
+        )
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise ContractError(

@@ -5,7 +5,11 @@ Payloads check nothing, so the contract checks everything.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freezer.artifact import Manifest
+from freezer.artifact import ENGINES, Manifest
 from freezer.errors import ContractError, Refusal
 from freezer.runtime.contract import OpenModel, OpenPayload
 from freezer.runtime.cuda_graphs import CudaGraphs
@@ -22,6 +26,9 @@ from freezer.runtime.preserved import REFUSED_NAMES, Preserved, read, refusal
 from freezer.runtime.tensors import dtype_name, leaves_of
 from freezer.runtime.torch_settings import full_on_gpu, own_count, threads
 from freezer.spec import InputSpec, OutputSpec, OutputStructure, TensorSpec, put_together
+
+
+logger = logging.getLogger("coldpress")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,8 +137,14 @@ class FrozenModel(OpenModel):
         """The model's result.
 
         Raises:
-            ContractError: an input is missing, unknown, or does not meet the contract.
+            ContractError: an input is missing, unknown, or does not meet the contract; with the
+                code CP-FROZEN, an engine or a GPU was opened before the process was forked.
         """
+        if self._process_id != os.getpid():
+            return self._call_after_fork(args, kwargs)
+        return self._answer(args, kwargs)
+
+    def _answer(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
         tensors, point = self._binding.leaves(args, kwargs, self._check)
         opened = self._choose(point)
         num_threads = opened.payload.num_threads or self._num_threads
@@ -139,6 +152,14 @@ class FrozenModel(OpenModel):
             return self._run(opened, tensors)
         with threads(num_threads):
             return self._run(opened, tensors)
+
+    def _call_after_fork(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
+        """Answer in a thread of this process, since OpenMP waits for ever in the thread that
+        forked: each thread has threads of its own for torch's payloads, those of engines are gone.
+        """
+        if not self._on_cpu or any(payload.kind in ENGINES for payload in self._open_payloads()):
+            self._refuse_after_fork()
+        return _thread_of(os.getpid()).submit(self._answer, args, kwargs).result()
 
     def eval(self) -> FrozenModel:
         """The model itself, which is always in eval mode."""
@@ -241,6 +262,17 @@ class FrozenModel(OpenModel):
         else:
             result = opened.run(**values)
         return leaves_of(result)
+
+
+@functools.cache
+def _thread_of(process_id: int) -> ThreadPoolExecutor:
+    """The thread in which a forked process calls the models of its parent, one call at a time."""
+    logger.warning(
+        "process %d calls a model that was loaded before it was forked: calls run one after the"
+        " other; load the model after the fork to run them side by side",
+        process_id,
+    )
+    return ThreadPoolExecutor(1, thread_name_prefix="coldpress-forked")
 
 
 def _tensor_problem(

@@ -4,6 +4,7 @@ torch.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -30,6 +31,9 @@ from freezer.runtime.loaders import LOADERS, PayloadLoader, open_inductor
 from freezer.runtime.torch_settings import own_count, threads
 from freezer.serving.canary import run_canary
 from freezer.serving.process import LoadOptions
+
+_opening = threading.Lock()
+"""Held while payloads are opened: torch.export.load keeps its state in globals."""
 
 
 def open_artifact(
@@ -85,7 +89,8 @@ def _open(
     any_count = num_threads if calls.num_threads is not None else own_count()
     runners: list[OpenPayload] = []
     # Some loaders pack weights for the thread count.
-    with threads(max(thread_counts_of(payloads), default=any_count)), current(calls.device):
+    count = max(thread_counts_of(payloads), default=any_count)
+    with _opening, threads(count), current(calls.device):
         for payload in payloads:
             load: PayloadLoader = LOADERS[payload.kind]
             if calls.cuda_graphs and is_exact(payload) and payload.kind == "inductor":

@@ -5,6 +5,7 @@ Imports no torch.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,8 @@ class NativeModel(OpenModel):
         """The model's result.
 
         Raises:
-            ContractError: an input is missing, unknown, or does not meet the contract.
+            ContractError: an input is missing, unknown, or does not meet the contract; with the
+                code CP-FROZEN, the process was forked after the model was loaded.
             RuntimeError: the payload's code reports an error.
         """
         return self._rebuild(self.leaves(*args, **kwargs))
@@ -52,6 +54,8 @@ class NativeModel(OpenModel):
         **kwargs: object,
     ) -> list[Array]:
         """The output arrays in the order of `outputs`; raises as a call does."""
+        if self._process_id != os.getpid():
+            self._refuse_after_fork()
         arrays, point = self._binding.leaves(args, kwargs, _checked)
         opened = self._choose(point)
         outputs: list[Array] = opened.run(arrays)

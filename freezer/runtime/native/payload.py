@@ -273,7 +273,7 @@ class NativePayload:
             )  # deletes the inputs
             return [self._torch.copied(Handle(address)) for address in outputs]
         finally:
-            for address in filter(None, outputs):
+            for address in set(filter(None, outputs)):  # one tensor may be returned twice
                 self._torch.delete(Handle(address))
             if before != self._num_threads:
                 self._torch.num_threads = before
