@@ -271,7 +271,7 @@ def _limits(options: Sequence[str]) -> Limits:
     for text in options:
         name, _, value = text.partition("=")
         try:
-            limits[name] = float(value)
+            limits[name] = value if name == "nan" else float(value)
         except ValueError:
             raise UsageError(f"--limit {text!r}: expected a number: size_mb_max=100") from None
         problem = limit_problem(name, limits[name])

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -41,7 +41,6 @@ from freezer.freezing.payload_sets import with_other_payloads
 from freezer.freezing.recipes import KEPT_EAGER
 from freezer.freezing.target import Target, class_here, resolve_device, target_here
 from freezer.hardware import PORTABLE, counts_within, thread_budget
-from freezer.runtime.tensors import dtypes_of, program_tensors
 from freezer.spec import Objective
 
 __all__ = [
@@ -60,6 +59,7 @@ def freeze(
     *,
     out: str | Path,
     dims: Dims | None = None,
+    samples: Sequence[ExampleInputs] = (),
     options: FreezeOptions = DEFAULTS,
 ) -> FreezeResult:
     """Freeze a model for this machine and write its artifact folder.
@@ -73,6 +73,8 @@ def freeze(
             replaced.
         dims: the dims that may vary, by input and axis: `{"x": {0: Dim(name="batch", min=1,
             max=16)}}`. A tensor within another value is named by its path, `state.0`.
+        samples: further real inputs of the same form. With any, no inputs are generated: sizes that
+            the samples lack are cut or repeated from them.
         options: see `FreezeOptions`.
 
     Raises:
@@ -85,9 +87,10 @@ def freeze(
     spec, example = example_spec(example_inputs, dims or {})
     inputs = example.values()
     device_class, device = resolve_device(model, options.device_class, options.device, inputs)
-    for_subject = options.for_subject(device, fill_up=True)
+    sets = [example, *(example_spec(sample, {})[1] for sample in samples)]
+    for_subject = options.for_subject(device, fill_up=not samples)
     with generators_kept():
-        subject = prepare(options.name, model, spec, [example], for_subject)
+        subject = prepare(options.name, model, spec, sets, for_subject)
     source = f"{type(model).__module__}.{type(model).__qualname__}"
     target = freeze_target(subject, device_class, device, options)
     return freeze_subject(subject, target, out=Path(out), source=source, options=options)
@@ -179,7 +182,7 @@ def freeze_target(
         expected = expected_names(options.objective, get_args(Objective))
         raise UsageError(f"objective: the name is unknown; {expected}")
     if device_class == "auto":
-        device_class = class_here(dtypes_of(program_tensors(subject.model)))
+        device_class = class_here(subject.dtypes)
     counts = options.num_threads
     if counts is None:
         counts = counts_within(thread_budget(torch.get_num_threads()))

@@ -188,12 +188,15 @@ def packed_layouts(target: Target, dtypes: Iterable[str]) -> dict[str, str]:
         return found
     limits = " ".join(f"{key}={value}" for key, value in wanted.limits.items())
     wrong = {name: layout for name, layout in found.items() if machine.layouts[name] != layout}
+    own = ""
+    if machine.hardware in machine.classes and machine.hardware != wanted.name:
+        own = f"; or freeze for this CPU's own class, {machine.hardware}"
     raise UsageError(
         "this process would pack weights for"
         f" {', '.join(f'{machine.layouts[name]} ({name})' for name in wrong)}, and those of"
         f" {wanted.name} are packed for"
         f" {', '.join(f'{layout} ({name})' for name, layout in wrong.items())}; set {limits} before"
-        f" Python starts, or use `coldpress freeze --device-class {wanted.name}`, which does",
+        f" Python starts, or use `coldpress freeze --device-class {wanted.name}`, which does{own}",
         code="CP-DEVICE-CLASS",
     )
 

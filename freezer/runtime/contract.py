@@ -27,6 +27,21 @@ Runner = Callable[..., Any]
 """Runs an open payload."""
 
 
+def indices_problem(spec: TensorSpec, least: int, greatest: int) -> str | None:
+    """Why these values are no indices of the table that the model looks them up in; None if they
+    are. An engine would answer with another row, or end the process.
+    """
+    if spec.indices is None:
+        return None
+    low, high = spec.indices
+    if low <= least and greatest <= high:
+        return None
+    return (
+        f"got values from {least} to {greatest}, expected {low} to {high}, the indices of the"
+        " model's table"
+    )
+
+
 class _Leaf(Protocol):
     """A tensor or an array."""
 

@@ -19,14 +19,13 @@ from torch import Tensor
 
 from freezer.artifact import ENGINES, Manifest
 from freezer.errors import ContractError, Refusal
-from freezer.runtime.contract import OpenModel, OpenPayload
+from freezer.runtime.contract import OpenModel, OpenPayload, indices_problem
 from freezer.runtime.cuda_graphs import CudaGraphs
 from freezer.runtime.devices import CPU, current
 from freezer.runtime.preserved import REFUSED_NAMES, Preserved, read, refusal
 from freezer.runtime.tensors import dtype_name, leaves_of
 from freezer.runtime.torch_settings import full_on_gpu, own_count, threads
 from freezer.spec import InputSpec, OutputSpec, OutputStructure, TensorSpec, put_together
-
 
 logger = logging.getLogger("coldpress")
 
@@ -221,6 +220,11 @@ class FrozenModel(OpenModel):
         if value.dtype is not dtype or not here or value.layout is not torch.strided:
             problem = _tensor_problem(spec, value, self.device)
             raise ContractError(f"input {spec.name!r}: {problem}")
+        if spec.indices is not None and value.numel():
+            least, greatest = torch.aminmax(value)
+            outside = indices_problem(spec, int(least), int(greatest))
+            if outside:
+                raise ContractError(f"input {spec.name!r}: {outside}")
         # A lazy conjugate or negative shares memory with its source; a payload reads the memory.
         if value.is_neg() or value.is_conj():
             value = value.resolve_conj().resolve_neg()

@@ -58,8 +58,24 @@ def resize(
             if before != size:
                 rows = torch.arange(size) % before
                 tensor = tensor.index_select(axis, rows)
-        tensors[item.name] = tensor.contiguous()
+        tensors[item.name] = related(item, tensor.contiguous(), spec, point)
     return InputSet(point=dict(point), tensors=tensors)
+
+
+def related(item: TensorSpec, tensor: Tensor, spec: InputSpec, point: Mapping[str, int]) -> Tensor:
+    """Integers changed so that they keep to the relation of their input; see TensorSpec."""
+    if item.relation is None or not tensor.numel():
+        return tensor
+    others = [other for other in spec.tensors if other.name != item.name]
+    dims = {size for other in others for size in other.shape} - set(item.shape)
+    sizes = [point[size] for size in dims if isinstance(size, str)]
+    if not sizes:
+        sizes = [size for other in others for size in other.at(point) if size > 1]
+    tensor = tensor.remainder(max(1, min(sizes, default=1)))
+    if item.relation == "below":
+        return tensor
+    ascending = tensor.sort(-1).values
+    return ascending - ascending[..., :1]
 
 
 _Padding = Literal["right", "left", "none"]
@@ -145,7 +161,7 @@ def generate_at(
         tensor = _tensor(bounded, shape, generator, full=padding == "none")
         if padding == "left" and item.shape and is_mask(item):
             tensor = tensor.flip(-1)
-        tensors[item.name] = tensor
+        tensors[item.name] = related(item, tensor, spec, point)
     return InputSet(point=dict(point), tensors=tensors)
 
 

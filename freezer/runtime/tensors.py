@@ -13,6 +13,9 @@ from torch.utils import _pytree as pytree
 from freezer.errors import CaptureError
 from freezer.spec import OutputSpec, OutputStructure
 
+OUTPUTS = "CP-OUTPUTS"
+"""Code of results that cannot be frozen."""
+
 
 def dense_parts(value: object) -> list[Tensor]:
     """Dense tensors of a state dict's value in a fixed order; empty for values without tensors.
@@ -214,9 +217,13 @@ def _flatten(
     elif isinstance(value, tuple | list):
         parts = {str(index): part for index, part in enumerate(value)}
     else:
+        remedy = "return those from forward"
+        if kind.__name__.endswith("Cache"):  # of transformers, which return it by default
+            remedy = "set use_cache=False in the model's config"
         raise CaptureError(
             f"{path} is a {name}; expected tensors, constants, or tuples, lists, dicts and"
-            " dataclasses of them: return those from forward"
+            f" dataclasses of them: {remedy}",
+            code=OUTPUTS,
         )
     flattened: list[OutputStructure] = []
     for key, part in parts.items():
@@ -241,7 +248,10 @@ def _named_fields(
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise CaptureError(f"{path} has the key {key!r}; expected str keys")
+                raise CaptureError(
+                    f"{path} has the key {key!r}; expected texts as keys: str({key!r})",
+                    code=OUTPUTS,
+                )
         return dict(value)
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value)]

@@ -7,7 +7,7 @@ A shape is a tuple of ints and dim names: `("batch", 3, 224, 224)`. A `Dim` boun
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as replaced
 from itertools import chain, product
@@ -197,11 +197,12 @@ class InputSpec:
 
     def with_ranges(self, ranges: Mapping[str, Bounds]) -> InputSpec:
         """The inputs with new ranges of some tensors, by path."""
+        return self.each(
+            lambda tensor: replaced(tensor, range=ranges.get(tensor.name, tensor.range))
+        )
 
-        def change(tensor: TensorSpec) -> TensorSpec:
-            low_high = ranges.get(tensor.name, tensor.range)
-            return replaced(tensor, range=low_high)
-
+    def each(self, change: Callable[[TensorSpec], TensorSpec]) -> InputSpec:
+        """The inputs with every tensor replaced by `change` of it."""
         changed = tuple(with_tensors(item, change) for item in self.inputs)
         return replaced(self, inputs=changed)
 

@@ -49,6 +49,10 @@ _LEAVES = ("tensor", "constant")
 _WITH_KEYS = ("dict", "named", "namedtuple")
 
 
+Relation = Literal["below", "sorted"]
+"""How integers depend on other inputs; see TensorSpec."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorSpec:
     """One input tensor.
@@ -58,12 +62,19 @@ class TensorSpec:
         dtype: one of DTYPES.
         shape: ints and dim names.
         range: inclusive bounds of generated values; None: by dtype.
+        indices: inclusive bounds of the indices of a table that the model looks the values up in;
+            a call with others is refused.
+        relation: of integers: `below` keeps generated and resized values below the sizes of the
+            other inputs, such as edges of a graph; `sorted` also lets them ascend from 0, such as
+            offsets. None: independent of other inputs.
     """
 
     name: str
     dtype: str
     shape: tuple[int | str, ...]
     range: Bounds | None = field(default=None, metadata=OMIT_DEFAULT)
+    indices: tuple[int, int] | None = field(default=None, metadata=OMIT_DEFAULT)
+    relation: Relation | None = field(default=None, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         place = f"input {self.name!r}"

@@ -44,6 +44,7 @@ class Limits:
         size_mb_max: largest total size of payloads, in 1e6 bytes.
         memory_mb_max: most resident memory that opening and calling adds to a fresh process, in 1e6
             bytes.
+        nan: `keep` refuses what answers numbers where eager propagates NaN or Inf; `report` warns.
         allow_regression: publish what is slower, or drifts more, than the artifact that serves now.
     """
 
@@ -55,6 +56,7 @@ class Limits:
     size_mb_max: float | None = None
     memory_mb_max: float | None = None
     build_s: float | None = None
+    nan: Literal["report", "keep"] = field(default="report", metadata=OMIT_DEFAULT)
     allow_regression: bool = False
 
     def over_build_s(self, used_s: float) -> str | None:
@@ -86,6 +88,9 @@ def limit_problem(name: str, value: object) -> str | None:
 
     The value None means the default.
     """
+    if name == "nan":
+        named = value in (None, "report", "keep")
+        return None if named else f"got {str(value)[:80]!r}, expected 'report' or 'keep'"
     if name not in LIMIT_BOUNDS:
         return f"the limit is unknown; {expected_names(name, LIMIT_BOUNDS)}"
     low, high = LIMIT_BOUNDS[name]

@@ -7,7 +7,14 @@ from typing import Any
 
 from freezer.errors import SpecError, expected_names
 from freezer.spec.inputs import Dim, InputSpec
-from freezer.spec.items import ConstantSpec, InputItem, NestedSpec, TensorSpec, check_range
+from freezer.spec.items import (
+    INTEGRAL,
+    ConstantSpec,
+    InputItem,
+    NestedSpec,
+    TensorSpec,
+    check_range,
+)
 
 
 def declared_spec(
@@ -55,7 +62,7 @@ def declared_item(
     positional: bool = False,
 ) -> InputItem:
     """Parse one input or a part of one; see `declared_spec`."""
-    form, allowed = "shape", {"shape", "dtype", "range"}
+    form, allowed = "shape", {"shape", "dtype", "range", "relation"}
     for key in ("value", "tuple", "list", "dict"):
         if isinstance(item, Mapping) and key in item:
             form, allowed = key, {key}
@@ -118,7 +125,15 @@ def _declared_tensor(name: str, item: Mapping[str, Any]) -> TensorSpec:
             raise SpecError(f"input {name!r}: got range {bounds!r}, expected [low, high]")
         low_high = (bounds[0], bounds[1])
     dtype = str(item.get("dtype", "float32"))
-    tensor = TensorSpec(name=name, dtype=dtype, shape=tuple(shape), range=low_high)
+    relation = item.get("relation")
+    if relation not in (None, "below", "sorted") or (relation and dtype not in INTEGRAL):
+        raise SpecError(
+            f"input {name!r}: got relation {relation!r} of {dtype}, expected 'below' or 'sorted' of"
+            " integers"
+        )
+    tensor = TensorSpec(
+        name=name, dtype=dtype, shape=tuple(shape), range=low_high, relation=relation
+    )
     check_range(tensor)
     return tensor
 

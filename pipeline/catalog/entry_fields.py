@@ -190,7 +190,9 @@ def _read_limits(given: dict[str, Any]) -> Limits:
     if problems:
         raise ProblemsError(*problems)
     limits: dict[str, Any] = {
-        name: float(value) for name, value in given.items() if value is not None
+        name: value if name == "nan" else float(value)
+        for name, value in given.items()
+        if value is not None
     }
     return Limits(**limits)
 

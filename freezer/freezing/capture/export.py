@@ -84,6 +84,7 @@ def export_flat(fresh: Callable[[], FlatModule], name: CaptureName, original: Or
         warnings=(*lines_of(exporter.caught), *unchecked),
         guards=guards_of(exported.program, spec),
         owned=exported.owned,
+        inputs=spec.tensors,
     )
 
 

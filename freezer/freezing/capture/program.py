@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from freezer.freezing.diagnostics import warned_at
 from freezer.freezing.recipes import CaptureName
 from freezer.runtime.tensors import leaves_of
-from freezer.spec import InputSpec, bind
+from freezer.spec import InputSpec, TensorSpec, bind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,7 @@ class Captured:
         notes: further remarks for people.
         preserve: attributes and methods that a lowering must keep.
         texts: long texts by file name.
+        inputs: inputs of a flat program, in order.
         owned: tensors that only the program refers to; a lowering may free them.
     """
 
@@ -44,6 +45,7 @@ class Captured:
     preserve: tuple[str, ...] = ()
     texts: Mapping[str, str] = field(default_factory=dict)
     owned: tuple[Tensor, ...] = ()
+    inputs: tuple[TensorSpec, ...] = ()
 
     def source_name(self, name: str) -> str:
         """The source model's name of an attribute of the program; a flat program holds the model as

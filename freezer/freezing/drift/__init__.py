@@ -9,7 +9,7 @@ from freezer.freezing.drift.drift import STRIDES, assess
 from freezer.freezing.drift.drift_report import DriftReport, DriftRow, report
 from freezer.freezing.drift.reference import Reference, run_reference
 from freezer.freezing.drift.reruns import eager_reruns
-from freezer.freezing.drift.runs import Call, Runner, run_calls
+from freezer.freezing.drift.runs import Call, Runner, copied, run_calls
 from freezer.freezing.drift.ties import at_ties
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Runner",
     "assess",
     "at_ties",
+    "copied",
     "distribution_problem",
     "eager_reruns",
     "report",

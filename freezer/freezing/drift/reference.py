@@ -5,17 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 
 import torch
 from torch import Tensor
 
 from freezer.compare import Magnitudes, distances
 from freezer.compare.tensor_values import comparable, same_tensors, values_of
-from freezer.errors import JudgeError, first_line
+from freezer.errors import JudgeError
 from freezer.freezing.drift.distributions import NUM_RUNS, Run, sampled
-from freezer.freezing.drift.float64_mode import Widening, own_dtype
-from freezer.freezing.drift.runs import Call, Runner, copied, run_calls, schedule, source_runner
+from freezer.freezing.drift.extremes import Extreme, extremes_of
+from freezer.freezing.drift.runs import (
+    Call,
+    Runner,
+    copied,
+    run_calls,
+    run_float64,
+    schedule,
+    source_runner,
+)
 from freezer.freezing.models import RESET, Subject, same_each_time, tensors_of
 
 _Outputs = list[list[Tensor]]
@@ -36,6 +43,8 @@ class Reference:
         note: why it did not; None if it did.
         scales: for each output, the magnitudes from which values are judged apart; see
             `Magnitudes`.
+        extremes: extreme sets with eager's answers; none if eager is not deterministic.
+        missing: sets with a NaN or an Inf in each floating-point input.
     """
 
     calls: tuple[Call, ...]
@@ -45,6 +54,8 @@ class Reference:
     note: str | None
     scales: tuple[tuple[float, ...], ...]
     runs: tuple[Run, ...] = ()
+    extremes: tuple[Extreme, ...] = ()
+    missing: tuple[Extreme, ...] = ()
 
     @property
     def singles(self) -> tuple[Call, ...]:
@@ -73,13 +84,14 @@ def run_reference(subject: Subject) -> Reference:
         _check_reset(subject, eagers)
     num_reruns = 0 if deterministic else NUM_RUNS - 1
     noises, runs = _noise(eagers, run_eager, num_reruns)
-    wide, note = _run_float64(subject.on_host, eagers, stateful=stateful)
+    wide, note = run_float64(subject.on_host, eagers, stateful=stateful)
     float64 = wide is not None
     calls = _calls(subject, wide or eagers, eagers, noises)
     scales = []
     for index in range(len(subject.outputs)):
         limits = scales_of(calls, index, float64=float64)
         scales.append(limits)
+    extremes, missing = extremes_of(subject, stateful=stateful) if deterministic else ((), ())
     return Reference(
         calls=tuple(calls),
         stateful=stateful,
@@ -88,6 +100,8 @@ def run_reference(subject: Subject) -> Reference:
         note=note,
         runs=runs,
         scales=tuple(scales),
+        extremes=extremes,
+        missing=missing,
     )
 
 
@@ -210,45 +224,6 @@ def _check_reset(
                 " call it before freezing",
                 code=RESET,
             )
-
-
-def _run_float64(
-    subject: Subject,
-    eagers: _Outputs,
-    *,
-    stateful: bool,
-) -> tuple[_Outputs | None, str | None]:
-    """The calls in float64, or None and the reason why they cannot run."""
-    inputs = []
-    for spec in subject.spec.tensors:
-        dtype = getattr(torch, spec.dtype)
-        inputs.append(dtype)
-    own = own_dtype(subject.model, inputs)
-    mode = Widening(own)
-
-    def fresh() -> Runner:
-        model = subject.fresh().double()
-        mode.widen_attributes(model)
-        return source_runner(model, subject, mode)
-
-    try:
-        results = list(run_calls(fresh, subject, stateful=stateful))
-    except Exception as error:
-        problem = f"{type(error).__name__}: {first_line(error)}"
-        return None, f"float64 does not run: {problem}"
-    if mode.narrow is not None:
-        return None, f"float64 does not run throughout: {mode.narrow}"
-    for r, e in zip(
-        chain(*results),
-        chain(*eagers),
-        strict=True,
-    ):
-        if r.shape != e.shape:
-            return None, f"float64 gives shape {list(r.shape)}, eager {list(e.shape)}"
-        wanted = torch.complex128 if e.is_complex() else torch.float64
-        if comparable(e) and r.dtype != wanted:
-            return None, f"forward casts to {r.dtype}, so it has no float64 output"
-    return results, None
 
 
 def scales_of(

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -28,8 +29,9 @@ def eager_reruns(
     subject: Subject,
     *,
     stateful: bool,
+    num_calls: int | None = None,
 ) -> Rerun:
-    """Reruns of a subject's eager model with changed operands."""
+    """Reruns of a subject's eager model with changed operands, of all calls or the first ones."""
 
     def fresh() -> Runner:
         runner = source_runner(subject.fresh(), subject)
@@ -44,7 +46,8 @@ def eager_reruns(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             try:
-                return list(run_calls(fresh, subject, stateful=stateful))
+                calls = run_calls(fresh, subject, stateful=stateful)
+                return list(islice(calls, num_calls))
             except Exception:  # a changed index may be out of range
                 return None
 

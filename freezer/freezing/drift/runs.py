@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
 
 import torch
 from torch import Tensor, nn
 
 from freezer.codec import encode
 from freezer.compare.tensor_values import comparable, in_double
-from freezer.errors import JudgeError
+from freezer.errors import JudgeError, first_line
 from freezer.freezing.drift.drift_report import CallKind
-from freezer.freezing.drift.float64_mode import Widening, widening
+from freezer.freezing.drift.float64_mode import Widening, own_dtype, widening
 from freezer.freezing.models import RESET, Subject, call_source
 from freezer.runtime.tensors import flatten
 
@@ -157,3 +158,43 @@ def _reset(
             f"{subject.name}: {subject.reset}() raises {type(error).__name__}: {error}",
             code=RESET,
         ) from error
+
+
+def run_float64(
+    subject: Subject,
+    eagers: Sequence[Sequence[Tensor]],
+    *,
+    stateful: bool,
+) -> tuple[list[list[Tensor]] | None, str | None]:
+    """The first calls in float64, as many as eager's, or None and why they cannot run."""
+    inputs = []
+    for spec in subject.spec.tensors:
+        dtype = getattr(torch, spec.dtype)
+        inputs.append(dtype)
+    own = own_dtype(subject.model, inputs)
+    mode = Widening(own)
+
+    def fresh() -> Runner:
+        model = subject.fresh().double()
+        mode.widen_attributes(model)
+        return source_runner(model, subject, mode)
+
+    try:
+        calls = run_calls(fresh, subject, stateful=stateful)
+        results = list(islice(calls, len(eagers)))
+    except Exception as error:
+        problem = f"{type(error).__name__}: {first_line(error)}"
+        return None, f"float64 does not run: {problem}"
+    if mode.narrow is not None:
+        return None, f"float64 does not run throughout: {mode.narrow}"
+    for r, e in zip(
+        chain(*results),
+        chain(*eagers),
+        strict=True,
+    ):
+        if r.shape != e.shape:
+            return None, f"float64 gives shape {list(r.shape)}, eager {list(e.shape)}"
+        wanted = torch.complex128 if e.is_complex() else torch.float64
+        if comparable(e) and r.dtype != wanted:
+            return None, f"forward casts to {r.dtype}, so it has no float64 output"
+    return results, None

@@ -4,6 +4,7 @@ drift gate.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,10 +16,12 @@ from freezer.freezing.candidates import Candidate
 from freezer.freezing.diagnostics import run_sentence
 from freezer.freezing.drift import (
     Call,
+    DriftReport,
     DriftRow,
     Runner,
     assess,
     at_ties,
+    copied,
     distribution_problem,
     eager_reruns,
     report,
@@ -88,13 +91,54 @@ def run_trial(session: Session, candidate: Candidate) -> Trial:
     drift = report([row for way in ways for row in way.rows], session.gate)
     random = next((way.random for way in ways if way.random), None)
     problem = random if drift.passed else drift.nearest_miss
+    warnings = _tie_warnings(drift)
+    if problem is None:
+        problem, lost = _at_extremes(session, candidate)
+        warnings += lost
     return Trial(
-        candidate=candidate,
+        candidate=replace(candidate, warnings=(*candidate.warnings, *warnings)),
         drift=drift,
         problem=problem,
         answers=ways[0].answers if problem is None else (),
         ties=ways[0].ties if ways else (),
     )
+
+
+def _at_extremes(session: Session, candidate: Candidate) -> tuple[str | None, list[str]]:
+    """What a candidate answers wrong at extreme inputs, or else where it loses NaN and Inf, which
+    is a problem if the limits say so.
+    """
+    reference, names = session.reference, session.output_names
+    num_threads, payloads = next(_ways_to_serve(session, candidate))
+    fresh = partial(_runner, session.subject, candidate, payloads)
+    lost: list[str] = []
+    with threads(num_threads):
+        runner = fresh()
+        for extreme in (*reference.extremes, *reference.missing):
+            runner = fresh() if reference.stateful else runner
+            try:
+                answers = copied(runner.call(extreme.inputs))
+            except Exception as error:  # eager answers
+                return f"{extreme.name}: {run_sentence(error)}", []
+            if extreme in reference.missing:
+                lost += filter(None, [extreme.lost(names, answers)])
+            elif problem := extreme.problem(names, answers):
+                return problem, []
+    if lost and session.limits.nan == "keep":
+        return f"{lost[0]}; limits.nan is keep", []
+    return None, lost
+
+
+def _tie_warnings(drift: DriftReport) -> list[str]:
+    """How many elements differ from eager because rounding decides them."""
+    counts: Counter[str] = Counter()
+    for row in drift.rows:
+        counts[row.output] = max(counts[row.output], row.num_ties)
+    return [
+        f"output {name!r}: up to {count} elements of a set differ from eager where rounding decides"
+        for name, count in counts.items()
+        if count
+    ]
 
 
 def _run_way(

@@ -20,6 +20,7 @@ from freezer.errors import BuildError, MissingDependencyError, UsageError
 from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import onnx_sentence
 from freezer.freezing.lowering.exported_programs import output_orders, report_before, values_named
+from freezer.freezing.lowering.integers import check_integers
 from freezer.freezing.lowering.lowered import GRAPH, Lowered, timed
 from freezer.freezing.recipes import ENGINE_PACKAGES, Settings
 from freezer.freezing.target import Target, check_unlimited
@@ -75,6 +76,7 @@ def build(captured: Captured, path: Path, target: Target, settings: Settings) ->
 
 
 def _build(captured: Captured, path: Path, settings: Settings) -> Lowered:
+    check_integers(captured, "onnxruntime", in_64_bits=True)
     report, phases_s = report_before(captured), dict[str, float]()
     orders = output_orders(captured.program)
     with timed(phases_s, "convert"):

@@ -26,6 +26,7 @@ from freezer.errors import BuildError, UsageError
 from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import openvino_sentence
 from freezer.freezing.lowering.exported_programs import output_orders, report_before, values_named
+from freezer.freezing.lowering.integers import check_integers
 from freezer.freezing.lowering.lowered import GRAPH, Lowered, timed
 from freezer.freezing.recipes import Settings
 from freezer.freezing.target import Target, check_unlimited
@@ -103,6 +104,7 @@ def build(captured: Captured, path: Path, target: Target, settings: Settings) ->
 
 
 def _build(captured: Captured, path: Path, openvino: ModuleType) -> Lowered:
+    check_integers(captured, "openvino", in_64_bits=False)
     program, report, phases_s = captured.program, report_before(captured), dict[str, float]()
     orders = [None if order is None else tuple(order) for order in output_orders(program)]
     with timed(phases_s, "convert"):

@@ -17,13 +17,15 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from freezer.compare.tensor_values import comparable, in_double, same_tensors
 from freezer.errors import JudgeError
 from freezer.runtime.devices import CPU, DEPTH, moved_to_device
 from freezer.runtime.input_sets import InputSet
 from freezer.runtime.loaders import torchscript_deprecations_silenced
-from freezer.runtime.tensors import same_bytes
+from freezer.runtime.tensors import dtype_name, same_bytes
 from freezer.spec import InputSpec, bind
 
 NUM_MORE_CALLS = 16
@@ -182,6 +184,24 @@ class SourceCall:
         """The result of the copy."""
         with torch.random.fork_rng(devices=[]):
             return call_source(self._copy, spec, tensors)
+
+
+class DtypesSeen(TorchDispatchMode):
+    """Collects the floating-point dtypes of results, such as those of an autocast region."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
+        self.dtypes: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> object:
+        """Run an operator, and record its results' dtypes."""
+        result = func(*args, **(kwargs or {}))
+        for leaf in pytree.tree_leaves(result):
+            if isinstance(leaf, Tensor) and leaf.is_floating_point():
+                self.dtypes.add(dtype_name(leaf.dtype))
+        return result
 
 
 def first_result(name: str, model: nn.Module, spec: InputSpec, item: InputSet) -> Any:

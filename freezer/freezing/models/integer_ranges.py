@@ -7,7 +7,8 @@ input (views, casts, copies) up to the weights that they index. Arithmetic is no
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -18,8 +19,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from freezer.freezing.models.calls import SourceCall, described
-from freezer.runtime.input_sets import generate_at, needs_range, range_is_needed
-from freezer.spec import InputSpec
+from freezer.runtime.input_sets import (
+    InputSet,
+    generate_at,
+    is_mask,
+    needs_range,
+    range_is_needed,
+)
+from freezer.spec import INTEGRAL, InputSpec, Relation, TensorSpec
 
 Args = tuple[object, ...]
 Kwargs = Mapping[str, object] | None
@@ -34,6 +41,12 @@ _OF_SELF = re.compile(
 model.
 """
 
+_ALL_OF_SELF = re.compile(
+    "alias|detach|expand|permute|squeeze|t|transpose|unsqueeze|view|_reshape_alias|_unsafe_view"
+    "|_to_copy|clone|lift_fresh|lift_fresh_copy|flip|repeat|roll"
+)
+"""Those whose results hold every value of it."""
+
 _OF_OTHERS = {
     "cat": ("tensors",),
     "stack": ("tensors",),
@@ -46,27 +59,33 @@ _SELECTIONS = ("index_select", "gather")
 _EMBEDDINGS = ("embedding", "_embedding_bag", "_embedding_bag_forward_only")
 
 
-def with_found_ranges(name: str, model: nn.Module, spec: InputSpec) -> InputSpec:
-    """The spec with ranges for integer inputs that had none: valid indices of the tables that the
-    eager model indexes with them.
+def with_found_ranges(
+    name: str, model: nn.Module, spec: InputSpec, sample: Mapping[str, Tensor] | None
+) -> InputSpec:
+    """The spec with the valid indices of integer inputs that the eager model looks up in tables,
+    which are also the ranges of those that have none.
+
+    Args:
+        name, model, spec: the model and its inputs.
+        sample: real inputs, with which the model runs once; None: zeros.
 
     Raises:
-        SpecError: an input indexes no table.
+        SpecError: values of an input must be generated, it has no range, and indexes no table.
     """
-    wanted = list(filter(needs_range, spec.tensors))
-    if not wanted:
+    integers = [item for item in spec.tensors if item.dtype in INTEGRAL and item.dtype != "bool"]
+    if not integers:
         return spec
-    names = [tensor.name for tensor in wanted]
-    only_zero = dict.fromkeys(names, (0, 0))
-    zero_spec = spec.with_ranges(only_zero)
-    zeros = generate_at(zero_spec, spec.first_point(), seed=0).tensors
-    watched = {name: zeros[name] for name in names}
+    wanted = [] if sample is not None else list(filter(needs_range, integers))
+    if sample is None:
+        zeros = {item.name: (0, 0) for item in integers}
+        sample = generate_at(spec.with_ranges(zeros), spec.first_point(), seed=0).tensors
+    watched = {item.name: sample[item.name].clone() for item in integers}
     watch = _Watch(watched)
     source = SourceCall(name, model)
     problem = "the model indexes none of its tables with it"
     try:
         with watch:
-            source(spec, zeros)
+            source(spec, {**sample, **watched})
     except Exception as error:  # lengths seen before are still valid
         problem = f"with zeros the model fails: {described(error)}"
     ranges: dict[str, tuple[float, float]] = {}
@@ -78,7 +97,53 @@ def with_found_ranges(name: str, model: nn.Module, spec: InputSpec) -> InputSpec
         largest_of_dtype = torch.iinfo(dtype).max
         largest = min(length - 1, largest_of_dtype)
         ranges[tensor.name] = (0, largest)
-    return spec.with_ranges(ranges)
+    ranged = spec.with_ranges(ranges)
+    return ranged.each(lambda item: replace(item, indices=watch.indices.get(item.name)))
+
+
+def with_found_relations(
+    name: str, model: nn.Module, spec: InputSpec, sets_of: Callable[[InputSpec], list[InputSet]]
+) -> InputSpec:
+    """The spec with relations of integer inputs with which eager takes generated and resized sets;
+    unchanged if it takes them as they are, or with no relation.
+
+    Args:
+        name, model, spec: the model and its inputs.
+        sets_of: makes the sets that a spec generates.
+    """
+    integers = [item for item in spec.tensors if item.dtype in INTEGRAL and item.dtype != "bool"]
+    names = [item.name for item in integers if not is_mask(item)]
+    if not names or _takes(name, model, spec, sets_of(spec)):
+        return spec
+    relations: tuple[Relation, ...] = ("below", "sorted")
+    for few in (*([each] for each in names), names):
+        for relation in relations:
+            related = _related(spec, few, relation)
+            if _takes(name, model, related, sets_of(related)):
+                return related
+    return spec
+
+
+def _related(spec: InputSpec, names: Sequence[str], relation: Relation) -> InputSpec:
+    def change(item: TensorSpec) -> TensorSpec:
+        return replace(item, relation=relation) if item.name in names else item
+
+    return spec.each(change)
+
+
+def _takes(name: str, model: nn.Module, spec: InputSpec, sets: Sequence[InputSet]) -> bool:
+    """Whether the eager model runs on all sets, each in its initial state if it fails otherwise."""
+    source = SourceCall(name, model)
+    for inputs in sets:
+        try:
+            source(spec, inputs.cloned())
+        except Exception:  # state of earlier calls may be the cause
+            try:
+                source = SourceCall(name, model)
+                source(spec, inputs.cloned())
+            except Exception:
+                return False
+    return True
 
 
 class _Watch(TorchDispatchMode):
@@ -92,10 +157,15 @@ class _Watch(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
         self.lengths: dict[str, int] = {}
         """Length of the shortest table by input."""
+        self.indices: dict[str, tuple[int, int]] = {}
+        """Indices that every lookup takes, of the inputs whose every value is looked up."""
+        self._whole: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        """For each input and result, the input whose every value it holds."""
         self._origins: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         """For each input and result, the inputs whose values it holds."""
         for name, tensor in inputs.items():
             self._origins[tensor] = frozenset([name])
+            self._whole[tensor] = name
 
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs = None
@@ -107,10 +177,19 @@ class _Watch(TorchDispatchMode):
             for origin in self._origins.get(index, ()):
                 shortest = self.lengths.get(origin, length)
                 self.lengths[origin] = min(shortest, length)
+            if index in self._whole:
+                low, high = self.indices.get(self._whole[index], (-length, length - 1))
+                least = -length if name == "index" else 0
+                self.indices[self._whole[index]] = (max(low, least), min(high, length - 1))
         self._follow(name, arguments, result)
         return result
 
     def _follow(self, name: str, arguments: Mapping[str, object], result: object) -> None:
+        of_self = arguments.get("self")
+        kept = isinstance(of_self, Tensor) and of_self in self._whole
+        keeps = isinstance(result, Tensor) and result.dtype is not torch.bool
+        if kept and keeps and _ALL_OF_SELF.fullmatch(name):
+            self._whole[cast(Tensor, result)] = self._whole[cast(Tensor, of_self)]
         names = _OF_OTHERS.get(name, ())
         if _OF_SELF.fullmatch(name):
             names = ("self",)

@@ -13,14 +13,20 @@ import torch
 from torch import Tensor, nn
 
 from freezer.errors import JudgeError, SpecError
-from freezer.freezing.models.calls import copied, device_of_model, first_result, model_on
+from freezer.freezing.models.calls import (
+    DtypesSeen,
+    copied,
+    device_of_model,
+    first_result,
+    model_on,
+)
 from freezer.freezing.models.checks import check_kept_names, check_signature, check_weights
-from freezer.freezing.models.integer_ranges import with_found_ranges
+from freezer.freezing.models.integer_ranges import with_found_ranges, with_found_relations
 from freezer.freezing.models.samples import input_sets, match_samples
 from freezer.freezing.models.weights import weights_digest
 from freezer.runtime.devices import CPU, tensors_on
 from freezer.runtime.input_sets import InputSet, generate_at, on_device, resize
-from freezer.runtime.tensors import flatten, output_specs
+from freezer.runtime.tensors import dtypes_of, flatten, output_specs, program_tensors
 from freezer.spec import BAD_SAMPLES, DTYPES, InputSpec, OutputSpec, OutputStructure
 
 
@@ -43,6 +49,8 @@ class Subject:
         reset: the method that clears the model's state; it is preserved too.
         device: the device of the model and the sets: the CPU, or a GPU with its index.
         host: for a subject on a GPU, the same subject on the CPU.
+        observed: whether the ranges of integers are those of an example, not declared.
+        dtypes: of the weights and of what eager computes with, such as `bfloat16` under autocast.
     """
 
     name: str
@@ -58,6 +66,8 @@ class Subject:
     reset: str | None = None
     device: torch.device = CPU
     host: Subject | None = None
+    observed: bool = False
+    dtypes: frozenset[str] = frozenset()
 
     @property
     def on_host(self) -> Subject:
@@ -148,11 +158,17 @@ def prepare(
     generated = options.fill_up or not samples
     on_cpu = [tensors_on(tensors, CPU) for tensors in samples]
     matched = match_samples(on_cpu, spec)
-    spec = with_found_ranges(name, model, spec) if generated else spec
+    spec = with_found_ranges(name, model, spec, matched[0].tensors if matched else None)
     points = spec.named_points(options.points)
-    sets = input_sets(matched, spec, points, fill_up=options.fill_up)
+
+    def sets_of(spec: InputSpec) -> list[InputSet]:
+        return input_sets(matched, spec, points, fill_up=options.fill_up)
+
+    spec = with_found_relations(name, model, spec, sets_of)
+    sets = sets_of(spec)
     tried = model if device.type == "cpu" else model_on(model, device)
-    structure, outputs = _result_of(name, tried, spec, sets[0], device)
+    with DtypesSeen() as seen:
+        structure, outputs = _result_of(name, tried, spec, sets[0], device)
     return Subject(
         name=name,
         model=model,
@@ -163,6 +179,8 @@ def prepare(
         points=points,
         scripted=isinstance(model, torch.jit.ScriptModule),
         generated=generated,
+        observed=bool(options.fill_up and samples),
+        dtypes=frozenset(seen.dtypes | dtypes_of(program_tensors(model))),
         preserve=tuple(options.preserve),
         reset=options.reset,
     )

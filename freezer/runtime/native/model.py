@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from freezer.errors import ContractError
-from freezer.runtime.contract import OpenModel
+from freezer.runtime.contract import OpenModel, indices_problem
 from freezer.runtime.native.torch_library import Array
 from freezer.spec import TensorSpec
 
@@ -73,6 +73,10 @@ def _checked(
             f"input {item.name!r}: got dtype {array.dtype}, expected {item.dtype}; convert it with"
             f" .astype({item.dtype!r})"
         )
+    if item.indices is not None and array.size:
+        problem = indices_problem(item, int(array.min()), int(array.max()))
+        if problem:
+            raise ContractError(f"input {item.name!r}: {problem}")
     return array if array.flags.carray else np.require(array, requirements=("C", "A", "W"))
 
 
