@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import metadata
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
 
 from freezer.errors import InfrastructureError, IntegrityError, StoreError
@@ -19,7 +19,7 @@ from pipeline.ledger import CampaignRecord, Continued, LeaseLostError, Ledger, M
 from pipeline.planning import Plan
 from pipeline.publish import Publisher
 from pipeline.records import Event, Outcome
-from pipeline.reporting import CampaignReport, Display, ItemWork, class_costs, report_page
+from pipeline.reporting import CampaignReport, Display, ItemWork, report_page
 from pipeline.scheduling import Executor
 from pipeline.tracking import (
     CampaignEnd,
@@ -29,24 +29,6 @@ from pipeline.tracking import (
     outcomes_digest,
     replay_command,
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Before:
-    """What earlier passes of a campaign reached for other models, which this one leaves alone.
-
-    Attributes:
-        outcomes: final ones, in the order of the catalog.
-        untracked: whether MLflow lacks some of them.
-        skipped: models whose entries are bad, and were reported.
-    """
-
-    outcomes: tuple[Outcome, ...] = ()
-    untracked: bool = False
-    skipped: frozenset[str] = frozenset()
-
-
-NOTHING = Before()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +47,7 @@ class Parts:
 class Campaign:
     """A running campaign: publishes outcomes, and reports final ones to MLflow and the display."""
 
-    def __init__(self, parts: Parts, before: Before = NOTHING) -> None:
+    def __init__(self, parts: Parts) -> None:
         self._config = parts.config
         self._plan = parts.plan
         self._store = parts.store
@@ -73,9 +55,8 @@ class Campaign:
         self._ledger = parts.ledger
         self._tracker = parts.tracker
         self._display = parts.display
-        self._before = before
         self._publisher = Publisher(parts.plan, parts.store, parts.ledger)
-        self._final = {_place(outcome): outcome for outcome in before.outcomes}
+        self._final: dict[tuple[str, str], Outcome] = {}
         self._failures: list[str] = []
         self._interrupted = False
 
@@ -146,7 +127,7 @@ class Campaign:
         return CampaignRecord(
             catalog=self._config.catalog,
             started=continued.started,
-            members=(*members_of(self._before.outcomes), *members),
+            members=tuple(members),
             problems=tuple(skipped),
             facts=self._plan.facts,
             driver=driver_facts(self._config.catalog),
@@ -160,7 +141,6 @@ class Campaign:
         """
         items = self._plan.items
         finished = [(item, item.finished) for item in items if item.finished is not None]
-        skipped = [outcome for outcome in skipped if outcome.model not in self._before.skipped]
         self._display.plan(len(items) + len(skipped), self._work())
         self._show(skipped)
         self._start_tracking([outcome for _, outcome in finished], continued, parameters)
@@ -181,22 +161,16 @@ class Campaign:
     def _start_tracking(
         self, finished: Sequence[Outcome], continued: Continued, parameters: Mapping[str, str]
     ) -> None:
-        """Open the campaign in MLflow, and log what it lacks of earlier passes."""
-        before = self._before.outcomes
+        """Open the campaign in MLflow."""
         all_finished = len(finished) == len(self._plan.items)
-        alone = bool(before) and not self._before.untracked
         self._tracker.start(
             CampaignStart(
                 catalog=self._config.catalog,
                 started=continued.started,
                 parameters=parameters,
-                expected=outcomes_digest((*before, *finished)) if all_finished else None,
-                models=sorted({item.entry.name for item in self._plan.items}) if alone else None,
+                expected=outcomes_digest(finished) if all_finished else None,
             )
         )
-        if self._before.untracked:
-            for _, outcomes in groupby(before, key=lambda outcome: outcome.model):
-                self._tracker.log(list(outcomes))
 
     def _work(self) -> list[ItemWork]:
         """Return the work of each item."""
@@ -240,9 +214,7 @@ class Campaign:
             started=started,
             finished=finished,
             outcomes=tuple(outcomes),
-            costs=class_costs(self._plan.items, outcomes),
             infrastructure=(*self._failures, *self._tracker.failures),
-            untracked=tuple(self._tracker.failures),
             interrupted=self._interrupted,
         )
 

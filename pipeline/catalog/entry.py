@@ -35,7 +35,6 @@ class Entry:
         samples: file with real input sets, or its URL.
         task_metric: `MODULE:FUNCTION`, see `freezer.freezing.judging.session.TaskMetric`.
         objective: what the published candidate is best in, of those that meet the limits.
-        price_per_hour: of a machine, by device class, in any currency.
         limits, device_classes, recipes: as requested; `auto` is resolved once the nodes are known.
         files: read by a python source besides its module; part of its key.
         search_path: folders to search for python modules.
@@ -69,7 +68,6 @@ class Entry:
     threads: tuple[int, ...] = ()
     points: tuple[Mapping[str, int], ...] = ()
     objective: Objective = "p50"
-    price_per_hour: Mapping[str, float] = field(default_factory=dict)
 
 
 def of_version(entry: Entry, model: RegistryModel) -> Entry:

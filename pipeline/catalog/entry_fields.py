@@ -19,7 +19,7 @@ from freezer.errors import ColdpressError
 from freezer.files import file_name, is_url
 from freezer.freezing.recipes import select
 from freezer.freezing.sources import Source, parse_source
-from freezer.hardware import PORTABLE, device_class
+from freezer.hardware import device_class
 from freezer.spec import (
     InputSpec,
     Limits,
@@ -202,12 +202,6 @@ def _check_device_class(name: str) -> str:
     return name
 
 
-def _check_priced_class(name: str) -> str:
-    if name in ("auto", PORTABLE):
-        raise ValueError(f"got {name!r}, expected the class of a machine with a price")
-    return _check_device_class(name)
-
-
 def _check_recipe(name: str) -> str:
     with field_errors():
         select([name], portable=False)
@@ -290,10 +284,6 @@ class EntryModel(_Strict):
     task_metric: Annotated[str, AfterValidator(_read_task_metric)] | None = None
     limits: Annotated[dict[str, Any], AfterValidator(_read_limits)] = {}
     objective: Objective = "p50"
-    price_per_hour: dict[
-        Annotated[str, AfterValidator(_check_priced_class)],
-        Annotated[float, Field(gt=0, allow_inf_nan=False)],
-    ] = {}
     device_classes: _NonEmpty[Annotated[str, AfterValidator(_check_device_class)]] = ("auto",)
     recipes: _NonEmpty[Annotated[str, AfterValidator(_check_recipe)]] = ("auto",)
     tags: dict[str, str] = {}

@@ -25,9 +25,7 @@ DRIFT = "CP-DRIFT"
 """Code of a rejected outcome."""
 
 SKIPPED = "skipped"
-"""Kind of failure of a recipe that was not built, since it cannot be expected to win or the time
-for builds was used up.
-"""
+"""Kind of failure of a recipe that was not built, since it cannot be expected to win."""
 
 SOURCE_MODEL, SOURCE_VERSION = "coldpress.source_model", "coldpress.source_version"
 """Tags of an entry and its outcomes: name and version of the registry model that an artifact is

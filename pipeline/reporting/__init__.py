@@ -7,7 +7,6 @@ Read first: campaign_report.py.
 from pipeline.reporting.campaign_report import CampaignReport
 from pipeline.reporting.comparison import OutcomeChange, compare
 from pipeline.reporting.console_report import print_next_steps, print_report
-from pipeline.reporting.costs import class_costs
 from pipeline.reporting.explain import explain_plan
 from pipeline.reporting.html.html_report import report_page
 from pipeline.reporting.live.campaign_progress import ItemWork
@@ -32,7 +31,6 @@ __all__ = [
     "PastOutcome",
     "campaign_status",
     "campaigns_in_words",
-    "class_costs",
     "compare",
     "display_for",
     "explain_plan",

@@ -21,7 +21,6 @@ from freezer.hardware import PORTABLE
 from freezer.store import one_spelling
 from pipeline.records import STYLES, Outcome, Row, rounded
 from pipeline.reporting.campaign_report import CampaignReport
-from pipeline.reporting.costs import ClassCost
 from pipeline.reporting.terminal_table import Columns, fitting_table
 from pipeline.tracking import without_password
 from pipeline.workspace import log_place
@@ -33,8 +32,8 @@ them.
 
 MAX_LOG_LINES = 8
 
-_UNCHANGED, _COST = " ", "cost per 1M"
-_FIGURES = ("speedup (95% CI)", "p50 ms", "eager ms", _COST, "error ratio", "version")
+_UNCHANGED = " "
+_FIGURES = ("speedup (95% CI)", "p50 ms", "eager ms", "error ratio", "version")
 _SECONDS = ("build s", "judge s")
 COLUMNS = Columns(
     names=("model", "device class", "verdict", _UNCHANGED, "recipe", *_FIGURES, *_SECONDS),
@@ -47,9 +46,8 @@ COLUMNS = Columns(
         "error ratio",
         _UNCHANGED,
         "recipe",
-        _COST,
     ),
-    optional=(_UNCHANGED, _COST),
+    optional=(_UNCHANGED,),
 )
 
 
@@ -63,11 +61,7 @@ def print_report(report: CampaignReport, console: Console, store: str = "./store
     """
     outcomes = sorted(report.outcomes, key=lambda outcome: not outcome.failed)
     console.print(Text(f"campaign {report.campaign}", style="italic"))
-    costs = _cost_cells(report.costs)
-    rows = []
-    for outcome in outcomes:
-        cost = costs.get((outcome.model, outcome.device_class), "")
-        rows.append(_cells(outcome, cost))
+    rows = [_cells(outcome) for outcome in outcomes]
     if rows:
         console.print(fitting_table(COLUMNS, rows, console))
     for line in (
@@ -79,7 +73,7 @@ def print_report(report: CampaignReport, console: Console, store: str = "./store
         console.print(line, soft_wrap=True)
 
 
-def _cells(outcome: Outcome, cost: str) -> dict[str, Text | str]:
+def _cells(outcome: Outcome) -> dict[str, Text | str]:
     row, kind = Row.of(outcome), outcome.failure_kind
     verdict = f"{row.verdict}: {kind}" if kind else row.verdict
     return {
@@ -91,26 +85,11 @@ def _cells(outcome: Outcome, cost: str) -> dict[str, Text | str]:
         "speedup (95% CI)": row.speedup_text,
         "p50 ms": rounded(row.p50_ms),
         "eager ms": rounded(row.eager_p50_ms),
-        _COST: cost,
         "error ratio": "" if row.error_ratio is None else f"{row.error_ratio:.2f}",
         "version": str(row.version or ""),
         "build s": "" if row.cached else f"{row.build_s:.1f}",
         "judge s": "" if row.cached else f"{row.judge_s:.1f}",
     }
-
-
-def _cost_cells(costs: Sequence[ClassCost]) -> dict[tuple[str, str], str]:
-    """Return the costs by model and class; of several classes of a model, the cheapest that meets
-    the limits is marked.
-    """
-    num_classes = Counter(cost.model for cost in costs)
-    cells = {}
-    for cost in costs:
-        note = "" if cost.meets_limits else " not within limits"
-        if cost.cheapest and num_classes[cost.model] > 1:
-            note = " cheapest"
-        cells[cost.model, cost.device_class] = f"{cost.cost_per_million:.3g}{note}"
-    return cells
 
 
 def _reasons(outcomes: Iterable[Outcome], store: str) -> Iterable[Text]:

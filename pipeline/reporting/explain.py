@@ -49,9 +49,6 @@ def _work_of(item: Item, records: BuildRecords) -> str:
             f"then {', '.join(state.waiting)}, unless earlier judgements of the same architecture"
             " rule them out"
         )
-    build_s = item.entry.limits.build_s
-    if build_s is not None and len(builds) + len(state.waiting) > 1:
-        words[-1] += f", until limits.build_s {build_s:g} s is used up"
     if state.built:
         words.append(f"keep {', '.join(state.built)}")
     for recipe, result in state.results.items():

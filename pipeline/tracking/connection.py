@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from freezer.errors import (
     ColdpressError,
@@ -168,39 +168,6 @@ def reaching(tracking_uri: str) -> Iterator[None]:
             f" {remedy}"
         )
         raise InfrastructureError(without_password(message), code="CP-TRACKING") from error
-
-
-@contextmanager
-def one_transaction(client: MlflowClient) -> Iterator[None]:
-    """Make a client's calls to a sqlite database in one transaction; calls to a server are made as
-    usual.
-
-    MLflow opens up to five sessions for a call, and reads what it wrote after each, which takes a
-    third of its CPU time. No API
-    shares a session, so the attribute by which its stores open one is replaced. Write first: later
-    reads are then up to date.
-    """
-    if database_file(client.tracking_uri) is None:
-        yield
-        return
-    stores = (client._tracking_client.store, client._get_registry_client().store)
-    own = [store.ManagedSessionMaker for store in stores]
-    with own[0](read_only=False) as session:
-        session.commit = session.flush
-
-        @contextmanager
-        def shared(read_only: bool = True) -> Iterator[Any]:
-            yield session
-            session.flush()
-
-        try:
-            for store in stores:
-                store.ManagedSessionMaker = shared
-            yield
-        finally:
-            for store, make in zip(stores, own, strict=True):
-                store.ManagedSessionMaker = make
-            del session.commit
 
 
 def upload(client: MlflowClient, artifact_uri: str, folder: Path) -> None:

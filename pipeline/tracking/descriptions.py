@@ -20,6 +20,9 @@ from pipeline.records import (
 )
 from pipeline.tracking.connection import MODELS
 
+NOTE = "mlflow.note.content"
+"""Tag of an experiment or run with its description, in Markdown."""
+
 MAX_CHARS = 7500
 """Length of a description: MLflow cuts tags at 8000 characters."""
 

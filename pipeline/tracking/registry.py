@@ -27,7 +27,7 @@ from urllib.parse import urlparse
 from freezer.artifact import Artifact
 from freezer.errors import InfrastructureError
 from pipeline.records import Outcome
-from pipeline.tracking.connection import MODELS, named, one_transaction, reaching, upload
+from pipeline.tracking.connection import MODELS, named, reaching, upload
 from pipeline.tracking.descriptions import model_description, version_description
 from pipeline.tracking.model_files import DATA, write_model_files, write_reference
 from pipeline.tracking.run_records import (
@@ -82,7 +82,6 @@ class _Model:
     name: str
     aliases: dict[str, str] = field(default_factory=dict)
     newest: int = 0
-    description: str = ""
     versions: dict[str, ModelVersion] = field(default_factory=dict)
 
 
@@ -114,7 +113,8 @@ class Registry:
         self._rolled_back = rolled_back
         self._projection, self._client, self._mode = projection, projection.client, mode
         self._store = store_uri if urlparse(store_uri).scheme else str(Path(store_uri).absolute())
-        self._outcomes, self._models = outcomes, dict[str, _Model]()
+        self._outcomes = outcomes
+        self._known: _Model | None = None
         mlflow.set_tracking_uri(self._client.tracking_uri)
 
     def register(self, registration: Registration) -> bool:
@@ -135,8 +135,7 @@ class Registry:
             with reaching(self._client.tracking_uri):
                 return self._registered(registration)
         except InfrastructureError:
-            # the transaction was undone, and another campaign may have written
-            self._models.clear()
+            self._known = None  # another campaign may have written
             raise
 
     def _registered(self, registration: Registration) -> bool:
@@ -150,30 +149,29 @@ class Registry:
             return self._point(model, version, registration)
         model_id = self._find_upload(outcome) or self._upload(registration)
         if not model.newest:
-            self._create_model(model)
-        with one_transaction(self._client):
-            self._client.finalize_logged_model(model_id, "READY")
-            version = self._create_version(model, registration, model_id)
-            if version.source == f"{MODELS}{model_id}":
-                self._link(model_id, version, registration.run_id)
-            self._point(model, version, registration)
+            self._create_model(model.name)
+        self._client.finalize_logged_model(model_id, "READY")
+        version = self._create_version(model, registration, model_id)
+        if version.source == f"{MODELS}{model_id}":
+            self._link(model_id, version, registration.run_id)
+        self._point(model, version, registration)
         return True
 
     def _model(self, name: str) -> _Model:
         from mlflow.exceptions import MlflowException
 
-        if name not in self._models:
+        if self._known is None:
             try:
                 found = self._client.get_registered_model(name)
             except MlflowException as error:
                 if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                     raise
-                self._models[name] = _Model(name)
+                self._known = _Model(name)
             else:
                 aliases = {alias: str(number) for alias, number in found.aliases.items()}
                 newest = max((int(version.version) for version in found.latest_versions), default=0)
-                self._models[name] = _Model(name, aliases, newest, found.description or "")
-        return self._models[name]
+                self._known = _Model(name, aliases, newest)
+        return self._known
 
     def _version(self, model: _Model, number: str) -> ModelVersion:
         if number not in model.versions:
@@ -213,14 +211,9 @@ class Registry:
                 return changed
         if self._rolled_back(outcome, registration.serving):
             return changed
-        # The client's own methods read the model once more, to refuse prompts, as `_model` did.
-        registry = self._client._get_registry_client()
-        registry.set_registered_model_alias(model.name, outcome.device_class, target)
+        self._client.set_registered_model_alias(model.name, outcome.device_class, target)
         model.aliases[outcome.device_class] = target
-        description = model_description(self._outcomes)
-        if description != model.description:
-            registry.update_registered_model(model.name, description)
-            model.description = description
+        self._client.update_registered_model(model.name, model_description(self._outcomes))
         return True
 
     def _find_upload(self, outcome: Outcome) -> str | None:
@@ -261,32 +254,27 @@ class Registry:
             manifest = artifact.manifest
             if manifest.version is None:
                 manifest = replace(manifest, version=outcome.version)
-            with one_transaction(self._client):
-                model = self._client.create_logged_model(
-                    self._projection.experiment_id,
-                    name=f"{outcome.model}-{serving}".replace(".", "-"),  # MLflow rejects dots here
-                    source_run_id=run_id,
-                    tags={**self._tags(outcome, serving), CAMPAIGN: self._projection.campaign},
-                    params={
-                        "recipe": manifest.recipe.name,
-                        "device_class": serving,
-                        "num_threads": str(outcome.num_threads),
-                    },
-                    model_type="coldpress",
-                )
+            model = self._client.create_logged_model(
+                self._projection.experiment_id,
+                name=f"{outcome.model}-{serving}".replace(".", "-"),  # MLflow rejects dots here
+                source_run_id=run_id,
+                tags={**self._tags(outcome, serving), CAMPAIGN: self._projection.campaign},
+                params={
+                    "recipe": manifest.recipe.name,
+                    "device_class": serving,
+                    "num_threads": str(outcome.num_threads),
+                },
+                model_type="coldpress",
+            )
             write_model_files(folder, manifest, str(model.model_id), run_id)
             upload(self._client, model.artifact_location, folder)
         return str(model.model_id)
 
-    def _create_model(self, model: _Model) -> None:
+    def _create_model(self, name: str) -> None:
         from mlflow.exceptions import MlflowException
 
-        description = model_description(self._outcomes)
         try:
-            self._client.create_registered_model(
-                model.name, tags={KIND: FROZEN}, description=description
-            )
-            model.description = description
+            self._client.create_registered_model(name, tags={KIND: FROZEN})
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise

@@ -23,7 +23,6 @@ class BuildRequest:
 
     Attributes:
         builds: keys of the candidates, by recipe, in order.
-        spent_s: seconds that other builds of the item took, which count against its limits.build_s.
     """
 
     entry: Entry
@@ -31,7 +30,6 @@ class BuildRequest:
     device_class: str
     num_threads: int
     store: str
-    spent_s: float = 0.0
 
 
 @dataclass(

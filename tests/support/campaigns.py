@@ -24,7 +24,7 @@ from freezer.artifact import Artifact, Measured, MeasuredDrift, MeasuredLatency,
 from freezer.freezing.sources import parse_source
 from freezer.spec import InputSpec, Limits, SamplingPolicy, TensorSpec
 from freezer.store import Store
-from pipeline.campaign import NOTHING, Before, Campaign, Parts
+from pipeline.campaign import Campaign, Parts
 from pipeline.catalog import Entry
 from pipeline.config import Config
 from pipeline.ledger import Continued, Ledger
@@ -207,7 +207,6 @@ def run_judged(
     limits: Limits = DEFAULT_LIMITS,
     apart: bool = False,
     display: Display | None = None,
-    before: Before = NOTHING,
 ) -> CampaignReport:
     """Run a campaign to its end.
 
@@ -255,7 +254,7 @@ def run_judged(
                 tracker=tracker,
                 display=display,
             )
-            running = Campaign(parts, before)
+            running = Campaign(parts)
             return running.run(problems, continued, started)
 
 

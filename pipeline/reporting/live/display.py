@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Self
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.text import Text
 
 from pipeline.records import STYLES, Event, LiveFigures, verdict_text
 from pipeline.reporting.live.campaign_progress import CampaignProgress, ItemWork
-
-MARGIN_LINES = 6
-"""Lines of a terminal that the live view leaves for counts and outcomes."""
 
 Clock = Callable[[], float]
 """Returns seconds from any start."""
@@ -42,18 +44,15 @@ class Display:
         """Show an event; called from one thread only."""
 
 
-def display_for(console: Console, *, quiet: bool = False, verbose: bool = False) -> Display:
+def display_for(console: Console, *, verbose: bool = False) -> Display:
     """Return a live display on a terminal, else one that prints lines.
 
     Args:
         console: console to print on.
-        quiet: whether to print nothing.
-        verbose: whether to print a line for each recipe and step.
+        verbose: whether to print a line for each recipe and step, also on a terminal.
     """
-    if quiet:
-        return Display()
-    if console.is_terminal and not console.is_dumb_terminal:
-        return LiveDisplay(console, verbose=verbose)
+    if console.is_terminal and not console.is_dumb_terminal and not verbose:
+        return LiveDisplay(console)
     return LineDisplay(console, verbose=verbose)
 
 
@@ -118,96 +117,58 @@ class LineDisplay(Display):
 
 
 class LiveDisplay(Display):
-    """Shows counts, time left and running items, redrawn in place; prints outcomes above.
+    """Shows a bar of the outcomes and a row for each running item; prints outcomes and notes above.
 
     Args:
         console: console to print on.
-        verbose: whether to print a line for each recipe and step.
-        clock: the clock of the times.
     """
 
-    def __init__(
-        self, console: Console, *, verbose: bool = False, clock: Clock = time.monotonic
-    ) -> None:
-        self._verbose = verbose
-        self._clock = clock
-        self._started = clock()
-        self._progress = CampaignProgress(clock)
-        self._note = ""
-        self._live = Live(
-            get_renderable=self._draw,
+    def __init__(self, console: Console) -> None:
+        self._progress = CampaignProgress(time.monotonic)
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
             console=console,
-            refresh_per_second=4,
             transient=True,
         )
+        self._outcomes = self._bars.add_task("outcomes", total=None)
+        self._rows: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
-        self._live.__enter__()
+        self._bars.start()
         return self
 
-    def __exit__(self, *args: object) -> None:
-        self._live.__exit__(None, None, None)
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
 
     def plan(self, num_items: int, work: Sequence[ItemWork]) -> None:
         """Set the number of outcomes to reach, and the work that they need."""
         self._progress.plan(num_items, work)
-        self._note = ""
+        self._bars.update(self._outcomes, total=num_items)
 
     def show(self, event: Event) -> None:
-        """Update the display; an outcome is printed above the live part."""
+        """Update the rows; an outcome or a note is printed above them."""
         self._progress.add(event)
         outcome = event.outcome
         if event.kind == "note":
-            self._note = event.text
+            self._bars.console.print(Text(event.text, style="dim"), soft_wrap=True)
         elif outcome is not None:
             style = STYLES.get(outcome.verdict, "")
             line = Text.assemble((f"{event.what}  ", "bold"), (verdict_text(outcome), style))
-            self._live.console.print(line, soft_wrap=True)
-        elif self._verbose:
-            for text in step_lines(event):
-                self._live.console.print(Text(text, style="dim"), soft_wrap=True)
+            self._bars.console.print(line, soft_wrap=True)
+        self._bars.update(self._outcomes, completed=self._progress.num_done)
+        self._update_rows()
 
-    def _draw(self) -> Group:
-        note = [Text(self._note, style="dim")] if self._note else []
-        if not self._progress.total:
-            return Group(*note)
-        return Group(self._verdicts(), self._states(), *note, self._rows())
-
-    def _verdicts(self) -> Text:
-        progress = self._progress
-        line = Text(f"{progress.num_done} of {progress.total} done", style="bold")
-        for verdict, count in list(progress.verdicts.items()):
-            style = STYLES.get(verdict, "")
-            line.append(f"  {count} {verdict}", style=style)
-        return line
-
-    def _states(self) -> Text:
-        progress = self._progress
-        running = list(progress.running.values())  # another thread changes it
-        kinds = Counter(item.kind for item in running)
-        line = f"{kinds['build']} building  {kinds['judge']} judging"
-        line += f"  {progress.num_waiting} waiting"
-        line += f"  {duration(self._clock() - self._started)}"
-        left = progress.time_left()
-        if left:
-            line += f", about {duration(left)} left"
-        return Text(line)
-
-    def _rows(self) -> Table:
-        """Return a row for each running item that the terminal has room for, the oldest first."""
-        table = Table.grid(padding=(0, 2))
-        running = list(self._progress.running.items())
-        num_shown = max(1, self._live.console.height - MARGIN_LINES)
-        for what, item in running[:num_shown]:
-            kind = Text(item.kind, style="dim")
-            recipes = counted_recipes(item.recipes) if item.recipes else ""
-            seconds = self._clock() - item.since
-            since = Text(duration(seconds), style="dim")
-            table.add_row(kind, what, recipes, since)
-        num_more = len(running) - num_shown
-        if num_more > 0:
-            table.add_row("", f"and {num_more} more")
-        return table
+    def _update_rows(self) -> None:
+        running = self._progress.running
+        for what in self._rows.keys() - running.keys():
+            self._bars.remove_task(self._rows.pop(what))
+        for what, item in running.items():
+            if what not in self._rows:
+                self._rows[what] = self._bars.add_task(what, total=None)
+            self._bars.update(self._rows[what], description=f"{item.kind} {what}")
 
 
 def step_lines(event: Event) -> list[str]:

@@ -16,7 +16,6 @@ from freezer.artifact import (
 )
 from pipeline.records import CandidateReport, Failure, Outcome
 from pipeline.reporting import CampaignReport, print_next_steps, print_report
-from pipeline.reporting.costs import ClassCost
 from pipeline.workspace import log_path
 from tests.support.past_campaigns import past_point
 from tests.support.past_outcomes import CRASH, FAILED, PUBLISHED
@@ -81,35 +80,12 @@ def test_json_report_has_every_outcome(tmp_path: Path) -> None:
     read = json.loads(path.read_text())
     assert read["started"] == "2001-09-09T01:46:40.000+00:00"
     assert [outcome["verdict"] for outcome in read["outcomes"]] == ["published", "failed"]
-    assert {"campaign", "finished", "exit_code", "costs"} < read.keys()
+    assert {"campaign", "finished", "exit_code"} < read.keys()
     assert [outcome["warnings"] for outcome in read["outcomes"]] == [["w"], []]
     assert read["outcomes"][0]["speedup_ci"] == [1.79, 1.9]
     assert read["outcomes"][0]["drift"]["margin"] is None
     assert read["outcomes"][1]["latency_ms"] is None
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_costs_are_a_column_only_with_prices() -> None:
-    assert "cost" not in printed(report_of(PUBLISHED))
-    other = replace(PUBLISHED, device_class="cpu-x86-64-v3")
-    classes = (("cpu-x86-64-v4", 0.5, True, True), ("cpu-x86-64-v3", 0.25, False, False))
-    costs = [
-        ClassCost(
-            model="resnet50",
-            device_class=name,
-            cost_per_million=cost,
-            meets_limits=meets,
-            cheapest=cheapest,
-        )
-        for name, cost, meets, cheapest in classes
-    ]
-    both = printed(report_of(PUBLISHED, other, costs=tuple(costs)))
-    assert "cost per 1M" in both
-    assert "0.5 cheapest" in both
-    assert "0.25 not within limits" in both
-    alone = printed(report_of(PUBLISHED, costs=(costs[0],)))
-    assert "0.5" in alone
-    assert "cheapest" not in alone, "of one"
 
 
 def test_warnings_of_published_captures_are_printed() -> None:
