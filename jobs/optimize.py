@@ -25,9 +25,9 @@ from freezer.hardware import device_class as known_class
 from freezer.spec import SamplingPolicy
 from freezer.store import NAME
 from jobs.replay import MlflowArtifactsOption, TrackingOption
+from pipeline.campaign import Config
 from pipeline.catalog import BadEntriesError, is_registry, refuse_bad_entries
 from pipeline.cluster import check_absolute, in_job
-from pipeline.config import Config
 from pipeline.ledger import check_campaign
 from pipeline.reporting import (
     LineDisplay,

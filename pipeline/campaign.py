@@ -6,15 +6,15 @@ import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from itertools import chain
 from pathlib import Path
 
 from freezer.errors import InfrastructureError, IntegrityError, StoreError
+from freezer.spec import SamplingPolicy
 from freezer.store import Store
 from pipeline.catalog import is_registry
-from pipeline.config import Config
 from pipeline.ledger import CampaignRecord, Continued, LeaseLostError, Ledger, Member, members_of
 from pipeline.planning import Plan
 from pipeline.publish import Publisher
@@ -22,6 +22,7 @@ from pipeline.records import Event, Outcome
 from pipeline.reporting import CampaignReport, Display, ItemWork, report_page
 from pipeline.scheduling import Executor
 from pipeline.tracking import (
+    ArtifactMode,
     CampaignEnd,
     CampaignStart,
     Tracker,
@@ -29,6 +30,45 @@ from pipeline.tracking import (
     outcomes_digest,
     replay_command,
 )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """Configuration of a campaign.
+
+    Attributes:
+        catalog: path of the catalog, or `mlflow:` for a whole registry.
+        filter_string: selects the models of a registry, in MLflow's syntax.
+        trust: whether pickled models of a registry may be loaded.
+        store, tracking_uri: receive artifacts and records.
+        address: of a Ray cluster; None starts one on this machine.
+        campaign: its name; the same name continues the same campaign.
+        device_classes, recipes: replace those of the entries; empty keeps theirs.
+        only: globs over entry names; empty takes every entry.
+        keep_going: run the good entries if others are bad.
+        lift_quarantine: retry what crashed in earlier campaigns.
+        allow_regression: publish what is slower, or drifts more, than the artifact that serves now.
+        mlflow_artifacts: whether MLflow stores artifacts or references.
+        policy: of sampling.
+        wait_s: how long to wait for nodes of a class that has none; None does not wait.
+    """
+
+    catalog: str
+    store: str
+    tracking_uri: str
+    campaign: str
+    address: str | None = None
+    device_classes: tuple[str, ...] = ()
+    recipes: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    filter_string: str | None = None
+    trust: bool = False
+    keep_going: bool = False
+    lift_quarantine: bool = False
+    allow_regression: bool = False
+    mlflow_artifacts: ArtifactMode = "copy"
+    policy: SamplingPolicy = field(default_factory=SamplingPolicy)
+    wait_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

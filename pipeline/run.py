@@ -24,7 +24,7 @@ from pathlib import Path
 from freezer.errors import CatalogError
 from freezer.hardware import auto_classes, detect
 from freezer.store import WORK, Store
-from pipeline.campaign import Campaign, Parts
+from pipeline.campaign import Campaign, Config, Parts
 from pipeline.catalog import (
     Catalog,
     Entry,
@@ -34,7 +34,6 @@ from pipeline.catalog import (
     refuse_bad_entries,
 )
 from pipeline.cluster import Cluster, check_address, connect, joined_address
-from pipeline.config import Config
 from pipeline.ledger import Continued, Ledger
 from pipeline.planning import (
     FileDigests,

@@ -37,8 +37,8 @@ from pipeline.catalog.field_problems import (
     ProblemsError,
     collected,
     field_errors,
+    function_problem,
 )
-from pipeline.catalog.python_functions import function_problem
 
 SAMPLE_SUFFIXES = (".safetensors", ".npz")
 

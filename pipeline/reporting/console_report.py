@@ -1,5 +1,5 @@
-"""The report that a campaign prints at its end: a table of verdicts, reasons, and commands to try
-next.
+"""What people read of a campaign besides its display: at its end a table of verdicts, reasons, and
+commands to try next; with `--explain`, what it would do with each item, and why.
 """
 
 from __future__ import annotations
@@ -10,20 +10,87 @@ import shutil
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlparse
 
+from rich import box
 from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 from rich.text import Text
 
 from freezer.files import SCHEMES
 from freezer.hardware import PORTABLE
 from freezer.store import one_spelling
-from pipeline.records import STYLES, Outcome, Row, rounded
+from pipeline.planning import Item, Plan
+from pipeline.records import SKIPPED, STYLES, Event, Outcome, Row, rounded
 from pipeline.reporting.campaign_report import CampaignReport
-from pipeline.reporting.terminal_table import Columns, fitting_table
+from pipeline.reporting.display import Display
+from pipeline.scheduling import BuildRecords
 from pipeline.tracking import without_password
 from pipeline.workspace import log_place
+
+Cells = Mapping[str, Text | str]
+"""The cells of a row, by column."""
+
+UNLIMITED = 1000
+"""Columns of a terminal that every table fits."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Columns:
+    """The columns of a table.
+
+    Attributes:
+        names: every column, in order.
+        numeric: columns that are aligned to the right.
+        dropped_first: columns to drop on a narrow terminal, in order.
+        optional: columns to drop if all their cells are empty.
+    """
+
+    names: Sequence[str]
+    numeric: Sequence[str]
+    dropped_first: Sequence[str]
+    optional: Sequence[str] = ()
+
+
+def fitting_table(
+    columns: Columns, rows: Sequence[Cells], console: Console, *, title: str | None = None
+) -> Table:
+    """Return a table with the columns that fit a console."""
+    used = {name for cells in rows for name, cell in cells.items() if cell}
+    names = [name for name in columns.names if name not in columns.optional or name in used]
+    unlimited = console.options.update(max_width=UNLIMITED)
+    table = _table(columns, names, rows, title)
+    for dropped in columns.dropped_first:
+        if Measurement.get(console, unlimited, table).maximum <= console.width:
+            break
+        names = [name for name in names if name != dropped]
+        table = _table(columns, names, rows, title)
+    return table
+
+
+def _table(
+    columns: Columns, names: Sequence[str], rows: Sequence[Cells], title: str | None
+) -> Table:
+    table = Table(
+        title=title,
+        title_justify="left",
+        header_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for name in names:
+        table.add_column(name, overflow="fold", no_wrap=name != columns.names[0])
+        if name in columns.numeric:
+            table.columns[-1].justify = "right"
+    for cells in rows:
+        table.add_row(*(cells[name] for name in names))
+    return table
+
 
 UNEXPLAINED = ("crash", "timeout", "memory", "output", "error")
 """Failures that are printed with the end of their log, since the reason alone does not explain
@@ -210,3 +277,52 @@ def _next_steps(
         argument += f", store={json.dumps(store)}"
     commands["load"] = ["python", "-c", f"import freezer; print(freezer.load({argument}))"]
     return commands
+
+
+def explain_plan(
+    plan: Plan, skipped: Sequence[Outcome], records: BuildRecords, display: Display
+) -> None:
+    """Show a line for each item, and for each outcome that needs no work.
+
+    Args:
+        plan, skipped: of the campaign.
+        records: builds that earlier campaigns finished.
+        display: takes the lines.
+    """
+    lines = []
+    for item in plan.items:
+        why = "" if item.why == "unchanged" else f" ({item.why})"
+        lines.append(f"{item.label()}: {_work_of(item, records)}{why}")
+    for outcome in skipped:
+        place = f"{outcome.model} {outcome.device_class}"
+        lines.append(f"{place}: nothing ({outcome.coded_reason})")
+    for line in lines:
+        display.show(Event(kind="note", text=line))
+
+
+def _work_of(item: Item, records: BuildRecords) -> str:
+    """The work of an item in words: what the executor would start with."""
+    if item.finished:
+        return "unchanged"
+    step = records.start(item)
+    state = step.state
+    outcome = state.outcome
+    if outcome is not None:
+        return f"nothing to build or judge; {outcome.verdict}: {outcome.coded_reason}"
+    builds = [recipe for recipe in step.queue if recipe]
+    words = []
+    if builds:
+        words.append(f"build {', '.join(builds)}")
+    if state.waiting:
+        words.append(
+            f"then {', '.join(state.waiting)}, unless earlier judgements of the same architecture"
+            " rule them out"
+        )
+    if state.built:
+        words.append(f"keep {', '.join(state.built)}")
+    for recipe, result in state.results.items():
+        if result.is_skipped:
+            problem = result.problem.removeprefix(f"{SKIPPED}: ")
+            words.append(f"skip {recipe}: {problem}")
+    words.append("judge if it is built" if item.missed and builds else "judge")
+    return "; ".join(words)

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import jobs.optimize
-from pipeline.config import Config
+from pipeline.campaign import Config
 from pipeline.reporting import CampaignReport
 from tests.support.steps import HERE
 

@@ -24,9 +24,8 @@ from rich.console import Console
 
 from freezer.artifact import Artifact, Measured, write_artifact
 from freezer.store import Store
-from pipeline.campaign import Campaign, Parts
+from pipeline.campaign import Campaign, Config, Parts
 from pipeline.cluster import Done, Handle
-from pipeline.config import Config
 from pipeline.ledger import Continued, Ledger
 from pipeline.planning import FileDigests
 from pipeline.records import Failure

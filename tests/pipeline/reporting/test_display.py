@@ -11,8 +11,7 @@ from rich.console import Console
 
 from pipeline.records import Event, verdict_text
 from pipeline.reporting import ItemWork, LineDisplay, display_for
-from pipeline.reporting.live.campaign_progress import CampaignProgress
-from pipeline.reporting.live.display import LiveDisplay
+from pipeline.reporting.display import CampaignProgress, LiveDisplay
 from tests.support.past_outcomes import CRASH, EVENTS, FAILED, PUBLISHED, WORK
 
 
