@@ -33,7 +33,6 @@ from pipeline.reporting import (
     LineDisplay,
     display_for,
     metered,
-    print_next_steps,
     print_report,
 )
 from pipeline.run import explain as explain_
@@ -207,7 +206,6 @@ def _run(config: Config, *, json: Path | None, metrics: str | None, verbose: boo
     print_report(report, console, config.store)
     if json is not None:
         report.write_json(json)
-    print_next_steps(report, console, store=config.store, tracking_uri=config.tracking_uri)
     return report.exit_code
 
 

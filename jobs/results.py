@@ -21,26 +21,21 @@ from freezer.store import Store
 from pipeline.ledger import History
 from pipeline.records import STYLES, rounded
 from pipeline.reporting import (
-    Columns,
     OutcomeChange,
     PastOutcome,
     compare,
-    fitting_table,
     past_outcomes,
     report_page,
+    result_table,
 )
 
 report_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 compare_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 history_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-_COLUMNS = Columns(
-    names=(
-        *("date (UTC)", "verdict", "recipe", "speedup", "error", "MB"),
-        *("build s", "torch", "change"),
-    ),
-    numeric=("speedup", "error", "MB", "build s"),
-    dropped_first=("torch", "build s", "MB", "error"),
+_COLUMNS = (
+    *("date (UTC)", "verdict", "change", "recipe"),
+    *("speedup", "error", "MB", "build s", "torch"),
 )
 
 
@@ -120,31 +115,31 @@ def history(
     console = Console(highlight=False)
     for name, outcomes in by_class.items():
         rows = [_cells(outcome) for outcome in reversed(outcomes)]
-        console.print(fitting_table(_COLUMNS, rows, console, title=f"{model} on {name}"))
+        title = f"{model} on {name}"
+        console.print(result_table(_COLUMNS, rows, console, narrow=7, title=title))
         for outcome in reversed(outcomes):
             change = outcome.change
             if change and change.is_regression:
                 say(f"{_day(outcome.time)} {change.kind}: {change.why}", "red")
 
 
-def _cells(outcome: PastOutcome) -> dict[str, Text | str]:
-    """The cells of an outcome by column."""
+def _cells(outcome: PastOutcome) -> list[Text | str]:
     change = outcome.change
     version = f" v{outcome.version}" if outcome.version else ""
     shown = Text()
     if change and change.kind != "unchanged":
         shown = Text(change.kind, "bold red" if change.is_regression else "")
-    return {
-        "date (UTC)": _day(outcome.time),
-        "verdict": Text(f"{outcome.verdict}{version}", STYLES.get(outcome.verdict, "")),
-        "recipe": outcome.recipe or "",
-        "speedup": f"{outcome.speed.value:.2f}x" if outcome.speed else "",
-        "error": rounded(outcome.error_ratio),
-        "MB": rounded(outcome.size_mb),
-        "build s": f"{outcome.build_s:.0f}",
-        "torch": (outcome.torch or "").partition("+")[0],
-        "change": shown,
-    }
+    return [
+        _day(outcome.time),
+        Text(f"{outcome.verdict}{version}", STYLES.get(outcome.verdict, "")),
+        shown,
+        outcome.recipe or "",
+        f"{outcome.speed.value:.2f}x" if outcome.speed else "",
+        rounded(outcome.error_ratio),
+        rounded(outcome.size_mb),
+        f"{outcome.build_s:.0f}",
+        (outcome.torch or "").partition("+")[0],
+    ]
 
 
 def _day(time: float) -> str:

@@ -71,9 +71,9 @@ class Config:
     wait_s: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Parts:
-    """What a campaign works with: its plan, what executes it, and what records and shows it."""
+@dataclass(kw_only=True)
+class Campaign:
+    """A running campaign: publishes outcomes, and reports final ones to MLflow and the display."""
 
     config: Config
     plan: Plan
@@ -82,23 +82,9 @@ class Parts:
     ledger: Ledger
     tracker: Tracker | TrackerProcess
     display: Display
-
-
-class Campaign:
-    """A running campaign: publishes outcomes, and reports final ones to MLflow and the display."""
-
-    def __init__(self, parts: Parts) -> None:
-        self._config = parts.config
-        self._plan = parts.plan
-        self._store = parts.store
-        self._executor = parts.executor
-        self._ledger = parts.ledger
-        self._tracker = parts.tracker
-        self._display = parts.display
-        self._publisher = Publisher(parts.plan, parts.store, parts.ledger)
-        self._final: dict[tuple[str, str], Outcome] = {}
-        self._failures: list[str] = []
-        self._interrupted = False
+    _final: dict[tuple[str, str], Outcome] = field(default_factory=dict, init=False)
+    _failures: list[str] = field(default_factory=list, init=False)
+    _interrupted: bool = field(default=False, init=False)
 
     def run(
         self, skipped: Sequence[Outcome], continued: Continued, started: float
@@ -155,7 +141,7 @@ class Campaign:
 
     def _planned(self, skipped: Sequence[Outcome], continued: Continued) -> CampaignRecord:
         members = []
-        for item in self._plan.items:
+        for item in self.plan.items:
             finished = item.finished
             member = Member(
                 judge_key=item.judge.digest,
@@ -165,12 +151,12 @@ class Campaign:
             )
             members.append(member)
         return CampaignRecord(
-            catalog=self._config.catalog,
+            catalog=self.config.catalog,
             started=continued.started,
             members=tuple(members),
             problems=tuple(skipped),
-            facts=self._plan.facts,
-            driver=driver_facts(self._config.catalog),
+            facts=self.plan.facts,
+            driver=driver_facts(self.config.catalog),
         )
 
     def _execute(
@@ -179,33 +165,34 @@ class Campaign:
         """Show what is skipped; publish, log and show the outcomes of earlier campaigns, then those
         of the executor.
         """
-        items = self._plan.items
+        publisher = Publisher(self.plan, self.store, self.ledger)
+        items = self.plan.items
         finished = [(item, item.finished) for item in items if item.finished is not None]
-        self._display.plan(len(items) + len(skipped), self._work())
+        self.display.plan(len(items) + len(skipped), self._work())
         self._show(skipped)
         self._start_tracking([outcome for _, outcome in finished], continued, parameters)
-        for item, outcome in chain(finished, self._executor.outcomes()):
-            published = self._publisher.add(item, outcome)
+        for item, outcome in chain(finished, self.executor.outcomes()):
+            published = publisher.add(item, outcome)
             final = [continued.reached(done) for done in published]
             for done in final:
                 self._final[_place(done)] = done
             if final:
-                self._tracker.log(final)
+                self.tracker.log(final)
             self._show(final)
 
     def _show(self, final: Iterable[Outcome]) -> None:
         for outcome in final:
             what = f"{outcome.model} {outcome.device_class}"
-            self._display.show(Event(kind="outcome", what=what, outcome=outcome))
+            self.display.show(Event(kind="outcome", what=what, outcome=outcome))
 
     def _start_tracking(
         self, finished: Sequence[Outcome], continued: Continued, parameters: Mapping[str, str]
     ) -> None:
         """Open the campaign in MLflow."""
-        all_finished = len(finished) == len(self._plan.items)
-        self._tracker.start(
+        all_finished = len(finished) == len(self.plan.items)
+        self.tracker.start(
             CampaignStart(
-                catalog=self._config.catalog,
+                catalog=self.config.catalog,
                 started=continued.started,
                 parameters=parameters,
                 expected=outcomes_digest(finished) if all_finished else None,
@@ -215,24 +202,24 @@ class Campaign:
     def _work(self) -> list[ItemWork]:
         """Return the work of each item."""
         work = []
-        for what, state in self._executor.begun.items():
+        for what, state in self.executor.begun.items():
             recipes = tuple(name for name in state.item.builds if name not in state.results)
             work.append(ItemWork(what=what, recipes=recipes))
         return work
 
     def _finish_tracking(self, ended: CampaignReport, exit_code: int) -> None:
         try:
-            page = report_page(self._store, self._config.campaign)
+            page = report_page(self.store, self.config.campaign)
             end = CampaignEnd(
                 exit_code=exit_code,
                 interrupted=self._interrupted,
                 finished=ended.finished,
                 page=page,
             )
-            self._tracker.finish(ended.outcomes, end)
+            self.tracker.finish(ended.outcomes, end)
         except KeyboardInterrupt:
             self._interrupted = True
-            config = self._config
+            config = self.config
             again = replay_command(
                 config.tracking_uri, config.campaign, config.store, config.mlflow_artifacts
             )
@@ -242,19 +229,19 @@ class Campaign:
             )
 
     def _record(self, record: CampaignRecord) -> None:
-        self._ledger.append(
-            "campaign", self._config.campaign, model="", device_class="", data=record.to_json()
+        self.ledger.append(
+            "campaign", self.config.campaign, model="", device_class="", data=record.to_json()
         )
 
     def _report(
         self, outcomes: Sequence[Outcome], started: float, finished: float
     ) -> CampaignReport:
         return CampaignReport(
-            campaign=self._config.campaign,
+            campaign=self.config.campaign,
             started=started,
             finished=finished,
             outcomes=tuple(outcomes),
-            infrastructure=(*self._failures, *self._tracker.failures),
+            infrastructure=(*self._failures, *self.tracker.failures),
             interrupted=self._interrupted,
         )
 

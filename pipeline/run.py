@@ -24,7 +24,7 @@ from pathlib import Path
 from freezer.errors import CatalogError
 from freezer.hardware import auto_classes, detect
 from freezer.store import WORK, Store
-from pipeline.campaign import Campaign, Config, Parts
+from pipeline.campaign import Campaign, Config
 from pipeline.catalog import (
     Catalog,
     Entry,
@@ -107,7 +107,7 @@ def run(config: Config, display: Display) -> CampaignReport:
             executor = Executor(plan, fleet, work.store, ledger, work.materials, display.show)
             tracker.may_work = executor.may_disturb
             display.observe(lambda: _live_figures(fleet, tracker))
-            parts = Parts(
+            campaign = Campaign(
                 config=config,
                 plan=plan,
                 executor=executor,
@@ -117,7 +117,7 @@ def run(config: Config, display: Display) -> CampaignReport:
                 display=display,
             )
             try:
-                return Campaign(parts).run(skipped, continued, started)
+                return campaign.run(skipped, continued, started)
             finally:
                 remove_abandoned(str(work.store.root))
 

@@ -89,12 +89,12 @@ def _read_source(text: str, info: ValidationInfo) -> Source:
     with field_errors():
         source = parse_source(text, folder=folders.base, **settings)
     if source.kind == "python":
-        _check_function(source.location, tuple(source.args), folders)
+        _check_function(source.location, folders)
     return source
 
 
-def _check_function(location: str, args: tuple[str, ...] | None, folders: Folders) -> None:
-    if problem := function_problem(location, args, folders.search_path):
+def _check_function(location: str, folders: Folders) -> None:
+    if problem := function_problem(location, folders.search_path):
         raise ValueError(problem)
 
 
@@ -177,7 +177,7 @@ def _read_task_metric(given: str, info: ValidationInfo) -> str:
     kind, _, location = given.partition(":")
     if kind != "python" or location.count(":") != 1:
         raise ValueError(f"got {given!r}, expected python:MODULE:FUNCTION")
-    _check_function(location, None, _folders(info))
+    _check_function(location, _folders(info))
     return location
 
 

@@ -1,4 +1,9 @@
-"""Connect the driver to a Ray cluster, or start a local one."""
+"""Connect the driver to a Ray cluster, or start a local one.
+
+A local Ray writes a token into its user's home. `ray start --head` then demands it, but drivers and
+other nodes send it only with RAY_AUTH_MODE=token. On a mismatch Ray fails after 20 seconds, without
+the reason, so the token is checked before.
+"""
 
 from __future__ import annotations
 

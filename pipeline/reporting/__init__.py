@@ -7,11 +7,9 @@ Read first: campaign_report.py.
 from pipeline.reporting.campaign_report import CampaignReport
 from pipeline.reporting.comparison import OutcomeChange, PastOutcome, compare, past_outcomes
 from pipeline.reporting.console_report import (
-    Columns,
     explain_plan,
-    fitting_table,
-    print_next_steps,
     print_report,
+    result_table,
 )
 from pipeline.reporting.display import Display, ItemWork, LineDisplay, display_for
 from pipeline.reporting.html_report import report_page
@@ -25,7 +23,6 @@ from pipeline.reporting.status import (
 
 __all__ = [
     "CampaignReport",
-    "Columns",
     "Display",
     "ItemWork",
     "LineDisplay",
@@ -36,12 +33,11 @@ __all__ = [
     "compare",
     "display_for",
     "explain_plan",
-    "fitting_table",
     "in_words",
     "metered",
     "past_outcomes",
-    "print_next_steps",
     "print_report",
     "report_page",
+    "result_table",
     "status_if_known",
 ]

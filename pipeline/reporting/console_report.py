@@ -1,22 +1,16 @@
-"""What people read of a campaign besides its display: at its end a table of verdicts, reasons, and
-commands to try next; with `--explain`, what it would do with each item, and why.
+"""What people read of a campaign besides its display: at its end a table of verdicts and reasons;
+with `--explain`, what it would do with each item, and why.
 """
 
 from __future__ import annotations
 
-import json
-import shlex
-import shutil
-import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from urllib.parse import urlparse
 
 from rich import box
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -28,52 +22,25 @@ from pipeline.records import SKIPPED, STYLES, Event, Outcome, Row, rounded
 from pipeline.reporting.campaign_report import CampaignReport
 from pipeline.reporting.display import Display
 from pipeline.scheduling import BuildRecords
-from pipeline.tracking import without_password
 from pipeline.workspace import log_place
 
-Cells = Mapping[str, Text | str]
-"""The cells of a row, by column."""
+WIDE = 140
+"""Columns of a terminal from which tables show everything."""
 
-UNLIMITED = 1000
-"""Columns of a terminal that every table fits."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Columns:
-    """The columns of a table.
-
-    Attributes:
-        names: every column, in order.
-        numeric: columns that are aligned to the right.
-        dropped_first: columns to drop on a narrow terminal, in order.
-        optional: columns to drop if all their cells are empty.
-    """
-
-    names: Sequence[str]
-    numeric: Sequence[str]
-    dropped_first: Sequence[str]
-    optional: Sequence[str] = ()
+NUM_NAMES = 4
+"""Columns of a table with words; figures follow."""
 
 
-def fitting_table(
-    columns: Columns, rows: Sequence[Cells], console: Console, *, title: str | None = None
+def result_table(
+    names: Sequence[str],
+    rows: Iterable[Sequence[Text | str]],
+    console: Console,
+    *,
+    narrow: int,
+    title: str | None = None,
 ) -> Table:
-    """Return a table with the columns that fit a console."""
-    used = {name for cells in rows for name, cell in cells.items() if cell}
-    names = [name for name in columns.names if name not in columns.optional or name in used]
-    unlimited = console.options.update(max_width=UNLIMITED)
-    table = _table(columns, names, rows, title)
-    for dropped in columns.dropped_first:
-        if Measurement.get(console, unlimited, table).maximum <= console.width:
-            break
-        names = [name for name in names if name != dropped]
-        table = _table(columns, names, rows, title)
-    return table
-
-
-def _table(
-    columns: Columns, names: Sequence[str], rows: Sequence[Cells], title: str | None
-) -> Table:
+    """Return a table, with the first `narrow` columns alone on a terminal that is not WIDE."""
+    shown = len(names) if console.width >= WIDE else narrow
     table = Table(
         title=title,
         title_justify="left",
@@ -83,12 +50,12 @@ def _table(
         show_edge=False,
         padding=(0, 1, 0, 0),
     )
-    for name in names:
-        table.add_column(name, overflow="fold", no_wrap=name != columns.names[0])
-        if name in columns.numeric:
+    for place, name in enumerate(names[:shown]):
+        table.add_column(name, overflow="fold", no_wrap=place > 0)
+        if place >= NUM_NAMES:
             table.columns[-1].justify = "right"
     for cells in rows:
-        table.add_row(*(cells[name] for name in names))
+        table.add_row(*cells[:shown])
     return table
 
 
@@ -99,22 +66,9 @@ them.
 
 MAX_LOG_LINES = 8
 
-_UNCHANGED = " "
-_FIGURES = ("speedup (95% CI)", "p50 ms", "eager ms", "error ratio", "version")
-_SECONDS = ("build s", "judge s")
-COLUMNS = Columns(
-    names=("model", "device class", "verdict", _UNCHANGED, "recipe", *_FIGURES, *_SECONDS),
-    numeric=(*_FIGURES, *_SECONDS),
-    dropped_first=(
-        *_SECONDS,
-        "eager ms",
-        "p50 ms",
-        "version",
-        "error ratio",
-        _UNCHANGED,
-        "recipe",
-    ),
-    optional=(_UNCHANGED,),
+COLUMNS = (
+    *("model", "device class", "verdict", "recipe"),
+    *("speedup (95% CI)", "p50 ms", "eager ms", "error ratio", "version", "build s", "judge s"),
 )
 
 
@@ -130,7 +84,7 @@ def print_report(report: CampaignReport, console: Console, store: str = "./store
     console.print(Text(f"campaign {report.campaign}", style="italic"))
     rows = [_cells(outcome) for outcome in outcomes]
     if rows:
-        console.print(fitting_table(COLUMNS, rows, console))
+        console.print(result_table(COLUMNS, rows, console, narrow=NUM_NAMES + 1))
     for line in (
         *_reasons(outcomes, store),
         *_warnings(outcomes),
@@ -140,23 +94,22 @@ def print_report(report: CampaignReport, console: Console, store: str = "./store
         console.print(line, soft_wrap=True)
 
 
-def _cells(outcome: Outcome) -> dict[str, Text | str]:
+def _cells(outcome: Outcome) -> list[Text | str]:
     row, kind = Row.of(outcome), outcome.failure_kind
     verdict = f"{row.verdict}: {kind}" if kind else row.verdict
-    return {
-        "model": row.model,
-        "device class": row.device_class,
-        "verdict": Text(verdict, style=STYLES.get(row.verdict, "")),
-        _UNCHANGED: "unchanged" if row.cached else "",
-        "recipe": row.recipe or "",
-        "speedup (95% CI)": row.speedup_text,
-        "p50 ms": rounded(row.p50_ms),
-        "eager ms": rounded(row.eager_p50_ms),
-        "error ratio": "" if row.error_ratio is None else f"{row.error_ratio:.2f}",
-        "version": str(row.version or ""),
-        "build s": "" if row.cached else f"{row.build_s:.1f}",
-        "judge s": "" if row.cached else f"{row.judge_s:.1f}",
-    }
+    seconds = ["", ""] if row.cached else [f"{row.build_s:.1f}", f"{row.judge_s:.1f}"]
+    return [
+        row.model,
+        row.device_class,
+        Text(f"{verdict} unchanged" if row.cached else verdict, STYLES.get(row.verdict, "")),
+        row.recipe or "",
+        row.speedup_text,
+        rounded(row.p50_ms),
+        rounded(row.eager_p50_ms),
+        "" if row.error_ratio is None else f"{row.error_ratio:.2f}",
+        str(row.version or ""),
+        *seconds,
+    ]
 
 
 def _reasons(outcomes: Iterable[Outcome], store: str) -> Iterable[Text]:
@@ -236,47 +189,6 @@ def _summary(report: CampaignReport, outcomes: Sequence[Outcome]) -> str:
     if report.interrupted:
         line += "; interrupted, run the same command to continue"
     return line
-
-
-def print_next_steps(
-    report: CampaignReport, console: Console, *, store: str, tracking_uri: str
-) -> None:
-    """Print commands to try next, as they run in this environment: browse, report, and for a
-    published model pull and load.
-    """
-    if not report.outcomes:
-        return
-    console.print("\n[bold]Try next[/bold]", highlight=False)
-    for name, words in _next_steps(report, store, tracking_uri).items():
-        line = f"  {name:<8} {shlex.join(words)}"
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def _next_steps(
-    report: CampaignReport, store: str, tracking_uri: str
-) -> Mapping[str, Sequence[str]]:
-    commands: dict[str, Sequence[str]] = {}
-    activate = Path(sys.prefix) / "bin" / "activate"
-    if activate.is_file() and shutil.which("coldpress") is None:
-        commands["activate"] = [".", str(activate)]
-    address = without_password(tracking_uri)
-    if urlparse(tracking_uri).scheme in ("http", "https"):
-        commands["browse"] = [address]
-    else:
-        commands["browse"] = ["mlflow", "ui", "--backend-store-uri", address]
-    is_default = store == "./store"
-    location = [] if is_default else ["--store", store]
-    commands["report"] = ["coldpress", "report", report.campaign, *location]
-    published = [outcome.model for outcome in report.outcomes if outcome.version is not None]
-    if not published:
-        return commands
-    model = published[0]
-    commands["pull"] = ["coldpress", "pull", model, *location, "--dest", f"pulled/{model}"]
-    argument = json.dumps(model)
-    if not is_default:
-        argument += f", store={json.dumps(store)}"
-    commands["load"] = ["python", "-c", f"import freezer; print(freezer.load({argument}))"]
-    return commands
 
 
 def explain_plan(

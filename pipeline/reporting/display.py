@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
-from statistics import fmean
 from typing import Literal, Self
 
 from rich.console import Console
@@ -76,8 +74,8 @@ class CampaignProgress:
         self.verdicts = Counter[str]()
         self.running: dict[str, Running] = {}
         self._left = {item.what: item for item in work}
-        self._seconds: dict[str, float] = defaultdict(float)  # of each item that has begun
-        self._finished: dict[str, list[float]] = defaultdict(list)  # seconds of items, by class
+        self._num_work = len(self._left)
+        self._started = self._clock()
 
     @property
     def num_done(self) -> int:
@@ -107,32 +105,20 @@ class CampaignProgress:
                 self._stop(event)
             case "judged":
                 self._stop(event)
-                self._finish(event.what)
+                self._left.pop(event.what, None)
             case "outcome" if event.outcome is not None:
                 self.running.pop(event.what, None)
                 self.verdicts[event.outcome.verdict] += 1
-                self._finish(event.what)
+                self._left.pop(event.what, None)
 
     def time_left(self) -> float | None:
-        """Return the seconds left, or None before an item has finished.
-
-        Every item left takes as long as the mean of its class, or of all classes, and as many run
-        at a time as now.
+        """Return the seconds left if the items left end as fast as the others; None before the
+        first one has.
         """
-        everything = list(chain.from_iterable(self._finished.values()))
-        if not everything:
+        num_ended = self._num_work - len(self._left)
+        if not num_ended:
             return None
-        now = self._clock()
-        running = dict(self.running)  # another thread changes it
-        left = 0.0
-        for what, work in list(self._left.items()):
-            of_class = self._finished.get(work.device_class)
-            expected = fmean(of_class or everything)
-            spent = self._seconds.get(what, 0.0)
-            if what in running:
-                spent += now - running[what].since
-            left += max(0.0, expected - spent)
-        return left / max(1, len(running))
+        return (self._clock() - self._started) / num_ended * len(self._left)
 
     def _stop(self, event: Event) -> None:
         """Remove recipes that ended, and the item if nothing of it runs any more."""
@@ -144,13 +130,6 @@ class CampaignProgress:
             self.running[event.what] = replace(running, recipes=left)
             return
         del self.running[event.what]
-        self._seconds[event.what] += self._clock() - running.since
-
-    def _finish(self, what: str) -> None:
-        work = self._left.pop(what, None)
-        seconds = self._seconds.pop(what, 0.0)
-        if work is not None and seconds:
-            self._finished[work.device_class].append(seconds)
 
 
 Clock = Callable[[], float]

@@ -53,7 +53,7 @@ def build(request: BuildRequest) -> tuple[BuildResult, ...]:
 
     place = workplace(request.store)
     done = {
-        recipe: BuildResult(key=key, recipe=recipe, cached=True)
+        recipe: BuildResult(key=key, recipe=recipe)
         for recipe, key in request.builds.items()
         if place.has("candidates", key)
     }

@@ -41,7 +41,6 @@ class BuildResult:
     """Result of a build; `failure` is None if the store contains its candidate.
 
     Attributes:
-        cached: the store contained it already.
         wall_s: duration in seconds; that of the first build in a child contains the start and
             loading the model.
         peak_bytes: of the child and its compilers.
@@ -50,7 +49,6 @@ class BuildResult:
 
     key: str
     recipe: str
-    cached: bool = False
     failure: Failure | None = None
     wall_s: float = 0.0
     peak_bytes: int = 0

@@ -24,7 +24,7 @@ from freezer.artifact import Artifact, Measured, MeasuredDrift, MeasuredLatency,
 from freezer.freezing.sources import parse_source
 from freezer.spec import InputSpec, Limits, SamplingPolicy, TensorSpec
 from freezer.store import Store
-from pipeline.campaign import Campaign, Config, Parts
+from pipeline.campaign import Campaign, Config
 from pipeline.catalog import Entry
 from pipeline.ledger import Continued, Ledger
 from pipeline.planning import FileDigests, FinishedWork, Item, Plan, PlanRequest, make_plan
@@ -244,7 +244,7 @@ def run_judged(
                 )
             else:
                 tracker = Tracker(uri, campaign, store, mode="copy")
-            parts = Parts(
+            running = Campaign(
                 config=config,
                 plan=plan,
                 executor=cast(Executor, executor),
@@ -253,7 +253,6 @@ def run_judged(
                 tracker=tracker,
                 display=display,
             )
-            running = Campaign(parts)
             return running.run(problems, continued, started)
 
 

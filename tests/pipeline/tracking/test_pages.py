@@ -58,18 +58,10 @@ def test_a_campaign_describes_gains_and_failures(projection: Projection) -> None
         projection, [*(gain(f"model-{number}", 1.0 + number) for number in range(1, 6)), gone, slow]
     )
     text = without_spaces(run.data.tags[NOTE])
-    head, _, rest = text.partition("### Largest gains")
+    head, _, unpublished = text.partition("### Not published")
     assert head.startswith("**7 outcomes: 5 published, 1 failed, 1 kept-eager**  \n")
     assert f"Largest gain: [model-5](#/models/model-5) for {CLASS}, **6.00×**." in head
-    assert "Not published: `gone` (CP-SOURCE), `slow` (kept-eager)" in head
-    gains, _, rest = rest.partition("### Not published")
-    assert [line.split("[")[1].split("]")[0] for line in gains.splitlines() if "](" in line] == [
-        "model-5",
-        "model-4",
-        "model-3",
-    ]
-    assert f'mlflow.pyfunc.load_model("models:/model-5@{CLASS}")' in gains
-    unpublished = rest.partition("### Outcomes")[0]
+    assert f'mlflow.pyfunc.load_model("models:/model-5@{CLASS}")' in head
     assert (
         "| `gone` | portable | failed | CP-SOURCE | no such file: a¦b.pt; add it |" in unpublished
     )
@@ -158,7 +150,6 @@ def test_candidates_describe_verdict_and_figures(projection: Projection) -> None
         without_spaces(by_recipe(projection)[recipe].data.tags[NOTE])
         for recipe in ("portable", "torchscript-frozen")
     )
-    assert "| speedup over eager | 2.00x (1.80-2.20) |" in winner
     assert f'mlflow.pyfunc.load_model("models:/told@{CLASS}")' in winner
     assert "[told](#/models/told)" in winner
     assert "Does not pass: error\\_ratio 41.2 > 3" in loser
