@@ -51,7 +51,7 @@ def result_table(
         padding=(0, 1, 0, 0),
     )
     for place, name in enumerate(names[:shown]):
-        table.add_column(name, overflow="fold", no_wrap=place > 0)
+        table.add_column(name, overflow="fold", no_wrap=place not in (0, 2))
         if place >= NUM_NAMES:
             table.columns[-1].justify = "right"
     for cells in rows:
@@ -97,18 +97,18 @@ def print_report(report: CampaignReport, console: Console, store: str = "./store
 def _cells(outcome: Outcome) -> list[Text | str]:
     row, kind = Row.of(outcome), outcome.failure_kind
     verdict = f"{row.verdict}: {kind}" if kind else row.verdict
-    seconds = ["", ""] if row.cached else [f"{row.build_s:.1f}", f"{row.judge_s:.1f}"]
+    seconds = [f"{row.build_s:.1f}", f"{row.judge_s:.1f}"]
     return [
         row.model,
         row.device_class,
-        Text(f"{verdict} unchanged" if row.cached else verdict, STYLES.get(row.verdict, "")),
+        Text(verdict, STYLES.get(row.verdict, "")),
         row.recipe or "",
         row.speedup_text,
         rounded(row.p50_ms),
         rounded(row.eager_p50_ms),
         "" if row.error_ratio is None else f"{row.error_ratio:.2f}",
         str(row.version or ""),
-        *seconds,
+        *(["unchanged", ""] if row.cached else seconds),
     ]
 
 

@@ -94,7 +94,7 @@ def test_warnings_of_published_captures_are_printed() -> None:
 def test_table_shows_verdicts_reasons_and_logs() -> None:
     text = printed(report_of(PUBLISHED, FAILED, replace(PUBLISHED, cached=True)))
     assert "1.84x (1.79-1.90)" in text
-    assert any(line.split()[2:4] == ["published", "unchanged"] for line in text.splitlines())
+    assert any(line.split()[-1] == "unchanged" for line in text.splitlines())
     assert "broken cpu-x86-64-v4: the process died of SIGSEGV" in text
     assert "    line two" in text
     assert "1 failed, 2 published (1 unchanged) in 5 s" in text
@@ -146,7 +146,7 @@ def test_table_fits_the_terminal(width: int) -> None:
     assert max(len(line) for line in table) <= width
     assert "1.84x (1.79-1.90)" in "".join(table)
     assert ("judge s" in table[0]) == (width == 160)
-    assert "failed: infrastructure" in table[2], "failures first"
+    assert "failed:" in table[2], "failures first"
 
 
 def test_short_names_have_one_line_each_in_80_columns() -> None:
