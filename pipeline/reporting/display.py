@@ -47,12 +47,10 @@ class Running:
 
     Attributes:
         recipes: recipes that are being built.
-        since: time of the clock when it began.
     """
 
     kind: Literal["build", "judge"]
     recipes: tuple[str, ...]
-    since: float
 
 
 class CampaignProgress:
@@ -99,7 +97,6 @@ class CampaignProgress:
                 self.running[event.what] = Running(
                     kind=event.kind,
                     recipes=(*running.recipes, *event.recipes) if running else event.recipes,
-                    since=running.since if running else self._clock(),
                 )
             case "built" | "retried":
                 self._stop(event)
