@@ -157,13 +157,18 @@ def overview(outcomes: Sequence[Outcome], store: str) -> Json:
         store: URI of its store, as commands name it.
     """
     classes = {outcome.device_class for outcome in outcomes}
-    rows = [Row.of(outcome) for outcome in outcomes]
+    rows = [_row(outcome) for outcome in outcomes]
     return {
         "store": store,
         "classes": sorted(classes, key=_specific_first),
         "columns": COLUMNS,
-        "rows": [[getattr(row, name) for name in COLUMNS] for row in rows],
+        "rows": rows,
     }
+
+
+def _row(outcome: Outcome) -> list[object]:
+    row = Row.of(outcome)
+    return [getattr(row, name) for name in COLUMNS]
 
 
 def details(history: History, model: str, outcomes: Sequence[Outcome]) -> Json:
