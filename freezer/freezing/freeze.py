@@ -129,7 +129,7 @@ def _freeze_for(
     work: Path,
 ) -> FreezeResult:
     """Build every recipe for one target, judge the candidates, and write the winner."""
-    builds = build_all(subject, target, options.recipes, work, options.limits)
+    builds = build_all(subject, target, options.recipes, work)
     verdict, reason = "failed", builds.reason
     judgement, artifact = None, None
     try:

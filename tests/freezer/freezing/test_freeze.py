@@ -284,16 +284,3 @@ def test_verdict_failed_has_the_reasons(tmp_path: Path) -> None:
     result = quickly(seeded(Counter), {"x": X}, tmp_path / "out", recipes=["inductor-frozen"])
     assert (result.verdict, result.artifact, result.judgement) == ("failed", None, None)
     assert "inductor-frozen: export: inductor: a call changes model.count" in result.reason
-
-
-def test_recipes_beyond_the_build_time_are_skipped(tmp_path: Path) -> None:
-    recipes = ["torchscript-frozen", "torchscript-exact"]
-    limits = Limits(speedup_min=0.0, build_s=1e-6)
-    found = quickly(mlp(), {"x": X}, tmp_path / "out", recipes=recipes, limits=limits)
-    assert found.artifact is not None
-    assert list(found.failures) == ["torchscript-exact"]
-    assert found.failures == found.artifact.manifest.freezing.failures
-    assert found.failures["torchscript-exact"].startswith(
-        "skipped: limits.build_s 1e-06 s is used up ("
-    )
-    assert (found.tracebacks, found.evidence) == ({}, None)
