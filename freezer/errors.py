@@ -290,7 +290,7 @@ class Refusal:
         rung: its device class.
         reason: `class_mismatch`, `device_mismatch`, `isa_mismatch`, `threads_mismatch`,
             `runtime_missing`, `not_native`, `torch_too_old`, `torch_untried`, `unsigned`,
-            `rolled_back`, `older_version`, `tampered`, `does_not_open`, `canary`, or one of
+            `rolled_back`, `tampered`, `does_not_open`, `canary`, or one of
             serving/compatibility.py.
         got, expected: what was found, and what the artifact needs.
     """

@@ -6,10 +6,10 @@ Only commands import torch.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
@@ -38,23 +38,10 @@ from freezer.hardware import detect
 from freezer.store import Store
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from freezer.runtime.frozen_model import FrozenModel
-    from freezer.runtime.native import NativeModel
     from freezer.serving.verify import Verification
-
-Runtime = Literal["torch", "native"]
-
-Tensors = Mapping[str, Any]
-"""Tensors or arrays by name."""
-
-SUFFIXES = (".safetensors", ".npz", ".npy")
-
-INPUT_HELP = (
-    "Tensors by input name: .safetensors or .npz; .npy for one input; - for any of them on stdin."
-)
-
-STARTS = {b"\x93NUMPY": ".npy", b"PK": ".npz"}
-"""First bytes of files on stdin, and their suffixes."""
 
 
 def verify(
@@ -159,29 +146,25 @@ def _print_description(artifact: Artifact, published: Sequence[str]) -> None:
 
 def run(
     reference: ReferenceArgument,
-    input_: Annotated[str, typer.Option("--input", help=INPUT_HELP)],
-    output: Annotated[
-        Path, typer.Option(help="File to write: .safetensors or .npz; .npy for one output.")
+    input_: Annotated[
+        Path, typer.Option("--input", help="Tensors by input name: .safetensors or .npz.")
     ],
+    output: Annotated[Path, typer.Option(help="File to write: .safetensors or .npz.")],
     store: FolderOrStoreOption = None,
     device_class_: ClassOption = "auto",
     threads: ThreadsOption = None,
     device: DeviceOption = None,
     key: KeysOption = None,
     min_version: MinVersionOption = 0,
-    runtime: Annotated[
-        Runtime,
-        typer.Option(help="native: without importing torch; Inductor payloads for CPUs only."),
-    ] = "torch",
 ) -> None:
     """Run a frozen model on a file of inputs."""
-    if output.suffix not in SUFFIXES:
-        raise UsageError(f"--output {output}: expected a .safetensors, .npz or .npy file")
+    if output.suffix not in (".safetensors", ".npz"):
+        raise UsageError(f"--output {output}: expected a .safetensors or .npz file")
     check_file(output, "--output")
+    from freezer.runtime.tensor_files import read_samples
     from freezer.serving.load import load
 
-    any_runtime: Callable[..., FrozenModel | NativeModel] = load
-    model = any_runtime(
+    model = load(
         reference,
         store=store,
         device_class=device_class_,
@@ -190,119 +173,56 @@ def run(
         device=device,
         trusted_keys=key or (),
         min_version=min_version,
-        runtime=runtime,
     )
-    names = [spec.name for spec in model.inputs.tensors]
-    outputs = _outputs(model, _read_sets(input_, names, arrays=runtime == "native"))
+    outputs = _outputs(model, read_samples(input_))
     _write(outputs, output)
     say(f"wrote {', '.join(outputs)} to {output}")
 
 
-def _outputs(model: FrozenModel | NativeModel, sets: Sequence[Tensors]) -> Tensors:
-    """The outputs for all input sets, as tensors on the CPU or arrays; those of several sets are
-    named `0/NAME`, `1/NAME`, ...
+def _outputs(model: FrozenModel, sets: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The outputs for all input sets, on the CPU; those of several sets are named `0/NAME`,
+    `1/NAME`, ...
     """
-    from freezer.runtime.native import NativeModel
+    from freezer.runtime.devices import tensors_on
+    from freezer.runtime.tensors import leaves_of
 
-    outputs: dict[str, Any] = {}
+    outputs: dict[str, Tensor] = {}
     for index, tensors in enumerate(sets):
-        leaves: Sequence[Any]
-        if isinstance(model, NativeModel):
-            leaves = model.leaves(**tensors)
-        else:
-            from freezer.runtime.devices import tensors_on
-            from freezer.runtime.tensors import leaves_of
-
-            answer = model(**tensors_on(tensors, model.device))
-            leaves = [leaf.cpu() for leaf in leaves_of(answer)]
-        for spec, leaf in zip(model.outputs, leaves, strict=True):
-            outputs[f"{index}/{spec.name}" if len(sets) > 1 else spec.name] = leaf
+        answer = model(**tensors_on(tensors, model.device))
+        for spec, leaf in zip(model.outputs, leaves_of(answer), strict=True):
+            outputs[f"{index}/{spec.name}" if len(sets) > 1 else spec.name] = leaf.cpu()
     return outputs
 
 
-def _read_sets(input_: str, names: Sequence[str], *, arrays: bool) -> Sequence[Tensors]:
-    """The input sets of a file, or of stdin in any of the formats, as tensors or arrays."""
-    if input_ == "-":
-        data = sys.stdin.buffer.read()
-        suffixes = [suffix for start, suffix in STARTS.items() if data.startswith(start)]
-        with scratch_folder() as scratch:
-            path = Path(scratch) / f"stdin{(*suffixes, '.safetensors')[0]}"
-            path.write_bytes(data)
-            return _read_sets(str(path), names, arrays=arrays)
-    from freezer.runtime.tensor_files import read_array_sets, read_npy
-
-    if input_.endswith(".npy"):
-        if len(names) != 1:
-            raise UsageError(
-                f"--input {input_}: a .npy file has one tensor, and the model takes"
-                f" {', '.join(names)}; use .npz"
-            )
-        array = read_npy(Path(input_))
-        if arrays:
-            return [{names[0]: array}]
-        import torch
-
-        return [{names[0]: torch.from_numpy(array)}]
-    if arrays:
-        return read_array_sets(Path(input_))
-    from freezer.runtime.tensor_files import read_samples
-
-    return read_samples(Path(input_))
-
-
-def _write(outputs: Tensors, path: Path) -> None:
+def _write(outputs: Mapping[str, Tensor], path: Path) -> None:
     """Write a whole file of outputs, or none.
 
     Raises:
-        UsageError: the file cannot be written, or has one tensor where there are several.
+        UsageError: the file cannot be written.
     """
-    if path.suffix == ".npy" and len(outputs) != 1:
-        raise UsageError(
-            f"--output {path}: a .npy file has one tensor, and there are {', '.join(outputs)}; use"
-            " .npz"
-        )
+    from freezer.runtime.tensor_files import save_tensors
+
+    save = save_tensors if path.suffix == ".safetensors" else _save_numpy
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, None) as partial:
-            if path.suffix == ".safetensors":
-                _save_safetensors(outputs, partial)
-            else:
-                _save_numpy(outputs, partial, one=path.suffix == ".npy")
+            save(outputs, partial)
     except (OSError, SafetensorError) as error:
         raise UsageError(
             f"--output {path} cannot be written: {error}; free space, or name another file"
         ) from error
 
 
-def _save_safetensors(outputs: Tensors, path: Path) -> None:
-    import numpy as np
-
-    if all(isinstance(value, np.ndarray) for value in outputs.values()):
-        from freezer.runtime.tensor_files import save_arrays
-
-        save_arrays(outputs, path)
-    else:
-        from freezer.runtime.tensor_files import save_tensors
-
-        save_tensors(outputs, path)
-
-
-def _save_numpy(outputs: Tensors, path: Path, *, one: bool) -> None:
-    """Save tensors or arrays for numpy, which lacks bfloat16: those become float32."""
+def _save_numpy(outputs: Mapping[str, Tensor], path: Path) -> None:
+    """Save tensors for numpy, which lacks bfloat16: those become float32."""
     import numpy as np
 
     arrays: dict[str, Any] = {}
     for name, value in outputs.items():
-        if isinstance(value, np.ndarray):
-            arrays[name] = value
-        else:
-            exact = str(value.dtype) != "torch.bfloat16"
-            arrays[name] = (value if exact else value.float()).numpy()
+        is_bfloat16 = str(value.dtype) == "torch.bfloat16"
+        arrays[name] = (value.float() if is_bfloat16 else value).numpy()
     with path.open("wb") as file:
-        if one:
-            np.save(file, next(iter(arrays.values())))
-        else:
-            np.savez(file, **arrays)
+        np.savez(file, **arrays)
 
 
 def classes(as_json: JsonOption = False) -> None:

@@ -1,7 +1,4 @@
-"""The commands over a store: `coldpress list`, `pull`, `sign`, `diff` and `rollback`.
-
-Only `diff` imports torch.
-"""
+"""The commands over a store: `coldpress list`, `pull`, `sign` and `rollback`. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from freezer.artifact import MANIFEST, folder_of, size_text, torch_folder
+from freezer.artifact import MANIFEST, size_text, torch_folder
 from freezer.cli.arguments import (
     ClassOption,
     JsonOption,
@@ -142,32 +139,6 @@ def sign(
     for name in sorted(version.images) if device_class_ == "all" else [device_class_]:
         done = "signed" if opened.sign(version, name, key) else "signed by this key before"
         say(f"{version.model}:{version.number} for {name}: {done}")
-
-
-def diff(model: ModelArgument, store: StoreOption = "./store", as_json: JsonOption = False) -> None:
-    """Compare the golden outputs of the device classes of a version; exit code 1 if two differ too
-    much.
-    """
-    if folder_of(model) is not None:
-        raise UsageError(
-            f"{model} is a folder with one class; name a model of a store: MODEL or MODEL:VERSION"
-        )
-    from freezer.serving.diff import diff as compare_classes
-    from freezer.serving.diff_text import matrix, problem, sentences
-
-    result = compare_classes(model, store=store)
-    if as_json:
-        say_json(encode(result))
-    else:
-        num_sets = len(result.sets)
-        plural = "" if num_sets == 1 else "s"
-        say(f"{result.model}:{result.version}, {num_sets} golden set{plural}")
-        if result.classes:
-            console.print(matrix(result), markup=False, highlight=False)
-        for line in sentences(result):
-            say(line)
-    if result.apart:
-        raise ColdpressError(problem(result), code="CP-APART")
 
 
 def rollback(model: ModelArgument, store: StoreOption = "./store") -> None:

@@ -43,9 +43,8 @@ from freezer.hardware.memory import (
 )
 from freezer.hardware.nvml import (
     NvmlError,
-    Reading,
+    num_other_processes,
     opened,
-    reading,
 )
 
 __all__ = [
@@ -58,7 +57,6 @@ __all__ = [
     "Host",
     "Machine",
     "NvmlError",
-    "Reading",
     "auto_classes",
     "available_cpus",
     "best_level",
@@ -72,12 +70,12 @@ __all__ = [
     "device_class",
     "least_driver",
     "machine_bytes",
+    "num_other_processes",
     "opened",
     "own_process",
     "packed_dtype",
     "peak_bytes",
     "peak_memory",
-    "reading",
     "this_host",
     "thread_budget",
 ]

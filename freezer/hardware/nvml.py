@@ -1,4 +1,4 @@
-"""NVML, the library of the NVIDIA driver: the GPUs of a machine and their present state.
+"""NVML, the library of the NVIDIA driver: the GPUs of a machine and the processes on them.
 
 Imports no torch and starts no CUDA; pynvml, whose import is slow, is imported on use.
 """
@@ -7,25 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 
 class NvmlError(Exception):
     """NVML is missing or failed. Callers report it as the reason that GPUs are unusable."""
-
-
-_THROTTLED = {
-    0x2: "application clocks",
-    0x4: "power cap",
-    0x8: "hardware slowdown",
-    0x10: "sync boost",
-    0x20: "thermal slowdown by software",
-    0x40: "thermal slowdown by hardware",
-    0x80: "power brake",
-    0x100: "display clocks",
-}
-"""Bits of nvmlClocksEventReasons (nvml.h) that limit clocks; 0x1 is an idle GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +22,6 @@ class Gpu:
     uuid: str
     capability: int
     name: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reading:
-    """State of a GPU at one moment.
-
-    Attributes:
-        others: number of other processes that compute on it. In a container NVML lists the host's
-            process ids, where this process cannot be found; one listed process then counts as this
-            one.
-        sm_clock_mhz, memory_clock_mhz, temperature_c: None if the driver does not report it.
-        throttled: what limits its clocks.
-    """
-
-    others: int
-    sm_clock_mhz: int | None = None
-    memory_clock_mhz: int | None = None
-    temperature_c: int | None = None
-    throttled: tuple[str, ...] = ()
 
 
 @contextlib.contextmanager
@@ -104,35 +72,21 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 @_converting()
-def reading(uuid: str) -> Reading:
-    """The present state of a GPU.
+def num_other_processes(uuid: str) -> int:
+    """Number of other processes that compute on a GPU.
 
     Raises:
         NvmlError: there is no GPU with this UUID, or its processes cannot be listed.
     """
-    import pynvml as nvml
+    import pynvml
 
-    handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
-    processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    reasons = _reported(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
-    return Reading(
-        others=num_others([process.pid for process in processes], os.getpid()),
-        sm_clock_mhz=_reported(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
-        memory_clock_mhz=_reported(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
-        temperature_c=_reported(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
-        throttled=tuple(text for bit, text in _THROTTLED.items() if reasons & bit),
-    )
-
-
-def _reported(function: Callable[..., int], *args: object) -> int | None:
-    """The result of a function of NVML; None if the driver does not report it."""
-    try:
-        with _converting():
-            return function(*args)
-    except NvmlError:
-        return None
+    handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    return num_others([process.pid for process in processes], os.getpid())
 
 
 def num_others(pids: Sequence[int], own: int) -> int:
-    """Count the listed processes other than this one; see Reading.others."""
+    """Count the listed processes other than this one; in a container NVML lists the
+    host's process ids, where this process cannot be found; one of them then counts as this one.
+    """
     return len([pid for pid in pids if pid != own]) if own in pids else max(0, len(pids) - 1)

@@ -143,7 +143,7 @@ def _output_figures(
 ) -> list[CanaryFigure]:
     """Figures of one output, from its golden and its given values by index of the set."""
     limits = manifest.golden[0].scales.get(output, ())
-    drawn = is_drawn(manifest, output)
+    drawn = any(item.native_rmse.get(output) for item in manifest.golden)
     comparisons = {}
     for index, (r, c) in pairs.items():
         comparisons[index] = compare(r, c, limits, drawn=drawn)
@@ -191,7 +191,8 @@ def _figure(
         native = manifest.golden[index].native_rmse.get(output) or 0.0
         error = sums.error(r.dtype, r.size)
         error = replace(error, native_rmse=native)
-        gate = gate_of(manifest)
+        float64 = manifest.reference == "float64"
+        gate = Gate(error_ratio_max=manifest.gate.error_ratio_max, float64=float64)
         ratio, _ = golden_bound(error, gate)
         problem = golden_problem(error, gate, small)
     return CanaryFigure(
@@ -201,20 +202,6 @@ def _figure(
         max_abs_err=comparison.max_abs_err,
         problem=problem,
     )
-
-
-def gate_of(manifest: Manifest) -> Gate:
-    """The gate for comparisons with golden outputs."""
-    float64 = manifest.reference == "float64"
-    return Gate(error_ratio_max=manifest.gate.error_ratio_max, float64=float64)
-
-
-def is_drawn(
-    manifest: Manifest,
-    output: str,
-) -> bool:
-    """Whether an output is random; concerns integers and bools alone."""
-    return any(item.native_rmse.get(output) for item in manifest.golden)
 
 
 def check_figures(

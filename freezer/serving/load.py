@@ -32,7 +32,7 @@ from freezer.artifact import (
 from freezer.errors import CudaGraphsError, StoreUnreachableError
 from freezer.hardware import PORTABLE
 from freezer.serving.compatibility import limits_for, native_payloads
-from freezer.serving.images import images_of, only_older, resolve_reference
+from freezer.serving.images import images_of, resolve_reference
 from freezer.serving.process import LoadOptions
 from freezer.serving.selection import Selection, failure, in_words, select_image
 from freezer.serving.this_process import process_here, start_native
@@ -102,8 +102,7 @@ def load(
         published = resolve_reference(reference, options.store)
         images = images_of(reference, published, stack)
         process = process_here(options, [image.device_class for image in images])
-        older = only_older(*published) if options.strict and published is not None else {}
-        selection = select_image(images, process, older)
+        selection = select_image(images, process)
         while selection.chosen is not None:
             try:
                 model = _open(selection)

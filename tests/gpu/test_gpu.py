@@ -298,7 +298,6 @@ def test_nvml_and_torch_agree(gpu: torch.device) -> None:
             known = {item.uuid: item for item in nvml.gpus()}
             uuid = f"GPU-{torch.cuda.get_device_properties(gpu).uuid}"
             assert known[uuid].name == torch.cuda.get_device_name(gpu)
-            reading = nvml.reading(uuid)
+            assert nvml.num_other_processes(uuid) >= 0
     except nvml.NvmlError as error:
         pytest.skip(f"NVML is not available: {error}")
-    assert reading.sm_clock_mhz is None or reading.sm_clock_mhz > 0

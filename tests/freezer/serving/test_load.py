@@ -284,30 +284,6 @@ def test_payloads_for_more_threads_are_refused(
     assert torch.get_num_threads() == THREADS
 
 
-def test_strict_refuses_a_class_of_an_older_version(store: Store, portable: Frozen) -> None:
-    store.publish("mlp", source_key="another", artifacts=[portable.artifact])
-    assert freezer.load("mlp", store=str(store.root), strict=True).ladder == (), (
-        "latest keeps the class of version 1"
-    )
-    store.publish(
-        "mlp",
-        source_key="third",
-        artifacts=[portable.artifact],
-        decided=[HERE],
-    )
-    for reference in ("mlp:2", "mlp"):
-        with pytest.raises(
-            IncompatibleError,
-            match=f"strict=True takes no other: {HERE}: older_version: got only version 1 has it",
-        ):
-            freezer.load(reference, store=str(store.root), strict=True)
-        assert freezer.load(reference, store=str(store.root)).ladder == ()
-    assert (
-        freezer.load("mlp:2", store=str(store.root), strict=True, device_class="portable").ladder
-        == ()
-    )
-
-
 # Limits of the instruction set
 
 

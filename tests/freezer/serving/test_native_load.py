@@ -48,33 +48,6 @@ def test_answers_without_importing_torch(inductor: Frozen, tmp_path: Path) -> No
     np.testing.assert_allclose(np.load(tmp_path / "y.npy"), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_command_answers_without_importing_torch(inductor: Frozen, tmp_path: Path) -> None:
-    np.savez(tmp_path / "x.npz", x=x_of(2))
-    code = """
-import atexit, sys
-from freezer.cli import main
-atexit.register(lambda: print("torch" in sys.modules))
-sys.argv[0] = "coldpress"
-main()
-"""
-    common = (
-        "run",
-        inductor.artifact.folder,
-        "--runtime",
-        "native",
-        "--input",
-        tmp_path / "x.npz",
-        "--output",
-    )
-    assert python(code, *common, tmp_path / "y.safetensors").splitlines()[-1] == "False"
-    assert python(code, *common, tmp_path / "y.npy").splitlines()[-1] == "False"
-    written = load_file(tmp_path / "y.safetensors")["output"].numpy()
-    np.testing.assert_array_equal(written, np.load(tmp_path / "y.npy"))
-    np.testing.assert_allclose(
-        written, inductor.model(torch.from_numpy(x_of(2))).detach().numpy(), rtol=1e-4, atol=1e-5
-    )
-
-
 def test_takes_any_strides_and_dlpack(native: NativeModel) -> None:
     x = x_of(2)
     expected = native(x)
