@@ -35,20 +35,19 @@ from freezer.artifact.folder import (
     torch_folder,
     write_artifact,
 )
-from freezer.artifact.freezing_report import (
-    Change,
-    FreezingReport,
-    KeptTensor,
-    PreservedName,
-    stored_as_captured,
-)
 from freezer.artifact.latency import (
+    UNMEASURED,
     ColdStart,
     LatencyRecord,
+    Measured,
+    MeasuredDrift,
+    MeasuredLatency,
     PointFigures,
     PointVerdict,
+    SpeedChange,
     num_items,
     place_text,
+    regression_kind,
     slower_places,
     slower_than_eager,
 )
@@ -63,39 +62,32 @@ from freezer.artifact.manifest import (
     PayloadKind,
     check_inside,
     engines_of,
-    version_tuple,
-)
-from freezer.artifact.measured import (
-    UNMEASURED,
-    Measured,
-    MeasuredDrift,
-    MeasuredLatency,
-)
-from freezer.artifact.payload_selection import (
     is_exact,
     is_specialized,
     payload_at,
     payloads_for_threads,
     payloads_within,
     thread_counts_of,
+    version_tuple,
     without_specialized,
-)
-from freezer.artifact.regression import (
-    SpeedChange,
-    regression_kind,
 )
 from freezer.artifact.sections import (
     NOT_TRIED,
     CandidateRecord,
+    Change,
     DriftRecord,
     Dropped,
     EntrantRecord,
     FreezingRecord,
+    FreezingReport,
     GateRecord,
+    KeptTensor,
     Needs,
+    PreservedName,
     PreviousRecord,
     RecipeRecord,
     Tradeoff,
+    stored_as_captured,
 )
 from freezer.artifact.signatures import (
     ANNOTATION,

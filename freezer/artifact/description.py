@@ -9,10 +9,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from freezer.artifact.folder import Artifact
-from freezer.artifact.freezing_report import Change, FreezingReport
 from freezer.artifact.latency import LatencyRecord, PointFigures, place_text
 from freezer.artifact.manifest import Manifest, Payload
-from freezer.artifact.sections import NOT_TRIED, CandidateRecord, FreezingRecord, Tradeoff
+from freezer.artifact.sections import (
+    NOT_TRIED,
+    CandidateRecord,
+    Change,
+    FreezingRecord,
+    FreezingReport,
+    Tradeoff,
+)
 from freezer.errors import NotPublishedError
 from freezer.spec import CLOCKS, Dim
 

@@ -7,17 +7,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib.metadata import entry_points
 
-from freezer.checks.findings import Check, CheckRequest, Finding
 from freezer.checks.machine_checks import (
+    Check,
+    CheckRequest,
+    Finding,
     check_classes,
     check_compiler,
     check_gpus,
     check_memory,
+    check_store,
     check_temporary,
     check_threads,
     check_torch,
 )
-from freezer.checks.store_checks import check_store
 from freezer.errors import first_line
 
 CHECKS: Mapping[str, Check] = {

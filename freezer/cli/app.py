@@ -18,8 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from freezer.cli.arguments import exiting, say
-from freezer.cli.artifact_commands import classes, inspect, run, verify
-from freezer.cli.doctor import doctor
+from freezer.cli.artifact_commands import classes, doctor, inspect, run, verify
 from freezer.cli.freezing_commands import freeze
 from freezer.cli.store_commands import list_models, pull, rollback, sign
 

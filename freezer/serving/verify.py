@@ -21,11 +21,11 @@ from freezer.hardware import PORTABLE, describe_host
 from freezer.serving.canary import CanaryFigure, run_canary
 from freezer.serving.compatibility import rungs
 from freezer.serving.images import Image, images_of, resolve_reference
+from freezer.serving.load import process_here
 from freezer.serving.opening import open_artifact
 from freezer.serving.process import LoadOptions
 from freezer.serving.selection import Selection, failure, select_image
 from freezer.serving.speed import check_same_weights, check_speed, fetch_portable, read_portable
-from freezer.serving.this_process import process_here
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from freezer.freezing.freeze import FreezeOptions, FreezeResult, freeze
 from freezer.freezing.lowering.inductor.cuda_toolkit import driver_library
 from freezer.freezing.models import Dims
 from freezer.freezing.recipes import INDUCTOR_SETTINGS, RECIPES
-from freezer.hardware import nvml
+from freezer.hardware import cuda as nvml
 from freezer.runtime.devices import visible
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.runtime.tensor_files import load_tensors, save_tensors

@@ -13,7 +13,7 @@ import pytest
 
 from freezer.artifact import Artifact
 from freezer.checks import CheckRequest, Finding
-from freezer.checks.store_checks import check_store
+from freezer.checks.machine_checks import check_store
 from freezer.files import buckets
 from freezer.store import Store
 from tests.support.buckets import objects

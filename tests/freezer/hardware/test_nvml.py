@@ -11,7 +11,7 @@ import pynvml
 import pytest
 
 from freezer.hardware import machine, num_other_processes, this_host
-from freezer.hardware.nvml import Gpu, num_others
+from freezer.hardware.cuda import Gpu, num_others
 
 
 @pytest.fixture

@@ -218,7 +218,7 @@ def test_the_fallback_serves_without_the_engine(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("freezer.serving.this_process.find_spec", lambda name: None)
+    monkeypatch.setattr("freezer.serving.load.find_spec", lambda name: None)
     both = needing(
         "onnxruntime",
         timed(copy_of(scripted.artifact, tmp_path / "s"), 2.5),
@@ -247,7 +247,7 @@ def test_the_fallback_serves_without_the_engine(
 def test_the_next_class_serves_without_the_engine(
     scripted: Frozen, portable: Frozen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("freezer.serving.this_process.find_spec", lambda name: None)
+    monkeypatch.setattr("freezer.serving.load.find_spec", lambda name: None)
     both = needing("openvino", scripted.artifact, portable.artifact, tmp_path / "both")
     store = store_of(
         tmp_path, {HERE: rewritten(both, fallback=None), "portable": portable.artifact}
