@@ -1,4 +1,4 @@
-"""Published versions of a model, read from its OCI layout and copied into folders. Imports no torch."""
+"""Published versions of a model: read from an OCI layout, copied into folders. Imports no torch."""
 
 from __future__ import annotations
 

@@ -203,7 +203,6 @@ finally:
         (("--args", "[256]"), """--args '[256]': expected a JSON object: '{"hidden": 256}'"""),
         (("--inputs", "4"), "--inputs '4': expected an object or a list"),
         (("--point", "batch"), "--point 'batch': expected one size per dim"),
-        (("--debug",), "omit --out and --device"),
     ],
 )
 def test_wrong_options_of_freeze_fail_before_torch_is_imported(
