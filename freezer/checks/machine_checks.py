@@ -18,10 +18,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-from urllib.parse import parse_qsl, urlparse
+from urllib.parse import urlparse
 
 from freezer.errors import ColdpressError, MissingDependencyError, UsageError, first_line, last_line
-from freezer.files import VARIABLE, scratch_folder, scratch_place
+from freezer.files import SCHEMES, VARIABLE, scratch_folder, scratch_place
 from freezer.hardware import (
     PORTABLE,
     ROOT,
@@ -249,8 +249,6 @@ def check_temporary(_: CheckRequest) -> Iterator[Finding]:
 
 PROBE_BYTES = 4096
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
-
 
 def check_store(request: CheckRequest) -> Iterator[Finding]:
     """Whether the requested store can be read and written."""
@@ -272,7 +270,9 @@ def check_store(request: CheckRequest) -> Iterator[Finding]:
     try:
         _probe(store)
     except OSError as error:
-        yield _not_written(store, text, error)
+        text += f", but it cannot be written: {error}; deployments only read, campaigns write"
+        remedy = f"df -h {shlex.quote(store.uri)}   # free space, or grant write access"
+        yield Finding("store", text, "warning", remedy)
     else:
         yield Finding("store", f"{text}, can be read and written")
 
@@ -293,43 +293,12 @@ def _probe(store: Store) -> None:
                 (store.root / name).unlink(missing_ok=True)
 
 
-def _not_written(
-    store: Store,
-    text: str,
-    error: OSError,
-) -> Finding:
-    """Report a store that cannot be written: an error if its disk is full, or else a warning."""
-    folder = shlex.quote(store.uri)
-    if error.errno in FULL:
-        remedy = f"df -h {folder}   # free space, or enlarge the disk"
-        return Finding("store", f"{text}, but its disk is full: {error}", "error", remedy)
-    text += (
-        f", but it cannot be written: {error}; deployments only read, campaigns and `coldpress"
-        " sign` write"
-    )
-    command = f"findmnt -T {folder}" if store.remote is None else _listing(store.uri)
-    return Finding("store", text, "warning", f"{command}   # grant write access")
-
-
 def _remedy(uri: str, error: Exception) -> str:
     """A command for a store that cannot be opened or read."""
     if isinstance(error, MissingDependencyError):
         return "python -m pip install 'coldpress[stores]'"
-    if isinstance(error, UsageError):
-        return "coldpress doctor --store ./store   # or s3://BUCKET/PREFIX, gs://BUCKET/PREFIX"
-    if urlparse(uri).scheme in ("s3", "gs"):
-        return f"{_listing(uri)}   # checks network and credentials without Coldpress"
-    return f"ls -ld {shlex.quote(uri)}   # mount it, or let the first campaign make it"
-
-
-def _listing(uri: str) -> str:
-    """A command that lists a bucket without Coldpress."""
-    bucket, _, query = uri.partition("?")
-    if not bucket.startswith("s3:"):
-        return f"gcloud storage ls {bucket}"
-    options = dict(parse_qsl(query))
-    command = f"aws s3 ls {bucket}/"
-    if "endpoint_override" in options:
-        endpoint = options["endpoint_override"]
-        command += f" --endpoint-url {options.get('scheme', 'https')}://{endpoint}"
-    return command
+    scheme, place = urlparse(uri).scheme, shlex.quote(uri.partition("?")[0])
+    if scheme in SCHEMES:
+        tool = "aws s3" if scheme == "s3" else "gcloud storage"
+        return f"{tool} ls {place}   # checks network and credentials without Coldpress"
+    return f"ls -ld {place}   # mount it, or let the first campaign make it"

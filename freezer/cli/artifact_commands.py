@@ -17,7 +17,7 @@ import typer
 from rich.text import Text
 from safetensors import SafetensorError
 
-from freezer.artifact import Artifact, describe, folder_of, readable
+from freezer.artifact import Artifact, describe, folder_of, frozen_code
 from freezer.checks import CheckRequest, Finding, run_checks
 from freezer.cli.arguments import (
     ClassOption,
@@ -102,17 +102,8 @@ def inspect(
     code: Annotated[
         bool, typer.Option("--code", help="Print the code of the frozen model.")
     ] = False,
-    graph: Annotated[
-        bool, typer.Option("--graph", help="Print the graph of the frozen model.")
-    ] = False,
-    captured: Annotated[
-        bool, typer.Option("--captured", help="With --code or --graph: of the captured model.")
-    ] = False,
 ) -> None:
-    """Print an artifact's manifest and what freezing did, or the code or graph of its model."""
-    kinds = [name for name, wanted in (("code", code), ("graph", graph)) if wanted]
-    if captured and not kinds:
-        raise UsageError("--captured needs --code or --graph")
+    """Print an artifact's manifest and what freezing did, or the code of its model."""
     with scratch_folder() as scratch:
         folder = folder_of(reference)
         published = tuple[str, ...]()
@@ -123,13 +114,12 @@ def inspect(
             version = opened.version(reference)
             published = tuple(version.images)
             name = pick(version, device_class_)
-            paths = None if kinds else ()
+            paths = None if code else ()
             artifact = opened.materialize(version, name, Path(scratch), paths=paths)
         if as_json:
             sys.stdout.write(artifact.manifest.to_bytes().decode())
-        elif kinds:
-            texts = [readable(artifact, kind, captured=captured) for kind in kinds]
-            sys.stdout.write("\n".join(texts))
+        elif code:
+            sys.stdout.write(frozen_code(artifact))
         else:
             _print_description(artifact, published)
 

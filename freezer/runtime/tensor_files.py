@@ -27,7 +27,7 @@ OWN_OUTPUT_BYTES = 8 * 1024 * 1024
 """Bound of the file of an artifact's own outputs, of which the smallest are stored."""
 
 
-class _Shaped(Protocol):
+class Shaped(Protocol):
     """A tensor or an array."""
 
     @property
@@ -36,7 +36,7 @@ class _Shaped(Protocol):
     def shape(self) -> Sequence[int]: ...
 
 
-_Value = TypeVar("_Value", bound=_Shaped)
+_Value = TypeVar("_Value", bound=Shaped)
 _Load = Callable[[Path], dict[str, _Value]]
 """Reads a .safetensors file: `load_tensors` or `load_arrays`."""
 
@@ -251,7 +251,7 @@ def _verified(
 def _check(
     path: Path,
     name: str,
-    tensor: _Shaped,
+    tensor: Shaped,
     dtype: str,
     shape: Sequence[int],
 ) -> None:
@@ -261,7 +261,7 @@ def _check(
         raise _other_tensor(path, name, f"is {got}, expected {expected}")
 
 
-def _dtype(tensor: _Shaped) -> str:
+def _dtype(tensor: Shaped) -> str:
     name = str(tensor.dtype)
     return name.removeprefix("torch.")
 

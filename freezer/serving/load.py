@@ -24,18 +24,14 @@ from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
 
 from freezer.artifact import (
     ENGINES,
-    GOLDEN_INPUTS,
-    GOLDEN_OUTPUTS,
     Manifest,
     Payload,
-    payloads_within,
     read_keys,
     slower_than_eager,
-    thread_counts_of,
 )
 from freezer.errors import CudaGraphsError, StoreUnreachableError
 from freezer.hardware import PORTABLE, CudaHere, detect, this_host, thread_budget
-from freezer.serving.compatibility import limits_for, native_payloads
+from freezer.serving.compatibility import limits_for, needed_files
 from freezer.serving.images import images_of, resolve_reference
 from freezer.serving.process import LoadOptions, ServingProcess
 from freezer.serving.selection import Selection, failure, in_words, select_image
@@ -134,13 +130,10 @@ def _open(selection: Selection) -> FrozenModel | NativeModel:
     manifest = image.manifest()
     if options.limit_isa:
         os.environ.update(limits_for(manifest, process))
-    native = options.runtime == "native"
-    payloads = native_payloads(manifest) if native else manifest.payloads
-    payloads = payloads_within(payloads, process.num_threads)
-    golden = (GOLDEN_INPUTS, GOLDEN_OUTPUTS) if options.canary else ()
-    artifact = image.fetch([*(payload.path for payload in payloads), *golden])
+    payloads, paths = needed_files(manifest, process.num_threads, options)
+    artifact = image.fetch(paths)
     model: FrozenModel | NativeModel
-    if native:
+    if options.runtime == "native":
         from freezer.serving.native_load import open_native
 
         model = open_native(artifact, process.num_threads, options, ladder=selection.ladder)
@@ -148,30 +141,19 @@ def _open(selection: Selection) -> FrozenModel | NativeModel:
         from freezer.serving.opening import open_artifact
 
         model = open_artifact(artifact, process.num_threads, options, ladder=selection.ladder)
-    _log_speed(manifest, payloads, process.num_threads)
+    _warn_of_slow_sizes(manifest, payloads)
     return model
 
 
-def _log_speed(
-    manifest: Manifest,
-    payloads: Sequence[Payload],
-    num_threads: int,
-) -> None:
-    """Log sizes that are slower than eager, and threads that calls may use and do not."""
-    model = f"{manifest.model} for {manifest.device_class}"
+def _warn_of_slow_sizes(manifest: Manifest, payloads: Sequence[Payload]) -> None:
+    """Warn of sizes that are slower than eager."""
     paths = {payload.path for payload in payloads}
     points = manifest.latency.points if manifest.latency else ()
     slower = slower_than_eager(point for point in points if point.payload in paths)
     if slower and manifest.device_class != PORTABLE:
-        logger.warning("%s was measured slower than eager with %s", model, slower)
-    counts = thread_counts_of(payloads)
-    if counts and max(counts) != num_threads:
-        logger.info(
-            "%s: calls run with %d of %d threads; for more speed freeze it with `threads: [%d]`",
-            model,
-            max(counts),
-            num_threads,
-            num_threads,
+        logger.warning(
+            "%s for %s was measured slower than eager with %s",
+            *(manifest.model, manifest.device_class, slower),
         )
 
 
