@@ -126,13 +126,8 @@ def check_compiler(request: CheckRequest) -> Iterator[Finding]:
 
     level: Level = "error" if request.campaigns else "warning"
     command = compiler()
-    problem = None
-    for tool in (command, "objdump"):
-        if shutil.which(tool) is None:
-            problem = f"{tool!r} is not in PATH"
-            break
-    else:
-        problem = _compile_problem(command)
+    missing = [tool for tool in (command, "objdump") if shutil.which(tool) is None]
+    problem = f"{missing[0]!r} is not in PATH" if missing else _compile_problem(command)
     if problem is None:
         yield Finding("compiler", f"{command!r} builds shared libraries with OpenMP")
     else:

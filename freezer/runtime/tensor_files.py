@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from freezer.artifact import OWN_OUTPUTS, Manifest
+from freezer.artifact import Manifest
 from freezer.errors import IntegrityError, first_line
 from freezer.runtime.native import Array
 from freezer.spec import COMPLEX128, READ_ERRORS, as_sets, unreadable
@@ -23,17 +23,17 @@ from freezer.spec import COMPLEX128, READ_ERRORS, as_sets, unreadable
 if TYPE_CHECKING:
     from torch import Tensor
 
-OWN_OUTPUT_BYTES = 8 * 1024 * 1024
-"""Bound of the file of an artifact's own outputs, of which the smallest are stored."""
-
 
 class Shaped(Protocol):
     """A tensor or an array."""
 
     @property
-    def dtype(self) -> object: ...
+    def dtype(self) -> object:
+        """Dtype of torch or numpy."""
+
     @property
-    def shape(self) -> Sequence[int]: ...
+    def shape(self) -> Sequence[int]:
+        """Sizes of the dims."""
 
 
 _Value = TypeVar("_Value", bound=Shaped)
@@ -183,40 +183,6 @@ def golden_outputs(manifest: Manifest, path: Path, load: _Load[_Value]) -> list[
                 raise _other_tensor(path, spec.name, problem)
             _check(path, spec.name, tensor, spec.dtype, shape)
     return sets
-
-
-def small_outputs(names: Sequence[str], leaves: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Outputs of one call by name, without those that exceed OWN_OUTPUT_BYTES alone."""
-    outputs: dict[str, Tensor] = {}
-    for name, leaf in zip(names, leaves, strict=True):
-        if leaf.nbytes <= OWN_OUTPUT_BYTES:
-            outputs[name] = leaf
-    return outputs
-
-
-def write_own_outputs(
-    answers: Sequence[Mapping[str, Tensor]],
-    folder: Path,
-) -> None:
-    """Write tensors `<set>/<output>` within OWN_OUTPUT_BYTES.
-
-    Args:
-        answers: outputs by name of each golden set, in order.
-        folder: folder of the artifact.
-    """
-    tensors: dict[str, Tensor] = {}
-    for index, outputs in enumerate(answers):
-        for name, tensor in outputs.items():
-            tensors[f"{index}/{name}"] = tensor
-    remaining = OWN_OUTPUT_BYTES
-    stored: dict[str, Tensor] = {}
-    for name in sorted(tensors, key=lambda name: tensors[name].nbytes):
-        remaining -= tensors[name].nbytes
-        if remaining >= 0:
-            stored[name] = tensors[name]
-    path = folder / OWN_OUTPUTS
-    path.parent.mkdir(exist_ok=True)
-    save_tensors(stored, path)
 
 
 def _golden(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from freezer.artifact import (
     GOLDEN_INPUTS,
@@ -23,17 +23,10 @@ from freezer.errors import Refusal
 from freezer.hardware import DEVICE_CLASSES, Machine, can_run, cuda_version
 from freezer.serving.process import LoadOptions, ServingProcess
 
-NEWER_TORCH: Mapping[PayloadKind, Literal["opens", "canary decides"]] = {
-    # its code calls libtorch, which promises little compatibility across versions
-    "inductor": "canary decides",
-    "torchscript": "opens",
-    "exported": "opens",
-    "onnxruntime": "opens",
-    "openvino": "opens",
-}
-"""Whether a payload serves with a newer torch than it was made with, by kind.
-
-None serves with an older torch.
+COMPILED: tuple[PayloadKind, ...] = ("inductor",)
+"""Kinds of payloads whose code calls libtorch, which promises little compatibility across versions:
+with a newer torch than they were made with, the canary decides. The others open. None serves with
+an older torch.
 """
 
 
@@ -199,7 +192,7 @@ def _wrong_torch(
     got = f"torch {process.torch_version}"
     if here < made:
         return Problem("torch_too_old", got, f"torch >= {manifest.needs.torch}")
-    unsure = any(NEWER_TORCH[payload.kind] == "canary decides" for payload in manifest.payloads)
+    unsure = any(payload.kind in COMPILED for payload in manifest.payloads)
     if here == made or process.options.canary or not unsure:
         return None
     expected = f"torch {manifest.needs.torch}, or load(..., canary=True)"

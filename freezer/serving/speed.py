@@ -27,7 +27,7 @@ from freezer.runtime.torch_settings import threads
 from freezer.serving.opening import open_artifact
 from freezer.serving.process import LoadOptions
 from freezer.spec import SamplingPolicy, bind
-from freezer.timing import meter_of, sample, speedup
+from freezer.timing import Sampling, meter_of, sample, speedup
 
 _LEAST_SHARE = 0.5
 """Share of the expected ratio below which the check fails; machines of one class differ by less."""
@@ -88,17 +88,8 @@ def check_speed(
     num_threads = model.payload_for(point).num_threads or num_threads
     expected = expected_ratio(manifest, portable.manifest, num_threads)
     models = {PORTABLE: base, name: model}
-    inputs = _inputs(artifact, point, device)
-    calls = {timed: _calls(each, inputs) for timed, each in models.items()}
-    reset = manifest.recipe.reset
-    resets = {timed: each.preserved[reset] for timed, each in models.items() if reset}
-    with threads(num_threads), meter_of(device, policy) as meter:
-        sampling = sample(calls, policy, resets, meter)
-    if not sampling.stable:
-        raise SpeedError(
-            f"{manifest.model} for {name}: {sampling.problem}, expected at least"
-            f" {policy.min_rounds} rounds; stop other processes on these CPUs, and try again"
-        )
+    with threads(num_threads):
+        sampling = _sample(manifest, models, _inputs(artifact, point, device), policy)
     ratio = speedup(sampling, name, eager=PORTABLE, num_candidates=1, policy=policy)
     check = SpeedCheck(
         device_class=name,
@@ -115,6 +106,30 @@ def check_speed(
             " its speed: compare CPU, torch and environment with `provenance.host` of its manifest"
         )
     return check
+
+
+def _sample(
+    manifest: Manifest,
+    models: Mapping[str, FrozenModel],
+    inputs: Sequence[InputSet],
+    policy: SamplingPolicy,
+) -> Sampling:
+    """Time both models side by side.
+
+    Raises:
+        SpeedError: the machine is too busy.
+    """
+    reset = manifest.recipe.reset
+    calls = {name: _calls(model, inputs) for name, model in models.items()}
+    resets = {name: model.preserved[reset] for name, model in models.items() if reset}
+    with meter_of(models[PORTABLE].device, policy) as meter:
+        sampling = sample(calls, policy, resets, meter)
+    if not sampling.stable:
+        raise SpeedError(
+            f"{manifest.model} for {manifest.device_class}: {sampling.problem}, expected at least"
+            f" {policy.min_rounds} rounds; stop other processes on these CPUs, and try again"
+        )
+    return sampling
 
 
 def _calls(

@@ -268,7 +268,7 @@ class Store:
         Raises:
             UsageError: the key cannot be used.
         """
-        num_images = len(version.images_of(device_class)) or 1  # without one, the first is missing
+        num_images = len(version.images_of(device_class))
         signed = [self._sign(version, device_class, rank, key) for rank in range(num_images)]
         return any(signed)
 

@@ -144,9 +144,8 @@ def local_folder(uri: str) -> Path:
     """
     parts = urlparse(uri)
     if parts.scheme not in ("", "file"):
-        hint = "; copy it to a registry with skopeo or oras" if parts.scheme == "oci" else ""
         raise UsageError(
-            f"store {uri!r}: unknown scheme {parts.scheme!r}; name a local folder, s3:// or gs://{hint}"
+            f"store {uri!r}: unknown scheme {parts.scheme!r}; name a local folder, s3:// or gs://"
         )
     if parts.scheme and parts.netloc not in ("", "localhost"):
         raise UsageError(
