@@ -95,8 +95,6 @@ def load(
         IncompatibleError: no artifact serves; its `ladder` has every refusal.
     """
     options = replace(options or LoadOptions(), **keywords)  # type: ignore[arg-type]
-    if options.runtime == "native":
-        start_native()
     with ExitStack() as stack:
         published = resolve_reference(reference, options.store)
         images = images_of(reference, published, stack)
@@ -196,16 +194,6 @@ def process_here(options: LoadOptions, classes: Iterable[str]) -> ServingProcess
         engines=engines,
         trusted_keys=read_keys(options.trusted_keys),
     )
-
-
-def start_native() -> None:
-    """Start to load torch's library for the native runtime, and import meanwhile."""
-    # Has extension modules, which cannot be imported while a library loads.
-    import freezer.runtime.tensor_files
-    from freezer.runtime.native import preload
-
-    preload()
-    import freezer.serving.native_load  # noqa: F401
 
 
 def _version_of(package: str) -> str:
