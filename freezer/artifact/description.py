@@ -66,7 +66,7 @@ def describe(
     yield "made with", ", ".join(versions)
     source = manifest.provenance.get("source", "unknown")
     weights = manifest.provenance.get("weights", "unknown")
-    yield "source", f"{source}, weights {weights:.19}…"
+    yield "source", f"{source}, weights {weights!s:.19}…"
 
 
 def _identity(

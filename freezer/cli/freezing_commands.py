@@ -30,6 +30,9 @@ EXAMPLES = {
 }
 """A value of each option that takes JSON."""
 
+CAMPAIGN_LIMITS = ("timeout_s", "memory_gb")
+"""Limits of the processes in which a campaign builds and judges."""
+
 SourceArgument = Annotated[
     str,
     typer.Argument(
@@ -219,6 +222,8 @@ def _limits(options: Sequence[str]) -> Limits:
         except ValueError:
             raise UsageError(f"--limit {text!r}: expected a number: size_mb_max=100") from None
         problem = limit_problem(name, limits[name])
+        if name in CAMPAIGN_LIMITS:
+            problem = f"only campaigns apply {name}; remove it, or write a catalog"
         if problem:
             raise UsageError(f"--limit {text!r}: {problem}")
     return Limits(**limits)

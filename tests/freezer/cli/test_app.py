@@ -131,7 +131,7 @@ def test_verify(coldpress: Run, published: Store, scripted: Frozen) -> None:
     for reference in (("mlp", "--store", published.root), (scripted.artifact.folder,)):
         code, out, _ = coldpress("verify", *reference)
         assert code == 0
-        assert f"10 files match their digests, and {HERE} gives the golden outputs here" in out
+        assert f"9 files match their digests, and {HERE} gives the golden outputs here" in out
 
 
 # Exit codes
