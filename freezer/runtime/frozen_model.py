@@ -178,6 +178,13 @@ class FrozenModel(OpenModel):
         else:
             self.preserved[name] = value
 
+    def __dir__(self) -> list[str]:
+        names = {*super().__dir__()}
+        for name in self.preserved:
+            part, _, _ = name.partition(".")
+            names.add(part)
+        return sorted(names)
+
     def _check(
         self,
         spec: TensorSpec,
