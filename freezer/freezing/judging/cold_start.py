@@ -46,7 +46,6 @@ def with_memory(session: Session, trial: Trial) -> Trial:
         return replace(
             trial,
             problem=str(error),
-            answers=(),
         )
 
 

@@ -29,7 +29,6 @@ from freezer.freezing.judging.judgement import Judgement, Trial
 from freezer.freezing.judging.session import Session
 from freezer.freezing.models import Subject, baked_in
 from freezer.freezing.target import check_unlimited
-from freezer.runtime.tensor_files import small_outputs
 from freezer.runtime.tensors import leaves_of
 from freezer.runtime.torch_settings import threads
 
@@ -48,13 +47,11 @@ class _Way:
 
     Attributes:
         rows: drift of every output in every call.
-        answers: outputs of the single calls, without those too large for an artifact.
         ties: calls with the candidate's answers at ties; none if no tie explains a difference.
         random: how its random numbers are wrong; None if they are not.
     """
 
     rows: list[DriftRow]
-    answers: list[dict[str, Tensor]]
     ties: tuple[Call, ...]
     random: str | None
 
@@ -92,7 +89,6 @@ def run_trial(session: Session, candidate: Candidate) -> Trial:
         candidate=candidate,
         drift=drift,
         problem=problem,
-        answers=ways[0].answers if problem is None else (),
         ties=ways[0].ties if ways else (),
     )
 
@@ -104,8 +100,7 @@ def _run_way(
     reference, names = session.reference, session.output_names
     fresh = partial(_runner, session.subject, candidate, payloads)
     outputs: _Outputs | None = None if reference.deterministic else []
-    answers: list[dict[str, Tensor]] = []
-    calls = _calls(session, fresh, outputs, answers)
+    calls = _calls(session, fresh, outputs)
     rows = assess(candidate.recipe, names, calls, session.gate, reference.scales)
     failed = any(row.problem for row in rows)
     ties: tuple[Call, ...] = ()
@@ -114,14 +109,13 @@ def _run_way(
         rows, ties = _without_ties(session, rows, list(_calls(session, fresh)))
     elif outputs is not None and not failed and not random_known:
         random = _random_problem(session, fresh, outputs)
-    return _Way(rows=rows, answers=answers, ties=ties, random=random)
+    return _Way(rows=rows, ties=ties, random=random)
 
 
 def _calls(
     session: Session,
     fresh: _Fresh,
     outputs: _Outputs | None = None,
-    answers: list[dict[str, Tensor]] | None = None,
 ) -> Iterator[Call]:
     """Make the calls one by one, so that only one call's outputs are in memory.
 
@@ -129,9 +123,8 @@ def _calls(
         session: the session.
         fresh: opens the candidate.
         outputs: collects all outputs of every call.
-        answers: collects the outputs of the single calls.
     """
-    reference, names = session.reference, session.output_names
+    reference = session.reference
     each = run_calls(
         fresh,
         session.subject,
@@ -140,8 +133,6 @@ def _calls(
     for call, leaves in zip(reference.calls, each, strict=True):
         if outputs is not None:
             outputs.append(leaves)
-        if answers is not None and call.kind == "single" and len(leaves) == len(names):
-            answers.append(small_outputs(names, leaves))
         yield replace(call, candidate=leaves)
 
 

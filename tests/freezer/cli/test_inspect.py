@@ -80,14 +80,12 @@ def test_the_manifest_records_every_candidate(two_recipes: FreezeResult) -> None
     assert "a package would lose it" in freezing.failures["inductor-frozen"]
 
 
-def test_inspect_prints_code_and_graph(coldpress: Run, store: Store, tmp_path: Path) -> None:
+def test_inspect_prints_code(coldpress: Run, store: Store, tmp_path: Path) -> None:
     pulled = store.pull(store.version("mlp"), HERE, tmp_path / "pulled")
     assert sorted(path.name for path in (pulled.folder / "evidence").glob("*.txt")) == TEXTS
     for arguments in ((pulled.folder,), ("mlp", "--store", store.root)):
         code, out, _ = coldpress("inspect", *arguments, "--code")
         assert (code, out) == (0, (pulled.folder / "evidence/all-code.txt").read_text())
-        code, out, _ = coldpress("inspect", *arguments, "--graph", "--captured")
-        assert (code, out) == (0, (pulled.folder / "evidence/all-captured-graph.txt").read_text())
 
 
 def test_inspect_prints_a_captured_program(coldpress: Run, portable: Frozen) -> None:
@@ -120,11 +118,9 @@ def test_inspect_reports_missing_and_damaged_texts(
     coldpress: Run, tmp_path: Path, scripted: Frozen
 ) -> None:
     old = write_plain_artifact(tmp_path / "old")
-    code, _, err = coldpress("inspect", old.folder, "--graph")
+    code, _, err = coldpress("inspect", old.folder, "--code")
     assert code == 1
-    assert "tiny for portable contains no evidence/all-graph.txt; earlier releases" in err
-    code, _, err = coldpress("inspect", old.folder, "--captured")
-    assert (code, "--captured needs --code or --graph" in err) == (2, True)
+    assert "tiny for portable contains no evidence/all-code.txt; earlier releases" in err
     damaged = copy_of(scripted.artifact, tmp_path / "damaged")
     flip_a_byte(damaged.folder / "evidence/all-code.txt")
     code, _, err = coldpress("inspect", damaged.folder, "--code")

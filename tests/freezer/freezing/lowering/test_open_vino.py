@@ -224,24 +224,6 @@ def test_damaged_file_is_refused(attention: tuple[Subject, Candidate], tmp_path:
             open_openvino(tmp_path / "all.ovir", SETTINGS)
 
 
-def test_compiled_graphs_are_cached(
-    attention: tuple[Subject, Candidate], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    subject, candidate = attention
-    expected = candidate.open(subject)(**sentences(2, 7))
-    monkeypatch.setenv("COLDPRESS_OPENVINO_CACHE", str(tmp_path / "cache"))
-    num_kept = set[int]()
-    for damage in (False, False, True):
-        for kept in (tmp_path / "cache").glob("*") if damage else ():
-            kept.write_bytes(kept.read_bytes()[:1000])
-        found = candidate.open(subject)(**sentences(2, 7))
-        num_kept.add(len(list((tmp_path / "cache").iterdir())))
-        for name, tensor in found.items():
-            torch.testing.assert_close(tensor, expected[name])
-    assert len(num_kept) == 1, "the second load adds none"
-    assert num_kept != {0}
-
-
 SERVE = """
 import sys
 import torch

@@ -17,8 +17,7 @@ from freezer.freezing.capture import Captured
 from freezer.freezing.lowering import torchscript_files as torchscript
 from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import target_here
-from freezer.runtime.loaders import torchscript_deprecations_silenced
-from freezer.runtime.loaders.torchscript import open_torchscript
+from freezer.runtime.loaders import open_torchscript, torchscript_deprecations_silenced
 from freezer.runtime.torch_settings import threads
 from tests.conftest import Frozen, frozen
 from tests.support.models import TinyConv, seeded

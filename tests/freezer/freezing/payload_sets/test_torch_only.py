@@ -77,7 +77,7 @@ def test_two_artifacts_serve_one_class(
     kinds = {}
     for installed in (True, False):
         if not installed:
-            monkeypatch.setattr("freezer.serving.this_process.find_spec", lambda name: None)
+            monkeypatch.setattr("freezer.serving.load.find_spec", lambda name: None)
         model = freezer.load(reference, store=str(store.root), threads=1)
         assert model.manifest is not None
         kinds[installed] = [payload.kind for payload in model.manifest.payloads]
