@@ -180,7 +180,7 @@ def _freeze(
     out: Path | None,
 ) -> None:
     """Freeze a model, or without a folder to write, run it eagerly; print the result."""
-    from freezer.freezing.from_source import freeze_source, load_subject
+    from freezer.freezing.freeze import freeze_source, load_subject
     from freezer.freezing.packaging import evidence_of
     from freezer.freezing.sources import fetched
     from freezer.runtime.devices import CPU

@@ -30,8 +30,8 @@ class Candidate:
     Attributes:
         folder: contains candidate.json and payloads/.
         recipe, lowering, capture: names.
-        tried: each attempted way in order: payload, capture, lowering, outcome in a sentence, and
-            the error's file if it failed.
+        tried: each attempted way in order: payload, capture, lowering, and the outcome in a
+            sentence.
         payloads: by thread count, in the order of the target; for one count the most special shapes
             first.
         reports: what freezing did, by payload path.
@@ -60,14 +60,6 @@ class Candidate:
     def size_bytes(self) -> int:
         """Size of all payloads."""
         return sum(payload.size_bytes for payload in self.payloads)
-
-    @property
-    def attempts(self) -> tuple[Mapping[str, str], ...]:
-        """`tried` without the files of errors, for records of which these files are no part."""
-        rows = []
-        for row in self.tried:
-            rows.append({key: text for key, text in row.items() if key != "error"})
-        return tuple(rows)
 
     def shortened_reports(self, *max_listed: int) -> dict[str, FreezingReport]:
         """The reports with shortened lists."""

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-import torch
-
 from freezer.errors import CaptureError
 from freezer.freezing.capture.convert import convert
 from freezer.freezing.capture.equivalence import Original
@@ -22,7 +20,7 @@ from freezer.freezing.capture.export_sizes import DIMS
 from freezer.freezing.capture.program import Captured
 from freezer.freezing.capture.script import as_is, script
 from freezer.freezing.capture.trace import SIZES, trace
-from freezer.freezing.models import PRESERVE, Subject
+from freezer.freezing.models import PRESERVE, ExportedModule, Subject
 from freezer.freezing.recipes import CaptureName
 from freezer.spec import interior_points, points_beside
 
@@ -78,8 +76,8 @@ class Attempt:
             return "the model was discarded after it was captured"
         if scripted != (name in ("as-is", "convert")):
             return f"the source is {'' if scripted else 'not '}TorchScript"
-        if name == "script" and isinstance(model, torch.fx.GraphModule):
-            return "the source is an exported program, which torch.jit.script does not take"
+        if name in ("trace", "script") and isinstance(model, ExportedModule):
+            return "the source is an exported program, which TorchScript does not take"
         if name == "export-strict" and "export" in self._tried:
             error = self._tried["export"]
             if error is None:

@@ -19,7 +19,7 @@ from freezer.compare import structure_problem
 from freezer.compare.tensor_values import comparable, in_double, values_of
 from freezer.errors import CaptureError
 from freezer.freezing.capture.program import sizes_text
-from freezer.freezing.diagnostics import run_sentence
+from freezer.freezing.diagnostics import sentence
 from freezer.freezing.models import Subject, call_source, same_each_time
 from freezer.runtime.input_sets import InputSet
 from freezer.runtime.tensors import leaves_of, same_bytes
@@ -180,7 +180,7 @@ def compare_call(
         answer = call(input_set.tensors)
         problem = _problem(expected, answer, subject)
     except Exception as error:
-        problem, cause = run_sentence(error), error
+        problem, cause = sentence(error, "run"), error
     if problem is not None:
         message = f"{what} differs from the model on {name}: {problem}"
         raise CaptureError(message, code=DIFFERS) from cause
@@ -196,7 +196,7 @@ def eager_answer(call: ProgramCall, name: str, input_set: InputSet) -> list[Tens
         return call(input_set.tensors)
     except Exception as error:
         raise CaptureError(
-            f"the eager model fails on {name}: {run_sentence(error)}; declare only sizes that it"
+            f"the eager model fails on {name}: {sentence(error, 'run')}; declare only sizes that it"
             " takes (`min`, `max`, `multiple_of`)"
         ) from error
 

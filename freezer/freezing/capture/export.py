@@ -31,7 +31,7 @@ from freezer.freezing.capture.export_sizes import (
     refusal,
 )
 from freezer.freezing.capture.program import Captured, FlatModule, lines_of, total_size
-from freezer.freezing.diagnostics import export_sentence
+from freezer.freezing.diagnostics import sentence
 from freezer.freezing.recipes import CaptureName
 from freezer.runtime.input_sets import InputSet
 from freezer.runtime.tensors import address_of, addresses_of, program_tensors
@@ -285,10 +285,10 @@ def changed_state(program: torch.export.ExportedProgram) -> tuple[str, ...]:
             try:
                 program = program.run_decompositions({})
             except Exception as error:
+                why = sentence(error, "export")
                 raise CaptureError(
-                    "torch.export cannot tell which tensors a call changes:"
-                    f" {export_sentence(error)}; register them as buffers, each with memory of its"
-                    " own"
+                    f"torch.export cannot tell which tensors a call changes: {why}; register them"
+                    " as buffers, each with memory of its own"
                 ) from error
     signature = program.graph_signature
     parameters = getattr(signature, "parameters_to_mutate", {})  # missing in torch 2.11

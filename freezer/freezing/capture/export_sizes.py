@@ -11,7 +11,7 @@ import torch
 
 from freezer.errors import CaptureError, first_line
 from freezer.freezing.capture.program import sizes_text
-from freezer.freezing.diagnostics import export_sentence
+from freezer.freezing.diagnostics import sentence
 from freezer.spec import InputSpec, all_sizes, combinations, distinct
 
 NUM_SIZES = 8192
@@ -37,7 +37,7 @@ def refusal(error: Exception, spec: InputSpec) -> CaptureError:
     text = str(error)
     violated = _VIOLATED.match(text)
     if not violated:
-        return CaptureError(f"torch.export: {export_sentence(error)}")
+        return CaptureError(f"torch.export: {sentence(error, 'export')}")
     expressions = violated["names"].replace("*_", " ")
     mentioned = re.findall(r"[A-Za-z]\w*", expressions)
     names = []

@@ -8,7 +8,6 @@ import contextlib
 import inspect
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import cast
 
 import torch
 from torch import nn
@@ -16,8 +15,7 @@ from torch import nn
 from freezer.errors import CaptureError
 from freezer.freezing.capture.equivalence import Original, check_answers
 from freezer.freezing.capture.program import Captured, lines_of
-from freezer.freezing.diagnostics import script_sentence
-from freezer.freezing.models import PRESERVE
+from freezer.freezing.diagnostics import sentence
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 
 
@@ -34,8 +32,7 @@ def script(original: Original) -> Captured:
     unchanged.
 
     Raises:
-        CaptureError: TorchScript does not take the model or a name to keep, or the script differs
-            from the model.
+        CaptureError: TorchScript does not take the model, or the script differs from it.
     """
     subject = original.subject
     model = subject.fresh()
@@ -50,8 +47,7 @@ def script(original: Original) -> Captured:
             warnings.simplefilter("always")
             program = torch.jit.script(model)
     except Exception as error:
-        raise CaptureError(f"torch.jit.script: {script_sentence(error)}") from error
-    _check_kept(program, subject.kept_names)
+        raise CaptureError(f"torch.jit.script: {sentence(error, 'script')}") from error
     unchecked = check_answers("the script", program, original, flat=False)
     return Captured(
         name="script",
@@ -85,42 +81,11 @@ def _exported_methods(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
     """
     marked = []
     for name in names:
-        owner, last = _owner(model, name)
-        method = getattr(owner, last, None)
-        if isinstance(owner, torch.jit.ScriptModule):
-            continue
+        method = getattr(model, name, None)  # names with a dot are attributes of submodules
         if inspect.ismethod(method) and not hasattr(method, "_torchscript_modifier"):
-            function = torch.jit.export(method.__func__)
-            marked.append(function)
+            marked.append(torch.jit.export(method.__func__))
     try:
         yield
     finally:
         for function in marked:
             vars(function).pop("_torchscript_modifier", None)
-
-
-def _check_kept(program: nn.Module, names: Sequence[str]) -> None:
-    for name in names:
-        owner, last = _owner(program, name)
-        known = False
-        if isinstance(owner, torch.jit.ScriptModule):
-            methods = owner._c._method_names()
-            known = last in methods or owner._c.hasattr(last)
-        if not known:
-            raise CaptureError(
-                f"preserve: TorchScript cannot keep {name!r}: its value has a type that TorchScript"
-                " lacks, or it is ignored; make it a tensor, number, text, or list, tuple or dict"
-                " of one type",
-                code=PRESERVE,
-            )
-
-
-def _owner(model: nn.Module, name: str) -> tuple[nn.Module | None, str]:
-    """The submodule that a dotted name belongs to, None if there is none; and the last part of the
-    name.
-    """
-    path, _, last = name.rpartition(".")
-    owner: object = model
-    for part in filter(None, path.split(".")):
-        owner = getattr(owner, part, None)
-    return cast(nn.Module | None, owner), last

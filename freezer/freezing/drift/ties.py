@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from freezer.compare.tensor_values import comparable, in_double, same_tensors
-from freezer.freezing.drift.reruns import Rerun
-from freezer.freezing.drift.runs import Call
+from freezer.freezing.drift.runs import Call, Rerun
 
 _NUM_RUNS = 32
 """Runs with changed operands, at most.

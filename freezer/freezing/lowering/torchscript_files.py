@@ -15,9 +15,13 @@ from torch.utils import _pytree as pytree
 from freezer.artifact import Change, FreezingReport, KeptTensor, PreservedName, stored_as_captured
 from freezer.errors import BuildError
 from freezer.freezing.capture import Captured
-from freezer.freezing.diagnostics import script_sentence
-from freezer.freezing.lowering.lowered import Lowered, timed, torchscript_texts
-from freezer.freezing.lowering.operators import script_operators
+from freezer.freezing.diagnostics import sentence
+from freezer.freezing.lowering.lowered import (
+    Lowered,
+    script_operators,
+    timed,
+    torchscript_texts,
+)
 from freezer.freezing.recipes import Settings
 from freezer.freezing.target import Target
 from freezer.runtime.loaders import torchscript_deprecations_silenced
@@ -43,22 +47,18 @@ def build(captured: Captured, path: Path, target: Target, settings: Settings) ->
     their tensors with the captured one; neither is run here.
 
     Raises:
-        BuildError: torch.jit.freeze or save fails, the saved file could not be loaded, a batch norm
-            runs in training mode (code CP-STATE), or the graph lacks a name to preserve (code
+        BuildError: torch.jit.freeze or save fails, or the graph lacks a name to preserve (code
             CP-PRESERVE).
     """
     with torchscript_deprecations_silenced(), torch.no_grad():
         before = captured.program
         if getattr(before, "training", True):  # a module that was frozen before has no mode
             before = before.eval()
-        _check_saves(before)
         _check_kept(
             before,
             captured.preserve,
             captured.name,
         )
-        if settings["freeze"]:
-            _check_norms(before)
         try:
             return _build(
                 captured,
@@ -67,7 +67,7 @@ def build(captured: Captured, path: Path, target: Target, settings: Settings) ->
                 settings,
             )
         except RuntimeError as error:
-            raise BuildError(f"torchscript: {script_sentence(error)}") from error
+            raise BuildError(f"torchscript: {sentence(error, 'script')}") from error
 
 
 def _build(
@@ -94,40 +94,6 @@ def _build(
         report = _report_frozen(report, captured, after) if settings["freeze"] else report
     texts = torchscript_texts(after, _methods(captured)) if settings["freeze"] else {}
     return Lowered(report=replace(report, phases_s=phases_s), texts=texts)
-
-
-def _check_saves(module: torch.jit.ScriptModule) -> None:
-    graph: Any = module.inlined_graph  # owns its nodes
-    if graph.findAllNodes("prim::ConstantMKLDNNTensor"):
-        raise BuildError(
-            "torchscript: torch.jit.optimize_for_inference was applied to the module, so its saved"
-            " file would not load; give the module from before (the recipe torchscript-optimized"
-            " applies it at load)"
-        )
-
-
-def _check_norms(module: torch.jit.ScriptModule) -> None:
-    """Reject a batch norm in training mode within a model in eval mode.
-
-    Its schema does not declare its writes, so torch.jit.freeze would make its statistics constants,
-    and merge them with equal weights.
-    """
-    graph: Any = module.inlined_graph  # owns its nodes
-    norms = [list(node.inputs()) for node in graph.findAllNodes("aten::batch_norm")]
-    traced = any(
-        inputs[5].toIValue() is True and inputs[3].type().kind() != "NoneType" for inputs in norms
-    )
-    modules = [
-        part
-        for part in module.modules()
-        if getattr(part, "training", False) and hasattr(part, "running_mean")
-    ]
-    if traced or any(part.running_mean is not None for part in modules):
-        raise BuildError(
-            "torchscript: a batch norm runs in training mode, and torch.jit.freeze would bake in"
-            " its statistics; put it into eval mode, or give it track_running_stats=False",
-            code="CP-STATE",
-        )
 
 
 def _check_kept(module: torch.jit.ScriptModule, preserve: Sequence[str], by: str) -> None:

@@ -17,9 +17,7 @@ from freezer.freezing.models.checks import (
     RESET,
     check_mode,
 )
-from freezer.freezing.models.exported_program import (
-    module_of,
-)
+from freezer.freezing.models.exported_program import ExportedModule, module_of
 from freezer.freezing.models.integer_ranges import Args, Kwargs, arguments_of, tensors_in
 from freezer.freezing.models.loaders import (
     load_source,
@@ -49,6 +47,7 @@ __all__ = [
     "Args",
     "Dims",
     "ExampleInputs",
+    "ExportedModule",
     "Kwargs",
     "Subject",
     "SubjectOptions",
