@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+import torch
+
 from freezer.errors import CaptureError
 from freezer.freezing.capture.convert import convert
 from freezer.freezing.capture.equivalence import Original
@@ -76,8 +78,10 @@ class Attempt:
             return "the model was discarded after it was captured"
         if scripted != (name in ("as-is", "convert")):
             return f"the source is {'' if scripted else 'not '}TorchScript"
-        if name in ("trace", "script") and isinstance(model, ExportedModule):
-            return "the source is an exported program, which TorchScript does not take"
+        if name == "trace" and isinstance(model, ExportedModule):
+            return "the source is an exported program, which a trace would fix to one size"
+        if name == "script" and isinstance(model, torch.fx.GraphModule):
+            return "the source is a graph, which torch.jit.script does not take"
         if name == "export-strict" and "export" in self._tried:
             error = self._tried["export"]
             if error is None:

@@ -247,7 +247,9 @@ def sentence(error: Exception, family: Family) -> str:
     if isinstance(error, ColdpressError):
         return str(error)
     text = str(error).rpartition(_STACK)[2]  # the error in a method that forward calls
-    line = marked_in(text) or line_of_stack(text) or raised_at(error)
+    line = None
+    if family not in ("inductor", "onnxruntime", "openvino"):
+        line = marked_in(text) or line_of_stack(text) or raised_at(error)
     place = f" at {line.removesuffix(':')}" if line else ""
     kind = type(error).__name__
     known = explain(_ADDRESS.sub("", f"{kind}: {text}"), family)
@@ -267,7 +269,7 @@ def explain(text: str, family: Family) -> Remedy | None:
     for pattern, means, remedy in (*REMEDIES[family], _FILE):
         found = re.search(pattern, text)
         if found:
-            groups = {name: value or "" for name, value in found.groupdict().items()}
+            groups = {name: (value or "").strip() for name, value in found.groupdict().items()}
             return Remedy(pattern, means.format(**groups), remedy.format(**groups))
     return None
 
