@@ -192,9 +192,7 @@ WEIGHTS: Mapping[str, Case] = {
         make=StaysInTraining,
         inputs={"x": IMAGE},
         says="output 'output', input set 0 .*: error_ratio",
-        exported=(
-            r"a call changes norm\.num_batches_tracked, .*; torchscript-frozen keeps state"
-        ),
+        exported=(r"a call changes norm\.num_batches_tracked, .*; torchscript-frozen keeps state"),
     ),
     "tied weights": Case(make=Tied, inputs={"ids": torch.arange(10).reshape(2, 5)}),
     "buffers (persistent or not), tensors as plain attributes": Case(make=Buffers),

@@ -15,12 +15,11 @@ from dataclasses import replace
 import torch
 
 from freezer.errors import CaptureError
-from freezer.freezing.capture.convert import convert
 from freezer.freezing.capture.equivalence import Original
 from freezer.freezing.capture.export import export, strict_may_help
 from freezer.freezing.capture.export_sizes import DIMS
 from freezer.freezing.capture.program import Captured
-from freezer.freezing.capture.script import as_is, script
+from freezer.freezing.capture.script import as_is, convert, script
 from freezer.freezing.capture.trace import SIZES, trace
 from freezer.freezing.models import PRESERVE, ExportedModule, Subject
 from freezer.freezing.recipes import CaptureName

@@ -20,6 +20,7 @@ from freezer.freezing.models.checks import (
 from freezer.freezing.models.exported_program import ExportedModule, module_of
 from freezer.freezing.models.integer_ranges import Args, Kwargs, arguments_of, tensors_in
 from freezer.freezing.models.loaders import (
+    flat_forward,
     load_source,
     own_spec,
 )
@@ -29,9 +30,6 @@ from freezer.freezing.models.subject import (
     SubjectOptions,
     prepare,
     to_device,
-)
-from freezer.freezing.models.torchscript_module import (
-    flat_forward,
 )
 from freezer.freezing.models.weights import (
     clear_frames,

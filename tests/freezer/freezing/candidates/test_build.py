@@ -234,9 +234,7 @@ def test_unsaveable_script_names_the_line(tmp_path: Path) -> None:
 
 def test_inductor_refuses_state(tmp_path: Path) -> None:
     subject = subject_of(seeded(Counter), {"x": X})
-    with pytest.raises(
-        BuildError, match=r"a call changes count, and the payload would lose it"
-    ):
+    with pytest.raises(BuildError, match=r"a call changes count, and the payload would lose it"):
         candidate_of(subject, "inductor-frozen", tmp_path / "candidate")
     served, eager = (
         candidate_of(subject, "portable", tmp_path / "portable").open(subject),
