@@ -133,12 +133,8 @@ class Attempt:
         """
         subject = self.subject
         known = [dict(input_set.point) for input_set in subject.sets]
-        sets = list(subject.sets)
-        for point in points:
-            if point not in known:
-                further = subject.further_set(point)
-                sets.append(further)
-        subject = replace(subject, sets=tuple(sets))
+        more = [subject.further_set(point) for point in points if point not in known]
+        subject = replace(subject, sets=(*subject.sets, *more))
         self._original = Original(subject=subject, point=self.point)
 
     def _refuse_kept_names(self, name: CaptureName) -> None:

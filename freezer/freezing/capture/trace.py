@@ -147,12 +147,11 @@ def _refuse_reads(subject: Subject, input_set: InputSet) -> list[str]:
 
 def _iterations(caught: Warned) -> list[str]:
     """The lines that iterate over a tensor, whose length the trace keeps."""
-    lines = []
-    for warning in caught:
-        if str(warning.message).startswith("Iterating over a tensor"):
-            line = warned_at(warning)
-            lines.append(line or "a line of torch")
-    return list(dict.fromkeys(lines))
+    return [
+        warned_at(warning) or "a line of torch"
+        for warning in caught
+        if str(warning.message).startswith("Iterating over a tensor")
+    ]
 
 
 def _restore(program: nn.Module, initial: nn.Module) -> None:

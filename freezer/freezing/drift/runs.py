@@ -116,11 +116,7 @@ def copied(leaves: Sequence[Tensor]) -> list[Tensor]:
     """Copies with the same strides, because a later call may write into an output that aliases a
     buffer.
     """
-    copies = []
-    for leaf in leaves:
-        copy = leaf.detach().clone(memory_format=torch.preserve_format)
-        copies.append(copy)
-    return copies
+    return [leaf.detach().clone(memory_format=torch.preserve_format) for leaf in leaves]
 
 
 def source_runner(

@@ -108,10 +108,7 @@ def exported_texts(program: torch.export.ExportedProgram) -> dict[str, str]:
 
 def torchscript_texts(module: Any, methods: Sequence[str] = ("forward",)) -> dict[str, str]:
     """Code of a ScriptModule and its submodules, and inlined graphs of its methods."""
-    graphs = []
-    for method in methods:
-        graph = module._c._get_method(method).inlined_graph
-        graphs.append(f"# {method}\n{graph}")
+    graphs = [f"# {method}\n{module._c._get_method(method).inlined_graph}" for method in methods]
     return {CODE: _code(module, methods), GRAPH: shortened("\n".join(graphs))}
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from freezer.artifact import Change
 from freezer.errors import BuildError, MissingDependencyError
 from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import quiet
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto
 
 SUFFIX = ".onnx"
-
-FUSED = "com.microsoft"
-"""The domain of ONNX Runtime's own operators, most of which replace several of ONNX."""
 
 
 def build(captured: Captured, path: Path, target: Target, settings: Settings) -> Lowered:
@@ -61,7 +57,6 @@ def _build(captured: Captured, path: Path, settings: Settings) -> Lowered:
     with timed(phases_s, "convert"):
         model = _converted(captured.program)
     _lay_out(model, orders)
-    before = _operators(model.graph)
     with timed(phases_s, "optimize"):
         model = _optimized(
             model,
@@ -70,10 +65,7 @@ def _build(captured: Captured, path: Path, settings: Settings) -> Lowered:
         )
     model.metadata_props.add(key=OUTPUT_ORDERS, value=json.dumps(orders))
     path.write_bytes(model.SerializeToString())
-    after = _operators(model.graph)
-    report = replace(
-        report, ops_after=after, changes=tuple(_changes(before, after)), phases_s=phases_s
-    )
+    report = replace(report, ops_after=_operators(model.graph), phases_s=phases_s)
     return Lowered(report=report, texts={GRAPH: _text(model)})
 
 
@@ -144,29 +136,6 @@ def _operators(graph: GraphProto) -> Counter[str]:
             for inner in (item.g, *item.graphs):
                 found += _operators(inner)
     return found
-
-
-def _changes(before: Counter[str], after: Counter[str]) -> Iterator[Change]:
-    """What ONNX Runtime fused and removed."""
-    fused: dict[str, int] = {}
-    for kind, count in after.items():
-        if kind.startswith(FUSED):
-            fused[kind.removeprefix(f"{FUSED}.")] = count
-    if fused:
-        note = ", ".join(f"{kind} {count}" for kind, count in sorted(fused.items()))
-        yield Change(
-            name="operators of ONNX Runtime",
-            count=sum(fused.values()),
-            note=note,
-        )
-    fewer = before.total() - after.total()
-    if fewer > 0:
-        note = f"{after.total()} are left"
-        yield Change(
-            name="operators of ONNX fused or removed",
-            count=fewer,
-            note=note,
-        )
 
 
 def _text(model: ModelProto) -> str:

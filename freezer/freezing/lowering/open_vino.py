@@ -244,14 +244,12 @@ def _text(model: Model) -> str:
     """The graph, one operator a line, without the values of its weights."""
     lines = []
     for op in model.get_ordered_ops():
-        sources = []
-        for index in range(op.get_input_size()):
-            node = op.input_value(index).get_node()
-            sources.append(node.get_friendly_name())
-        outputs = []
-        for port in op.outputs():
-            dtype = port.get_element_type().get_type_name()
-            outputs.append(f"{dtype}{port.get_partial_shape()}")
+        values = [op.input_value(index) for index in range(op.get_input_size())]
+        sources = [value.get_node().get_friendly_name() for value in values]
+        outputs = [
+            f"{port.get_element_type().get_type_name()}{port.get_partial_shape()}"
+            for port in op.outputs()
+        ]
         call = f"{op.get_type_name()}({', '.join(sources)})"
         lines.append(f"{op.get_friendly_name()} = {call} -> {', '.join(outputs)}\n")
     return "".join(lines)

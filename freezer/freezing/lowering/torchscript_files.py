@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from freezer.artifact import Change, FreezingReport, KeptTensor, PreservedName, stored_as_captured
+from freezer.artifact import FreezingReport, KeptTensor, PreservedName, stored_as_captured
 from freezer.errors import BuildError
 from freezer.freezing.capture import Captured
 from freezer.freezing.diagnostics import sentence
@@ -28,15 +29,6 @@ from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.runtime.tensors import identity_of, named_tensors, storage_of, tensors_bytes
 
 SUFFIX = ".pt"
-
-_BY_FREEZING: Mapping[str, str] = {
-    "aten::batch_norm": "batch norms folded",
-    "aten::dropout": "dropouts removed",
-    "aten::dropout_": "dropouts removed",
-    "aten::feature_dropout": "dropouts removed",
-    "aten::feature_dropout_": "dropouts removed",
-}
-"""Changes that a lower number of operators of a kind shows."""
 
 
 def build(captured: Captured, path: Path, target: Target, settings: Settings) -> Lowered:
@@ -175,7 +167,6 @@ def _report_frozen(report: FreezingReport, captured: Captured, after: Any) -> Fr
         report,
         ops_after=ops_after,
         notes=(),
-        changes=_changes(report.ops_before, ops_after),
         num_constants=len(identities),
         constants_bytes=tensors_bytes(constants.values()),
         constants=tuple(map(captured.source_name, constants)),
@@ -188,19 +179,7 @@ def _requested(name: str, preserve: Sequence[str]) -> bool:
     return any(f"{name}.".startswith(f"{requested}.") for requested in preserve)
 
 
-def _changes(before: Mapping[str, int], after: Counter[str]) -> tuple[Change, ...]:
-    counts: Counter[str] = Counter()
-    for kind, name in _BY_FREEZING.items():
-        counts[name] += before.get(kind, 0) - after[kind]
-    changed = [(name, count) for name, count in counts.items() if count]
-    return tuple(Change(name=name, count=count) for name, count in changed)
-
-
 def _constants_in(graphs: Sequence[Any]) -> list[Tensor]:
-    tensors = []
-    for graph in graphs:
-        for node in graph.findAllNodes("prim::Constant"):
-            for leaf in pytree.tree_leaves(node.output().toIValue()):
-                if isinstance(leaf, Tensor):
-                    tensors.append(leaf)
-    return tensors
+    nodes = itertools.chain(*(graph.findAllNodes("prim::Constant") for graph in graphs))
+    leaves = pytree.tree_leaves([node.output().toIValue() for node in nodes])
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]

@@ -16,6 +16,11 @@ from freezer.freezing.models.checks import (
     PRESERVE,
     RESET,
     check_mode,
+    clear_frames,
+    free_tensors,
+    is_large,
+    tensors_of,
+    weights_digest,
 )
 from freezer.freezing.models.exported_program import ExportedModule, module_of
 from freezer.freezing.models.integer_ranges import Args, Kwargs, arguments_of, tensors_in
@@ -30,13 +35,6 @@ from freezer.freezing.models.subject import (
     SubjectOptions,
     prepare,
     to_device,
-)
-from freezer.freezing.models.weights import (
-    clear_frames,
-    free_tensors,
-    is_large,
-    tensors_of,
-    weights_digest,
 )
 
 __all__ = [

@@ -84,12 +84,10 @@ def _changes_nothing(node: fx.Node) -> bool:
     after = node.meta.get("val")
     if not isinstance(before, Tensor) or not isinstance(after, Tensor):
         return False
-    memory_format = given.get("memory_format")
-    if given.get("copy") or memory_format not in (None, torch.preserve_format):
+    if given.get("copy") or given.get("memory_format") not in (None, torch.preserve_format):
         return False
-    if before.dtype != after.dtype or before.layout != after.layout:
-        return False
-    return before.device == after.device
+    same_type = (before.dtype, before.layout) == (after.dtype, after.layout)
+    return same_type and before.device == after.device
 
 
 def spec_of(program: torch.export.ExportedProgram) -> InputSpec | None:
@@ -104,14 +102,10 @@ def spec_of(program: torch.export.ExportedProgram) -> InputSpec | None:
     if program.example_inputs is None:
         return None
     args, kwargs = program.example_inputs
-    signature = inspect.signature(program.module().forward)
-    names = list(signature.parameters)
-    given = dict(zip(names, args, strict=False))
-    given.update(kwargs)
-    values = {}
-    for node in program.graph.nodes:
-        if node.op == "placeholder":
-            values[node.name] = node.meta.get("val")
+    names = inspect.signature(program.module().forward).parameters
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    inputs = program.graph.find_nodes(op="placeholder")
+    values = {node.name: node.meta.get("val") for node in inputs}
     dims = _Dims(program.range_constraints)
     axes: dict[str, dict[int, Dim]] = {}
     leaves, _ = pytree.tree_flatten_with_path(given)
@@ -140,12 +134,8 @@ class _Dims:
 
     def of(self, sizes: Sequence[int], symbols: Sequence[Any]) -> dict[int, Dim]:
         """The dims of a tensor by axis: those that the program lets vary."""
-        dims = {}
-        for axis, size in enumerate(sizes):
-            dim = self._dim(size, symbols[axis], axis)
-            if dim is not None:
-                dims[axis] = dim
-        return dims
+        found = {axis: self._dim(size, symbols[axis], axis) for axis, size in enumerate(sizes)}
+        return {axis: dim for axis, dim in found.items() if dim is not None}
 
     def _dim(self, size: int, symbol: Any, axis: int) -> Dim | None:
         node = getattr(symbol, "node", None)
@@ -154,9 +144,7 @@ class _Dims:
             return None
         step, free = expression.as_coeff_Mul()  # 4*s0 for multiples of 4
         bounds = self._ranges.get(free)
-        if bounds is None:
-            return None
-        if not step.is_Integer or step < 1:
+        if bounds is None or not step.is_Integer or step < 1:
             return None
         key = str(expression)
         step = int(step)
@@ -166,13 +154,10 @@ class _Dims:
         names = [dim.name for dim in self._dims.values()]
         while name in names:
             name += "_"
-        lower = max(1, int(bounds.lower))
-        low = lower * step
+        low = max(1, int(bounds.lower)) * step
         high = max(UNBOUNDED_MAX * step, size)
-        upper = bounds.upper
-        if upper.is_Integer and int(upper) < 2**31:
-            high = int(upper) * step
-        high = max(low, high)
-        dim = Dim(name=name, min=low, max=high, multiple_of=step)
+        if bounds.upper.is_Integer and int(bounds.upper) < 2**31:
+            high = int(bounds.upper) * step
+        dim = Dim(name=name, min=low, max=max(low, high), multiple_of=step)
         self._dims[key] = dim
         return dim

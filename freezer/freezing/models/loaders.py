@@ -270,10 +270,8 @@ def _call_text(item: InputItem, names: Mapping[str, str]) -> str:
         return f"[{', '.join(parts)}]"
     if item.kind == "tuple":
         return _tuple(parts)
-    entries = []
-    for key, part in zip(item.keys, parts, strict=True):
-        literal = _literal(key)
-        entries.append(f"{literal}: {part}")
+    pairs = zip(item.keys, parts, strict=True)
+    entries = [f"{_literal(key)}: {part}" for key, part in pairs]
     return f"{{{', '.join(entries)}}}"
 
 
@@ -302,8 +300,7 @@ def _literal(value: object) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return f"float('{value}')"
     if isinstance(value, tuple):
-        parts = [_literal(each) for each in value]
-        return _tuple(parts)
+        return _tuple([_literal(each) for each in value])
     if isinstance(value, torch.device):
         return f"torch.device('{value}')"
     return repr(value)

@@ -107,7 +107,7 @@ def test_inspect_shows_what_freezing_did(coldpress: Run, two_recipes: FreezeResu
     words = " ".join(out.split())
     for part in (
         "tried all: trace -> torchscript: captured and lowered",
-        "dropouts removed 2",
+        "aten::dropout 2 -> 0",
         "stays calls: a call changes it",
         "strides of all outputs equal to eager's",
         "candidate torchscript-",
