@@ -107,7 +107,7 @@ def _incumbents(session: Session, old: Trial | None) -> list[Candidate]:
 def _rivals(candidates: Sequence[Candidate], able: Sequence[str]) -> Rivals:
     """The rivals of each entrant, of which one that is clearly faster makes it needless.
 
-    One that needs torch alone may serve beside a winner that needs an engine (torch_only.py): only
+    One that needs torch alone may serve beside a winner that needs an engine (payload_sets): only
     its like make it needless.
     """
     rivals: dict[str, set[str]] = {}
