@@ -105,7 +105,7 @@ _INSTALL = "apt-get install g++ binutils   # or: dnf install gcc-c++ binutils"
 
 def check_torch(_: CheckRequest) -> Iterator[Finding]:
     """Whether torch can be imported, and its build."""
-    from freezer.freezing.toolchain import torch_versions
+    from freezer.freezing.environment import torch_versions
 
     try:
         versions = torch_versions()
@@ -122,7 +122,7 @@ def check_compiler(request: CheckRequest) -> Iterator[Finding]:
     """Whether the C++ compiler builds a shared library with OpenMP, and objdump is there to check
     its instructions.
     """
-    from freezer.freezing.toolchain import compiler
+    from freezer.freezing.environment import compiler
 
     level: Level = "error" if request.campaigns else "warning"
     command = compiler()

@@ -156,7 +156,7 @@ def _freeze(
     out: Path,
 ) -> None:
     """Freeze a model, and print the result."""
-    from freezer.freezing.from_source import freeze_source
+    from freezer.freezing.freeze import freeze_source
     from freezer.freezing.packaging import evidence_of
     from freezer.freezing.sources import fetched
 

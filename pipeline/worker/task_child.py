@@ -74,9 +74,9 @@ def bounds_of(limits: Limits, name: str) -> Bounds:
 
 def load_subject(entry: Entry, target: Target | None = None) -> Subject:
     """Return the subject of an entry, on the device of the target if given; see
-    `freezer.freezing.from_source.load_subject`.
+    `freezer.freezing.freeze.load_subject`.
     """
-    from freezer.freezing.from_source import load_subject as load
+    from freezer.freezing.freeze import load_subject as load
     from freezer.freezing.models import SubjectOptions
     from freezer.runtime.devices import CPU
 

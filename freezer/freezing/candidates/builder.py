@@ -16,7 +16,7 @@ from freezer.files import link_or_copy
 from freezer.freezing.candidates.candidate import EVIDENCE, Candidate
 from freezer.freezing.candidates.shape_build import Made, ShapeBuild
 from freezer.freezing.capture import Attempt
-from freezer.freezing.environment import without_environment
+from freezer.freezing.environment import cleared, installed_versions
 from freezer.freezing.models import (
     Subject,
     clear_frames,
@@ -31,7 +31,6 @@ from freezer.freezing.recipes import (
     select,
 )
 from freezer.freezing.target import Target, toolchain
-from freezer.freezing.toolchain import installed_versions
 from freezer.hardware import PORTABLE
 from freezer.runtime.devices import current
 from freezer.runtime.torch_settings import full_on_gpu, threads
@@ -153,7 +152,7 @@ def _candidate(
 def _build_conditions(target: Target) -> Iterator[None]:
     """Threads, environment, device and precision of a build."""
     exact = full_on_gpu() if target.device.type == "cuda" else contextlib.nullcontext()
-    with threads(target.num_threads), without_environment(), current(target.device), exact:
+    with threads(target.num_threads), cleared(), current(target.device), exact:
         yield
 
 

@@ -76,10 +76,8 @@ def run_reference(subject: Subject) -> Reference:
     wide, note = _run_float64(subject.on_host, eagers, stateful=stateful)
     float64 = wide is not None
     calls = _calls(subject, wide or eagers, eagers, noises)
-    scales = []
-    for index in range(len(subject.outputs)):
-        limits = scales_of(calls, index, float64=float64)
-        scales.append(limits)
+    outputs = range(len(subject.outputs))
+    scales = [scales_of(calls, index, float64=float64) for index in outputs]
     return Reference(
         calls=tuple(calls),
         stateful=stateful,
@@ -155,18 +153,15 @@ def _nature(subject: Subject) -> tuple[bool, bool]:
     the subject has a reset method.
     """
     model = subject.fresh()
-    before = {}
-    for name, tensor in tensors_of(model).items():
-        before[name] = tensor.detach().clone()
+    before = {name: tensor.detach().clone() for name, tensor in tensors_of(model).items()}
     used = source_runner(model, subject)
     first_set = subject.sets[0].tensors
     last_set = subject.sets[-1].tensors
     first = copied(used.call(first_set))
     after = tensors_of(model)
-    unchanged = True
-    for name, tensor in before.items():
-        if name not in after or not same_tensors(tensor, after[name]):
-            unchanged = False
+    unchanged = all(
+        name in after and same_tensors(tensor, after[name]) for name, tensor in before.items()
+    )
     second = copied(used.call(first_set))
     last = copied(used.call(last_set))
 
@@ -219,12 +214,8 @@ def _run_float64(
     stateful: bool,
 ) -> tuple[_Outputs | None, str | None]:
     """The calls in float64, or None and the reason why they cannot run."""
-    inputs = []
-    for spec in subject.spec.tensors:
-        dtype = getattr(torch, spec.dtype)
-        inputs.append(dtype)
-    own = own_dtype(subject.model, inputs)
-    mode = Widening(own)
+    inputs = [getattr(torch, spec.dtype) for spec in subject.spec.tensors]
+    mode = Widening(own_dtype(subject.model, inputs))
 
     def fresh() -> Runner:
         model = subject.fresh().double()

@@ -176,7 +176,7 @@ class Judgement:
             cannot be compared, and `previous.problem` says why.
         previous: the incumbent, compared with what would replace it; None without one.
         torch_only: if the winner needs an engine, the judgement whose winner is the best trial that
-            needs torch alone (torch_only.py).
+            needs torch alone (payload_sets).
     """
 
     trials: tuple[Trial, ...]

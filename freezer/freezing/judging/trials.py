@@ -12,7 +12,7 @@ from torch import Tensor
 
 from freezer.artifact import ENGINES, Payload, payload_at, payloads_for_threads, without_specialized
 from freezer.freezing.candidates import Candidate
-from freezer.freezing.diagnostics import run_sentence
+from freezer.freezing.diagnostics import sentence
 from freezer.freezing.drift import (
     Call,
     DriftRow,
@@ -81,7 +81,7 @@ def run_trial(session: Session, candidate: Candidate) -> Trial:
             ]
             ways.append(replace(way, rows=rows))
     except Exception as error:  # a payload may raise anything; the others go on
-        return Trial(candidate=candidate, problem=run_sentence(error))
+        return Trial(candidate=candidate, problem=sentence(error, "run"))
     drift = report([row for way in ways for row in way.rows], session.gate)
     random = next((way.random for way in ways if way.random), None)
     problem = random if drift.passed else drift.nearest_miss

@@ -57,11 +57,9 @@ def with_found_ranges(name: str, model: nn.Module, spec: InputSpec) -> InputSpec
     if not wanted:
         return spec
     names = [tensor.name for tensor in wanted]
-    only_zero = dict.fromkeys(names, (0, 0))
-    zero_spec = spec.with_ranges(only_zero)
+    zero_spec = spec.with_ranges(dict.fromkeys(names, (0, 0)))
     zeros = generate_at(zero_spec, spec.first_point(), seed=0).tensors
-    watched = {name: zeros[name] for name in names}
-    watch = _Watch(watched)
+    watch = _Watch({name: zeros[name] for name in names})
     source = SourceCall(name, model)
     problem = "the model indexes none of its tables with it"
     try:
@@ -74,10 +72,8 @@ def with_found_ranges(name: str, model: nn.Module, spec: InputSpec) -> InputSpec
         length = watch.lengths.get(tensor.name, 0)
         if not length:
             raise range_is_needed(tensor, f"; {problem}")
-        dtype = getattr(torch, tensor.dtype)
-        largest_of_dtype = torch.iinfo(dtype).max
-        largest = min(length - 1, largest_of_dtype)
-        ranges[tensor.name] = (0, largest)
+        most = torch.iinfo(getattr(torch, tensor.dtype)).max
+        ranges[tensor.name] = (0, min(length - 1, most))
     return spec.with_ranges(ranges)
 
 
@@ -115,10 +111,8 @@ class _Watch(TorchDispatchMode):
         if _OF_SELF.fullmatch(name):
             names = ("self",)
         values = [arguments.get(each) for each in names]
-        known = []
-        for source in tensors_in(values):
-            if source in self._origins:
-                known.append(self._origins[source])
+        sources = tensors_in(values)
+        known = [self._origins[source] for source in sources if source in self._origins]
         if names and not known:
             return  # a view or copy of a weight counts as the weight
         none: frozenset[str] = frozenset()
@@ -152,16 +146,10 @@ class _Watch(TorchDispatchMode):
 
 def tensors_in(value: object) -> list[Tensor]:
     """The tensors in arguments or results of an operation."""
-    tensors = []
-    for leaf in pytree.tree_leaves(value):
-        if isinstance(leaf, Tensor):
-            tensors.append(leaf)
-    return tensors
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def arguments_of(func: OpOverload, args: Args, kwargs: Kwargs) -> dict[str, object]:
     """The arguments of an operation's call by name."""
     names = [formal.name for formal in func._schema.arguments]
-    arguments = dict(zip(names, args, strict=False))
-    arguments.update(kwargs or {})
-    return arguments
+    return {**dict(zip(names, args, strict=False)), **(kwargs or {})}

@@ -14,10 +14,14 @@ from torch import Tensor, nn
 
 from freezer.errors import JudgeError, SpecError
 from freezer.freezing.models.calls import copied, device_of_model, first_result, model_on
-from freezer.freezing.models.checks import check_kept_names, check_signature, check_weights
+from freezer.freezing.models.checks import (
+    check_kept_names,
+    check_signature,
+    check_weights,
+    weights_digest,
+)
 from freezer.freezing.models.integer_ranges import with_found_ranges
 from freezer.freezing.models.samples import input_sets, match_samples
-from freezer.freezing.models.weights import weights_digest
 from freezer.runtime.devices import CPU, tensors_on
 from freezer.runtime.input_sets import InputSet, generate_at, on_device, resize
 from freezer.runtime.tensors import flatten, output_specs
@@ -72,10 +76,8 @@ class Subject:
     @property
     def kept_names(self) -> tuple[str, ...]:
         """All names that the frozen model must keep: `preserve` and `reset`."""
-        names = list(self.preserve)
-        if self.reset is not None and self.reset not in names:
-            names.append(self.reset)
-        return tuple(dict.fromkeys(names))
+        resets = () if self.reset is None else (self.reset,)
+        return tuple(dict.fromkeys((*self.preserve, *resets)))
 
     def fresh(self) -> nn.Module:
         """A copy of the model in its initial state."""

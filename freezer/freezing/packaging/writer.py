@@ -236,7 +236,7 @@ def _loser(trial: Trial) -> CandidateRecord:
         error_ratio=measured.drift.error_ratio,
         capture=candidate.capture,
         lowering=candidate.lowering,
-        tried=candidate.attempts,
+        tried=candidate.tried,
         build_s=candidate.build_s,
         size_bytes=candidate.size_bytes,
         strides_equal=trial.strides_equal,

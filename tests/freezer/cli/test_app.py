@@ -21,8 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from freezer.artifact import Artifact, Manifest
 from freezer.cli.app import progress
-from freezer.freezing.freeze import FreezeOptions, FreezeResult
-from freezer.freezing.from_source import freeze_source
+from freezer.freezing.freeze import FreezeOptions, FreezeResult, freeze_source
 from freezer.hardware import DEVICE_CLASSES, detect
 from freezer.store import Store
 from tests.conftest import Frozen
@@ -375,7 +374,7 @@ def quick_judge(monkeypatch: pytest.MonkeyPatch) -> None:
     def quickly(*args: Any, options: FreezeOptions, **kwargs: Any) -> FreezeResult:
         return freeze_source(*args, options=replace(options, policy=QUICK), **kwargs)
 
-    monkeypatch.setattr("freezer.freezing.from_source.freeze_source", quickly)
+    monkeypatch.setattr("freezer.freezing.freeze.freeze_source", quickly)
 
 
 @pytest.mark.usefixtures("quick_judge")

@@ -181,7 +181,7 @@ def test_tensors_returned_twice_are_distinct(tmp_path: Path) -> None:
 
 def test_state_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        BuildError, match=r"openvino: a call changes .*count.*; torchscript-frozen does"
+        BuildError, match=r"openvino: a call changes .*count.*; torchscript-frozen keeps state"
     ) as caught:
         candidate_of(
             subject_of(seeded(Counter), {"x": random_inputs(2, 4)}),

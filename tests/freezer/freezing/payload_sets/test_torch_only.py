@@ -12,7 +12,7 @@ import freezer
 from freezer.artifact import Artifact, read_artifacts
 from freezer.freezing.judging import Judgement, Session, judge
 from freezer.freezing.packaging import assemble
-from freezer.freezing.payload_sets.torch_only import with_torch_only
+from freezer.freezing.payload_sets.other_payloads import with_torch_only
 from freezer.freezing.target import target_here
 from freezer.store import Store
 from tests.support.models import mlp
