@@ -34,8 +34,7 @@ from freezer.freezing.candidates import build
 from freezer.freezing.models import SubjectOptions, example_spec, prepare
 from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import class_here, target_here
-from freezer.runtime.loaders import LOADERS
-from freezer.runtime.loaders.torchscript import open_torchscript
+from freezer.runtime.loaders import LOADERS, open_torchscript
 from freezer.spec import SamplingPolicy
 from freezer.timing import sample, speedup
 

@@ -31,7 +31,7 @@ causes and remedies by code.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -250,17 +250,9 @@ class CanaryError(ColdpressError):
 class SpeedError(ColdpressError):
     """An artifact is less than half as fast here as its manifest says, or the machine is too busy
     to measure it.
-
-    Args:
-        message: what was measured and expected, and what differs here.
-        check: the measurements; None if it could not be measured.
     """
 
     code = "CP-SPEED"
-
-    def __init__(self, message: str = "", *, check: SpeedCheck | None = None) -> None:
-        super().__init__(message)
-        self.check = check
 
 
 class ContractError(ColdpressError, ValueError):
@@ -290,7 +282,7 @@ class Refusal:
         rung: its device class.
         reason: `class_mismatch`, `device_mismatch`, `isa_mismatch`, `threads_mismatch`,
             `runtime_missing`, `not_native`, `torch_too_old`, `torch_untried`, `unsigned`,
-            `rolled_back`, `older_version`, `tampered`, `does_not_open`, `canary`, or one of
+            `rolled_back`, `tampered`, `does_not_open`, `canary`, or one of
             serving/compatibility.py.
         got, expected: what was found, and what the artifact needs.
     """
@@ -302,38 +294,3 @@ class Refusal:
 
     def __str__(self) -> str:
         return f"{self.rung}: {self.reason}: got {self.got}, expected {self.expected}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpeedCheck:
-    """Measured speed, relative to the portable artifact.
-
-    Attributes:
-        expected: ratio in the manifests.
-        measured, low, high: ratio here, with its 95% confidence interval.
-        num_threads, point: of both artifacts.
-        median_ms: by device class.
-        num_rounds, num_dropped: undisturbed rounds, and rounds dropped because other processes
-            disturbed them.
-    """
-
-    device_class: str
-    expected: float
-    measured: float
-    low: float
-    high: float
-    num_threads: int
-    point: Mapping[str, int]
-    median_ms: Mapping[str, float]
-    num_rounds: int
-    num_dropped: int
-
-    def __str__(self) -> str:
-        sizes = "".join(f", {name} {size}" for name, size in self.point.items())
-        medians = ", ".join(f"{name} {median:.3g} ms" for name, median in self.median_ms.items())
-        interval = f"{self.low:.2f} to {self.high:.2f}"
-        threads = "1 thread" if self.num_threads == 1 else f"{self.num_threads} threads"
-        return (
-            f"{self.measured:.2f} times as fast as portable here ({interval}; {medians};"
-            f" {threads}{sizes})"
-        )

@@ -8,8 +8,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -26,37 +25,31 @@ from freezer.hardware import device_class as known_class
 from freezer.spec import SamplingPolicy
 from freezer.store import NAME
 from jobs.replay import MlflowArtifactsOption, TrackingOption
+from pipeline.campaign import Config
 from pipeline.catalog import BadEntriesError, is_registry, refuse_bad_entries
 from pipeline.cluster import check_absolute, in_job
-from pipeline.config import Config
 from pipeline.ledger import check_campaign
 from pipeline.reporting import (
-    CampaignReport,
     LineDisplay,
     display_for,
     metered,
-    print_next_steps,
     print_report,
 )
 from pipeline.run import explain as explain_
 from pipeline.run import read, run
 from pipeline.scheduling import WAIT_S
-from pipeline.watch import watch as watch_
 
 LOG_WIDTH = 160
 """Width of lines in the log of a job."""
 
 EXCLUSIONS = {
-    "check": ("explain", "json", "metrics", "watch"),
-    "explain": ("json", "metrics", "quiet", "watch"),
-    "quiet": ("verbose",),
+    "check": ("explain", "json", "metrics"),
+    "explain": ("json", "metrics"),
 }
 """Options without an effect beside another one."""
 
 REGISTRY_OPTIONS = {
     "filter_": "--filter only applies to `mlflow:` catalogs; use --only GLOB for a file",
-    "watch": "--watch only applies to `mlflow:` catalogs; run the command again after a catalog"
-    " file has changed",
     "trust": "--trust only applies to `mlflow:` catalogs; in a file, write `trust: true` in the"
     " entries that need it",
 }
@@ -133,21 +126,11 @@ RegressionOption = Annotated[
     ),
 ]
 JsonFileOption = Annotated[Path | None, typer.Option(help="Write the outcomes to this file.")]
-WatchOption = Annotated[
-    float | None,
-    typer.Option(
-        help="With `mlflow:`, go on: look for new versions every so many seconds, and freeze them.",
-        min=1,
-    ),
-]
 MetricsOption = Annotated[
     str | None,
     typer.Option(
         help="Serve Prometheus metrics at HOST:PORT while the campaign runs: 127.0.0.1:9105."
     ),
-]
-QuietOption = Annotated[
-    bool, typer.Option("--quiet", help="Print only the final table and errors.")
 ]
 VerboseOption = Annotated[
     bool, typer.Option("--verbose", help="Print a line for each recipe and step.")
@@ -180,9 +163,7 @@ def main(
     allow_regression: RegressionOption = False,
     mlflow_artifacts: MlflowArtifactsOption = "copy",
     json: JsonFileOption = None,
-    watch: WatchOption = None,
     metrics: MetricsOption = None,
-    quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
     """Freeze, judge and publish every model of a catalog."""
@@ -214,39 +195,17 @@ def main(
         elif explain:
             explain_(config, LineDisplay(_console()))
         else:
-            output = Output(json=json, metrics=metrics, quiet=quiet, verbose=verbose)
-            sys.exit(_run(config, output, watch))
+            sys.exit(_run(config, json=json, metrics=metrics, verbose=verbose))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Output:
-    """What a campaign writes beside the store and MLflow; see the options of `main`."""
-
-    json: Path | None
-    metrics: str | None
-    quiet: bool
-    verbose: bool
-
-
-def _run(config: Config, output: Output, watch_s: float | None) -> int:
-    """Run a campaign, or one after another; return the exit code."""
+def _run(config: Config, *, json: Path | None, metrics: str | None, verbose: bool) -> int:
+    """Run a campaign; return the exit code. See the options of `main`."""
     console = _console()
-    display = display_for(console, quiet=output.quiet, verbose=output.verbose)
-
-    def passed(report: CampaignReport, models: Collection[str]) -> None:
-        outcomes = [outcome for outcome in report.outcomes if outcome.model in models]
-        if outcomes or report.infrastructure or report.interrupted:
-            print_report(replace(report, outcomes=tuple(outcomes)), console, config.store)
-        if output.json is not None:
-            report.write_json(output.json)
-
-    with metered(display, config.campaign, output.metrics) as counted:
-        if watch_s is not None:
-            return watch_(config, counted, watch_s, passed).exit_code
-        report = run(config, counted)
-    passed(report, {outcome.model for outcome in report.outcomes})
-    if not output.quiet:
-        print_next_steps(report, console, store=config.store, tracking_uri=config.tracking_uri)
+    with metered(display_for(console, verbose=verbose), config.campaign, metrics) as display:
+        report = run(config, display)
+    print_report(report, console, config.store)
+    if json is not None:
+        report.write_json(json)
     return report.exit_code
 
 

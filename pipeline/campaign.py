@@ -6,22 +6,23 @@ import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import metadata
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
 
 from freezer.errors import InfrastructureError, IntegrityError, StoreError
+from freezer.spec import SamplingPolicy
 from freezer.store import Store
 from pipeline.catalog import is_registry
-from pipeline.config import Config
 from pipeline.ledger import CampaignRecord, Continued, LeaseLostError, Ledger, Member, members_of
 from pipeline.planning import Plan
 from pipeline.publish import Publisher
 from pipeline.records import Event, Outcome
-from pipeline.reporting import CampaignReport, Display, ItemWork, class_costs, report_page
+from pipeline.reporting import CampaignReport, Display, ItemWork, report_page
 from pipeline.scheduling import Executor
 from pipeline.tracking import (
+    ArtifactMode,
     CampaignEnd,
     CampaignStart,
     Tracker,
@@ -32,26 +33,47 @@ from pipeline.tracking import (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Before:
-    """What earlier passes of a campaign reached for other models, which this one leaves alone.
+class Config:
+    """Configuration of a campaign.
 
     Attributes:
-        outcomes: final ones, in the order of the catalog.
-        untracked: whether MLflow lacks some of them.
-        skipped: models whose entries are bad, and were reported.
+        catalog: path of the catalog, or `mlflow:` for a whole registry.
+        filter_string: selects the models of a registry, in MLflow's syntax.
+        trust: whether pickled models of a registry may be loaded.
+        store, tracking_uri: receive artifacts and records.
+        address: of a Ray cluster; None starts one on this machine.
+        campaign: its name; the same name continues the same campaign.
+        device_classes, recipes: replace those of the entries; empty keeps theirs.
+        only: globs over entry names; empty takes every entry.
+        keep_going: run the good entries if others are bad.
+        lift_quarantine: retry what crashed in earlier campaigns.
+        allow_regression: publish what is slower, or drifts more, than the artifact that serves now.
+        mlflow_artifacts: whether MLflow stores artifacts or references.
+        policy: of sampling.
+        wait_s: how long to wait for nodes of a class that has none; None does not wait.
     """
 
-    outcomes: tuple[Outcome, ...] = ()
-    untracked: bool = False
-    skipped: frozenset[str] = frozenset()
+    catalog: str
+    store: str
+    tracking_uri: str
+    campaign: str
+    address: str | None = None
+    device_classes: tuple[str, ...] = ()
+    recipes: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    filter_string: str | None = None
+    trust: bool = False
+    keep_going: bool = False
+    lift_quarantine: bool = False
+    allow_regression: bool = False
+    mlflow_artifacts: ArtifactMode = "copy"
+    policy: SamplingPolicy = field(default_factory=SamplingPolicy)
+    wait_s: float | None = None
 
 
-NOTHING = Before()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Parts:
-    """What a campaign works with: its plan, what executes it, and what records and shows it."""
+@dataclass(kw_only=True)
+class Campaign:
+    """A running campaign: publishes outcomes, and reports final ones to MLflow and the display."""
 
     config: Config
     plan: Plan
@@ -60,24 +82,9 @@ class Parts:
     ledger: Ledger
     tracker: Tracker | TrackerProcess
     display: Display
-
-
-class Campaign:
-    """A running campaign: publishes outcomes, and reports final ones to MLflow and the display."""
-
-    def __init__(self, parts: Parts, before: Before = NOTHING) -> None:
-        self._config = parts.config
-        self._plan = parts.plan
-        self._store = parts.store
-        self._executor = parts.executor
-        self._ledger = parts.ledger
-        self._tracker = parts.tracker
-        self._display = parts.display
-        self._before = before
-        self._publisher = Publisher(parts.plan, parts.store, parts.ledger)
-        self._final = {_place(outcome): outcome for outcome in before.outcomes}
-        self._failures: list[str] = []
-        self._interrupted = False
+    _final: dict[tuple[str, str], Outcome] = field(default_factory=dict, init=False)
+    _failures: list[str] = field(default_factory=list, init=False)
+    _interrupted: bool = field(default=False, init=False)
 
     def run(
         self, skipped: Sequence[Outcome], continued: Continued, started: float
@@ -134,7 +141,7 @@ class Campaign:
 
     def _planned(self, skipped: Sequence[Outcome], continued: Continued) -> CampaignRecord:
         members = []
-        for item in self._plan.items:
+        for item in self.plan.items:
             finished = item.finished
             member = Member(
                 judge_key=item.judge.digest,
@@ -144,12 +151,12 @@ class Campaign:
             )
             members.append(member)
         return CampaignRecord(
-            catalog=self._config.catalog,
+            catalog=self.config.catalog,
             started=continued.started,
-            members=(*members_of(self._before.outcomes), *members),
+            members=tuple(members),
             problems=tuple(skipped),
-            facts=self._plan.facts,
-            driver=driver_facts(self._config.catalog),
+            facts=self.plan.facts,
+            driver=driver_facts(self.config.catalog),
         )
 
     def _execute(
@@ -158,67 +165,61 @@ class Campaign:
         """Show what is skipped; publish, log and show the outcomes of earlier campaigns, then those
         of the executor.
         """
-        items = self._plan.items
+        publisher = Publisher(self.plan, self.store, self.ledger)
+        items = self.plan.items
         finished = [(item, item.finished) for item in items if item.finished is not None]
-        skipped = [outcome for outcome in skipped if outcome.model not in self._before.skipped]
-        self._display.plan(len(items) + len(skipped), self._work())
+        self.display.plan(len(items) + len(skipped), self._work())
         self._show(skipped)
         self._start_tracking([outcome for _, outcome in finished], continued, parameters)
-        for item, outcome in chain(finished, self._executor.outcomes()):
-            published = self._publisher.add(item, outcome)
+        for item, outcome in chain(finished, self.executor.outcomes()):
+            published = publisher.add(item, outcome)
             final = [continued.reached(done) for done in published]
             for done in final:
                 self._final[_place(done)] = done
             if final:
-                self._tracker.log(final)
+                self.tracker.log(final)
             self._show(final)
 
     def _show(self, final: Iterable[Outcome]) -> None:
         for outcome in final:
             what = f"{outcome.model} {outcome.device_class}"
-            self._display.show(Event(kind="outcome", what=what, outcome=outcome))
+            self.display.show(Event(kind="outcome", what=what, outcome=outcome))
 
     def _start_tracking(
         self, finished: Sequence[Outcome], continued: Continued, parameters: Mapping[str, str]
     ) -> None:
-        """Open the campaign in MLflow, and log what it lacks of earlier passes."""
-        before = self._before.outcomes
-        all_finished = len(finished) == len(self._plan.items)
-        alone = bool(before) and not self._before.untracked
-        self._tracker.start(
+        """Open the campaign in MLflow."""
+        all_finished = len(finished) == len(self.plan.items)
+        self.tracker.start(
             CampaignStart(
-                catalog=self._config.catalog,
+                catalog=self.config.catalog,
                 started=continued.started,
                 parameters=parameters,
-                expected=outcomes_digest((*before, *finished)) if all_finished else None,
-                models=sorted({item.entry.name for item in self._plan.items}) if alone else None,
+                expected=outcomes_digest(finished) if all_finished else None,
             )
         )
-        if self._before.untracked:
-            for _, outcomes in groupby(before, key=lambda outcome: outcome.model):
-                self._tracker.log(list(outcomes))
 
     def _work(self) -> list[ItemWork]:
         """Return the work of each item."""
         work = []
-        for what, state in self._executor.begun.items():
+        for what, state in self.executor.begun.items():
             recipes = tuple(name for name in state.item.builds if name not in state.results)
             work.append(ItemWork(what=what, recipes=recipes))
         return work
 
     def _finish_tracking(self, ended: CampaignReport, exit_code: int) -> None:
         try:
-            page = report_page(self._store, self._config.campaign)
+            page = report_page(self.store, self.config.campaign)
             end = CampaignEnd(
                 exit_code=exit_code,
                 interrupted=self._interrupted,
                 finished=ended.finished,
                 page=page,
             )
-            self._tracker.finish(ended.outcomes, end)
+            self.tracker.finish(ended.outcomes, end)
         except KeyboardInterrupt:
             self._interrupted = True
-            config = self._config
+            config = self.config
             again = replay_command(
                 config.tracking_uri, config.campaign, config.store, config.mlflow_artifacts
             )
@@ -228,21 +229,19 @@ class Campaign:
             )
 
     def _record(self, record: CampaignRecord) -> None:
-        self._ledger.append(
-            "campaign", self._config.campaign, model="", device_class="", data=record.to_json()
+        self.ledger.append(
+            "campaign", self.config.campaign, model="", device_class="", data=record.to_json()
         )
 
     def _report(
         self, outcomes: Sequence[Outcome], started: float, finished: float
     ) -> CampaignReport:
         return CampaignReport(
-            campaign=self._config.campaign,
+            campaign=self.config.campaign,
             started=started,
             finished=finished,
             outcomes=tuple(outcomes),
-            costs=class_costs(self._plan.items, outcomes),
-            infrastructure=(*self._failures, *self._tracker.failures),
-            untracked=tuple(self._tracker.failures),
+            infrastructure=(*self._failures, *self.tracker.failures),
             interrupted=self._interrupted,
         )
 

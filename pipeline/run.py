@@ -9,8 +9,6 @@ publish      a version of a model, once all its classes are decided        publi
 record       outcomes, and the members of the campaign                     ledger/
 track        the same in MLflow, which can be replayed from the ledger     tracking/
 report       the table, the JSON and the HTML page                         reporting/
-
-watch.py repeats this for the models of a registry that change.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from pathlib import Path
 from freezer.errors import CatalogError
 from freezer.hardware import auto_classes, detect
 from freezer.store import WORK, Store
-from pipeline.campaign import NOTHING, Before, Campaign, Parts
+from pipeline.campaign import Campaign, Config
 from pipeline.catalog import (
     Catalog,
     Entry,
@@ -36,7 +34,6 @@ from pipeline.catalog import (
     refuse_bad_entries,
 )
 from pipeline.cluster import Cluster, check_address, connect, joined_address
-from pipeline.config import Config
 from pipeline.ledger import Continued, Ledger
 from pipeline.planning import (
     FileDigests,
@@ -82,7 +79,8 @@ class Work:
 
 
 def run(config: Config, display: Display) -> CampaignReport:
-    """Run a campaign until it ends or is interrupted.
+    """Run a campaign until it ends or is interrupted, with Ray connected and the campaign's lease
+    held.
 
     Raises:
         CatalogError: the catalog or some entries are bad; nothing was started.
@@ -91,66 +89,6 @@ def run(config: Config, display: Display) -> CampaignReport:
     """
     started = time.time()
     work = prepare(config)
-    with open_driver(config, work, display, started) as driver:
-        return driver.run(work, started)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Driver:
-    """Runs a campaign, once or in several passes, with Ray connected and the campaign's lease held.
-
-    Attributes:
-        requested: classes of the catalog, also `auto`.
-    """
-
-    config: Config
-    requested: set[str]
-    display: Display
-    ledger: Ledger
-    continued: Continued
-    cluster: Cluster
-
-    def run(self, work: Work, started: float, *, before: Before = NOTHING) -> CampaignReport:
-        """Run one pass.
-
-        Args:
-            work: entries of this pass.
-            started: of the pass, in seconds since the epoch.
-            before: what earlier passes reached for other models.
-        """
-        config, ledger, display, store = self.config, self.ledger, self.display, work.store
-        fleet = _fleet(config, self.cluster, store, self.continued, display)
-        tracker = TrackerProcess(
-            config.tracking_uri, config.campaign, store.uri, mode=config.mlflow_artifacts
-        )
-        with tracker, fleet.assembled(self.requested):
-            notes(display)(f"Ray has {len(fleet.nodes)} node(s) for {', '.join(fleet.classes)}")
-            plan, skipped = _plan(config, work, ledger, self.continued, display, _workers(fleet))
-            executor = Executor(plan, fleet, store, ledger, work.materials, display.show)
-            tracker.may_work = executor.may_disturb
-            display.observe(lambda: _live_figures(fleet, tracker))
-            parts = Parts(
-                config=config,
-                plan=plan,
-                executor=executor,
-                store=store,
-                ledger=ledger,
-                tracker=tracker,
-                display=display,
-            )
-            try:
-                return Campaign(parts, before).run(skipped, self.continued, started)
-            finally:
-                remove_abandoned(str(store.root))
-
-
-@contextmanager
-def open_driver(config: Config, work: Work, display: Display, started: float) -> Iterator[Driver]:
-    """Take the campaign's lease, show the display, and connect to Ray.
-
-    Raises:
-        InfrastructureError, StoreUnreachableError: as `run`.
-    """
     note = notes(display)
     on_sigterm = signal.getsignal(signal.SIGTERM)
     ledger = Ledger(work.store, config.campaign, note)
@@ -158,14 +96,30 @@ def open_driver(config: Config, work: Work, display: Display, started: float) ->
         if callable(on_sigterm):
             # Ray's own handler would end the process before anything is recorded.
             signal.signal(signal.SIGTERM, on_sigterm)
-        yield Driver(
-            config=config,
-            requested=work.classes(config),
-            display=display,
-            ledger=ledger,
-            continued=Continued(ledger, started),
-            cluster=cluster,
+        continued = Continued(ledger, started)
+        fleet = _fleet(config, cluster, work.store, continued, display)
+        tracker = TrackerProcess(
+            config.tracking_uri, config.campaign, work.store.uri, mode=config.mlflow_artifacts
         )
+        with tracker, fleet.assembled(work.classes(config)):
+            note(f"Ray has {len(fleet.nodes)} node(s) for {', '.join(fleet.classes)}")
+            plan, skipped = _plan(config, work, ledger, continued, display, _workers(fleet))
+            executor = Executor(plan, fleet, work.store, ledger, work.materials, display.show)
+            tracker.may_work = executor.may_disturb
+            display.observe(lambda: _live_figures(fleet, tracker))
+            campaign = Campaign(
+                config=config,
+                plan=plan,
+                executor=executor,
+                store=work.store,
+                ledger=ledger,
+                tracker=tracker,
+                display=display,
+            )
+            try:
+                return campaign.run(skipped, continued, started)
+            finally:
+                remove_abandoned(str(work.store.root))
 
 
 def explain(config: Config, display: Display) -> None:

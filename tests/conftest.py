@@ -21,7 +21,7 @@ from freezer.freezing.judging import Judgement, Session, judge
 from freezer.freezing.models import Subject
 from freezer.freezing.packaging import assemble
 from freezer.freezing.payload_sets import other_payloads
-from freezer.freezing.payload_sets.further_threads import judge_further
+from freezer.freezing.payload_sets.other_payloads import judge_further
 from freezer.freezing.payload_sets.slow_sizes import with_captured
 from freezer.freezing.target import target_here
 from freezer.store import Store

@@ -11,15 +11,13 @@ from freezer.artifact.description import (
     describe_freezing,
     figures_text,
     freezing_markdown,
+    frozen_code,
     manifest_markdown,
-    readable,
     size_text,
 )
 from freezer.artifact.folder import (
-    DRIFT_EVIDENCE,
     GOLDEN_INPUTS,
     GOLDEN_OUTPUTS,
-    LATENCY_EVIDENCE,
     MANIFEST,
     MEDIA_JSON,
     MEDIA_MANIFEST,
@@ -27,7 +25,6 @@ from freezer.artifact.folder import (
     MEDIA_PAYLOAD,
     MEDIA_SAFETENSORS,
     MEDIA_TEXT,
-    OWN_OUTPUTS,
     Artifact,
     file_ref,
     folder_of,
@@ -35,20 +32,19 @@ from freezer.artifact.folder import (
     torch_folder,
     write_artifact,
 )
-from freezer.artifact.freezing_report import (
-    Change,
-    FreezingReport,
-    KeptTensor,
-    PreservedName,
-    stored_as_captured,
-)
 from freezer.artifact.latency import (
+    UNMEASURED,
     ColdStart,
     LatencyRecord,
+    Measured,
+    MeasuredDrift,
+    MeasuredLatency,
     PointFigures,
     PointVerdict,
+    SpeedChange,
     num_items,
     place_text,
+    regression_kind,
     slower_places,
     slower_than_eager,
 )
@@ -63,39 +59,32 @@ from freezer.artifact.manifest import (
     PayloadKind,
     check_inside,
     engines_of,
-    version_tuple,
-)
-from freezer.artifact.measured import (
-    UNMEASURED,
-    Measured,
-    MeasuredDrift,
-    MeasuredLatency,
-)
-from freezer.artifact.payload_selection import (
     is_exact,
     is_specialized,
     payload_at,
     payloads_for_threads,
     payloads_within,
     thread_counts_of,
+    version_tuple,
     without_specialized,
-)
-from freezer.artifact.regression import (
-    SpeedChange,
-    regression_kind,
 )
 from freezer.artifact.sections import (
     NOT_TRIED,
     CandidateRecord,
+    Change,
     DriftRecord,
     Dropped,
     EntrantRecord,
     FreezingRecord,
+    FreezingReport,
     GateRecord,
+    KeptTensor,
     Needs,
+    PreservedName,
     PreviousRecord,
     RecipeRecord,
     Tradeoff,
+    stored_as_captured,
 )
 from freezer.artifact.signatures import (
     ANNOTATION,
@@ -112,13 +101,11 @@ from freezer.artifact.signatures import (
 
 __all__ = [
     "ANNOTATION",
-    "DRIFT_EVIDENCE",
     "ENGINES",
     "FORMAT_VERSION",
     "FREEZING",
     "GOLDEN_INPUTS",
     "GOLDEN_OUTPUTS",
-    "LATENCY_EVIDENCE",
     "MANIFEST",
     "MEDIA_JSON",
     "MEDIA_MANIFEST",
@@ -128,7 +115,6 @@ __all__ = [
     "MEDIA_SIGNATURE",
     "MEDIA_TEXT",
     "NOT_TRIED",
-    "OWN_OUTPUTS",
     "SIGNATURE",
     "UNMEASURED",
     "Artifact",
@@ -171,6 +157,7 @@ __all__ = [
     "file_ref",
     "folder_of",
     "freezing_markdown",
+    "frozen_code",
     "is_by",
     "is_exact",
     "is_specialized",
@@ -183,7 +170,6 @@ __all__ = [
     "problem_of",
     "read_artifacts",
     "read_keys",
-    "readable",
     "regression_kind",
     "signed_with",
     "size_text",

@@ -9,10 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from freezer.artifact.folder import Artifact
-from freezer.artifact.freezing_report import Change, FreezingReport
 from freezer.artifact.latency import LatencyRecord, PointFigures, place_text
 from freezer.artifact.manifest import Manifest, Payload
-from freezer.artifact.sections import NOT_TRIED, CandidateRecord, FreezingRecord, Tradeoff
+from freezer.artifact.sections import (
+    NOT_TRIED,
+    CandidateRecord,
+    Change,
+    FreezingRecord,
+    FreezingReport,
+)
 from freezer.errors import NotPublishedError
 from freezer.spec import CLOCKS, Dim
 
@@ -31,16 +36,6 @@ _STRIDES = {
     True: "of all outputs equal to eager's",
     False: "of an output differ from eager's",
 }
-
-_TRADEOFFS = {
-    "p50_ms": "p50 {:.3g} ms",
-    "p95_ms": "p95 {:.3g} ms",
-    "items_per_s": "{:.4g} items/s",
-    "load_ms": "{:.3g} ms to load",
-    "memory_mb": "{:.1f} MB of memory",
-    "size_mb": "{:.1f} MB in size",
-}
-"""Texts of the figures of a Tradeoff."""
 
 
 def describe(
@@ -71,7 +66,7 @@ def describe(
     yield "made with", ", ".join(versions)
     source = manifest.provenance.get("source", "unknown")
     weights = manifest.provenance.get("weights", "unknown")
-    yield "source", f"{source}, weights {weights:.19}…"
+    yield "source", f"{source}, weights {weights!s:.19}…"
 
 
 def _identity(
@@ -173,9 +168,6 @@ def describe_freezing(
         yield "strides", _STRIDES[freezing.strides_equal]
     for candidate in freezing.candidates:
         yield "candidate", _candidate(candidate)
-    if len(freezing.pareto) > 1:
-        for tradeoff in freezing.pareto:
-            yield "pareto", f"{tradeoff.recipe}: {_tradeoff(tradeoff)}"
     for recipe, failure in freezing.failures.items():
         yield "not built", f"{recipe}: {failure}"
 
@@ -186,15 +178,6 @@ def _candidate(candidate: CandidateRecord) -> str:
         outcome = f"passes, {figures_text(candidate.speedup, candidate.error_ratio)}"
     size = size_text(candidate.size_bytes)
     return f"{candidate.recipe} ({candidate.capture} -> {candidate.lowering}, {size}): {outcome}"
-
-
-def _tradeoff(tradeoff: Tradeoff) -> str:
-    texts = []
-    for name, text in _TRADEOFFS.items():
-        value = getattr(tradeoff, name)
-        if value is not None:
-            texts.append(text.format(value))
-    return ", ".join(texts)
 
 
 def _report(report: FreezingReport) -> Iterator[_Row]:
@@ -306,44 +289,27 @@ def figures_text(
     return speed if error_ratio is None else f"{speed}, error ratio {error_ratio:.2f}"
 
 
-def readable(
-    artifact: Artifact,
-    kind: str,
-    *,
-    captured: bool,
-) -> str:
-    """The code or graph of every payload, under its path if there are several.
-
-    Args:
-        artifact: artifact whose texts are verified and read.
-        kind: `code` or `graph`.
-        captured: whether to read that of the captured model instead of the frozen one.
+def frozen_code(artifact: Artifact) -> str:
+    """The code of every payload, under its path if there are several.
 
     Raises:
         NotPublishedError: the artifact has no such text.
         IntegrityError: a text is damaged.
     """
+    payloads = artifact.manifest.payloads
     texts = []
-    for payload in artifact.manifest.payloads:
-        text = _text(artifact, payload, kind, captured=captured)
-        texts.append(text if len(artifact.manifest.payloads) == 1 else f"# {payload.path}\n{text}")
+    for payload in payloads:
+        text = _code(artifact, payload)
+        texts.append(text if len(payloads) == 1 else f"# {payload.path}\n{text}")
     return "\n".join(texts)
 
 
-def _text(
-    artifact: Artifact,
-    payload: Payload,
-    kind: str,
-    *,
-    captured: bool,
-) -> str:
+def _code(artifact: Artifact, payload: Payload) -> str:
     manifest = artifact.manifest
     stem = f"evidence/{PurePosixPath(payload.path).stem}"
-    of_captured, of_frozen = f"{stem}-captured-{kind}.txt", f"{stem}-{kind}.txt"
-    names = [of_captured] if captured else [of_frozen]
-    frozen = manifest.recipe.settings.get("freeze", True)
-    if payload.kind == "exported" or not frozen:  # the captured program serves
-        names.append(of_captured)
+    names = [f"{stem}-code.txt"]
+    if payload.kind == "exported" or not manifest.recipe.settings.get("freeze", True):
+        names.append(f"{stem}-captured-code.txt")  # the captured program serves
     for file in manifest.files:
         if file.path in names:
             artifact.verify((file,))

@@ -21,9 +21,6 @@ from freezer.files import digest_file, move, scratch_folder, sync, verify_file, 
 MANIFEST = "manifest.json"
 GOLDEN_INPUTS = "golden/inputs.safetensors"
 GOLDEN_OUTPUTS = "golden/outputs.safetensors"
-OWN_OUTPUTS = "evidence/outputs.safetensors"
-LATENCY_EVIDENCE = "evidence/latency.parquet"
-DRIFT_EVIDENCE = "evidence/drift.parquet"
 
 MEDIA_MANIFEST = "application/vnd.coldpress.manifest.v1+json"
 MEDIA_PAYLOAD = "application/vnd.coldpress.payload.v1"

@@ -1,4 +1,5 @@
-"""Figures of latency, load time and memory in a manifest. Imports no torch.
+"""Figures of latency, drift, load time and memory, and whether they are a regression. Imports no
+torch.
 
 Fields with a default are missing in manifests of earlier releases.
 """
@@ -140,3 +141,111 @@ class LatencyRecord:
                 return cell.speedup
         eager, own = self.eager_ms.get("p50"), self.ms.get("p50")
         return self.speedup or (eager / own if eager and own else None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredDrift:
+    """Distance of a candidate's outputs from the reference, the worst of all calls; None where it
+    was not compared, or no output is floating-point.
+
+    Attributes:
+        error_ratio: largest error relative to eager's own.
+        max_abs_err: largest absolute error.
+        sqnr_db: smallest signal-to-quantization-noise ratio.
+        margin: smallest ratio of bound to error.
+    """
+
+    error_ratio: float | None = None
+    max_abs_err: float | None = None
+    sqnr_db: float | None = None
+    margin: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredLatency:
+    """Percentiles of a candidate's latency in milliseconds; None where it was not timed, or had
+    too few samples.
+
+    Attributes:
+        eager_p50: median latency of eager in the same rounds; None for a candidate of an outcome,
+            which has it.
+        p95: measured if it is the objective.
+    """
+
+    eager_p50: float | None = field(default=None, metadata=OMIT_DEFAULT)
+    p50: float | None = None
+    p90: float | None = None
+    p95: float | None = field(default=None, metadata=OMIT_DEFAULT)
+    p99: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """Speed and drift of one candidate; None where nothing was measured.
+
+    Attributes:
+        speedup: speedup over eager, at the deciding thread count and the first point.
+        speedup_ci: 95% confidence interval of the speedup.
+    """
+
+    speedup: float | None = None
+    speedup_ci: tuple[float, float] | None = None
+    drift: MeasuredDrift = MeasuredDrift()
+    latency_ms: MeasuredLatency = MeasuredLatency()
+
+
+UNMEASURED = Measured()
+
+
+MORE_DRIFT = 2.0
+"""Growth of the error ratio, or of eager's own 1 if that is larger, that counts as drift."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpeedChange:
+    """Speed of a new artifact as a multiple of the one before.
+
+    Attributes:
+        value: ratio of the speeds.
+        low, high: bounds of its confidence interval.
+        least_loss: least slowdown factor that counts: `high` must be below 1 / `least_loss`.
+        noise: relative change of `value` that two separate measurements may show; None if both were
+            timed in the same rounds.
+    """
+
+    value: float
+    low: float
+    high: float
+    least_loss: float = 1.0
+    noise: float | None = None
+
+    @property
+    def slower(self) -> bool:
+        """Whether the new artifact is slower for certain."""
+        below = self.noise is None or self.value < 1 - self.noise
+        return self.high < 1.0 / self.least_loss and below
+
+    @property
+    def faster(self) -> bool:
+        """Whether the new artifact is faster for certain."""
+        above = self.noise is None or self.value > 1 + self.noise
+        return self.low > 1.0 and above
+
+
+def regression_kind(
+    speed: SpeedChange | None, error_ratio_before: float | None, error_ratio: float | None
+) -> Literal["slower", "drifted"] | None:
+    """How a new artifact is worse than the one before; None if it is not.
+
+    More drift is accepted of an artifact that is faster.
+
+    Args:
+        speed: change of the speed; None if it is unknown.
+        error_ratio_before: error ratio of the artifact before; None if it is unknown.
+        error_ratio: error ratio of the new artifact; None if it is unknown.
+    """
+    if speed is not None and speed.slower:
+        return "slower"
+    if error_ratio_before is None or error_ratio is None or (speed is not None and speed.faster):
+        return None
+    return "drifted" if error_ratio > MORE_DRIFT * max(error_ratio_before, 1.0) else None

@@ -1,20 +1,27 @@
-"""Checks of this machine: torch, compiler, device classes, threads, memory, temporary folder.
+"""Checks of this machine: torch, compiler, device classes, threads, memory, temporary folder, and
+of a store.
 
 What freezing needs is imported when a check runs, as an import of torch may fail.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
+import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+from urllib.parse import urlparse
 
-from freezer.checks.findings import CheckRequest, Finding, Level
-from freezer.errors import UsageError, first_line, last_line
-from freezer.files import VARIABLE, scratch_folder, scratch_place
+from freezer.errors import ColdpressError, MissingDependencyError, UsageError, first_line, last_line
+from freezer.files import SCHEMES, VARIABLE, scratch_folder, scratch_place
 from freezer.hardware import (
     PORTABLE,
     ROOT,
@@ -24,6 +31,49 @@ from freezer.hardware import (
     machine_bytes,
     this_host,
 )
+from freezer.store import WORK, LocalFiles, Store
+
+Level = Literal["ok", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One finding of a check.
+
+    Attributes:
+        check: the checked thing, in one or two words.
+        text: result of the check.
+        level: `error` if Coldpress cannot work here as requested, `warning` if it works, but slowly
+            or only in part.
+        remedy: unless the level is `ok`, a command that fixes it or shows its cause, with a comment
+            on what to do with the result.
+    """
+
+    check: str
+    text: str
+    level: Level = "ok"
+    remedy: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckRequest:
+    """What to check beside the machine.
+
+    Attributes:
+        store: URI of a store; None for no check.
+        tracking_uri: URI of MLflow; None for no check.
+        address: address of a Ray cluster; None for RAY_ADDRESS, or no check.
+        campaigns: whether this is a checkout, from which campaigns run, and not a deployment.
+    """
+
+    store: str | None = None
+    tracking_uri: str | None = None
+    address: str | None = None
+    campaigns: bool = False
+
+
+Check = Callable[[CheckRequest], Iterable[Finding]]
+
 
 LEAST_MEMORY_BYTES = 2e9
 """Below this, freezing a small model may fail: torch and Inductor use about 1 GB, and each worker
@@ -55,7 +105,7 @@ _INSTALL = "apt-get install g++ binutils   # or: dnf install gcc-c++ binutils"
 
 def check_torch(_: CheckRequest) -> Iterator[Finding]:
     """Whether torch can be imported, and its build."""
-    from freezer.freezing.toolchain import torch_versions
+    from freezer.freezing.environment import torch_versions
 
     try:
         versions = torch_versions()
@@ -72,17 +122,12 @@ def check_compiler(request: CheckRequest) -> Iterator[Finding]:
     """Whether the C++ compiler builds a shared library with OpenMP, and objdump is there to check
     its instructions.
     """
-    from freezer.freezing.toolchain import compiler
+    from freezer.freezing.environment import compiler
 
     level: Level = "error" if request.campaigns else "warning"
     command = compiler()
-    problem = None
-    for tool in (command, "objdump"):
-        if shutil.which(tool) is None:
-            problem = f"{tool!r} is not in PATH"
-            break
-    else:
-        problem = _compile_problem(command)
+    missing = [tool for tool in (command, "objdump") if shutil.which(tool) is None]
+    problem = f"{missing[0]!r} is not in PATH" if missing else _compile_problem(command)
     if problem is None:
         yield Finding("compiler", f"{command!r} builds shared libraries with OpenMP")
     else:
@@ -195,3 +240,60 @@ def check_temporary(_: CheckRequest) -> Iterator[Finding]:
     else:
         text += f"; expected {LEAST_FREE_BYTES / 1e9:.0f} GB or more"
         yield Finding("temporary folder", text, "warning", remedy)
+
+
+PROBE_BYTES = 4096
+
+
+def check_store(request: CheckRequest) -> Iterator[Finding]:
+    """Whether the requested store can be read and written."""
+    uri = request.store
+    if uri is None:
+        return
+    try:
+        store = Store.open(uri)
+        if store.remote is None:
+            next(store.root.iterdir(), None)  # `models` finds none in a forbidden folder
+        models = store.models()
+    except ColdpressError as error:
+        yield Finding("store", error.coded, "error", _remedy(uri, error))
+        return
+    except OSError as error:
+        yield Finding("store", f"{uri} cannot be read: {error}", "error", _remedy(uri, error))
+        return
+    text = f"{store.uri}: {len(models)} model{'' if len(models) == 1 else 's'}"
+    try:
+        _probe(store)
+    except OSError as error:
+        text += f", but it cannot be written: {error}; deployments only read, campaigns write"
+        remedy = f"df -h {shlex.quote(store.uri)}   # free space, or grant write access"
+        yield Finding("store", text, "warning", remedy)
+    else:
+        yield Finding("store", f"{text}, can be read and written")
+
+
+def _probe(store: Store) -> None:
+    """Write, read and remove a file."""
+    files = store.remote or LocalFiles(store.root, work=WORK)
+    name, data = f".doctor-{uuid.uuid4().hex}", b"coldpress doctor".ljust(PROBE_BYTES)
+    try:
+        files.write(name, data)
+        if files.read(name) != data:
+            raise OSError(errno.EIO, "a file that was just written reads differently")
+    finally:
+        with suppress(OSError):
+            if store.remote is not None:
+                store.remote.remove(name)
+            else:
+                (store.root / name).unlink(missing_ok=True)
+
+
+def _remedy(uri: str, error: Exception) -> str:
+    """A command for a store that cannot be opened or read."""
+    if isinstance(error, MissingDependencyError):
+        return "python -m pip install 'coldpress[stores]'"
+    scheme, place = urlparse(uri).scheme, shlex.quote(uri.partition("?")[0])
+    if scheme in SCHEMES:
+        tool = "aws s3" if scheme == "s3" else "gcloud storage"
+        return f"{tool} ls {place}   # checks network and credentials without Coldpress"
+    return f"ls -ld {place}   # mount it, or let the first campaign make it"

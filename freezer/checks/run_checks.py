@@ -7,17 +7,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib.metadata import entry_points
 
-from freezer.checks.findings import Check, CheckRequest, Finding
 from freezer.checks.machine_checks import (
+    Check,
+    CheckRequest,
+    Finding,
     check_classes,
     check_compiler,
     check_gpus,
     check_memory,
+    check_store,
     check_temporary,
     check_threads,
     check_torch,
 )
-from freezer.checks.store_checks import check_store
 from freezer.errors import first_line
 
 CHECKS: Mapping[str, Check] = {
@@ -67,12 +69,7 @@ def _further() -> tuple[dict[str, Check], list[Finding]]:
         _LOG.info("importing %s", entry.name)
         try:
             checks[entry.name] = entry.load()
-        except Exception as error:  # also of a broken package
-            absent = entry.module.partition(".")[0]
-            if isinstance(error, ModuleNotFoundError) and error.name == absent:
-                missing.append(Finding(entry.name, "not installed; only campaigns need it"))
-            else:
-                text = f"cannot be imported: {type(error).__name__}: {first_line(error)}"
-                remedy = "python -m pip install --group pipeline   # in the checkout"
-                missing.append(Finding(entry.name, text, "error", remedy))
+        except ImportError as error:
+            text = f"not installed, and only campaigns need it: {first_line(error)}"
+            missing.append(Finding(entry.name, text))
     return checks, missing

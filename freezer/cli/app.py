@@ -18,10 +18,9 @@ from typing import Annotated, Any
 import typer
 
 from freezer.cli.arguments import exiting, say
-from freezer.cli.artifact_commands import classes, inspect, run, verify
-from freezer.cli.doctor import doctor
+from freezer.cli.artifact_commands import classes, doctor, inspect, run, verify
 from freezer.cli.freezing_commands import freeze
-from freezer.cli.store_commands import diff, list_models, pull, rollback, sign
+from freezer.cli.store_commands import list_models, pull, rollback, sign
 
 CAMPAIGN_COMMANDS = "coldpress.commands"
 """Group of entry points: commands over campaigns, which only a checkout has.
@@ -89,7 +88,7 @@ def options(
     """
 
 
-for command in (freeze, pull, sign, verify, diff, inspect, run, classes, doctor, rollback):
+for command in (freeze, pull, sign, verify, inspect, run, classes, doctor, rollback):
     app.command()(command)
 app.command("list")(list_models)
 

@@ -1,4 +1,4 @@
-"""The command `coldpress freeze`: freeze one model, or check its eager run with `--debug`."""
+"""The command `coldpress freeze`: freeze one model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from freezer.cli.arguments import ClassOption, NoiseOption, console, say, table
+from freezer.cli.arguments import ClassOption, NoiseOption, say
 from freezer.errors import FAILED, FreezeError, UsageError
 from freezer.files import check_folder
 from freezer.hardware import device_class
@@ -21,7 +21,6 @@ from freezer.spec import InputSpec, Limits, Objective, SamplingPolicy, declared_
 
 if TYPE_CHECKING:
     from freezer.freezing.freeze import FreezeOptions, FreezeResult
-    from freezer.freezing.models import Subject
     from freezer.freezing.sources import Source
 
 EXAMPLES = {
@@ -88,15 +87,11 @@ PreserveOption = Annotated[
 GpuOption = Annotated[
     str | None, typer.Option(help="GPU to freeze on: cuda, cuda:1. Default: the CPU.")
 ]
-DebugOption = Annotated[
-    bool,
-    typer.Option("--debug", help="Only run and check the eager model, on the CPU; write nothing."),
-]
 
 
 def freeze(
     source: SourceArgument,
-    out: Annotated[Path | None, typer.Option(help="Folder to write.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
     inputs: InputsOption = None,
     dims: DimsOption = "{}",
     name: Annotated[str, typer.Option(help="Name of the model in the manifest.")] = "model",
@@ -115,15 +110,15 @@ def freeze(
     reset: Annotated[str | None, typer.Option(help="Method that resets the model's state.")] = None,
     device: GpuOption = None,
     accept_noise: NoiseOption = False,
-    debug: DebugOption = False,
 ) -> None:
     """Freeze one model for this machine, without Ray."""
-    _check_destination(out, device, debug=debug)
+    check_folder(out, "--out")
     spec, samples = _inputs(inputs, dims)
     source_args = _parsed(args, "args")
     limits = _limits(limit or ())
     points = [_point(text) for text in point or ()]
-    _set_environment(source, device_class_, debug=debug)
+    if device_class_ != "auto":  # before torch is imported
+        os.environ.update(device_class(device_class_).limits)
     from freezer.freezing.freeze import FreezeOptions
     from freezer.freezing.sources import parse_source
 
@@ -153,43 +148,20 @@ def freeze(
     _freeze(origin, options, spec, samples, out)
 
 
-def _check_destination(out: Path | None, device: str | None, *, debug: bool) -> None:
-    if out is None and not debug:
-        raise UsageError("--out is missing: name the folder to write, or --debug to write nothing")
-    if debug and (out is not None or device is not None):
-        raise UsageError(
-            "--debug runs the eager model on the CPU and writes nothing; omit --out and --device"
-        )
-    if out is not None:
-        check_folder(out, "--out")
-
-
-def _set_environment(source: str, class_name: str, *, debug: bool) -> None:
-    """Set variables that must be set before torch is imported."""
-    if class_name != "auto":
-        os.environ.update(device_class(class_name).limits)
-    if debug and not source.startswith("torchscript:"):  # needs the JIT to load
-        os.environ["PYTORCH_JIT"] = "0"
-
-
 def _freeze(
     source: Source,
     options: FreezeOptions,
     spec: InputSpec | None,
     samples: Path | None,
-    out: Path | None,
+    out: Path,
 ) -> None:
-    """Freeze a model, or without a folder to write, run it eagerly; print the result."""
-    from freezer.freezing.from_source import freeze_source, load_subject
+    """Freeze a model, and print the result."""
+    from freezer.freezing.freeze import freeze_source
     from freezer.freezing.packaging import evidence_of
     from freezer.freezing.sources import fetched
-    from freezer.runtime.devices import CPU
 
     with tempfile.TemporaryDirectory(prefix="coldpress-") as cache:
         local = fetched(source, Path(cache))
-        if out is None:
-            _debug(load_subject(local, options.name, spec, samples, options.for_subject(CPU)))
-            return
         try:
             result = freeze_source(local, spec=spec, samples=samples, out=out, options=options)
         except FreezeError as error:
@@ -215,34 +187,9 @@ def _print_result(result: FreezeResult) -> None:
         say(f"evidence and full errors: {result.evidence}")
     if result.artifact is not None:
         manifest = result.artifact.manifest
-        _print_warnings(manifest.freezing.warnings)
+        for warning in manifest.freezing.warnings:
+            say(f"warning: {warning}", "yellow")
         say(f"wrote {result.artifact.folder}, made for {manifest.device_class}")
-
-
-def _print_warnings(warnings: Sequence[str]) -> None:
-    for warning in warnings:
-        say(f"warning: {warning}", "yellow")
-
-
-def _debug(subject: Subject) -> None:
-    """Print the outputs of the eager model."""
-    from freezer.freezing.judging import debug as run_eagerly
-
-    eager_run = run_eagerly(subject)
-    rows = table("input set", "sizes", "output", "shape", "from", "to", "off float64 by")
-    for row in eager_run.figures:
-        sizes = ", ".join(f"{name} {size}" for name, size in row.point.items())
-        shape = f"{row.dtype} {list(row.shape)}"
-        if row.num_not_finite:
-            shape += f" ({row.num_not_finite} NaN or Inf)"
-        low, high = ("" if value is None else f"{value:.4g}" for value in (row.low, row.high))
-        error = "" if row.relative_error is None else f"{row.relative_error:.2g}"
-        rows.add_row(str(row.set_index), sizes, row.output, shape, low, high, error)
-    console.print(rows, markup=False, highlight=False)
-    for fact in eager_run.facts:
-        say(fact)
-    _print_warnings(eager_run.warnings)
-    say("debugged: the eager model ran; nothing was frozen and nothing was written")
 
 
 def _inputs(inputs: str | None, dims: str) -> tuple[InputSpec | None, Path | None]:

@@ -1,7 +1,4 @@
-"""The commands over a store: `coldpress list`, `pull`, `sign`, `diff` and `rollback`.
-
-Only `diff` imports torch.
-"""
+"""The commands over a store: `coldpress list`, `pull`, `sign` and `rollback`. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from freezer.artifact import MANIFEST, folder_of, size_text, torch_folder
+from freezer.artifact import MANIFEST, size_text, torch_folder
 from freezer.cli.arguments import (
     ClassOption,
     JsonOption,
@@ -54,7 +51,7 @@ def list_models(
             versions.append({**encode(item), "published": published})
         say_json({"store": opened.uri, "versions": versions})
     else:
-        _print_versions(listed, of_one_model=model is not None)
+        _print_versions(listed)
         if model is None:
             say(f"{len(listed)} model{'' if len(listed) == 1 else 's'} in {opened.uri}")
     for error in problems:
@@ -63,26 +60,23 @@ def list_models(
         sys.exit(FAILED)
 
 
-def _print_versions(listed: Iterable[ListedVersion], *, of_one_model: bool) -> None:
+def _print_versions(listed: Iterable[ListedVersion]) -> None:
     """Print a table with a row for each artifact; the first of a version names it."""
-    columns = ["version", "published", "device class", "size", "signed"]
-    rows = table(*columns, "digest") if of_one_model else table("model", *columns)
+    rows = table("model", "version", "published", "device class", "size", "signed", "digest")
     rows.columns[0].overflow = "fold"
-    rows.columns[3 if of_one_model else 4].justify = "right"
+    rows.columns[4].justify = "right"
     for item in listed:
-        published = datetime.fromtimestamp(item.published, UTC)
-        if of_one_model:
-            number = f"{item.version} latest" if "latest" in item.tags else str(item.version)
-            first = [number, f"{published:%Y-%m-%d %H:%M}"]
-        else:
-            first = [item.model, str(item.version), f"{published:%Y-%m-%d}"]
+        number = f"{item.version} latest" if "latest" in item.tags else str(item.version)
+        first = (item.model, number, f"{datetime.fromtimestamp(item.published, UTC):%Y-%m-%d}")
         for artifact in item.artifacts:
-            row = [artifact.device_class, size_text(artifact.size_bytes)]
-            row.append("yes" if artifact.signed else "no")
-            if of_one_model:
-                row.append(artifact.digest.removeprefix("sha256:")[:12])
-            rows.add_row(*first, *row)
-            first = [""] * len(first)
+            rows.add_row(
+                *first,
+                artifact.device_class,
+                size_text(artifact.size_bytes),
+                "yes" if artifact.signed else "no",
+                artifact.digest.removeprefix("sha256:")[:12],
+            )
+            first = ("", "", "")
     console.print(rows, markup=False, highlight=False)
 
 
@@ -132,42 +126,15 @@ def sign(
     model: ModelArgument,
     key: Annotated[Path, typer.Option(help="Private EC key on P-256 (PEM, without a password).")],
     store: StoreOption = "./store",
-    device_class_: Annotated[
-        str, typer.Option("--device-class", help="Sign only this class. Default: all.")
-    ] = "all",
 ) -> None:
-    """Verify and sign published artifacts; pulled folders contain the signatures too."""
+    """Verify and sign the published artifacts of all classes; pulled folders contain the signatures
+    too.
+    """
     opened = Store.open(store)
     version = opened.version(model)
-    for name in sorted(version.images) if device_class_ == "all" else [device_class_]:
+    for name in sorted(version.images):
         done = "signed" if opened.sign(version, name, key) else "signed by this key before"
         say(f"{version.model}:{version.number} for {name}: {done}")
-
-
-def diff(model: ModelArgument, store: StoreOption = "./store", as_json: JsonOption = False) -> None:
-    """Compare the golden outputs of the device classes of a version; exit code 1 if two differ too
-    much.
-    """
-    if folder_of(model) is not None:
-        raise UsageError(
-            f"{model} is a folder with one class; name a model of a store: MODEL or MODEL:VERSION"
-        )
-    from freezer.serving.diff import diff as compare_classes
-    from freezer.serving.diff_text import matrix, problem, sentences
-
-    result = compare_classes(model, store=store)
-    if as_json:
-        say_json(encode(result))
-    else:
-        num_sets = len(result.sets)
-        plural = "" if num_sets == 1 else "s"
-        say(f"{result.model}:{result.version}, {num_sets} golden set{plural}")
-        if result.classes:
-            console.print(matrix(result), markup=False, highlight=False)
-        for line in sentences(result):
-            say(line)
-    if result.apart:
-        raise ColdpressError(problem(result), code="CP-APART")
 
 
 def rollback(model: ModelArgument, store: StoreOption = "./store") -> None:

@@ -1,6 +1,6 @@
 """The gate: decide from figures alone whether an output is close enough to its reference.
 
-The judge, the canary, `coldpress diff` and the C++ example all apply `judge_rmse`. A dtype is the
+The judge, the canary and the C++ example all apply `judge_rmse`. A dtype is the
 name that torch gives it. docs/reference/measuring.md explains the figures.
 """
 

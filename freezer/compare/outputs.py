@@ -90,13 +90,11 @@ class Comparison:
 
     Attributes:
         problem: first difference that rounding does not explain; None without one.
-        num_differing: unequal elements of integers and bools.
         groups: sums of each group of elements, as `distances` returns them; none with a problem,
             and none for integers and bools.
     """
 
     problem: str | None
-    num_differing: int = 0
     groups: Sequence[Sums] = ()
 
     @property
@@ -135,24 +133,13 @@ def compare(
     """
     problem = structure_problem(r, c, drawn=drawn)
     if problem or not r.rounds:
-        num_differing = 0 if drawn else _num_differing(r, c)
-        return Comparison(problem=problem, num_differing=num_differing)
+        return Comparison(problem=problem)
     groups = distances(r, c, limits=limits)
     for sums in groups[1:]:
         if not sums.rmse <= eager_tolerance(r.dtype) * sums.rms:
             problem = f"the greatest values, of {sums.rms:.3g}, are off by {sums.rmse:.3g}"
             return Comparison(problem=problem)
     return Comparison(problem=None, groups=groups)
-
-
-def _num_differing(
-    r: Values,
-    c: Values,
-) -> int:
-    """Unequal integers and bools; 0 for other outputs, and for other shapes."""
-    if r.rounds or r.shape != c.shape:
-        return 0
-    return int(np.count_nonzero(r.array != c.array))
 
 
 def structure_problem(
@@ -173,7 +160,7 @@ def structure_problem(
     if c.dtype != r.dtype:
         return f"got dtype {c.dtype}, expected {r.dtype}"
     if not r.rounds:
-        num_wrong = 0 if drawn else _num_differing(r, c)
+        num_wrong = 0 if drawn else int(np.count_nonzero(r.array != c.array))
         return f"{num_wrong} of {r.size} elements differ" if num_wrong else None
     for block in r.blocks():
         reference = _without_numbers(r.array[block])

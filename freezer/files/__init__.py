@@ -4,9 +4,6 @@ May import: freezer.errors.
 Read first: atomic.py.
 """
 
-from freezer.files.archives import (
-    begin_of,
-)
 from freezer.files.atomic import (
     CHUNK_BYTES,
     WAITS_S,
@@ -29,6 +26,7 @@ from freezer.files.buckets import (
     remedy,
 )
 from freezer.files.digest import (
+    begin_of,
     check_digest,
     digest_bytes,
     digest_file,
@@ -40,13 +38,11 @@ from freezer.files.download import (
     identity,
     is_url,
 )
-from freezer.files.paths import (
-    check_file,
-    check_folder,
-)
 from freezer.files.scratch import (
     VARIABLE,
     cache_folder,
+    check_file,
+    check_folder,
     scratch_folder,
     scratch_place,
 )

@@ -1,9 +1,13 @@
-"""SHA-256 digests of bytes and files. Imports no torch."""
+"""SHA-256 digests of bytes and files, and files in archives that are mapped into memory instead of
+being unpacked. Imports no torch.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
+import struct
+import zipfile
 from pathlib import Path
 
 from freezer.errors import IntegrityError
@@ -64,3 +68,23 @@ def digest_file(path: Path) -> str:
     """`sha256:` and the hex digest of a file."""
     with path.open("rb") as file:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
+_LOCAL_HEADER = struct.Struct("<4s22xHH")
+
+
+def begin_of(
+    path: Path,
+    info: zipfile.ZipInfo,
+) -> int:
+    """Offset of the bytes of an uncompressed file in an archive.
+
+    Raises:
+        IntegrityError: the file is compressed.
+    """
+    if info.compress_type != zipfile.ZIP_STORED:
+        raise IntegrityError(f"{path.name}: {info.filename} is compressed; pull the artifact again")
+    with path.open("rb") as file:
+        file.seek(info.header_offset)
+        _, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+    return int(info.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes)

@@ -1,12 +1,9 @@
-"""The environment of a build: variables, and settings of torch, that would change it. Imports no
-torch.
+"""The environment of a build: variables that would change it, and its toolchain. Imports torch only
+to read torch's own versions.
 
-- Refused (`check_environment`): read once by oneDNN, MKL or torch's C++ code. They change numbers
-  and packing, also of the model.
-- Cleared (`cleared`): read by Inductor, torch.export and the compilers while they work.
-- Reset (`without_environment`): read by torch's Python code when it was imported, possibly long
-  before a build; some override values that a program sets. The values without any variables come
-  from executing torch's configuration modules again in an environment without them.
+- Refused (`check_environment`): read once, by oneDNN, MKL or torch. They change numbers and
+  packing, also of the model, or how torch captures and compiles.
+- Cleared (`cleared`): read by the compilers and by torch while they work.
 - In the key: CXX, since the compiler's version is part of the toolchain.
 
 Variables that only change a process's speed (OMP_WAIT_POLICY, LD_PRELOAD, ...) change no payload.
@@ -16,16 +13,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import os
+import platform
 import re
-import sys
+import shutil
+import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import ModuleType
+from importlib import metadata
 from typing import Any
 
 from freezer.errors import UsageError
+from freezer.freezing.recipes import ENGINE_PACKAGES
 from freezer.hardware import DeviceClass
 
 
@@ -75,10 +74,14 @@ REFUSED_VARIABLES: Mapping[str, Refused] = {
 
 _MKL_LIMIT = "MKL_ENABLE_INSTRUCTIONS"
 
-_OF_TORCH = (
-    r"(?:TORCH_?INDUCTOR|AOT_?INDUCTOR|INDUCTOR|TORCH_?DYNAMO|TORCH_COMPILER?|TORCHEXPORT)_\w+"
+_OF_TORCH = re.compile(
+    r"(TORCH_?INDUCTOR|AOT_?INDUCTOR|INDUCTOR|TORCH_?DYNAMO|TORCH_COMPILER?|TORCHEXPORT)_"
+    r"(?!CACHE_DIR$|COMPILE_THREADS$)\w+"
 )
-_OF_COMPILERS = (
+"""Torch reads most of them when it is imported. The cache's folder and the number of processes that
+compile change no payload."""
+
+CLEARED = (
     # Directories to search besides the compiler's own, and programs to use instead of its own.
     *(
         "CPATH",
@@ -93,19 +96,11 @@ _OF_COMPILERS = (
     *("GCC_COMPARE_DEBUG", "CCC_OVERRIDE_OPTIONS", "CCC_ADD_ARGS", "LDEMULATION", "GNUTARGET"),
     # Further output files.
     *("DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES", "SOURCE_DATE_EPOCH"),
+    # Of torch, read while it works. `CI` turns warnings into errors, which decides which operators
+    # Inductor takes.
+    *("CI", "DUMP_AOTI_MINIFIER", "FAKE_ALLOW_META", "TORCH_FAKE_TENSOR_DISPATCH_CACHE"),
 )
-_ALONE = (
-    *_OF_COMPILERS,
-    "CI",
-    "DUMP_AOTI_MINIFIER",
-    "FAKE_ALLOW_META",
-    "TORCH_FAKE_TENSOR_DISPATCH_CACHE",
-)
-"""`CI` turns warnings of torch into errors, which decides which operators Inductor takes."""
-
-CLEARED = re.compile(rf"{_OF_TORCH}|{'|'.join(_ALONE)}")
-_KEPT = ("TORCHINDUCTOR_CACHE_DIR",)
-"""The location of the cache changes no payload."""
+"""Variables that builds ignore."""
 
 
 def check_environment(device_class: DeviceClass, environ: Mapping[str, str] | None = None) -> None:
@@ -128,6 +123,9 @@ def check_environment(device_class: DeviceClass, environ: Mapping[str, str] | No
         ):
             expected = f"unset, or {' or '.join(text for text in refused.plain if text)}"
             raise _refusal(name, value, refused.why, expected)
+    for name in filter(_OF_TORCH.fullmatch, environ):
+        why = "changes how torch captures or compiles a model"
+        raise _refusal(name, environ[name], why, "unset")
     limit, own = environ.get(_MKL_LIMIT, ""), device_class.limits.get(_MKL_LIMIT, "")
     if limit and limit.upper() != own.upper() and device_class.kind == "cpu":
         why = f"lets MKL compute and pack for other instructions than those of {device_class.name}"
@@ -147,95 +145,57 @@ def cleared() -> Iterator[None]:
     """Remove the variables that captures, Inductor and the compilers read while they work, and
     restore them afterwards.
     """
-    taken = {
-        name: value
-        for name, value in os.environ.items()
-        if CLEARED.fullmatch(name) and name not in _KEPT
-    }
-    for name in taken:
-        del os.environ[name]
+    taken = {name: os.environ.pop(name) for name in CLEARED if name in os.environ}
     try:
         yield
     finally:
         os.environ.update(taken)
 
 
-MODULES = (
-    "torch._inductor.config",
-    "torch._dynamo.config",
-    "torch._functorch.config",
-    "torch.fx.experimental._config",
-    "torch.compiler.config",
-)
-"""The modules that configure how torch captures, freezes and compiles."""
-
-
-@functools.cache
-def fresh_module(name: str) -> ModuleType:
-    """A second copy of a configuration module, executed without the variables that builds must not
-    depend on.
+def cpu_toolchain() -> dict[str, Any]:
+    """Versions of everything that shapes a payload for a CPU: torch, oneDNN, the C++ compiler,
+    CUDA, Python, and other engines.
     """
-    first = sys.modules[name]
-    spec = importlib.util.spec_from_file_location(f"{name}_of_coldpress", str(first.__file__))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # a configuration module looks itself up there
-    try:
-        with cleared():
-            spec.loader.exec_module(module)
-    finally:
-        del sys.modules[spec.name]
-    return module
-
-
-def straying(name: str) -> dict[str, Any]:
-    """The settings that the environment or a program has changed, with torch's defaults as
-    values.
-    """
-    plain, now = fresh_module(name).get_config_copy(), sys.modules[name].get_config_copy()
     return {
-        setting: plain[setting]
-        for setting, value in now.items()
-        if setting in plain and value != plain[setting]
+        **torch_versions(),
+        "cxx": _version(compiler()),
+        "python": platform.python_version(),
+        **installed_versions(),
     }
 
 
-@contextlib.contextmanager
-def without_environment() -> Iterator[None]:
-    """Make torch behave as if none of its variables were set. Values that a program has set stay.
-
-    Modules not yet imported read the cleared environment.
-    """
-    with contextlib.ExitStack() as stack:
-        for name in MODULES:
-            if name in sys.modules:
-                _reset(sys.modules[name], fresh_module(name), stack)
-        stack.enter_context(cleared())
-        yield
+@functools.cache
+def installed_versions() -> Mapping[str, str]:
+    """Versions of the installed packages that build payloads for other engines than torch."""
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(name for packages in ENGINE_PACKAGES.values() for name in packages):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
-def _reset(module: Any, plain: Any, stack: contextlib.ExitStack) -> None:
-    """Give settings from the environment their plain values, until the stack is closed."""
-    changed: dict[str, Any] = {}
-    now, values = module.get_config_copy(), plain.get_config_copy()
-    for name, entry in module._config.items():
-        other = plain._config.get(name)
-        if other is None or name not in values or _origin(entry) == _origin(other):
-            continue
-        if entry.env_value_force is not other.env_value_force:
-            stack.callback(setattr, entry, "env_value_force", entry.env_value_force)
-            entry.env_value_force = other.env_value_force
-            changed[name] = values[name]
-        elif now[name] in (
-            entry.default,
-            entry.env_value_default,
-        ):  # otherwise a program has set it
-            changed[name] = values[name]
-    if changed:
-        stack.enter_context(module.patch(changed))
+def torch_versions() -> dict[str, str | None]:
+    """Versions of the installed torch, and of the oneDNN and CUDA that it was built with."""
+    import torch
+
+    onednn = re.search(r"MKL-DNN v([\d.]+)", torch.__config__.show())
+    return {
+        "torch": str(torch.__version__),
+        "onednn": onednn.group(1) if onednn else None,
+        "cuda": torch.version.cuda,
+    }
 
 
-def _origin(entry: Any) -> tuple[Any, Any, Any]:
-    """The origin of a setting's value, unless a program sets it."""
-    return entry.default, entry.env_value_force, entry.env_value_default
+def compiler() -> str:
+    """The C++ compiler that builds use: CXX, or g++."""
+    return os.environ.get("CXX") or "g++"
+
+
+@functools.cache
+def _version(compiler: str) -> str | None:
+    if shutil.which(compiler) is None:
+        return None
+    found = subprocess.run(
+        [compiler, "--version"], capture_output=True, text=True, check=False
+    ).stdout
+    return found.splitlines()[0] if found else None

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from freezer.artifact import Artifact
-from freezer.errors import FreezeError, UsageError, expected_names
+from freezer.errors import FreezeError, SpecError, UsageError, expected_names
 from freezer.files import check_folder
 from freezer.freezing.candidates import build, build_all
 from freezer.freezing.freeze_options import DEFAULTS, FreezeOptions, FreezeResult
@@ -30,25 +30,32 @@ from freezer.freezing.models import (
     Dims,
     ExampleInputs,
     Subject,
+    SubjectOptions,
     check_mode,
     example_spec,
     generators_kept,
+    load_source,
+    own_spec,
     prepare,
     to_device,
 )
 from freezer.freezing.packaging import assemble, clear_evidence, evidence_of, write_refused
 from freezer.freezing.payload_sets import with_other_payloads
 from freezer.freezing.recipes import KEPT_EAGER
+from freezer.freezing.sources import Source
 from freezer.freezing.target import Target, class_here, resolve_device, target_here
 from freezer.hardware import PORTABLE, counts_within, thread_budget
-from freezer.spec import Objective
+from freezer.runtime.tensor_files import read_samples
+from freezer.spec import InputSpec, Objective
 
 __all__ = [
     "FreezeOptions",
     "FreezeResult",
     "freeze",
+    "freeze_source",
     "freeze_subject",
     "freeze_target",
+    "load_subject",
     "write_judged",
 ]
 
@@ -96,6 +103,71 @@ def freeze(
     return freeze_subject(subject, target, out=Path(out), source=source, options=options)
 
 
+def freeze_source(
+    source: Source,
+    *,
+    spec: InputSpec | None,
+    samples: Path | None,
+    out: Path,
+    options: FreezeOptions = DEFAULTS,
+) -> FreezeResult:
+    """Freeze the model that a source names, for the command `coldpress freeze`.
+
+    Args:
+        source: see `sources.parse_source`.
+        spec: the input spec; None to use the source's own, or the shapes of the samples.
+        samples: a file of real input sets.
+        out: the folder to write; new or empty.
+        options: see `FreezeOptions`. A source is loaded onto the CPU, so `device_class="auto"` is
+            this machine's CPU class unless `device` names a GPU.
+
+    Raises:
+        SourceError: the model cannot be loaded.
+        UsageError, SpecError, JudgeError: see `freeze`.
+    """
+    check_folder(out, "out")
+    device_class, device = resolve_device(None, options.device_class, options.device)
+    subject = load_subject(source, options.name, spec, samples, options.for_subject(device))
+    target = freeze_target(subject, device_class, device, options)
+    return freeze_subject(subject, target, out=out, source=str(source), options=options)
+
+
+def load_subject(
+    source: Source,
+    name: str,
+    spec: InputSpec | None,
+    samples: Path | None,
+    options: SubjectOptions,
+) -> Subject:
+    """Load the model that a source names, with its input spec and input sets.
+
+    Args:
+        source: see `sources.parse_source`.
+        name: model name.
+        spec: the input spec; None to use the source's own, or the shapes of the samples.
+        samples: a file of real input sets.
+        options: how to prepare it.
+
+    Raises:
+        SourceError, SpecError, JudgeError: the model, its samples or its inputs are invalid.
+    """
+    model = load_source(source)
+    sets = read_samples(samples) if samples else []
+    spec = spec or own_spec(model) or (example_spec(sets[0], {})[0] if sets else None)
+    if spec is None:
+        raise SpecError(
+            f"source {source} does not declare its inputs; declare them (`inputs:` in a catalog,"
+            " `--inputs` for `coldpress freeze`), or give samples"
+        )
+    return prepare(
+        name,
+        model,
+        spec,
+        sets,
+        options,
+    )
+
+
 def freeze_subject(
     subject: Subject, target: Target, *, out: Path, source: str, options: FreezeOptions
 ) -> FreezeResult:
@@ -132,7 +204,7 @@ def _freeze_for(
     work: Path,
 ) -> FreezeResult:
     """Build every recipe for one target, judge the candidates, and write the winner."""
-    builds = build_all(subject, target, options.recipes, work, options.limits)
+    builds = build_all(subject, target, options.recipes, work)
     verdict, reason = "failed", builds.reason
     judgement, artifact = None, None
     try:

@@ -82,7 +82,7 @@ class FreezeResult:
         artifact: the folder that was written; the portable or captured one for kept-eager; None if
             nothing was written.
         judgement: for the device class; None if no candidate was built.
-        failures: the error message of each recipe that made no candidate, or why it was skipped.
+        failures: the error message of each recipe that made no candidate.
         tracebacks: the full tracebacks of those errors.
         evidence: folder `OUT.evidence`, with a folder for each class that got no artifact or has
             failures; None if there is none.

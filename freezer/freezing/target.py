@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from freezer.errors import UsageError
-from freezer.freezing.environment import check_environment
+from freezer.freezing.environment import check_environment, cpu_toolchain
 from freezer.freezing.models import device_of_model
-from freezer.freezing.toolchain import toolchain_with, torch_versions
 from freezer.hardware import (
     PORTABLE,
     DeviceClass,
@@ -228,4 +227,4 @@ def check_unlimited(target: Target, engine: str) -> None:
 
 def toolchain(device: torch.device = CPU) -> dict[str, Any]:
     """Versions of everything that shapes a payload; for a GPU also its driver and name."""
-    return {**toolchain_with(torch_versions()), **gpu_versions(device)}
+    return {**cpu_toolchain(), **gpu_versions(device)}

@@ -4,20 +4,15 @@ May import: freezer.spec and below.
 Read first: device_classes.py.
 """
 
-from freezer.hardware.cgroups import (
-    ROOT,
-    available_cpus,
-    counts_within,
-    cpu_quota,
-    machine_bytes,
-    thread_budget,
-)
 from freezer.hardware.cuda import (
     CudaHere,
     CudaNeeds,
+    NvmlError,
     cuda_needs,
     cuda_version,
     least_driver,
+    num_other_processes,
+    opened,
 )
 from freezer.hardware.device_classes import (
     DEVICE_CLASSES,
@@ -36,16 +31,16 @@ from freezer.hardware.machine import (
     detect,
     this_host,
 )
-from freezer.hardware.memory import (
+from freezer.hardware.resources import (
+    ROOT,
+    available_cpus,
+    counts_within,
+    cpu_quota,
+    machine_bytes,
     own_process,
     peak_bytes,
     peak_memory,
-)
-from freezer.hardware.nvml import (
-    NvmlError,
-    Reading,
-    opened,
-    reading,
+    thread_budget,
 )
 
 __all__ = [
@@ -58,7 +53,6 @@ __all__ = [
     "Host",
     "Machine",
     "NvmlError",
-    "Reading",
     "auto_classes",
     "available_cpus",
     "best_level",
@@ -72,12 +66,12 @@ __all__ = [
     "device_class",
     "least_driver",
     "machine_bytes",
+    "num_other_processes",
     "opened",
     "own_process",
     "packed_dtype",
     "peak_bytes",
     "peak_memory",
-    "reading",
     "this_host",
     "thread_budget",
 ]

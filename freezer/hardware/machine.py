@@ -15,7 +15,7 @@ from pathlib import Path
 
 import archspec.cpu.detect
 
-from freezer.hardware import nvml
+from freezer.hardware import cuda
 from freezer.hardware.device_classes import (
     DEVICE_CLASSES,
     PORTABLE,
@@ -68,7 +68,7 @@ class Host:
     vendor: str = ""
     features: frozenset[str] = frozenset()
     sve_bits: int | None = None
-    gpus: tuple[nvml.Gpu, ...] = ()
+    gpus: tuple[cuda.Gpu, ...] = ()
     no_gpu: str = "no NVIDIA driver"
     driver: str | None = None
 
@@ -130,15 +130,15 @@ def has_driver() -> bool:
     return True
 
 
-def _gpus() -> tuple[tuple[nvml.Gpu, ...], str, str | None]:
+def _gpus() -> tuple[tuple[cuda.Gpu, ...], str, str | None]:
     """The GPUs, the reason if there are none, and the driver's version."""
     if not has_driver():
         return (), "no NVIDIA driver", None
     try:
-        with nvml.opened():
-            gpus = nvml.gpus()
-            return gpus, "" if gpus else "NVML shows no GPU", nvml.driver_version()
-    except nvml.NvmlError as error:
+        with cuda.opened():
+            gpus = cuda.gpus()
+            return gpus, "" if gpus else "NVML shows no GPU", cuda.driver_version()
+    except cuda.NvmlError as error:
         hint = "a container needs NVIDIA_DRIVER_CAPABILITIES=compute,utility"
         return (), f"an NVIDIA driver is here, but NVML: {error} ({hint})", None
 
@@ -251,7 +251,7 @@ def _cuda_classes(
     return classes, why_not
 
 
-def _visible(gpus: Sequence[nvml.Gpu], environ: Mapping[str, str]) -> list[nvml.Gpu]:
+def _visible(gpus: Sequence[cuda.Gpu], environ: Mapping[str, str]) -> list[cuda.Gpu]:
     """The GPUs that CUDA_VISIBLE_DEVICES selects. As in CUDA, the list ends at the first unknown
     entry.
 
@@ -263,7 +263,7 @@ def _visible(gpus: Sequence[nvml.Gpu], environ: Mapping[str, str]) -> list[nvml.
         return list(gpus)
     alike = len({gpu.capability for gpu in gpus}) == 1
     numbers_count = alike or environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    visible: list[nvml.Gpu] = []
+    visible: list[cuda.Gpu] = []
     for part in listed.split(","):
         name = part.strip()
         if name.isdigit():

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, TypeVar
 
-from freezer.artifact import Manifest, Payload, payload_at, payloads_within
+from freezer.artifact import Manifest, Payload
 from freezer.errors import ContractError, Refusal
 from freezer.spec import (
     InputItem,
@@ -92,17 +92,11 @@ class OpenModel:
         self._process_id = os.getpid()
         self._rebuild = functools.partial(unflatten, structure)
 
-    def payload_for(
-        self,
-        shape: Mapping[str, int],
-        threads: int | None = None,
-    ) -> Payload:
-        """The payload that serves inputs of these sizes.
+    def payload_for(self, shape: Mapping[str, int]) -> Payload:
+        """The open payload that serves inputs of these sizes.
 
         Args:
             shape: the size of every declared dim by name; `{}` where none is declared.
-            threads: choose among all payloads of the artifact for a process that may use this many
-                threads; by default among the open ones.
 
         Raises:
             ContractError: no payload serves these sizes, or they are not those of the declared
@@ -111,14 +105,7 @@ class OpenModel:
         dims = [dim.name for dim in self.inputs.dims]
         if set(shape) != set(dims):
             raise ContractError(f"got sizes of {sorted(shape)}, expected those of {dims}")
-        if threads is None:
-            return self._choose(shape).payload
-        payloads = self.manifest.payloads if self.manifest else self._open_payloads()
-        within = payloads_within(payloads, threads)
-        payload = payload_at(within, shape)
-        if payload is None:
-            raise _unserved(f"{dict(shape)} with {threads} threads", payloads)
-        return payload
+        return self._choose(shape).payload
 
     def _choose(self, point: Mapping[str, int]) -> OpenPayload:
         """The open payload that serves a call by its sizes.
@@ -129,10 +116,13 @@ class OpenModel:
         for opened in self._payloads:
             if opened.payload.accepts(point):
                 return opened
-        raise _unserved(f"{dict(point)}", self._open_payloads())
-
-    def _open_payloads(self) -> tuple[Payload, ...]:
-        return tuple(opened.payload for opened in self._payloads)
+        listed: list[str] = []
+        for opened in self._payloads:
+            dims = ", ".join(map(str, opened.payload.dims))
+            listed.append(f"{opened.payload.path} ({dims})")
+        raise ContractError(
+            f"no payload serves {dict(point)}; the artifact holds {'; '.join(listed)}"
+        )
 
     def _refuse_after_fork(self) -> NoReturn:
         """Raise ContractError: the threads of the payload exist in the parent process only, and a
@@ -159,17 +149,6 @@ class OpenModel:
         if manifest is None:
             return f"{kind}(a candidate; {names})"
         return f"{kind}({manifest.model} for {manifest.device_class}; {names})"
-
-
-def _unserved(
-    call: str,
-    payloads: Sequence[Payload],
-) -> ContractError:
-    listed: list[str] = []
-    for payload in payloads:
-        dims = ", ".join(map(str, payload.dims))
-        listed.append(f"{payload.path} ({dims})")
-    return ContractError(f"no payload serves {call}; the artifact holds {'; '.join(listed)}")
 
 
 class InputBinding:

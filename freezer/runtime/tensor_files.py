@@ -1,4 +1,4 @@
-r"""Tensors and arrays in .safetensors, .npz and .npy files, and the golden files of an artifact.
+r"""Tensors and arrays in .safetensors and .npz files, and the golden files of an artifact.
 
 Imports no torch, unless tensors are read or written. safetensors has no complex128: such a tensor
 is stored as float64 with a last dim of 2 (real, imaginary), and listed in the file's metadata:
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from freezer.artifact import OWN_OUTPUTS, Manifest
+from freezer.artifact import Manifest
 from freezer.errors import IntegrityError, first_line
 from freezer.runtime.native import Array
 from freezer.spec import COMPLEX128, READ_ERRORS, as_sets, unreadable
@@ -23,20 +23,20 @@ from freezer.spec import COMPLEX128, READ_ERRORS, as_sets, unreadable
 if TYPE_CHECKING:
     from torch import Tensor
 
-OWN_OUTPUT_BYTES = 8 * 1024 * 1024
-"""Bound of the file of an artifact's own outputs, of which the smallest are stored."""
 
-
-class _Shaped(Protocol):
+class Shaped(Protocol):
     """A tensor or an array."""
 
     @property
-    def dtype(self) -> object: ...
+    def dtype(self) -> object:
+        """Dtype of torch or numpy."""
+
     @property
-    def shape(self) -> Sequence[int]: ...
+    def shape(self) -> Sequence[int]:
+        """Sizes of the dims."""
 
 
-_Value = TypeVar("_Value", bound=_Shaped)
+_Value = TypeVar("_Value", bound=Shaped)
 _Load = Callable[[Path], dict[str, _Value]]
 """Reads a .safetensors file: `load_tensors` or `load_arrays`."""
 
@@ -108,25 +108,6 @@ def save_tensors(
     save_file(stored, path, metadata=metadata)
 
 
-def save_arrays(
-    arrays: Mapping[str, Array],
-    path: Path,
-) -> None:
-    """Write a .safetensors file for `load_arrays` and `load_tensors`."""
-    from safetensors.numpy import save_file
-
-    pairs: list[str] = []
-    stored: dict[str, Array] = {}
-    for name, array in arrays.items():
-        numbers: Array = np.ascontiguousarray(array)
-        if numbers.dtype == np.complex128:
-            pairs.append(name)
-            numbers = numbers.view(np.float64).reshape(*numbers.shape, 2)
-        stored[name] = numbers
-    metadata = {COMPLEX128: json.dumps(pairs)} if pairs else None
-    save_file(stored, path, metadata=metadata)
-
-
 def read_samples(path: Path) -> list[dict[str, Tensor]]:
     """The input sets of a .safetensors or .npz file.
 
@@ -138,45 +119,18 @@ def read_samples(path: Path) -> list[dict[str, Tensor]]:
     """
     import torch
 
-    return _read_sets(path, load_tensors, torch.from_numpy)
-
-
-def read_array_sets(path: Path) -> list[dict[str, Array]]:
-    """The input sets of a .safetensors or .npz file as arrays; see `read_samples`."""
-    return _read_sets(path, load_arrays, np.asarray)
-
-
-def _read_sets(
-    path: Path,
-    load: _Load[_Value],
-    convert: Callable[[Array], _Value],
-) -> list[dict[str, _Value]]:
     try:
         if path.suffix == ".safetensors":
-            flat = load(path)
+            flat = load_tensors(path)
         elif path.suffix == ".npz":
             # The file is opened here, because np.load would leak its own for a damaged file.
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                flat = {name: convert(arrays[name]) for name in arrays.files}
+                flat = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
         else:
             raise ValueError(f"suffix {path.suffix!r} is unknown")
     except (SafetensorError, *READ_ERRORS) as error:
         raise unreadable(path, error) from error
     return as_sets(path, flat)
-
-
-def read_npy(path: Path) -> Array:
-    """The array of a .npy file.
-
-    Raises:
-        SpecError: the file cannot be read or has another format; code CP-SAMPLES.
-    """
-    try:
-        with path.open("rb") as file:
-            array: Array = np.lib.format.read_array(file, allow_pickle=False)
-    except READ_ERRORS as error:
-        raise unreadable(path, error) from error
-    return array
 
 
 def golden_inputs(manifest: Manifest, path: Path, load: _Load[_Value]) -> list[dict[str, _Value]]:
@@ -231,62 +185,6 @@ def golden_outputs(manifest: Manifest, path: Path, load: _Load[_Value]) -> list[
     return sets
 
 
-def own_outputs(path: Path, golden: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """Read the outputs that an artifact recorded of itself, whose digest was verified; large ones
-    are missing.
-
-    Raises:
-        IntegrityError: one has another dtype or shape than the golden output.
-    """
-    stored = _verified(path, load_tensors)
-    sets: list[dict[str, Tensor]] = []
-    for index, outputs in enumerate(golden):
-        answers: dict[str, Tensor] = {}
-        for name, output in outputs.items():
-            tensor = stored.get(f"{index}/{name}")
-            if tensor is None:
-                continue
-            dtype = _dtype(output)
-            _check(path, name, tensor, dtype, output.shape)
-            answers[name] = tensor
-        sets.append(answers)
-    return sets
-
-
-def small_outputs(names: Sequence[str], leaves: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Outputs of one call by name, without those that exceed OWN_OUTPUT_BYTES alone."""
-    outputs: dict[str, Tensor] = {}
-    for name, leaf in zip(names, leaves, strict=True):
-        if leaf.nbytes <= OWN_OUTPUT_BYTES:
-            outputs[name] = leaf
-    return outputs
-
-
-def write_own_outputs(
-    answers: Sequence[Mapping[str, Tensor]],
-    folder: Path,
-) -> None:
-    """Write tensors `<set>/<output>` within OWN_OUTPUT_BYTES.
-
-    Args:
-        answers: outputs by name of each golden set, in order.
-        folder: folder of the artifact.
-    """
-    tensors: dict[str, Tensor] = {}
-    for index, outputs in enumerate(answers):
-        for name, tensor in outputs.items():
-            tensors[f"{index}/{name}"] = tensor
-    remaining = OWN_OUTPUT_BYTES
-    stored: dict[str, Tensor] = {}
-    for name in sorted(tensors, key=lambda name: tensors[name].nbytes):
-        remaining -= tensors[name].nbytes
-        if remaining >= 0:
-            stored[name] = tensors[name]
-    path = folder / OWN_OUTPUTS
-    path.parent.mkdir(exist_ok=True)
-    save_tensors(stored, path)
-
-
 def _golden(
     manifest: Manifest, path: Path, names: Sequence[str], load: _Load[_Value]
 ) -> list[dict[str, _Value]]:
@@ -319,7 +217,7 @@ def _verified(
 def _check(
     path: Path,
     name: str,
-    tensor: _Shaped,
+    tensor: Shaped,
     dtype: str,
     shape: Sequence[int],
 ) -> None:
@@ -329,7 +227,7 @@ def _check(
         raise _other_tensor(path, name, f"is {got}, expected {expected}")
 
 
-def _dtype(tensor: _Shaped) -> str:
+def _dtype(tensor: Shaped) -> str:
     name = str(tensor.dtype)
     return name.removeprefix("torch.")
 

@@ -6,9 +6,11 @@ Imports torch only to run a model of torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Artifact, Manifest, Payload
 from freezer.compare import (
@@ -24,10 +26,12 @@ from freezer.compare import (
     pooled,
 )
 from freezer.errors import CanaryError, IntegrityError
-from freezer.runtime.tensor_files import golden_inputs, golden_outputs, load_tensors
+from freezer.runtime.tensor_files import Shaped, golden_inputs, golden_outputs, load_tensors
 
 if TYPE_CHECKING:
     from freezer.runtime.frozen_model import FrozenModel
+
+_Value = TypeVar("_Value", bound=Shaped)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,23 +82,13 @@ def canary_figures(
     from freezer.runtime.tensors import leaves_of
 
     manifest = artifact.manifest
-    inputs_path = artifact.folder / GOLDEN_INPUTS
-    outputs_path = artifact.folder / GOLDEN_OUTPUTS
-    inputs = golden_inputs(manifest, inputs_path, load_tensors)
-    golden = []
-    for outputs in golden_outputs(manifest, outputs_path, load_tensors):
-        values = {name: values_of(tensor) for name, tensor in outputs.items()}
-        golden.append(values)
+    inputs, golden = golden_sets(artifact, load_tensors, values_of)
     reset = manifest.recipe.reset
     indices = list(range(len(inputs)))
     if manifest.stateful and not reset:
         indices = [0]
     if smallest and not manifest.stateful:
-        sizes = []
-        for tensors in inputs:
-            size = sum(tensor.numel() for tensor in tensors.values())
-            sizes.append(size)
-        indices = smallest_sets(manifest, sizes, model.payload_for)
+        indices = smallest_sets(manifest, inputs, model.payload_for)
     answers = {}
     for index in indices:
         if index and reset:
@@ -103,6 +97,25 @@ def canary_figures(
         leaves = leaves_of(model(**tensors))
         answers[index] = [values_of(leaf.cpu()) for leaf in leaves]
     return golden_figures(manifest, golden, answers)
+
+
+def golden_sets(
+    artifact: Artifact,
+    load: Callable[[Path], dict[str, _Value]],
+    values_of: Callable[[_Value], Values],
+) -> tuple[list[dict[str, _Value]], list[dict[str, Values]]]:
+    """The golden inputs and outputs of every set, by name.
+
+    Args:
+        artifact: artifact whose files were verified.
+        load: reads a .safetensors file as tensors or arrays.
+        values_of: converts an output for the comparison.
+    """
+    inputs = golden_inputs(artifact.manifest, artifact.folder / GOLDEN_INPUTS, load)
+    golden = []
+    for outputs in golden_outputs(artifact.manifest, artifact.folder / GOLDEN_OUTPUTS, load):
+        golden.append({name: values_of(value) for name, value in outputs.items()})
+    return inputs, golden
 
 
 def golden_figures(
@@ -143,7 +156,7 @@ def _output_figures(
 ) -> list[CanaryFigure]:
     """Figures of one output, from its golden and its given values by index of the set."""
     limits = manifest.golden[0].scales.get(output, ())
-    drawn = is_drawn(manifest, output)
+    drawn = any(item.native_rmse.get(output) for item in manifest.golden)
     comparisons = {}
     for index, (r, c) in pairs.items():
         comparisons[index] = compare(r, c, limits, drawn=drawn)
@@ -191,7 +204,8 @@ def _figure(
         native = manifest.golden[index].native_rmse.get(output) or 0.0
         error = sums.error(r.dtype, r.size)
         error = replace(error, native_rmse=native)
-        gate = gate_of(manifest)
+        float64 = manifest.reference == "float64"
+        gate = Gate(error_ratio_max=manifest.gate.error_ratio_max, float64=float64)
         ratio, _ = golden_bound(error, gate)
         problem = golden_problem(error, gate, small)
     return CanaryFigure(
@@ -201,20 +215,6 @@ def _figure(
         max_abs_err=comparison.max_abs_err,
         problem=problem,
     )
-
-
-def gate_of(manifest: Manifest) -> Gate:
-    """The gate for comparisons with golden outputs."""
-    float64 = manifest.reference == "float64"
-    return Gate(error_ratio_max=manifest.gate.error_ratio_max, float64=float64)
-
-
-def is_drawn(
-    manifest: Manifest,
-    output: str,
-) -> bool:
-    """Whether an output is random; concerns integers and bools alone."""
-    return any(item.native_rmse.get(output) for item in manifest.golden)
 
 
 def check_figures(
@@ -237,24 +237,22 @@ def check_figures(
 
 def smallest_sets(
     manifest: Manifest,
-    sizes: Sequence[int],
+    inputs: Sequence[Mapping[str, Shaped]],
     payload_for: Callable[[Mapping[str, int]], Payload],
 ) -> list[int]:
     """The golden set with the fewest elements of each open payload.
 
     Args:
         manifest: manifest of the artifact.
-        sizes: number of input elements of each set.
+        inputs: inputs of each set.
         payload_for: returns the payload that serves some sizes.
     """
+    sizes = []
+    for index, values in enumerate(inputs):
+        num_elements = sum(math.prod(value.shape) for value in values.values())
+        sizes.append((num_elements, index))
     chosen: dict[str, int] = {}
-    for _, index in sorted(
-        zip(
-            sizes,
-            range(len(sizes)),
-            strict=True,
-        )
-    ):
+    for _, index in sorted(sizes):
         payload = payload_for(manifest.golden[index].point)
         chosen.setdefault(payload.path, index)
     return sorted(chosen.values())

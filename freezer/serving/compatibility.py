@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from freezer.artifact import (
+    GOLDEN_INPUTS,
+    GOLDEN_OUTPUTS,
     Manifest,
     Payload,
     PayloadKind,
@@ -19,19 +21,12 @@ from freezer.artifact import (
 )
 from freezer.errors import Refusal
 from freezer.hardware import DEVICE_CLASSES, Machine, can_run, cuda_version
-from freezer.serving.process import ServingProcess
+from freezer.serving.process import LoadOptions, ServingProcess
 
-NEWER_TORCH: Mapping[PayloadKind, Literal["opens", "canary decides"]] = {
-    # its code calls libtorch, which promises little compatibility across versions
-    "inductor": "canary decides",
-    "torchscript": "opens",
-    "exported": "opens",
-    "onnxruntime": "opens",
-    "openvino": "opens",
-}
-"""Whether a payload serves with a newer torch than it was made with, by kind.
-
-None serves with an older torch.
+COMPILED: tuple[PayloadKind, ...] = ("inductor",)
+"""Kinds of payloads whose code calls libtorch, which promises little compatibility across versions:
+with a newer torch than they were made with, the canary decides. The others open. None serves with
+an older torch.
 """
 
 
@@ -197,7 +192,7 @@ def _wrong_torch(
     got = f"torch {process.torch_version}"
     if here < made:
         return Problem("torch_too_old", got, f"torch >= {manifest.needs.torch}")
-    unsure = any(NEWER_TORCH[payload.kind] == "canary decides" for payload in manifest.payloads)
+    unsure = any(payload.kind in COMPILED for payload in manifest.payloads)
     if here == made or process.options.canary or not unsure:
         return None
     expected = f"torch {manifest.needs.torch}, or load(..., canary=True)"
@@ -234,10 +229,6 @@ def _too_few_threads(
         return None
     counts = thread_counts_of(manifest.payloads)
     got = f"{num_threads} threads"
-    for dropped in manifest.freezing.dropped:
-        if dropped.num_threads <= num_threads:
-            got += f" (the payload for {dropped.num_threads} was dropped: {dropped.reason})"
-            break
     expected = " or ".join(map(str, counts))
     remedy = f"load(..., threads=N), or freeze it for `threads: {[num_threads, *counts]}`"
     return Problem("threads_mismatch", got, f"{expected} ({remedy})")
@@ -308,6 +299,20 @@ def limits_for(manifest: Manifest, process: ServingProcess) -> Mapping[str, str]
 def native_payloads(manifest: Manifest) -> tuple[Payload, ...]:
     """The payloads that the native runtime opens."""
     return tuple(payload for payload in manifest.payloads if payload.kind == "inductor")
+
+
+def needed_files(
+    manifest: Manifest,
+    num_threads: int,
+    options: LoadOptions,
+) -> tuple[tuple[Payload, ...], list[str]]:
+    """The payloads that a load with this many threads opens, and the paths of all files that it
+    reads.
+    """
+    payloads = native_payloads(manifest) if options.runtime == "native" else manifest.payloads
+    opened = payloads_within(payloads, num_threads)
+    golden = (GOLDEN_INPUTS, GOLDEN_OUTPUTS) if options.canary else ()
+    return opened, [*(payload.path for payload in opened), *golden]
 
 
 def _layouts(manifest: Manifest) -> dict[str, str]:

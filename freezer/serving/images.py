@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -129,24 +129,6 @@ def images_of(
         for rank in range(num_images):
             images.append(_store_image(store, version, name, rank, stack))
     return tuple(images)
-
-
-def only_older(
-    store: Store,
-    version: Version,
-) -> dict[str, int]:
-    """Device classes that only older versions than this one have, with the number of the newest of
-    these.
-    """
-    newest: dict[str, int] = {}
-    for number in sorted(store.versions(version.model)):
-        if number < version.number:
-            with suppress(IntegrityError):  # a damaged version serves nobody
-                older = store.version(f"{version.model}:{number}")
-                newest |= dict.fromkeys(older.images, number)
-    for name in version.images:
-        newest.pop(name, None)
-    return newest
 
 
 def _folder_image(artifact: Artifact) -> Image:

@@ -14,28 +14,27 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
 
 from freezer.artifact import (
-    GOLDEN_INPUTS,
-    GOLDEN_OUTPUTS,
+    ENGINES,
     Manifest,
     Payload,
-    payloads_within,
+    read_keys,
     slower_than_eager,
-    thread_counts_of,
 )
 from freezer.errors import CudaGraphsError, StoreUnreachableError
-from freezer.hardware import PORTABLE
-from freezer.serving.compatibility import limits_for, native_payloads
-from freezer.serving.images import images_of, only_older, resolve_reference
-from freezer.serving.process import LoadOptions
+from freezer.hardware import PORTABLE, CudaHere, detect, this_host, thread_budget
+from freezer.serving.compatibility import limits_for, needed_files
+from freezer.serving.images import images_of, resolve_reference
+from freezer.serving.process import LoadOptions, ServingProcess
 from freezer.serving.selection import Selection, failure, in_words, select_image
-from freezer.serving.this_process import process_here, start_native
 
 if TYPE_CHECKING:
     from freezer.runtime.frozen_model import FrozenModel
@@ -96,14 +95,11 @@ def load(
         IncompatibleError: no artifact serves; its `ladder` has every refusal.
     """
     options = replace(options or LoadOptions(), **keywords)  # type: ignore[arg-type]
-    if options.runtime == "native":
-        start_native()
     with ExitStack() as stack:
         published = resolve_reference(reference, options.store)
         images = images_of(reference, published, stack)
         process = process_here(options, [image.device_class for image in images])
-        older = only_older(*published) if options.strict and published is not None else {}
-        selection = select_image(images, process, older)
+        selection = select_image(images, process)
         while selection.chosen is not None:
             try:
                 model = _open(selection)
@@ -132,13 +128,10 @@ def _open(selection: Selection) -> FrozenModel | NativeModel:
     manifest = image.manifest()
     if options.limit_isa:
         os.environ.update(limits_for(manifest, process))
-    native = options.runtime == "native"
-    payloads = native_payloads(manifest) if native else manifest.payloads
-    payloads = payloads_within(payloads, process.num_threads)
-    golden = (GOLDEN_INPUTS, GOLDEN_OUTPUTS) if options.canary else ()
-    artifact = image.fetch([*(payload.path for payload in payloads), *golden])
+    payloads, paths = needed_files(manifest, process.num_threads, options)
+    artifact = image.fetch(paths)
     model: FrozenModel | NativeModel
-    if native:
+    if options.runtime == "native":
         from freezer.serving.native_load import open_native
 
         model = open_native(artifact, process.num_threads, options, ladder=selection.ladder)
@@ -146,28 +139,69 @@ def _open(selection: Selection) -> FrozenModel | NativeModel:
         from freezer.serving.opening import open_artifact
 
         model = open_artifact(artifact, process.num_threads, options, ladder=selection.ladder)
-    _log_speed(manifest, payloads, process.num_threads)
+    _warn_of_slow_sizes(manifest, payloads)
     return model
 
 
-def _log_speed(
-    manifest: Manifest,
-    payloads: Sequence[Payload],
-    num_threads: int,
-) -> None:
-    """Log sizes that are slower than eager, and threads that calls may use and do not."""
-    model = f"{manifest.model} for {manifest.device_class}"
+def _warn_of_slow_sizes(manifest: Manifest, payloads: Sequence[Payload]) -> None:
+    """Warn of sizes that are slower than eager."""
     paths = {payload.path for payload in payloads}
     points = manifest.latency.points if manifest.latency else ()
     slower = slower_than_eager(point for point in points if point.payload in paths)
     if slower and manifest.device_class != PORTABLE:
-        logger.warning("%s was measured slower than eager with %s", model, slower)
-    counts = thread_counts_of(payloads)
-    if counts and max(counts) != num_threads:
-        logger.info(
-            "%s: calls run with %d of %d threads; for more speed freeze it with `threads: [%d]`",
-            model,
-            max(counts),
-            num_threads,
-            num_threads,
+        logger.warning(
+            "%s for %s was measured slower than eager with %s",
+            *(manifest.model, manifest.device_class, slower),
         )
+
+
+def process_here(options: LoadOptions, classes: Iterable[str]) -> ServingProcess:
+    """Describe this process.
+
+    Args:
+        options: options of the load.
+        classes: published device classes; CUDA is asked only where this machine has one of a GPU.
+
+    Raises:
+        UsageError: this process has no such device.
+        MissingDependencyError: the native runtime does not find torch's shared libraries.
+    """
+    cuda, engines = CudaHere(), dict[str, str]()
+    if options.runtime == "native":
+        from freezer.runtime.native import libtorch
+        from freezer.runtime.native import torch_version as native_version
+
+        num_threads, torch_version = libtorch().num_threads, native_version()
+    else:
+        import torch
+
+        from freezer.runtime.devices import cuda_here, with_index
+        from freezer.runtime.torch_settings import own_count
+
+        num_threads, torch_version = own_count(), torch.__version__
+        engines = {name: _version_of(name) for name in ENGINES.values() if find_spec(name)}
+        device = None if options.device is None else with_index(options.device)
+        options = replace(options, device=None if device is None else str(device))
+        if any(name.startswith("cuda-") for name in {*classes} & {*detect().classes}):
+            cuda = cuda_here(device)
+    return ServingProcess(
+        host=this_host(),
+        environ=os.environ,
+        num_threads=options.threads or thread_budget(num_threads),
+        torch_version=torch_version,
+        options=options,
+        cuda=cuda,
+        engines=engines,
+        trusted_keys=read_keys(options.trusted_keys),
+    )
+
+
+def _version_of(package: str) -> str:
+    """The version of an installed package; other distributions, such as onnxruntime-gpu, may
+    contain it.
+    """
+    from importlib import metadata
+
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version(package)
+    return str(import_module(package).__version__)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from freezer.artifact import GOLDEN_INPUTS, GOLDEN_OUTPUTS, Artifact, Payload, payloads_within
+from freezer.artifact import Artifact, Payload
 from freezer.compare import Values
 from freezer.errors import Refusal
 from freezer.runtime.contract import OpenPayload
 from freezer.runtime.native import NativeModel, NativePayload
-from freezer.runtime.tensor_files import golden_inputs, golden_outputs, load_arrays
-from freezer.serving.canary import check_figures, golden_figures, smallest_sets
-from freezer.serving.compatibility import native_payloads
+from freezer.runtime.tensor_files import load_arrays
+from freezer.serving.canary import check_figures, golden_figures, golden_sets, smallest_sets
+from freezer.serving.compatibility import needed_files
 from freezer.serving.process import LoadOptions
 
 
@@ -26,10 +26,8 @@ def open_native(
         IntegrityError, CanaryError: the bytes or the outputs differ from the published ones.
     """
     manifest = artifact.manifest
-    payloads = payloads_within(native_payloads(manifest), num_threads)
+    payloads, paths = needed_files(manifest, num_threads, options)
     with ExitStack() as stack:
-        golden = (GOLDEN_INPUTS, GOLDEN_OUTPUTS) if options.canary else ()
-        paths = [*(payload.path for payload in payloads), *golden]
         held = artifact.held(paths, stack, private=bool(options.trusted_keys))
         model = NativeModel(
             spec=manifest.inputs,
@@ -69,15 +67,8 @@ def run_native_canary(
         CanaryError: an output differs from the golden one.
     """
     manifest = artifact.manifest
-    inputs = golden_inputs(manifest, artifact.folder / GOLDEN_INPUTS, load_arrays)
-    outputs = golden_outputs(manifest, artifact.folder / GOLDEN_OUTPUTS, load_arrays)
-    golden = []
-    for arrays in outputs:
-        golden.append({name: Values.of(array) for name, array in arrays.items()})
-    sizes: list[int] = []
-    for arrays in inputs:
-        sizes.append(sum(array.size for array in arrays.values()))
-    for indices in (smallest_sets(manifest, sizes, model.payload_for), range(len(inputs))):
+    inputs, golden = golden_sets(artifact, load_arrays, Values.of)
+    for indices in (smallest_sets(manifest, inputs, model.payload_for), range(len(inputs))):
         answers = {}
         for index in indices:
             leaves = model.leaves(**inputs[index])

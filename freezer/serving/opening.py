@@ -12,13 +12,10 @@ from functools import partial
 import torch
 
 from freezer.artifact import (
-    GOLDEN_INPUTS,
-    GOLDEN_OUTPUTS,
     Artifact,
     Manifest,
     Payload,
     is_exact,
-    payloads_within,
     thread_counts_of,
 )
 from freezer.errors import CudaGraphsError, Refusal
@@ -30,6 +27,7 @@ from freezer.runtime.frozen_model import CallOptions, FrozenModel
 from freezer.runtime.loaders import LOADERS, PayloadLoader, open_inductor
 from freezer.runtime.torch_settings import own_count, threads
 from freezer.serving.canary import run_canary
+from freezer.serving.compatibility import needed_files
 from freezer.serving.process import LoadOptions
 
 _opening = threading.Lock()
@@ -57,7 +55,7 @@ def open_artifact(
     device = CPU if options.device is None else torch.device(options.device)
     if options.device is None and made_for.kind == "cuda":
         device = device_of(made_for, detect())
-    payloads = payloads_within(manifest.payloads, num_threads)
+    payloads, paths = needed_files(manifest, num_threads, options)
     if options.cuda_graphs:
         check_graphs(manifest, payloads, device)
     calls = CallOptions(
@@ -67,8 +65,6 @@ def open_artifact(
         cuda_graphs=options.cuda_graphs,
     )
     with ExitStack() as stack:
-        golden = (GOLDEN_INPUTS, GOLDEN_OUTPUTS) if options.canary else ()
-        paths = [*(payload.path for payload in payloads), *golden]
         held = artifact.held(paths, stack, private=bool(options.trusted_keys))
         model = _open(held, payloads, num_threads, calls, ladder)
         if options.canary:

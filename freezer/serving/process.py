@@ -24,9 +24,8 @@ class LoadOptions:
         threads: threads that calls may use; by default torch's count in this process, limited by
             its CPU affinity and the quotas of its control groups. Payloads for exactly this count
             are opened, else those for the largest count below it.
-        strict: raise if the first artifact does not serve, instead of trying the next, or if only
-            an older version has a better class for this machine. The error also has the refusals of
-            the others by their manifests.
+        strict: raise if the first artifact does not serve, instead of trying the next. The error
+            also has the refusals of the others by their manifests.
         limit_isa: allow oneDNN to be limited to the instruction set of a lesser class, for the
             whole process. Only works before torch's first oneDNN operation in the process.
         canary: run the smallest golden inputs of each payload and compare; set False only if

@@ -5,7 +5,7 @@ Decides from manifests and signatures; imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -19,7 +19,6 @@ from freezer.errors import (
     StoreUnreachableError,
     last_line,
 )
-from freezer.hardware import Machine
 from freezer.hardware import device_class as class_named
 from freezer.serving.compatibility import (
     Problem,
@@ -76,7 +75,6 @@ class Selection:
 def select_image(
     images: Sequence[Image],
     process: ServingProcess,
-    older: Mapping[str, int] | None = None,
 ) -> Selection:
     """Select the most specific artifact that serves a process.
 
@@ -86,8 +84,6 @@ def select_image(
     Args:
         images: artifacts of one version.
         process: process to serve in.
-        older: classes that only older versions have, with the number of the newest of these; a
-            better one than any of `images` is a refusal.
 
     Raises:
         UsageError: `options.device_class` is unknown.
@@ -106,31 +102,11 @@ def select_image(
         unserved = [] if wanted in names else [wanted]
         names = [wanted] if wanted in names else []
     refused = [refuse_by_class(name, published, machine) for name in unserved]
-    if wanted == "auto":
-        refused += _better_in_older(published, older or {}, machine)
     rest: list[Image] = []
     for name in names:
         rest += [image for image in images if image.device_class == name]
     selection = Selection(process=process, aside=tuple(aside), refused=tuple(refused))
     return _first(replace(selection, rest=tuple(rest)))
-
-
-def _better_in_older(
-    published: Sequence[str],
-    older: Mapping[str, int],
-    machine: Machine,
-) -> list[Refusal]:
-    """The refusals of device classes that only older versions have, and that fit this machine
-    better than those published.
-    """
-    refusals: list[Refusal] = []
-    for name in rungs([*published, *older], machine):
-        if name not in older:
-            break
-        got = f"only version {older[name]} has it"
-        expected = f"it in this version (freeze it again, or load version {older[name]})"
-        refusals.append(Problem("older_version", got, expected).of(name))
-    return refusals
 
 
 def _first(selection: Selection) -> Selection:

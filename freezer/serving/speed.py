@@ -10,18 +10,16 @@ eager model is available.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 
 from freezer.artifact import GOLDEN_INPUTS, Artifact, LatencyRecord, Manifest
-from freezer.errors import SpeedCheck, SpeedError, UsageError
-from freezer.files import scratch_folder
+from freezer.errors import SpeedError, UsageError
 from freezer.hardware import PORTABLE, device_class
-from freezer.runtime.devices import CPU, host_fingerprint
+from freezer.runtime.devices import CPU
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.input_sets import InputSet, distinct_at, on_device
 from freezer.runtime.tensor_files import golden_inputs, load_tensors
@@ -29,7 +27,6 @@ from freezer.runtime.torch_settings import threads
 from freezer.serving.opening import open_artifact
 from freezer.serving.process import LoadOptions
 from freezer.spec import SamplingPolicy, bind
-from freezer.store import Store, Version
 from freezer.timing import Sampling, meter_of, sample, speedup
 
 _LEAST_SHARE = 0.5
@@ -37,10 +34,35 @@ _LEAST_SHARE = 0.5
 
 _POLICY = SamplingPolicy(percentiles=("p50",))
 
-HOW = (
-    "use --store URI for its store, or --portable DIR for its folder (`coldpress pull"
-    " --device-class portable`)"
-)
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedCheck:
+    """Measured speed, relative to the portable artifact.
+
+    Attributes:
+        device_class: of the artifact.
+        expected: ratio in the manifests.
+        measured, low, high: ratio here, with its 95% confidence interval.
+        num_threads: of both artifacts.
+        median_ms: by device class.
+    """
+
+    device_class: str
+    expected: float
+    measured: float
+    low: float
+    high: float
+    num_threads: int
+    median_ms: Mapping[str, float]
+
+    def __str__(self) -> str:
+        medians = ", ".join(f"{name} {median:.3g} ms" for name, median in self.median_ms.items())
+        interval = f"{self.low:.2f} to {self.high:.2f}"
+        threads = "1 thread" if self.num_threads == 1 else f"{self.num_threads} threads"
+        return (
+            f"{self.measured:.2f} times as fast as portable here ({interval}; {medians};"
+            f" {threads}); by the manifests {self.expected:.2f} times"
+        )
 
 
 def check_speed(
@@ -59,7 +81,7 @@ def check_speed(
     """
     manifest = artifact.manifest
     name = manifest.device_class
-    point = dict(_judged(manifest).point)
+    point = _judged(manifest).point
     options = LoadOptions(canary=False, device=str(device))
     base = open_artifact(portable, num_threads, options)
     model = open_artifact(artifact, num_threads, options)
@@ -76,12 +98,13 @@ def check_speed(
         low=ratio.low,
         high=ratio.high,
         num_threads=num_threads,
-        point=point,
         median_ms={timed: statistics.median(sampling.pooled(timed)) for timed in models},
-        num_rounds=sampling.num_undisturbed,
-        num_dropped=sampling.num_dropped,
     )
-    _check_ratio(manifest, check)
+    if check.measured < _LEAST_SHARE * check.expected:
+        raise SpeedError(
+            f"{manifest.model} for {name}: {check}. Its results are correct, at less than half of"
+            " its speed: compare CPU, torch and environment with `provenance.host` of its manifest"
+        )
     return check
 
 
@@ -109,18 +132,6 @@ def _sample(
     return sampling
 
 
-def _check_ratio(manifest: Manifest, check: SpeedCheck) -> None:
-    """Raise for an artifact that is less than half as fast as expected."""
-    if check.measured >= _LEAST_SHARE * check.expected:
-        return
-    raise SpeedError(
-        f"{manifest.model} for {check.device_class}: {check}; by the manifests it is"
-        f" {check.expected:.2f} times. Its results are correct, at less than half of its speed."
-        f" Differences here: {'; '.join(differences(manifest)) or 'none found'}",
-        check=check,
-    )
-
-
 def _calls(
     model: FrozenModel,
     inputs: Sequence[InputSet],
@@ -132,29 +143,6 @@ def _calls(
     return calls
 
 
-def differences(manifest: Manifest) -> Iterator[str]:
-    """Differences of the environment, torch and the CPU from the judge's, which may explain a slow
-    artifact.
-    """
-    judged = manifest.provenance.get("host") or {}
-    there = {
-        **(judged.get("environment") or {}),
-        "torch": manifest.toolchain.get("torch"),
-        "CPU": judged.get("cpu"),
-    }
-    host = host_fingerprint()
-    here = {
-        **host["environment"],
-        "torch": torch.__version__,
-        "CPU": host["cpu"],
-    }
-    for name in sorted({*there, *here}):
-        value = here.get(name, "unset")
-        judged_value = there.get(name, "unset")
-        if judged_value and value != judged_value:
-            yield f"{name}: {value} here, {judged_value} where it was judged"
-
-
 def expected_ratio(manifest: Manifest, portable: Manifest, num_threads: int) -> float:
     """Speed of a class's artifact relative to the portable artifact by their manifests, for a
     thread count that was judged.
@@ -164,21 +152,15 @@ def expected_ratio(manifest: Manifest, portable: Manifest, num_threads: int) -> 
     Raises:
         UsageError: a manifest has no speedup over eager.
     """
-    ratio = _speedup_over_eager(manifest, num_threads)
-    if device_class(manifest.device_class).kind == "cuda":
-        return ratio
-    return ratio / _speedup_over_eager(portable, num_threads)
-
-
-def _speedup_over_eager(
-    manifest: Manifest,
-    num_threads: int,
-) -> float:
-    """See `LatencyRecord.speedup_with`."""
-    ratio = _judged(manifest).speedup_with(num_threads)
-    if ratio is None:
-        raise _no_speedup(manifest)
-    return ratio
+    ratios = []
+    for each in (manifest, portable):
+        ratio = _judged(each).speedup_with(num_threads)
+        if ratio is None:
+            raise _no_speedup(each)
+        if device_class(manifest.device_class).kind == "cuda":
+            return ratio
+        ratios.append(ratio)
+    return ratios[0] / ratios[1]
 
 
 def _judged(manifest: Manifest) -> LatencyRecord:
@@ -194,68 +176,6 @@ def _no_speedup(manifest: Manifest) -> UsageError:
     )
 
 
-def read_portable(folder: Path) -> Artifact:
-    """Read the folder of a portable artifact.
-
-    Raises:
-        NotPublishedError, IntegrityError: it is not an artifact folder, or it is damaged.
-        UsageError: the artifact is made for another class.
-    """
-    artifact = Artifact.read(folder)
-    if artifact.manifest.device_class != PORTABLE:
-        made_for = artifact.manifest.device_class
-        raise UsageError(f"--portable {folder} is made for {made_for}, expected {PORTABLE}: {HOW}")
-    return artifact
-
-
-def fetch_portable(
-    reference: str | Path,
-    manifest: Manifest,
-    published: tuple[Store, Version] | None,
-    store: str | None,
-    stack: ExitStack,
-) -> Artifact:
-    """Fetch the portable artifact of the same version from the store.
-
-    Args:
-        reference, store: see `load`.
-        manifest: of the artifact to compare.
-        published: the store and the version that `reference` names; None if it names a folder.
-        stack: owns the temporary folder of fetched files.
-
-    Raises:
-        UsageError: the version has none, or no store is named for a folder.
-    """
-    if published is None:
-        if store is None:
-            raise UsageError(f"{reference}: the portable artifact is not in this folder: {HOW}")
-        number = f":{manifest.version}" if manifest.version is not None else ""
-        opened = Store.open(store)
-        version = opened.version(f"{manifest.model}{number}")
-    else:
-        opened, version = published
-    if PORTABLE not in version.images:
-        classes = ", ".join(sorted(version.images))
-        raise UsageError(
-            f"{version.model} has no {PORTABLE} artifact to compare with; published are {classes};"
-            f" {HOW}"
-        )
-    return opened.materialize(version, PORTABLE, Path(stack.enter_context(scratch_folder())))
-
-
-def check_same_weights(reference: str | Path, manifest: Manifest, portable: Artifact) -> None:
-    """Check that the portable artifact was made of the same weights.
-
-    Raises:
-        UsageError: it was not.
-    """
-    if portable.manifest.provenance.get("weights") != manifest.provenance.get("weights"):
-        raise UsageError(
-            f"{portable.manifest.model}: the portable artifact was made of other weights than"
-            f" {reference}; {HOW}"
-        )
-
-
 def _inputs(
     artifact: Artifact,
     point: Mapping[str, int],
@@ -265,11 +185,9 @@ def _inputs(
     ones.
     """
     manifest = artifact.manifest
-    path = artifact.folder / GOLDEN_INPUTS
-    golden = golden_inputs(manifest, path, load_tensors)
+    golden = golden_inputs(manifest, artifact.folder / GOLDEN_INPUTS, load_tensors)
     sets = []
     for golden_set, tensors in zip(manifest.golden, golden, strict=True):
-        item = InputSet(point=golden_set.point, tensors=tensors)
-        sets.append(item)
+        sets.append(InputSet(point=golden_set.point, tensors=tensors))
     distinct = distinct_at(manifest.inputs, sets, point)
     return [on_device(item, device) for item in distinct]

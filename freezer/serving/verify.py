@@ -14,18 +14,16 @@ from freezer.errors import (
     IncompatibleError,
     IntegrityError,
     Refusal,
-    SpeedCheck,
     UsageError,
 )
-from freezer.hardware import PORTABLE, describe_host
+from freezer.hardware import PORTABLE
 from freezer.serving.canary import CanaryFigure, run_canary
-from freezer.serving.compatibility import rungs
 from freezer.serving.images import Image, images_of, resolve_reference
+from freezer.serving.load import process_here
 from freezer.serving.opening import open_artifact
 from freezer.serving.process import LoadOptions
 from freezer.serving.selection import Selection, failure, select_image
-from freezer.serving.speed import check_same_weights, check_speed, fetch_portable, read_portable
-from freezer.serving.this_process import process_here
+from freezer.serving.speed import SpeedCheck, check_speed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +60,6 @@ def verify(
     *,
     store: str | None = None,
     speed: bool = False,
-    portable: Path | None = None,
     trusted_keys: Sequence[str | Path] = (),
     **keywords: Unpack[VerifyKeywords],
 ) -> Verification:
@@ -72,18 +69,15 @@ def verify(
 
     Args:
         reference, store, trusted_keys, keywords: see `load`.
-        speed: also compare its speed with the portable artifact; the best artifact must serve.
-        portable: folder of the portable artifact; by default it is read from the store.
+        speed: also compare its speed with the portable artifact of the same version; the best
+            artifact must serve.
 
     Raises:
         IncompatibleError: no artifact serves here; with `speed`, the best one does not.
         IntegrityError, CanaryError: bytes or outputs differ, or no trusted key signed them.
-        UsageError: no portable artifact was made of the same weights.
+        UsageError: there is no portable artifact to compare the speed with.
         SpeedError: it is less than half as fast as its manifest promises.
     """
-    if portable is not None and not speed:
-        raise UsageError("--portable names the artifact that --speed compares with; give both")
-    given = None if portable is None else read_portable(portable)
     with ExitStack() as stack:
         published = resolve_reference(reference, store)
         images = images_of(reference, published, stack)
@@ -92,10 +86,9 @@ def verify(
         image = _chosen(reference, selection, trusted_keys)
         base = None
         if speed:
-            _check_best(reference, selection, images)
+            _check_best(reference, selection)
             if image.device_class != PORTABLE:
-                base = given or fetch_portable(reference, image.manifest(), published, store, stack)
-                check_same_weights(reference, image.manifest(), base)
+                base = _portable_beside(reference, images)
         return _verified(reference, selection, image.fetch(None), base, private=bool(trusted_keys))
 
 
@@ -160,27 +153,30 @@ def _chosen(
     return image
 
 
-def _check_best(
-    reference: str | Path,
-    selection: Selection,
-    images: Sequence[Image],
-) -> None:
-    """Refuse to time an artifact if this machine's hardware should serve a better one.
+def _check_best(reference: str | Path, selection: Selection) -> None:
+    """Refuse to time an artifact if a better one is refused.
 
     Raises:
-        IncompatibleError: a better one is refused, or the environment limits this process to the
-            portable one.
+        IncompatibleError: one is.
     """
-    assert selection.chosen is not None
-    serves, process = selection.chosen.device_class, selection.process
-    reasons = [str(refusal) for refusal in selection.refused]
-    if not reasons and serves == PORTABLE and process.options.device_class == "auto":
-        machine = process.machine()
-        unlimited = rungs([image.device_class for image in images], describe_host(process.host, {}))
-        reasons = [f"{name}: {why}" for name, why in machine.why_not.items() if name in unlimited]
-    if reasons:
+    if selection.refused:
+        reasons = "; ".join(map(str, selection.refused))
         raise IncompatibleError(
-            f"{reference}: {'; '.join(reasons)}; {serves} would serve instead, so nothing was"
-            " timed",
+            f"{reference}: {reasons}; another would serve instead, so nothing was timed",
             selection.refused,
         )
+
+
+def _portable_beside(reference: str | Path, images: Sequence[Image]) -> Artifact:
+    """The portable artifact of the same version.
+
+    Raises:
+        UsageError: the version has none, or the reference is a folder.
+    """
+    for image in images:
+        if image.device_class == PORTABLE:
+            return image.fetch(None)
+    raise UsageError(
+        f"{reference} has no portable artifact to compare the speed with; name a version of a store"
+        " that has one"
+    )

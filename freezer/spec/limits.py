@@ -36,8 +36,6 @@ class Limits:
             is another one.
         error_ratio_max: limit of the drift gate.
         timeout_s: longest wall time of a build or judge.
-        build_s: wall time of the builds of an item after which no further recipe is started; the
-            first always is.
         memory_gb: most resident memory of a build or judge, in 1e9 bytes.
         latency_ms_max: highest median latency at the first point; with the objective `p95`, highest
             95th percentile.
@@ -55,15 +53,8 @@ class Limits:
     latency_ms_max: float | None = None
     size_mb_max: float | None = None
     memory_mb_max: float | None = None
-    build_s: float | None = None
     nan: Literal["report", "keep"] = field(default="report", metadata=OMIT_DEFAULT)
     allow_regression: bool = False
-
-    def over_build_s(self, used_s: float) -> str | None:
-        """Why no further recipe is built after builds of this duration; None if one may be."""
-        if self.build_s is None or used_s < self.build_s:
-            return None
-        return f"limits.build_s {self.build_s:g} s is used up ({used_s:.0f} s)"
 
 
 _WEEK_S = 7 * 86_400.0
@@ -72,7 +63,6 @@ LIMIT_BOUNDS: Mapping[str, Bounds] = {
     "speedup_min": (0.0, 1e6),
     "error_ratio_max": (0.0, 1e9),
     "timeout_s": (0.0, _WEEK_S),
-    "build_s": (0.0, _WEEK_S),
     "memory_gb": (0.1, 1e5),
     "latency_ms_max": (0.0, 1e9),
     "size_mb_max": (0.0, 1e9),

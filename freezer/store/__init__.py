@@ -18,8 +18,6 @@ from freezer.store.listing import (
 )
 from freezer.store.local_files import (
     LocalFiles,
-)
-from freezer.store.location import (
     one_spelling,
 )
 from freezer.store.oci_layout import (

@@ -38,9 +38,7 @@ from freezer.files import (
     open_bucket,
     verify_file,
 )
-from freezer.store.copies import copy_image, link_image
-from freezer.store.local_files import LocalFiles
-from freezer.store.location import local_folder
+from freezer.store.local_files import LocalFiles, local_folder
 from freezer.store.oci_layout import INDEX, Descriptor, Layout, OvertakenError
 from freezer.store.publication import Publication
 from freezer.store.versions import (
@@ -49,6 +47,8 @@ from freezer.store.versions import (
     NUMBER,
     SIGNED,
     Version,
+    copy_image,
+    link_image,
     manifest_of_image,
     signature_tag,
     signatures_of,
@@ -268,7 +268,7 @@ class Store:
         Raises:
             UsageError: the key cannot be used.
         """
-        num_images = len(version.images_of(device_class)) or 1  # without one, the first is missing
+        num_images = len(version.images_of(device_class))
         signed = [self._sign(version, device_class, rank, key) for rank in range(num_images)]
         return any(signed)
 

@@ -187,12 +187,9 @@ class RemoteFiles:
 
     def fetch(self, path: str, dest: Path) -> None:
         """Download an object."""
-        with (
-            self._reaching(),
-            self._fs.open_input_stream(self._at(path)) as stream,
-            dest.open("wb") as file,
-        ):
-            shutil.copyfileobj(stream, file, _CHUNK_BYTES)
+        with dest.open("wb") as file:
+            for chunk in self.chunks(path):
+                file.write(chunk)
 
     def chunks(self, path: str) -> Iterator[bytes]:
         """Read an object in parts."""

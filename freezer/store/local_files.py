@@ -1,4 +1,4 @@
-"""The files of a store in a local folder. Imports no torch."""
+"""The files of a store in a local folder, and URIs of stores. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import parse_qsl, unquote, urlparse
 
-from freezer.errors import IntegrityError
+from freezer.errors import IntegrityError, UsageError
 from freezer.files import (
     CHUNK_BYTES,
+    SCHEMES,
     copy_whole,
     link_whole,
     make_folder,
+    path_in_bucket,
     remove,
     retried,
     verify_file,
@@ -113,3 +116,39 @@ class LocalFiles:
         with retried(lambda: (locks / name).open("a")) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def one_spelling(uri: str) -> str:
+    """Normalize a store's URI without opening it: `/s`, `/s/` and `file:///s` are one store, and so
+    are `s3://b/p` and `s3://b/p/`.
+
+    Of a bucket's options only the endpoint identifies the store.
+
+    Raises:
+        UsageError: the scheme is not supported.
+    """
+    parts = urlparse(uri)
+    if parts.scheme not in SCHEMES:
+        return str(local_folder(uri))
+    endpoint = dict(parse_qsl(parts.query)).get("endpoint_override")
+    return f"{parts.scheme}://{path_in_bucket(uri)}" + (
+        f"?endpoint_override={endpoint}" if endpoint else ""
+    )
+
+
+def local_folder(uri: str) -> Path:
+    """The folder of a URI outside buckets.
+
+    Raises:
+        UsageError: the scheme is not supported, or the URI names another host.
+    """
+    parts = urlparse(uri)
+    if parts.scheme not in ("", "file"):
+        raise UsageError(
+            f"store {uri!r}: unknown scheme {parts.scheme!r}; name a local folder, s3:// or gs://"
+        )
+    if parts.scheme and parts.netloc not in ("", "localhost"):
+        raise UsageError(
+            f"store {uri!r} names the host {parts.netloc!r}; a local folder is file:PATH or file:///PATH"
+        )
+    return Path(unquote(parts.path) if parts.scheme else uri).absolute()

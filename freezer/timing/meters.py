@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from freezer.hardware import NvmlError, Reading, opened, reading
+from freezer.hardware import NvmlError, num_other_processes, opened
 from freezer.runtime.devices import current, nvml_uuid
 from freezer.spec import SamplingPolicy
 
@@ -111,20 +111,20 @@ class GpuMeter(CpuMeter):
     Args:
         policy: of the sampling.
         new_event: makes an event like torch.cuda.Event, with timing.
-        read: reads the state of the GPU; None without NVML.
+        count_others: counts the other processes on the GPU; None without NVML.
     """
 
     def __init__(
         self,
         policy: SamplingPolicy,
         new_event: Callable[[], Any],
-        read: Callable[[], Reading] | None,
+        count_others: Callable[[], int] | None,
     ) -> None:
         super().__init__(policy)
         self._start = new_event()
         self._end = new_event()
-        self._read = read
-        self._readings: list[Reading] = []
+        self._count_others = count_others
+        self._shared_at_start = False
         self._num_shared = 0
 
     def timed_ms(self, call: Callable[[], object]) -> float:
@@ -138,14 +138,13 @@ class GpuMeter(CpuMeter):
     def begin(self) -> None:
         """Begin one round, or several short ones."""
         super().begin()
-        self._note()
+        self._shared_at_start = self._is_shared()
 
     def disturbed(self, num_rounds: int = 1) -> bool:
         """Whether another process was on the GPU at the start or end of the rounds, or used the
         CPUs.
         """
-        self._note()
-        shared = any(state.others for state in self._readings[-2:])
+        shared = self._is_shared() or self._shared_at_start
         self._num_shared += num_rounds * shared
         return shared or super().disturbed()
 
@@ -154,33 +153,24 @@ class GpuMeter(CpuMeter):
         return False
 
     def facts(self) -> dict[str, Any]:
-        """Ranges of clocks and temperatures, throttling reasons, and the number of shared
-        rounds.
-        """
-        if self._read is None:
+        """How rounds were timed and watched, and the number of shared rounds."""
+        if self._count_others is None:
             return {"timed_by": "device events", "watched": False}
-        ranges: dict[str, list[int] | None] = {}
-        for name in ("sm_clock_mhz", "memory_clock_mhz", "temperature_c"):
-            values = [getattr(state, name) for state in self._readings]
-            known = [value for value in values if value is not None]
-            ranges[name] = [min(known), max(known)] if known else None
-        throttled: dict[str, None] = {}
-        for state in self._readings:
-            throttled.update(dict.fromkeys(state.throttled))
         return {
             "timed_by": "device events",
             "watched": True,
-            **ranges,
-            "throttled": list(throttled),
             "num_rounds_shared": self._num_shared,
         }
 
-    def _note(self) -> None:
-        if self._read is not None:
-            try:
-                self._readings.append(self._read())
-            except NvmlError:
-                self._read = None  # facts() then reports "watched": False
+    def _is_shared(self) -> bool:
+        """Whether another process is on the GPU now; False without NVML."""
+        if self._count_others is None:
+            return False
+        try:
+            return self._count_others() > 0
+        except NvmlError:
+            self._count_others = None  # facts() then reports "watched": False
+            return False
 
 
 @contextlib.contextmanager
@@ -189,14 +179,14 @@ def meter_of(device: torch.device, policy: SamplingPolicy) -> Iterator[CpuMeter]
     if device.type != "cuda":
         yield CpuMeter(policy)
         return
-    read = None
+    count_others = None
     with contextlib.ExitStack() as stack:
         stack.enter_context(current(device))
         with contextlib.suppress(NvmlError):
             stack.enter_context(opened())
-            read = partial(reading, nvml_uuid(device))
+            count_others = partial(num_other_processes, nvml_uuid(device))
         new_event = partial(torch.cuda.Event, enable_timing=True)
-        yield GpuMeter(policy, new_event, read)
+        yield GpuMeter(policy, new_event, count_others)
 
 
 def _cpu_times() -> _Times:

@@ -4,18 +4,16 @@ May import: pipeline.tracking and below.
 Read first: reading.py.
 """
 
-from pipeline.catalog.entry import (
-    SOURCE_RUN,
-    Entry,
-    of_version,
-)
 from pipeline.catalog.files import (
     read_file,
 )
 from pipeline.catalog.reading import (
+    SOURCE_RUN,
     BadEntriesError,
     Catalog,
+    Entry,
     is_registry,
+    of_version,
     read_catalog,
     read_registry,
     refuse_bad_entries,

@@ -19,7 +19,7 @@ from freezer.errors import ColdpressError
 from freezer.files import file_name, is_url
 from freezer.freezing.recipes import select
 from freezer.freezing.sources import Source, parse_source
-from freezer.hardware import PORTABLE, device_class
+from freezer.hardware import device_class
 from freezer.spec import (
     InputSpec,
     Limits,
@@ -37,8 +37,8 @@ from pipeline.catalog.field_problems import (
     ProblemsError,
     collected,
     field_errors,
+    function_problem,
 )
-from pipeline.catalog.python_functions import function_problem
 
 SAMPLE_SUFFIXES = (".safetensors", ".npz")
 
@@ -89,12 +89,12 @@ def _read_source(text: str, info: ValidationInfo) -> Source:
     with field_errors():
         source = parse_source(text, folder=folders.base, **settings)
     if source.kind == "python":
-        _check_function(source.location, tuple(source.args), folders)
+        _check_function(source.location, folders)
     return source
 
 
-def _check_function(location: str, args: tuple[str, ...] | None, folders: Folders) -> None:
-    if problem := function_problem(location, args, folders.search_path):
+def _check_function(location: str, folders: Folders) -> None:
+    if problem := function_problem(location, folders.search_path):
         raise ValueError(problem)
 
 
@@ -177,7 +177,7 @@ def _read_task_metric(given: str, info: ValidationInfo) -> str:
     kind, _, location = given.partition(":")
     if kind != "python" or location.count(":") != 1:
         raise ValueError(f"got {given!r}, expected python:MODULE:FUNCTION")
-    _check_function(location, None, _folders(info))
+    _check_function(location, _folders(info))
     return location
 
 
@@ -202,12 +202,6 @@ def _check_device_class(name: str) -> str:
         if name != "auto":
             device_class(name)
     return name
-
-
-def _check_priced_class(name: str) -> str:
-    if name in ("auto", PORTABLE):
-        raise ValueError(f"got {name!r}, expected the class of a machine with a price")
-    return _check_device_class(name)
 
 
 def _check_recipe(name: str) -> str:
@@ -292,10 +286,6 @@ class EntryModel(_Strict):
     task_metric: Annotated[str, AfterValidator(_read_task_metric)] | None = None
     limits: Annotated[dict[str, Any], AfterValidator(_read_limits)] = {}
     objective: Objective = "p50"
-    price_per_hour: dict[
-        Annotated[str, AfterValidator(_check_priced_class)],
-        Annotated[float, Field(gt=0, allow_inf_nan=False)],
-    ] = {}
     device_classes: _NonEmpty[Annotated[str, AfterValidator(_check_device_class)]] = ("auto",)
     recipes: _NonEmpty[Annotated[str, AfterValidator(_check_recipe)]] = ("auto",)
     tags: dict[str, str] = {}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import ast
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from pydantic_core import ErrorDetails
 
 from freezer.errors import ColdpressError, SpecError, expected_names
+from freezer.freezing.sources import module_file
 
 ENTRY = "CP-ENTRY"
 """Error code of a bad field; the error names the field."""
@@ -98,3 +100,44 @@ def _in_words(details: ErrorDetails, names: Collection[str]) -> str:
     if not bounds:
         expected = _EXPECTED.get(kind, str(context.get("expected", details["msg"])))
     return f"got {str(details['input'])[:80]!r}, expected {expected}"
+
+
+def function_problem(location: str, search_path: Sequence[str]) -> str | None:
+    """Why MODULE:FUNCTION cannot work; None if only running the module can show more.
+
+    Args:
+        location: the function, as `MODULE:FUNCTION`.
+        search_path: folders to search besides PYTHONPATH.
+    """
+    module, _, name = location.partition(":")
+    file = module_file(module, search_path)
+    if file is None:
+        folders = ", ".join(search_path)
+        return f"module {module!r} is not found; looked in {folders} and on PYTHONPATH"
+    if file.suffix != ".py":
+        return None
+    try:
+        tree = ast.parse(file.read_bytes(), filename=str(file))
+    except SyntaxError as error:
+        return f"{file}:{error.lineno}: {error.msg}; fix the module"
+    except (OSError, ValueError, RecursionError) as error:
+        return f"{file} cannot be read: {error}"
+    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    if name in functions or _may_bind(tree, name):
+        return None
+    return f"{file} has no such function; {expected_names(name, functions)}"
+
+
+def _may_bind(tree: ast.Module, name: str) -> bool:
+    """Whether a module may have an attribute that is not a plain function: a class, an import, a
+    variable or a computed one.
+    """
+    bound = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            bound.add(node.name)
+        elif isinstance(node, ast.alias):
+            bound.add(node.asname or node.name)
+        elif isinstance(node, ast.Name):
+            bound.add(node.id)
+    return not bound.isdisjoint((name, "*", "__getattr__"))

@@ -1,4 +1,9 @@
-"""Connect the driver to a Ray cluster, or start a local one."""
+"""Connect the driver to a Ray cluster, or start a local one.
+
+A local Ray writes a token into its user's home. `ray start --head` then demands it, but drivers and
+other nodes send it only with RAY_AUTH_MODE=token. On a mismatch Ray fails after 20 seconds, without
+the reason, so the token is checked before.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ import contextlib
 import logging
 import os
 import re
+import shlex
 import socket
 import threading
 import time
@@ -16,13 +22,49 @@ from pathlib import Path
 import ray
 from ray.exceptions import AuthenticationError
 
+from freezer.checks import CheckRequest, Finding
 from freezer.errors import ColdpressError, InfrastructureError, UsageError, first_line
-from freezer.hardware import available_cpus, detect
-from pipeline.cluster.access import check_token, token_rejected
+from freezer.hardware import PORTABLE, available_cpus, detect
 from pipeline.cluster.head_monitor import CHECK_INTERVAL_S, CONNECT_S, Head, host_and_port
-from pipeline.cluster.ray_cluster import Cluster
+from pipeline.cluster.ray_cluster import Cluster, classes_of
 from pipeline.cluster.working_dir import in_job
 from pipeline.records import LABEL
+
+TOKEN_CODE = "CP-RAY-TOKEN"
+
+
+def check_token(address: str) -> None:
+    """Connect to the head at `HOST:PORT`, which is known to answer.
+
+    Raises:
+        InfrastructureError: the head rejects the token of this process, or demands one.
+    """
+    # Ray's internal API; errors other than this one are left to ray.init.
+    with contextlib.suppress(ImportError, AttributeError, RuntimeError):
+        from ray._private.authentication.authentication_token_setup import (
+            ensure_token_if_auth_enabled,
+        )
+        from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
+
+        try:
+            # Without a token, Ray's C++ code would abort the process.
+            ensure_token_if_auth_enabled(create_token_if_missing=False)
+            GcsClient(address=address)
+        except AuthenticationError as error:
+            raise token_rejected(address, error) from error
+
+
+def token_rejected(address: str, error: AuthenticationError) -> InfrastructureError:
+    """Return the error for a cluster that rejects the token of this process, or demands one."""
+    reason = error.message.splitlines()[0].rstrip(".")
+    mode = os.environ.get("RAY_AUTH_MODE", "not set")
+    return InfrastructureError(
+        f"Ray at {address} rejects the token ({reason}; RAY_AUTH_MODE is {mode} here); set"
+        " RAY_AUTH_MODE=token here, and copy ~/.ray/auth_token from the head to this machine (or"
+        " set RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN)",
+        code=TOKEN_CODE,
+    )
+
 
 _OBJECT_STORE_BYTES = 100_000_000
 """Size of the object store; tasks exchange paths and figures, never weights."""
@@ -180,3 +222,49 @@ def _init_local() -> None:
         logging_level=logging.ERROR,
         _node_ip_address="127.0.0.1",
     )
+
+
+JOIN = (
+    "env $(coldpress worker-labels --environment) ray start --address=HEAD:6379"
+    " $(coldpress worker-labels)"
+)
+
+
+def check_ray(request: CheckRequest) -> Iterator[Finding]:
+    """The installed Ray, and the cluster at the requested address: connect to it as a campaign
+    would.
+    """
+    address = joined_address(request.address)
+    version = f"Ray {ray.__version__}"
+    if address is None:
+        yield Finding(
+            check="Ray",
+            text=f"{version}; a campaign starts it on this machine (--address checks a cluster)",
+        )
+        return
+    try:
+        with connect(address) as cluster:
+            nodes = cluster.nodes()
+    except UsageError as error:
+        remedy = (
+            "coldpress doctor --address HEAD:6379   # without it, a campaign starts Ray on this"
+            " machine"
+        )
+        yield Finding(check="Ray", level="error", text=error.coded, remedy=remedy)
+        return
+    except ColdpressError as error:
+        remedy = (
+            f"ray status --address {shlex.quote(address)}   # if nothing answers: ray start --head"
+            " --port 6379"
+        )
+        yield Finding(check="Ray", level="error", text=f"{version}: {error.coded}", remedy=remedy)
+        return
+    served = classes_of(nodes)
+    text = (
+        f"{version}, cluster {address}: {len(nodes)} node{'' if len(nodes) == 1 else 's'} with CPUs"
+    )
+    if set(served) <= {PORTABLE}:
+        text = f"{text}, none of which has the label of a device class"
+        yield Finding(check="Ray", level="warning", text=text, remedy=f"{JOIN}   # on each worker")
+        return
+    yield Finding(check="Ray", text=f"{text}, for {', '.join(served)}")

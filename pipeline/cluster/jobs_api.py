@@ -35,7 +35,7 @@ from freezer.errors import (
     first_line,
 )
 from freezer.store import one_spelling
-from pipeline.cluster.access import TOKEN_CODE, token_rejected
+from pipeline.cluster.client import TOKEN_CODE, token_rejected
 
 STOP_WAIT_S = 60
 """Time for a stopped job to end by itself: it writes the ledger and MLflow."""

@@ -4,9 +4,6 @@ May import: pipeline.workspace and below.
 Read first: ledger.py.
 """
 
-from pipeline.ledger.bucket_mirror import (
-    LEDGER,
-)
 from pipeline.ledger.campaign_history import (
     History,
     Reached,
@@ -25,6 +22,7 @@ from pipeline.ledger.ledger import (
     ledger_folder,
 )
 from pipeline.ledger.segments import (
+    LEDGER,
     LedgerRow,
     RowKind,
     read_rows,

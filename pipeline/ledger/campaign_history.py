@@ -89,18 +89,12 @@ class History:
         reached = [item.outcome for item in self.members(campaign, record)]
         return [*reached, *record.problems]
 
-    def of_model(self, model: str, device_class: str | None = None) -> list[Reached]:
-        """Return every outcome that the ledger has of a model, the oldest first, of all campaigns.
-
-        Args:
-            model: its name.
-            device_class: only of this class.
-        """
+    def of_model(self, model: str) -> list[Reached]:
+        """Return every outcome that the ledger has of a model, the oldest first."""
         rows: list[LedgerRow] = []
         for key in self._keys.get(model, ()):
             rows += self._outcomes[key, model].values()
-        wanted = [row for row in rows if device_class in (None, row.device_class)]
-        return [_reached(row) for row in sorted(wanted, key=lambda row: row.time)]
+        return [_reached(row) for row in sorted(rows, key=lambda row: row.time)]
 
     def models(self) -> list[str]:
         """Return the names of all models with an outcome, sorted."""

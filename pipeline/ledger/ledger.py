@@ -6,7 +6,7 @@ projection of it.
     STORE/.coldpress/ledger/lease-<campaign>.json  the only driver of a campaign (lease.py)
 
 For a store in a bucket these are objects there, and each machine has a copy of the parts
-(bucket_mirror.py).
+(segments.py).
 
 A row is final once its part has its name. While a campaign runs, MERGE_AT parts of about one size
 are merged into one: a folder contains some dozens of parts for any number of rows, and a row is
@@ -27,16 +27,18 @@ from typing import Any, NamedTuple, TypeVar
 from freezer.errors import StoreUnreachableError
 from freezer.files import remove
 from freezer.store import WORK, Store
-from pipeline.ledger.bucket_mirror import drop_part, mirrored, send_part
 from pipeline.ledger.lease import Lease, LeaseLostError, campaign_lock, check_campaign
 from pipeline.ledger.segments import (
     LedgerRow,
     Part,
     RowKind,
+    drop_part,
     encode,
+    mirrored,
     part_name,
     read_folder,
     remove_partial,
+    send_part,
     write_part,
 )
 

@@ -4,21 +4,19 @@ May import: pipeline.catalog and below.
 Read first: plan.py.
 """
 
-from pipeline.planning.earlier_speeds import (
+from pipeline.planning.estimates import (
+    BASE_BYTES,
+    Demand,
     EarlierSpeeds,
+    corrected,
+    demand_of,
+    learned,
 )
 from pipeline.planning.finished_work import FinishedWork
 from pipeline.planning.keys import (
     FileDigests,
     pinned,
     source_key,
-)
-from pipeline.planning.memory_estimate import (
-    BASE_BYTES,
-    Demand,
-    corrected,
-    demand_of,
-    learned,
 )
 from pipeline.planning.plan import (
     Item,

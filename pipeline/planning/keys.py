@@ -198,10 +198,8 @@ def judge_key(
     winner is timed; earlier releases did not time any.
     """
     limits = {name: getattr(entry.limits, name) for name in JUDGED_LIMITS}
-    for name in ("memory_mb_max", "build_s"):
-        value = getattr(entry.limits, name)
-        if value is not None:
-            limits[name] = value
+    if entry.limits.memory_mb_max is not None:
+        limits["memory_mb_max"] = entry.limits.memory_mb_max
     num_threads: int | list[int] = target.num_threads
     if target.further_threads:
         num_threads = [target.num_threads, *target.further_threads]

@@ -4,21 +4,13 @@ May import: freezer.
 Read first: outcome.py.
 """
 
-from pipeline.records.class_facts import (
-    LABEL,
-    ClassFacts,
-)
-from pipeline.records.events import (
-    STYLES,
-    Event,
-    LiveFigures,
-    verdict_text,
-)
 from pipeline.records.outcome import (
+    LABEL,
     SKIPPED,
     SOURCE_MODEL,
     SOURCE_VERSION,
     CandidateReport,
+    ClassFacts,
     Failure,
     FinishedBuild,
     Outcome,
@@ -26,10 +18,17 @@ from pipeline.records.outcome import (
     flat_json,
     nested_json,
 )
-from pipeline.records.row import Row, iso, rounded, speedup_text
-from pipeline.records.summary import (
+from pipeline.records.row import (
+    STYLES,
+    Event,
+    LiveFigures,
+    Row,
     Summary,
+    iso,
+    rounded,
+    speedup_text,
     summarize,
+    verdict_text,
 )
 
 __all__ = [

@@ -21,13 +21,32 @@ from freezer.artifact import (
 from freezer.codec import OMIT_DEFAULT, decode, encode, stored_as
 from freezer.spec import Clock
 
+LABEL = "coldpress.dev/"
+"""Prefix of the labels of a Ray node, followed by a device class that it serves; the value is
+`true`.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClassFacts:
+    """Toolchain and limits of the workers of a device class.
+
+    Attributes:
+        num_threads: CPUs of the smallest worker.
+        toolchain: versions that are part of every build key.
+        memory_bytes: memory for one item whose entry sets no limit; None if unknown.
+    """
+
+    num_threads: int
+    toolchain: Mapping[str, Any]
+    memory_bytes: int | None = None
+
+
 DRIFT = "CP-DRIFT"
 """Code of a rejected outcome."""
 
 SKIPPED = "skipped"
-"""Kind of failure of a recipe that was not built, since it cannot be expected to win or the time
-for builds was used up.
-"""
+"""Kind of failure of a recipe that was not built, since it cannot be expected to win."""
 
 SOURCE_MODEL, SOURCE_VERSION = "coldpress.source_model", "coldpress.source_version"
 """Tags of an entry and its outcomes: name and version of the registry model that an artifact is

@@ -1,11 +1,14 @@
-"""One outcome in a flat, typed row, which tables, pages and descriptions show."""
+"""What people see of outcomes: typed rows, summaries of campaigns, events of a running one."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
 
+from freezer.hardware import PORTABLE
 from pipeline.records.outcome import Outcome
 
 
@@ -97,3 +100,136 @@ def rounded(value: float | None) -> str:
 def iso(seconds: float, *, timespec: Literal["seconds", "milliseconds"] = "seconds") -> str:
     """Format seconds since the epoch as ISO 8601, UTC."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec=timespec)
+
+
+NUM_GAINS = 3
+"""Gains that a summary lists."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unpublished:
+    """Outcomes of one model with the same verdict and reason.
+
+    Attributes:
+        code: error code or type of failure; empty if it did not fail.
+    """
+
+    model: str
+    device_classes: tuple[str, ...]
+    verdict: str
+    code: str
+    reason: str
+    failed: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    """Summary of a campaign.
+
+    Attributes:
+        counts: number of outcomes by verdict, the most frequent first.
+        gains: the published outcomes with the largest speedups, one for each model, without
+            `portable`.
+        unpublished: failed ones first.
+    """
+
+    counts: dict[str, int]
+    gains: tuple[Outcome, ...]
+    unpublished: tuple[Unpublished, ...]
+
+
+def summarize(outcomes: Sequence[Outcome]) -> Summary:
+    """Summarize outcomes, in the order of the catalog."""
+    best: dict[str, Outcome] = {}
+    for one in sorted(outcomes, key=lambda one: one.figures.speedup or 0.0, reverse=True):
+        if one.verdict == "published" and one.figures.speedup and one.device_class != PORTABLE:
+            best.setdefault(one.model, one)
+    alike: dict[tuple[str, str, str, str, bool], list[str]] = {}
+    for one in outcomes:
+        if one.verdict != "published":
+            kind = (
+                one.model,
+                one.verdict,
+                one.code or one.failure_kind or "",
+                one.reason or "",
+                one.failed,
+            )
+            alike.setdefault(kind, []).append(one.device_class)
+    return Summary(
+        counts=dict(Counter(one.verdict for one in outcomes).most_common()),
+        gains=tuple(best.values())[:NUM_GAINS],
+        unpublished=tuple(
+            Unpublished(
+                model=model,
+                device_classes=tuple(classes),
+                verdict=verdict,
+                code=code,
+                reason=reason,
+                failed=failed,
+            )
+            for (model, verdict, code, reason, failed), classes in sorted(
+                alike.items(), key=lambda item: not item[0][4]
+            )
+        ),
+    )
+
+
+STYLES = {
+    "published": "green",
+    "kept-eager": "cyan",
+    "kept-previous": "blue",
+    "rejected": "yellow",
+    "failed": "red",
+    "unstable": "magenta",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """The start or end of a step.
+
+    Attributes:
+        kind: `note` is about the campaign; `build` and `judge` start, `built` and `judged` end,
+            `retried` ends without a result; `outcome` is final: published and in the ledger.
+        what: `model device_class`.
+        recipes: of builds: those that start together, or the one that ended.
+        text: details for people.
+        seconds: duration of what ended.
+        unstable: whether other processes disturbed the judge that ended.
+    """
+
+    kind: Literal["note", "build", "built", "judge", "judged", "retried", "outcome"]
+    what: str = ""
+    recipes: tuple[str, ...] = ()
+    text: str = ""
+    seconds: float = 0.0
+    outcome: Outcome | None = None
+    unstable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LiveFigures:
+    """Figures of a running campaign that no event carries.
+
+    Attributes:
+        nodes: number of nodes in use, by device class.
+        num_logged, num_unlogged: final outcomes that MLflow shows, and those that it lacks.
+    """
+
+    nodes: Mapping[str, int] = field(default_factory=dict)
+    num_logged: int = 0
+    num_unlogged: int = 0
+
+
+def verdict_text(outcome: Outcome) -> str:
+    """Return a verdict in a few words: `published inductor-frozen 1.84x (1.79-1.90)`."""
+    words = ["unchanged:", outcome.verdict] if outcome.cached else [outcome.verdict]
+    if outcome.verdict == "failed":
+        words.append(f"({outcome.failure_kind})")
+    if outcome.recipe:
+        words.append(outcome.recipe)
+    if outcome.figures.speedup is not None:
+        words.append(Row.of(outcome).speedup_text)
+    if outcome.code is not None:  # the report has the reason
+        words.append(outcome.code)
+    return " ".join(words)

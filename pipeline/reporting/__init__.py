@@ -5,26 +5,24 @@ Read first: campaign_report.py.
 """
 
 from pipeline.reporting.campaign_report import CampaignReport
-from pipeline.reporting.comparison import OutcomeChange, compare
-from pipeline.reporting.console_report import print_next_steps, print_report
-from pipeline.reporting.costs import class_costs
-from pipeline.reporting.explain import explain_plan
-from pipeline.reporting.html.html_report import report_page
-from pipeline.reporting.live.campaign_progress import ItemWork
-from pipeline.reporting.live.display import Display, LineDisplay, display_for
-from pipeline.reporting.live.metrics import metered
-from pipeline.reporting.model_history import PastOutcome, past_outcomes
+from pipeline.reporting.comparison import OutcomeChange, PastOutcome, compare, past_outcomes
+from pipeline.reporting.console_report import (
+    explain_plan,
+    print_report,
+    result_table,
+)
+from pipeline.reporting.display import Display, ItemWork, LineDisplay, display_for
+from pipeline.reporting.html_report import report_page
+from pipeline.reporting.metrics import metered
 from pipeline.reporting.status import (
     campaign_status,
     campaigns_in_words,
     in_words,
     status_if_known,
 )
-from pipeline.reporting.terminal_table import Columns, fitting_table
 
 __all__ = [
     "CampaignReport",
-    "Columns",
     "Display",
     "ItemWork",
     "LineDisplay",
@@ -32,16 +30,14 @@ __all__ = [
     "PastOutcome",
     "campaign_status",
     "campaigns_in_words",
-    "class_costs",
     "compare",
     "display_for",
     "explain_plan",
-    "fitting_table",
     "in_words",
     "metered",
     "past_outcomes",
-    "print_next_steps",
     "print_report",
     "report_page",
+    "result_table",
     "status_if_known",
 ]

@@ -10,7 +10,6 @@ from freezer.codec import encode
 from freezer.errors import FAILED, INFRASTRUCTURE, INTERRUPTED, OK, InfrastructureError
 from freezer.files import write_whole
 from pipeline.records import Outcome, iso
-from pipeline.reporting.costs import ClassCost
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,9 +21,7 @@ class CampaignReport:
         started, finished: seconds since the epoch.
         outcomes: of every (model, device class), in the order of the catalog.
         infrastructure: failures of Ray, MLflow or the store, one sentence each.
-        untracked: those of them that concern MLflow alone.
         interrupted: whether a person stopped it.
-        costs: of the classes with a price.
     """
 
     campaign: str
@@ -33,13 +30,6 @@ class CampaignReport:
     outcomes: tuple[Outcome, ...]
     infrastructure: tuple[str, ...] = ()
     interrupted: bool = False
-    costs: tuple[ClassCost, ...] = ()
-    untracked: tuple[str, ...] = ()
-
-    @property
-    def ends_watching(self) -> bool:
-        """Whether it was interrupted, or Ray or the store failed."""
-        return self.interrupted or set(self.infrastructure) != set(self.untracked)
 
     @property
     def exit_code(self) -> int:
@@ -59,7 +49,6 @@ class CampaignReport:
             "finished": iso(self.finished, timespec="milliseconds"),
             "exit_code": self.exit_code,
             "outcomes": [_outcome_json(outcome) for outcome in self.outcomes],
-            "costs": [encode(cost) for cost in self.costs],
         }
 
     def write_json(self, path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Comparison of two campaigns over the same models: faster, slower, drifted, newly failing,
-fixed.
+"""Comparison of two campaigns over the same models: faster, slower, drifted, newly failing, fixed;
+and the history of a model, each outcome compared with the one before.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from typing import Literal, get_args
 
 from freezer.artifact import SpeedChange, regression_kind
 from freezer.freezing.recipes import EAGER
-from pipeline.records import Outcome, speedup_text
+from pipeline.ledger import Reached
+from pipeline.records import Outcome, Row, speedup_text
 
 ChangeKind = Literal[
     "newly failing", "slower", "drifted", "faster", "fixed", "new", "removed", "unchanged"
@@ -150,3 +151,61 @@ def _speed_change(old: ServedSpeed | None, new: ServedSpeed | None) -> SpeedChan
         high=new.high / old.low,
         noise=NOISE,
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PastOutcome:
+    """Figures of one outcome of a model and device class.
+
+    Attributes:
+        time: when it was reached, in seconds since the epoch.
+        speed: of what served afterwards.
+        error_ratio: of the outcome's recipe.
+        size_mb: of the payloads of the outcome's recipe, in 1e6 bytes.
+        torch, coldpress: versions on the judge's machine.
+        change: since the outcome before; None for the first one.
+    """
+
+    time: float
+    device_class: str
+    verdict: str
+    version: int | None
+    recipe: str | None
+    speed: ServedSpeed | None
+    error_ratio: float | None
+    size_mb: float | None
+    build_s: float
+    torch: str | None
+    coldpress: str | None
+    change: OutcomeChange | None
+
+
+def past_outcomes(past: Sequence[Reached]) -> dict[str, list[PastOutcome]]:
+    """Return the history of each device class.
+
+    Args:
+        past: outcomes of one model, the oldest first.
+    """
+    history: dict[str, list[PastOutcome]] = {}
+    before: dict[str, Outcome] = {}
+    for reached in past:
+        outcome = reached.outcome
+        name, row, speed = outcome.device_class, Row.of(outcome), served_speed(outcome)
+        change = compare([before[name]], [outcome])[0] if name in before else None
+        shown = PastOutcome(
+            time=reached.time,
+            device_class=name,
+            verdict=row.verdict,
+            version=row.version,
+            recipe=speed.recipe if speed else row.recipe,
+            speed=speed,
+            error_ratio=row.error_ratio,
+            size_mb=row.size_mb,
+            build_s=row.build_s,
+            torch=outcome.host.get("torch"),
+            coldpress=outcome.host.get("coldpress"),
+            change=change,
+        )
+        history.setdefault(name, []).append(shown)
+        before[name] = outcome
+    return history

@@ -1,30 +1,63 @@
-"""The report that a campaign prints at its end: a table of verdicts, reasons, and commands to try
-next.
+"""What people read of a campaign besides its display: at its end a table of verdicts and reasons;
+with `--explain`, what it would do with each item, and why.
 """
 
 from __future__ import annotations
 
-import json
-import shlex
-import shutil
-import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from urllib.parse import urlparse
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from freezer.files import SCHEMES
 from freezer.hardware import PORTABLE
 from freezer.store import one_spelling
-from pipeline.records import STYLES, Outcome, Row, rounded
+from pipeline.planning import Item, Plan
+from pipeline.records import SKIPPED, STYLES, Event, Outcome, Row, rounded
 from pipeline.reporting.campaign_report import CampaignReport
-from pipeline.reporting.costs import ClassCost
-from pipeline.reporting.terminal_table import Columns, fitting_table
-from pipeline.tracking import without_password
+from pipeline.reporting.display import Display
+from pipeline.scheduling import BuildRecords
 from pipeline.workspace import log_place
+
+WIDE = 140
+"""Columns of a terminal from which tables show everything."""
+
+NUM_NAMES = 4
+"""Columns of a table with words; figures follow."""
+
+
+def result_table(
+    names: Sequence[str],
+    rows: Iterable[Sequence[Text | str]],
+    console: Console,
+    *,
+    narrow: int,
+    title: str | None = None,
+) -> Table:
+    """Return a table, with the first `narrow` columns alone on a terminal that is not WIDE."""
+    shown = len(names) if console.width >= WIDE else narrow
+    table = Table(
+        title=title,
+        title_justify="left",
+        header_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for place, name in enumerate(names[:shown]):
+        table.add_column(name, overflow="fold", no_wrap=place not in (0, 2))
+        if place >= NUM_NAMES:
+            table.columns[-1].justify = "right"
+    for cells in rows:
+        table.add_row(*cells[:shown])
+    return table
+
 
 UNEXPLAINED = ("crash", "timeout", "memory", "output", "error")
 """Failures that are printed with the end of their log, since the reason alone does not explain
@@ -33,23 +66,9 @@ them.
 
 MAX_LOG_LINES = 8
 
-_UNCHANGED, _COST = " ", "cost per 1M"
-_FIGURES = ("speedup (95% CI)", "p50 ms", "eager ms", _COST, "error ratio", "version")
-_SECONDS = ("build s", "judge s")
-COLUMNS = Columns(
-    names=("model", "device class", "verdict", _UNCHANGED, "recipe", *_FIGURES, *_SECONDS),
-    numeric=(*_FIGURES, *_SECONDS),
-    dropped_first=(
-        *_SECONDS,
-        "eager ms",
-        "p50 ms",
-        "version",
-        "error ratio",
-        _UNCHANGED,
-        "recipe",
-        _COST,
-    ),
-    optional=(_UNCHANGED, _COST),
+COLUMNS = (
+    *("model", "device class", "verdict", "recipe"),
+    *("speedup (95% CI)", "p50 ms", "eager ms", "error ratio", "version", "build s", "judge s"),
 )
 
 
@@ -63,13 +82,9 @@ def print_report(report: CampaignReport, console: Console, store: str = "./store
     """
     outcomes = sorted(report.outcomes, key=lambda outcome: not outcome.failed)
     console.print(Text(f"campaign {report.campaign}", style="italic"))
-    costs = _cost_cells(report.costs)
-    rows = []
-    for outcome in outcomes:
-        cost = costs.get((outcome.model, outcome.device_class), "")
-        rows.append(_cells(outcome, cost))
+    rows = [_cells(outcome) for outcome in outcomes]
     if rows:
-        console.print(fitting_table(COLUMNS, rows, console))
+        console.print(result_table(COLUMNS, rows, console, narrow=NUM_NAMES + 1))
     for line in (
         *_reasons(outcomes, store),
         *_warnings(outcomes),
@@ -79,38 +94,22 @@ def print_report(report: CampaignReport, console: Console, store: str = "./store
         console.print(line, soft_wrap=True)
 
 
-def _cells(outcome: Outcome, cost: str) -> dict[str, Text | str]:
+def _cells(outcome: Outcome) -> list[Text | str]:
     row, kind = Row.of(outcome), outcome.failure_kind
     verdict = f"{row.verdict}: {kind}" if kind else row.verdict
-    return {
-        "model": row.model,
-        "device class": row.device_class,
-        "verdict": Text(verdict, style=STYLES.get(row.verdict, "")),
-        _UNCHANGED: "unchanged" if row.cached else "",
-        "recipe": row.recipe or "",
-        "speedup (95% CI)": row.speedup_text,
-        "p50 ms": rounded(row.p50_ms),
-        "eager ms": rounded(row.eager_p50_ms),
-        _COST: cost,
-        "error ratio": "" if row.error_ratio is None else f"{row.error_ratio:.2f}",
-        "version": str(row.version or ""),
-        "build s": "" if row.cached else f"{row.build_s:.1f}",
-        "judge s": "" if row.cached else f"{row.judge_s:.1f}",
-    }
-
-
-def _cost_cells(costs: Sequence[ClassCost]) -> dict[tuple[str, str], str]:
-    """Return the costs by model and class; of several classes of a model, the cheapest that meets
-    the limits is marked.
-    """
-    num_classes = Counter(cost.model for cost in costs)
-    cells = {}
-    for cost in costs:
-        note = "" if cost.meets_limits else " not within limits"
-        if cost.cheapest and num_classes[cost.model] > 1:
-            note = " cheapest"
-        cells[cost.model, cost.device_class] = f"{cost.cost_per_million:.3g}{note}"
-    return cells
+    seconds = [f"{row.build_s:.1f}", f"{row.judge_s:.1f}"]
+    return [
+        row.model,
+        row.device_class,
+        Text(verdict, STYLES.get(row.verdict, "")),
+        row.recipe or "",
+        row.speedup_text,
+        rounded(row.p50_ms),
+        rounded(row.eager_p50_ms),
+        "" if row.error_ratio is None else f"{row.error_ratio:.2f}",
+        str(row.version or ""),
+        *(["unchanged", ""] if row.cached else seconds),
+    ]
 
 
 def _reasons(outcomes: Iterable[Outcome], store: str) -> Iterable[Text]:
@@ -192,42 +191,50 @@ def _summary(report: CampaignReport, outcomes: Sequence[Outcome]) -> str:
     return line
 
 
-def print_next_steps(
-    report: CampaignReport, console: Console, *, store: str, tracking_uri: str
+def explain_plan(
+    plan: Plan, skipped: Sequence[Outcome], records: BuildRecords, display: Display
 ) -> None:
-    """Print commands to try next, as they run in this environment: browse, report, and for a
-    published model pull and load.
+    """Show a line for each item, and for each outcome that needs no work.
+
+    Args:
+        plan, skipped: of the campaign.
+        records: builds that earlier campaigns finished.
+        display: takes the lines.
     """
-    if not report.outcomes:
-        return
-    console.print("\n[bold]Try next[/bold]", highlight=False)
-    for name, words in _next_steps(report, store, tracking_uri).items():
-        line = f"  {name:<8} {shlex.join(words)}"
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    lines = []
+    for item in plan.items:
+        why = "" if item.why == "unchanged" else f" ({item.why})"
+        lines.append(f"{item.label()}: {_work_of(item, records)}{why}")
+    for outcome in skipped:
+        place = f"{outcome.model} {outcome.device_class}"
+        lines.append(f"{place}: nothing ({outcome.coded_reason})")
+    for line in lines:
+        display.show(Event(kind="note", text=line))
 
 
-def _next_steps(
-    report: CampaignReport, store: str, tracking_uri: str
-) -> Mapping[str, Sequence[str]]:
-    commands: dict[str, Sequence[str]] = {}
-    activate = Path(sys.prefix) / "bin" / "activate"
-    if activate.is_file() and shutil.which("coldpress") is None:
-        commands["activate"] = [".", str(activate)]
-    address = without_password(tracking_uri)
-    if urlparse(tracking_uri).scheme in ("http", "https"):
-        commands["browse"] = [address]
-    else:
-        commands["browse"] = ["mlflow", "ui", "--backend-store-uri", address]
-    is_default = store == "./store"
-    location = [] if is_default else ["--store", store]
-    commands["report"] = ["coldpress", "report", report.campaign, *location]
-    published = [outcome.model for outcome in report.outcomes if outcome.version is not None]
-    if not published:
-        return commands
-    model = published[0]
-    commands["pull"] = ["coldpress", "pull", model, *location, "--dest", f"pulled/{model}"]
-    argument = json.dumps(model)
-    if not is_default:
-        argument += f", store={json.dumps(store)}"
-    commands["load"] = ["python", "-c", f"import freezer; print(freezer.load({argument}))"]
-    return commands
+def _work_of(item: Item, records: BuildRecords) -> str:
+    """The work of an item in words: what the executor would start with."""
+    if item.finished:
+        return "unchanged"
+    step = records.start(item)
+    state = step.state
+    outcome = state.outcome
+    if outcome is not None:
+        return f"nothing to build or judge; {outcome.verdict}: {outcome.coded_reason}"
+    builds = [recipe for recipe in step.queue if recipe]
+    words = []
+    if builds:
+        words.append(f"build {', '.join(builds)}")
+    if state.waiting:
+        words.append(
+            f"then {', '.join(state.waiting)}, unless earlier judgements of the same architecture"
+            " rule them out"
+        )
+    if state.built:
+        words.append(f"keep {', '.join(state.built)}")
+    for recipe, result in state.results.items():
+        if result.is_skipped:
+            problem = result.problem.removeprefix(f"{SKIPPED}: ")
+            words.append(f"skip {recipe}: {problem}")
+    words.append("judge if it is built" if item.missed and builds else "judge")
+    return "; ".join(words)

@@ -8,8 +8,7 @@ from pipeline.scheduling.build_records import BuildRecords
 from pipeline.scheduling.executor import Executor
 from pipeline.scheduling.fleet import WAIT_S, Fleet
 from pipeline.scheduling.item_state import ItemState
-from pipeline.scheduling.local_facts import facts_here
-from pipeline.scheduling.node_check import SharedFiles
+from pipeline.scheduling.node_check import SharedFiles, facts_here
 from pipeline.scheduling.outcomes import skipped_outcomes
 
 __all__ = [

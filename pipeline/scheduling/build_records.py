@@ -78,7 +78,6 @@ class BuildRecords:
         return BuildResult(
             key=key,
             recipe=recipe,
-            cached=True,
             failure=failure,
             wall_s=wall_s,
             architecture=known.architecture,

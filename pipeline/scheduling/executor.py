@@ -217,7 +217,6 @@ class Executor:
             return BuildRequest(
                 entry=entry,
                 builds={recipe: item.builds[recipe].digest for recipe in recipes},
-                spent_s=state.spent_s,
                 device_class=item.device_class,
                 num_threads=item.num_threads,
                 store=self._store.uri,

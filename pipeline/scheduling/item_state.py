@@ -8,7 +8,7 @@ table is pipeline/failures/policy.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from pipeline.failures import attempts_left, decide, final_sentence
@@ -63,11 +63,6 @@ class ItemState:
     outcome: Outcome | None = None
 
     @property
-    def spent_s(self) -> float:
-        """Duration of the builds that ended, in seconds."""
-        return sum(result.wall_s for result in self.results.values())
-
-    @property
     def built(self) -> dict[str, BuildResult]:
         """The builds that succeeded, by recipe."""
         results = self.results.items()
@@ -85,10 +80,6 @@ class ItemState:
     def with_files(self, demand: Demand) -> ItemState:
         """Return the state with the demand of a model whose files are here, if it is larger."""
         return replace(self, estimate=demand) if demand.asked > self.estimate.asked else self
-
-    def over_build_s(self) -> str | None:
-        """Return that limits.build_s is used up, in words; None if it is not."""
-        return self.item.entry.limits.over_build_s(self.spent_s)
 
 
 @dataclass(
@@ -172,8 +163,7 @@ def end_build(
         hopeless: recipes to skip, each with the reason.
     """
     recipe = result.recipe
-    skipped = result.is_skipped
-    if failed is not None and not skipped:
+    if failed is not None:
         retried = _retry(state, recipe, failed)
         if retried is not None:
             return retried
@@ -184,10 +174,7 @@ def end_build(
         results={**state.results, recipe: result},
         estimate=estimate,
     )
-    step = Step(state=state, result=result)
-    if skipped:
-        step = Step(state=state, notes=_skip_notes(state, [result]))
-    return _queue_builds(step, hopeless or {})
+    return _queue_builds(Step(state=state, result=result), hopeless or {})
 
 
 def end_judge(
@@ -226,22 +213,20 @@ def end(state: ItemState, outcome: Outcome, notes: tuple[str, ...] = ()) -> Step
 
 
 def _queue_builds(step: Step, hopeless: Mapping[str, str], *, one_first: bool = False) -> Step:
-    """Skip waiting builds that are hopeless or out of time. Queue the others, or the first one."""
+    """Skip waiting builds that are hopeless. Queue the others, or the first one."""
     state = step.state
     builds = state.item.builds
     waiting = state.waiting
-    reasons = {recipe: hopeless[recipe] for recipe in waiting if recipe in hopeless}
-    none_runs = len(builds) == len(state.results) + len(waiting)
-    over = state.over_build_s()
-    if none_runs and over:
-        reasons = dict.fromkeys(waiting, over) | reasons
     skipped = {
-        recipe: BuildResult.skipped(builds[recipe].digest, recipe, reason)
-        for recipe, reason in reasons.items()
+        recipe: BuildResult.skipped(builds[recipe].digest, recipe, hopeless[recipe])
+        for recipe in waiting
+        if recipe in hopeless
     }
     others = tuple(recipe for recipe in waiting if recipe not in skipped)
     queue = others[:1] if one_first else others
-    notes = (*step.notes, *_skip_notes(state, skipped.values()))
+    notes = tuple(
+        f"{state.item.label(recipe)}: {result.problem}" for recipe, result in skipped.items()
+    )
     results = {**state.results, **skipped}
     state = replace(
         state,
@@ -258,10 +243,6 @@ def _queue_builds(step: Step, hopeless: Mapping[str, str], *, one_first: bool = 
     )
 
 
-def _skip_notes(state: ItemState, skipped: Iterable[BuildResult]) -> tuple[str, ...]:
-    return tuple(f"{state.item.label(result.recipe)}: {result.problem}" for result in skipped)
-
-
 def _check_built(step: Step) -> Step:
     """Queue the judge if all builds ended and one succeeded. Decide if none succeeded."""
     state = step.state
@@ -271,7 +252,7 @@ def _check_built(step: Step) -> Step:
     if len(results) < len(item.builds):
         return step
     skipped = tuple(recipe for recipe, result in results.items() if result.is_skipped)
-    if skipped and not built and not state.over_build_s():  # a hopeless one is better than none
+    if skipped and not built:  # a hopeless one is better than none
         failed = {recipe: results[recipe] for recipe in results if recipe not in skipped}
         state = replace(
             state,

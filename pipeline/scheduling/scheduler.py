@@ -122,8 +122,7 @@ class Scheduler:
         loaded first.
 
         A group has builds of one item, at most a core's share of those that wait (guided
-        self-scheduling, Polychronopoulos and Kuck 1987). With limits.build_s, it has all of them,
-        to be built one after the other.
+        self-scheduling, Polychronopoulos and Kuck 1987).
         """
         slots = self._slots.values()
         num_cpus = sum(slot.node.num_cpus for slot in slots)
@@ -137,9 +136,7 @@ class Scheduler:
                 if task is None:
                     building.remove(slot)
                 elif may_start(task):
-                    num_tasks = num_waiting
-                    if task.item.entry.limits.build_s is None:
-                        num_tasks = math.ceil(num_waiting / num_cpus)
+                    num_tasks = math.ceil(num_waiting / num_cpus)
                     yield slot, [task, *self._builds.take_alike(task, num_tasks - 1)]
                 else:
                     self.add(task, first=True)

@@ -4,14 +4,12 @@ May import: pipeline.planning and below.
 Read first: materials.py.
 """
 
-from pipeline.sources.file_names import (
-    named_files,
-)
 from pipeline.sources.materials import (
     Materials,
 )
 from pipeline.sources.transfer import (
     download_sources,
+    named_files,
 )
 
 __all__ = [

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from freezer.hardware import PORTABLE
-from pipeline.records import Outcome, Row
+from pipeline.records import STYLES, Outcome, Row
 from pipeline.tracking.run_records import shortened
 
 FORM = 2
 """Version of what is logged.
 
-Increase it to invalidate every existing COMPLETE and SHOWN tag; existing runs of candidates stay.
+Increase it to invalidate every existing COMPLETE tag; existing runs of candidates stay.
 """
 
 
@@ -32,7 +32,6 @@ class CampaignStart:
         resume: whether to set a run that has ended to running.
         expected: `outcomes_digest` of a campaign that has no work left. If the run's tag matches
             it, the runs of candidates are not searched.
-        models: models whose outcomes will be logged; None for all.
     """
 
     catalog: str
@@ -40,7 +39,6 @@ class CampaignStart:
     parameters: Mapping[str, str] = field(default_factory=dict)
     resume: bool = True
     expected: str | None = None
-    models: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +93,7 @@ def campaign_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
     sum up what was published.
     """
     fresh = [outcome for outcome in outcomes if not outcome.cached]
-    counts = Counter(outcome.verdict for outcome in outcomes)
+    counts = dict.fromkeys(STYLES, 0) | Counter(outcome.verdict for outcome in outcomes)
     published = [Row.of(outcome) for outcome in outcomes if outcome.verdict == "published"]
     timed = [row for row in published if row.device_class != PORTABLE]
     speedups = [row.speedup for row in timed if row.speedup]
@@ -111,15 +109,6 @@ def campaign_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
     if ratios:
         metrics["drift/error_ratio_largest"] = shortened(max(ratios))
     return metrics
-
-
-def changed_metrics(shown: Mapping[str, float], metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics that differ from those shown; the count of a verdict that no outcome has
-    any more becomes 0.
-    """
-    zeros = {name: 0.0 for name in shown if name.startswith("outcomes/")}
-    wanted = zeros | dict(metrics)
-    return {name: value for name, value in wanted.items() if shown.get(name) != value}
 
 
 def recipes_parameter(outcomes: Sequence[Outcome]) -> dict[str, str]:
@@ -153,12 +142,4 @@ def outcomes_digest(outcomes: Iterable[Outcome]) -> str:
             shown = {**outcome.to_json(), "cached": False}
             facts = [shown, outcome.judge_key, outcome.registered_as, sorted(outcome.tags.items())]
             digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
-    return digest.hexdigest()
-
-
-def summary_digest(outcomes: Sequence[Outcome], end: CampaignEnd) -> str:
-    """Digest what the run shows, and how the campaign ended; the report differs every time."""
-    digest = hashlib.sha256(repr((FORM, replace(end, page=b""))).encode())
-    for outcome in outcomes:
-        digest.update(json.dumps(outcome.to_json(), sort_keys=True, default=str).encode())
     return digest.hexdigest()

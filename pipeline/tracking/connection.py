@@ -15,9 +15,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from freezer.checks import CheckRequest, Finding
 from freezer.errors import (
     ColdpressError,
     InfrastructureError,
@@ -25,7 +27,7 @@ from freezer.errors import (
     UsageError,
     first_line,
 )
-from freezer.files import move
+from freezer.files import check_file, move
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -170,39 +172,6 @@ def reaching(tracking_uri: str) -> Iterator[None]:
         raise InfrastructureError(without_password(message), code="CP-TRACKING") from error
 
 
-@contextmanager
-def one_transaction(client: MlflowClient) -> Iterator[None]:
-    """Make a client's calls to a sqlite database in one transaction; calls to a server are made as
-    usual.
-
-    MLflow opens up to five sessions for a call, and reads what it wrote after each, which takes a
-    third of its CPU time. No API
-    shares a session, so the attribute by which its stores open one is replaced. Write first: later
-    reads are then up to date.
-    """
-    if database_file(client.tracking_uri) is None:
-        yield
-        return
-    stores = (client._tracking_client.store, client._get_registry_client().store)
-    own = [store.ManagedSessionMaker for store in stores]
-    with own[0](read_only=False) as session:
-        session.commit = session.flush
-
-        @contextmanager
-        def shared(read_only: bool = True) -> Iterator[Any]:
-            yield session
-            session.flush()
-
-        try:
-            for store in stores:
-                store.ManagedSessionMaker = shared
-            yield
-        finally:
-            for store, make in zip(stores, own, strict=True):
-                store.ManagedSessionMaker = make
-            del session.commit
-
-
 def upload(client: MlflowClient, artifact_uri: str, folder: Path) -> None:
     """Upload all files of a folder to a run's or logged model's `artifact_uri`.
 
@@ -323,3 +292,46 @@ def _initialized_once(tracking_uri: str) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def check_mlflow(request: CheckRequest) -> Iterator[Finding]:
+    """The installed MLflow, and the server or database at the requested URI; a database that does
+    not exist is not made.
+    """
+    if request.tracking_uri is None:
+        yield Finding(
+            check="MLflow",
+            text=f"MLflow {version('mlflow')} (--tracking-uri checks a server or database)",
+        )
+        return
+    text = f"MLflow {version('mlflow')}, {without_password(request.tracking_uri)}"
+    try:
+        path = database_file(resolve(request.tracking_uri))
+        if path is not None and not path.exists():
+            check_file(path, "--tracking-uri")
+            yield Finding(
+                check="MLflow", text=f"{text}: does not exist; the first campaign makes it"
+            )
+            return
+        connect(resolve(request.tracking_uri))
+    except ColdpressError as error:
+        yield Finding(
+            check="MLflow", level="error", text=error.coded, remedy=_remedy(request.tracking_uri)
+        )
+        return
+    yield Finding(check="MLflow", text=f"{text} answers")
+
+
+def _remedy(tracking_uri: str) -> str:
+    if tracking_uri.startswith(("http:", "https:")):
+        server = without_password(tracking_uri).rstrip("/")
+        return (
+            f"curl -i {server}/health   # if nothing answers: mlflow server --host HOST --port 5000"
+        )
+    path = database_file(tracking_uri)
+    if path is not None:
+        return (
+            f"ls -ld {path} {path.parent}; df -h {path.parent}   # grant write access, free space,"
+            " or name another database"
+        )
+    return "coldpress doctor --tracking-uri sqlite:///mlflow.db   # or http://HOST:5000"

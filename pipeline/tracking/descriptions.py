@@ -15,10 +15,12 @@ from pipeline.records import (
     Row,
     Summary,
     rounded,
-    speedup_text,
     summarize,
 )
 from pipeline.tracking.connection import MODELS
+
+NOTE = "mlflow.note.content"
+"""Tag of an experiment or run with its description, in Markdown."""
 
 MAX_CHARS = 7500
 """Length of a description: MLflow cuts tags at 8000 characters."""
@@ -26,28 +28,26 @@ MAX_CHARS = 7500
 MAX_UNPUBLISHED = 15
 """Rows of the table of unpublished models."""
 
-_NUM_NAMED = 6
-"""Unpublished models in the first lines."""
-
 MAX_REASON_CHARS = 240
 
 
 def campaign_description(outcomes: Sequence[Outcome], parameters: Mapping[str, str]) -> str:
-    """Describe a campaign: counts, largest gains, how to load them, what was not published and why.
+    """Describe a campaign: counts, the largest gain and how to load it, what was not published and
+    why.
 
     Args:
         outcomes: outcomes in the order of the catalog.
-        parameters: versions and settings of the campaign.
+        parameters: versions and settings of the last pass; those of the run are of the first.
     """
     summary = summarize(outcomes)
     made_with = ", ".join(f"{name} {_code(text)}" for name, text in parameters.items())
-    parts = [
-        _head(outcomes, summary),
-        *_gains(summary),
-        *_unpublished(summary),
-        f"Made with {made_with}" if made_with else "",
-    ]
-    return _bounded(parts)
+    return _bounded(
+        [
+            _head(outcomes, summary),
+            *_unpublished(summary),
+            f"Made with {made_with}" if made_with else "",
+        ]
+    )
 
 
 def _head(outcomes: Sequence[Outcome], summary: Summary) -> str:
@@ -61,26 +61,7 @@ def _head(outcomes: Sequence[Outcome], summary: Summary) -> str:
             f"Largest gain: {_model_link(gain)} for {gain.device_class},"
             f" **{gain.figures.speedup:.2f}×**. Load it: {load}"
         )
-    names = [f"{_code(item.model)} ({item.code or item.verdict})" for item in summary.unpublished]
-    unpublished = list(dict.fromkeys(names))
-    if unpublished:
-        more = ", …" if len(unpublished) > _NUM_NAMED else ""
-        lines.append(f"Not published: {', '.join(unpublished[:_NUM_NAMED])}{more}")
     return "  \n".join(lines)  # two spaces end a line within a paragraph
-
-
-def _gains(summary: Summary) -> list[str]:
-    if not summary.gains:
-        return []
-    rows = []
-    for gain in summary.gains:
-        row = _cells(gain)
-        speedup = f"**{row['speedup over eager']}**"
-        load = _code(_uri(gain))
-        cells = (_model_link(gain), gain.device_class, speedup, row["median, ms"], row["recipe"])
-        rows.append((*cells, load))
-    head = ("model", "device class", "speedup", "median, ms", "recipe", "load")
-    return ["### Largest gains", _table(head, rows), _load_snippet(summary.gains[0])]
 
 
 def _unpublished(summary: Summary) -> list[str]:
@@ -103,8 +84,8 @@ def _unpublished(summary: Summary) -> list[str]:
 
 
 def candidate_description(outcome: Outcome, candidate: CandidateReport | None) -> str:
-    """Describe a candidate's run: the outcome's verdict and reason, the candidate's figures and
-    problem, how to load it.
+    """Describe a candidate's run: the outcome's verdict and reason, the candidate's problem, how to
+    load it. Its metrics have the figures.
 
     Args:
         outcome: outcome of the model and class.
@@ -112,34 +93,18 @@ def candidate_description(outcome: Outcome, candidate: CandidateReport | None) -
     """
     reason = f": {_cell(outcome.coded_reason)}" if outcome.coded_reason else ""
     parts = [f"{_code(outcome.model)} for {outcome.device_class}: **{outcome.verdict}**{reason}"]
-    if candidate is not None:
-        won = outcome.verdict == "published" and candidate.recipe == outcome.recipe
-        state = "Published." if won else "Passes the gate."
-        if candidate.problem and not won:
-            state = f"Does not pass: {_cell(candidate.problem)}"
-        parts += [f"{_code(candidate.recipe)}: {state}", _candidate_figures(outcome, candidate)]
-        if won:
-            alias = _code(outcome.device_class)
-            parts.append(f"Registered as {_model_link(outcome)}, alias {alias}.")
-            parts.append(_load_snippet(outcome))
+    if candidate is None:
+        return _bounded(parts)
+    recipe = _code(candidate.recipe)
+    if outcome.verdict == "published" and candidate.recipe == outcome.recipe:
+        alias = _code(outcome.device_class)
+        parts.append(f"{recipe}: published as {_model_link(outcome)}, alias {alias}.")
+        parts.append(_load_snippet(outcome))
+    elif candidate.problem:
+        parts.append(f"{recipe}: Does not pass: {_cell(candidate.problem)}")
+    else:
+        parts.append(f"{recipe}: passes the gate.")
     return _bounded(parts)
-
-
-def _candidate_figures(outcome: Outcome, candidate: CandidateReport) -> str:
-    measured, eager = candidate.figures, rounded(outcome.figures.latency_ms.eager_p50)
-    p50 = rounded(measured.latency_ms.p50)
-    rows = {
-        "speedup over eager": speedup_text(
-            measured.speedup, *(measured.speedup_ci or (None, None))
-        ),
-        "median, ms": f"{p50} (eager {eager})" if p50 else "",
-        "error ratio (1 is eager's own error)": rounded(measured.drift.error_ratio),
-        "largest absolute error": rounded(measured.drift.max_abs_err),
-        "size, MB": rounded(candidate.size_bytes / 1e6) if candidate.num_payloads else "",
-        "build, s": f"{candidate.build_s:.1f}" if candidate.build_s else "",
-    }
-    shown = [(name, figure) for name, figure in rows.items() if figure]
-    return _table(("figure", candidate.recipe), shown)
 
 
 def model_description(outcomes: Sequence[Outcome]) -> str:
@@ -150,7 +115,7 @@ def model_description(outcomes: Sequence[Outcome]) -> str:
     """
     published = [outcome for outcome in outcomes if outcome.verdict == "published"]
     first = (published or outcomes)[0]
-    rows = [(_code(outcome.device_class), *_cells(outcome).values()) for outcome in outcomes]
+    rows = [(_code(outcome.device_class), *_cells(outcome)) for outcome in outcomes]
     about = (
         f"Frozen by Coldpress from {_code(first.source)}. Each alias is a device class, and points"
         " to the artifact that serves it."
@@ -174,7 +139,6 @@ def version_description(outcome: Outcome, serving: str, store: str) -> str:
     parts = [
         ", ".join(about),
         f"Frozen from {_code(outcome.source)}: {_code(str(outcome.artifact))}",
-        _table(_COLUMNS, [tuple(_cells(outcome).values())]),
         _load_snippet(outcome),
         f"Without MLflow: `{load}`",
     ]
@@ -184,13 +148,12 @@ def version_description(outcome: Outcome, serving: str, store: str) -> str:
 _COLUMNS = ("verdict", "recipe", "speedup over eager", "median, ms", "error ratio")
 
 
-def _cells(outcome: Outcome) -> dict[str, str]:
-    """Return the cells of an outcome in tables, by column."""
+def _cells(outcome: Outcome) -> tuple[str, ...]:
+    """Return the cells of an outcome in tables."""
     row = Row.of(outcome)
     latency = f"{rounded(row.eager_p50_ms)} → {rounded(row.p50_ms)}" if row.p50_ms else ""
     speedup = f"{row.speedup:.2f}×" if row.speedup else ""
-    cells = (row.verdict, row.recipe or "", speedup, latency, rounded(row.error_ratio))
-    return dict(zip(_COLUMNS, cells, strict=True))
+    return (row.verdict, row.recipe or "", speedup, latency, rounded(row.error_ratio))
 
 
 def _uri(outcome: Outcome) -> str:

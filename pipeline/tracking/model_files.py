@@ -34,7 +34,7 @@ LOAD_SETTINGS = {"threads": None, "limit_isa": False}
 """Options of `mlflow.pyfunc.load_model(..., model_config={...})`, passed on to freezer.load."""
 
 CODE = "code/freezer.zip"
-PYTHON_ENV, CONDA = "python_env.yaml", "conda.yaml"
+PYTHON_ENV = "python_env.yaml"
 
 REQUIREMENTS = (
     "archspec>=0.2.5",
@@ -113,8 +113,8 @@ def signature_of(manifest: Manifest) -> ModelSignature | None:
 
 
 def _write_environment(folder: Path, torch: str, engines: Sequence[str]) -> dict[str, str]:
-    """Write code, requirements.txt, python_env.yaml and conda.yaml; return MLflow's `env`, file
-    names by environment manager.
+    """Write code, requirements.txt and python_env.yaml; return MLflow's `env`, file names by
+    environment manager.
 
     Args:
         folder: folder of the version.
@@ -126,30 +126,22 @@ def _write_environment(folder: Path, torch: str, engines: Sequence[str]) -> dict
     (folder / CODE).write_bytes(_zipped())
     for name, text in _environments(torch, tuple(engines)).items():
         (folder / name).write_text(text)
-    return {"virtualenv": PYTHON_ENV, "conda": CONDA}
+    return {"virtualenv": PYTHON_ENV}
 
 
 @lru_cache(maxsize=8)
 def _environments(torch: str, engines: Sequence[str]) -> dict[str, str]:
     """Return the texts of the environment's files, by name."""
-    requirements, python = [*REQUIREMENTS, f"torch=={torch}.*", *engines], platform.python_version()
-    conda_dependencies = [f"python={python}", "pip", {"pip": requirements}]
-    documents = {
-        PYTHON_ENV: {
-            "python": python,
-            "build_dependencies": ["pip"],
-            "dependencies": ["-r requirements.txt"],
-        },
-        CONDA: {
-            "name": "coldpress",
-            "channels": ["conda-forge"],
-            "dependencies": conda_dependencies,
-        },
+    requirements = [*REQUIREMENTS, f"torch=={torch}.*", *engines]
+    environment = {
+        "python": platform.python_version(),
+        "build_dependencies": ["pip"],
+        "dependencies": ["-r requirements.txt"],
     }
-    texts = {
-        name: yaml.dump(document, Dumper=yaml.CSafeDumper) for name, document in documents.items()
+    return {
+        "requirements.txt": "".join(f"{line}\n" for line in requirements),
+        PYTHON_ENV: yaml.dump(environment, Dumper=yaml.CSafeDumper),
     }
-    return {"requirements.txt": "".join(f"{line}\n" for line in requirements), **texts}
 
 
 @lru_cache(maxsize=1)

@@ -34,16 +34,10 @@ from pipeline.tracking.registry import ArtifactMode
 from pipeline.tracking.tracker import Tracker, replay_command
 from pipeline.workspace import die_with, temporary_folder
 
-LOT = 256
-"""Outcomes sent at once at the end: pickling thousands takes more memory than the outcomes."""
-
 AHEAD = 16
 """Queued calls, one for each model, before the driver waits; an interrupt waits for them to be
 logged.
 """
-
-HOLD = "hold"
-"""The call that sends outcomes for `finish`."""
 
 LOOK_S = 0.05
 """Interval between checks whether work is allowed."""
@@ -172,9 +166,7 @@ class TrackerProcess:
             ColdpressError: as of `log`.
         """
         self._hurries = True
-        for first in range(0, len(outcomes), LOT):
-            self._call(HOLD, tuple(outcomes[first : first + LOT]))
-        self._call("finish", end)
+        self._call("finish", tuple(outcomes), end)
         self._put(None)
         self._thread.join()
         self._check()
@@ -237,7 +229,6 @@ def serve(handle: int, parent: int) -> None:
     tracker = Tracker(tracking_uri, campaign, Store.open(store), mode=mode)
     with contextlib.suppress(ModuleNotFoundError):  # the first call reports it
         preload()
-    held: list[Outcome] = []
     while True:
         try:
             name, args = pipe.recv()
@@ -245,11 +236,7 @@ def serve(handle: int, parent: int) -> None:
             return
         error: ColdpressError | None = None
         try:
-            if name == HOLD:
-                held.extend(*args)
-            else:
-                before = (held,) if name == "finish" else ()
-                getattr(tracker, name)(*before, *args)
+            getattr(tracker, name)(*args)
         except ColdpressError as raised:
             error = raised
         status = _Status(

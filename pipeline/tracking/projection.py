@@ -1,5 +1,5 @@
 """Projection of a campaign to MLflow: a parent run for the campaign, a run for every candidate, a
-summary.
+summary, all in one experiment.
 
 Every step can be repeated by this driver, by the next one after a crash, or by a replay: a run with
 the outcome's digest is left alone, a run with another digest is replaced. The ledger's lock ensures
@@ -12,69 +12,54 @@ import json
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from freezer.errors import InfrastructureError
 from pipeline.records import Outcome
 from pipeline.tracking.campaign_summary import (
     CampaignEnd,
     CampaignStart,
     campaign_metrics,
-    changed_metrics,
     outcomes_digest,
     recipes_parameter,
-    summary_digest,
     summary_table,
 )
 from pipeline.tracking.connection import (
     all_pages,
     connect,
-    one_transaction,
+    database_file,
     quoted,
     reaching,
     resolve,
     upload,
 )
-from pipeline.tracking.descriptions import campaign_description
-from pipeline.tracking.experiment import NOTE, open_experiment
+from pipeline.tracking.descriptions import NOTE, campaign_description
 from pipeline.tracking.run_records import LoggedRun, RunRecord, run_records
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
+EXPERIMENT = "coldpress"
+ABOUT = (
+    "Models frozen by Coldpress. A campaign is a run; its children are the candidates: a recipe on"
+    " a model for a device class."
+)
+"""Description of the experiment."""
+
 PARENT = "mlflow.parentRunId"
 LOGGED_TABLES = "mlflow.loggedArtifacts"
 """Tag that lists a run's tables for MLflow's pages and `mlflow.load_table`."""
 
 SUMMARY, REPORT = "summary.json", "report.html"
-SHOWN = "coldpress.summary"
-"""Tag with the digest of the summary's contents."""
-
 COMPLETE = "coldpress.outcomes"
 """Tag with the digest of the outcomes that are completely logged and registered; empty while
 outcomes are being logged.
 """
 
 PAGE_SIZE = 1000
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Batch:
-    """What one request logs to a run.
-
-    Attributes:
-        metrics: metrics with one value, by name.
-        series: metrics with several values, by name and step.
-        timestamp_ms: time of all metrics.
-    """
-
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    series: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
-    params: Mapping[str, str] = field(default_factory=dict)
-    tags: Mapping[str, str] = field(default_factory=dict)
-    timestamp_ms: int = 0
 
 
 class Projection:
@@ -118,7 +103,7 @@ class Projection:
         uri = resolve(tracking_uri)
         client = connect(uri)
         with reaching(uri):
-            experiment_id = open_experiment(client, uri)
+            experiment_id = _open_experiment(client, uri)
         return cls(client=client, experiment_id=experiment_id, tracking_uri=uri, campaign=campaign)
 
     def start(self, begin: CampaignStart) -> str:
@@ -130,7 +115,7 @@ class Projection:
             parents = self._find("campaign")
             shown = [run.data.tags.get(COMPLETE) for run in parents]
             self.is_complete = begin.expected is not None and shown == [begin.expected]
-            candidates = [] if self.is_complete else self._candidates(begin.models)
+            candidates = [] if self.is_complete else self._find("candidate")
             named = {run.data.tags.get(PARENT, "") for run in candidates}
             run = self._only_parent(parents, named)
             self.is_resumed = run is not None
@@ -153,7 +138,7 @@ class Projection:
             tags=tags,
             run_name=f"campaign {self.campaign}",
         )
-        self._log(run.info.run_id, _Batch(params=self._parameters))
+        self._log(run.info.run_id, params=self._parameters)
         return str(run.info.run_id)
 
     def _reopen(self, run: Run) -> str:
@@ -193,52 +178,31 @@ class Projection:
     ) -> None:
         """Write the campaign's description, summary and counts, and end its run.
 
-        Does nothing if it ended with this summary already.
-
         Args:
             outcomes: all outcomes of the campaign, in the order to show.
             end: how the campaign ended.
             complete: whether every outcome was completely logged and registered.
         """
-        shown = summary_digest(outcomes, end)
         tags = {
             "coldpress.exit_code": str(end.exit_code),
             "coldpress.interrupted": str(end.interrupted).lower(),
             LOGGED_TABLES: json.dumps([{"path": SUMMARY, "type": "table"}]),
             COMPLETE: outcomes_digest(outcomes) if complete else "",
-            SHOWN: shown,
             NOTE: campaign_description(outcomes, self._parameters),
         }
+        files = {SUMMARY: summary_table(outcomes).encode()}
+        if end.page:
+            files[REPORT] = end.page
+        ended_ms = int(end.finished * 1000)
+        metrics = {name: {0: value} for name, value in campaign_metrics(outcomes).items()}
+        params = self._parameters | recipes_parameter(outcomes)
         with reaching(self.tracking_uri):
             run = self.client.get_run(self._parent)
-            if run.data.tags.get(SHOWN) == shown and run.info.status != "RUNNING":
-                if run.data.tags.get(COMPLETE, "") != tags[COMPLETE]:
-                    self.client.set_tag(self._parent, COMPLETE, tags[COMPLETE])
-                return
-            files = {SUMMARY: summary_table(outcomes).encode()}
-            if end.page:
-                files[REPORT] = end.page
             self._upload(run.info.artifact_uri, files)
-            self._log(self._parent, self._ending(run, outcomes, tags, end))
-            ended_ms = int(end.finished * 1000)
+            # MLflow rejects another value of a parameter: the first pass's stays.
+            new = {name: text for name, text in params.items() if name not in run.data.params}
+            self._log(self._parent, metrics, params=new, tags=tags, timestamp_ms=ended_ms)
             self.client.set_terminated(self._parent, status=end.status, end_time=ended_ms)
-        self.num_written += 1
-
-    def _ending(
-        self, run: Run, outcomes: Sequence[Outcome], tags: Mapping[str, str], end: CampaignEnd
-    ) -> _Batch:
-        """Return what the end changes.
-
-        A parameter cannot be changed: it has the value of the campaign's first pass, the
-        description that of the last one.
-        """
-        params = self._parameters | recipes_parameter(outcomes)
-        return _Batch(
-            metrics=changed_metrics(run.data.metrics, campaign_metrics(outcomes)),
-            params={name: text for name, text in params.items() if name not in run.data.params},
-            tags=tags,
-            timestamp_ms=int(end.finished * 1000),
-        )
 
     def _log_record(self, record: RunRecord, known: LoggedRun | None, ended: float) -> LoggedRun:
         if known is not None and known.digest != record.digest:
@@ -247,33 +211,21 @@ class Projection:
         if known is not None and known.complete:
             return known
         self.num_written += 1
-        with one_transaction(self.client):
-            if known is None:
-                run = self.client.create_run(
-                    self.experiment_id,
-                    start_time=int((ended - record.duration_s) * 1000),
-                    tags={**record.tags, PARENT: self._parent},
-                    run_name=record.name,
-                )
-                known = LoggedRun.of(run)
-            batch = _Batch(
-                metrics=record.metrics,
-                series=record.series,
-                params=record.params,
-                timestamp_ms=known.started_ms,
+        if known is None:
+            run = self.client.create_run(
+                self.experiment_id,
+                start_time=int((ended - record.duration_s) * 1000),
+                tags={**record.tags, PARENT: self._parent},
+                run_name=record.name,
             )
-            self._log(known.run_id, batch)
-            if not record.texts:
-                self._end(known, record)
+            known = LoggedRun.of(run)
+        self._log(known.run_id, record.metrics, params=record.params, timestamp_ms=known.started_ms)
         if record.texts:
             files = {name: text.encode() for name, text in record.texts.items()}
             self._upload(known.artifact_uri, files)
-            self._end(known, record)
+        ended_ms = known.started_ms + int(record.duration_s * 1000)
+        self.client.set_terminated(known.run_id, status=record.status, end_time=ended_ms)
         return replace(known, complete=True)
-
-    def _end(self, run: LoggedRun, record: RunRecord) -> None:
-        ended_ms = run.started_ms + int(record.duration_s * 1000)
-        self.client.set_terminated(run.run_id, status=record.status, end_time=ended_ms)
 
     def _delete(self, run: LoggedRun) -> None:
         self.client.delete_run(run.run_id)
@@ -286,33 +238,34 @@ class Projection:
                 Path(folder, name).write_bytes(content)
             upload(self.client, artifact_uri, Path(folder))
 
-    def _log(self, run_id: str, batch: _Batch) -> None:
+    def _log(
+        self,
+        run_id: str,
+        metrics: Mapping[str, Mapping[int, float]] | None = None,
+        *,
+        params: Mapping[str, str],
+        tags: Mapping[str, str] | None = None,
+        timestamp_ms: int = 0,
+    ) -> None:
+        """Log to a run in one request; metrics have a value by step, all at the same time."""
         from mlflow.entities import Metric, Param, RunTag
 
-        steps = {name: {0: value} for name, value in batch.metrics.items()} | dict(batch.series)
-        metrics = [
-            Metric(name, value, batch.timestamp_ms, step)
-            for name, values in steps.items()
-            for step, value in values.items()
-        ]
-        params = [Param(name, value) for name, value in batch.params.items()]
-        tags = [RunTag(name, value) for name, value in batch.tags.items()]
-        self.client.log_batch(run_id, metrics=metrics, params=params, tags=tags)
+        self.client.log_batch(
+            run_id,
+            metrics=[
+                Metric(name, value, timestamp_ms, step)
+                for name, values in (metrics or {}).items()
+                for step, value in values.items()
+            ],
+            params=[Param(name, value) for name, value in params.items()],
+            tags=[RunTag(name, value) for name, value in (tags or {}).items()],
+        )
 
-    def _candidates(self, models: Sequence[str] | None) -> list[Run]:
-        """Return the runs of candidates, of some models or all."""
-        if models is None:
-            return self._find("candidate")
-        runs = []
-        for model in models:
-            runs += self._find("candidate", f" AND tags.`coldpress.model` = '{model}'")
-        return runs
-
-    def _find(self, kind: str, more: str = "") -> list[Run]:
-        """Return the campaign's runs of one kind, oldest first; `more` is a further condition."""
+    def _find(self, kind: str) -> list[Run]:
+        """Return the campaign's runs of one kind, oldest first."""
         wanted = (
             f"tags.`coldpress.campaign` = {quoted(self.campaign)} AND tags.`coldpress.kind` ="
-            f" '{kind}'{more}"
+            f" '{kind}'"
         )
         return all_pages(
             lambda token: self.client.search_runs(
@@ -347,3 +300,31 @@ class Projection:
                 logged, duplicate = duplicate, logged
             self._delete(duplicate)
         runs[recipe] = logged
+
+
+def _open_experiment(client: MlflowClient, tracking_uri: str) -> str:
+    """Find or create the experiment of all campaigns, and return its id.
+
+    Raises:
+        InfrastructureError: the experiment was deleted.
+        MlflowException: MLflow rejects a request.
+    """
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(EXPERIMENT)
+    if found is None:
+        path = database_file(tracking_uri)
+        # Beside the database, not in the working directory of the first driver.
+        location = None if path is None else (path.parent / "mlruns" / EXPERIMENT).as_uri()
+        try:
+            client.create_experiment(EXPERIMENT, artifact_location=location, tags={NOTE: ABOUT})
+        except MlflowException as error:  # another driver may create it at the same moment
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        found = client.get_experiment_by_name(EXPERIMENT)
+    if found is None or found.lifecycle_stage != "active":
+        raise InfrastructureError(
+            f"MLflow's experiment {EXPERIMENT!r} at {tracking_uri} was deleted; restore it with"
+            " `mlflow experiments restore -x ID` or remove it permanently with `mlflow gc`"
+        )
+    return str(found.experiment_id)

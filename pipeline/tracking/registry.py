@@ -8,8 +8,8 @@ Deployments see only the last step. Every step can be repeated after a crash: an
 version, and a broken upload is deleted. A registered version holds:
 
     MLmodel         python_function, loader_module freezer.pyfunc, data: artifact, and the signature
-    code/freezer.zip   with requirements.txt, python_env.yaml and conda.yaml: the environment of
-                       `mlflow models serve`
+    code/freezer.zip   with requirements.txt and python_env.yaml: the environment of `mlflow models
+                       serve`
     freezing.md        what freezing did, for people
     artifact/          the whole artifact folder; by reference only manifest.json and store.json
 """
@@ -19,15 +19,14 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlparse
 
 from freezer.artifact import Artifact
-from freezer.errors import InfrastructureError
 from pipeline.records import Outcome
-from pipeline.tracking.connection import MODELS, named, one_transaction, reaching, upload
+from pipeline.tracking.connection import MODELS, named, reaching, upload
 from pipeline.tracking.descriptions import model_description, version_description
 from pipeline.tracking.model_files import DATA, write_model_files, write_reference
 from pipeline.tracking.run_records import (
@@ -70,25 +69,8 @@ class Registration:
     run_id: str | None = None
 
 
-@dataclass(slots=True)
-class _Model:
-    """A registered model as read before the first change, with the changes since.
-
-    Attributes:
-        newest: the highest version; 0 if the model does not exist or has no version.
-        versions: versions seen so far, by number.
-    """
-
-    name: str
-    aliases: dict[str, str] = field(default_factory=dict)
-    newest: int = 0
-    description: str = ""
-    versions: dict[str, ModelVersion] = field(default_factory=dict)
-
-
 class Registry:
-    """Registered models, as one campaign writes the outcomes of one model. What was read once is
-    not read again.
+    """Registered models, as one campaign writes the outcomes of one model.
 
     Sets the tracking URI of the process: MLflow's registry looks logged models up there.
 
@@ -114,7 +96,7 @@ class Registry:
         self._rolled_back = rolled_back
         self._projection, self._client, self._mode = projection, projection.client, mode
         self._store = store_uri if urlparse(store_uri).scheme else str(Path(store_uri).absolute())
-        self._outcomes, self._models = outcomes, dict[str, _Model]()
+        self._outcomes = outcomes
         mlflow.set_tracking_uri(self._client.tracking_uri)
 
     def register(self, registration: Registration) -> bool:
@@ -131,96 +113,69 @@ class Registry:
             InfrastructureError: MLflow cannot be reached or rejects a request, or a disk is full.
             IntegrityError: a file of the artifact does not match its manifest.
         """
-        try:
-            with reaching(self._client.tracking_uri):
-                return self._registered(registration)
-        except InfrastructureError:
-            # the transaction was undone, and another campaign may have written
-            self._models.clear()
-            raise
+        with reaching(self._client.tracking_uri):
+            return self._registered(registration)
 
     def _registered(self, registration: Registration) -> bool:
         outcome = registration.outcome
-        model = self._model(outcome.registered_as)
-        number = model.aliases.get(outcome.device_class)
-        if number is not None and _is_current(self._version(model, number), outcome):
+        name = outcome.registered_as
+        aliases = self._aliases(name)
+        number = aliases.get(outcome.device_class)
+        current = None if number is None else self._client.get_model_version(name, number)
+        if current is not None and _is_current(current, outcome):
             return False
-        version = self._find(model, outcome)
+        version = self._find(name, outcome)
         if version is not None:
-            return self._point(model, version, registration)
+            return self._point(version, current, registration)
         model_id = self._find_upload(outcome) or self._upload(registration)
-        if not model.newest:
-            self._create_model(model)
-        with one_transaction(self._client):
-            self._client.finalize_logged_model(model_id, "READY")
-            version = self._create_version(model, registration, model_id)
-            if version.source == f"{MODELS}{model_id}":
-                self._link(model_id, version, registration.run_id)
-            self._point(model, version, registration)
+        self._create_model(name)
+        self._client.finalize_logged_model(model_id, "READY")
+        version = self._create_version(registration, model_id)
+        if version.source == f"{MODELS}{model_id}":
+            self._link(model_id, version, registration.run_id)
+        self._point(version, current, registration)
         return True
 
-    def _model(self, name: str) -> _Model:
+    def _aliases(self, name: str) -> dict[str, str]:
+        """Return the versions by alias; none if the model does not exist."""
         from mlflow.exceptions import MlflowException
 
-        if name not in self._models:
-            try:
-                found = self._client.get_registered_model(name)
-            except MlflowException as error:
-                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                    raise
-                self._models[name] = _Model(name)
-            else:
-                aliases = {alias: str(number) for alias, number in found.aliases.items()}
-                newest = max((int(version.version) for version in found.latest_versions), default=0)
-                self._models[name] = _Model(name, aliases, newest, found.description or "")
-        return self._models[name]
+        try:
+            aliases = self._client.get_registered_model(name).aliases
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return {}
+        return {alias: str(number) for alias, number in aliases.items()}
 
-    def _version(self, model: _Model, number: str) -> ModelVersion:
-        if number not in model.versions:
-            model.versions[number] = self._client.get_model_version(model.name, number)
-        return model.versions[number]
-
-    def _find(self, model: _Model, outcome: Outcome) -> ModelVersion | None:
+    def _find(self, name: str, outcome: Outcome) -> ModelVersion | None:
         """Return the first version of an outcome's artifact."""
-        if len(model.versions) < model.newest:
-            found = self._client.search_model_versions(
-                f"{named(model.name)} AND tags.`{ARTIFACT}` = '{outcome.artifact}'"
-            )
-            model.versions |= {
-                str(version.version): version for version in found if version.name == model.name
-            }
-        alike = [
-            version
-            for version in model.versions.values()
-            if version.tags.get(ARTIFACT) == outcome.artifact
-        ]
+        found = self._client.search_model_versions(
+            f"{named(name)} AND tags.`{ARTIFACT}` = '{outcome.artifact}'"
+        )
+        alike = [version for version in found if version.name == name]
         return min(alike, key=lambda version: int(version.version), default=None)
 
-    def _point(self, model: _Model, version: ModelVersion, registration: Registration) -> bool:
-        """Set the alias, unless it must not move; return whether anything was changed."""
+    def _point(
+        self, version: ModelVersion, current: ModelVersion | None, registration: Registration
+    ) -> bool:
+        """Set the alias, which is at `current`, unless it must not move; return whether anything
+        was changed.
+        """
         outcome = registration.outcome
-        number, target = outcome.version or 0, str(version.version)
+        name, number, target = version.name, outcome.version or 0, str(version.version)
         changed = number > int(version.tags.get(VERSION, 0))
         if changed:  # the store carries unchanged artifacts over to newer versions
-            self._client.set_model_version_tag(model.name, target, VERSION, str(number))
-            version.tags[VERSION] = str(number)
-        current = model.aliases.get(outcome.device_class)
-        if current == target:
-            return changed
+            self._client.set_model_version_tag(name, target, VERSION, str(number))
         if current is not None:
-            tags = self._version(model, current).tags
-            if tags.get(STORE) == version.tags.get(STORE) and int(tags.get(VERSION, 0)) > number:
+            tags = current.tags
+            is_newer = int(tags.get(VERSION, 0)) > number and tags.get(STORE) == self._store
+            if is_newer or str(current.version) == target:
                 return changed
         if self._rolled_back(outcome, registration.serving):
             return changed
-        # The client's own methods read the model once more, to refuse prompts, as `_model` did.
-        registry = self._client._get_registry_client()
-        registry.set_registered_model_alias(model.name, outcome.device_class, target)
-        model.aliases[outcome.device_class] = target
-        description = model_description(self._outcomes)
-        if description != model.description:
-            registry.update_registered_model(model.name, description)
-            model.description = description
+        self._client.set_registered_model_alias(name, outcome.device_class, target)
+        self._client.update_registered_model(name, model_description(self._outcomes))
         return True
 
     def _find_upload(self, outcome: Outcome) -> str | None:
@@ -261,57 +216,49 @@ class Registry:
             manifest = artifact.manifest
             if manifest.version is None:
                 manifest = replace(manifest, version=outcome.version)
-            with one_transaction(self._client):
-                model = self._client.create_logged_model(
-                    self._projection.experiment_id,
-                    name=f"{outcome.model}-{serving}".replace(".", "-"),  # MLflow rejects dots here
-                    source_run_id=run_id,
-                    tags={**self._tags(outcome, serving), CAMPAIGN: self._projection.campaign},
-                    params={
-                        "recipe": manifest.recipe.name,
-                        "device_class": serving,
-                        "num_threads": str(outcome.num_threads),
-                    },
-                    model_type="coldpress",
-                )
+            model = self._client.create_logged_model(
+                self._projection.experiment_id,
+                name=f"{outcome.model}-{serving}".replace(".", "-"),  # MLflow rejects dots here
+                source_run_id=run_id,
+                tags={**self._tags(outcome, serving), CAMPAIGN: self._projection.campaign},
+                params={
+                    "recipe": manifest.recipe.name,
+                    "device_class": serving,
+                    "num_threads": str(outcome.num_threads),
+                },
+                model_type="coldpress",
+            )
             write_model_files(folder, manifest, str(model.model_id), run_id)
             upload(self._client, model.artifact_location, folder)
         return str(model.model_id)
 
-    def _create_model(self, model: _Model) -> None:
+    def _create_model(self, name: str) -> None:
         from mlflow.exceptions import MlflowException
 
-        description = model_description(self._outcomes)
         try:
-            self._client.create_registered_model(
-                model.name, tags={KIND: FROZEN}, description=description
-            )
-            model.description = description
+            self._client.create_registered_model(name, tags={KIND: FROZEN})
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
 
-    def _create_version(
-        self, model: _Model, registration: Registration, model_id: str
-    ) -> ModelVersion:
+    def _create_version(self, registration: Registration, model_id: str) -> ModelVersion:
         """Create a version; if another campaign has created one of the same artifact, delete the
         new one and return the other.
         """
         outcome, serving = registration.outcome, registration.serving
+        name = outcome.registered_as
         created = self._client.create_model_version(
-            model.name,
+            name,
             source=f"{MODELS}{model_id}",  # MLflow leaves the version's `model_id` empty
             run_id=registration.run_id,
             tags={**self._tags(outcome, serving), **_figures(outcome)},
             description=version_description(outcome, serving, self._store),
             model_id=model_id,
         )
-        expected, model.newest = model.newest + 1, int(created.version)
-        model.versions[str(created.version)] = created
-        first = created if model.newest == expected else self._find(model, outcome)
+        first = self._find(name, outcome)
         if first is None or str(first.version) == str(created.version):
             return created
-        self._client.delete_model_version(model.name, str(created.version))
+        self._client.delete_model_version(name, str(created.version))
         if created.source != first.source:
             self._client.delete_logged_model(model_id)
         return first

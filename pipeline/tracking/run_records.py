@@ -24,8 +24,7 @@ from freezer.artifact import (
 )
 from freezer.codec import encode
 from pipeline.records import SKIPPED, CandidateReport, Outcome
-from pipeline.tracking.descriptions import candidate_description
-from pipeline.tracking.experiment import NOTE
+from pipeline.tracking.descriptions import NOTE, candidate_description
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -62,7 +61,7 @@ class RunRecord:
     """Contents of one run.
 
     Attributes:
-        series: metrics with several values, by name and step.
+        metrics: values by name and step.
         texts: text files by name.
         duration_s: wall time of the build.
     """
@@ -71,8 +70,7 @@ class RunRecord:
     name: str
     tags: Mapping[str, str]
     params: Mapping[str, str]
-    metrics: Mapping[str, float]
-    series: Mapping[str, Mapping[int, float]]
+    metrics: Mapping[str, Mapping[int, float]]
     texts: Mapping[str, str]
     status: Literal["FINISHED", "FAILED"]
     duration_s: float
@@ -153,7 +151,6 @@ def run_records(outcome: Outcome, campaign: str) -> tuple[RunRecord, ...]:
             | {NOTE: candidate_description(outcome, None)},
             params=_params(outcome),
             metrics={},
-            series={},
             texts={"log.txt": outcome.log_tail} if outcome.log_tail else {},
             status="FAILED" if outcome.failed else "FINISHED",
             duration_s=outcome.build_s + outcome.judge_s,
@@ -188,8 +185,7 @@ def _candidate_record(outcome: Outcome, candidate: CandidateReport, campaign: st
         | _present(own)
         | {NOTE: candidate_description(outcome, candidate)},
         params=_params(outcome) | _candidate_params(candidate),
-        metrics=_metrics(outcome, candidate),
-        series=_series(outcome, candidate),
+        metrics=_metrics(outcome, candidate) | _series(outcome, candidate),
         texts=texts,
         status="FAILED" if candidate.failure else "FINISHED",
         duration_s=candidate.build_s,
@@ -245,7 +241,7 @@ def _candidate_params(candidate: CandidateReport) -> dict[str, str]:
     return params
 
 
-def _metrics(outcome: Outcome, candidate: CandidateReport) -> dict[str, float]:
+def _metrics(outcome: Outcome, candidate: CandidateReport) -> dict[str, dict[int, float]]:
     measured = candidate.figures
     metrics: dict[str, float | None] = {}
     for section, figures in (("drift", measured.drift), ("latency_ms", measured.latency_ms)):
@@ -269,7 +265,7 @@ def _metrics(outcome: Outcome, candidate: CandidateReport) -> dict[str, float]:
     if candidate.task_metric is not None and outcome.task_metric:
         metrics["task_metric/eager"] = outcome.task_metric.get("eager")
     metrics |= _point_metrics(candidate)
-    return {name: shortened(value) for name, value in metrics.items() if value is not None}
+    return {name: {0: shortened(value)} for name, value in metrics.items() if value is not None}
 
 
 def shortened(value: float) -> float:

@@ -5,7 +5,6 @@ A version that is a frozen artifact of ours is never a source. mlmodel.py reads 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,9 +192,7 @@ def _parse(uri: str) -> tuple[str, str | None, str | None]:
 
 
 def _registered_model(client: MlflowClient, name: str) -> RegisteredModel:
-    """Return MLflow's record of a model, with its aliases; the error lists existing models, the
-    most similar first.
-    """
+    """Return MLflow's record of a model, with its aliases; the error lists existing models."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -203,14 +200,9 @@ def _registered_model(client: MlflowClient, name: str) -> RegisteredModel:
     except MlflowException as error:
         if error.error_code not in MISSING:
             raise
-    names = [
-        model.name
-        for model in client.search_registered_models(max_results=MODELS_PAGE, order_by=["name ASC"])
-    ]
-    near = difflib.get_close_matches(name, names, n=3)
-    others = [other for other in names if other not in near]
+    listed = client.search_registered_models(max_results=MODELS_PAGE, order_by=["name ASC"])
     raise _registry_error(
-        f"MLflow has no registered model {name!r}; it has {_some([*near, *others])}"
+        f"MLflow has no registered model {name!r}; it has {_some(model.name for model in listed)}"
     )
 
 

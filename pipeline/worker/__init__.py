@@ -10,14 +10,14 @@ from pipeline.worker.build_task import (
 from pipeline.worker.judge_task import (
     judge,
 )
-from pipeline.worker.probe_task import (
-    probe,
-)
 from pipeline.worker.requests import (
     BuildRequest,
     BuildResult,
     JudgeRequest,
     JudgeResult,
+)
+from pipeline.worker.task_child import (
+    probe,
 )
 
 __all__ = [

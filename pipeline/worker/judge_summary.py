@@ -73,7 +73,7 @@ def _report(trial: Trial, key: str) -> CandidateReport:
         problem=trial.problem,
         capture=candidate.capture,
         lowering=candidate.lowering,
-        tried=candidate.attempts,
+        tried=candidate.tried,
         build_s=candidate.build_s,
         size_bytes=candidate.size_bytes,
         num_payloads=len(candidate.payloads),

@@ -12,15 +12,17 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from freezer.errors import IntegrityError
+from freezer.artifact import Artifact
+from freezer.errors import IncompatibleError, IntegrityError, NotPublishedError
 from freezer.files import make_folder, write_whole
-from freezer.store import WORK
+from freezer.hardware import PORTABLE
+from freezer.store import WORK, Store
 from pipeline.failures import decide
 from pipeline.records import Failure, flat_json
 from pipeline.worker.child import End
 from pipeline.worker.judge_summary import summary
-from pipeline.worker.previous import OPENED, bring_previous, open_previous
 from pipeline.worker.requests import JudgeRequest, JudgeResult
 from pipeline.worker.task_child import LOG, in_child, load_subject
 from pipeline.workspace import (
@@ -32,6 +34,10 @@ from pipeline.workspace import (
     staging_folder,
     workplace,
 )
+
+if TYPE_CHECKING:
+    from freezer.freezing.judging import Incumbent
+    from freezer.freezing.target import Target
 
 NICENESS = -10
 """Nice value of a judge, if it may be set: before all other processes."""
@@ -197,3 +203,76 @@ def take_precedence() -> None:
     if os.getpriority(os.PRIO_PROCESS, 0) > NICENESS:
         with contextlib.suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+
+
+FOLDER = "previous"
+"""Folder of a judge's staging with the artifact."""
+
+OPENED = "previous-opened"
+"""File of a judge's staging that exists once the artifact is opened: if the process dies from then
+on, the model is judged again without it."""
+
+
+def bring_previous(request: JudgeRequest, staging: Path) -> tuple[str | None, str]:
+    """Bring the artifact that `latest` has for the class of a judge.
+
+    Args:
+        request: of the judge.
+        staging: folder of the judge.
+
+    Returns:
+        The digest of its image manifest, or None, and the reason if it cannot be read.
+
+    Raises:
+        StoreUnreachableError: the store cannot be read.
+    """
+    if request.device_class == PORTABLE:
+        return None, ""
+    store = Store.open(request.store, create=True)
+    try:
+        version = store.version(request.entry.name)
+        image = version.images.get(request.device_class)
+        if image is None:
+            return None, ""
+        make_folder(staging / FOLDER)
+        store.materialize(version, request.device_class, staging / FOLDER)
+    except NotPublishedError:
+        return None, ""
+    except IntegrityError as error:
+        return None, str(error)
+    return image.digest, ""
+
+
+def open_previous(digest: str, staging: Path, target: Target) -> Incumbent:
+    """Open the artifact that `bring_previous` brought, as a deployment does, to learn whether it
+    serves here.
+
+    Args:
+        digest: of its image manifest.
+        staging: folder of the judge.
+        target: of the judge.
+    """
+    from freezer.freezing.judging import Incumbent
+    from freezer.serving.load import load
+
+    (staging / OPENED).touch()
+    artifact = Artifact.read(staging / FOLDER)
+    problem = None
+    made_for = target.device_class
+    device = str(target.device) if made_for.kind == "cuda" else None
+    try:
+        load(
+            artifact.folder,
+            device_class=made_for.name,
+            threads=target.num_threads,
+            device=device,
+            strict=True,
+        )
+    except IncompatibleError as error:
+        problem = "; ".join(map(str, error.ladder))
+    return Incumbent(
+        folder=artifact.folder,
+        manifest=artifact.manifest,
+        digest=digest,
+        problem=problem,
+    )

@@ -23,7 +23,6 @@ class BuildRequest:
 
     Attributes:
         builds: keys of the candidates, by recipe, in order.
-        spent_s: seconds that other builds of the item took, which count against its limits.build_s.
     """
 
     entry: Entry
@@ -31,7 +30,6 @@ class BuildRequest:
     device_class: str
     num_threads: int
     store: str
-    spent_s: float = 0.0
 
 
 @dataclass(
@@ -43,7 +41,6 @@ class BuildResult:
     """Result of a build; `failure` is None if the store contains its candidate.
 
     Attributes:
-        cached: the store contained it already.
         wall_s: duration in seconds; that of the first build in a child contains the start and
             loading the model.
         peak_bytes: of the child and its compilers.
@@ -52,7 +49,6 @@ class BuildResult:
 
     key: str
     recipe: str
-    cached: bool = False
     failure: Failure | None = None
     wall_s: float = 0.0
     peak_bytes: int = 0

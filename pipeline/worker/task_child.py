@@ -1,18 +1,24 @@
-"""Run the heavy half of a task in a child, with the limits of its entry.
+"""Run the heavy half of a task in a child, with the limits of its entry; and the task that probes a
+worker.
 
-Imports no torch; the child does.
+Imports no torch; the processes that it starts do.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from freezer.hardware import device_class, machine_bytes
 from freezer.spec import Limits
 from pipeline.catalog import Entry
+from pipeline.records import ClassFacts
 from pipeline.worker.child import End
 from pipeline.worker.requests import BuildRequest, JudgeRequest
 from pipeline.worker.sandbox import run_isolated
@@ -68,9 +74,9 @@ def bounds_of(limits: Limits, name: str) -> Bounds:
 
 def load_subject(entry: Entry, target: Target | None = None) -> Subject:
     """Return the subject of an entry, on the device of the target if given; see
-    `freezer.freezing.from_source.load_subject`.
+    `freezer.freezing.freeze.load_subject`.
     """
-    from freezer.freezing.from_source import load_subject as load
+    from freezer.freezing.freeze import load_subject as load
     from freezer.freezing.models import SubjectOptions
     from freezer.runtime.devices import CPU
 
@@ -87,4 +93,56 @@ def load_subject(entry: Entry, target: Target | None = None) -> Subject:
         entry.spec,
         Path(entry.samples) if entry.samples else None,
         options,
+    )
+
+
+PROBE_TIMEOUT_S = 120.0
+
+_PROBE = (
+    "import sys, json; from pipeline.worker.task_child import toolchain_of;"
+    " print(json.dumps(toolchain_of(sys.argv[1])))"
+)
+
+
+def probe(name: str, num_threads: int) -> ClassFacts:
+    """Return what this worker builds with.
+
+    Args:
+        name: device class; a GPU class adds the names of the driver and the GPU.
+        num_threads: number of threads that the worker gives to items.
+
+    Raises:
+        RuntimeError: torch cannot be imported there.
+    """
+    command = [sys.executable, "-c", _PROBE, name]
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }  # Ray extends the path of its workers alone
+    done = subprocess.run(
+        command,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=PROBE_TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(
+            f"the worker cannot be probed (exit code {done.returncode})\n{done.stderr[-4000:]}"
+        )
+    memory_bytes = bounds_of(Limits(), name).memory_bytes
+    return ClassFacts(
+        num_threads=num_threads,
+        toolchain=json.loads(done.stdout.splitlines()[-1]),
+        memory_bytes=memory_bytes,
+    )
+
+
+def toolchain_of(name: str) -> dict[str, Any]:
+    """Return the toolchain of a device class on this machine. Imports torch."""
+    from freezer.freezing.target import target_here, toolchain
+
+    return (
+        toolchain(target_here(name, 1).device) if device_class(name).kind == "cuda" else toolchain()
     )

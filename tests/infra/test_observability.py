@@ -28,7 +28,7 @@ from freezer.store import Store
 from infra.serving.model_server import ServingMetrics
 from pipeline.records import Event, LiveFigures
 from pipeline.reporting import Display, campaign_status
-from pipeline.reporting.live.metrics import CampaignMetrics
+from pipeline.reporting.metrics import CampaignMetrics
 from tests.conftest import Frozen
 from tests.support.campaign_runs import CATALOG, environment, write_catalog
 from tests.support.commands import output

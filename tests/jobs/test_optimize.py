@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import jobs.optimize
-from pipeline.config import Config
+from pipeline.campaign import Config
 from pipeline.reporting import CampaignReport
 from tests.support.steps import HERE
 
@@ -117,15 +117,7 @@ def test_check_reads_the_catalog_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (
-            ["c.yaml", "--watch", "5"],
-            "CP-USAGE: --watch only applies to `mlflow:` catalogs; run the command again after",
-        ),
-        (
-            ["mlflow:", "--watch", "5", "--explain"],
-            "CP-USAGE: --explain and --watch exclude each other",
-        ),
-        (["c.yaml", "--quiet", "--verbose"], "CP-USAGE: --quiet and --verbose exclude each other"),
+        (["c.yaml", "--trust"], "CP-USAGE: --trust only applies to `mlflow:` catalogs"),
         (
             ["c.yaml", "--explain", "--json", "out.json"],
             "CP-USAGE: --explain and --json exclude each other",

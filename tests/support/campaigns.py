@@ -24,9 +24,8 @@ from freezer.artifact import Artifact, Measured, MeasuredDrift, MeasuredLatency,
 from freezer.freezing.sources import parse_source
 from freezer.spec import InputSpec, Limits, SamplingPolicy, TensorSpec
 from freezer.store import Store
-from pipeline.campaign import NOTHING, Before, Campaign, Parts
+from pipeline.campaign import Campaign, Config
 from pipeline.catalog import Entry
-from pipeline.config import Config
 from pipeline.ledger import Continued, Ledger
 from pipeline.planning import FileDigests, FinishedWork, Item, Plan, PlanRequest, make_plan
 from pipeline.records import CandidateReport, ClassFacts, Failure, Outcome
@@ -207,7 +206,6 @@ def run_judged(
     limits: Limits = DEFAULT_LIMITS,
     apart: bool = False,
     display: Display | None = None,
-    before: Before = NOTHING,
 ) -> CampaignReport:
     """Run a campaign to its end.
 
@@ -246,7 +244,7 @@ def run_judged(
                 )
             else:
                 tracker = Tracker(uri, campaign, store, mode="copy")
-            parts = Parts(
+            running = Campaign(
                 config=config,
                 plan=plan,
                 executor=cast(Executor, executor),
@@ -255,7 +253,6 @@ def run_judged(
                 tracker=tracker,
                 display=display,
             )
-            running = Campaign(parts, before)
             return running.run(problems, continued, started)
 
 

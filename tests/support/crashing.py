@@ -24,9 +24,8 @@ from rich.console import Console
 
 from freezer.artifact import Artifact, Measured, write_artifact
 from freezer.store import Store
-from pipeline.campaign import Campaign, Parts
+from pipeline.campaign import Campaign, Config
 from pipeline.cluster import Done, Handle
-from pipeline.config import Config
 from pipeline.ledger import Continued, Ledger
 from pipeline.planning import FileDigests
 from pipeline.records import Failure
@@ -184,7 +183,7 @@ def run_here(folder: Path, artifacts: dict[str, Artifact]) -> int:
         executor = Executor(
             plan, OneNode(InProcess(), store.root), store, ledger, materials, display.show
         )
-        parts = Parts(
+        campaign = Campaign(
             config=config,
             plan=plan,
             executor=executor,
@@ -193,7 +192,7 @@ def run_here(folder: Path, artifacts: dict[str, Artifact]) -> int:
             tracker=Tracker(uri, CAMPAIGN, store, mode="copy"),
             display=display,
         )
-        return Campaign(parts).run((), continued, started).exit_code
+        return campaign.run((), continued, started).exit_code
 
 
 def trial(folder: Path, die_at: int, artifacts: dict[str, Artifact]) -> tuple[int, int]:

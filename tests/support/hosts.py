@@ -11,7 +11,7 @@ from typing import Any
 import archspec.cpu
 
 from freezer.hardware import Host
-from freezer.hardware.nvml import Gpu
+from freezer.hardware.cuda import Gpu
 from freezer.serving.process import ServingProcess
 
 INTEL, AMD = "GenuineIntel", "AuthenticAMD"

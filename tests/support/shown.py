@@ -81,15 +81,7 @@ def without_ids(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def logged(uri: str) -> dict[str, Any]:
     """What MLflow shows, without ids and times."""
-    found = without_ids(shown(uri))
-    return {**found, "runs": without_summary(found["runs"])}
-
-
-def without_summary(runs: list[Any]) -> list[Any]:
-    """Remove the digest that covers the time of the end."""
-    for run in runs:
-        run["tags"].pop("coldpress.summary", None)
-    return runs
+    return without_ids(shown(uri))
 
 
 def stored_files(uri: str, folder: Path) -> dict[str, dict[str, str]]:

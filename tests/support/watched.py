@@ -2,7 +2,7 @@
 [OPTION=VALUE ...]`.
 
 Every probe, build and judge leaves a file in STORE-intervals. The report is STORE.json. OPTION is
-`wait_s` or `device_classes` of pipeline.config.Config, or `gone_s`, which replaces
+`wait_s` or `device_classes` of pipeline.campaign.Config, or `gone_s`, which replaces
 `pipeline.scheduling.fleet.GONE_S`."""
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import pipeline.scheduling.fleet
 import pipeline.scheduling.node_check
 import pipeline.worker.build_task
 import pipeline.worker.judge_task
-import pipeline.worker.probe_task
+import pipeline.worker.task_child
 from freezer.cli import exiting
 from freezer.errors import INFRASTRUCTURE
 from freezer.spec import SamplingPolicy
-from pipeline.config import Config
+from pipeline.campaign import Config
 from pipeline.reporting import LineDisplay
 from pipeline.run import run
 
@@ -91,7 +91,7 @@ def main(catalog: str, store: str, tracking_uri: str, campaign: str, *options: s
     pipeline.scheduling.fleet.GONE_S = float(given.get("gone_s", pipeline.scheduling.fleet.GONE_S))
     pipeline.scheduling.executor.build = watcher("build", pipeline.worker.build_task.build, store)  # type: ignore[attr-defined]
     pipeline.scheduling.executor.judge = watcher("judge", pipeline.worker.judge_task.judge, store)  # type: ignore[attr-defined]
-    pipeline.scheduling.node_check.probe = watcher("probe", pipeline.worker.probe_task.probe, store)  # type: ignore[attr-defined]
+    pipeline.scheduling.node_check.probe = watcher("probe", pipeline.worker.task_child.probe, store)  # type: ignore[attr-defined]
     config = Config(
         catalog=catalog,
         store=store,

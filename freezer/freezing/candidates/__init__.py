@@ -4,9 +4,6 @@ May import: freezer.freezing.lowering and below.
 Read first: builder.py.
 """
 
-from freezer.freezing.candidates.architecture import (
-    architecture_digest,
-)
 from freezer.freezing.candidates.builder import (
     Builds,
     build,
@@ -16,6 +13,7 @@ from freezer.freezing.candidates.builder import (
 from freezer.freezing.candidates.candidate import (
     EVIDENCE,
     Candidate,
+    architecture_digest,
 )
 
 __all__ = [

@@ -16,7 +16,7 @@ from freezer.files import link_or_copy
 from freezer.freezing.candidates.candidate import EVIDENCE, Candidate
 from freezer.freezing.candidates.shape_build import Made, ShapeBuild
 from freezer.freezing.capture import Attempt
-from freezer.freezing.environment import without_environment
+from freezer.freezing.environment import cleared, installed_versions
 from freezer.freezing.models import (
     Subject,
     clear_frames,
@@ -31,11 +31,9 @@ from freezer.freezing.recipes import (
     select,
 )
 from freezer.freezing.target import Target, toolchain
-from freezer.freezing.toolchain import installed_versions
 from freezer.hardware import PORTABLE
 from freezer.runtime.devices import current
 from freezer.runtime.torch_settings import full_on_gpu, threads
-from freezer.spec import Limits
 
 logger = logging.getLogger("coldpress")
 
@@ -154,7 +152,7 @@ def _candidate(
 def _build_conditions(target: Target) -> Iterator[None]:
     """Threads, environment, device and precision of a build."""
     exact = full_on_gpu() if target.device.type == "cuda" else contextlib.nullcontext()
-    with threads(target.num_threads), without_environment(), current(target.device), exact:
+    with threads(target.num_threads), cleared(), current(target.device), exact:
         yield
 
 
@@ -220,18 +218,16 @@ class Builds:
         folders: folder of each build, by recipe.
         candidates: the candidates.
         errors: error of each recipe that failed.
-        skipped: why the other recipes were not built.
     """
 
     folders: dict[str, Path] = field(default_factory=dict)
     candidates: list[Candidate] = field(default_factory=list)
     errors: dict[str, FreezeError] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
 
     @property
     def failures(self) -> Mapping[str, str]:
-        """By recipe that made no candidate, its error or why it was skipped."""
-        return {recipe: str(error) for recipe, error in self.errors.items()} | self.skipped
+        """The error of each recipe that made no candidate."""
+        return {recipe: str(error) for recipe, error in self.errors.items()}
 
     @property
     def reason(self) -> str:
@@ -247,24 +243,17 @@ class Builds:
         }
 
 
-def build_all(
-    subject: Subject, target: Target, recipes: Iterable[str], work: Path, limits: Limits
-) -> Builds:
+def build_all(subject: Subject, target: Target, recipes: Iterable[str], work: Path) -> Builds:
     """Build a candidate by each recipe, in folders `CLASS-RECIPE` of `work`.
 
-    Recipes share captures, unless the model is large. After `limits.build_s` seconds no further
-    build is started.
+    Recipes share captures, unless the model is large.
     """
     builds = Builds()
     attempts = None if is_large(subject.model) else dict[str, Attempt]()
-    handled, started = sys.exception(), time.monotonic()
+    handled = sys.exception()
     kind = target.device_class.kind
     installed = installed_versions() if kind == "cpu" else ()
     for recipe in select(recipes, portable=kind == PORTABLE, installed=installed):
-        over = limits.over_build_s(time.monotonic() - started)
-        if over and builds.folders:
-            builds.skipped[recipe.name] = f"skipped: {over}"
-            continue
         folder = work / f"{target.device_class.name}-{recipe.name}"
         folder.mkdir()
         builds.folders[recipe.name] = folder

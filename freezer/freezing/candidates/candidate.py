@@ -1,16 +1,26 @@
-"""A candidate: the payloads that one recipe made of one model, and the record of the build."""
+"""A candidate: the payloads that one recipe made of one model, and the record of the build. And the
+architecture of a model: what was measured of one can be expected of others with the same digest.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+import itertools
 import json
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from freezer.artifact import FreezingReport, Payload, payloads_for_threads
 from freezer.codec import decode, encode
 from freezer.freezing.models import Subject
+from freezer.freezing.recipes import RECIPES
+from freezer.freezing.target import Target, toolchain
 from freezer.runtime.contract import OpenPayload
 from freezer.runtime.frozen_model import CallOptions, FrozenModel
 from freezer.runtime.loaders import LOADERS
@@ -30,8 +40,8 @@ class Candidate:
     Attributes:
         folder: contains candidate.json and payloads/.
         recipe, lowering, capture: names.
-        tried: each attempted way in order: payload, capture, lowering, outcome in a sentence, and
-            the error's file if it failed.
+        tried: each attempted way in order: payload, capture, lowering, and the outcome in a
+            sentence.
         payloads: by thread count, in the order of the target; for one count the most special shapes
             first.
         reports: what freezing did, by payload path.
@@ -60,14 +70,6 @@ class Candidate:
     def size_bytes(self) -> int:
         """Size of all payloads."""
         return sum(payload.size_bytes for payload in self.payloads)
-
-    @property
-    def attempts(self) -> tuple[Mapping[str, str], ...]:
-        """`tried` without the files of errors, for records of which these files are no part."""
-        rows = []
-        for row in self.tried:
-            rows.append({key: text for key, text in row.items() if key != "error"})
-        return tuple(rows)
 
     def shortened_reports(self, *max_listed: int) -> dict[str, FreezingReport]:
         """The reports with shortened lists."""
@@ -129,3 +131,46 @@ class Candidate:
             {**json.loads(path.read_text()), "folder": folder},
             origin=str(path),
         )
+
+
+def architecture_digest(subject: Subject, target: Target) -> str:
+    """Digest of a model's modules, the names, dtypes and shapes of its tensors, its inputs and
+    points.
+
+    What turns it into candidates is part of it: the toolchain and all recipes. So figures of other
+    versions are not compared.
+    """
+    model = subject.model
+    tensors = itertools.chain(model.named_parameters(), model.named_buffers())
+    kinds = {type(module) for module in model.modules()}
+    parts = {
+        "modules": [(name, _kind(module), _text(module)) for name, module in model.named_modules()],
+        "tensors": [(name, str(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors],
+        "code": sorted(_code(kind) for kind in kinds if not kind.__module__.startswith("torch.")),
+        "inputs": encode(subject.spec),
+        "points": [dict(point) for point in subject.points],
+        "toolchain": dict(toolchain(target.device)),
+        "recipes": [encode(recipe) for recipe in RECIPES.values()],
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _kind(module: nn.Module) -> str:
+    """The class of a module; of TorchScript, the original one."""
+    return str(getattr(module, "original_name", type(module).__qualname__))
+
+
+def _text(module: nn.Module) -> str:
+    """The settings of a module, like those of a convolution; empty if its own method for them
+    fails.
+    """
+    with suppress(Exception):  # the user's code
+        return module.extra_repr()
+    return ""
+
+
+def _code(kind: type) -> str:
+    """The source of a class; empty if there is none."""
+    with suppress(OSError, TypeError):
+        return inspect.getsource(kind)
+    return ""

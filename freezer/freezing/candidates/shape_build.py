@@ -55,8 +55,7 @@ class ShapeBuild:
     further: bool
 
     def first_that_works(self, tried: list[dict[str, str]]) -> list[Made]:
-        """Build by the first way of the recipe that works. Append each attempt to `tried`, with the
-        file of its error.
+        """Build by the first way of the recipe that works. Append each attempt to `tried`.
 
         Raises:
             CaptureError, BuildError: no way works. The message has each reason, the code is the
@@ -76,8 +75,9 @@ class ShapeBuild:
                 with peak_memory() as memory:
                     made = self._make(capture, lowering)
             except (CaptureError, BuildError) as error:
-                file = self._write_error(f"{number}-{capture}-error.txt", error)
-                tried.append({**row, "outcome": str(error), "error": file})
+                text = "".join(traceback.format_exception(error))
+                self._write_evidence(f"{number}-{capture}-error.txt", text)
+                tried.append({**row, "outcome": str(error)})
                 clear_frames(error, handled)
                 if is_large(self.attempt.subject.model):
                     gc.collect()  # graphs refer to each other
@@ -152,16 +152,10 @@ class ShapeBuild:
         released = replace(captured, program=None, owned=())  # the weights
         return Made(captured=released, payload=payload, report=report)
 
-    def _write_error(self, name: str, error: Exception) -> str:
-        """Write an error in full; return the path in the candidate's folder."""
-        file = self._write_evidence(name, "".join(traceback.format_exception(error)))
-        return str(file.relative_to(self.folder))
-
-    def _write_evidence(self, name: str, text: str, suffix: str = "") -> Path:
+    def _write_evidence(self, name: str, text: str, suffix: str = "") -> None:
         file = self.folder / EVIDENCE / f"{self.name}{suffix}-{name}"
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)
-        return file
 
 
 def _with_peak(made: Made, memory_bytes: int | None) -> Made:

@@ -15,14 +15,13 @@ from dataclasses import replace
 import torch
 
 from freezer.errors import CaptureError
-from freezer.freezing.capture.convert import convert
 from freezer.freezing.capture.equivalence import Original
 from freezer.freezing.capture.export import export, strict_may_help
 from freezer.freezing.capture.export_sizes import DIMS
 from freezer.freezing.capture.program import Captured
-from freezer.freezing.capture.script import as_is, script
+from freezer.freezing.capture.script import as_is, convert, script
 from freezer.freezing.capture.trace import SIZES, trace
-from freezer.freezing.models import PRESERVE, Subject
+from freezer.freezing.models import PRESERVE, ExportedModule, Subject
 from freezer.freezing.recipes import CaptureName
 from freezer.spec import interior_points, points_beside
 
@@ -78,8 +77,10 @@ class Attempt:
             return "the model was discarded after it was captured"
         if scripted != (name in ("as-is", "convert")):
             return f"the source is {'' if scripted else 'not '}TorchScript"
+        if name == "trace" and isinstance(model, ExportedModule):
+            return "the source is an exported program, which a trace would fix to one size"
         if name == "script" and isinstance(model, torch.fx.GraphModule):
-            return "the source is an exported program, which torch.jit.script does not take"
+            return "the source is a graph, which torch.jit.script does not take"
         if name == "export-strict" and "export" in self._tried:
             error = self._tried["export"]
             if error is None:
@@ -132,12 +133,8 @@ class Attempt:
         """
         subject = self.subject
         known = [dict(input_set.point) for input_set in subject.sets]
-        sets = list(subject.sets)
-        for point in points:
-            if point not in known:
-                further = subject.further_set(point)
-                sets.append(further)
-        subject = replace(subject, sets=tuple(sets))
+        more = [subject.further_set(point) for point in points if point not in known]
+        subject = replace(subject, sets=(*subject.sets, *more))
         self._original = Original(subject=subject, point=self.point)
 
     def _refuse_kept_names(self, name: CaptureName) -> None:

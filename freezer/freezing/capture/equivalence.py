@@ -19,7 +19,7 @@ from freezer.compare import structure_problem
 from freezer.compare.tensor_values import comparable, in_double, values_of
 from freezer.errors import CaptureError
 from freezer.freezing.capture.program import sizes_text
-from freezer.freezing.diagnostics import run_sentence
+from freezer.freezing.diagnostics import sentence
 from freezer.freezing.models import Subject, call_source, same_each_time
 from freezer.runtime.input_sets import InputSet
 from freezer.runtime.tensors import leaves_of, same_bytes
@@ -100,13 +100,11 @@ def run_eager(subject: Subject) -> EagerAnswers:
     model = subject.fresh()
     before = [buffer.clone() for buffer in model.buffers()]
     call = native_call(model, subject)
-    answers = []
-    for index, input_set in enumerate(subject.sets):
-        name = set_name(index, input_set)
-        answer = eager_answer(call, name, input_set)
-        answers.append(answer)
-    after = model.buffers()
-    unchanged = all(map(same_bytes, before, after))
+    answers = [
+        eager_answer(call, set_name(index, input_set), input_set)
+        for index, input_set in enumerate(subject.sets)
+    ]
+    unchanged = all(map(same_bytes, before, model.buffers()))
 
     def fresh() -> ProgramCall:
         return native_call(subject.fresh(), subject)
@@ -122,11 +120,8 @@ def run_eager(subject: Subject) -> EagerAnswers:
     call_twice = fresh()
     call_twice(first.tensors)
     second = call_twice(first.tensors)
-    from_start = [answers[0]]
-    for input_set in others:
-        call = fresh()
-        from_start.append(call(input_set.tensors))
-    return EagerAnswers(first=from_start, second=second, deterministic=True)
+    from_start = [fresh()(input_set.tensors) for input_set in others]
+    return EagerAnswers(first=[answers[0], *from_start], second=second, deterministic=True)
 
 
 def check_answers(
@@ -180,7 +175,7 @@ def compare_call(
         answer = call(input_set.tensors)
         problem = _problem(expected, answer, subject)
     except Exception as error:
-        problem, cause = run_sentence(error), error
+        problem, cause = sentence(error, "run"), error
     if problem is not None:
         message = f"{what} differs from the model on {name}: {problem}"
         raise CaptureError(message, code=DIFFERS) from cause
@@ -196,7 +191,7 @@ def eager_answer(call: ProgramCall, name: str, input_set: InputSet) -> list[Tens
         return call(input_set.tensors)
     except Exception as error:
         raise CaptureError(
-            f"the eager model fails on {name}: {run_sentence(error)}; declare only sizes that it"
+            f"the eager model fails on {name}: {sentence(error, 'run')}; declare only sizes that it"
             " takes (`min`, `max`, `multiple_of`)"
         ) from error
 
@@ -221,12 +216,8 @@ def native_call(program: nn.Module, subject: Subject) -> ProgramCall:
     """Calls the source model, or a program with the same signature."""
 
     def call(tensors: Inputs) -> list[Tensor]:
-        copies = {}
-        for name, tensor in tensors.items():
-            copies[name] = tensor.clone()
-        result = call_source(program, subject.spec, copies)
-        leaves = leaves_of(result)
-        return _copies(leaves)
+        copies = {name: tensor.clone() for name, tensor in tensors.items()}
+        return _copies(leaves_of(call_source(program, subject.spec, copies)))
 
     return call
 
@@ -237,19 +228,14 @@ def flat_call(program: nn.Module) -> ProgramCall:
     def call(tensors: Inputs) -> list[Tensor]:
         copies = [tensor.clone() for tensor in tensors.values()]
         with torch.no_grad():
-            leaves = program(*copies)
-        return _copies(leaves)
+            return _copies(program(*copies))
 
     return call
 
 
 def _copies(leaves: Tensors) -> list[Tensor]:
     """Copies of outputs: a later call may write into an output that is a buffer."""
-    copies = []
-    for leaf in leaves:
-        detached = leaf.detach()
-        copies.append(detached.clone())
-    return copies
+    return [leaf.detach().clone() for leaf in leaves]
 
 
 def set_name(index: int, input_set: InputSet) -> str:
@@ -275,33 +261,25 @@ def _difference(expected: Tensor, got: Tensor) -> str | None:
     """The difference of two tensors; None within the dtype's tolerance."""
     if same_bytes(expected, got):  # the usual case, and much faster than a median
         return None
-    expected_values = values_of(expected)
-    got_values = values_of(got)
-    problem = structure_problem(expected_values, got_values)
+    problem = structure_problem(values_of(expected), values_of(got))
     if problem is not None:
         return f"differs: {problem}"
     if not comparable(expected):
         return None
-    right = in_double(expected)
-    other = in_double(got)
+    right, other = in_double(expected), in_double(got)
     if expected.is_complex():
-        right = torch.view_as_real(right)
-        other = torch.view_as_real(other)
-    finite = torch.isfinite(right)
-    finite &= torch.isfinite(other)
-    right = right[finite]
-    other = other[finite]
+        right, other = torch.view_as_real(right), torch.view_as_real(other)
+    finite = torch.isfinite(right) & torch.isfinite(other)
+    right, other = right[finite], other[finite]
     magnitude = right.abs()
     nonzero = magnitude[right != 0]
     median = nonzero.median() if nonzero.numel() else 0.0  # a mask's -1e9 must not widen it
     tolerance = _TOLERANCES.get(expected.dtype, _TOLERANCE)
     allowed = tolerance * (magnitude + median)
     difference = (right - other).abs()
-    exceeding = difference > allowed
-    if not bool(exceeding.any()):
+    if not bool((difference > allowed).any()):
         return None
-    largest = float(difference.max())
-    return f"is off by up to {largest:.3g}"
+    return f"is off by up to {float(difference.max()):.3g}"
 
 
 def first_lines(lines: Sequence[str]) -> str:

@@ -31,7 +31,7 @@ from freezer.freezing.capture.export_sizes import (
     refusal,
 )
 from freezer.freezing.capture.program import Captured, FlatModule, lines_of, total_size
-from freezer.freezing.diagnostics import export_sentence
+from freezer.freezing.diagnostics import sentence
 from freezer.freezing.recipes import CaptureName
 from freezer.runtime.input_sets import InputSet
 from freezer.runtime.tensors import address_of, addresses_of, program_tensors
@@ -124,10 +124,7 @@ class _Exporter:
         self._name = name
         self._original = original
         self._spec = spec
-        self._dynamic = {}
-        for dim in spec.dims:
-            if dim.min < dim.max:
-                self._dynamic[dim.name] = _symbol(dim)
+        self._dynamic = {dim.name: _symbol(dim) for dim in spec.dims if dim.min < dim.max}
         self.caught: list[warnings.WarningMessage] = []
 
     def checked(
@@ -172,18 +169,13 @@ class _Exporter:
                 strict=self._name == "export-strict",
             )
         self.caught.extend(caught)
-        owned = []
-        for tensor in program_tensors(program):
-            if address_of(tensor) in copies:
-                owned.append(tensor)
-        return _Exported(program=program, example=example, owned=tuple(owned))
+        owned = tuple(each for each in program_tensors(program) if address_of(each) in copies)
+        return _Exported(program=program, example=example, owned=owned)
 
     def _dynamic_axes(self, tensor: TensorSpec) -> dict[int, object] | None:
         """The symbols of a tensor's axes that vary; None if none does."""
-        symbols = {}
-        for axis, size in enumerate(tensor.shape):
-            if size in self._dynamic:
-                symbols[axis] = self._dynamic[size]
+        sizes = enumerate(tensor.shape)
+        symbols = {axis: self._dynamic[size] for axis, size in sizes if size in self._dynamic}
         return symbols or None
 
 
@@ -206,11 +198,7 @@ def _symbol(dim: Dim) -> object:
     step = dim.multiple_of
     if step == 1:
         return torch.export.Dim(dim.name, min=dim.min, max=dim.max)
-    name = f"_{dim.name}"
-    low = dim.min // step
-    high = dim.max // step
-    part = torch.export.Dim(name, min=low, max=high)
-    return step * part
+    return step * torch.export.Dim(f"_{dim.name}", min=dim.min // step, max=dim.max // step)
 
 
 def _examples(original: Original) -> list[InputSet]:
@@ -222,20 +210,14 @@ def _examples(original: Original) -> list[InputSet]:
         return [subject.set_at(original.point)]
 
     def order(point: Mapping[str, int]) -> tuple[int, int]:
-        num_small = 0
-        for dim in subject.spec.dims:
-            size = point[dim.name]
-            if size < 2 * dim.multiple_of:
-                num_small += 1
-        return num_small, total_size(point)
+        small = [dim for dim in subject.spec.dims if point[dim.name] < 2 * dim.multiple_of]
+        return len(small), total_size(point)
 
     points = list(subject.spec.points())
     small = min(points, key=order)
     large = max(points, key=total_size)
-    examples = [subject.set_at(small)]
-    if large != small:
-        examples.append(subject.set_at(large))
-    return examples
+    points = [small] if large == small else [small, large]
+    return [subject.set_at(point) for point in points]
 
 
 def _other_layouts(exported: _Exported, original: Original) -> Layouts:
@@ -286,10 +268,10 @@ def changed_state(program: torch.export.ExportedProgram) -> tuple[str, ...]:
             try:
                 program = program.run_decompositions({})
             except Exception as error:
+                why = sentence(error, "export")
                 raise CaptureError(
-                    "torch.export cannot tell which tensors a call changes:"
-                    f" {export_sentence(error)}; register them as buffers, each with memory of its"
-                    " own"
+                    f"torch.export cannot tell which tensors a call changes: {why}; register them"
+                    " as buffers, each with memory of its own"
                 ) from error
     signature = program.graph_signature
     parameters = getattr(signature, "parameters_to_mutate", {})  # missing in torch 2.11

@@ -11,7 +11,7 @@ import torch
 
 from freezer.errors import CaptureError, first_line
 from freezer.freezing.capture.program import sizes_text
-from freezer.freezing.diagnostics import export_sentence
+from freezer.freezing.diagnostics import sentence
 from freezer.spec import InputSpec, all_sizes, combinations, distinct
 
 NUM_SIZES = 8192
@@ -37,17 +37,12 @@ def refusal(error: Exception, spec: InputSpec) -> CaptureError:
     text = str(error)
     violated = _VIOLATED.match(text)
     if not violated:
-        return CaptureError(f"torch.export: {export_sentence(error)}")
+        return CaptureError(f"torch.export: {sentence(error, 'export')}")
     expressions = violated["names"].replace("*_", " ")
     mentioned = re.findall(r"[A-Za-z]\w*", expressions)
-    names = []
-    for dim in spec.dims:
-        if dim.name in mentioned:
-            names.append(dim.name)
+    names = [dim.name for dim in spec.dims if dim.name in mentioned]
     lines = re.findall(r"^  - (.*)$", text, re.MULTILINE)
-    conditions = [_condition(line, spec) for line in lines]
-    distinct_conditions = dict.fromkeys(conditions)
-    needed = list(distinct_conditions)[:_MAX_CONDITIONS]
+    needed = list(dict.fromkeys(_condition(line, spec) for line in lines))[:_MAX_CONDITIONS]
     _, _, fixes = text.partition("Suggested fixes:\n")
     return CaptureError(
         f"torch.export: no program takes all declared sizes of {' and '.join(names)}: it needs "
@@ -96,10 +91,7 @@ def guards_of(program: torch.export.ExportedProgram, spec: InputSpec) -> tuple[s
     """Conditions on inputs, in words: bounds and multiples of dims, guards, and run-time
     assertions.
     """
-    texts = []
-    for dim in spec.dims:
-        if dim.min < dim.max:
-            texts.append(str(dim))
+    texts = [str(dim) for dim in spec.dims if dim.min < dim.max]
     for guard in program._guards_code or ():
         text = with_names(guard, spec)
         size, _, expected = text.partition(" == ")
@@ -129,22 +121,17 @@ def check_guards(program: torch.export.ExportedProgram, spec: InputSpec) -> None
     points += all_sizes(spec)
     points += combinations(spec)
     for point in distinct(points)[:NUM_SIZES]:
-        inputs = []
-        for tensor in spec.tensors:
-            shape = tensor.at(point)
-            dtype = getattr(torch, tensor.dtype)
-            meta = torch.empty(shape, dtype=dtype, device="meta")
-            inputs.append(meta)
+        inputs = [
+            torch.empty(tensor.at(point), dtype=getattr(torch, tensor.dtype), device="meta")
+            for tensor in spec.tensors
+        ]
         try:
             guards(*inputs)  # type: ignore[operator]  # a module
         except (AssertionError, ArithmeticError, RuntimeError) as error:
-            message = first_line(error)
-            reason = message.removeprefix("Guard failed: ")
-            guard = with_names(reason, spec)
-            sizes = sizes_text(point)
+            guard = with_names(first_line(error).removeprefix("Guard failed: "), spec)
             raise CaptureError(
-                f"torch.export: the program does not take {sizes} ({guard}); declare only sizes"
-                " that it takes",
+                f"torch.export: the program does not take {sizes_text(point)} ({guard}); declare"
+                " only sizes that it takes",
                 code=DIMS,
             ) from None
 

@@ -72,15 +72,11 @@ class FlatModule(nn.Module):
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The output tensors, in order."""
-        specs = self._spec.tensors
-        names = [spec.name for spec in specs]
-        given = dict(zip(names, tensors, strict=True))
-        args, kwargs = bind(self._spec, given)
-        result = self.model(*args, **kwargs)
-        leaves = leaves_of(result)
+        names = [spec.name for spec in self._spec.tensors]
+        args, kwargs = bind(self._spec, dict(zip(names, tensors, strict=True)))
+        leaves = leaves_of(self.model(*args, **kwargs))
         for index, layout in self.layouts.items():
-            leaf = leaves[index]
-            leaves[index] = leaf.contiguous(memory_format=layout)
+            leaves[index] = leaves[index].contiguous(memory_format=layout)
         return tuple(leaves)
 
 
@@ -91,8 +87,7 @@ def total_size(point: Mapping[str, int]) -> int:
 
 def sizes_text(point: Mapping[str, int]) -> str:
     """A point in words: `batch=2, seq=8`."""
-    sizes = [f"{name}={size}" for name, size in point.items()]
-    return ", ".join(sizes)
+    return ", ".join(f"{name}={size}" for name, size in point.items())
 
 
 def lines_of(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:
@@ -102,10 +97,8 @@ def lines_of(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:
     lines = []
     for warning in caught:
         kind = warning.category.__name__
-        message = str(warning.message).strip()
-        text, _, _ = message.partition("\n")
-        deprecated = "deprecated" in text
-        if deprecated and "torch.jit." in text:
+        text, _, _ = str(warning.message).strip().partition("\n")
+        if "deprecated" in text and "torch.jit." in text:
             continue
         line = warned_at(warning)
         place = f" At {line}" if line else ""

@@ -1,23 +1,29 @@
-"""Captures that keep a model's control flow: torch.jit.script, and a TorchScript source
-unchanged.
+"""Captures by torch.jit.script, which keeps a model's control flow, and captures of a TorchScript
+source: unchanged, or as an ExportedProgram, by PyTorch's own converter.
+
+The converter is not a public interface. It takes no `if` on sizes, no loop over a variable number,
+and no state.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import io
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
 from torch import nn
 
-from freezer.errors import CaptureError
+from freezer.errors import CaptureError, first_line
 from freezer.freezing.capture.equivalence import Original, check_answers
-from freezer.freezing.capture.program import Captured, lines_of
-from freezer.freezing.diagnostics import script_sentence
-from freezer.freezing.models import PRESERVE
+from freezer.freezing.capture.export import export_flat
+from freezer.freezing.capture.program import Captured, FlatModule, lines_of, total_size
+from freezer.freezing.diagnostics import quiet, root_cause, sentence
+from freezer.freezing.models import Subject, flat_forward, module_of
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 
 
@@ -34,8 +40,7 @@ def script(original: Original) -> Captured:
     unchanged.
 
     Raises:
-        CaptureError: TorchScript does not take the model or a name to keep, or the script differs
-            from the model.
+        CaptureError: TorchScript does not take the model, or the script differs from it.
     """
     subject = original.subject
     model = subject.fresh()
@@ -50,8 +55,7 @@ def script(original: Original) -> Captured:
             warnings.simplefilter("always")
             program = torch.jit.script(model)
     except Exception as error:
-        raise CaptureError(f"torch.jit.script: {script_sentence(error)}") from error
-    _check_kept(program, subject.kept_names)
+        raise CaptureError(f"torch.jit.script: {sentence(error, 'script')}") from error
     unchecked = check_answers("the script", program, original, flat=False)
     return Captured(
         name="script",
@@ -85,13 +89,9 @@ def _exported_methods(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
     """
     marked = []
     for name in names:
-        owner, last = _owner(model, name)
-        method = getattr(owner, last, None)
-        if isinstance(owner, torch.jit.ScriptModule):
-            continue
+        method = getattr(model, name, None)  # names with a dot are attributes of submodules
         if inspect.ismethod(method) and not hasattr(method, "_torchscript_modifier"):
-            function = torch.jit.export(method.__func__)
-            marked.append(function)
+            marked.append(torch.jit.export(method.__func__))
     try:
         yield
     finally:
@@ -99,28 +99,55 @@ def _exported_methods(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
             vars(function).pop("_torchscript_modifier", None)
 
 
-def _check_kept(program: nn.Module, names: Sequence[str]) -> None:
-    for name in names:
-        owner, last = _owner(program, name)
-        known = False
-        if isinstance(owner, torch.jit.ScriptModule):
-            methods = owner._c._method_names()
-            known = last in methods or owner._c.hasattr(last)
-        if not known:
-            raise CaptureError(
-                f"preserve: TorchScript cannot keep {name!r}: its value has a type that TorchScript"
-                " lacks, or it is ignored; make it a tensor, number, text, or list, tuple or dict"
-                " of one type",
-                code=PRESERVE,
-            )
+def convert(original: Original) -> Captured:
+    """Convert a TorchScript source to an exported program.
 
-
-def _owner(model: nn.Module, name: str) -> tuple[nn.Module | None, str]:
-    """The submodule that a dotted name belongs to, None if there is none; and the last part of the
-    name.
+    Raises:
+        CaptureError: the converter does not take the graph, or its program cannot be exported for
+            the declared sizes, or differs from the source.
     """
-    path, _, last = name.rpartition(".")
-    owner: object = model
-    for part in filter(None, path.split(".")):
-        owner = getattr(owner, part, None)
-    return cast(nn.Module | None, owner), last
+    spec = original.subject.spec
+    program = _converted(original)
+    in_order = replace(spec, inputs=spec.tensors, style="positional")
+
+    def fresh() -> FlatModule:
+        module = FlatModule(module_of(program), in_order)
+        module.eval()
+        return module
+
+    with torch.no_grad(), torchscript_deprecations_silenced(), quiet("torch._export"):
+        captured = export_flat(fresh, "convert", original)
+    note = "PyTorch's converter made the program from TorchScript."
+    return replace(captured, notes=(note,))
+
+
+def _converted(original: Original) -> torch.export.ExportedProgram:
+    subject = original.subject
+    point = original.point
+    if point is None:
+        point = max(subject.spec.points(), key=total_size)
+    input_set = subject.set_at(point)
+    example = tuple(input_set.cloned().values())
+    try:
+        with torch.no_grad(), torchscript_deprecations_silenced(), quiet("torch._export"):
+            # not a public interface: a release may lack it
+            from torch._export.converter import TS2EPConverter
+
+            source = flat_forward(_reloaded(subject), subject.spec)
+            return TS2EPConverter(source, example, {}).convert()
+    except Exception as error:
+        cause = root_cause(error)
+        kind = type(cause).__name__
+        raise CaptureError(f"PyTorch's converter: {kind}: {first_line(cause)}") from error
+
+
+def _reloaded(subject: Subject) -> torch.jit.ScriptModule:
+    """A copy whose graph is not shared with the source, unlike a deep copy's: the converter writes
+    into graphs.
+    """
+    file = io.BytesIO()
+    torch.jit.save(subject.fresh(), file)
+    file.seek(0)
+    module = torch.jit.load(file)
+    module.eval()
+    return cast(torch.jit.ScriptModule, module)

@@ -1,15 +1,14 @@
 """The capture by torch.jit.trace, which is right only if the model's Python takes the same path for
 all inputs.
 
-A trace is refused if Python reads values that may differ for other inputs, if its answers to
-another input set differ from the model's, or if another set of the same sizes gives another graph.
-If Python reads sizes, it is refused as `trace` and tried again after the script as `trace-sizes`,
-which compares it with the model at every declared size, for at most 10 s.
+A trace is refused if Python reads values that may differ for other inputs, or if its answers to
+another input set differ from the model's. If Python reads sizes, it is refused as `trace` and tried
+again after the script as `trace-sizes`, which compares it with the model at every declared size,
+for at most 10 s.
 """
 
 from __future__ import annotations
 
-import re
 import time
 import warnings
 from collections.abc import Sequence
@@ -20,9 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from freezer.errors import CaptureError
-from freezer.files import digest_bytes
 from freezer.freezing.capture.equivalence import (
-    DIFFERS,
     Original,
     check_answers,
     compare_call,
@@ -39,11 +36,10 @@ from freezer.freezing.capture.program import (
     total_size,
 )
 from freezer.freezing.capture.value_reads import OF_SIZES, values_read
-from freezer.freezing.diagnostics import trace_sentence, warned_at
+from freezer.freezing.diagnostics import sentence, warned_at
 from freezer.freezing.models import Subject
 from freezer.runtime.input_sets import InputSet
 from freezer.runtime.loaders import torchscript_deprecations_silenced
-from freezer.runtime.tensors import bytes_of, dense_parts, memory_of
 from freezer.spec import all_sizes, combinations, distinct
 
 VALUES = "CP-TRACE-VALUES"
@@ -80,7 +76,10 @@ def trace(original: Original, *, every_size: bool = False) -> Captured:
     size_lines += _iterations(caught)
     _restore(program, _flat(subject))
     unchecked = check_answers("the trace", program, original, flat=True)
-    _check_graphs(program, subject, example)
+    largest = max(subject.sets, key=_total_size)
+    if dict(largest.point) != dict(example.point):  # where Python may read other values
+        size_lines += _refuse_reads(subject, largest)
+    size_lines = list(dict.fromkeys(size_lines))
     notes: tuple[str, ...] = ()
     varying = [dim for dim in subject.spec.dims if dim.min < dim.max]
     many_sizes = bool(varying) and point is None
@@ -117,7 +116,7 @@ def _traced(subject: Subject, input_set: InputSet) -> tuple[torch.jit.ScriptModu
             warnings.simplefilter("always")
             return _trace(_flat(subject), inputs), caught
     except Exception as error:
-        raise CaptureError(f"torch.jit.trace: {trace_sentence(error)}") from error
+        raise CaptureError(f"torch.jit.trace: {sentence(error, 'trace')}") from error
 
 
 def _refuse_reads(subject: Subject, input_set: InputSet) -> list[str]:
@@ -131,7 +130,7 @@ def _refuse_reads(subject: Subject, input_set: InputSet) -> list[str]:
     except Exception as error:
         raise CaptureError(
             "torch.jit.trace: cannot determine whether Python reads values of tensors:"
-            f" {trace_sentence(error)}"
+            f" {sentence(error, 'trace')}"
         ) from error
     size_lines = reads.pop(OF_SIZES, [])
     if reads:
@@ -148,12 +147,11 @@ def _refuse_reads(subject: Subject, input_set: InputSet) -> list[str]:
 
 def _iterations(caught: Warned) -> list[str]:
     """The lines that iterate over a tensor, whose length the trace keeps."""
-    lines = []
-    for warning in caught:
-        if str(warning.message).startswith("Iterating over a tensor"):
-            line = warned_at(warning)
-            lines.append(line or "a line of torch")
-    return list(dict.fromkeys(lines))
+    return [
+        warned_at(warning) or "a line of torch"
+        for warning in caught
+        if str(warning.message).startswith("Iterating over a tensor")
+    ]
 
 
 def _restore(program: nn.Module, initial: nn.Module) -> None:
@@ -209,58 +207,5 @@ def _check_sizes(program: nn.Module, original: Original) -> int:
     return num_compared
 
 
-def _check_graphs(program: torch.jit.ScriptModule, subject: Subject, example: InputSet) -> None:
-    """Trace another set of the same sizes, whose graph must be the same, and the largest, where
-    Python may read other values.
-    """
-    operations = _operations(program)
-    same_sizes, other_sizes = [], []
-    for input_set in subject.sets:
-        if dict(input_set.point) != dict(example.point):
-            other_sizes.append(input_set)
-        elif input_set is not example:
-            same_sizes.append(input_set)
-    if same_sizes:
-        other, _ = _traced(subject, same_sizes[0])
-        if _operations(other) != operations:
-            raise CaptureError(
-                "the trace of another input set of the same sizes has other operations",
-                code=DIFFERS,
-            )
-    if other_sizes:
-        largest = max(other_sizes, key=_total_size)
-        other, _ = _traced(subject, largest)
-        if _operations(other) != operations:
-            _refuse_reads(subject, largest)
-
-
 def _total_size(input_set: InputSet) -> int:
     return total_size(input_set.point)
-
-
-def _operations(program: torch.jit.ScriptModule) -> list[str]:
-    """The operations of a trace that a result needs.
-
-    Constants count with all their bytes, sizes do not.
-    """
-    graph = program.inlined_graph
-    torch._C._jit_pass_dce(graph)
-    torch._C._jit_pass_erase_shape_information(graph)
-    graph = torch._C._jit_pass_canonicalize(graph, False)
-    operations = []
-    for node in graph.nodes():
-        # without source lines and types
-        text = re.sub(r" # \S+:\d+:\d+| : .*?(?=, %| = )", "", str(node))
-        if node.kind() == "prim::Constant":
-            value = node.output().toIValue()
-            if isinstance(value, Tensor):
-                text = f"tensor {_digest(value)}"
-        operations.append(text.strip())
-    return operations
-
-
-def _digest(tensor: Tensor) -> str:
-    data = bytearray()
-    for part in dense_parts(tensor):
-        data += memory_of(bytes_of(part))
-    return digest_bytes(bytes(data))

@@ -12,6 +12,7 @@ Modes may change a trace, so both traces are discarded.
 
 from __future__ import annotations
 
+import itertools
 import re
 import warnings
 from collections import defaultdict
@@ -159,12 +160,8 @@ class _Values(TorchDispatchMode):
             RANDOM: _RANDOM,
             OF_SIZES: _SIZE,
         }
-        reads = []
-        for origin, wanted in origins.items():
-            for bits, line in self._noted:
-                if bits & wanted:
-                    reads.append((origin, line))
-        return reads
+        pairs = itertools.product(origins.items(), self._noted)
+        return [(origin, line) for (origin, wanted), (bits, line) in pairs if bits & wanted]
 
     def note(self, tensors: Iterable[Tensor]) -> None:
         """Note that the current line reads values of tensors."""
@@ -233,11 +230,7 @@ class _Values(TorchDispatchMode):
         """
         new = self._caught[self._num_seen :]
         self._num_seen = len(self._caught)
-        for warning in new:
-            message = str(warning.message)
-            if message.startswith(_CONVERTED):
-                return True
-        return False
+        return any(str(warning.message).startswith(_CONVERTED) for warning in new)
 
     def _note_changes(
         self, func: OpOverload, arguments: Mapping[str, object], origins: int

@@ -4,31 +4,15 @@ May import: freezer.errors. Imports no torch.
 Read first: messages.py.
 """
 
-from freezer.freezing.diagnostics.messages import (
-    export_sentence,
-    inductor_sentence,
-    onnx_sentence,
-    openvino_sentence,
-    run_sentence,
-    script_sentence,
-    trace_sentence,
-)
-from freezer.freezing.diagnostics.remedies import NOT_WRITTEN, ROOM
-from freezer.freezing.diagnostics.source_lines import (
-    running_at,
-    warned_at,
-)
+from freezer.freezing.diagnostics.messages import NOT_WRITTEN, ROOM, quiet, root_cause, sentence
+from freezer.freezing.diagnostics.source_lines import running_at, warned_at
 
 __all__ = [
     "NOT_WRITTEN",
     "ROOM",
-    "export_sentence",
-    "inductor_sentence",
-    "onnx_sentence",
-    "openvino_sentence",
-    "run_sentence",
+    "quiet",
+    "root_cause",
     "running_at",
-    "script_sentence",
-    "trace_sentence",
+    "sentence",
     "warned_at",
 ]

@@ -8,8 +8,7 @@ from freezer.freezing.drift.distributions import distribution_problem, sampled
 from freezer.freezing.drift.drift import STRIDES, assess
 from freezer.freezing.drift.drift_report import DriftReport, DriftRow, report
 from freezer.freezing.drift.reference import Reference, run_reference
-from freezer.freezing.drift.reruns import eager_reruns
-from freezer.freezing.drift.runs import Call, Runner, copied, run_calls
+from freezer.freezing.drift.runs import Call, Runner, copied, eager_reruns, run_calls
 from freezer.freezing.drift.ties import at_ties
 
 __all__ = [

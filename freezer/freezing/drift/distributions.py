@@ -24,6 +24,7 @@ one rate.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from functools import cache
 
@@ -50,17 +51,12 @@ _Gram = tuple[Tensor, float]
 
 def sampled(results: Sequence[Sequence[Tensor]]) -> Run:
     """The elements to compare of each output in each call."""
-    run = []
-    for leaves in results:
-        elements = [_elements(leaf) for leaf in leaves]
-        run.append(elements)
-    return run
+    return [list(map(_elements, leaves)) for leaves in results]
 
 
 def _elements(leaf: Tensor) -> Tensor:
     step = math.ceil(leaf.numel() / MAX_ELEMENTS) or 1
-    elements = leaf.flatten()[::step]
-    return elements.clone()
+    return leaf.flatten()[::step].clone()
 
 
 def distribution_problem(
@@ -109,16 +105,12 @@ def _answers(
     index: int,
 ) -> list[list[Tensor]]:
     """One output of each call, by every run."""
-    answers = []
-    for call in zip(*runs, strict=True):
-        outputs = [leaves[index] for leaves in call]
-        answers.append(outputs)
-    return answers
+    of_output = operator.itemgetter(index)
+    return [list(map(of_output, call)) for call in zip(*runs, strict=True)]
 
 
 def _sizes_vary(outputs: Sequence[Tensor]) -> bool:
-    sizes = {output.numel() for output in outputs}
-    return len(sizes) > 1
+    return len({output.numel() for output in outputs}) > 1
 
 
 @cache
@@ -162,18 +154,13 @@ def _statistics(calls: Sequence[Sequence[Tensor]]) -> Iterator[tuple[str, Tensor
 
 
 def _summed(grams: Sequence[_Gram]) -> _Gram:
-    matrices = [matrix for matrix, _ in grams]
-    stacked = torch.stack(matrices)
+    stacked = torch.stack([matrix for matrix, _ in grams])
     return stacked.sum(0), sum(allowed for _, allowed in grams)
 
 
 def _num_equal(values: Tensor) -> Tensor:
     """Number of equal elements of every two runs."""
-    counts = []
-    for run in values:
-        equal = run == values
-        counts.append(equal.sum(1))
-    return torch.stack(counts)
+    return torch.stack([(run == values).sum(1) for run in values])
 
 
 def _moments(values: Tensor) -> tuple[_Gram, _Gram]:
@@ -188,8 +175,7 @@ def _moments(values: Tensor) -> tuple[_Gram, _Gram]:
     finite = values[:, used]
     wide = in_double(finite)
     if wide.is_complex():
-        parts = torch.view_as_real(wide)
-        wide = parts.flatten(1)
+        wide = torch.view_as_real(wide).flatten(1)
     center = wide.mean(0)
     share = 0.0
     if comparable(values):

@@ -181,24 +181,20 @@ class _Output:
                 pools[kind, part].include(sums)
             if compared.noisy:
                 noisy_kinds.add(kind)
-        rows = []
-        for compared in self._compared:
-            noisy = compared.row.kind in noisy_kinds
-            row = self._judged(compared, pools, noisy=noisy)
-            rows.append(row)
+        rows = [
+            self._judged(compared, pools, noisy=compared.row.kind in noisy_kinds)
+            for compared in self._compared
+        ]
         if self._num_elements and not self._num_finite:
             problem = "eager returns only NaN or Inf, no output was compared; fix the model"
             rows[0] = replace(rows[0], problem=problem)
         passed = not any(row.problem for row in rows)
         if self._slices and rows and passed:
             dtype = self._compared[0].dtype
-            limit = None
-            if self._gate.float64:
-                limit = self._gate.error_ratio_max
+            limit = self._gate.error_ratio_max if self._gate.float64 else None
             failed = self._slices.problem(dtype, limit)
             if failed:
-                figures = asdict(failed)
-                rows[0] = replace(rows[0], **figures)
+                rows[0] = replace(rows[0], **asdict(failed))
         return rows
 
     def _judged(
@@ -307,8 +303,5 @@ def _strides_problem(
 
 def _strides(tensor: Tensor) -> tuple[int, ...]:
     """Strides of the dims of more than one element; the others are arbitrary."""
-    strides = []
-    for stride, size in zip(tensor.stride(), tensor.shape, strict=True):
-        if size > 1:
-            strides.append(stride)
-    return tuple(strides)
+    pairs = zip(tensor.stride(), tensor.shape, strict=True)
+    return tuple(stride for stride, size in pairs if size > 1)

@@ -19,8 +19,7 @@ from torch import Tensor
 from freezer.compare import eager_tolerance
 from freezer.compare.tensor_values import comparable, in_double
 from freezer.errors import ColdpressError
-from freezer.freezing.drift.reruns import eager_reruns
-from freezer.freezing.drift.runs import copied, run_float64, source_runner
+from freezer.freezing.drift.runs import copied, eager_reruns, run_float64, source_runner
 from freezer.freezing.models import Subject
 from freezer.runtime.input_sets import InputSet, is_mask
 from freezer.runtime.tensors import dtype_name

@@ -38,13 +38,9 @@ def own_dtype(
     """The least precise floating dtype of a model's weights, buffers and inputs; without any,
     torch's default.
     """
-    dtypes = list(inputs)
-    for tensor in (*model.parameters(), *model.buffers()):
-        dtypes.append(tensor.dtype)
-    real = []
-    for dtype in dtypes:
-        if dtype.is_floating_point or dtype.is_complex:
-            real.append(dtype.to_real())
+    tensors = (*model.parameters(), *model.buffers())
+    dtypes = (*inputs, *(tensor.dtype for tensor in tensors))
+    real = [each.to_real() for each in dtypes if each.is_floating_point or each.is_complex]
     return max(real, key=_eps, default=torch.get_default_dtype())
 
 
@@ -69,11 +65,7 @@ class Widening(TorchDispatchMode):
     def __init__(self, own: torch.dtype) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.narrow: str | None = None
-        self._wide: dict[torch.dtype, torch.dtype] = {}
-        least = _eps(own)
-        for dtype, wide in _WIDE.items():
-            if _eps(dtype) <= least:
-                self._wide[dtype] = wide
+        self._wide = {dtype: wide for dtype, wide in _WIDE.items() if _eps(dtype) <= _eps(own)}
 
     def __torch_dispatch__(
         self,
@@ -100,12 +92,9 @@ class Widening(TorchDispatchMode):
             if parts is NotImplemented:
                 return func(*args, **named)
             return parts
-        values = []
-        for name, value in zip(names, args, strict=False):
-            wide = self._operand(name, value, written)
-            values.append(wide)
-        for name, value in named.items():
-            named[name] = self._operand(name, value, written)
+        given = zip(names, args, strict=False)
+        values = [self._operand(name, value, written) for name, value in given]
+        named = {name: self._operand(name, value, written) for name, value in named.items()}
         result = func(*values, **named)
         operands = [*values, *named.values()]
         self._record_narrow(schema, operands, result)

@@ -87,10 +87,8 @@ def run_reference(subject: Subject) -> Reference:
     wide, note = run_float64(subject.on_host, eagers, stateful=stateful)
     float64 = wide is not None
     calls = _calls(subject, wide or eagers, eagers, noises)
-    scales = []
-    for index in range(len(subject.outputs)):
-        limits = scales_of(calls, index, float64=float64)
-        scales.append(limits)
+    outputs = range(len(subject.outputs))
+    scales = [scales_of(calls, index, float64=float64) for index in outputs]
     extremes, missing = extremes_of(subject, stateful=stateful) if deterministic else ((), ())
     return Reference(
         calls=tuple(calls),
@@ -169,18 +167,15 @@ def _nature(subject: Subject) -> tuple[bool, bool]:
     the subject has a reset method.
     """
     model = subject.fresh()
-    before = {}
-    for name, tensor in tensors_of(model).items():
-        before[name] = tensor.detach().clone()
+    before = {name: tensor.detach().clone() for name, tensor in tensors_of(model).items()}
     used = source_runner(model, subject)
     first_set = subject.sets[0].tensors
     last_set = subject.sets[-1].tensors
     first = copied(used.call(first_set))
     after = tensors_of(model)
-    unchanged = True
-    for name, tensor in before.items():
-        if name not in after or not same_tensors(tensor, after[name]):
-            unchanged = False
+    unchanged = all(
+        name in after and same_tensors(tensor, after[name]) for name, tensor in before.items()
+    )
     second = copied(used.call(first_set))
     last = copied(used.call(last_set))
 

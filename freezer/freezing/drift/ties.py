@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from freezer.compare.tensor_values import comparable, in_double, same_tensors
-from freezer.freezing.drift.reruns import Rerun
-from freezer.freezing.drift.runs import Call
+from freezer.freezing.drift.runs import Call, Rerun
 
 _NUM_RUNS = 32
 """Runs with changed operands, at most.
@@ -157,12 +156,11 @@ def _twins(
 ) -> list[int]:
     """The calls with the same inputs in which eager answers alike, this one among them."""
     call = calls[position]
-    twins = []
-    for other_position, other in enumerate(calls):
-        same_inputs = other.set_index == call.set_index
-        if same_inputs and same_tensors(other.eager[index], call.eager[index]):
-            twins.append(other_position)
-    return twins
+    return [
+        number
+        for number, other in enumerate(calls)
+        if other.set_index == call.set_index and same_tensors(other.eager[index], call.eager[index])
+    ]
 
 
 def _answers(

@@ -4,7 +4,6 @@ Read first: steps.py.
 """
 
 from freezer.freezing.judging.cold_start import with_cold_start
-from freezer.freezing.judging.eager_check import debug
 from freezer.freezing.judging.judgement import CAPTURED, Cell, Incumbent, Judgement, Trial
 from freezer.freezing.judging.payload_gains import kept_payloads, point_figures
 from freezer.freezing.judging.session import (
@@ -26,7 +25,6 @@ __all__ = [
     "Session",
     "TaskMetric",
     "Trial",
-    "debug",
     "judge",
     "judging_conditions",
     "kept_payloads",

@@ -46,7 +46,6 @@ def with_memory(session: Session, trial: Trial) -> Trial:
         return replace(
             trial,
             problem=str(error),
-            answers=(),
         )
 
 
@@ -113,8 +112,9 @@ def measure(opening: fresh_process.Opening) -> ColdStart:
             env={**os.environ, "PYTHONPATH": paths},
         )
     except subprocess.CalledProcessError as error:
+        lines = error.stderr.strip().splitlines() or ["no message"]
         raise JudgeError(
-            f"a fresh process could not open and call {name}: {_raised_in(error.stderr)}"
+            f"a fresh process could not open and call {name}: {lines[-1][:500]}"
         ) from error
     except subprocess.TimeoutExpired as error:
         raise JudgeError(
@@ -125,10 +125,3 @@ def measure(opening: fresh_process.Opening) -> ColdStart:
         json.loads(done.stdout.splitlines()[-1]),
         origin="the fresh process",
     )
-
-
-def _raised_in(text: str) -> str:
-    """The error type and first lines from the stderr of a failed process, without its traceback."""
-    lines = text.rpartition("Traceback (most recent call last):\n")[2].splitlines()
-    message = [line.strip() for line in lines if line.strip() and not line.startswith(" ")]
-    return " ".join(message[:2])[:500] or "no message"

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from torch import Tensor
-
 from freezer.artifact import (
     UNMEASURED,
     ColdStart,
@@ -54,8 +52,6 @@ class Trial:
         drift: drift of every output in every call.
         ties: if ties explain differences from eager, the calls of the deciding way with the
             candidate's answers there.
-        answers: outputs of the single calls of a passing candidate, without those too large for an
-            artifact.
         latency_ms: percentiles in the deciding cell.
         speedup: speedup over eager in the deciding cell, of the objective's figure (`timing_of`).
         cold_start: measured of the winner, and of all if memory is limited.
@@ -67,7 +63,6 @@ class Trial:
     problem: str | None = None
     drift: DriftReport | None = None
     ties: tuple[Call, ...] = ()
-    answers: Sequence[Mapping[str, Tensor]] = ()
     latency_ms: MeasuredLatency = UNMEASURED.latency_ms
     speedup: Speedup | None = None
     cold_start: ColdStart | None = None
@@ -181,7 +176,7 @@ class Judgement:
             cannot be compared, and `previous.problem` says why.
         previous: the incumbent, compared with what would replace it; None without one.
         torch_only: if the winner needs an engine, the judgement whose winner is the best trial that
-            needs torch alone (torch_only.py).
+            needs torch alone (payload_sets).
     """
 
     trials: tuple[Trial, ...]

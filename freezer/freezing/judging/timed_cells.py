@@ -6,6 +6,7 @@ know where it is slower than eager.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -67,14 +68,13 @@ def _time_points(session: Session, judgement: Judgement) -> tuple[Cell, ...]:
     deciding = _time_cell(
         session, entrants, threads, deciding_point, deciding_policy, rivals=rivals
     )
-    to_the_end = []
-    for candidate in candidates:
-        if not deciding.sampling.stopped(candidate.recipe):
-            to_the_end.append(candidate)
-    cells = [deciding]
-    for point, policy in zip(points, policies, strict=False):
-        cells.append(_time_cell(session, to_the_end, threads, point, policy))
-    return tuple(cells)
+    stopped = deciding.sampling.stopped
+    to_the_end = [each for each in candidates if not stopped(each.recipe)]
+    further = [
+        _time_cell(session, to_the_end, threads, point, policy)
+        for point, policy in zip(points, policies, strict=False)
+    ]
+    return deciding, *further
 
 
 def _timed(session: Session, trial: Trial, cells: tuple[Cell, ...], num_candidates: int) -> Trial:
@@ -107,7 +107,7 @@ def _incumbents(session: Session, old: Trial | None) -> list[Candidate]:
 def _rivals(candidates: Sequence[Candidate], able: Sequence[str]) -> Rivals:
     """The rivals of each entrant, of which one that is clearly faster makes it needless.
 
-    One that needs torch alone may serve beside a winner that needs an engine (torch_only.py): only
+    One that needs torch alone may serve beside a winner that needs an engine (payload_sets): only
     its like make it needless.
     """
     rivals: dict[str, set[str]] = {}
@@ -157,11 +157,8 @@ def time_further_threads(
     """
     points = session.subject.points
     policy = shared_out(session.policy, 1 + len(thread_counts) * len(points))[-1]
-    cells = []
-    for count in thread_counts:
-        for point in points:
-            cells.append(_time_cell(session, [winner], count, point, policy))
-    return tuple(cells)
+    places = itertools.product(thread_counts, points)
+    return tuple(_time_cell(session, [winner], count, at, policy) for count, at in places)
 
 
 def _further_sizes(session: Session) -> tuple[Mapping[str, int], ...]:
@@ -295,9 +292,8 @@ def _calls(
     """The calls of each entrant at a point, with its own copies of the inputs, bound before
     timing.
     """
-    inputs = []
-    for host_inputs in distinct_at(subject.spec, subject.on_host.sets, point):
-        inputs.append(on_device(host_inputs, subject.device))
+    sets = distinct_at(subject.spec, subject.on_host.sets, point)
+    inputs = [on_device(host_inputs, subject.device) for host_inputs in sets]
     calls: dict[str, list[_Call]] = {}
     for name, model in models.items():
         calls[name] = []

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from freezer.artifact import ENGINES, Payload, payload_at, payloads_for_threads, without_specialized
 from freezer.freezing.candidates import Candidate
-from freezer.freezing.diagnostics import run_sentence
+from freezer.freezing.diagnostics import sentence
 from freezer.freezing.drift import (
     Call,
     DriftReport,
@@ -32,7 +32,6 @@ from freezer.freezing.judging.judgement import Judgement, Trial
 from freezer.freezing.judging.session import Session
 from freezer.freezing.models import Subject, baked_in
 from freezer.freezing.target import check_unlimited
-from freezer.runtime.tensor_files import small_outputs
 from freezer.runtime.tensors import leaves_of
 from freezer.runtime.torch_settings import threads
 
@@ -51,13 +50,11 @@ class _Way:
 
     Attributes:
         rows: drift of every output in every call.
-        answers: outputs of the single calls, without those too large for an artifact.
         ties: calls with the candidate's answers at ties; none if no tie explains a difference.
         random: how its random numbers are wrong; None if they are not.
     """
 
     rows: list[DriftRow]
-    answers: list[dict[str, Tensor]]
     ties: tuple[Call, ...]
     random: str | None
 
@@ -87,7 +84,7 @@ def run_trial(session: Session, candidate: Candidate) -> Trial:
             ]
             ways.append(replace(way, rows=rows))
     except Exception as error:  # a payload may raise anything; the others go on
-        return Trial(candidate=candidate, problem=run_sentence(error))
+        return Trial(candidate=candidate, problem=sentence(error, "run"))
     drift = report([row for way in ways for row in way.rows], session.gate)
     random = next((way.random for way in ways if way.random), None)
     problem = random if drift.passed else drift.nearest_miss
@@ -99,7 +96,6 @@ def run_trial(session: Session, candidate: Candidate) -> Trial:
         candidate=replace(candidate, warnings=(*candidate.warnings, *warnings)),
         drift=drift,
         problem=problem,
-        answers=ways[0].answers if problem is None else (),
         ties=ways[0].ties if ways else (),
     )
 
@@ -119,7 +115,7 @@ def _at_extremes(session: Session, candidate: Candidate) -> tuple[str | None, li
             try:
                 answers = copied(runner.call(extreme.inputs))
             except Exception as error:  # eager answers
-                return f"{extreme.name}: {run_sentence(error)}", []
+                return f"{extreme.name}: {sentence(error, "run")}", []
             if extreme in reference.missing:
                 lost += filter(None, [extreme.lost(names, answers)])
             elif problem := extreme.problem(names, answers):
@@ -148,8 +144,7 @@ def _run_way(
     reference, names = session.reference, session.output_names
     fresh = partial(_runner, session.subject, candidate, payloads)
     outputs: _Outputs | None = None if reference.deterministic else []
-    answers: list[dict[str, Tensor]] = []
-    calls = _calls(session, fresh, outputs, answers)
+    calls = _calls(session, fresh, outputs)
     rows = assess(candidate.recipe, names, calls, session.gate, reference.scales)
     failed = any(row.problem for row in rows)
     ties: tuple[Call, ...] = ()
@@ -158,14 +153,13 @@ def _run_way(
         rows, ties = _without_ties(session, rows, list(_calls(session, fresh)))
     elif outputs is not None and not failed and not random_known:
         random = _random_problem(session, fresh, outputs)
-    return _Way(rows=rows, answers=answers, ties=ties, random=random)
+    return _Way(rows=rows, ties=ties, random=random)
 
 
 def _calls(
     session: Session,
     fresh: _Fresh,
     outputs: _Outputs | None = None,
-    answers: list[dict[str, Tensor]] | None = None,
 ) -> Iterator[Call]:
     """Make the calls one by one, so that only one call's outputs are in memory.
 
@@ -173,9 +167,8 @@ def _calls(
         session: the session.
         fresh: opens the candidate.
         outputs: collects all outputs of every call.
-        answers: collects the outputs of the single calls.
     """
-    reference, names = session.reference, session.output_names
+    reference = session.reference
     each = run_calls(
         fresh,
         session.subject,
@@ -184,8 +177,6 @@ def _calls(
     for call, leaves in zip(reference.calls, each, strict=True):
         if outputs is not None:
             outputs.append(leaves)
-        if answers is not None and call.kind == "single" and len(leaves) == len(names):
-            answers.append(small_outputs(names, leaves))
         yield replace(call, candidate=leaves)
 
 

@@ -1,19 +1,26 @@
 """Lowering: turn a captured graph into a payload. One package or module per backend.
 
 May import: freezer.freezing.capture and below.
-Read first: lowerings.py.
 """
 
-from freezer.freezing.lowering.lowered import (
-    captured_texts,
-    timed,
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from freezer.artifact import PayloadKind
+from freezer.freezing.capture import Captured
+from freezer.freezing.lowering import (
+    exported_programs,
+    onnx_runtime,
+    open_vino,
+    torchscript_files,
 )
-from freezer.freezing.lowering.lowerings import (
-    LOWERINGS,
-)
-from freezer.freezing.lowering.operators import (
-    check_operators,
-)
+from freezer.freezing.lowering.inductor import compilation
+from freezer.freezing.lowering.lowered import Lowered, captured_texts, check_operators, timed
+from freezer.freezing.recipes import Settings
+from freezer.freezing.target import Target
 
 __all__ = [
     "LOWERINGS",
@@ -21,3 +28,36 @@ __all__ = [
     "check_operators",
     "timed",
 ]
+
+
+class Lowering(Protocol):
+    """Turns a captured graph into a payload file. A module with these two names is one.
+
+    Attributes:
+        SUFFIX: suffix of the payload file.
+    """
+
+    SUFFIX: str
+
+    def build(self, captured: Captured, path: Path, target: Target, settings: Settings) -> Lowered:
+        """Write one payload file.
+
+        Args:
+            captured: the graph; tensors that it owns may be freed.
+            path: the file to write.
+            target: device class and thread count.
+            settings: the recipe's settings, which are also used to open the payload.
+
+        Raises:
+            BuildError: the backend cannot lower the graph.
+        """
+
+
+LOWERINGS: Mapping[PayloadKind, Lowering] = {
+    "torchscript": torchscript_files,
+    "inductor": compilation,
+    "exported": exported_programs,
+    "onnxruntime": onnx_runtime,
+    "openvino": open_vino,
+}
+"""The module that builds each kind of payload."""

@@ -12,8 +12,7 @@ import torch
 from freezer.artifact import FreezingReport, KeptTensor, stored_as_captured
 from freezer.errors import BuildError
 from freezer.freezing.capture import Captured
-from freezer.freezing.lowering.lowered import Lowered
-from freezer.freezing.lowering.operators import fx_operators
+from freezer.freezing.lowering.lowered import Lowered, fx_operators
 from freezer.freezing.recipes import Settings
 from freezer.freezing.target import Target
 from freezer.runtime.loaders import on_first
@@ -65,6 +64,21 @@ def build(captured: Captured, path: Path, target: Target, settings: Settings) ->
         notes=(stored_as_captured(len(captured.program.state_dict)),),
     )
     return Lowered(report=report)
+
+
+def check_real(program: torch.export.ExportedProgram, engine: str) -> None:
+    """Reject a program with complex inputs or outputs.
+
+    Raises:
+        BuildError: it has such.
+    """
+    signature = program.graph_signature
+    names = [*signature.user_inputs, *signature.user_outputs]
+    if any(value.is_complex() for value in values_named(program, names)):
+        raise BuildError(
+            f"{engine}: an input or output is complex, which the engine lacks; use"
+            " torch.view_as_real outside the model"
+        )
 
 
 def output_orders(program: torch.export.ExportedProgram) -> list[list[int] | None]:

@@ -149,10 +149,7 @@ def host_class(device_class: DeviceClass) -> DeviceClass:
 def outside(found: Iterable[Found], device_class: DeviceClass) -> list[Found]:
     """The families that CPUs of the class may lack, the most frequent first."""
     allowed = host_class(device_class).features
-    leaks = []
-    for leak in found:
-        if LEVELS.get(leak.family, leak.family) not in allowed:
-            leaks.append(leak)
+    leaks = [leak for leak in found if LEVELS.get(leak.family, leak.family) not in allowed]
     return sorted(leaks, key=lambda leak: (-leak.count, leak.family))
 
 

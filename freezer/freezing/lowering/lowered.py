@@ -1,18 +1,25 @@
-"""Result of a lowering, and wall times of its phases."""
+"""What all lowerings share: their result, its wall times and readable texts, errors, and the
+operators of captured programs, of which those that only the model's own code registers are
+rejected.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from freezer.artifact import FreezingReport
+from freezer.artifact import FreezingReport, PayloadKind
+from freezer.errors import BuildError, UsageError
+from freezer.freezing.capture import Captured
+from freezer.freezing.diagnostics import root_cause, sentence
 
 
 @contextlib.contextmanager
@@ -21,6 +28,35 @@ def timed(phases_s: dict[str, float], name: str) -> Iterator[None]:
     started = time.monotonic()
     yield
     phases_s[name] = time.monotonic() - started
+
+
+@contextlib.contextmanager
+def build_errors(engine: Literal["inductor", "onnxruntime", "openvino"]) -> Iterator[None]:
+    """Make every error of the block a BuildError that names the engine."""
+    try:
+        yield
+    except BuildError:
+        raise
+    except UsageError as error:
+        raise BuildError(f"{engine}: {error}", code=error.code) from error
+    except Exception as error:
+        why = sentence(root_cause(error), engine)
+        raise BuildError(f"{engine}: {why}") from error
+
+
+def check_stateless(captured: Captured, engine: str) -> None:
+    """Reject a program whose calls change buffers: most engines keep no state.
+
+    Raises:
+        BuildError: calls change buffers; code CP-STATE.
+    """
+    if captured.mutates:
+        changed = ", ".join(map(captured.source_name, captured.mutates))
+        raise BuildError(
+            f"{engine}: a call changes {changed}, and the payload would lose it;"
+            " torchscript-frozen keeps state",
+            code="CP-STATE",
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,10 +108,7 @@ def exported_texts(program: torch.export.ExportedProgram) -> dict[str, str]:
 
 def torchscript_texts(module: Any, methods: Sequence[str] = ("forward",)) -> dict[str, str]:
     """Code of a ScriptModule and its submodules, and inlined graphs of its methods."""
-    graphs = []
-    for method in methods:
-        graph = module._c._get_method(method).inlined_graph
-        graphs.append(f"# {method}\n{graph}")
+    graphs = [f"# {method}\n{module._c._get_method(method).inlined_graph}" for method in methods]
     return {CODE: _code(module, methods), GRAPH: shortened("\n".join(graphs))}
 
 
@@ -107,3 +140,115 @@ def _code(module: Any, methods: Sequence[str]) -> str:
     for code, same in names.items():
         parts.append(f"# {', '.join(same)}\n{code}")
     return "\n".join(parts)
+
+
+_OF_TORCH = frozenset(
+    (
+        "aten",
+        "prim",
+        "prims",
+        "quantized",
+        "_quantized",
+        "sparse",
+        "mkl",
+        "mkldnn",
+        "mkldnn_prepacked",
+        "onednn",
+        "c10d",
+        "_c10d_functional",
+        "_c10d_functional_autograd",
+        "symm_mem",
+        "rngprims",
+        "inductor_prims",
+        "profiler",
+        "prepacked",
+        "xnnpack",
+        "static_runtime",
+        "inductor",
+        "export",
+        "quantization",
+        "_native",
+        "_dtensor",
+    )
+)
+"""Namespaces of the operators that exist in every process that imports torch."""
+
+_COMPILED = frozenset(("quantized_decomposed",))
+"""Namespaces of operators that Inductor compiles to its own code."""
+
+_TARGET = re.compile(r"^(\w+)\.(\w+)\.\w+$")
+
+_NO_OPERATORS = frozenset(
+    f"prim::{name}"
+    for name in (
+        *("Constant", "GetAttr", "ListConstruct", "ListUnpack", "DictConstruct"),
+        *("TupleConstruct", "TupleUnpack", "TupleIndex", "TupleSlice"),
+    )
+)
+"""Kinds of TorchScript's nodes that compute nothing: constants, attribute reads, packing and
+unpacking.
+"""
+
+
+def check_operators(program: Any, lowering: PayloadKind) -> None:
+    """Check that a program only calls operators that a serving process has: an artifact is opened
+    without the model's code.
+
+    Raises:
+        BuildError: it calls others; code CP-CUSTOM-OPERATOR.
+    """
+    known = _OF_TORCH | _COMPILED if lowering == "inductor" else _OF_TORCH
+    missing = sorted(name for name in operators_of(program) if name.partition("::")[0] not in known)
+    if missing:
+        raise BuildError(
+            f"{lowering}: the graph calls {', '.join(missing)}, which only the model's own code"
+            " registers, so the artifact could not be served; write it in torch's operations",
+            code="CP-CUSTOM-OPERATOR",
+        )
+
+
+def operators_of(program: Any) -> set[str]:
+    """Operators called by an ExportedProgram or by any method of a ScriptModule: `aten::add`,
+    `torchvision::nms`.
+    """
+    kinds: set[str] = set()
+    if isinstance(program, torch.export.ExportedProgram):
+        for name in fx_operators(program.graph_module):
+            target = _TARGET.match(name)
+            if target:
+                kinds.add(f"{target[1]}::{target[2]}")
+        return kinds
+    for name in program._c._method_names():
+        method = program._c._get_method(name)
+        kinds |= set(script_operators(method.inlined_graph))
+    return kinds
+
+
+def fx_operators(module: torch.fx.GraphModule) -> Counter[str]:
+    """Number of operators by kind in a graph of torch.fx and in its branches and loops."""
+    graphs = (part.graph for part in module.modules() if isinstance(part, torch.fx.GraphModule))
+    names = (
+        str(node.target) for graph in graphs for node in graph.nodes if node.op == "call_function"
+    )
+    return Counter(name for name in names if "getitem" not in name)
+
+
+def script_operators(graph: Any) -> Counter[str]:
+    """Number of operators by kind in an inlined graph of TorchScript and in its branches, loops and
+    forked tasks.
+    """
+    found: Counter[str] = Counter()
+    waiting = [graph]
+    while waiting:
+        for node in waiting.pop().nodes():
+            kind = node.kind()
+            if kind in _NO_OPERATORS:
+                continue
+            found[kind] += 1
+            if kind == "prim::fork":
+                task = node.g("Subgraph").copy()
+                torch._C._jit_pass_inline(task)
+                found += script_operators(task)
+            elif kind.startswith("prim::"):  # others have no blocks, and `blocks` is slow
+                waiting.extend(node.blocks())
+    return found

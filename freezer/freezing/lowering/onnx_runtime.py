@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
 import tempfile
-import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from freezer.artifact import Change
-from freezer.errors import BuildError, MissingDependencyError, UsageError
+from freezer.errors import BuildError, MissingDependencyError
 from freezer.freezing.capture import Captured
-from freezer.freezing.diagnostics import onnx_sentence
-from freezer.freezing.lowering.exported_programs import output_orders, report_before, values_named
+from freezer.freezing.diagnostics import quiet
+from freezer.freezing.environment import installed_versions
+from freezer.freezing.lowering.exported_programs import check_real, output_orders, report_before
 from freezer.freezing.lowering.integers import check_integers
-from freezer.freezing.lowering.lowered import GRAPH, Lowered, timed
+from freezer.freezing.lowering.lowered import GRAPH, Lowered, build_errors, check_stateless, timed
 from freezer.freezing.recipes import ENGINE_PACKAGES, Settings
 from freezer.freezing.target import Target, check_unlimited
-from freezer.freezing.toolchain import installed_versions
 from freezer.runtime.loaders import OUTPUT_ORDERS, session_options
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto
 
 SUFFIX = ".onnx"
-
-FUSED = "com.microsoft"
-"""The domain of ONNX Runtime's own operators, most of which replace several of ONNX."""
 
 
 def build(captured: Captured, path: Path, target: Target, settings: Settings) -> Lowered:
@@ -46,44 +39,26 @@ def build(captured: Captured, path: Path, target: Target, settings: Settings) ->
             the class is not that of this machine (code CP-DEVICE-CLASS), or the program cannot be
             converted, such as one with over 2 GB of weights.
     """
-    if captured.mutates:
-        changed = ", ".join(map(captured.source_name, captured.mutates))
-        raise BuildError(
-            f"onnxruntime: a call changes {changed}, and an ONNX file keeps no state;"
-            " torchscript-frozen does",
-            code="CP-STATE",
-        )
+    check_stateless(captured, "onnxruntime")
     missing = [name for name in ENGINE_PACKAGES["onnxruntime"] if name not in installed_versions()]
     if missing:
         raise BuildError(
             f"onnxruntime: not installed: {', '.join(missing)}; pip install {' '.join(missing)}",
             code=MissingDependencyError.code,
         )
-    try:
+    with build_errors("onnxruntime"):
         check_unlimited(target, "ONNX Runtime")
-    except UsageError as error:
-        raise BuildError(f"onnxruntime: {error}", code=error.code) from error
-    try:
-        return _build(
-            captured,
-            path,
-            settings,
-        )
-    except BuildError:
-        raise
-    except Exception as error:
-        raise BuildError(f"onnxruntime: {onnx_sentence(error)}") from error
+        return _build(captured, path, settings)
 
 
 def _build(captured: Captured, path: Path, settings: Settings) -> Lowered:
+    check_real(captured.program, "onnxruntime")
     check_integers(captured, "onnxruntime", in_64_bits=True)
     report, phases_s = report_before(captured), dict[str, float]()
     orders = output_orders(captured.program)
     with timed(phases_s, "convert"):
         model = _converted(captured.program)
-    _check_signature(captured.program, model)
     _lay_out(model, orders)
-    before = _operators(model.graph)
     with timed(phases_s, "optimize"):
         model = _optimized(
             model,
@@ -92,17 +67,14 @@ def _build(captured: Captured, path: Path, settings: Settings) -> Lowered:
         )
     model.metadata_props.add(key=OUTPUT_ORDERS, value=json.dumps(orders))
     path.write_bytes(model.SerializeToString())
-    after = _operators(model.graph)
-    report = replace(
-        report, ops_after=after, changes=tuple(_changes(before, after)), phases_s=phases_s
-    )
+    report = replace(report, ops_after=_operators(model.graph), phases_s=phases_s)
     return Lowered(report=report, texts={GRAPH: _text(model)})
 
 
 def _converted(program: torch.export.ExportedProgram) -> ModelProto:
     """The program as an ONNX ModelProto."""
     with (
-        _quiet(),
+        quiet("torch.onnx", "onnx_ir", "onnxscript"),
         torch.no_grad(),
     ):  # with gradients attention is decomposed into operators whose results have other strides
         made = torch.onnx.export(
@@ -112,58 +84,6 @@ def _converted(program: torch.export.ExportedProgram) -> ModelProto:
         )
     assert made is not None, "it is returned if no file is named"
     return made.model_proto
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the exporter, which logs each of its passes and that torchvision is missing, and
-    warns of torch's deprecations.
-    """
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir", "onnxscript")]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)
-
-
-def _check_signature(program: torch.export.ExportedProgram, model: ModelProto) -> None:
-    """Check that the ONNX file takes and returns what the program does, with sizes that vary where
-    the program's do.
-
-    Raises:
-        BuildError: it does not.
-    """
-    signature = program.graph_signature
-    for names, items in (
-        (signature.user_inputs, model.graph.input),
-        (signature.user_outputs, model.graph.output),
-    ):
-        values = values_named(program, names)
-        if any(value.is_complex() for value in values):
-            raise BuildError(
-                "onnxruntime: an input or output is complex, which ONNX lacks; use"
-                " torch.view_as_real outside the model"
-            )
-        if len(values) != len(items):
-            raise BuildError(
-                f"onnxruntime: the conversion made {len(items)} tensors of {len(values)} in the"
-                " model's inputs or outputs; use inductor-frozen"
-            )
-    for item, value in zip(
-        model.graph.input, values_named(program, signature.user_inputs), strict=True
-    ):
-        for dim, size in zip(item.type.tensor_type.shape.dim, value.shape, strict=True):
-            if not isinstance(size, int) and dim.HasField("dim_value"):
-                raise BuildError(
-                    f"onnxruntime: the conversion fixed a size of {item.name} that varies to"
-                    f" {dim.dim_value}; use inductor-frozen"
-                )
 
 
 def _lay_out(model: ModelProto, orders: Sequence[Sequence[int] | None]) -> None:
@@ -218,29 +138,6 @@ def _operators(graph: GraphProto) -> Counter[str]:
             for inner in (item.g, *item.graphs):
                 found += _operators(inner)
     return found
-
-
-def _changes(before: Counter[str], after: Counter[str]) -> Iterator[Change]:
-    """What ONNX Runtime fused and removed."""
-    fused: dict[str, int] = {}
-    for kind, count in after.items():
-        if kind.startswith(FUSED):
-            fused[kind.removeprefix(f"{FUSED}.")] = count
-    if fused:
-        note = ", ".join(f"{kind} {count}" for kind, count in sorted(fused.items()))
-        yield Change(
-            name="operators of ONNX Runtime",
-            count=sum(fused.values()),
-            note=note,
-        )
-    fewer = before.total() - after.total()
-    if fewer > 0:
-        note = f"{after.total()} are left"
-        yield Change(
-            name="operators of ONNX fused or removed",
-            count=fewer,
-            note=note,
-        )
 
 
 def _text(model: ModelProto) -> str:

@@ -5,10 +5,8 @@ hand when it is opened.
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 import tempfile
-import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Sequence
@@ -22,12 +20,17 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import bound_sympy
 
 from freezer.codec import encode
-from freezer.errors import BuildError, UsageError
+from freezer.errors import BuildError
 from freezer.freezing.capture import Captured
-from freezer.freezing.diagnostics import openvino_sentence
-from freezer.freezing.lowering.exported_programs import output_orders, report_before, values_named
+from freezer.freezing.diagnostics import quiet
+from freezer.freezing.lowering.exported_programs import (
+    check_real,
+    output_orders,
+    report_before,
+    values_named,
+)
 from freezer.freezing.lowering.integers import check_integers
-from freezer.freezing.lowering.lowered import GRAPH, Lowered, timed
+from freezer.freezing.lowering.lowered import GRAPH, Lowered, build_errors, check_stateless, timed
 from freezer.freezing.recipes import Settings
 from freezer.freezing.target import Target, check_unlimited
 from freezer.runtime.loaders import (
@@ -78,32 +81,14 @@ def build(captured: Captured, path: Path, target: Target, settings: Settings) ->
             the class is not that of this machine (code CP-DEVICE-CLASS), or the program cannot be
             converted.
     """
-    if captured.mutates:
-        changed = ", ".join(map(captured.source_name, captured.mutates))
-        raise BuildError(
-            f"openvino: a call changes {changed}, and the graph keeps no state; torchscript-frozen"
-            " does",
-            code="CP-STATE",
-        )
-    try:
+    check_stateless(captured, "openvino")
+    with build_errors("openvino"), torch.no_grad():
         check_unlimited(target, "OpenVINO")
-        openvino = import_openvino("a build needs OpenVINO")
-    except UsageError as error:
-        raise BuildError(f"openvino: {error}", code=error.code) from error
-    try:
-        with torch.no_grad():
-            return _build(
-                captured,
-                path,
-                openvino,
-            )
-    except BuildError:
-        raise
-    except Exception as error:
-        raise BuildError(f"openvino: {openvino_sentence(error)}") from error
+        return _build(captured, path, import_openvino("a build needs OpenVINO"))
 
 
 def _build(captured: Captured, path: Path, openvino: ModuleType) -> Lowered:
+    check_real(captured.program, "openvino")
     check_integers(captured, "openvino", in_64_bits=False)
     program, report, phases_s = captured.program, report_before(captured), dict[str, float]()
     orders = [None if order is None else tuple(order) for order in output_orders(program)]
@@ -153,30 +138,17 @@ def _without_repetitions(program: torch.export.ExportedProgram) -> torch.export.
 
 def _converted(program: torch.export.ExportedProgram, openvino: ModuleType) -> Model:
     """The program as OpenVINO's Model, with each output once. All of its sizes vary."""
-    level = logging.root.level
-    logging.root.setLevel(logging.ERROR)  # the converter warns of operators that this torch lacks
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch, about itself
-            return openvino.convert_model(_without_repetitions(program))
-    finally:
-        logging.root.setLevel(level)
+    with quiet("root"):  # the converter warns of operators that this torch lacks
+        return openvino.convert_model(_without_repetitions(program))
 
 
 def _inputs_of(program: torch.export.ExportedProgram, model: Model) -> tuple[int, ...]:
     """The program's input for each input of the model, which lacks unused ones.
 
     Raises:
-        BuildError: a dtype is missing there, or the model has other inputs or outputs than the
-            program.
+        BuildError: the model has other inputs or outputs than the program.
     """
     signature = program.graph_signature
-    for value in values_named(program, [*signature.user_inputs, *signature.user_outputs]):
-        if value.dtype not in _TYPES:
-            raise BuildError(
-                "openvino: an input or output is complex, which OpenVINO lacks; use"
-                " torch.view_as_real outside the model"
-            )
     names, num_outputs = list(signature.user_inputs), len(set(signature.user_outputs))
     indices = []
     for port in model.inputs:
@@ -274,14 +246,12 @@ def _text(model: Model) -> str:
     """The graph, one operator a line, without the values of its weights."""
     lines = []
     for op in model.get_ordered_ops():
-        sources = []
-        for index in range(op.get_input_size()):
-            node = op.input_value(index).get_node()
-            sources.append(node.get_friendly_name())
-        outputs = []
-        for port in op.outputs():
-            dtype = port.get_element_type().get_type_name()
-            outputs.append(f"{dtype}{port.get_partial_shape()}")
+        values = [op.input_value(index) for index in range(op.get_input_size())]
+        sources = [value.get_node().get_friendly_name() for value in values]
+        outputs = [
+            f"{port.get_element_type().get_type_name()}{port.get_partial_shape()}"
+            for port in op.outputs()
+        ]
         call = f"{op.get_type_name()}({', '.join(sources)})"
         lines.append(f"{op.get_friendly_name()} = {call} -> {', '.join(outputs)}\n")
     return "".join(lines)

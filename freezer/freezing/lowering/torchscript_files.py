@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,27 +13,22 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from freezer.artifact import Change, FreezingReport, KeptTensor, PreservedName, stored_as_captured
+from freezer.artifact import FreezingReport, KeptTensor, PreservedName, stored_as_captured
 from freezer.errors import BuildError
 from freezer.freezing.capture import Captured
-from freezer.freezing.diagnostics import script_sentence
-from freezer.freezing.lowering.lowered import Lowered, timed, torchscript_texts
-from freezer.freezing.lowering.operators import script_operators
+from freezer.freezing.diagnostics import sentence
+from freezer.freezing.lowering.lowered import (
+    Lowered,
+    script_operators,
+    timed,
+    torchscript_texts,
+)
 from freezer.freezing.recipes import Settings
 from freezer.freezing.target import Target
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.runtime.tensors import identity_of, named_tensors, storage_of, tensors_bytes
 
 SUFFIX = ".pt"
-
-_BY_FREEZING: Mapping[str, str] = {
-    "aten::batch_norm": "batch norms folded",
-    "aten::dropout": "dropouts removed",
-    "aten::dropout_": "dropouts removed",
-    "aten::feature_dropout": "dropouts removed",
-    "aten::feature_dropout_": "dropouts removed",
-}
-"""Changes that a lower number of operators of a kind shows."""
 
 
 def build(captured: Captured, path: Path, target: Target, settings: Settings) -> Lowered:
@@ -43,22 +39,18 @@ def build(captured: Captured, path: Path, target: Target, settings: Settings) ->
     their tensors with the captured one; neither is run here.
 
     Raises:
-        BuildError: torch.jit.freeze or save fails, the saved file could not be loaded, a batch norm
-            runs in training mode (code CP-STATE), or the graph lacks a name to preserve (code
+        BuildError: torch.jit.freeze or save fails, or the graph lacks a name to preserve (code
             CP-PRESERVE).
     """
     with torchscript_deprecations_silenced(), torch.no_grad():
         before = captured.program
         if getattr(before, "training", True):  # a module that was frozen before has no mode
             before = before.eval()
-        _check_saves(before)
         _check_kept(
             before,
             captured.preserve,
             captured.name,
         )
-        if settings["freeze"]:
-            _check_norms(before)
         try:
             return _build(
                 captured,
@@ -67,7 +59,7 @@ def build(captured: Captured, path: Path, target: Target, settings: Settings) ->
                 settings,
             )
         except RuntimeError as error:
-            raise BuildError(f"torchscript: {script_sentence(error)}") from error
+            raise BuildError(f"torchscript: {sentence(error, 'script')}") from error
 
 
 def _build(
@@ -94,40 +86,6 @@ def _build(
         report = _report_frozen(report, captured, after) if settings["freeze"] else report
     texts = torchscript_texts(after, _methods(captured)) if settings["freeze"] else {}
     return Lowered(report=replace(report, phases_s=phases_s), texts=texts)
-
-
-def _check_saves(module: torch.jit.ScriptModule) -> None:
-    graph: Any = module.inlined_graph  # owns its nodes
-    if graph.findAllNodes("prim::ConstantMKLDNNTensor"):
-        raise BuildError(
-            "torchscript: torch.jit.optimize_for_inference was applied to the module, so its saved"
-            " file would not load; give the module from before (the recipe torchscript-optimized"
-            " applies it at load)"
-        )
-
-
-def _check_norms(module: torch.jit.ScriptModule) -> None:
-    """Reject a batch norm in training mode within a model in eval mode.
-
-    Its schema does not declare its writes, so torch.jit.freeze would make its statistics constants,
-    and merge them with equal weights.
-    """
-    graph: Any = module.inlined_graph  # owns its nodes
-    norms = [list(node.inputs()) for node in graph.findAllNodes("aten::batch_norm")]
-    traced = any(
-        inputs[5].toIValue() is True and inputs[3].type().kind() != "NoneType" for inputs in norms
-    )
-    modules = [
-        part
-        for part in module.modules()
-        if getattr(part, "training", False) and hasattr(part, "running_mean")
-    ]
-    if traced or any(part.running_mean is not None for part in modules):
-        raise BuildError(
-            "torchscript: a batch norm runs in training mode, and torch.jit.freeze would bake in"
-            " its statistics; put it into eval mode, or give it track_running_stats=False",
-            code="CP-STATE",
-        )
 
 
 def _check_kept(module: torch.jit.ScriptModule, preserve: Sequence[str], by: str) -> None:
@@ -209,7 +167,6 @@ def _report_frozen(report: FreezingReport, captured: Captured, after: Any) -> Fr
         report,
         ops_after=ops_after,
         notes=(),
-        changes=_changes(report.ops_before, ops_after),
         num_constants=len(identities),
         constants_bytes=tensors_bytes(constants.values()),
         constants=tuple(map(captured.source_name, constants)),
@@ -222,19 +179,7 @@ def _requested(name: str, preserve: Sequence[str]) -> bool:
     return any(f"{name}.".startswith(f"{requested}.") for requested in preserve)
 
 
-def _changes(before: Mapping[str, int], after: Counter[str]) -> tuple[Change, ...]:
-    counts: Counter[str] = Counter()
-    for kind, name in _BY_FREEZING.items():
-        counts[name] += before.get(kind, 0) - after[kind]
-    changed = [(name, count) for name, count in counts.items() if count]
-    return tuple(Change(name=name, count=count) for name, count in changed)
-
-
 def _constants_in(graphs: Sequence[Any]) -> list[Tensor]:
-    tensors = []
-    for graph in graphs:
-        for node in graph.findAllNodes("prim::Constant"):
-            for leaf in pytree.tree_leaves(node.output().toIValue()):
-                if isinstance(leaf, Tensor):
-                    tensors.append(leaf)
-    return tensors
+    nodes = itertools.chain(*(graph.findAllNodes("prim::Constant") for graph in graphs))
+    leaves = pytree.tree_leaves([node.output().toIValue() for node in nodes])
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]

@@ -16,12 +16,16 @@ from freezer.freezing.models.checks import (
     PRESERVE,
     RESET,
     check_mode,
+    clear_frames,
+    free_tensors,
+    is_large,
+    tensors_of,
+    weights_digest,
 )
-from freezer.freezing.models.exported_program import (
-    module_of,
-)
+from freezer.freezing.models.exported_program import ExportedModule, module_of
 from freezer.freezing.models.integer_ranges import Args, Kwargs, arguments_of, tensors_in
 from freezer.freezing.models.loaders import (
+    flat_forward,
     load_source,
     own_spec,
 )
@@ -32,16 +36,6 @@ from freezer.freezing.models.subject import (
     prepare,
     to_device,
 )
-from freezer.freezing.models.torchscript_module import (
-    flat_forward,
-)
-from freezer.freezing.models.weights import (
-    clear_frames,
-    free_tensors,
-    is_large,
-    tensors_of,
-    weights_digest,
-)
 
 __all__ = [
     "PRESERVE",
@@ -49,6 +43,7 @@ __all__ = [
     "Args",
     "Dims",
     "ExampleInputs",
+    "ExportedModule",
     "Kwargs",
     "Subject",
     "SubjectOptions",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import itertools
 import pickle
 import random
 import sys
@@ -57,10 +58,8 @@ def copied(model: nn.Module) -> nn.Module:
     # with gradients, the parameters of a copied ScriptModule are not leaves, and .double() warns
     with torch.no_grad():
         for tensor in _refused(model):
-            detached = tensor.detach()
-            memo[id(tensor)] = detached.clone()
-        modules = _plain_modules(model)
-        attributes = [vars(module) for module in modules]
+            memo[id(tensor)] = tensor.detach().clone()
+        attributes = [vars(module) for module in _plain_modules(model)]
         for function in _scripted_functions(attributes):
             memo[id(function)] = function
         whole = copy.deepcopy(model, memo)
@@ -78,11 +77,8 @@ def device_of_model(model: nn.Module, inputs: Iterable[Tensor] = ()) -> torch.de
     """The device of a model's first parameter or buffer; without any, of its first input; otherwise
     the CPU.
     """
-    parameters = model.parameters()
-    buffers = model.buffers()
-    for tensor in (*parameters, *buffers, *inputs):
-        return tensor.device
-    return CPU
+    tensors = itertools.chain(model.parameters(), model.buffers(), inputs)
+    return next((tensor.device for tensor in tensors), CPU)
 
 
 def model_on(model: nn.Module, device: torch.device) -> nn.Module:
@@ -133,10 +129,7 @@ def _refused(model: nn.Module) -> list[Tensor]:
         attributes = vars(module).values()
         buffers = module._buffers.values()
         for value in (*attributes, *buffers):
-            if not isinstance(value, Tensor):
-                continue
-            compressed = value.layout in _COMPRESSED
-            if compressed or not value.is_leaf:
+            if isinstance(value, Tensor) and (value.layout in _COMPRESSED or not value.is_leaf):
                 refused.append(value)
     return refused
 
@@ -154,11 +147,7 @@ def _scripted_functions(value: object, depth: int = 3) -> Iterator[object]:
 
 
 def _plain_modules(model: nn.Module) -> list[nn.Module]:
-    plain = []
-    for module in model.modules():
-        if not isinstance(module, torch.jit.ScriptModule):
-            plain.append(module)
-    return plain
+    return [part for part in model.modules() if not isinstance(part, torch.jit.ScriptModule)]
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:
@@ -212,9 +201,7 @@ def first_result(name: str, model: nn.Module, spec: InputSpec, item: InputSet) -
             CP-INPUT-WRITTEN).
     """
     given = item.cloned()
-    versions = {}
-    for path, tensor in given.items():
-        versions[path] = _version(tensor)
+    versions = {path: _version(tensor) for path, tensor in given.items()}
     source = SourceCall(name, model)
     try:
         result = source(spec, given)
@@ -223,9 +210,7 @@ def first_result(name: str, model: nn.Module, spec: InputSpec, item: InputSet) -
             f"{name}: the eager model fails on its inputs: {described(error)}", code="CP-EAGER"
         ) from error
     for path, tensor in given.items():
-        before = item.tensors[path]
-        same_version = _version(tensor) == versions[path]
-        if same_version and same_bytes(tensor, before):
+        if _version(tensor) == versions[path] and same_bytes(tensor, item.tensors[path]):
             continue
         raise JudgeError(
             f"{name}: a call writes into its input {path!r}, which would change the caller's"
@@ -340,12 +325,7 @@ def _apart(first: Tensor, second: Tensor) -> bool:
     """Whether two answers differ by more than rounding."""
     if first.shape != second.shape or not comparable(first):
         return not torch.equal(first, second)
-    expected = in_double(first)
-    expected = expected.nan_to_num()
-    got = in_double(second)
-    got = got.nan_to_num()
-    difference = (expected - got).abs()
-    noise = float(difference.square().sum())
-    magnitude = expected.abs()
-    signal = float(magnitude.square().sum())
+    expected, got = in_double(first).nan_to_num(), in_double(second).nan_to_num()
+    noise = float((expected - got).abs().square().sum())
+    signal = float(expected.abs().square().sum())
     return noise > ROUNDING**2 * signal

@@ -1,19 +1,30 @@
 """Checks of a source model before anything is made from it: weights, mode, names to keep, and
-parameters.
+parameters. And its weights: their digest, their size, and giving their memory back.
 """
 
 from __future__ import annotations
 
+import hashlib
 import inspect
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Iterable, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.jit._script import RecursiveScriptModule
 from torch.nn.parameter import is_lazy
 
 from freezer.errors import SourceError, SpecError
 from freezer.freezing.models.calls import copied
+from freezer.runtime.tensors import (
+    address_of,
+    addresses_of,
+    bytes_of,
+    dense_parts,
+    memory_of,
+    program_tensors,
+    tensors_bytes,
+)
 from freezer.spec import InputSpec
 
 PRESERVE, RESET = "CP-PRESERVE", "CP-RESET"
@@ -26,19 +37,15 @@ def check_weights(name: str, model: nn.Module) -> None:
         SourceError: one is on the meta device, or of a lazy layer that was never called; code
             CP-WEIGHTS-MISSING.
     """
-    parameters = model.named_parameters()
-    buffers = model.named_buffers()
-    for path, tensor in (*parameters, *buffers):
-        if is_lazy(tensor):
-            problem = "is of a lazy layer, which gets its weights from the first call"
-            remedy = "call the model once before freezing it, or load a state dict"
-        elif tensor.is_meta:
-            problem = "is on the meta device, without values"
-            remedy = "load the weights (model.to_empty(device='cpu'), then load_state_dict)"
-        else:
-            continue
-        message = f"{name}: {path} {problem}; {remedy}"
-        raise SourceError(message, code="CP-WEIGHTS-MISSING")
+    for path, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor) or tensor.is_meta:
+            raise SourceError(
+                f"{name}: {path} has no values: it is on the meta device, or of lazy layers, which"
+                " get their weights from the first call; load the weights"
+                " (model.to_empty(device='cpu'), then load_state_dict), or call the model once"
+                " before freezing it",
+                code="CP-WEIGHTS-MISSING",
+            )
 
 
 def check_mode(model: nn.Module) -> None:
@@ -57,11 +64,8 @@ def check_mode(model: nn.Module) -> None:
 
 
 def _training(model: nn.Module) -> set[str]:
-    names = set()
-    for name, module in model.named_modules():
-        if getattr(module, "training", False):  # a frozen ScriptModule has no mode
-            names.add(name)
-    return names
+    # a frozen ScriptModule has no mode
+    return {name for name, part in model.named_modules() if getattr(part, "training", False)}
 
 
 def check_kept_names(
@@ -84,7 +88,9 @@ def check_kept_names(
         if problem:
             raise SpecError(f"{name}: preserve: {problem}", code=PRESERVE)
     if reset is not None:
-        problem = _reset_problem(model, reset)
+        problem = _problem(model, reset)
+        if problem is None and not callable(getattr(model, reset)):
+            problem = f"{reset!r} is not a method"
         if problem:
             raise SpecError(f"{name}: reset: {problem}", code=RESET)
 
@@ -92,54 +98,18 @@ def check_kept_names(
 def _problem(model: nn.Module, path: str) -> str | None:
     """Why a name cannot be preserved."""
     parent, _, last = path.rpartition(".")
-    modules = dict(model.named_modules(remove_duplicate=False))
-    owner = modules.get(parent)
-    if owner is None:
-        return f"{parent!r} of {path!r} is not a submodule"
-    if last in ("forward", "training"):
-        return f"{path!r} is always kept; remove it from preserve"
-    if hasattr(RecursiveScriptModule, last):
-        return f"{path!r} is a name that every TorchScript module uses itself; rename it"
-    if not hasattr(owner, last):
+    owner = dict(model.named_modules(remove_duplicate=False)).get(parent)
+    if owner is None or not hasattr(owner, last):
         return f"the model has no attribute or method {path!r}"
+    if last in ("forward", "training") or hasattr(RecursiveScriptModule, last):
+        return f"{path!r} is a name that every TorchScript module has itself; remove or rename it"
     value = getattr(owner, last)
-    if isinstance(value, nn.Module):
-        return f"{path!r} is a submodule; name its attributes: {path}.NAME"
-    if parent and callable(value):
-        return f"{path!r} is a method of a submodule; add a method to the model that calls it"
-    return None
-
-
-def _reset_problem(model: nn.Module, name: str) -> str | None:
-    """Why a name cannot be the reset method."""
-    problem = _problem(model, name)
-    if problem:
-        return problem
-    method = getattr(model, name)
-    if not callable(method):
-        return f"{name!r} is a {type(method).__name__}, expected a method without arguments"
-    needed = _needed_arguments(method)
-    if needed:
+    if isinstance(value, nn.Module) or (parent and callable(value)):
         return (
-            f"{name}({', '.join(needed)}) takes arguments, expected none; add a method to the model"
-            " that calls it with them"
+            f"{path!r} is a submodule or a method of one; name attributes of submodules"
+            f" ({parent or path}.NAME), or add a method to the model that calls it"
         )
     return None
-
-
-def _needed_arguments(method: Callable[..., object]) -> list[str]:
-    """The required arguments of a method."""
-    schema = getattr(method, "schema", None)
-    if schema is not None:
-        _, *arguments = schema.arguments  # the first is self
-        return [argument.name for argument in arguments if not argument.has_default_value()]
-    needed = []
-    signature = inspect.signature(method)
-    for parameter in signature.parameters.values():
-        varying = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        if parameter.default is parameter.empty and not varying:
-            needed.append(parameter.name)
-    return needed
 
 
 def check_signature(model: nn.Module, spec: InputSpec) -> None:
@@ -154,11 +124,9 @@ def check_signature(model: nn.Module, spec: InputSpec) -> None:
         schema = model.forward.schema  # type: ignore[attr-defined]
         names = [argument.name for argument in schema.arguments]
     else:
-        signature = inspect.signature(model.forward)
-        parameters = signature.parameters
+        parameters = inspect.signature(model.forward).parameters
         names = list(parameters)
-        kinds = [parameter.kind for parameter in parameters.values()]
-        if inspect.Parameter.VAR_KEYWORD in kinds:
+        if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
             return
     for item in spec.inputs:
         if item.name not in names:
@@ -166,3 +134,86 @@ def check_signature(model: nn.Module, spec: InputSpec) -> None:
                 f"input {item.name!r} is not a parameter of forward({', '.join(names)}); use its"
                 " names, or a list"
             )
+
+
+LARGE_BYTES = 500_000_000
+"""A model above this size that only a build needs is discarded while it is built."""
+
+
+def weights_digest(model: nn.Module) -> str:
+    """`sha256:` over names, dtypes, shapes and bytes of all parameters, buffers and packed weights,
+    ordered by name.
+    """
+    digest = hashlib.sha256()
+    tensors = dict(model.named_buffers())  # state_dict omits those that are not persistent
+    tensors.update(model.state_dict())
+    for name, value in sorted(tensors.items()):
+        for tensor in dense_parts(value):
+            shape = tuple(tensor.shape)
+            header = f"{name}\0{tensor.dtype}\0{shape}\0"
+            digest.update(header.encode())
+            if tensor.numel():
+                data = bytes_of(tensor)
+                digest.update(memory_of(data))
+    return f"sha256:{digest.hexdigest()}"
+
+
+def is_large(module: nn.Module) -> bool:
+    """Whether a module's parameters and buffers take more than LARGE_BYTES."""
+    return tensors_bytes(program_tensors(module)) > LARGE_BYTES
+
+
+def free_tensors(tensors: Iterable[Tensor], in_use: Iterable[Tensor] = ()) -> int:
+    """Free the memory of tensors; return the number of bytes.
+
+    The tensors must never be read again, even if others still refer to them. Memory that cannot be
+    resized (a mapped file, or shared with NumPy) is only dereferenced. Memory shared with a tensor
+    of `in_use` is kept.
+    """
+    kept = addresses_of(in_use)
+    freed: dict[int, int] = {}
+    for tensor in tensors:
+        address = address_of(tensor)
+        if address is None or address in kept:
+            continue
+        storage = tensor.untyped_storage()
+        freed[address] = storage.nbytes()
+        if storage.resizable():
+            storage.resize_(0)
+        else:
+            tensor.data = tensor.data.new_empty(0)
+    return sum(freed.values())
+
+
+def clear_frames(error: BaseException, handled: BaseException | None = None) -> None:
+    """Clear the frames of an error and of its causes, whose local variables keep graphs and weights
+    alive. It prints as before.
+
+    Args:
+        error: an error whose functions have ended.
+        handled: an error that was already being handled before; it is left alone.
+    """
+    waiting: list[BaseException | None] = [error]
+    seen = {id(handled)}
+    while waiting:
+        cause = waiting.pop()
+        if cause is None:
+            continue
+        if id(cause) in seen:
+            continue
+        seen.add(id(cause))
+        traceback.clear_frames(cause.__traceback__)
+        waiting += [cause.__cause__, cause.__context__]
+        if isinstance(cause, BaseExceptionGroup):
+            waiting += cause.exceptions
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """The model's own tensors by path, not copied: those of `state_dict`, and the buffers that it
+    omits.
+    """
+    tensors = dict(model.named_buffers())
+    for name, value in model.state_dict().items():
+        if isinstance(value, Tensor):
+            tensors[name] = value
+    return tensors

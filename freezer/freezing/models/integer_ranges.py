@@ -93,10 +93,8 @@ def with_found_ranges(
         length = watch.lengths.get(tensor.name, 0)
         if not length:
             raise range_is_needed(tensor, f"; {problem}")
-        dtype = getattr(torch, tensor.dtype)
-        largest_of_dtype = torch.iinfo(dtype).max
-        largest = min(length - 1, largest_of_dtype)
-        ranges[tensor.name] = (0, largest)
+        most = torch.iinfo(getattr(torch, tensor.dtype)).max
+        ranges[tensor.name] = (0, min(length - 1, most))
     ranged = spec.with_ranges(ranges)
     return ranged.each(lambda item: replace(item, indices=watch.indices.get(item.name)))
 
@@ -194,10 +192,8 @@ class _Watch(TorchDispatchMode):
         if _OF_SELF.fullmatch(name):
             names = ("self",)
         values = [arguments.get(each) for each in names]
-        known = []
-        for source in tensors_in(values):
-            if source in self._origins:
-                known.append(self._origins[source])
+        sources = tensors_in(values)
+        known = [self._origins[source] for source in sources if source in self._origins]
         if names and not known:
             return  # a view or copy of a weight counts as the weight
         none: frozenset[str] = frozenset()
@@ -231,16 +227,10 @@ class _Watch(TorchDispatchMode):
 
 def tensors_in(value: object) -> list[Tensor]:
     """The tensors in arguments or results of an operation."""
-    tensors = []
-    for leaf in pytree.tree_leaves(value):
-        if isinstance(leaf, Tensor):
-            tensors.append(leaf)
-    return tensors
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def arguments_of(func: OpOverload, args: Args, kwargs: Kwargs) -> dict[str, object]:
     """The arguments of an operation's call by name."""
     names = [formal.name for formal in func._schema.arguments]
-    arguments = dict(zip(names, args, strict=False))
-    arguments.update(kwargs or {})
-    return arguments
+    return {**dict(zip(names, args, strict=False)), **(kwargs or {})}

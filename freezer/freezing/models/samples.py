@@ -63,16 +63,10 @@ def example_spec(example_inputs: ExampleInputs, dims: Dims) -> tuple[InputSpec, 
         several = example_inputs
         if isinstance(example_inputs, Tensor):
             several = [example_inputs]
-        values = {}
-        for index, value in enumerate(several):
-            values[f"input_{index}"] = value
+        values = {f"input_{index}": value for index, value in enumerate(several)}
     example: dict[str, Tensor] = {}
-    items = []
-    for path, value in values.items():
-        item = _item(path, value, dims, example)
-        items.append(item)
-    used_dims = _used_dims(dims, example)
-    spec = InputSpec(inputs=tuple(items), dims=used_dims, style=style)
+    items = [_item(path, value, dims, example) for path, value in values.items()]
+    spec = InputSpec(inputs=tuple(items), dims=_used_dims(dims, example), style=style)
     return spec, example
 
 
@@ -116,11 +110,7 @@ def _item(path: str, value: object, dims: Dims, example: dict[str, Tensor]) -> I
             f"input {path!r}: got a {type(value).__name__}, expected a tensor, a plain constant, or"
             " a tuple, list or dict of these with string keys"
         )
-    items = []
-    for key, part in parts.items():
-        part_path = f"{path}.{key}"
-        item = _item(part_path, part, dims, example)
-        items.append(item)
+    items = [_item(f"{path}.{key}", part, dims, example) for key, part in parts.items()]
     return NestedSpec(name=path, kind=kind, items=tuple(items), keys=keys)
 
 
@@ -169,20 +159,13 @@ def match_samples(sets: Sequence[Mapping[str, Tensor]], spec: InputSpec) -> list
     """
     headers = []
     for tensors in sets:
-        header = {}
-        for name, tensor in tensors.items():
-            shape = tuple(tensor.shape)
-            header[name] = (_dtype(tensor), shape)
-        headers.append(header)
+        items = tensors.items()
+        headers.append({name: (_dtype(tensor), tuple(tensor.shape)) for name, tensor in items})
     points = match_headers(headers, spec)
     matched = []
     for point, tensors in zip(points, sets, strict=True):
-        ordered = {}
-        for item in spec.tensors:
-            tensor = tensors[item.name]
-            ordered[item.name] = tensor.contiguous()
-        input_set = InputSet(point=point, tensors=ordered)
-        matched.append(input_set)
+        ordered = {item.name: tensors[item.name].contiguous() for item in spec.tensors}
+        matched.append(InputSet(point=point, tensors=ordered))
     return matched
 
 
@@ -226,33 +209,20 @@ def input_sets(
 
 def _missing(points: Iterable[Point], sets: Sequence[InputSet]) -> list[Point]:
     """The points without an input set."""
-    covered = []
-    for input_set in sets:
-        covered.append(dict(input_set.point))
-    missing = []
-    for point in points:
-        if dict(point) not in covered:
-            missing.append(point)
-    return missing
+    covered = [dict(input_set.point) for input_set in sets]
+    return [point for point in points if dict(point) not in covered]
 
 
 def _resized(sets: Sequence[InputSet], spec: InputSpec, points: Points) -> list[InputSet]:
     """Sets at other points, each from one of some sets in turn."""
-    resized = []
-    for source, point in zip(cycle(sets), points, strict=False):
-        input_set = resize(source, spec, point)
-        resized.append(input_set)
-    return resized
+    pairs = zip(cycle(sets), points, strict=False)
+    return [resize(source, spec, point) for source, point in pairs]
 
 
 def _another_point(spec: InputSpec, points: Points) -> Points:
     """A declared point that is not among some; empty if there is none."""
-    names = []
-    ranges = []
-    for dim in spec.dims:
-        names.append(dim.name)
-        ranges.append(dim.sizes)
-    for sizes in product(*ranges):
+    names = [dim.name for dim in spec.dims]
+    for sizes in product(*(dim.sizes for dim in spec.dims)):
         point = dict(zip(names, sizes, strict=True))
         if point not in points:
             return [point]

@@ -20,10 +20,14 @@ from freezer.freezing.models.calls import (
     first_result,
     model_on,
 )
-from freezer.freezing.models.checks import check_kept_names, check_signature, check_weights
+from freezer.freezing.models.checks import (
+    check_kept_names,
+    check_signature,
+    check_weights,
+    weights_digest,
+)
 from freezer.freezing.models.integer_ranges import with_found_ranges, with_found_relations
 from freezer.freezing.models.samples import input_sets, match_samples
-from freezer.freezing.models.weights import weights_digest
 from freezer.runtime.devices import CPU, tensors_on
 from freezer.runtime.input_sets import InputSet, generate_at, on_device, resize
 from freezer.runtime.tensors import dtypes_of, flatten, output_specs, program_tensors
@@ -82,10 +86,8 @@ class Subject:
     @property
     def kept_names(self) -> tuple[str, ...]:
         """All names that the frozen model must keep: `preserve` and `reset`."""
-        names = list(self.preserve)
-        if self.reset is not None and self.reset not in names:
-            names.append(self.reset)
-        return tuple(dict.fromkeys(names))
+        resets = () if self.reset is None else (self.reset,)
+        return tuple(dict.fromkeys((*self.preserve, *resets)))
 
     def fresh(self) -> nn.Module:
         """A copy of the model in its initial state."""

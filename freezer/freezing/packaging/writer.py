@@ -48,7 +48,6 @@ from freezer.freezing.recipes import EAGER
 from freezer.freezing.target import Target
 from freezer.hardware import cuda_needs
 from freezer.runtime.devices import host_fingerprint
-from freezer.runtime.tensor_files import write_own_outputs
 
 _MEDIA = {
     ".safetensors": MEDIA_SAFETENSORS,
@@ -110,7 +109,6 @@ def _write_files(
         link_or_copy(candidate.folder / payload.path, folder / payload.path)
     indices = golden_indices(session.subject, candidate)
     golden = write_golden(session, winner, indices, folder)
-    write_own_outputs([winner.answers[index] for index in indices], folder)
     write_texts(candidate.folder, folder / EVIDENCE)
     write_tables(judgement, folder / EVIDENCE)
     paths = [GOLDEN_INPUTS, GOLDEN_OUTPUTS]
@@ -238,7 +236,7 @@ def _loser(trial: Trial) -> CandidateRecord:
         error_ratio=measured.drift.error_ratio,
         capture=candidate.capture,
         lowering=candidate.lowering,
-        tried=candidate.attempts,
+        tried=candidate.tried,
         build_s=candidate.build_s,
         size_bytes=candidate.size_bytes,
         strides_equal=trial.strides_equal,

@@ -1,15 +1,217 @@
-"""The payloads that an artifact holds besides those that won. READ THIS FIRST."""
+"""The payloads that an artifact holds besides those that won. READ THIS FIRST.
+
+- Further thread counts: only the winner is built, validated and timed for the counts that did not
+  decide, so a fleet pays for them once per model and class. A failure here leaves the verdict and
+  the payloads for the deciding count as they are; the reason is recorded with the dropped payloads.
+- Slow sizes: see slow_sizes.py.
+- Torch alone: the second artifact of a class whose winner needs an engine. It serves deployments
+  that lack the engine. It has passed the drift gate and was timed in the same rounds as the winner;
+  only its cold start is measured, and it gets payloads for further thread counts as a winner does.
+"""
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from freezer.freezing.judging import Judgement, Session
-from freezer.freezing.payload_sets.further_threads import with_further_threads
+from freezer.artifact import ENGINES, Dropped, payloads_for_threads, slower_than_eager
+from freezer.errors import FreezeError, JudgeError
+from freezer.freezing.candidates import Candidate, build_further
+from freezer.freezing.drift import DriftRow, report
+from freezer.freezing.judging import (
+    Judgement,
+    Session,
+    Trial,
+    judging_conditions,
+    kept_payloads,
+    over_footprint,
+    point_figures,
+    run_trial,
+    time_further_threads,
+    with_cold_start,
+)
 from freezer.freezing.payload_sets.slow_sizes import with_captured
-from freezer.freezing.payload_sets.torch_only import with_torch_only
+
+logger = logging.getLogger("coldpress")
+
+
+def with_further_threads(session: Session, judgement: Judgement, folder: Path) -> Judgement:
+    """Build and judge the winner for the further thread counts of the target. Payloads that fail or
+    gain nothing are dropped.
+
+    Args:
+        session: the session of the judgement.
+        judgement: the judgement; without a winner or further counts it is returned unchanged.
+        folder: an existing empty folder for the payloads; it must exist until the artifact is
+            written.
+    """
+    winner, target = judgement.winner, session.target
+    if winner is None or not target.further_threads:
+        return judgement
+    logger.info(
+        "building %s for %s threads",
+        winner.recipe,
+        target.further_threads,
+    )
+    try:
+        candidate = build_further(
+            session.subject,
+            winner.candidate,
+            target,
+            folder,
+        )
+    except FreezeError as error:
+        failed = [
+            Dropped(payload="not built", num_threads=count, reason=str(error))
+            for count in target.further_threads
+        ]
+        return judgement.with_winner(winner.without_payloads(failed))
+    return judge_further(
+        session,
+        judgement,
+        candidate,
+    )
+
+
+def judge_further(session: Session, judgement: Judgement, candidate: Candidate) -> Judgement:
+    """Judge the winner's payloads for the further thread counts of the target; the verdict stays.
+
+    Args:
+        session: the session of the judgement.
+        judgement: a judgement with a winner.
+        candidate: the winner's candidate, with payloads for the further counts.
+    """
+    winner, counts = judgement.winner, session.target.further_threads
+    assert winner is not None, "only a winner gets payloads for further counts"
+    assert winner.drift is not None, "a winner has passed the drift gate"
+    with judging_conditions(session.target):
+        candidate, rows, dropped = _passing_gate(session, candidate)
+        built = [count for count in counts if payloads_for_threads(candidate.payloads, count)]
+        cells = time_further_threads(
+            session,
+            candidate,
+            built,
+        )
+    candidate, slow = kept_payloads(
+        session,
+        candidate,
+        (*judgement.cells, *cells),
+    )
+    candidate, large = _within_size(session, candidate)
+    points = tuple(point_figures(candidate, cells, session.policy, 1))
+    trial = replace(
+        winner,
+        candidate=candidate,
+        drift=report([*winner.drift.rows, *rows], session.gate),
+        points=(*winner.points, *points),
+    )
+    trial = trial.without_payloads([*dropped, *slow, *large])
+    slower = slower_than_eager(points)
+    text = f"slower than eager with {slower}" if slower else ""
+    return judgement.with_winner(trial, text=text).with_cells(cells)
+
+
+def _passing_gate(
+    session: Session, candidate: Candidate
+) -> tuple[Candidate, list[DriftRow], list[Dropped]]:
+    """Drop the payloads for the counts at which the candidate fails the drift gate; return the
+    drift at the others too.
+    """
+    rows: list[DriftRow] = []
+    dropped: list[Dropped] = []
+    for count in session.target.further_threads:
+        payloads = tuple(payload for payload in candidate.payloads if payload.num_threads == count)
+        if not payloads:  # payloads for any count were judged with this one before
+            continue
+        trial = run_trial(session, replace(candidate, payloads=payloads))
+        if trial.problem is None and trial.drift is not None:
+            rows += trial.drift.rows
+        else:
+            candidate, gone = _without(
+                candidate,
+                count,
+                trial.problem or "not compared",
+            )
+            dropped += gone
+    return candidate, rows, dropped
+
+
+def _within_size(session: Session, candidate: Candidate) -> tuple[Candidate, list[Dropped]]:
+    """Drop the payloads of the last counts until the rest is within `size_mb_max`."""
+    most_mb = session.limits.size_mb_max
+    dropped: list[Dropped] = []
+    for count in reversed(session.target.further_threads):
+        size_mb = candidate.size_bytes / 1e6
+        if most_mb is not None and size_mb > most_mb:
+            reason = f"{size_mb:.1f} MB with it; size_mb_max is {most_mb:g}"
+            candidate, removed = _without(
+                candidate,
+                count,
+                reason,
+            )
+            dropped += removed
+    return candidate, dropped
+
+
+def _without(candidate: Candidate, count: int, reason: str) -> tuple[Candidate, list[Dropped]]:
+    """The candidate without its payloads for a thread count, and these."""
+    gone = [payload.path for payload in candidate.payloads if payload.num_threads == count]
+    dropped = [Dropped(payload=path, num_threads=count, reason=reason) for path in gone]
+    return candidate.without(gone), dropped
+
+
+def with_torch_only(session: Session, judgement: Judgement, folder: Path) -> Judgement:
+    """Add the best candidate that needs torch alone to a winner that needs an engine.
+
+    Args:
+        session: the session of the judgement.
+        judgement: the judgement; returned unchanged if the winner needs torch alone, or nothing
+            that does passed the drift gate without ties, and meets the limits on size and memory.
+        folder: an existing empty folder for payloads; it must exist until the artifact is written.
+    """
+    winner = judgement.winner
+    if winner is None or not _needs_engine(winner):
+        return judgement
+    # At ties, two candidates may give different answers; both artifacts serve one class.
+    alone = [
+        trial
+        for trial in judgement.passing
+        if not _needs_engine(trial)
+        and not (trial.ties or winner.ties)
+        and over_footprint(session.limits, trial) is None
+    ]
+    if not alone:
+        return judgement
+    sampling = judgement.sampling
+    to_the_end = [
+        trial for trial in alone if sampling is None or not sampling.stopped(trial.recipe)
+    ]
+    best = max(to_the_end or alone, key=lambda trial: trial.speedup.value if trial.speedup else 0.0)
+    second = replace(
+        judgement,
+        winner=best,
+        best=best,
+        previous=None,
+    )
+    try:
+        second = second.with_winner(with_cold_start(session, best))
+    except JudgeError as error:
+        text = f"no artifact that needs torch alone: {error}"
+        return judgement.with_winner(winner, text=text)
+    engine = ENGINES[winner.candidate.payloads[0].kind]
+    text = f"{best.recipe} serves where {engine} is not installed"
+    return replace(
+        judgement.with_winner(winner, text=text),
+        torch_only=with_further_threads(session, second, folder),
+    )
+
+
+def _needs_engine(trial: Trial) -> bool:
+    return trial.candidate.lowering in ENGINES
+
 
 STEPS: tuple[Callable[[Session, Judgement, Path], Judgement], ...] = (
     with_further_threads,  # for the thread counts that did not decide

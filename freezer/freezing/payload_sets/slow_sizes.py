@@ -180,15 +180,10 @@ def _merged(
         for payload in winner.candidate.payloads
         if payload.path not in captured.candidate.reports
     ]
-    answers = list(winner.answers)
-    for index, inputs in enumerate(session.subject.sets):
-        if _within(inputs.point, dims):
-            answers[index] = captured.answers[index]
     merged = replace(
         winner,
         candidate=captured.candidate,
         drift=report([*winner.drift.rows, *captured.drift.rows], session.gate),
-        answers=answers,
         points=tuple(points),
     )
     return merged.without_payloads(replaced)

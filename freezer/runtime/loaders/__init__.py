@@ -9,7 +9,9 @@ the source model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +19,7 @@ import torch
 
 from freezer.artifact import PayloadKind
 from freezer.runtime.contract import Runner
+from freezer.runtime.devices import CPU
 from freezer.runtime.loaders.exported import LEGACY, code_in, on_first, open_exported
 from freezer.runtime.loaders.inductor import open_inductor
 from freezer.runtime.loaders.onnxruntime import OUTPUT_ORDERS, open_onnxruntime, session_options
@@ -28,7 +31,6 @@ from freezer.runtime.loaders.openvino import (
     import_openvino,
     open_openvino,
 )
-from freezer.runtime.loaders.torchscript import open_torchscript, torchscript_deprecations_silenced
 
 __all__ = [
     "CALLS_FILE",
@@ -46,6 +48,39 @@ __all__ = [
     "session_options",
     "torchscript_deprecations_silenced",
 ]
+
+
+@contextlib.contextmanager
+def torchscript_deprecations_silenced() -> Iterator[None]:
+    """Silence only notices that TorchScript is deprecated."""
+    with warnings.catch_warnings():
+        for category in (FutureWarning, DeprecationWarning):
+            warnings.filterwarnings("ignore", message=r".*torch\.jit\.", category=category)
+        yield
+
+
+def open_torchscript(
+    path: Path,
+    settings: Mapping[str, object],
+    device: torch.device = CPU,
+) -> Runner:
+    """Open a file on a device; `optimize_for_inference`, which torch.jit cannot save, is applied
+    here.
+
+    The module is saved in eval mode. Do not call `eval()`: it would add an attribute `training`, so
+    that torch.jit.optimize_for_inference freezes the module again and drops preserved names.
+
+    Raises:
+        RuntimeError: the file is not TorchScript, or torch.jit.optimize_for_inference fails on this
+            machine.
+    """
+    with torchscript_deprecations_silenced(), torch.no_grad():
+        module = torch.jit.load(str(path), map_location=device)
+        if settings.get("optimize_for_inference"):
+            others = {*module._c._method_names()} - {"forward"}
+            module = torch.jit.optimize_for_inference(module, other_methods=sorted(others))
+    runner: Runner = module
+    return runner
 
 
 class PayloadLoader(Protocol):

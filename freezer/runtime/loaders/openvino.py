@@ -8,7 +8,6 @@ hand, and packs weights.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import threading
 import zipfile
@@ -32,11 +31,6 @@ from freezer.runtime.native import Array
 
 GRAPH_FILE, WEIGHTS_FILE, CALLS_FILE = "model.xml", "model.bin", "calls.json"
 """Files of a payload, a ZIP archive without compression."""
-
-CACHE = "COLDPRESS_OPENVINO_CACHE"
-"""Environment variable with a folder for compiled graphs; if it is set, OpenVINO looks there before
-it compiles.
-"""
 
 CACHED = {"CPU_RUNTIME_CACHE_CAPACITY": 100}
 """Compiled kernels that are kept for the sizes that come: with OpenVINO's 5,000, a small convnet
@@ -81,8 +75,6 @@ def open_openvino(
     """
     openvino = import_openvino(f"{path.name} needs OpenVINO")
     config = {**CACHED, **settings["openvino"], "INFERENCE_NUM_THREADS": torch.get_num_threads()}
-    if os.environ.get(CACHE):
-        config["CACHE_DIR"] = os.environ[CACHE]
     try:
         graph, weights, calls = _read(path)
         core = openvino.Core()

@@ -14,7 +14,7 @@ from freezer.runtime.native.payload import (
     read_package,
     weight_capsule,
 )
-from freezer.runtime.native.torch_library import Array, libtorch, preload, torch_version
+from freezer.runtime.native.torch_library import Array, libtorch, torch_version
 
 __all__ = [
     "ALIGNMENT",
@@ -24,7 +24,6 @@ __all__ = [
     "NativePayload",
     "WeightEntry",
     "libtorch",
-    "preload",
     "read_package",
     "torch_version",
     "weight_capsule",

@@ -19,10 +19,9 @@ from freezer.spec import TensorSpec
 class NativeModel(OpenModel):
     """A callable that enforces its input contract, like FrozenModel, without torch in the process.
 
-    Inputs are numpy arrays, or other objects with `__dlpack__` on the CPU, given by name or
-    position as to a FrozenModel. Names, dtypes, ranks and sizes are checked, and strides corrected.
-    Outputs are C-contiguous numpy arrays that own their memory, in the structure of the source
-    model's result.
+    Inputs are numpy arrays, given by name or position as to a FrozenModel. Names, dtypes, ranks and
+    sizes are checked, and strides corrected. Outputs are C-contiguous numpy arrays that own their
+    memory, in the structure of the source model's result.
 
     Calls of several threads run one after the other within a payload, each with the payload's
     number of threads.
@@ -67,7 +66,13 @@ def _checked(
     value: object,
 ) -> Array:
     """An input as a payload may read it."""
-    array = _array(item, value)
+    if not isinstance(value, np.ndarray | np.generic):
+        got = "nothing" if value is None else type(value).__name__
+        raise ContractError(
+            f"input {item.name!r}: got {got}, expected a numpy array of {item.dtype}"
+            f" {list(item.shape)}"
+        )
+    array = np.asarray(value)
     if array.dtype != item.dtype:
         raise ContractError(
             f"input {item.name!r}: got dtype {array.dtype}, expected {item.dtype}; convert it with"
@@ -78,25 +83,3 @@ def _checked(
         if problem:
             raise ContractError(f"input {item.name!r}: {problem}")
     return array if array.flags.carray else np.require(array, requirements=("C", "A", "W"))
-
-
-def _array(
-    item: TensorSpec,
-    value: object,
-) -> Array:
-    """An input as an array that shares its memory."""
-    if isinstance(value, np.ndarray | np.generic):
-        return np.asarray(value)
-    if not hasattr(value, "__dlpack__"):
-        got = "nothing" if value is None else type(value).__name__
-        raise ContractError(
-            f"input {item.name!r}: got {got}, expected a numpy array, or an object with"
-            f" __dlpack__, of {item.dtype} {list(item.shape)}"
-        )
-    try:
-        return np.from_dlpack(value)
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        # another device, or a dtype that numpy lacks
-        raise ContractError(
-            f"input {item.name!r}: numpy cannot read the {type(value).__name__}: {error}"
-        ) from error

@@ -10,9 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
-import os
 import re
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -198,18 +196,6 @@ class Libtorch:
     def delete(self, handle: Handle) -> None:
         """Free a tensor's handle."""
         self.functions.aoti_torch_delete_tensor_object(handle)
-
-
-def preload() -> None:
-    """Start to load the library in another thread, while this one goes on; `libtorch` reports
-    failures.
-    """
-    path = torch_folder() / LIBRARY
-    # Called as a function it releases the interpreter's lock, unlike ctypes.CDLL(path).
-    dlopen = ctypes.CDLL(None).dlopen
-    arguments = (os.fsencode(path), os.RTLD_NOW)
-    thread = threading.Thread(target=dlopen, args=arguments, name="coldpress-libtorch", daemon=True)
-    thread.start()
 
 
 @functools.cache

@@ -14,7 +14,6 @@ from freezer.artifact import (
     KeptTensor,
     LatencyRecord,
     PreservedName,
-    Tradeoff,
     describe,
     describe_freezing,
     manifest_markdown,
@@ -85,19 +84,6 @@ FREEZING = FreezingRecord(
 )
 
 
-FRONT = (
-    Tradeoff(
-        recipe="inductor-frozen",
-        p50_ms=10.9,
-        items_per_s=91.743,
-        load_ms=310.2,
-        memory_mb=214.0,
-        size_mb=102.4,
-    ),
-    Tradeoff(recipe="torchscript-frozen", p50_ms=14.0, items_per_s=71.4286, size_mb=97.8),
-)
-
-
 def rows(report: FreezingReport) -> dict[str, str]:
     return dict(describe_freezing(FreezingRecord(reports={"payloads/all.pt": report}), ()))
 
@@ -143,23 +129,6 @@ def test_rows_of_a_freeze() -> None:
     )
 
 
-def test_trade_offs_are_shown_if_there_is_a_choice() -> None:
-    found = [
-        value
-        for name, value in describe_freezing(replace(FREEZING, pareto=FRONT), TRIED)
-        if name == "pareto"
-    ]
-    assert found == [
-        (
-            "inductor-frozen: p50 10.9 ms, 91.74 items/s, 310 ms to load, 214.0 MB of memory, 102.4"
-            " MB in size"
-        ),
-        "torchscript-frozen: p50 14 ms, 71.43 items/s, 97.8 MB in size",
-    ]
-    alone = describe_freezing(replace(FREEZING, pareto=FRONT[:1]), TRIED)
-    assert "pareto" not in dict(alone)
-
-
 def test_long_rows_are_cut() -> None:
     ops = {f"aten::op{i}": 20 - i for i in range(14)}
     found = rows(
@@ -183,7 +152,6 @@ def test_docs_explain_every_row() -> None:
         reports=dict.fromkeys(
             ("payloads/batch1.pt2", "payloads/all.pt2"), replace(REPORT, unused=())
         ),
-        pareto=FRONT,
     )
     assert sorted(explained) == sorted({name for name, _ in describe_freezing(full, TRIED)})
 

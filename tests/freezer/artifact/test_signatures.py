@@ -307,10 +307,8 @@ def test_commands_sign_and_verify(store: Store, pair: tuple[Path, Path]) -> None
     signed = CliRunner().invoke(app, ["sign", "mlp", "--store", where, "--key", private])
     assert signed.exit_code == 0, signed.output
     assert f"mlp:1 for {HERE}: signed" in signed.output
-    again = CliRunner().invoke(
-        app, ["sign", "mlp:1", "--store", where, "--key", private, "--device-class", HERE]
-    )
-    assert again.output == f"mlp:1 for {HERE}: signed by this key before\n"
+    again = CliRunner().invoke(app, ["sign", "mlp:1", "--store", where, "--key", private])
+    assert f"mlp:1 for {HERE}: signed by this key before\n" in again.output
     verified = CliRunner().invoke(app, ["verify", "mlp", "--store", where, "--key", public])
     assert verified.exit_code == 0, verified.output
 

@@ -13,7 +13,7 @@ import pytest
 
 from freezer.artifact import Artifact
 from freezer.checks import CheckRequest, Finding
-from freezer.checks.store_checks import check_store
+from freezer.checks.machine_checks import check_store
 from freezer.files import buckets
 from freezer.store import Store
 from tests.support.buckets import objects
@@ -61,7 +61,7 @@ def test_stores_that_cannot_be_reached(
     assert (missing.level, missing.remedy.startswith(f"ls -ld {tmp_path}/none")) == ("error", True)
     assert findings("ftp://host/store")["store"].level == "error"
     absent = findings("s3://no-such-bucket/models")["store"]
-    assert (absent.level, "aws s3 ls s3://no-such-bucket/models/" in absent.remedy) == (
+    assert (absent.level, "aws s3 ls s3://no-such-bucket/models " in absent.remedy) == (
         "error",
         True,
     )
@@ -71,7 +71,7 @@ def test_stores_that_cannot_be_reached(
     monkeypatch.setattr(buckets, "ATTEMPTS", 2)
     closed = findings(f"{bucket}?endpoint_override={address}&scheme=http")["store"]
     assert closed.level == "error"
-    assert f"aws s3 ls {bucket}/ --endpoint-url http://{address}" in closed.remedy
+    assert f"aws s3 ls {bucket} " in closed.remedy
 
 
 @pytest.fixture
@@ -97,10 +97,10 @@ def test_a_read_only_store_is_a_warning(read_only: Path) -> None:
     assert "deployments only read" in found["store"].text
 
 
-def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
+def test_a_full_disk_is_a_warning(tmp_path: Path) -> None:
     with full_disk(tmp_path / "full") as folder:
         found = findings(folder)
         assert [path.name for path in folder.iterdir()] == ["ballast"]
-    assert found["store"].level == "error"
-    assert "its disk is full" in found["store"].text
+    assert found["store"].level == "warning"
+    assert "No space left" in found["store"].text
     assert found["store"].remedy.startswith(f"df -h {folder}")

@@ -131,7 +131,7 @@ def test_counter_is_published_and_counts(tmp_path: Path) -> None:
     model = seeded(Counter)
     result = quickly(model, {"x": X}, tmp_path / "out", recipes=["auto"])
     assert result.verdict == "published", result.reason
-    assert "a call changes model.count" in result.failures["inductor-frozen"]
+    assert "a call changes count" in result.failures["inductor-frozen"]
     assert result.artifact is not None
     assert result.artifact.manifest.stateful
     served = freezer.load(tmp_path / "out")
@@ -283,17 +283,4 @@ def test_nonempty_folder_is_refused(tmp_path: Path) -> None:
 def test_verdict_failed_has_the_reasons(tmp_path: Path) -> None:
     result = quickly(seeded(Counter), {"x": X}, tmp_path / "out", recipes=["inductor-frozen"])
     assert (result.verdict, result.artifact, result.judgement) == ("failed", None, None)
-    assert "inductor-frozen: export: inductor: a call changes model.count" in result.reason
-
-
-def test_recipes_beyond_the_build_time_are_skipped(tmp_path: Path) -> None:
-    recipes = ["torchscript-frozen", "torchscript-exact"]
-    limits = Limits(speedup_min=0.0, build_s=1e-6)
-    found = quickly(mlp(), {"x": X}, tmp_path / "out", recipes=recipes, limits=limits)
-    assert found.artifact is not None
-    assert list(found.failures) == ["torchscript-exact"]
-    assert found.failures == found.artifact.manifest.freezing.failures
-    assert found.failures["torchscript-exact"].startswith(
-        "skipped: limits.build_s 1e-06 s is used up ("
-    )
-    assert (found.tracebacks, found.evidence) == ({}, None)
+    assert "inductor-frozen: export: inductor: a call changes count" in result.reason

@@ -11,7 +11,6 @@ from freezer.errors import UsageError
 from freezer.freezing.lowering import LOWERINGS
 from freezer.freezing.recipes import RECIPES, CaptureName, left_out, own_toolchain, select
 from freezer.runtime.loaders import LOADERS
-from freezer.serving.compatibility import NEWER_TORCH
 
 
 def names(*wanted: str, portable: bool = False) -> list[str]:
@@ -95,4 +94,4 @@ def test_recipes_differ_in_settings() -> None:
 
 
 def test_every_kind_of_payload_has_a_loader() -> None:
-    assert set(LOWERINGS) == set(LOADERS) <= set(NEWER_TORCH) == set(get_args(PayloadKind))
+    assert set(LOWERINGS) == set(LOADERS) == set(get_args(PayloadKind))

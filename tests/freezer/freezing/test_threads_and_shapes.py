@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import freezer
-from freezer.artifact import readable
+from freezer.artifact import frozen_code
 from freezer.cli.app import main
 from freezer.errors import ContractError, IncompatibleError, UsageError
 from freezer.freezing.judging import judge
@@ -68,7 +68,7 @@ def test_payload_for_each_thread_count_and_shape(several: Several) -> None:
     reports = several.candidate.reports
     assert set(reports) == set(PATHS)
     assert all("capture" in reports[path].phases_s for path in PATHS)
-    code = readable(several.artifact, "code", captured=False)
+    code = frozen_code(several.artifact)
     parts = dict(zip(PATHS, code.split("# payloads/")[1:], strict=True))
     assert all("num_threads(2)" in parts[path] for path in PATHS[:3])
     assert not any("omp parallel" in parts[path] for path in PATHS[3:])
@@ -209,12 +209,8 @@ def test_payloads_for_the_exact_thread_count_serve(
 
 
 @pytest.mark.slow
-def test_largest_smaller_count_serves(
-    several: Several, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    with caplog.at_level(logging.INFO, "coldpress"):
-        model = freezer.load(several.artifact.folder, threads=5)
-    assert any("calls run with 2 of 5 threads" in record.getMessage() for record in caplog.records)
+def test_largest_smaller_count_serves(several: Several, tmp_path: Path) -> None:
+    model = freezer.load(several.artifact.folder, threads=5)
     assert model.payload_for({"batch": 1}).num_threads == 2
     two = tuple(
         payload for payload in several.artifact.manifest.payloads if payload.num_threads == 2
@@ -238,17 +234,11 @@ print(model.payload_for({"batch": 1}).num_threads, torch.get_num_threads())
 @pytest.mark.slow
 def test_payload_for_another_thread_count(several: Several) -> None:
     model = freezer.load(several.artifact.folder, threads=1)
-    assert model.payload_for({"batch": 3}, threads=2).path == "payloads/batch3.pt2"
-    assert model.payload_for({"batch": 2}, threads=64).path == "payloads/all.pt2"
     with pytest.raises(
         ContractError,
         match=r"no payload serves {'batch': 9}; the artifact holds payloads/batch1-threads1.pt2",
     ):
         model.payload_for({"batch": 9})
-    with pytest.raises(
-        ContractError, match=r"no payload serves {'batch': 9} with 2 threads; the artifact holds"
-    ):
-        model.payload_for({"batch": 9}, threads=2)
     with pytest.raises(ContractError, match=r"got sizes of \['rows'\], expected those of batch"):
         model.payload_for({"rows": 1})
 

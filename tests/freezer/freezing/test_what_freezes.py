@@ -79,13 +79,10 @@ REFUSALS = {
     ): "ONNX Runtime has no Gemm for these dtypes on a CPU; use float32 there, or ",
     ("modules of several dtypes", "onnxruntime"): "ONNX Runtime has no Gemm for these dtypes",
     ("autocast regions", "onnxruntime"): "ONNX Runtime has no Gemm for these dtypes",
-    (
-        COMPLEX_WEIGHTS,
-        "onnxruntime",
-    ): f"the operator aten.linear has no counterpart in ONNX{OTHERWISE}",
-    (COMPLEX_WEIGHTS, "openvino"): f"cannot convert aten.linear.default as .* uses it{OTHERWISE}",
-    (COMPLEX, "onnxruntime"): "is complex, which ONNX lacks; use torch.view_as_real",
-    (COMPLEX, "openvino"): f"no counterpart of .*aten.complex.default{OTHERWISE}",
+    (COMPLEX_WEIGHTS, "onnxruntime"): "is complex, which the engine lacks",
+    (COMPLEX_WEIGHTS, "openvino"): "is complex, which the engine lacks",
+    (COMPLEX, "onnxruntime"): "is complex, which the engine lacks; use torch.view_as_real",
+    (COMPLEX, "openvino"): "is complex, which the engine lacks",
     (
         FFT,
         "openvino",
@@ -93,11 +90,11 @@ REFUSALS = {
     (
         "sparse weights (COO, CSR)",
         "onnxruntime",
-    ): r"sparse weights; make them dense with \.to_dense\(\)",
+    ): "sparse tensors, .*; use it, or make them dense",
     (
         "sparse weights (COO, CSR)",
         "openvino",
-    ): r"sparse weights; make them dense with \.to_dense\(\)",
+    ): "sparse tensors, .*; use it, or make them dense",
     (
         "sparse tensors inside",
         "onnxruntime",
@@ -109,11 +106,11 @@ REFUSALS = {
     (
         "a buffer changed by a call",
         "onnxruntime",
-    ): "a call changes count, and .* keeps no state; torchscript-frozen does$",
+    ): "a call changes count, and .*; torchscript-frozen keeps state$",
     (
         "a buffer changed by a call",
         "openvino",
-    ): "a call changes count, and .* keeps no state; torchscript-frozen does$",
+    ): "a call changes count, and .*; torchscript-frozen keeps state$",
 }
 """Messages of refusals that are the engines' own."""
 

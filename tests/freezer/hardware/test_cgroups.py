@@ -67,7 +67,7 @@ def test_a_real_quota_is_detected(limited_group: Path) -> None:
     code = (
         "import os, sys\n"
         "open(sys.argv[1], 'w').write(str(os.getpid()))\n"
-        "from freezer.hardware.cgroups import available_cpus, cpu_quota\n"
+        "from freezer.hardware.resources import available_cpus, cpu_quota\n"
         "print(cpu_quota(), available_cpus())\n"
     )
     command = [sys.executable, "-c", code, str(limited_group / "cgroup.procs")]

@@ -8,7 +8,7 @@ import pytest
 
 from freezer.artifact import Manifest, Payload
 from freezer.hardware import DEVICE_CLASSES, Host, can_run, describe_host
-from freezer.hardware.nvml import Gpu
+from freezer.hardware.cuda import Gpu
 from freezer.serving.compatibility import refusal_of, rungs
 from tests.support import hosts
 from tests.support.hosts import A100, AMD, H100, serving_on, x86

@@ -10,18 +10,13 @@ from typing import Any
 import pynvml
 import pytest
 
-from freezer.hardware import Reading, machine, reading, this_host
-from freezer.hardware.nvml import Gpu, num_others
+from freezer.hardware import machine, num_other_processes, this_host
+from freezer.hardware.cuda import Gpu, num_others
 
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """NVML of a machine with two GPUs, of which the second reports no temperature."""
-
-    def temperature(handle: int, sensor: int) -> int:
-        if handle:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return 41
+    """NVML of a machine with two GPUs, and three processes on each."""
 
     answers: dict[str, Any] = {
         "nvmlInit": lambda: None,
@@ -33,12 +28,6 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "nvmlDeviceGetUUID": ["GPU-first", "GPU-second"].__getitem__,
         "nvmlDeviceGetName": lambda _: "NVIDIA H200",
         "nvmlDeviceGetCudaComputeCapability": [(9, 0), (8, 6)].__getitem__,
-        "nvmlDeviceGetCurrentClocksThrottleReasons": lambda _: 0x1 | 0x4 | 0x40,
-        "nvmlDeviceGetClockInfo": lambda _, kind: {
-            pynvml.NVML_CLOCK_SM: 1980,
-            pynvml.NVML_CLOCK_MEM: 3201,
-        }[kind],
-        "nvmlDeviceGetTemperature": temperature,
         "nvmlDeviceGetComputeRunningProcesses": lambda _: [
             SimpleNamespace(pid=pid) for pid in (1, 2, os.getpid())
         ],
@@ -59,15 +48,8 @@ def test_the_host_lists_nvml_gpus() -> None:
 
 
 @pytest.mark.usefixtures("library")
-def test_reading_of_a_gpu() -> None:
-    assert reading("GPU-first") == Reading(
-        others=2,
-        sm_clock_mhz=1980,
-        memory_clock_mhz=3201,
-        temperature_c=41,
-        throttled=("power cap", "thermal slowdown by hardware"),
-    )
-    assert reading("GPU-second").temperature_c is None
+def test_other_processes_on_a_gpu() -> None:
+    assert num_other_processes("GPU-first") == 2
 
 
 @pytest.mark.usefixtures("library")

@@ -26,7 +26,7 @@ MB = 1_000_000
 _IN_A_FRESH_PROCESS = """
 import json, sys, time
 from pathlib import Path
-from freezer.hardware.memory import own_process, peak_bytes, peak_memory
+from freezer.hardware.resources import own_process, peak_bytes, peak_memory
 
 def take(size_mb, seconds=0.0):
     held = b"x" * size_mb * 1_000_000
@@ -105,7 +105,7 @@ def test_the_peak_excludes_the_parent_process() -> None:
     held = torch.ones(100 * MB)
     assert peak_bytes() >= held.nbytes
     assert (
-        float(python("from freezer.hardware.memory import peak_bytes; print(peak_bytes())"))
+        float(python("from freezer.hardware.resources import peak_bytes; print(peak_bytes())"))
         < held.nbytes / 2
     )
 

@@ -18,8 +18,8 @@ from freezer.errors import IncompatibleError
 from freezer.freezing.freeze import FreezeResult, freeze
 from freezer.runtime.loaders.onnxruntime import open_onnxruntime
 from freezer.serving.compatibility import refusal_of
+from freezer.serving.load import process_here
 from freezer.serving.process import LoadOptions
-from freezer.serving.this_process import process_here
 from tests.support.models_engines import convnet
 from tests.support.steps import BATCH, QUICK_OPTIONS, copy_of, flip_a_byte, python, random_inputs
 

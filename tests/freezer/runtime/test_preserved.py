@@ -21,8 +21,7 @@ from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import target_here
 from freezer.runtime.contract import OpenPayload
 from freezer.runtime.frozen_model import CallOptions, FrozenModel
-from freezer.runtime.loaders import torchscript_deprecations_silenced
-from freezer.runtime.loaders.torchscript import open_torchscript
+from freezer.runtime.loaders import open_torchscript, torchscript_deprecations_silenced
 from freezer.runtime.tensors import flatten, output_specs
 from tests.support.models import seeded
 from tests.support.models_state import Constant, Number, Versioned

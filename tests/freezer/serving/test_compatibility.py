@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from freezer.artifact import Dropped, FreezingRecord, Manifest, Payload, PayloadKind
+from freezer.artifact import Manifest, Payload, PayloadKind
 from freezer.hardware import Host, Machine, describe_host
 from freezer.serving.compatibility import refusal_of, rungs
 from freezer.serving.process import LoadOptions
@@ -98,15 +98,6 @@ def test_payloads_for_more_threads_are_refused(
 ) -> None:
     refusal = refusal_of(made(V4, *threads), serving_on(hosts.SKYLAKE_SERVER, here))
     assert (refusal.reason if refusal else None) == (None if served else "threads_mismatch")
-
-
-def test_refusal_names_a_dropped_payload() -> None:
-    reason = "at best 0.98 times as fast as eager"
-    dropped = (Dropped(payload="payloads/all-threads1.pt2", num_threads=1, reason=reason),)
-    manifest = replace(made(V4, 2), freezing=FreezingRecord(dropped=dropped))
-    refusal = refusal_of(manifest, serving_on(hosts.SKYLAKE_SERVER))
-    assert refusal is not None
-    assert reason in refusal.got
 
 
 @pytest.mark.parametrize(

@@ -218,7 +218,7 @@ def test_the_fallback_serves_without_the_engine(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("freezer.serving.this_process.find_spec", lambda name: None)
+    monkeypatch.setattr("freezer.serving.load.find_spec", lambda name: None)
     both = needing(
         "onnxruntime",
         timed(copy_of(scripted.artifact, tmp_path / "s"), 2.5),
@@ -247,7 +247,7 @@ def test_the_fallback_serves_without_the_engine(
 def test_the_next_class_serves_without_the_engine(
     scripted: Frozen, portable: Frozen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("freezer.serving.this_process.find_spec", lambda name: None)
+    monkeypatch.setattr("freezer.serving.load.find_spec", lambda name: None)
     both = needing("openvino", scripted.artifact, portable.artifact, tmp_path / "both")
     store = store_of(
         tmp_path, {HERE: rewritten(both, fallback=None), "portable": portable.artifact}
@@ -282,30 +282,6 @@ def test_payloads_for_more_threads_are_refused(
     assert asked.ladder == ()
     torch.testing.assert_close(asked(X), mlp()(X))
     assert torch.get_num_threads() == THREADS
-
-
-def test_strict_refuses_a_class_of_an_older_version(store: Store, portable: Frozen) -> None:
-    store.publish("mlp", source_key="another", artifacts=[portable.artifact])
-    assert freezer.load("mlp", store=str(store.root), strict=True).ladder == (), (
-        "latest keeps the class of version 1"
-    )
-    store.publish(
-        "mlp",
-        source_key="third",
-        artifacts=[portable.artifact],
-        decided=[HERE],
-    )
-    for reference in ("mlp:2", "mlp"):
-        with pytest.raises(
-            IncompatibleError,
-            match=f"strict=True takes no other: {HERE}: older_version: got only version 1 has it",
-        ):
-            freezer.load(reference, store=str(store.root), strict=True)
-        assert freezer.load(reference, store=str(store.root)).ladder == ()
-    assert (
-        freezer.load("mlp:2", store=str(store.root), strict=True, device_class="portable").ladder
-        == ()
-    )
 
 
 # Limits of the instruction set

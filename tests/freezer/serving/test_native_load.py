@@ -48,34 +48,7 @@ def test_answers_without_importing_torch(inductor: Frozen, tmp_path: Path) -> No
     np.testing.assert_allclose(np.load(tmp_path / "y.npy"), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_command_answers_without_importing_torch(inductor: Frozen, tmp_path: Path) -> None:
-    np.savez(tmp_path / "x.npz", x=x_of(2))
-    code = """
-import atexit, sys
-from freezer.cli import main
-atexit.register(lambda: print("torch" in sys.modules))
-sys.argv[0] = "coldpress"
-main()
-"""
-    common = (
-        "run",
-        inductor.artifact.folder,
-        "--runtime",
-        "native",
-        "--input",
-        tmp_path / "x.npz",
-        "--output",
-    )
-    assert python(code, *common, tmp_path / "y.safetensors").splitlines()[-1] == "False"
-    assert python(code, *common, tmp_path / "y.npy").splitlines()[-1] == "False"
-    written = load_file(tmp_path / "y.safetensors")["output"].numpy()
-    np.testing.assert_array_equal(written, np.load(tmp_path / "y.npy"))
-    np.testing.assert_allclose(
-        written, inductor.model(torch.from_numpy(x_of(2))).detach().numpy(), rtol=1e-4, atol=1e-5
-    )
-
-
-def test_takes_any_strides_and_dlpack(native: NativeModel) -> None:
+def test_takes_any_strides(native: NativeModel) -> None:
     x = x_of(2)
     expected = native(x)
     assert expected.flags.owndata
@@ -90,7 +63,6 @@ def test_takes_any_strides_and_dlpack(native: NativeModel) -> None:
         x[::-1][::-1],
         read_only,
         odd,
-        torch.from_numpy(x),
     ):
         np.testing.assert_array_equal(native(x=given), expected)
     native(x_of(2) + 1)
@@ -105,7 +77,7 @@ def test_takes_any_strides_and_dlpack(native: NativeModel) -> None:
         (x_of(5), "batch from 1 to 4"),
         (x_of(2).tolist(), "got list, expected a numpy array"),
         (None, "got nothing"),
-        (torch.ones(2, 3, 16, 16, dtype=torch.bfloat16), "numpy cannot read the Tensor"),
+        (torch.ones(2, 3, 16, 16), "got Tensor, expected a numpy array"),
     ],
 )
 def test_wrong_inputs_are_refused(native: NativeModel, given: object, problem: str) -> None:

@@ -236,7 +236,7 @@ def test_bad_uris_are_usage_errors(tmp_path: Path) -> None:
     ) as caught:
         Store.open("s3://KEY:SECRET@bucket/models")
     assert "SECRET@" not in str(caught.value)
-    with pytest.raises(UsageError, match=r"unknown scheme 'oci'; .*with skopeo"):
+    with pytest.raises(UsageError, match="unknown scheme 'oci'"):
         Store.open("oci://registry/models")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from freezer.checks import CheckRequest
-from pipeline.cluster.ray_check import check_ray
+from pipeline.cluster.client import check_ray
 from tests.support.raylets import LOOPBACK, RayCluster, free_port
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +14,7 @@ from freezer.artifact import (
     Tradeoff,
 )
 from pipeline.records import CandidateReport, Failure, Outcome
-from pipeline.reporting import CampaignReport, print_next_steps, print_report
-from pipeline.reporting.costs import ClassCost
+from pipeline.reporting import CampaignReport, print_report
 from pipeline.workspace import log_path
 from tests.support.past_campaigns import past_point
 from tests.support.past_outcomes import CRASH, FAILED, PUBLISHED
@@ -81,35 +79,12 @@ def test_json_report_has_every_outcome(tmp_path: Path) -> None:
     read = json.loads(path.read_text())
     assert read["started"] == "2001-09-09T01:46:40.000+00:00"
     assert [outcome["verdict"] for outcome in read["outcomes"]] == ["published", "failed"]
-    assert {"campaign", "finished", "exit_code", "costs"} < read.keys()
+    assert {"campaign", "finished", "exit_code"} < read.keys()
     assert [outcome["warnings"] for outcome in read["outcomes"]] == [["w"], []]
     assert read["outcomes"][0]["speedup_ci"] == [1.79, 1.9]
     assert read["outcomes"][0]["drift"]["margin"] is None
     assert read["outcomes"][1]["latency_ms"] is None
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_costs_are_a_column_only_with_prices() -> None:
-    assert "cost" not in printed(report_of(PUBLISHED))
-    other = replace(PUBLISHED, device_class="cpu-x86-64-v3")
-    classes = (("cpu-x86-64-v4", 0.5, True, True), ("cpu-x86-64-v3", 0.25, False, False))
-    costs = [
-        ClassCost(
-            model="resnet50",
-            device_class=name,
-            cost_per_million=cost,
-            meets_limits=meets,
-            cheapest=cheapest,
-        )
-        for name, cost, meets, cheapest in classes
-    ]
-    both = printed(report_of(PUBLISHED, other, costs=tuple(costs)))
-    assert "cost per 1M" in both
-    assert "0.5 cheapest" in both
-    assert "0.25 not within limits" in both
-    alone = printed(report_of(PUBLISHED, costs=(costs[0],)))
-    assert "0.5" in alone
-    assert "cheapest" not in alone, "of one"
 
 
 def test_warnings_of_published_captures_are_printed() -> None:
@@ -119,7 +94,7 @@ def test_warnings_of_published_captures_are_printed() -> None:
 def test_table_shows_verdicts_reasons_and_logs() -> None:
     text = printed(report_of(PUBLISHED, FAILED, replace(PUBLISHED, cached=True)))
     assert "1.84x (1.79-1.90)" in text
-    assert any(line.split()[2:4] == ["published", "unchanged"] for line in text.splitlines())
+    assert any(line.split()[-1] == "unchanged" for line in text.splitlines())
     assert "broken cpu-x86-64-v4: the process died of SIGSEGV" in text
     assert "    line two" in text
     assert "1 failed, 2 published (1 unchanged) in 5 s" in text
@@ -170,9 +145,8 @@ def test_table_fits_the_terminal(width: int) -> None:
     table = lines[1 : lines.index(next(line for line in lines if line.startswith("broken cpu")))]
     assert max(len(line) for line in table) <= width
     assert "1.84x (1.79-1.90)" in "".join(table)
-    assert ("torchscript-frozen" in "".join(table)) == (width > 120)
-    assert ("judge s" in table[0]) == (width > 160)
-    assert "failed: infrastructure" in table[2], "failures first"
+    assert ("judge s" in table[0]) == (width == 160)
+    assert "failed:" in table[2], "failures first"
 
 
 def test_short_names_have_one_line_each_in_80_columns() -> None:
@@ -188,33 +162,6 @@ def test_short_names_have_one_line_each_in_80_columns() -> None:
         "(1.79-1.90)",
     ]
     assert lines[4].split()[:3] == ["bert-small", "cpu-x86-64-v4", "kept-eager"]
-
-
-def test_next_steps_name_a_published_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-
-    def next_steps(report: CampaignReport, store: str, uri: str) -> str:
-        console = Console(file=io.StringIO(), width=80)
-        print_next_steps(report, console, store=store, tracking_uri=uri)
-        return console.file.getvalue()  # type: ignore[attr-defined]
-
-    text = next_steps(report_of(FAILED, PUBLISHED), "./store", "sqlite:///mlflow.db")
-    assert "coldpress report c\n" in text
-    assert "coldpress pull resnet50 --dest pulled/resnet50" in text
-    assert "mlflow ui --backend-store-uri sqlite:///mlflow.db" in text
-    assert 'freezer.load("resnet50")' in text
-    assert f". {sys.prefix}/bin/activate" in text, "the environment that runs it"
-    monkeypatch.setenv("PATH", f"{sys.prefix}/bin")
-    text = next_steps(report_of(PUBLISHED), "/my models", "http://mlflow:5000")
-    assert "activate" not in text, "it is active"
-    assert "browse   http://mlflow:5000\n" in text
-    assert "coldpress report c --store '/my models'\n" in text
-    assert "coldpress pull resnet50 --store '/my models' --dest" in text
-    assert 'freezer.load("resnet50", store="/my models")' in text
-    text = next_steps(report_of(PUBLISHED), "./store", "http://me:secret@mlflow:5000")
-    assert "secret" not in text
-    text = next_steps(report_of(FAILED), "./store", "sqlite:///mlflow.db")
-    assert ("report" in text, "pull" in text) == (True, False)
 
 
 def test_report_names_slow_sizes() -> None:

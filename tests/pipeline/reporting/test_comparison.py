@@ -10,8 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from freezer.store import Store
-from jobs import compare as compare_command
-from jobs import history as history_command
+from jobs import results
 from pipeline.records import Outcome
 from pipeline.reporting import compare
 from tests.support.past_campaigns import failed, kept_eager, published, write_campaign
@@ -65,7 +64,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def test_compare_exits_with_regressions(store: Store) -> None:
-    run = CliRunner().invoke(compare_command.app, ["monday", "friday", "--store", store.uri])
+    run = CliRunner().invoke(results.compare_app, ["monday", "friday", "--store", store.uri])
     assert run.exit_code == 1
     assert (
         "slower: m cpu-x86-64-v4: inductor-frozen 1.50x (1.47-1.53), was inductor-frozen 1.80x"
@@ -74,20 +73,20 @@ def test_compare_exits_with_regressions(store: Store) -> None:
     assert run.stdout.splitlines()[-1] == "1 slower, 1 unchanged"
     assert (
         CliRunner()
-        .invoke(compare_command.app, ["monday", "monday", "--store", store.uri])
+        .invoke(results.compare_app, ["monday", "monday", "--store", store.uri])
         .exit_code
         == 0
     )
 
 
 def test_compare_with_unknown_campaign(store: Store) -> None:
-    run = CliRunner().invoke(compare_command.app, ["monday", "sunday", "--store", store.uri])
+    run = CliRunner().invoke(results.compare_app, ["monday", "sunday", "--store", store.uri])
     assert run.exit_code == 2
     assert "it has: monday, friday" in run.stderr
 
 
 def test_history_marks_regressions(store: Store) -> None:
-    run = CliRunner().invoke(history_command.app, ["m", "--store", store.uri])
+    run = CliRunner().invoke(results.history_app, ["m", "--store", store.uri])
     assert run.exit_code == 0
     rows = [line.split() for line in run.stdout.splitlines() if "published" in line]
     assert [next(word for word in row if word.endswith("x")) for row in rows] == [
@@ -101,12 +100,12 @@ def test_history_marks_regressions(store: Store) -> None:
 
 
 def test_history_as_json(store: Store) -> None:
-    run = CliRunner().invoke(history_command.app, ["m", "--store", store.uri, "--json"])
+    run = CliRunner().invoke(results.history_app, ["m", "--store", store.uri, "--json"])
     old, new = json.loads(run.stdout)["cpu-x86-64-v4"]
     assert (old["speed"]["value"], new["change"]["kind"]) == (1.8, "slower")
 
 
 def test_history_of_unknown_model(store: Store) -> None:
-    run = CliRunner().invoke(history_command.app, ["mm", "--store", store.uri])
+    run = CliRunner().invoke(results.history_app, ["mm", "--store", store.uri])
     assert run.exit_code == 2
     assert "it has models: m, ok" in run.stderr

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -112,8 +111,7 @@ class LifeOfAModel(RuleBasedStateMachine):
             )
             before = outcome_of_earlier(name) if missed else None
             item = item_of(name, recipes, missed=missed, before=before)
-            limits = replace(item.entry.limits, build_s=data.draw(st.sampled_from([None, 15.0])))
-            state = ItemState(item=replace(item, entry=replace(item.entry, limits=limits)))
+            state = ItemState(item=item)
             self.allowed.update({(name, recipe): 1 for recipe in (*recipes, None)})
             built = {recipe: built_as(recipe) for recipe in finished}
             hopeless = dict.fromkeys(data.draw(subset(recipes)), "slower before")

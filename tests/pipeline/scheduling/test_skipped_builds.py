@@ -1,6 +1,4 @@
-"""Builds are skipped if earlier judgements of the architecture rule them out, or if their time is
-used up.
-"""
+"""Builds are skipped if earlier judgements of the architecture rule them out."""
 
 from __future__ import annotations
 
@@ -8,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from freezer.artifact import Measured
-from freezer.spec import Limits
 from freezer.store import Store
 from pipeline.cluster import Done, Handle
 from pipeline.ledger import Ledger
@@ -27,13 +24,10 @@ def plan_of(
     store: Store,
     ledger: Ledger,
     *,
-    build_s: float | None = None,
     optional: Sequence[str] = RECIPES,
 ) -> Plan:
     """Of one model for this machine's class, by three recipes that `auto` requested."""
-    model = replace(
-        campaigns.entry(name, store.root.parent), recipes=RECIPES, limits=Limits(build_s=build_s)
-    )
+    model = replace(campaigns.entry(name, store.root.parent), recipes=RECIPES)
     plan = campaigns.plan_of([model], store, ledger)
     return replace(plan, items=(replace(plan.items[0], optional=tuple(optional)),))
 
@@ -143,23 +137,3 @@ def test_hopeless_recipes_replace_failed_ones(store: Store, ledger: Ledger) -> N
     ]
     outcome, _ = finish(plan_of("second", store, ledger), store, ledger, ends)
     assert (outcome.verdict, skipped(outcome)) == ("kept-eager", {})
-
-
-def test_build_time_is_limited(store: Store, ledger: Ledger) -> None:
-    plan = plan_of("m", store, ledger, build_s=60)
-    said = explained(plan, store, ledger)
-    assert f"build {CHEAP}, {SLOW}, {FAST}, until limits.build_s 60 s is used up; judge" in said
-    over = built(FAST, failure=SKIPPED, wall_s=0.0)
-    outcome, cluster = finish(
-        plan, store, ledger, [built(CHEAP), built(SLOW), over, judged({CHEAP: 1.5})]
-    )
-    assert cluster.groups == [
-        f"build m {HERE} {CHEAP}, {SLOW}, {FAST}",
-        f"judge m {HERE}",
-    ], "one worker watches the time"
-    assert skipped(outcome) == {FAST: "so it was"}
-    assert ledger.find("build", plan.items[0].builds[FAST].digest) is None
-    assert plan_of("m", store, ledger, build_s=60).items[0].finished is not None
-    assert plan_of("m", store, ledger, build_s=90).items[0].finished is None, (
-        "what was skipped may be built now"
-    )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from freezer.checks import CheckRequest, Finding
-from pipeline.tracking.mlflow_check import check_mlflow
+from pipeline.tracking.connection import check_mlflow
 from tests.support.raylets import LOOPBACK, free_port
 
 

@@ -25,7 +25,7 @@ from tests.support.buckets import ENVIRONMENT, make_bucket
 from tests.support.campaigns import Models, run_judged
 from tests.support.mlflow_servers import SETTINGS, MlflowServer, Postgres, server_options
 from tests.support.raylets import wait_until
-from tests.support.shown import logged, shown, stored_files, without_ids, without_summary
+from tests.support.shown import logged, shown, stored_files, without_ids
 from tests.support.steps import HERE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -155,9 +155,8 @@ def of_campaign(found: dict[str, Any], campaign: str) -> str:
         for key, run in found["runs"].items()
         if run["data"]["tags"]["coldpress.campaign"] == campaign
     }
-    return json.dumps(
-        without_summary(without_ids({**found, "runs": runs})["runs"]), sort_keys=True
-    ).replace(campaign, "NAME")
+    shown_runs = without_ids({**found, "runs": runs})["runs"]
+    return json.dumps(shown_runs, sort_keys=True).replace(campaign, "NAME")
 
 
 def served_artifacts(found: dict[str, Any]) -> dict[tuple[str, str], str]:

@@ -18,7 +18,7 @@ from pipeline.failures import CODES
 from pipeline.records import Failure
 from pipeline.worker import BuildRequest, JudgeRequest, JudgeResult, build, judge
 from pipeline.worker.child import End
-from pipeline.worker.previous import OPENED
+from pipeline.worker.judge_task import OPENED
 from pipeline.workspace import workplace
 from tests.support.campaigns import judged_folder
 from tests.support.steps import HERE, QUICK, flip_a_byte

@@ -20,10 +20,8 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from freezer.errors import BuildError, UsageError
 from freezer.freezing.capture import Captured
-from freezer.freezing.diagnostics import inductor_sentence
-from freezer.freezing.environment import straying
+from freezer.freezing.environment import compiler
 from freezer.freezing.lowering.exported_programs import report_before
 from freezer.freezing.lowering.inductor.cuda_toolkit import cuda_toolkit
 from freezer.freezing.lowering.inductor.inductor_report import Observed
@@ -37,11 +35,18 @@ from freezer.freezing.lowering.inductor.torch_patches import (
     weight_packing,
 )
 from freezer.freezing.lowering.isa_check import check_package, host_class
-from freezer.freezing.lowering.lowered import CODE, GRAPH, Lowered, shortened, timed
+from freezer.freezing.lowering.lowered import (
+    CODE,
+    GRAPH,
+    Lowered,
+    build_errors,
+    check_stateless,
+    shortened,
+    timed,
+)
 from freezer.freezing.models import free_tensors
 from freezer.freezing.recipes import BESIDE, Settings
 from freezer.freezing.target import Target, packed_layouts
-from freezer.freezing.toolchain import compiler
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.runtime.native import ALIGNMENT, TABLE, WeightEntry
 from freezer.runtime.tensors import addresses_of, program_bytes, program_dtypes, program_tensors
@@ -66,31 +71,9 @@ def build(captured: Captured, path: Path, target: Target, settings: Settings) ->
             set than the class's; or Inductor fails.
         LeakError: the package has instructions outside the device class.
     """
-    if captured.mutates:
-        raise BuildError(
-            f"inductor: a call changes {', '.join(captured.mutates)}, and a package would lose it;"
-            " torchscript-frozen keeps state",
-            code="CP-STATE",
-        )
-    if not captured.program.graph_signature.user_inputs:
-        raise BuildError(
-            "inductor: the model takes no tensor, which Inductor cannot compile; use"
-            " torchscript-frozen"
-        )
-    try:
-        with torch.no_grad(), torchscript_deprecations_silenced():
-            return _build(
-                captured,
-                path,
-                target,
-                settings,
-            )
-    except BuildError:
-        raise
-    except UsageError as error:
-        raise BuildError(f"inductor: {error}", code=error.code) from error
-    except Exception as error:
-        raise BuildError(f"inductor: {inductor_sentence(error)}") from error
+    check_stateless(captured, "inductor")
+    with build_errors("inductor"), torch.no_grad(), torchscript_deprecations_silenced():
+        return _build(captured, path, target, settings)
 
 
 def _build(captured: Captured, path: Path, target: Target, settings: Settings) -> Lowered:
@@ -163,8 +146,7 @@ def _compile(
     ):
         warnings.simplefilter("ignore")  # from torch's own code while it tunes
         args, kwargs = captured.program.example_inputs
-        changed = straying("torch._inductor.config")
-        options = known({**changed, **config, **_passes(observed)})
+        options = known({**_changed_by_program(), **config, **_passes(observed)})
         program = captured.program.module(check_guards=False)
         files = aot_compile(program, args, kwargs, options=options)
     ended = time.monotonic()
@@ -259,6 +241,18 @@ def configuration(settings: Settings, target: Target, *, beside: bool) -> dict[s
     if target.device_class.capability is not None:
         config["cuda.arch"] = str(target.device_class.capability)
     return config
+
+
+def _changed_by_program() -> dict[str, object]:
+    """The settings that a program has changed, with torch's defaults as values."""
+    from torch._inductor import config as inductor
+
+    entries: Mapping[str, Any] = inductor._config
+    return {
+        name: entry.default
+        for name, entry in entries.items()
+        if entry.alias is None and not inductor._is_default(name)
+    }
 
 
 def known(config: Mapping[str, object]) -> dict[str, object]:

@@ -239,9 +239,8 @@ def clip_windows(graph: torch.fx.Graph) -> None:
         kernel = _both(kernel)
         stride = _both(more[0]) if more and more[0] else kernel
         padding = _both(more[1]) if len(more) > 1 else [0, 0]
-        clipped = []
-        for window, size, pad in zip(kernel, sizes, padding, strict=True):
-            clipped.append(min(window, size + 2 * pad))
+        windows = zip(kernel, sizes, padding, strict=True)
+        clipped = [min(window, size + 2 * pad) for window, size, pad in windows]
         if clipped != kernel:
             node.args = (image, clipped, stride, *more[1:])
 

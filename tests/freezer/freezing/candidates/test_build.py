@@ -111,7 +111,6 @@ def test_ways_are_tried_in_order(whatever_works: Recipe, tmp_path: Path) -> None
     assert outcomes[3].startswith("the trace ")
     assert outcomes[4] == "captured and lowered"
     files = ["evidence/all-0-export-error.txt", "evidence/all-3-trace-error.txt"]
-    assert [item.get("error") for item in candidate.tried] == [files[0], None, None, files[1], None]
     assert {
         str(path.relative_to(candidate.folder))
         for path in (candidate.folder / "evidence").glob("*-error.txt")
@@ -235,9 +234,7 @@ def test_unsaveable_script_names_the_line(tmp_path: Path) -> None:
 
 def test_inductor_refuses_state(tmp_path: Path) -> None:
     subject = subject_of(seeded(Counter), {"x": X})
-    with pytest.raises(
-        BuildError, match=r"a call changes model\.count, and a package would lose it"
-    ):
+    with pytest.raises(BuildError, match=r"a call changes count, and the payload would lose it"):
         candidate_of(subject, "inductor-frozen", tmp_path / "candidate")
     served, eager = (
         candidate_of(subject, "portable", tmp_path / "portable").open(subject),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.jit.frontend import NotSupportedError
 
-from freezer.freezing.diagnostics.remedies import REMEDIES, Family, explain
+from freezer.freezing.diagnostics.messages import REMEDIES, Family, explain
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 
 
@@ -34,7 +34,11 @@ def test_remedies_use_only_groups_of_their_patterns() -> None:
         ("trace", "Could not export Python function call 'Double'", "Python function 'Double'"),
         ("export", "There was no fake impl registered for <CustomOpDef(a::b)>", "operator a::b"),
         ("inductor", "Cannot access storage of SparseTensorImpl", "sparse tensors"),
-        ("onnx", "[enforce fail at inline_container.cc:672] . unexpected pos 64", "not write"),
+        (
+            "onnxruntime",
+            "[enforce fail at inline_container.cc:672] . unexpected pos 64",
+            "not write",
+        ),
     ],
 )
 def test_message_is_explained(family: Family, text: str, means: str) -> None:

@@ -157,7 +157,7 @@ def test_views_become_dense(tmp_path: Path) -> None:
 
 def test_state_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        BuildError, match="a call changes count, and an ONNX file keeps no state"
+        BuildError, match="a call changes count, and the payload would lose it"
     ) as caught:
         lowered(Counter(), tmp_path)
     assert caught.value.code == "CP-STATE"
@@ -194,7 +194,7 @@ class Applied(nn.Module):
         ),
         (
             lambda x: torch.view_as_complex(x.reshape(2, 2, 2)),
-            "an input or output is complex, which ONNX lacks",
+            "an input or output is complex, which the engine lacks",
         ),
         (
             lambda x: (x.bfloat16() @ x.bfloat16().T).float(),

@@ -16,7 +16,7 @@ from freezer.errors import BuildError
 from freezer.freezing.candidates import build
 from freezer.freezing.capture import Attempt
 from freezer.freezing.lowering import check_operators
-from freezer.freezing.lowering.operators import operators_of
+from freezer.freezing.lowering.lowered import operators_of
 from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import target_here
 from freezer.runtime.loaders import torchscript_deprecations_silenced

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from freezer.freezing.models import Subject, module_of, prepare
-from freezer.freezing.recipes import CaptureName
 from freezer.runtime.tensors import leaves_of
 from freezer.spec import declared_spec
 from tests.support.models import Counter, seeded
@@ -116,14 +115,11 @@ def test_module_rejects_other_sizes(
         module_of(attending)(random_inputs(*shape), options={"scale": random_inputs(4)})
 
 
-@pytest.mark.parametrize("name", ["export", "trace"])
-def test_module_is_captured_with_its_dims(
-    name: CaptureName, attending: torch.export.ExportedProgram
-) -> None:
+def test_module_is_captured_with_its_dims(attending: torch.export.ExportedProgram) -> None:
     subject = subject_of_program(attending)
-    captured = captured_by(subject, name)
+    captured = captured_by(subject, "export")
     assert captured.warnings == ()
-    run = captured.program.module() if name == "export" else captured.program
+    run = captured.program.module()
     for batch, length in ((1, 3), (3, 7), (4, 8)):
         x, scale = random_inputs(batch, length, 4), random_inputs(4)
         expected = leaves_of(subject.model(x, options={"scale": scale}))
@@ -137,7 +133,6 @@ def test_program_keeps_state(tmp_path: Path) -> None:
     )
     subject = prepare("model", module_of(program), declared_spec({"x": {"shape": [2, 4]}}, {}))
     zeros = torch.zeros(2, 4)
-    for recipe in ("torchscript-frozen", "portable"):
-        served = candidate_of(subject, recipe, tmp_path / recipe).open(subject)
-        assert [float(served(zeros).mean()) for _ in range(3)] == [1, 2, 3]
+    served = candidate_of(subject, "portable", tmp_path / "portable").open(subject)
+    assert [float(served(zeros).mean()) for _ in range(3)] == [1, 2, 3]
     assert float(program.state_dict["count"]) == 0

@@ -17,8 +17,7 @@ import freezer
 from freezer.errors import JudgeError
 from freezer.freezing.candidates import Candidate
 from freezer.freezing.drift import run_reference
-from freezer.freezing.freeze import FreezeOptions, freeze
-from freezer.freezing.from_source import load_subject
+from freezer.freezing.freeze import FreezeOptions, freeze, load_subject
 from freezer.freezing.models import Subject, SubjectOptions, example_spec, prepare, weights_digest
 from freezer.freezing.sources import parse_source
 from freezer.runtime.loaders import torchscript_deprecations_silenced

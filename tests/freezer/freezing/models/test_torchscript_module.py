@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from freezer.freezing.models.torchscript_module import with_forward
+from freezer.freezing.models.loaders import with_forward
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 
 X = torch.ones(1, 4)

@@ -12,7 +12,7 @@ from freezer.errors import BuildError
 from freezer.freezing.candidates import Candidate
 from freezer.freezing.freeze import freeze
 from freezer.freezing.judging import Judgement, Session, judge
-from freezer.freezing.payload_sets.further_threads import judge_further, with_further_threads
+from freezer.freezing.payload_sets.other_payloads import judge_further, with_further_threads
 from freezer.freezing.target import target_here
 from freezer.hardware import counts_within
 from tests.support.models import mlp
@@ -115,7 +115,7 @@ def test_failed_build_leaves_the_winner(
     def fails(*args: object) -> Candidate:
         raise BuildError("inductor: no room")
 
-    monkeypatch.setattr("freezer.freezing.payload_sets.further_threads.build_further", fails)
+    monkeypatch.setattr("freezer.freezing.payload_sets.other_payloads.build_further", fails)
     judgement = judged(session, tmp_path)
     found = with_further_threads(session, judgement, tmp_path)
     assert (found.verdict, found.cells) == ("published", judgement.cells)

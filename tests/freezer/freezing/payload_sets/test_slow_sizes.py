@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import freezer
-from freezer.artifact import describe, readable
+from freezer.artifact import describe, frozen_code
 from freezer.freezing.candidates import Candidate
 from freezer.freezing.judging import Session, judge
 from freezer.freezing.packaging import assemble
@@ -129,7 +129,7 @@ def test_captured_program_serves_where_it_is_faster(tmp_path: Path) -> None:
     ] * 2
     x = random_inputs(200, 16)
     torch.testing.assert_close(frozen(x), model(x))
-    code = readable(artifact, "code", captured=False).split("\n")
+    code = frozen_code(artifact).split("\n")
     assert {"# payloads/captured.pt2", "# payloads/all.pt"} <= set(code)
 
 

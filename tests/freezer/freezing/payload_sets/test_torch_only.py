@@ -12,7 +12,7 @@ import freezer
 from freezer.artifact import Artifact, read_artifacts
 from freezer.freezing.judging import Judgement, Session, judge
 from freezer.freezing.packaging import assemble
-from freezer.freezing.payload_sets.torch_only import with_torch_only
+from freezer.freezing.payload_sets.other_payloads import with_torch_only
 from freezer.freezing.target import target_here
 from freezer.store import Store
 from tests.support.models import mlp
@@ -77,7 +77,7 @@ def test_two_artifacts_serve_one_class(
     kinds = {}
     for installed in (True, False):
         if not installed:
-            monkeypatch.setattr("freezer.serving.this_process.find_spec", lambda name: None)
+            monkeypatch.setattr("freezer.serving.load.find_spec", lambda name: None)
         model = freezer.load(reference, store=str(store.root), threads=1)
         assert model.manifest is not None
         kinds[installed] = [payload.kind for payload in model.manifest.payloads]

@@ -24,7 +24,7 @@ import json, sys
 from pathlib import Path
 import torch
 from freezer.runtime.loaders.inductor import open_inductor
-from freezer.hardware.memory import peak_bytes, peak_memory
+from freezer.hardware.resources import peak_bytes, peak_memory
 
 x = torch.randn(1, {width}, generator=torch.Generator().manual_seed(0))
 with peak_memory() as opening:

@@ -10,7 +10,7 @@ const ALL_AT_ONCE = 400; // models; of more, only those in view are in the docum
 const models = new Map();
 for (const values of overview.rows) {
   const row = Object.fromEntries(overview.columns.map((name, place) => [name, values[place]]));
-  row.text = [row.model, row.device_class, row.verdict, row.recipe, row.code, row.reason, row.change].join(" ").toLowerCase();
+  row.text = [row.model, row.device_class, row.verdict, row.recipe, row.code, row.reason].join(" ").toLowerCase();
   if (!models.has(row.model)) models.set(row.model, { name: row.model, place: models.size, cells: new Map() });
   models.get(row.model).cells.set(row.device_class, row);
 }
@@ -58,11 +58,8 @@ function cellOf(model, name) {
   const row = model.cells.get(name);
   if (!row) return element("td", { "data-class": name }, element("span", { class: "dim" }, "—"));
   const figures = [row.recipe === name ? "" : row.recipe, range(row.speedup_ci_low, row.speedup_ci_high), typeof row.margin === "number" ? `margin ${short(row.margin)}` : "", megabytes(row.size_mb)];
-  const change = row.change && row.change !== "unchanged" ? ` ${row.change}` : "";
-  const kind = isWorse(row.change) ? "worse" : row.change === "new" ? "dim-word" : "better";
-  const link = element("a", { href: `#${encodeURIComponent(model.name)}/${name}`, title: row.change_why || row.reason || "", "data-class": name },
+  const link = element("a", { href: `#${encodeURIComponent(model.name)}/${name}`, title: row.reason || "", "data-class": name },
     element("span", { class: `verdict ${row.verdict}` }, row.verdict), ` ${times(row.speedup)}`,
-    change ? element("span", { class: kind }, change) : null,
     element("span", { class: "dim" }, row.failed ? row.code ?? "" : figures.filter(Boolean).join(" · ")));
   return element("td", {}, link);
 }
@@ -71,9 +68,9 @@ const isWorse = (kind) => ["newly failing", "slower", "drifted"].includes(kind);
 
 function wanted() {
   const text = byId("search").value.trim().toLowerCase().split(/\s+/).filter(Boolean);
-  const verdict = byId("verdict").value, name = byId("class").value, change = byId("change")?.value ?? "";
+  const verdict = byId("verdict").value, name = byId("class").value;
   const fits = (row) => (!verdict || row.verdict === verdict) && (!name || row.device_class === name)
-    && (!change || row.change === change) && text.every((word) => row.text.includes(word));
+    && text.every((word) => row.text.includes(word));
   return [...models.values()].filter((model) => [...model.cells.values()].some(fits));
 }
 
@@ -103,8 +100,7 @@ function refresh() {
   state.shown = sorted(wanted());
   byId("shown").textContent = `${state.shown.length} of ${models.size} models`;
   for (const button of document.querySelectorAll(".count")) {
-    const pressed = button.dataset.verdict ? byId("verdict").value === button.dataset.verdict : byId("change").value === button.dataset.change;
-    button.setAttribute("aria-pressed", pressed);
+    button.setAttribute("aria-pressed", byId("verdict").value === button.dataset.verdict);
   }
   byId("models").style.setProperty("--classes", classesShown().length);
   drawHead();
@@ -184,9 +180,6 @@ function classSection(model, name, found) {
     row.failed || !row.speedup ? "" : ` ${times(row.speedup)} (${range(row.speedup_ci_low, row.speedup_ci_high)}) by ${row.recipe}`));
   const add = (...parts) => section.append(...parts.filter(Boolean));
   if (row.reason) add(element("p", {}, row.code ? element("code", {}, row.code) : "", row.code ? " " : "", row.reason));
-  if (row.change && row.change !== "unchanged") {
-    add(element("p", { class: isWorse(row.change) ? "worse" : "better" }, `${row.change}${row.change_why ? `: ${row.change_why}` : ""}, against campaign ${overview.against}`));
-  }
   if (found.serves[name]) {
     add(element("p", {}, `Machines of this class load ${found.serves[name] === name ? "it" : found.serves[name]}:`), copyable(loadCommand(model.name)));
   } else if (!row.failed) add(element("p", {}, "No artifact serves this class."));
@@ -304,12 +297,11 @@ setTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
 byId("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
 choose("verdict", VERDICTS.filter((verdict) => overview.rows.some((values) => values[overview.columns.indexOf("verdict")] === verdict)));
 choose("class", overview.classes);
-choose("change", ["newly failing", "slower", "drifted", "faster", "fixed", "new", "unchanged"]);
 byId("filters").addEventListener("submit", (event) => event.preventDefault());
 byId("filters").addEventListener("input", refresh);
 for (const button of document.querySelectorAll(".count")) {
   button.addEventListener("click", () => {
-    const select = byId(button.dataset.verdict ? "verdict" : "change"), value = button.dataset.verdict ?? button.dataset.change;
+    const select = byId("verdict"), value = button.dataset.verdict;
     select.value = select.value === value ? "" : value;
     refresh();
   });

@@ -24,8 +24,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from freezer.errors import UsageError
 from pipeline.records import STYLES, Event, LiveFigures, Outcome
-from pipeline.reporting.live.campaign_progress import CampaignProgress, ItemWork
-from pipeline.reporting.live.display import Display
+from pipeline.reporting.display import CampaignProgress, Display, ItemWork
 
 BUCKETS_S = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 """Upper bounds of the histograms of durations, in seconds."""

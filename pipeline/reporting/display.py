@@ -1,0 +1,306 @@
+"""Displays of a running campaign, from its events: lines, a live view on a terminal, or nothing."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.text import Text
+
+from pipeline.records import STYLES, Event, LiveFigures, verdict_text
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ItemWork:
+    """The work of one item, known at the start.
+
+    Attributes:
+        what: `model device_class`.
+        recipes: recipes to build; empty if they are built.
+    """
+
+    what: str
+    recipes: tuple[str, ...] = ()
+
+    @property
+    def device_class(self) -> str:
+        """The class."""
+        return self.what.rpartition(" ")[2]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Running:
+    """An item that is built or judged.
+
+    Attributes:
+        recipes: recipes that are being built.
+    """
+
+    kind: Literal["build", "judge"]
+    recipes: tuple[str, ...]
+
+
+class CampaignProgress:
+    """Counts and time left of a campaign.
+
+    Attributes:
+        total: number of outcomes to reach.
+        verdicts: number of outcomes by verdict.
+        running: items that are built or judged, by `model device_class`, the oldest first.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.plan(0, ())
+
+    def plan(self, num_items: int, work: Sequence[ItemWork]) -> None:
+        """Begin with the number of outcomes to reach, and the work that they need."""
+        self.total = num_items
+        self.verdicts = Counter[str]()
+        self.running: dict[str, Running] = {}
+        self._left = {item.what: item for item in work}
+        self._num_work = len(self._left)
+        self._started = self._clock()
+
+    @property
+    def num_done(self) -> int:
+        """Number of outcomes reached."""
+        return self.verdicts.total()
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of items with work left that are neither built nor judged now."""
+        return len(self._left.keys() - self.running.keys())
+
+    def recipes_of(self, what: str) -> tuple[str, ...]:
+        """Return the recipes to build of an item."""
+        return self._left[what].recipes if what in self._left else ()
+
+    def add(self, event: Event) -> None:
+        """Take in an event."""
+        match event.kind:
+            case "build" | "judge":
+                running = self.running.get(event.what)
+                self.running[event.what] = Running(
+                    kind=event.kind,
+                    recipes=(*running.recipes, *event.recipes) if running else event.recipes,
+                )
+            case "built" | "retried":
+                self._stop(event)
+            case "judged":
+                self._stop(event)
+                self._left.pop(event.what, None)
+            case "outcome" if event.outcome is not None:
+                self.running.pop(event.what, None)
+                self.verdicts[event.outcome.verdict] += 1
+                self._left.pop(event.what, None)
+
+    def time_left(self) -> float | None:
+        """Return the seconds left if the items left end as fast as the others; None before the
+        first one has.
+        """
+        num_ended = self._num_work - len(self._left)
+        if not num_ended:
+            return None
+        return (self._clock() - self._started) / num_ended * len(self._left)
+
+    def _stop(self, event: Event) -> None:
+        """Remove recipes that ended, and the item if nothing of it runs any more."""
+        running = self.running.get(event.what)
+        if running is None:
+            return
+        left = tuple(recipe for recipe in running.recipes if recipe not in event.recipes)
+        if left:
+            self.running[event.what] = replace(running, recipes=left)
+            return
+        del self.running[event.what]
+
+
+Clock = Callable[[], float]
+"""Returns seconds from any start."""
+
+
+class Display:
+    """Shows events; this one shows nothing. A context manager around a campaign."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def plan(self, num_items: int, work: Sequence[ItemWork]) -> None:
+        """Set the number of outcomes to reach, and the work that they need."""
+
+    def observe(self, look: Callable[[], LiveFigures]) -> None:
+        """Take a function that returns the current figures; any thread may call it."""
+
+    def show(self, event: Event) -> None:
+        """Show an event; called from one thread only."""
+
+
+def display_for(console: Console, *, verbose: bool = False) -> Display:
+    """Return a live display on a terminal, else one that prints lines.
+
+    Args:
+        console: console to print on.
+        verbose: whether to print a line for each recipe and step, also on a terminal.
+    """
+    if console.is_terminal and not console.is_dumb_terminal and not verbose:
+        return LiveDisplay(console)
+    return LineDisplay(console, verbose=verbose)
+
+
+class LineDisplay(Display):
+    """Prints lines with the time since the start, for logs and pipes.
+
+    Args:
+        console: console to print on.
+        verbose: whether to print a line for each recipe and step, instead of one for the builds and
+            one for the judge of an item.
+        clock: the clock of the times.
+    """
+
+    def __init__(
+        self, console: Console, *, verbose: bool = False, clock: Clock = time.monotonic
+    ) -> None:
+        self._console = console
+        self._verbose = verbose
+        self._clock = clock
+        self._started = clock()
+        self._progress = CampaignProgress(clock)
+        self._begun: set[str] = set()
+
+    def __exit__(self, *_: object) -> None:
+        sys.stdout.flush()
+
+    def plan(self, num_items: int, work: Sequence[ItemWork]) -> None:
+        """Print the number of outcomes to reach and of builds to do."""
+        self._progress.plan(num_items, work)
+        self._begun.clear()
+        num_builds = sum(len(item.recipes) for item in work)
+        self._print(f"{num_items} outcomes to reach, {num_builds} builds to do")
+
+    def show(self, event: Event) -> None:
+        """Print the event."""
+        planned = self._progress.recipes_of(event.what)
+        self._progress.add(event)
+        if event.kind == "note":
+            self._print(event.text)
+        elif event.outcome is not None:
+            self._print(f"outcome {event.what} {verdict_text(event.outcome)}{self._so_far()}")
+        elif self._verbose:
+            for line in step_lines(event):
+                self._print(line)
+        elif event.kind == "judge":
+            self._print(f"judge {event.what}")
+        elif event.kind == "build" and event.what not in self._begun:
+            self._begun.add(event.what)
+            self._print(f"build {event.what} {counted_recipes(planned or event.recipes)}")
+
+    def _so_far(self) -> str:
+        """Return how far the campaign is, while there is work left."""
+        progress = self._progress
+        left = progress.time_left()
+        if not left or progress.num_done >= progress.total:
+            return ""
+        return f" ({progress.num_done} of {progress.total} done, about {duration(left)} left)"
+
+    def _print(self, text: str) -> None:
+        line = f"{self._clock() - self._started:7.1f}s {text}"
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+class LiveDisplay(Display):
+    """Shows a bar of the outcomes and a row for each running item; prints outcomes and notes above.
+
+    Args:
+        console: console to print on.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._progress = CampaignProgress(time.monotonic)
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
+        self._outcomes = self._bars.add_task("outcomes", total=None)
+        self._rows: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def plan(self, num_items: int, work: Sequence[ItemWork]) -> None:
+        """Set the number of outcomes to reach, and the work that they need."""
+        self._progress.plan(num_items, work)
+        self._bars.update(self._outcomes, total=num_items)
+
+    def show(self, event: Event) -> None:
+        """Update the rows; an outcome or a note is printed above them."""
+        self._progress.add(event)
+        outcome = event.outcome
+        if event.kind == "note":
+            self._bars.console.print(Text(event.text, style="dim"), soft_wrap=True)
+        elif outcome is not None:
+            style = STYLES.get(outcome.verdict, "")
+            line = Text.assemble((f"{event.what}  ", "bold"), (verdict_text(outcome), style))
+            self._bars.console.print(line, soft_wrap=True)
+        self._bars.update(self._outcomes, completed=self._progress.num_done)
+        self._update_rows()
+
+    def _update_rows(self) -> None:
+        running = self._progress.running
+        for what in self._rows.keys() - running.keys():
+            self._bars.remove_task(self._rows.pop(what))
+        for what, item in running.items():
+            if what not in self._rows:
+                self._rows[what] = self._bars.add_task(what, total=None)
+            self._bars.update(self._rows[what], description=f"{item.kind} {what}")
+
+
+def step_lines(event: Event) -> list[str]:
+    """Return a line for each recipe of a step, or one for a judge: `built resnet cpu-x86-64-v4
+    inductor-frozen in 12.1 s`; none for a retry, which has a note.
+    """
+    if event.kind == "retried":
+        return []
+    lines = []
+    for recipe in event.recipes or ("",):
+        words = (event.kind, event.what, recipe, event.text)
+        lines.append(" ".join(filter(None, words)))
+    return lines
+
+
+def counted_recipes(recipes: Sequence[str]) -> str:
+    """Return the name of a single recipe, or the number of several."""
+    return recipes[0] if len(recipes) == 1 else f"{len(recipes)} recipes"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration with about two digits: `41 s`, `7 min`, `2.5 h`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

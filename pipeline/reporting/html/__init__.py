@@ -1,4 +1,0 @@
-"""The HTML report of a campaign.
-
-Read first: html_report.py.
-"""

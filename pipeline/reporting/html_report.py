@@ -1,0 +1,261 @@
+"""The HTML report of a campaign: one file that needs no network, made of the ledger. page/ has its
+template, style and script.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+
+from freezer.artifact import PointFigures, describe_freezing
+from freezer.codec import encode
+from freezer.hardware import DEVICE_CLASSES, PORTABLE, can_run
+from freezer.store import Store
+from pipeline.ledger import CampaignRecord, History
+from pipeline.records import CandidateReport, Outcome, Row, iso, summarize
+from pipeline.reporting.comparison import PastOutcome, past_outcomes
+
+CHUNK = 50
+"""Models whose details are compressed together, and opened together."""
+
+MAX_UNPUBLISHED = 20
+"""Unpublished models that the summary lists; the table has all."""
+
+PAGE = Path(__file__).parent / "page"
+
+
+def report_page(store: Store, campaign: str) -> bytes:
+    """Return the report of a campaign in the ledger of a store, as a file's content.
+
+    The details of all models are in it, compressed: about 1 kB for each model and device class.
+
+    Raises:
+        UsageError: the store lacks the campaign; the message lists those that it has.
+    """
+    history = History(store)
+    outcomes = history.outcomes(campaign)
+    by_model: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        by_model.setdefault(outcome.model, []).append(outcome)
+    models = [details(history, name, of_model) for name, of_model in by_model.items()]
+    chunks = []
+    for first in range(0, len(models), CHUNK):
+        chunks.append(_compressed(models[first : first + CHUNK]))
+    summary = summarize(outcomes)
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(PAGE), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    page = environment.get_template("report.html").render(
+        campaign=campaign,
+        facts=[*_facts(history.record(campaign), outcomes), f"store {store.uri}"],
+        summary=summary,
+        most=MAX_UNPUBLISHED,
+        load=_load(summary.gains[0].model, store.uri) if summary.gains else "",
+        made=f"Made by Coldpress {version('coldpress')} at {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.",
+        css=Markup((PAGE / "report.css").read_text()),
+        js=Markup((PAGE / "report.js").read_text()),
+        overview=_script(overview(outcomes, store.uri)),
+        chunks=_script({"size": CHUNK, "texts": chunks}),
+    )
+    return page.encode()
+
+
+def _facts(record: CampaignRecord, outcomes: Sequence[Outcome]) -> list[str]:
+    """Return the first lines of the page: what ran, where, when."""
+    state = "not finished" if record.exit_code is None else f"exit code {record.exit_code}"
+    took = "" if record.finished is None else f"took {record.finished - record.started:.0f} s"
+    torch = [facts.toolchain.get("torch") for facts in record.facts.values()]
+    cpus = dict.fromkeys(outcome.host.get("cpu") for outcome in outcomes)
+    minute = iso(record.started)[:16].replace("T", " ")
+    facts = [
+        record.catalog,
+        f"started {minute} UTC",
+        took,
+        "interrupted" if record.interrupted else state,
+        f"torch {torch[0]}" if torch else "",
+        ", ".join(str(cpu) for cpu in cpus if cpu),
+    ]
+    return [fact for fact in facts if fact]
+
+
+def _load(model: str, store: str) -> str:
+    name, place = json.dumps(model), json.dumps(store)
+    return f"import freezer\n\nmodel = freezer.load({name}, store={place})"
+
+
+def _compressed(value: object) -> str:
+    data = _json(value).encode()
+    compressed = gzip.compress(data, mtime=0)
+    return base64.b64encode(compressed).decode()
+
+
+def _script(value: object) -> Markup:
+    """Return JSON for a script element, which ends at the first `</`."""
+    return Markup(_json(value).replace("<", "\\u003c"))
+
+
+def _json(value: object) -> str:
+    return json.dumps(_finite(value), allow_nan=False)
+
+
+def _finite(value: object) -> object:
+    """Return a JSON value with infinities and NaN as strings, which JSON lacks, and floats with
+    five digits.
+    """
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return value
+
+
+MAX_HISTORY = 30
+"""Latest outcomes of a model and class that its history shows."""
+
+MAX_LOG_CHARS = 8000
+
+
+Json = dict[str, object]
+
+COLUMNS = (
+    "model",
+    "device_class",
+    "verdict",
+    "recipe",
+    "speedup",
+    "speedup_ci_low",
+    "speedup_ci_high",
+    "margin",
+    "size_mb",
+    "version",
+    "cached",
+    "code",
+    "reason",
+    "build_s",
+    "judge_s",
+    "failed",
+)
+"""Fields of the rows, in order."""
+
+
+def overview(outcomes: Sequence[Outcome], store: str) -> Json:
+    """Return what the page shows at once: its classes, and a row for each outcome.
+
+    Args:
+        outcomes: of the campaign.
+        store: URI of its store, as commands name it.
+    """
+    classes = {outcome.device_class for outcome in outcomes}
+    rows = [_row(outcome) for outcome in outcomes]
+    return {
+        "store": store,
+        "classes": sorted(classes, key=_specific_first),
+        "columns": COLUMNS,
+        "rows": rows,
+    }
+
+
+def _row(outcome: Outcome) -> list[object]:
+    row = Row.of(outcome)
+    return [getattr(row, name) for name in COLUMNS]
+
+
+def details(history: History, model: str, outcomes: Sequence[Outcome]) -> Json:
+    """Return what the report shows of one model, besides its rows.
+
+    Args:
+        history: of the store.
+        model: name of the model.
+        outcomes: its outcomes in the campaign, one for each device class.
+    """
+    published = [
+        outcome.device_class
+        for outcome in outcomes
+        if outcome.verdict in ("published", "kept-previous")
+    ]
+    machines = [one.device_class for one in outcomes if one.device_class in DEVICE_CLASSES]
+    past = past_outcomes(history.of_model(model))
+    return {
+        "classes": {outcome.device_class: _detail(outcome) for outcome in outcomes},
+        "serves": {machine: _rung(machine, published) for machine in machines},
+        "history": {
+            name: list(map(_past, reached[-MAX_HISTORY:])) for name, reached in past.items()
+        },
+    }
+
+
+def _past(past: PastOutcome) -> Json:
+    speed = past.speed
+    return {
+        **encode(past),
+        "time": iso(past.time),
+        "speedup": speed.value if speed else None,
+        "ci": [speed.low, speed.high] if speed else None,
+        "change": past.change.kind if past.change else None,
+    }
+
+
+def _detail(outcome: Outcome) -> Json:
+    return {
+        "source": outcome.source,
+        "num_threads": outcome.num_threads,
+        "objective": outcome.objective,
+        "clock": outcome.clock,
+        "cpu": outcome.host.get("cpu"),
+        "torch": outcome.host.get("torch"),
+        "artifact": outcome.artifact,
+        "log_tail": outcome.log_tail[-MAX_LOG_CHARS:],
+        "deciles_ms": outcome.deciles_ms,
+        "candidates": [_candidate(report) for report in outcome.candidates],
+    }
+
+
+def _candidate(report: CandidateReport) -> Json:
+    measured = report.figures
+    built = report.capture and report.lowering
+    return {
+        "recipe": report.recipe,
+        "problem": report.problem,
+        "how": f"{report.capture} → {report.lowering}" if built else "",
+        "speedup": measured.speedup,
+        "ci": measured.speedup_ci,
+        "latency_ms": encode(measured.latency_ms),
+        "drift": encode(measured.drift),
+        "size_mb": report.size_bytes / 1e6,
+        "build_s": report.build_s,
+        "points": [_point(point) for point in report.points],
+        "outputs": [encode(output) for output in report.outputs],
+        "freezing": list(describe_freezing(report.freezing, report.tried)),
+    }
+
+
+def _point(point: PointFigures) -> Json:
+    return {"verdict": None, **encode(point), "place": point.place, "ci": point.speedup_ci}
+
+
+def _rung(machine: str, published: Iterable[str]) -> str | None:
+    """Return the published class that serves on machines of a class: its own, else the closest that
+    they run; None if none does.
+    """
+    runnable = [name for name in published if name in DEVICE_CLASSES and can_run(name, machine)]
+    return max(
+        runnable,
+        key=lambda name: sum(can_run(other, name) for other in DEVICE_CLASSES),
+        default=None,
+    )
+
+
+def _specific_first(name: str) -> tuple[bool, int]:
+    """Order of the columns: the most specific class first, `portable` last."""
+    return name == PORTABLE, -list(DEVICE_CLASSES).index(name) if name in DEVICE_CLASSES else 0

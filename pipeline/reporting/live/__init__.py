@@ -1,4 +1,0 @@
-"""What people and Prometheus see while a campaign runs.
-
-Read first: display.py.
-"""
