@@ -115,7 +115,8 @@ def _at_extremes(session: Session, candidate: Candidate) -> tuple[str | None, li
             try:
                 answers = copied(runner.call(extreme.inputs))
             except Exception as error:  # eager answers
-                return f"{extreme.name}: {sentence(error, "run")}", []
+                raised = sentence(error, "run")
+                return f"{extreme.name}: {raised}", []
             if extreme in reference.missing:
                 lost += filter(None, [extreme.lost(names, answers)])
             elif problem := extreme.problem(names, answers):

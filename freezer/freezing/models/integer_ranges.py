@@ -60,7 +60,12 @@ _EMBEDDINGS = ("embedding", "_embedding_bag", "_embedding_bag_forward_only")
 
 
 def with_found_ranges(
-    name: str, model: nn.Module, spec: InputSpec, sample: Mapping[str, Tensor] | None
+    name: str,
+    model: nn.Module,
+    spec: InputSpec,
+    sample: Mapping[str, Tensor] | None,
+    *,
+    generated: bool,
 ) -> InputSpec:
     """The spec with the valid indices of integer inputs that the eager model looks up in tables,
     which are also the ranges of those that have none.
@@ -68,6 +73,7 @@ def with_found_ranges(
     Args:
         name, model, spec: the model and its inputs.
         sample: real inputs, with which the model runs once; None: zeros.
+        generated: whether inputs are generated, for which integers need a range.
 
     Raises:
         SpecError: values of an input must be generated, it has no range, and indexes no table.
@@ -75,7 +81,7 @@ def with_found_ranges(
     integers = [item for item in spec.tensors if item.dtype in INTEGRAL and item.dtype != "bool"]
     if not integers:
         return spec
-    wanted = [] if sample is not None else list(filter(needs_range, integers))
+    wanted = list(filter(needs_range, integers)) if generated else []
     if sample is None:
         zeros = {item.name: (0, 0) for item in integers}
         sample = generate_at(spec.with_ranges(zeros), spec.first_point(), seed=0).tensors

@@ -160,7 +160,8 @@ def prepare(
     generated = options.fill_up or not samples
     on_cpu = [tensors_on(tensors, CPU) for tensors in samples]
     matched = match_samples(on_cpu, spec)
-    spec = with_found_ranges(name, model, spec, matched[0].tensors if matched else None)
+    sample = matched[0].tensors if matched else None
+    spec = with_found_ranges(name, model, spec, sample, generated=generated)
     points = spec.named_points(options.points)
 
     def sets_of(spec: InputSpec) -> list[InputSet]:
@@ -169,7 +170,12 @@ def prepare(
     spec = with_found_relations(name, model, spec, sets_of)
     sets = sets_of(spec)
     tried = model if device.type == "cpu" else model_on(model, device)
-    with DtypesSeen() as seen:
+    seen = DtypesSeen()
+    try:
+        with seen:
+            structure, outputs = _result_of(name, tried, spec, sets[0], device)
+    except JudgeError:  # of the model, or of an operator that no mode takes, such as torch.cond
+        torch.compiler.reset()  # which compiled itself for the mode
         structure, outputs = _result_of(name, tried, spec, sets[0], device)
     return Subject(
         name=name,
