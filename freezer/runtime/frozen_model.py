@@ -22,9 +22,10 @@ from freezer.errors import ContractError, Refusal
 from freezer.runtime.contract import OpenModel, OpenPayload, indices_problem
 from freezer.runtime.cuda_graphs import CudaGraphs
 from freezer.runtime.devices import CPU, current
+from freezer.runtime.loaders import own_memory
 from freezer.runtime.preserved import REFUSED_NAMES, Preserved, read, refusal
-from freezer.runtime.tensors import dtype_name, leaves_of
-from freezer.runtime.torch_settings import full_on_gpu, own_count, threads
+from freezer.runtime.tensors import address_of, dtype_name, leaves_of
+from freezer.runtime.torch_settings import default_context, full_on_gpu, own_count, threads
 from freezer.spec import InputSpec, OutputSpec, OutputStructure, TensorSpec, put_together
 
 logger = logging.getLogger("coldpress")
@@ -119,6 +120,9 @@ class FrozenModel(OpenModel):
         self._num_threads = options.num_threads
         self._on_cpu = options.device.type == "cpu"
         self._graphs = CudaGraphs(options.device) if options.cuda_graphs else None
+        self._own: set[int] = set()
+        for opened in payloads:
+            self._own |= own_memory(opened.run)
         first = payloads[0]
         # Last: __setattr__ passes later assignments to the payload, or refuses them.
         self.preserved = Preserved(
@@ -156,7 +160,7 @@ class FrozenModel(OpenModel):
         """Answer in a thread of this process, since OpenMP waits for ever in the thread that
         forked: each thread has threads of its own for torch's payloads, those of engines are gone.
         """
-        if not self._on_cpu or any(payload.kind in ENGINES for payload in self._open_payloads()):
+        if not self._on_cpu or any(opened.payload.kind in ENGINES for opened in self._payloads):
             self._refuse_after_fork()
         return _thread_of(os.getpid()).submit(self._answer, args, kwargs).result()
 
@@ -235,9 +239,11 @@ class FrozenModel(OpenModel):
         opened: OpenPayload,
         tensors: list[Tensor],
     ) -> Any:
-        with torch.no_grad():
+        with torch.no_grad(), default_context(self.device):
             if self._on_cpu:
                 outputs = self._leaves(opened, tensors)
+                if self._own:
+                    outputs = [self._given_away(output) for output in outputs]
                 return self._rebuild(outputs)
             with current(self.device), full_on_gpu():
                 call = partial(self._leaves, opened)
@@ -246,6 +252,10 @@ class FrozenModel(OpenModel):
                 else:
                     outputs = self._graphs.run(opened.payload, call, tensors)
                 return self._rebuild(outputs)
+
+    def _given_away(self, output: Tensor) -> Tensor:
+        """The output, or a copy if it is the payload's own tensor."""
+        return output.clone() if address_of(output) in self._own else output
 
     def _leaves(
         self,

@@ -215,3 +215,24 @@ def threads(num_threads: int) -> Iterator[None]:
             if not any(_under_way.values()):
                 _process_count.clear()
             torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def _default_context(device: torch.device) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def default_context(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Compute without the caller's autocast and default dtype, which would change the answers of
+    payloads that torch runs.
+    """
+    plain = torch.get_default_dtype() is torch.float32
+    if plain and not torch.is_autocast_enabled(device.type):
+        return contextlib.nullcontext()
+    return _default_context(device)

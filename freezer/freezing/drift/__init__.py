@@ -7,6 +7,7 @@ from freezer.compare import Gate
 from freezer.freezing.drift.distributions import distribution_problem, sampled
 from freezer.freezing.drift.drift import STRIDES, assess
 from freezer.freezing.drift.drift_report import DriftReport, DriftRow, report
+from freezer.freezing.drift.extremes import Extreme
 from freezer.freezing.drift.reference import Reference, run_reference
 from freezer.freezing.drift.runs import Call, Runner, copied, eager_reruns, run_calls
 from freezer.freezing.drift.ties import at_ties
@@ -16,6 +17,7 @@ __all__ = [
     "Call",
     "DriftReport",
     "DriftRow",
+    "Extreme",
     "Gate",
     "Reference",
     "Runner",

@@ -9,9 +9,11 @@ reference, and that of reruns with operands changed in their last place (`reruns
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -29,17 +31,14 @@ from freezer.freezing.drift.runs import (
 )
 from freezer.freezing.drift.ties import at_ties
 from freezer.freezing.models import Subject
-from freezer.runtime.input_sets import InputSet, is_mask
+from freezer.runtime.input_sets import InputSet, is_mask, on_device
 from freezer.runtime.tensors import dtype_name
-from freezer.spec import FLOATING, INTEGRAL, TensorSpec
+from freezer.spec import FLOATING, INTEGRAL, InputSpec, TensorSpec
 
 NUM_RERUNS = 3
 
 OWN_ERROR = 3.0
 """Multiple of eager's own error that passes."""
-
-Change = Callable[[TensorSpec, Tensor], Tensor]
-"""Makes an extreme input of a normal one."""
 
 
 @dataclass(frozen=True)
@@ -160,33 +159,48 @@ def _rms(values: Tensor) -> float:
     return float(finite.abs().square().mean().sqrt()) if finite.numel() else 0.0
 
 
-def extremes_of(subject: Subject, *, stateful: bool) -> tuple[tuple[Extreme, ...], ...]:
-    """The extreme sets that eager takes, and apart from these the sets with NaN and Inf."""
-    numbers = _tried(subject, _changes(subject), stateful)
-    missing = _tried(subject, (("NaN", _with(torch.nan)), ("Inf", _with(torch.inf))), stateful)
-    return tuple(numbers), tuple(missing)
+Extremes = tuple[tuple[Extreme, ...], tuple[Extreme, ...], tuple[Extreme, ...]]
 
 
-def _tried(
-    subject: Subject, changes: Sequence[tuple[str, Change]], stateful: bool
-) -> Iterator[Extreme]:
-    """The sets that differ from the normal ones they are made of, and that eager takes."""
+def extremes_of(subject: Subject, *, stateful: bool) -> Extremes:
+    """The extreme sets that eager takes, those with NaN and Inf, and two normal ones alike."""
+    kinds = {_kind(item) for item in subject.spec.tensors}
+    few = FEW if subject.observed else ()
+    changes = [change for change in (*CHANGES, *few) if change[0] in kinds]
     bases = _bases(subject)
-    for number, (name, change) in enumerate(changes):
+    numbers = []
+    for number, change in enumerate(changes):
         base = bases[number % len(bases)]
-        tensors = {}
-        for item in subject.spec.tensors:
-            tensor = base.tensors[item.name]
-            tensors[item.name] = change(item, tensor) if tensor.numel() else tensor
-        changed = replace(base, tensors=tensors)
-        if changed.equals(base):
+        numbers.append((change[1], _changed(subject.spec, base, change)))
+    for point in _further_points(subject):
+        sizes = ", ".join(f"{name}={size}" for name, size in point.items())
+        numbers.append((f"sizes {sizes}", subject.further_set(point)))
+    missing = [(change[1], _changed(subject.spec, bases[0], change)) for change in MISSING]
+    others = (other for other in subject.sets if other.point == bases[0].point)
+    another = next((other for other in others if not other.equals(bases[0])), None)
+    another = another or subject.further_set(bases[0].point)
+    normal = [("normal values", bases[0]), ("other values", another)]
+    return (
+        tuple(_taken(subject, numbers, stateful)),
+        tuple(_taken(subject, missing, stateful)),
+        tuple(_taken(subject, normal, stateful)),
+    )
+
+
+def _taken(
+    subject: Subject, sets: Sequence[tuple[str, InputSet]], stateful: bool
+) -> Iterator[Extreme]:
+    """The sets that eager takes; where it fails, a candidate may."""
+    normal = subject.sets
+    for name, inputs in sets:
+        if any(inputs is not other and inputs.equals(other) for other in normal[:1]):
             continue
-        alone = _alone(subject, changed)
+        alone = _alone(subject, inputs)
         try:
-            eager = copied(source_runner(alone.fresh(), alone).call(changed.tensors))
+            eager = copied(source_runner(alone.fresh(), alone).call(inputs.tensors))
         except ColdpressError:
             raise
-        except Exception:  # eager does not take such inputs: neither need a candidate
+        except Exception:
             continue
         yield Extreme(name, alone, eager, stateful)
 
@@ -195,8 +209,7 @@ def _alone(subject: Subject, inputs: InputSet) -> Subject:
     """The subject with one set."""
     host = subject.host
     if host is not None:
-        on_cpu = {name: tensor.cpu() for name, tensor in inputs.tensors.items()}
-        host = replace(host, sets=(replace(inputs, tensors=on_cpu),))
+        host = replace(host, sets=(on_device(inputs, host.device),))
     return replace(subject, sets=(inputs,), host=host)
 
 
@@ -207,127 +220,110 @@ def _bases(subject: Subject) -> list[InputSet]:
     return [first, by_size[len(by_size) // 2]]
 
 
-def _changes(subject: Subject) -> list[tuple[str, Change]]:
-    """The changes for the kinds of inputs that a subject has."""
-    items = subject.spec.tensors
-    changes: list[tuple[str, Change]] = []
-    if any(map(_is_float, items)):
-        changes += [(name, _of(_is_float, change)) for name, change in _FLOATS.items()]
-    if any(map(_is_switch, items)):
-        changes += [(name, _of(_is_switch, change)) for name, change in _MASKS.items()]
-    if any(map(_is_integer, items)):
-        integers = {**_INTEGERS, **(_FEW if subject.observed else {})}
-        changes += [(name, _of(_is_integer, change)) for name, change in integers.items()]
-    return changes
+def _further_points(subject: Subject) -> list[dict[str, int]]:
+    """Points that no other set has: one to three above a multiple of 16, and one that depends on
+    the weights, so that no lowering can be made for it.
+    """
+    spec, drawn = subject.spec, random.Random(subject.weights)
+    points = [{dim.name: drawn.choice(dim.sizes) for dim in spec.dims}]
+    for beyond in (1, 2, 3):
+        point = {}
+        for dim in spec.dims:
+            sizes = [size for size in dim.sizes if size % 16 == beyond] or dim.sizes
+            point[dim.name] = sizes[len(sizes) // 2]
+        points.append(point)
+    known = [dict(inputs.point) for inputs in subject.sets]
+    further: list[dict[str, int]] = []
+    for point in points:
+        if point not in (*known, *further):
+            further.append(point)
+    return further
 
 
-def _of(kind: Callable[[TensorSpec], bool], change: Change) -> Change:
-    """The change of inputs of a kind; the others stay."""
-    return lambda item, tensor: change(item, tensor) if kind(item) else tensor
+Kind = Literal["float", "mask", "integer", "other"]
+Change = tuple[Kind, str, Callable[[Tensor, float, float], Tensor]]
+"""The kind of inputs that are changed, what they are afterwards, and how to make them of a tensor,
+the least and the greatest value.
+"""
 
 
-def _is_float(item: TensorSpec) -> bool:
-    return item.dtype in FLOATING and not is_mask(item)
+def _kind(item: TensorSpec) -> Kind:
+    if item.dtype == "bool" or is_mask(item):
+        return "mask"
+    if item.dtype in INTEGRAL:
+        return "integer"
+    return "float" if item.dtype in FLOATING else "other"
 
 
-def _is_switch(item: TensorSpec) -> bool:
-    return item.dtype == "bool" or is_mask(item)
+def _ends(item: TensorSpec, tensor: Tensor) -> tuple[float, float]:
+    """The least and the greatest value of an input."""
+    if item.indices or item.range or _kind(item) != "integer":
+        return item.indices or item.range or (0, 1)
+    return int(tensor.min()), int(tensor.max())
 
 
-def _is_integer(item: TensorSpec) -> bool:
-    return item.dtype in INTEGRAL and not _is_switch(item)
+def _changed(spec: InputSpec, base: InputSet, change: Change) -> InputSet:
+    """A set with the inputs of a kind changed, floating-point ones within their range."""
+    kind, _, make = change
+    tensors = dict(base.tensors)
+    for item in spec.tensors:
+        tensor = tensors[item.name]
+        if _kind(item) != kind or not tensor.numel():
+            continue
+        made = make(tensor, *_ends(item, tensor))
+        if kind == "float" and item.range is not None:
+            made = made.clamp(*item.range)  # keeps NaN
+        tensors[item.name] = made.to(tensor.dtype)
+    return replace(base, tensors=tensors)
 
 
-def _within(item: TensorSpec, tensor: Tensor) -> Tensor:
-    return tensor if item.range is None else tensor.clamp(*item.range)
-
-
-def _times(factor: float) -> Change:
-    return lambda item, tensor: _within(item, tensor * factor)
-
-
-def _end(index: int) -> Change:
-    """All values at an end of the range; without a range 0 or 1."""
-    return lambda item, tensor: torch.full_like(tensor, (item.range or (0, 1))[index])
-
-
-_FLOATS: Mapping[str, Change] = {
-    "all values at the low end, or 0": _end(0),
-    "all values at the high end, or 1": _end(1),
-    "whole numbers": lambda item, tensor: _within(item, (4 * tensor).round()),
-    "values 10 times as large": _times(10),
-    "values 100 times as large": _times(100),
-    "values 1e-6 times as large": _times(1e-6),
-}
-
-
-def _rows(mask: Tensor) -> Tensor:
-    """The rows of a contiguous mask, as a view."""
-    return mask.view(-1, mask.shape[-1] if mask.dim() else 1)
-
-
-def _hole(item: TensorSpec, mask: Tensor) -> Tensor:
-    changed = torch.ones_like(mask)
-    rows = _rows(changed)
-    rows[:, rows.shape[1] // 2] = 0
+def _with_rows(mask: Tensor, value: int, rows: slice, columns: slice) -> Tensor:
+    """A mask with a value in some rows and columns, and the other value elsewhere."""
+    changed = torch.full_like(mask, 1 - value)
+    changed.view(-1, mask.shape[-1] if mask.dim() else 1)[rows, columns] = value
     return changed
 
 
-def _empty_row(item: TensorSpec, mask: Tensor) -> Tensor:
-    changed = torch.ones_like(mask)
-    _rows(changed)[-1] = 0
+def _with_element(tensor: Tensor, value: float) -> Tensor:
+    changed = tensor.clone()
+    changed.view(-1)[tensor.numel() // 2] = value
     return changed
 
 
-def _only_first(item: TensorSpec, mask: Tensor) -> Tensor:
-    changed = torch.zeros_like(mask)
-    _rows(changed)[:, 0] = 1
-    return changed
+def _run(tensor: Tensor, low: float, high: float) -> Tensor:
+    steps = torch.arange(tensor.numel(), device=tensor.device)
+    return (steps % int(high - low + 1) + int(low)).view(tensor.shape)
 
 
-_MASKS: Mapping[str, Change] = {
-    "masks with a hole": _hole,
-    "masks with an empty row": _empty_row,
-    "masks with one element": _only_first,
-    "masks of zeros": lambda item, mask: torch.zeros_like(mask),
-    "masks of ones": lambda item, mask: torch.ones_like(mask),
-}
+def _hole(mask: Tensor, low: float, high: float) -> Tensor:
+    middle = mask.shape[-1] // 2 if mask.dim() else 0
+    return _with_rows(mask, 0, slice(None), slice(middle, middle + 1))
 
 
-def _ends(item: TensorSpec, tensor: Tensor) -> tuple[int, int]:
-    """The valid integers: indices of a table, or else the range or the values at hand."""
-    bounds = item.indices or item.range or (int(tensor.min()), int(tensor.max()))
-    return int(bounds[0]), int(bounds[1])
+CHANGES: tuple[Change, ...] = (
+    ("float", "all values at the low end, or 0", lambda x, low, high: torch.full_like(x, low)),
+    ("float", "all values at the high end, or 1", lambda x, low, high: torch.full_like(x, high)),
+    ("float", "whole numbers", lambda x, low, high: (4 * x).round()),
+    ("float", "values 10 times as large", lambda x, low, high: 10 * x),
+    ("float", "values 100 times as large", lambda x, low, high: 100 * x),
+    ("float", "values 1e-6 times as large", lambda x, low, high: 1e-6 * x),
+    ("mask", "masks of zeros", lambda x, low, high: torch.zeros_like(x)),
+    ("mask", "masks of ones", lambda x, low, high: torch.ones_like(x)),
+    ("mask", "masks with a hole", _hole),
+    ("mask", "an empty mask", lambda x, low, high: _with_rows(x, 0, slice(-1, None), slice(None))),
+    ("mask", "masks of one", lambda x, low, high: _with_rows(x, 1, slice(None), slice(0, 1))),
+    ("integer", "the least integers", lambda x, low, high: torch.full_like(x, int(low))),
+    ("integer", "the greatest integers", lambda x, low, high: torch.full_like(x, int(high))),
+    ("integer", "integers that run through their range", _run),
+)
 
-
-def _every(item: TensorSpec, tensor: Tensor) -> Tensor:
-    """Integers that run through their range."""
-    low, high = _ends(item, tensor)
-    run = torch.arange(tensor.numel(), device=tensor.device) % (high - low + 1) + low
-    return run.view(tensor.shape).to(tensor.dtype)
-
-
-_INTEGERS: Mapping[str, Change] = {
-    "the least integers": lambda item, tensor: torch.full_like(tensor, _ends(item, tensor)[0]),
-    "the greatest integers": lambda item, tensor: torch.full_like(tensor, _ends(item, tensor)[1]),
-    "integers that run through their range": _every,
-}
-
-_FEW: Mapping[str, Change] = {
-    "integers of 0": lambda item, tensor: torch.zeros_like(tensor),
-    "integers of 1": lambda item, tensor: torch.ones_like(tensor),
-}
+FEW: tuple[Change, ...] = (
+    ("integer", "integers of 0", lambda x, low, high: torch.zeros_like(x)),
+    ("integer", "integers of 1", lambda x, low, high: torch.ones_like(x)),
+)
 """Lengths and counts that an example may lack."""
 
-
-def _with(value: float) -> Change:
-    """Replace the middle element of each floating-point input."""
-
-    def change(item: TensorSpec, tensor: Tensor) -> Tensor:
-        if not _is_float(item):
-            return tensor
-        changed = tensor.clone()
-        changed.view(-1)[tensor.numel() // 2] = value
-        return changed
-
-    return change
+MISSING: tuple[Change, ...] = (
+    ("float", "NaN", lambda x, low, high: _with_element(x, torch.nan)),
+    ("float", "Inf", lambda x, low, high: _with_element(x, torch.inf)),
+)

@@ -13,7 +13,7 @@ from freezer.compare import Magnitudes, distances
 from freezer.compare.tensor_values import comparable, same_tensors, values_of
 from freezer.errors import JudgeError
 from freezer.freezing.drift.distributions import NUM_RUNS, Run, sampled
-from freezer.freezing.drift.extremes import Extreme, extremes_of
+from freezer.freezing.drift.extremes import Extreme, Extremes, extremes_of
 from freezer.freezing.drift.runs import (
     Call,
     Runner,
@@ -45,6 +45,7 @@ class Reference:
             `Magnitudes`.
         extremes: extreme sets with eager's answers; none if eager is not deterministic.
         missing: sets with a NaN or an Inf in each floating-point input.
+        normal: two sets of one size, for the calling protocol.
     """
 
     calls: tuple[Call, ...]
@@ -56,6 +57,7 @@ class Reference:
     runs: tuple[Run, ...] = ()
     extremes: tuple[Extreme, ...] = ()
     missing: tuple[Extreme, ...] = ()
+    normal: tuple[Extreme, ...] = ()
 
     @property
     def singles(self) -> tuple[Call, ...]:
@@ -89,7 +91,10 @@ def run_reference(subject: Subject) -> Reference:
     calls = _calls(subject, wide or eagers, eagers, noises)
     outputs = range(len(subject.outputs))
     scales = [scales_of(calls, index, float64=float64) for index in outputs]
-    extremes, missing = extremes_of(subject, stateful=stateful) if deterministic else ((), ())
+    further: Extremes = ((), (), ())
+    if deterministic:
+        further = extremes_of(subject, stateful=stateful)
+    extremes, missing, normal = further
     return Reference(
         calls=tuple(calls),
         stateful=stateful,
@@ -100,6 +105,7 @@ def run_reference(subject: Subject) -> Reference:
         scales=tuple(scales),
         extremes=extremes,
         missing=missing,
+        normal=normal,
     )
 
 

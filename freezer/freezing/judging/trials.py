@@ -28,6 +28,7 @@ from freezer.freezing.drift import (
     run_calls,
     sampled,
 )
+from freezer.freezing.judging.calling import calling_problem
 from freezer.freezing.judging.judgement import Judgement, Trial
 from freezer.freezing.judging.session import Session
 from freezer.freezing.models import Subject, baked_in
@@ -83,15 +84,15 @@ def run_trial(session: Session, candidate: Candidate) -> Trial:
                 for row in way.rows
             ]
             ways.append(replace(way, rows=rows))
+        drift = report([row for way in ways for row in way.rows], session.gate)
+        random = next((way.random for way in ways if way.random), None)
+        problem = random if drift.passed else drift.nearest_miss
+        warnings = _tie_warnings(drift)
+        if problem is None:
+            problem, lost = _at_extremes(session, candidate)
+            warnings += lost
     except Exception as error:  # a payload may raise anything; the others go on
         return Trial(candidate=candidate, problem=sentence(error, "run"))
-    drift = report([row for way in ways for row in way.rows], session.gate)
-    random = next((way.random for way in ways if way.random), None)
-    problem = random if drift.passed else drift.nearest_miss
-    warnings = _tie_warnings(drift)
-    if problem is None:
-        problem, lost = _at_extremes(session, candidate)
-        warnings += lost
     return Trial(
         candidate=replace(candidate, warnings=(*candidate.warnings, *warnings)),
         drift=drift,
@@ -101,8 +102,8 @@ def run_trial(session: Session, candidate: Candidate) -> Trial:
 
 
 def _at_extremes(session: Session, candidate: Candidate) -> tuple[str | None, list[str]]:
-    """What a candidate answers wrong at extreme inputs, or else where it loses NaN and Inf, which
-    is a problem if the limits say so.
+    """What a candidate answers wrong at extreme inputs, or in other ways to call it; or else where
+    it loses NaN and Inf, which is a problem if the limits say so.
     """
     reference, names = session.reference, session.output_names
     num_threads, payloads = next(_ways_to_serve(session, candidate))
@@ -120,6 +121,10 @@ def _at_extremes(session: Session, candidate: Candidate) -> tuple[str | None, li
             if extreme in reference.missing:
                 lost += filter(None, [extreme.lost(names, answers)])
             elif problem := extreme.problem(names, answers):
+                return problem, []
+        if len(reference.normal) == 2 and not reference.stateful:
+            model = candidate.open(session.subject, payloads)
+            if problem := calling_problem(model, *reference.normal, names):
                 return problem, []
     if lost and session.limits.nan == "keep":
         return f"{lost[0]}; limits.nan is keep", []

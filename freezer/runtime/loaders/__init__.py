@@ -10,6 +10,7 @@ the source model.
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -31,6 +32,7 @@ from freezer.runtime.loaders.openvino import (
     import_openvino,
     open_openvino,
 )
+from freezer.runtime.tensors import addresses_of, program_tensors
 
 __all__ = [
     "CALLS_FILE",
@@ -45,6 +47,7 @@ __all__ = [
     "import_openvino",
     "on_first",
     "open_inductor",
+    "own_memory",
     "session_options",
     "torchscript_deprecations_silenced",
 ]
@@ -99,3 +102,20 @@ LOADERS: Mapping[PayloadKind, PayloadLoader] = {
     "onnxruntime": open_onnxruntime,
     "openvino": open_openvino,
 }
+
+
+def own_memory(run: Runner) -> set[int]:
+    """Addresses of the tensors that an open payload keeps: a result there must be copied, or its
+    owner could change the model.
+    """
+    if isinstance(run, torch.jit.ScriptModule):
+        graph: Any = run.graph
+        constants = graph.findAllNodes("prim::Constant", recurse=True)
+        kept = [
+            node.t("value") for node in constants if "t" in map(node.kindOf, node.attributeNames())
+        ]
+        return addresses_of([*program_tensors(run), *kept])
+    if isinstance(run, torch.nn.Module):
+        return addresses_of(program_tensors(run))
+    state = run.args if isinstance(run, functools.partial) else ()
+    return addresses_of([tensor for tensor in state if isinstance(tensor, torch.Tensor)])

@@ -1,0 +1,93 @@
+"""The calling protocol: ways in which serving code calls a model, each tried once, besides the
+plain calls of the drift gate.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from freezer.freezing.drift import Extreme, copied
+from freezer.runtime.tensors import addresses_of, leaves_of, same_bytes
+
+NUM_CALLS = 16
+"""Calls after which a model that should keep no state must answer as at first."""
+
+Model = Callable[..., object]
+
+
+def calling_problem(
+    model: Model, first: Extreme, second: Extreme, names: Sequence[str]
+) -> str | None:
+    """What a model answers wrong in one of the ways; None if nothing.
+
+    Args:
+        model: an open candidate that keeps no state.
+        first, second: two sets of inputs of one size, with eager's answers.
+        names: names of the outputs.
+    """
+    for extreme, way, answers in _tried(model, first, second):
+        problem = extreme.problem(names, [answer.cpu() for answer in answers])
+        if problem:
+            return f"{way}: {problem}"
+    return None
+
+
+def _tried(
+    model: Model, first: Extreme, second: Extreme
+) -> Iterator[tuple[Extreme, str, list[Tensor]]]:
+    """For each way, the inputs' eager answers, the way in words, and the model's answers."""
+
+    def call(inputs: Mapping[str, Tensor]) -> list[Tensor]:
+        return leaves_of(model(**inputs))
+
+    buffers = {name: tensor.clone() for name, tensor in first.inputs.items()}
+    kept = call(buffers)
+    if not all(same_bytes(buffers[name], tensor) for name, tensor in first.inputs.items()):
+        raise ValueError("a call writes into its inputs")
+    call(second.inputs)
+    yield first, "answers kept over the next call", copied(kept)
+    own = addresses_of(buffers.values())
+    for answer in kept:
+        if not addresses_of([answer]) <= own:
+            answer.zero_()
+    yield first, "after its answers were changed", call(first.inputs)
+    for name, buffer in buffers.items():
+        buffer.copy_(second.inputs[name])
+    yield second, "inputs in a buffer that was filled again", call(buffers)
+    yield first, "inputs at another offset in memory", call(_moved(first.inputs))
+    yield first, "in another thread", _in_thread(call, first.inputs)
+    with torch.autocast(_device_type(first), dtype=torch.bfloat16):
+        yield first, "under autocast", call(first.inputs)
+    with torch.inference_mode():
+        answers = call(first.inputs)
+    yield first, "in inference mode", answers
+    for _ in range(NUM_CALLS):
+        answers = call(first.inputs)
+    yield first, f"after {NUM_CALLS} calls", answers
+
+
+def _device_type(extreme: Extreme) -> str:
+    return extreme.subject.device.type
+
+
+def _moved(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same inputs, each one element further in its memory."""
+    moved = {}
+    for name, tensor in inputs.items():
+        room = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device=tensor.device)
+        moved[name] = room[1:].view(tensor.shape).copy_(tensor)
+    return moved
+
+
+def _in_thread(
+    call: Callable[[Mapping[str, Tensor]], list[Tensor]], inputs: Mapping[str, Tensor]
+) -> list[Tensor]:
+    answers: list[Tensor] = []
+    thread = threading.Thread(target=lambda: answers.extend(call(inputs)))
+    thread.start()
+    thread.join()
+    return answers
