@@ -29,7 +29,7 @@ from freezer.freezing.models.checks import (
 from freezer.freezing.models.integer_ranges import with_found_ranges, with_found_relations
 from freezer.freezing.models.samples import input_sets, match_samples
 from freezer.runtime.devices import CPU, tensors_on
-from freezer.runtime.input_sets import InputSet, generate_at, on_device, resize
+from freezer.runtime.input_sets import InputSet, generate_at, needs_range, on_device, resize
 from freezer.runtime.tensors import dtypes_of, flatten, output_specs, program_tensors
 from freezer.spec import BAD_SAMPLES, DTYPES, InputSpec, OutputSpec, OutputStructure
 
@@ -167,7 +167,13 @@ def prepare(
     def sets_of(spec: InputSpec) -> list[InputSet]:
         return input_sets(matched, spec, points, fill_up=options.fill_up)
 
-    spec = with_found_relations(name, model, spec, sets_of)
+    def tried_sets(spec: InputSpec) -> list[InputSet]:
+        timed = (
+            [] if any(map(needs_range, spec.tensors)) else [generate_at(spec, points[0], seed=1)]
+        )
+        return [*sets_of(spec), *timed]
+
+    spec = with_found_relations(name, model, spec, tried_sets)
     sets = sets_of(spec)
     tried = model if device.type == "cpu" else model_on(model, device)
     seen = DtypesSeen()

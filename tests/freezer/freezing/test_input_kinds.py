@@ -141,7 +141,9 @@ def recurrent() -> nn.Module:
 
 def test_manifest_and_golden_files_name_leaves_by_path(nested: Artifact) -> None:
     spec = nested.manifest.inputs
-    assert spec == declared("keyword").with_ranges({"ids": (0, 19)}), (
+    assert spec.tensors[0].indices == (0, 19)
+    unbounded = spec.each(lambda item: replace(item, indices=None))
+    assert unbounded == declared("keyword").with_ranges({"ids": (0, 19)}), (
         "the range was found from the embedding"
     )
     golden = load_file(nested.folder / "golden" / "inputs.safetensors")
@@ -419,3 +421,58 @@ def test_outputs_that_cannot_be_compared_are_refused(
 
     with pytest.raises(JudgeError, match=message):
         prepare("m", Gives().eval(), declared_spec({"x": {"shape": [2, 2]}}, {}))
+
+
+class Bags(nn.Module):
+    """Sums of rows, with offsets that ascend from 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(50, 8, mode="sum")
+
+    def forward(self, ids: Tensor, offsets: Tensor) -> Any:
+        return self.bag(ids, offsets)
+
+
+class Graph(nn.Module):
+    """Sums over edges, whose ends are below the number of nodes."""
+
+    def forward(self, x: Tensor, edges: Tensor) -> Any:
+        return x + torch.zeros_like(x).index_add(0, edges[1], x[edges[0]])
+
+
+@pytest.mark.parametrize("samples", [(), ("more",)])
+def test_integers_with_structure_are_frozen(samples: tuple[str, ...], tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def bags() -> dict[str, Tensor]:
+        ids = torch.randint(0, 50, (20,), generator=generator)
+        return {"ids": ids, "offsets": torch.tensor([0, 3, 3, 10])}
+
+    options = replace(QUICK_OPTIONS, recipes=["torchscript-frozen"])
+    given = [bags() for _ in samples]
+    result = freezer.freeze(
+        Bags().eval(), bags(), out=tmp_path / "bags", samples=given, options=options
+    )
+    assert result.artifact is not None, result.reason
+    assert result.artifact.manifest.inputs.tensors[0].indices == (0, 49)
+    model = freezer.load(tmp_path / "bags")
+    for outside in (-1, 50):
+        with pytest.raises(freezer.ContractError):
+            model(ids=torch.full((20,), outside), offsets=bags()["offsets"])
+
+
+def test_edges_of_graphs_keep_below_the_nodes(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    edges = torch.randint(0, 30, (2, 80), generator=generator)
+    dims = {
+        "x": {0: freezer.Dim(name="nodes", min=5, max=50)},
+        "edges": {1: freezer.Dim(name="edges", min=1, max=200)},
+    }
+    options = replace(QUICK_OPTIONS, recipes=["torchscript-frozen"])
+    example = {"x": torch.randn(30, 8, generator=generator), "edges": edges}
+    result = freezer.freeze(
+        Graph().eval(), example, out=tmp_path / "graph", dims=dims, options=options
+    )
+    assert result.artifact is not None, result.reason
+    assert result.artifact.manifest.inputs.tensors[1].relation == "below"

