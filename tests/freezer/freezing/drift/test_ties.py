@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import freezer
-from freezer.freezing.drift import Call, at_ties
+from freezer.freezing.drift import at_ties
 from freezer.freezing.judging import Judgement
+from tests.support.drift_calls import call
 from tests.support.steps import QUICK_OPTIONS, candidate_of, judgement_of, random_inputs, subject_of
 
 X = random_inputs(16, 64)
@@ -52,21 +53,12 @@ def ids(h: Tensor) -> Any:
     return h.argsort(-1)
 
 
-def top_boxes(h: Tensor) -> Any:
-    best, places = h.sigmoid().sort(-1, descending=True)
-    boxes = 300 * torch.stack([h.roll(step, -1) for step in range(1, 5)], -1)
-    return {"scores": best, "boxes": boxes.gather(1, places[..., None].expand(-1, -1, 4))}
-
-
 def decimals(h: Tensor) -> Any:
     return torch.round(h, decimals=2)
 
 
 def above(h: Tensor) -> Any:
     return h * 1e4 % 1 > 0.5
-
-
-HEADS = [ids, top_boxes, decimals, above]
 
 
 def judged(head: Head, folder: Path, **served: Any) -> Judgement:
@@ -80,7 +72,7 @@ def judged(head: Head, folder: Path, **served: Any) -> Judgement:
     return judgement_of(subject, [replace(other, weights=right.weights)])
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", [ids, above])
 def test_other_sides_of_ties_pass(head: Head, tmp_path: Path) -> None:
     found = judged(head, tmp_path, in_parts=True)
     assert found.verdict == "published", found.reason
@@ -129,12 +121,6 @@ def test_artifact_with_ties_loads(tmp_path: Path) -> None:
     assert result.judgement.best is not None
     assert result.judgement.best.ties, "the example needs ties"
     assert freezer.load(str(tmp_path / "made"))(X).shape == (16, 10_000)
-
-
-def call(r: Tensor, e: Tensor, c: Tensor) -> Call:
-    return Call(
-        kind="single", set_index=0, reference=[r], eager=[e], candidate=[c], noise_rmse=[0.0]
-    )
 
 
 def test_answers_must_be_eagers_or_the_references() -> None:

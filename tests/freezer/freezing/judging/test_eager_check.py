@@ -6,13 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from freezer.freezing.judging import debug
-from freezer.runtime.loaders import torchscript_deprecations_silenced
-from tests.support.models import Calling, Counter, Random, mlp, seeded
+from tests.support.models import Calling, mlp
 from tests.support.steps import BATCH, random_inputs, subject_of
 
 X = random_inputs(2, 4)
@@ -62,17 +60,6 @@ def test_figures_of_every_output_and_set() -> None:
     assert found.warnings == ()
 
 
-@pytest.mark.parametrize(
-    ("model", "fact"),
-    [
-        (Counter, "a call changes what later calls answer"),
-        (Random, "the same inputs give different outputs"),
-    ],
-)
-def test_facts_of_a_model(model: type[nn.Module], fact: str) -> None:
-    assert fact in debug(subject_of(seeded(model), {"x": X})).facts
-
-
 def test_nonfinite_elements_are_counted() -> None:
     def infinite(x: Tensor) -> Tensor:
         return torch.where(x > 0, x, torch.full_like(x, float("inf")))
@@ -80,16 +67,6 @@ def test_nonfinite_elements_are_counted() -> None:
     found = debug(subject_of(Calling(infinite), {"x": X}))
     assert all(figure.num_not_finite > 0 for figure in found.figures)
     assert all(figure.high is not None and figure.high < 100 for figure in found.figures)
-
-
-def test_constant_output_is_warned_of() -> None:
-    found = debug(subject_of(Calling(lambda x: (x, x[:1] * 0)), {"x": X}, {"x": {0: BATCH}}))
-    (warning,) = found.warnings
-    assert (
-        warning
-        == "output '1' is the same for all input sets, so drift in it would not show; check the"
-        " weights"
-    )
 
 
 def coldpress(
@@ -112,17 +89,6 @@ def test_command_runs_scripted_functions_as_python(tmp_path: Path) -> None:
     assert {path for path in tmp_path.iterdir() if path.name != "__pycache__"} == before
 
 
-def test_command_debugs_a_torchscript_file(tmp_path: Path) -> None:
-    with torchscript_deprecations_silenced():
-        torch.jit.save(torch.jit.script(nn.Linear(3, 2).eval()), str(tmp_path / "linear.pt"))
-    done = coldpress(
-        tmp_path, "--debug", "torchscript:linear.pt", inputs='{"input": {"shape": [2, 3]}}'
-    )
-    assert done.returncode == 0, done.stderr
-    assert "float32 [2, 2]" in done.stdout
-    assert [path.name for path in tmp_path.iterdir()] == ["linear.pt"]
-
-
 def test_failed_freeze_writes_its_errors(tmp_path: Path) -> None:
     (tmp_path / "scripted_model.py").write_text(SCRIPTED)
     done = coldpress(
@@ -136,15 +102,6 @@ def test_failed_freeze_writes_its_errors(tmp_path: Path) -> None:
     assert "torchscript-frozen" in text
     assert "Traceback (most recent call last)" in text
     assert "scripted_model.py" in text
-    done = coldpress(tmp_path, "python:scripted_model:missing", "--out", "out")
-    assert (done.returncode, "full error: out.evidence/errors.txt" in done.stderr) == (
-        1,
-        True,
-    ), done.stderr
-    assert (
-        "Traceback (most recent call last)"
-        in (tmp_path / "out.evidence" / "errors.txt").read_text()
-    )
     done = coldpress(tmp_path, "python:scripted_model:listing")
     assert done.returncode == 2
     assert "--out is missing: name the folder to write, or --debug to write nothing" in done.stderr
