@@ -4,7 +4,6 @@ of every dtype.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,9 @@ from freezer.artifact import Artifact
 from freezer.cli.app import app
 from freezer.errors import ContractError, JudgeError
 from freezer.freezing.freeze import freeze
+from freezer.freezing.from_source import freeze_source
 from freezer.freezing.models import Dims, Subject, prepare
+from freezer.freezing.sources import parse_source
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.runtime.tensor_files import read_samples
@@ -111,27 +112,11 @@ def by_path(given: dict[str, Any]) -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module")
 def nested(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    """The portable artifact of a Recurrent, made by the command. Do not write to it."""
+    """The portable artifact of a Recurrent. Do not write to it."""
     out = tmp_path_factory.mktemp("nested") / "out"
-    arguments = [
-        "--inputs",
-        json.dumps(DECLARED),
-        "--dims",
-        '{"batch": {"max": 4}}',
-        "--device-class",
-        "portable",
-    ]
-    done = CliRunner().invoke(
-        app,
-        [
-            "freeze",
-            "python:tests.freezer.freezing.test_input_kinds:recurrent",
-            *arguments,
-            "--out",
-            str(out),
-        ],
-    )
-    assert done.exit_code == 0, done.output
+    source = parse_source("python:tests.freezer.freezing.test_input_kinds:recurrent", folder=Path())
+    options = replace(QUICK_OPTIONS, recipes=["portable"], device_class="portable")
+    freeze_source(source, spec=declared("keyword"), samples=None, out=out, options=options)
     return Artifact.read(out)
 
 

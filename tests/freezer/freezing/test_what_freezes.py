@@ -21,7 +21,6 @@ CASES: Mapping[str, Case] = {**WEIGHTS, **INPUTS, **OPERATIONS, **TORCHSCRIPT, *
 ROWS = {**rows_of("Features"), **rows_of("Corners")}
 
 FAST = {
-    ("tied weights", "portable"),
     ("a submodule that stays in training mode", "torchscript-frozen"),
     ("a buffer changed by a call", "inductor-frozen"),
     ("attributes that cannot be copied (locks, files)", "torchscript-frozen"),
@@ -38,13 +37,10 @@ FAST = {
     ("`@torch.jit.ignore`", "torchscript-frozen"),
     ("`torch.jit.is_scripting()` with a different result", "torchscript-frozen"),
     ("a module of a `ModuleList` chosen by a value", "torchscript-frozen"),
-    ("a branch on a size", "portable"),
-    ("NumPy inside `forward`", "portable"),
     ("a custom operator without a fake kernel", "inductor-frozen"),
     ("writes into a part of its input", "torchscript-frozen"),
-    ("`random.random()`, the clock, a counter in a global", "portable"),
 }
-"""A case of every capture and of every kind of failure; the others are slow."""
+"""Cases that other tests do not have, and of every kind of failure; the others are slow."""
 
 VARIANTS = ("torchscript-exact", "torchscript-optimized")
 

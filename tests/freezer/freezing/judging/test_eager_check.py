@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
+from typer.testing import CliRunner
 
+from freezer.cli.app import app
+from freezer.errors import UsageError
 from freezer.freezing.judging import debug
+from tests.support.commands import finished
 from tests.support.models import Calling, mlp
 from tests.support.steps import BATCH, random_inputs, subject_of
 
@@ -31,13 +35,6 @@ class Model(nn.Module):
 
 def make():
     return Model().eval()
-
-class Listing(nn.Module):
-    def forward(self, x):
-        return torch.tensor(sorted(x.flatten().tolist()))
-
-def listing():
-    return Listing().eval()
 """
 
 
@@ -69,19 +66,15 @@ def test_nonfinite_elements_are_counted() -> None:
     assert all(figure.high is not None and figure.high < 100 for figure in found.figures)
 
 
-def coldpress(
-    folder: Path, *arguments: str, inputs: str = '{"x": {"shape": [2, 3]}}'
-) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "freezer.cli", "freeze", *arguments, "--inputs", inputs]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=folder, timeout=120
-    )
+INPUTS = '{"x": {"shape": [2, 3]}}'
 
 
 def test_command_runs_scripted_functions_as_python(tmp_path: Path) -> None:
+    """In a fresh process: TorchScript is switched off before torch is imported."""
     (tmp_path / "scripted_model.py").write_text(SCRIPTED)
     before = set(tmp_path.iterdir())
-    done = coldpress(tmp_path, "--debug", "python:scripted_model:make")
+    given = ("freeze", "--debug", "python:scripted_model:make", "--inputs", INPUTS)
+    done = finished(sys.executable, "-m", "freezer.cli", *given, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "python runs [2, 3]" in done.stdout
     assert "float32 [2, 3]" in done.stdout
@@ -89,19 +82,17 @@ def test_command_runs_scripted_functions_as_python(tmp_path: Path) -> None:
     assert {path for path in tmp_path.iterdir() if path.name != "__pycache__"} == before
 
 
-def test_failed_freeze_writes_its_errors(tmp_path: Path) -> None:
-    (tmp_path / "scripted_model.py").write_text(SCRIPTED)
-    done = coldpress(
-        tmp_path, "python:scripted_model:listing", "--out", "out", "--recipe", "torchscript-frozen"
-    )
-    assert done.returncode == 1
+def test_failed_freeze_writes_its_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    inputs = ("--inputs", '{"x": {"shape": ["rows", 3]}}', "--dims", '{"rows": {"max": 4}}')
+    command = ["freeze", "python:tests.support.models:listing", *inputs]
+    done = CliRunner().invoke(app, [*command, "--out", "out", "--recipe", "torchscript-frozen"])
+    assert done.exit_code == 1
     [folder] = (tmp_path / "out.evidence").iterdir()
-    assert "evidence and full errors: out.evidence" in done.stdout
-    assert done.stdout.count("torchscript-frozen: ") == 1, "printed once"
+    assert "evidence and full errors: out.evidence" in done.output
     text = (folder / "errors.txt").read_text()
     assert "torchscript-frozen" in text
     assert "Traceback (most recent call last)" in text
-    assert "scripted_model.py" in text
-    done = coldpress(tmp_path, "python:scripted_model:listing")
-    assert done.returncode == 2
-    assert "--out is missing: name the folder to write, or --debug to write nothing" in done.stderr
+    assert "tests/support/models.py" in text
+    done = CliRunner().invoke(app, command)
+    assert isinstance(done.exception, UsageError), done.exception

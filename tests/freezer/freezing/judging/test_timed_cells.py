@@ -133,7 +133,7 @@ def test_disturbed_cells_drop_their_payloads() -> None:
 
 def test_figures_of_kept_payloads() -> None:
     found, _ = kept(cells(two_eight=cell(2, 8, eager=80, special=40, dynamic=40)))
-    rows = point_figures(found, cells(), POLICY, 1)
+    rows = list(point_figures(found, cells(), POLICY, 1))
     assert [(row.num_threads, row.point["batch"], Path(row.payload).stem) for row in rows] == [
         (2, 1, "batch1-threads2"),
         (2, 1, "all-threads2"),

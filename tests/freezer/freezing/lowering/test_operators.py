@@ -22,8 +22,7 @@ from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import target_here
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.runtime.tensors import address_of
-from tests.support.models import Calling, Counter, seeded
-from tests.support.models_reports import ConvNet
+from tests.support.models import Calling, ConvNet, Counter, seeded
 from tests.support.steps import BATCH, HERE, captured_by, random_inputs, subject_of
 
 X = random_inputs(2, 4)

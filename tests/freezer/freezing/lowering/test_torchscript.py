@@ -18,8 +18,7 @@ from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.runtime.loaders.torchscript import open_torchscript
 from freezer.runtime.torch_settings import threads
 from tests.conftest import Frozen, frozen
-from tests.support.models import TinyConv, seeded
-from tests.support.models_reports import ConvNet
+from tests.support.models import ConvNet, TinyConv, seeded
 from tests.support.steps import (
     HERE,
     candidate_of,

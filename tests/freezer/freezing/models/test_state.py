@@ -110,13 +110,12 @@ def test_frozen_stateful_model_answers_like_eager(
         assert torch.equal(first, again)
 
 
-@pytest.mark.parametrize("kind", [RunningMean, OptionalState])
-def test_judging_resets_between_sets(kind: type[nn.Module], tmp_path: Path) -> None:
-    subject = stateful(seeded(kind), inputs_of(kind))
-    candidates = [candidate_of(subject, recipe, tmp_path / recipe) for recipe in RECIPES[:3]]
+def test_judging_resets_between_sets(tmp_path: Path) -> None:
+    subject = stateful(seeded(RunningMean), inputs_of(RunningMean))
+    candidates = [candidate_of(subject, recipe, tmp_path / recipe) for recipe in RECIPES[1:3]]
     found = judgement_of(subject, candidates)
     assert found.verdict == "published", found.reason
-    assert [trial.problem for trial in found.trials] == [None, None, None]
+    assert [trial.problem for trial in found.trials] == [None, None]
     reference = found.reference
     assert (reference.stateful, reference.deterministic, reference.float64) == (
         True,
