@@ -37,7 +37,7 @@ from freezer.serving.selection import Selection, failure, select_image
 from freezer.spec import InputSpec, OutputSpec, OutputStructure, TensorSpec
 from freezer.store import Store
 from tests.conftest import Frozen
-from tests.support.gpu_settings import settings_on_gpu
+from tests.support.gpu_models import settings_on_gpu
 from tests.support.hosts import A100, H100, INTEL, serving_on, x86
 from tests.support.models import mlp
 from tests.support.steps import BATCH, captured_by, manifest_of, random_inputs, subject_of

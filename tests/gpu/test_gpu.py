@@ -28,8 +28,7 @@ from freezer.runtime.tensor_files import load_tensors, save_tensors
 from freezer.serving.verify import verify
 from freezer.spec import Dim, Limits
 from freezer.store import Store
-from tests.support.gpu_models import SHAPES, made
-from tests.support.gpu_settings import settings_on_gpu
+from tests.support.gpu_models import SHAPES, made, settings_on_gpu
 from tests.support.models import Counter
 from tests.support.steps import ANY_SPEED, QUICK, copy_of, rewritten
 

@@ -11,7 +11,6 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -60,11 +59,6 @@ def spin() -> None:
 def stop_itself() -> None:
     """Stop by SIGSTOP."""
     os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def hang_in_a_compiler(compiler: str) -> None:
-    """Wait for a compiler that never ends."""
-    subprocess.run([compiler, "-O2", "x.cpp"], check=True)
 
 
 def eat() -> None:

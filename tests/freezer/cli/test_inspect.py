@@ -13,8 +13,7 @@ from freezer.freezing.freeze import FreezeOptions, FreezeResult, freeze
 from freezer.store import Store
 from tests.conftest import Frozen
 from tests.freezer.cli.conftest import Run
-from tests.support.models import Branching
-from tests.support.models_reports import ConvNet
+from tests.support.models import Branching, ConvNet
 from tests.support.steps import (
     ANY_SPEED,
     HERE,
