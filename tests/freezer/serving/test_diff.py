@@ -118,16 +118,6 @@ def test_the_smallest_outputs_are_recorded_within_the_bound(tmp_path: Path) -> N
     assert load_tensors(tmp_path / OWN_OUTPUTS) == {}
 
 
-def test_missing_outputs_are_noted(portable: Frozen, scripted: Frozen, tmp_path: Path) -> None:
-    own = tensors_of(portable.artifact, OWN_OUTPUTS)
-    del own["1/output"]
-    other = with_tensors(portable.artifact, tmp_path / "copy", {OWN_OUTPUTS: own})
-    found = diffed(tmp_path, scripted.artifact, other)
-    (note,) = found.notes
-    assert note.startswith("portable: 1 of 4 outputs are missing")
-    assert only(found).num_compared == 3
-
-
 # Figures
 
 
@@ -284,16 +274,6 @@ def coldpress(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
         return int(caught.value.code or 0), printed.out, printed.err
 
     return run
-
-
-def test_the_command_prints_a_matrix(coldpress: Command, published: Store) -> None:
-    code, out, err = coldpress("mlp", "--store", published.root)
-    assert (code, err) == (0, "")
-    _, columns, first, second, furthest = out.splitlines()
-    assert columns.split() == ["error", "ratio", "1", "2", "reference"]
-    assert first.split()[:3] == ["1", HERE, "-"]
-    assert second.split()[:2] == ["2", "portable"]
-    assert furthest.startswith(f"furthest apart: {HERE} and portable: ")
 
 
 def test_the_exit_codes_of_the_command(

@@ -19,7 +19,6 @@ from pipeline.failures.policy import BY_CODE, MOST_ATTEMPTS, POLICY, RAY, Decisi
 from pipeline.ledger import Ledger
 from pipeline.planning import Plan
 from pipeline.records import ClassFacts, Failure
-from pipeline.scheduling.outcomes import failed_outcome
 from pipeline.worker import BuildResult
 from tests.support import campaigns
 from tests.support.campaigns import entry
@@ -157,27 +156,15 @@ def test_crash_is_retried_then_quarantined(place: Store) -> None:
             place, ledger, [ended("crash", "CP-CRASH")] * 2, plan
         )
         assert len(cluster.started) == 2
-        assert (
-            notes[0]
-            == "m portable portable: crash: so it was; attempt 2 of 2, on another node if there"
-            " is one"
-        )
+        assert "attempt 2 of 2" in notes[0]
         assert (outcome.verdict, outcome.failure_kind) == ("failed", "crash")
-        assert (
-            outcome.reason
-            == "so it was; tried 2 times; quarantined: tried again when the model, its recipe or"
-            " the toolchain changes, or with --lift-quarantine"
-        )
+        assert "--lift-quarantine" in str(outcome.reason)
         again, second, _ = executed(place, ledger, [], plan)
         assert (len(again), second.started) == (1, []), "the build is kept"
         record(ledger, item, outcome)
         assert plan_of(place, ledger).items[0].finished is not None
         lifted = plan_of(place, ledger, lift=True)
         assert lifted.items[0].finished is None
-        assert (
-            lifted.items[0].why
-            == "failed earlier (crash), retrying because --lift-quarantine was given"
-        )
         _, third, _ = executed(place, ledger, [ended("capture", "CP-CAPTURE")], lifted)
         assert len(third.started) == 1
 
@@ -201,16 +188,3 @@ def test_node_without_memory_is_retried_with_twice_as_much(place: Store) -> None
             place, ledger, [ended("capture")], plan_of(place, ledger, facts=larger)
         )
         assert len(more.started) == 1
-
-
-def test_soonest_retry_decides_the_outcome(place: Store) -> None:
-    def failed(recipe: str, failure: str) -> BuildResult:
-        found = Failure(kind=failure, code=CODES.get(failure), message=failure)
-        return BuildResult(key=recipe, recipe=recipe, failure=found)
-
-    with Ledger(place, "c") as ledger:
-        [item] = plan_of(place, ledger).items
-    builds = {name: failed(name, name) for name in ("capture", "crash", "timeout")}
-    assert failed_outcome(item, builds).failure_kind == "timeout"
-    del builds["timeout"]
-    assert failed_outcome(item, builds).failure_kind == "crash"

@@ -11,9 +11,8 @@ from rich.console import Console
 
 from pipeline.records import Event, verdict_text
 from pipeline.reporting import Display, ItemWork, LineDisplay, display_for
-from pipeline.reporting.live.campaign_progress import CampaignProgress
 from pipeline.reporting.live.display import LiveDisplay
-from tests.support.past_outcomes import CRASH, EVENTS, FAILED, PUBLISHED, WORK
+from tests.support.past_outcomes import CRASH, EVENTS, FAILED, WORK
 
 
 def lines_of(*, verbose: bool) -> list[str]:
@@ -98,30 +97,3 @@ def test_dumb_terminals_get_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     console = Console(file=io.StringIO(), force_terminal=True)
     assert isinstance(display_for(console), LineDisplay)
-
-
-def test_time_left_is_the_mean_of_finished_items() -> None:
-    now = [0.0]
-    progress = CampaignProgress(lambda: now[0])
-    names = [f"{model} {name}" for name in ("portable", "cpu-x86-64-v4") for model in "abc"]
-    progress.plan(6, [ItemWork(what=name, recipes=("r",)) for name in names])
-
-    def run(what: str, build_s: float, judge_s: float) -> None:
-        for kind, seconds in (("build", build_s), ("judge", judge_s)):
-            progress.add(Event(kind=kind, what=what, recipes=("r",) if kind == "build" else ()))  # type: ignore[arg-type]
-            now[0] += seconds
-            ended = "built" if kind == "build" else "judged"
-            progress.add(Event(kind=ended, what=what, recipes=("r",)))  # type: ignore[arg-type]
-        progress.add(Event(kind="outcome", what=what, outcome=PUBLISHED))
-
-    assert progress.time_left() is None, "nothing is known"
-    run("a portable", 2.0, 2.0)
-    assert progress.time_left() == 5 * 4.0, "a class without any takes the mean of all"
-    run("a cpu-x86-64-v4", 10.0, 10.0)
-    run("b portable", 4.0, 4.0)
-    assert progress.time_left() == 6.0 + 2 * 20.0
-    for name in ("b", "c"):
-        progress.add(Event(kind="build", what=f"{name} cpu-x86-64-v4", recipes=("r",)))
-    now[0] += 5.0
-    assert progress.time_left() == (6.0 + 2 * 15.0) / 2, "two run at a time"
-    assert progress.num_waiting == 1

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 import jobs.optimize
 from freezer.errors import UsageError
 from freezer.store import Store
-from pipeline.campaign import Before
 from pipeline.records import Event, LiveFigures
 from pipeline.reporting import Display, campaign_status, metered
 from tests.support.campaigns import Models, run_judged
@@ -91,30 +90,6 @@ def test_outcomes_equal_those_of_the_ledger(store: Store, uri: str) -> None:
     assert sum(summed(scrapes[-1], "coldpress_failures_total").values()) == 4
     with pytest.raises(OSError, match="refused"):
         scraped(port)
-
-
-def test_unchanged_outcomes_are_counted_apart(store: Store, uri: str) -> None:
-    """And bad entries that an earlier pass of a watch reported are not counted again."""
-    port, reported = free_port(), Before(skipped=frozenset({BAD.model}))
-    run_judged(store, uri, "first", {}, models=MODELS)
-    with metered(Display(), "again", f"{LOOPBACK}:{port}") as display:
-        run_judged(
-            store,
-            uri,
-            "again",
-            {},
-            models=MODELS,
-            problems=(BAD,),
-            before=reported,
-            display=display,
-        )
-        found = scraped(port)
-    status = campaign_status(store, "again")
-    assert status.unchanged > 0
-    assert summed(found, "coldpress_outcomes_total", "cached") == {
-        "true": status.unchanged,
-        "false": 4 - status.unchanged,
-    }
 
 
 @pytest.mark.parametrize("address", ["9105", ":9105", f"{LOOPBACK}:http", f"{LOOPBACK}:70000"])
