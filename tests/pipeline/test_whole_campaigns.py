@@ -105,6 +105,7 @@ def test_store_serves_the_published_model(
         torch.testing.assert_close(model(x), good().eval()(x))
 
 
+@pytest.mark.slow
 def test_finished_work_is_reused_by_another_campaign(campaign: Finished) -> None:
     folder, _ = campaign
     before = Store.open(str(folder / "store")).version("good")

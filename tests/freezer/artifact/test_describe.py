@@ -1,4 +1,4 @@
-"""Descriptions of artifacts: rows of `inspect`, and the page freezing.md."""
+"""Descriptions of artifacts: rows of `inspect`, the page freezing.md, and shortened reports."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from freezer.artifact import (
     describe_freezing,
     manifest_markdown,
 )
+from freezer.codec import decode
 from tests.support.steps import write_plain_artifact
 
 REPORT = FreezingReport(
@@ -146,3 +147,21 @@ def test_speed_names_an_unusual_clock(tmp_path: Path) -> None:
     noisy = replace(plain, latency=replace(latency, clock="disturbed"))
     assert dict(describe(plain))["speed"] == "1.50x (1.10 to 2.00), 1 thread"
     assert dict(describe(noisy))["speed"] == "1.50x (1.10 to 2.00) by disturbed rounds, 1 thread"
+
+
+def test_long_lists_are_cut() -> None:
+    kept = tuple(KeptTensor(name=f"b{i}", reason="a call changes it") for i in range(12))
+    report = FreezingReport(
+        kept=kept, unused=tuple(f"u{i}" for i in range(137)), guards=("one",), notes=("two",)
+    )
+    assert report.shortened(12).kept == kept
+    short = report.shortened(10)
+    assert (short.kept, short.unused[-1], short.guards) == (kept[:10], "u9", ("one",))
+    assert short.notes == ("two", "Only the first 10 are listed of 12 kept, 137 unused.")
+
+
+def test_reports_of_later_releases_are_read() -> None:
+    data = {"ops_before": {"aten::relu": 1}, "invented_later": 3}
+    assert decode(FreezingReport, data, origin="here") == FreezingReport(
+        ops_before={"aten::relu": 1}
+    )

@@ -22,6 +22,7 @@ from pipeline.sources import Materials
 from pipeline.sources.transfer import module_closure, ship
 from pipeline.worker.task_child import load_subject
 from tests.support.models import mlp
+from tests.support.shown import empty_database
 
 ENTRY = (
     "  - {{name: {name}, source: '{source}', inputs: {{x: {{shape: [batch, 4]}}}}, dims: {{batch:"
@@ -58,7 +59,7 @@ def digests(tmp_path: Path) -> FileDigests:
 
 
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> str:
+def registry(template: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The tracking URI of a registry: `exported` as pt2 with an example, `Old One` pickled,
     `frozen` made by us.
     """
@@ -68,6 +69,8 @@ import sys, mlflow, numpy as np, torch
 from tests.support.models import mlp
 from mlflow.models import infer_signature
 mlflow.set_tracking_uri(sys.argv[1])
+mlflow.create_experiment("sources", artifact_location=sys.argv[2])
+mlflow.set_experiment("sources")
 x = np.ones((2, 4), np.float32)
 signature = infer_signature(x, np.ones((2, 3), np.float32))
 for name, form in (("exported", "pt2"), ("Old One", "pickle")):
@@ -86,7 +89,7 @@ client = mlflow.MlflowClient()
 client.set_registered_model_alias("exported", "champion", 1)
 client.set_model_version_tag("frozen", 1, "coldpress.artifact", "sha256:0")
 """
-    uri = f"sqlite:///{folder}/mlflow.db"
+    uri = empty_database(template, folder / "mlflow")
     root = Path(__file__).parents[3]
     environ = {
         "PYTHONPATH": str(root),
@@ -95,7 +98,7 @@ client.set_model_version_tag("frozen", 1, "coldpress.artifact", "sha256:0")
         "MLFLOW_DISABLE_TELEMETRY": "true",
     }
     subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script, uri],
+        [sys.executable, "-W", "ignore", "-c", script, uri, (folder / "artifacts").as_uri()],
         check=True,
         capture_output=True,
         cwd=folder,

@@ -80,20 +80,8 @@ def test_replay_logs_a_campaign_that_ran_without_mlflow(
         f"`coldpress replay down --store {empty.root} --tracking-uri {DOWN}` brings MLflow up"
         " to date" in failure
     )
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "jobs.replay",
-        "down",
-        "--store",
-        str(empty.root),
-        "--tracking-uri",
-        uri,
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (
+    done = replayed(empty, uri, "down")
+    assert (done.exit_code, done.stdout) == (
         0,
         "campaign down: 6 outcomes logged, 0 already there\n",
     ), done.stderr

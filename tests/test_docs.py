@@ -1,4 +1,4 @@
-"""Links between the pages of the documentation lead to files and sections that exist."""
+"""The documentation: links lead somewhere, and every error code is explained."""
 
 from __future__ import annotations
 
@@ -29,3 +29,24 @@ def test_links_lead_somewhere() -> None:
             ):
                 broken.append(f"{name}: {link}")
     assert broken == []
+
+
+CODE = re.compile(r"\bCP-[A-Z]+(?:-[A-Z]+)*\b")
+
+
+def test_every_code_has_a_cause_and_a_remedy() -> None:
+    files = [
+        path
+        for package in ("freezer", "pipeline", "jobs")
+        for path in (ROOT / package).rglob("*.py")
+    ]
+    codes = {code for path in files for code in CODE.findall(path.read_text())}
+    lines = (ROOT / "docs" / "reference" / "errors.md").read_text().splitlines()
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in lines
+        if line.startswith("| `CP-")
+    ]
+    assert sorted(row[0].strip("`") for row in rows) == sorted(codes)
+    for row in rows:
+        assert all(row[-2:]), row[0]
