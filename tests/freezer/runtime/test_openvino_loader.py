@@ -43,6 +43,7 @@ def test_import_is_silent_and_reports_to_nobody(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_process_that_uses_all_engines_ends_normally(tmp_path: Path) -> None:
     for package in ("openvino", "onnxruntime", "onnxscript"):
         pytest.importorskip(package)

@@ -208,6 +208,8 @@ def test_every_error_has_its_own_line(tmp_path: Path) -> None:
         "recipes.1": 17,
     }
     assert places == {name: f"catalog.yaml:{line}" for name, line in lines.items()}
+    (recipe,) = [str(problem) for problem in problems if problem.field == "recipes.1"]
+    assert "did you mean 'portable'" in recipe
 
 
 def test_a_pickle_needs_trust(folder: Path) -> None:
