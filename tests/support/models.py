@@ -128,11 +128,6 @@ def seeded(model: type[nn.Module], *args: Any) -> nn.Module:
         return model(*args).eval()
 
 
-def reading_sizes() -> nn.Module:
-    """Reads a size without consequence; of the captures, only a trace takes it."""
-    return Calling(lambda x: x * 2 if int(x.shape[1]) else x).eval()
-
-
 def mlp(hidden: int = 8) -> nn.Module:
     """The factory of `python:tests.support.models:mlp`."""
     return seeded(Mlp, hidden)
