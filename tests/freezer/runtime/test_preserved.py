@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from freezer.artifact import Payload
-from freezer.errors import BuildError, ContractError, NotPreservedError
+from freezer.errors import ContractError, NotPreservedError
 from freezer.freezing.capture import Captured
 from freezer.freezing.lowering import torchscript_files as torchscript
 from freezer.freezing.models import example_spec
@@ -216,23 +216,6 @@ def test_constants_cannot_be_set(kind: str, tmp_path: Path) -> None:
     assert model.rate == 16
     with pytest.raises(ContractError, match="constant"):
         model.rate = 8
-
-
-def test_an_optimized_source_is_refused(tmp_path: Path) -> None:
-    with torchscript_deprecations_silenced():
-        optimized = torch.jit.optimize_for_inference(
-            torch.jit.script(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval())
-        )
-    with pytest.raises(
-        BuildError,
-        match=r"optimize_for_inference was applied to the module, .* give the module from before",
-    ):
-        torchscript.build(
-            Captured(name="as-is", program=optimized, convention="native"),
-            tmp_path / "all.pt",
-            target_here("portable", 1),
-            RECIPES["torchscript-frozen"].settings,
-        )
 
 
 # Refused methods
