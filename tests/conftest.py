@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torch import Tensor, nn
@@ -27,7 +26,6 @@ from freezer.freezing.target import target_here
 from freezer.store import Store
 from tests.support.buckets import ENVIRONMENT, make_bucket, s3_server
 from tests.support.models import Mlp, TinyConv, seeded
-from tests.support.snapshots import model_state, process_state
 from tests.support.steps import (
     BATCH,
     HERE,
@@ -75,19 +73,16 @@ def limits_kept() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Frozen:
-    """A model, its freeze result, and the states of the model and the process before and after."""
+    """A model, and the result of its freeze."""
 
     model: nn.Module
     result: FreezeResult
     artifact: Artifact
-    before: dict[str, Any]
-    after: dict[str, Any]
 
 
 def frozen(
     model: nn.Module, x: Tensor, out: Path, *, name: str, recipe: str, device_class: str
 ) -> Frozen:
-    before = {"model": model_state(model), **process_state()}
     with pytest.MonkeyPatch.context() as patched:
         # The files must not depend on timings: the captured program of such small models may be
         # faster than any recipe's.
@@ -101,8 +96,7 @@ def frozen(
             options=replace(QUICK_OPTIONS, name=name, recipes=[recipe], device_class=device_class),
         )
     assert result.artifact is not None, (result.reason, result.failures)
-    after = {"model": model_state(model), **process_state()}
-    return Frozen(model=model, result=result, artifact=result.artifact, before=before, after=after)
+    return Frozen(model=model, result=result, artifact=result.artifact)
 
 
 @pytest.fixture(scope="session")

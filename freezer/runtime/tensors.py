@@ -117,7 +117,7 @@ def identity_of(tensor: Tensor) -> object:
 
 def tensors_bytes(tensors: Iterable[Tensor]) -> int:
     """Total size of tensors in bytes; those on the same memory count once."""
-    sizes = {identity_of(tensor): tensor.nbytes for tensor in tensors}
+    sizes = {identity_of(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}
     return sum(sizes.values())
 
 

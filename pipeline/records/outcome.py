@@ -92,7 +92,7 @@ class FinishedBuild:
         wall_s: duration in seconds.
         peak_bytes: largest resident memory of the child and its compilers.
         starts: number of campaign starts in which it failed; earlier releases did not store it.
-        architecture: of the model (freezer/freezing/candidates/architecture.py); empty if it could
+        architecture: of the model (freezer/freezing/candidates/candidate.py); empty if it could
             not be loaded.
     """
 

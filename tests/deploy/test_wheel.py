@@ -56,9 +56,7 @@ def run(deployed: Path, home: Path, *command: object) -> Done:
     return finished(*full, env=environ, cwd=home, timeout_s=120)
 
 
-def test_the_wheel_holds_only_freezer_and_needs_few_packages(
-    wheel: Path, deployed: Path, tmp_path: Path
-) -> None:
+def test_the_wheel_holds_only_freezer_and_needs_few_packages(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         tops = {name.split("/")[0] for name in archive.namelist()}
         (metadata,) = (
@@ -69,14 +67,12 @@ def test_the_wheel_holds_only_freezer_and_needs_few_packages(
     assert {top for top in tops if not top.endswith(".dist-info")} == {"freezer"}
     extras = set(re.findall(r"^Provides-Extra: (.*)$", metadata, re.MULTILINE))
     assert extras == {"onnxruntime", "openvino", "signing", "stores"}, "none for campaigns"
-    listed = json.loads(
-        run(deployed, tmp_path, "python", "-m", "pip", "list", "--format=json").stdout
-    )
-    names = {item["name"].lower() for item in listed}
-    assert {"torch", "safetensors", "archspec", "coldpress"} <= names
-    assert names.isdisjoint({"ray", "mlflow", "pyarrow", "transformers", "pandas", "psutil"})
+    needed = set(re.findall(r"^Requires-Dist: ([\w-]+)(?!.*extra ==)", metadata, re.MULTILINE))
+    assert {"torch", "safetensors", "archspec"} <= needed
+    assert needed.isdisjoint({"ray", "mlflow", "pyarrow", "transformers", "pandas", "psutil"})
 
 
+@pytest.mark.slow
 def test_a_pulled_artifact_runs_without_a_compiler(
     deployed: Path, inductor: Frozen, tmp_path: Path
 ) -> None:
@@ -103,6 +99,7 @@ def test_a_pulled_artifact_runs_without_a_compiler(
     assert not list((tmp_path / "cache").rglob("*")), "something was compiled"
 
 
+@pytest.mark.slow
 def test_doctor_and_list_need_the_wheel_alone(deployed: Path, tmp_path: Path) -> None:
     artifact = write_plain_artifact(tmp_path / "one")
     Store.open(str(tmp_path / "store"), create=True).publish(

@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from mlflow import MlflowClient
 from torch import Tensor
 
 import examples.zoo
-from examples.models import DATA, digits
+from examples.models import digits
 from examples.prepare import prepare
 from examples.zoo import audio_codec
-from examples.zoo_files import ALIAS, MAX_RECORDINGS, REGISTERED, ZOO_FILES
+from examples.zoo_files import MAX_RECORDINGS
 from freezer.freezing.models import Subject, call_source
 from freezer.freezing.sources import KINDS
 from freezer.runtime.tensors import leaves_of
@@ -106,15 +105,6 @@ def test_every_entry_answers_generated_inputs(subject_of: SubjectOf, name: str) 
     assert not all(torch.equal(one, other) for one, other in zip(first, last, strict=True)), (
         "the inputs change nothing"
     )
-
-
-def test_prepare_registers_a_version_once(tracking_uri: str) -> None:
-    assert {DATA / name for name in ZOO_FILES} <= set(
-        prepare(catalogs=("zoo",), tracking_uri=tracking_uri)
-    )
-    client = MlflowClient(tracking_uri, tracking_uri)
-    (version,) = client.search_model_versions(f"name = '{REGISTERED}'")
-    assert client.get_model_version_by_alias(REGISTERED, ALIAS).version == version.version
 
 
 def test_ranges_and_dims_follow_the_models(subject_of: SubjectOf) -> None:

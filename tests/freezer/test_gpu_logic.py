@@ -5,7 +5,6 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,22 +12,14 @@ import torch
 
 import freezer
 from freezer.artifact import DriftRecord, Manifest, Needs, Payload
-from freezer.errors import BuildError, ContractError, CudaGraphsError, IncompatibleError, UsageError
-from freezer.freezing.lowering import exported_programs as exported
+from freezer.errors import ContractError, CudaGraphsError, IncompatibleError, UsageError
 from freezer.freezing.lowering.inductor.compilation import configuration, known
-from freezer.freezing.lowering.inductor.cuda_toolkit import (
-    driver_library,
-    link_toolkit,
-    nvidia_folders,
-)
 from freezer.freezing.lowering.isa_check import host_class
 from freezer.freezing.recipes import KEPT_EAGER, RECIPES, made_for, select
 from freezer.freezing.target import Target
 from freezer.hardware import DEVICE_CLASSES, CudaHere, Host, cuda_needs
 from freezer.runtime.contract import OpenPayload
-from freezer.runtime.cuda_graphs import CudaGraphs
 from freezer.runtime.frozen_model import CallOptions, FrozenModel
-from freezer.runtime.loaders.exported import open_exported
 from freezer.runtime.torch_settings import full_on_gpu, plain_precision
 from freezer.serving.images import Image
 from freezer.serving.opening import check_graphs
@@ -37,10 +28,9 @@ from freezer.serving.selection import Selection, failure, select_image
 from freezer.spec import InputSpec, OutputSpec, OutputStructure, TensorSpec
 from freezer.store import Store
 from tests.conftest import Frozen
-from tests.support.gpu_settings import settings_on_gpu
+from tests.support.gpu_models import settings_on_gpu
 from tests.support.hosts import A100, H100, INTEL, serving_on, x86
-from tests.support.models import mlp
-from tests.support.steps import BATCH, captured_by, manifest_of, random_inputs, subject_of
+from tests.support.steps import BATCH, manifest_of
 
 SM90 = DEVICE_CLASSES["cuda-sm90"]
 GPU = torch.device("cuda", 1)
@@ -157,11 +147,6 @@ def test_graphs_that_cannot_be_captured_are_refused(
     check_graphs(manifest(), (FIXED, RANGED), GPU)
 
 
-def test_ranged_payloads_are_not_captured() -> None:
-    x = torch.ones(1)
-    assert CudaGraphs(GPU).run(RANGED, lambda tensors: [tensors[0] + 1], [x])[0] == 2
-
-
 def test_cuda_graphs_on_a_cpu_raise(scripted: Frozen) -> None:
     with pytest.raises(CudaGraphsError, match="does not run on a GPU"):
         freezer.load(scripted.artifact.folder, cuda_graphs=True)
@@ -233,44 +218,3 @@ def test_select_continues_after_a_failed_open() -> None:
     assert second.chosen is not None
     assert (second.chosen.device_class, second.refused[0].reason) == ("portable", "does_not_open")
     assert second.after(failure("portable", RuntimeError())).chosen is None
-
-
-def test_programs_open_on_other_devices(tmp_path: Path) -> None:
-    model, x = mlp(), random_inputs(2, 4)
-    captured = captured_by(subject_of(model, {"x": x}, {"x": {0: BATCH}}), "export")
-    exported.build(captured, tmp_path / "all.pt2", replace(TARGET, device=torch.device("cpu")), {})
-    moved: Any = open_exported(tmp_path / "all.pt2", {}, torch.device("meta"))
-    assert moved(x.to("meta"))[0].is_meta
-    apart = open_exported(tmp_path / "all.pt2", {}, torch.device("cpu", 0))
-    torch.testing.assert_close(apart(x)[0], model(x))
-
-
-def test_torchs_cuda_headers_replace_a_toolkit(tmp_path: Path) -> None:
-    site = tmp_path / "site" / "nvidia"
-    for part, names in {
-        "cu13": ("include/cuda_runtime_api.h", "lib/libcudart.so.13"),
-        "cublas": ("lib/libcublas.so.13",),
-    }.items():
-        for name in names:
-            (site / part / name).parent.mkdir(parents=True, exist_ok=True)
-            (site / part / name).write_text(name)
-    (tmp_path / "libcuda.so.1").write_text("driver")
-    home = tmp_path / "home"
-    home.mkdir()
-    link_toolkit(
-        home,
-        nvidia_folders(["", str(tmp_path / "none"), str(tmp_path / "site")]),
-        driver_library((str(tmp_path),)),
-    )
-    assert (home / "include/cuda_runtime_api.h").read_text() == "include/cuda_runtime_api.h"
-    assert sorted(item.name for item in (home / "lib64").iterdir()) == [
-        *("libcublas.so", "libcublas.so.13", "libcuda.so", "libcudart.so", "libcudart.so.13")
-    ]
-    other = tmp_path / "other"
-    other.mkdir()
-    with pytest.raises(
-        BuildError,
-        match=r"no cuda_runtime_api\.h to compile the host code with; install CUDA's toolkit",
-    ) as caught:
-        link_toolkit(other, [], None)
-    assert caught.value.code == "CP-CUDA-HEADERS"

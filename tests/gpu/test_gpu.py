@@ -16,20 +16,18 @@ from torch import Tensor, nn
 
 import freezer
 from freezer.artifact import GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
-from freezer.errors import ContractError, CudaGraphsError, IncompatibleError, UsageError
+from freezer.errors import ContractError, CudaGraphsError, IncompatibleError
 from freezer.freezing.freeze import FreezeOptions, FreezeResult, freeze
 from freezer.freezing.lowering.inductor.cuda_toolkit import driver_library
 from freezer.freezing.models import Dims
 from freezer.freezing.recipes import INDUCTOR_SETTINGS, RECIPES
 from freezer.hardware import cuda as nvml
 from freezer.runtime.devices import visible
-from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.runtime.tensor_files import load_tensors, save_tensors
 from freezer.serving.verify import verify
 from freezer.spec import Dim, Limits
 from freezer.store import Store
-from tests.support.gpu_models import SHAPES, made
-from tests.support.gpu_settings import settings_on_gpu
+from tests.support.gpu_models import SHAPES, made, settings_on_gpu
 from tests.support.models import Counter
 from tests.support.steps import ANY_SPEED, QUICK, copy_of, rewritten
 
@@ -131,16 +129,6 @@ def test_points_have_payloads_of_their_own(gpu: torch.device, tmp_path: Path) ->
     assert settings["cpp.weight_prepack"] is False
 
 
-def test_a_torchscript_file_on_a_gpu_freezes_there(gpu: torch.device, tmp_path: Path) -> None:
-    model, x = made("lstm", torch.float32, gpu)
-    with torchscript_deprecations_silenced(), torch.no_grad():
-        torch.jit.save(torch.jit.trace(model, x), str(tmp_path / "model.jit"))
-        source = torch.jit.load(str(tmp_path / "model.jit"), map_location=gpu)
-    case = frozen(source, x, tmp_path / "out")
-    assert case.artifact.manifest.recipe.capture == "as-is"
-    case.check(freezer.load(case.artifact.folder))
-
-
 def test_state_is_kept_as_in_eager(gpu: torch.device, tmp_path: Path) -> None:
     case = frozen(Counter().eval().to(gpu), torch.zeros(2, 4, device=gpu), tmp_path / "out")
     loaded = freezer.load(case.artifact.folder)
@@ -159,28 +147,6 @@ def test_the_canary_runs_on_the_device(mlp: Case, tmp_path: Path) -> None:
     rewritten(damaged, files=(*files, file_ref(damaged.folder, GOLDEN_OUTPUTS, MEDIA_SAFETENSORS)))
     with pytest.raises(IncompatibleError, match="canary"):
         freezer.load(damaged.folder)
-
-
-def test_an_unsuitable_driver_or_device_is_refused(
-    gpu_class: str, mlp: Case, tmp_path: Path
-) -> None:
-    needs = mlp.artifact.manifest.needs
-    assert needs.cuda is not None
-    cuda = replace(needs.cuda, driver="9999.1")
-    future = copy_of(mlp.artifact, tmp_path / "future", needs=replace(needs, cuda=cuda))
-    with pytest.raises(IncompatibleError, match=f"{gpu_class}: driver_too_old: .*9999.1"):
-        freezer.load(future.folder)
-    absent = f"cuda:{torch.cuda.device_count()}"
-    for device, reason in (("cpu", "device_mismatch"), (absent, "no_cuda")):
-        with pytest.raises(IncompatibleError, match=reason):
-            freezer.load(mlp.artifact.folder, device=device)
-
-
-def test_a_class_of_another_gpu_cannot_be_built(gpu_class: str, mlp: Case, tmp_path: Path) -> None:
-    other = "cuda-sm75" if gpu_class != "cuda-sm75" else "cuda-sm80"
-    options = FreezeOptions(device_class=other)
-    with pytest.raises(UsageError, match=f"cannot build for {other}"):
-        freeze(mlp.model, {"x": mlp.x}, out=tmp_path / "out", options=options)
 
 
 @pytest.mark.skipif(

@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import requires
@@ -181,11 +180,6 @@ def test_copied_files_exist_in_the_context(file: str) -> None:
             assert f"{source}/".startswith(tuple(f"{path}/" for path in included)), source
 
 
-def test_the_deployment_has_every_extra_by_default() -> None:
-    extras = PROJECT["project"]["optional-dependencies"]
-    assert f"EXTRAS={','.join(sorted(extras))}" in arguments(STAGES["deployment"]["build"], "ARG")
-
-
 def test_manifests_name_images_that_are_built() -> None:
     manifests = [path for path in (ROOT / "infra").rglob("*.y*ml") if "schemas" not in path.parts]
     named = {
@@ -194,13 +188,6 @@ def test_manifests_name_images_that_are_built() -> None:
         for name in re.findall(r"image:\s*\S*?(coldpress-[a-z-]+)", path.read_text())
     }
     assert named <= set(BUILT)
-
-
-def test_an_unknown_image_is_refused() -> None:
-    done = subprocess.run(
-        [str(IMAGES / "build.sh"), "coldpress"], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr.startswith("no image 'coldpress'")) == (2, True)
 
 
 MISSING = [name for name in ("debootstrap", "podman", "runc") if shutil.which(name) is None]

@@ -24,7 +24,7 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 from freezer.hardware import DEVICE_CLASSES
 from jobs.worker_labels import MEMORY_SHARE
 from tests.support.commands import output
-from tests.support.manifests import FLEET, KUBERNETES, PINNED, PROJECT, check_manifest, labels_of
+from tests.support.manifests import FLEET, KUBERNETES, PINNED, check_manifest, labels_of
 from tests.support.raylets import ROOT
 
 pytestmark = pytest.mark.skipif(
@@ -135,64 +135,13 @@ def test_manifests_match_their_schemas(name: str) -> None:
         assert document["kind"] == "Namespace" or document["metadata"]["namespace"] == "coldpress"
 
 
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("workerGroupSpecs 0 replica", 1),
-        ("workerGroupSpecs 0 minReplicas", -1),
-        ("workerGroupSpecs 0 template spec containers 0 imag", "coldpress-worker"),
-        ("headGroupSpec headService spec", {"type": 1}),
-        ("autoscalerOptions securityContext", {"capabilities": {"drop": "ALL"}}),
-    ],
-)
-def test_wrong_fields_are_rejected(path: str, value: object) -> None:
-    (document,) = copy.deepcopy(only("RayCluster", "overlays/autoscaling"))
-    *parents, field = path.split()
-    parent = document["spec"]
-    for key in parents:
-        parent = parent[int(key)] if key.isdigit() else parent[key]
-    parent[field] = value
-    with pytest.raises(ValidationError):
-        check(document)
-
-
 def test_ray_is_the_version_of_the_images() -> None:
     assert cluster("base")["rayVersion"] == PINNED["ray"]
-
-
-def test_an_overlay_names_all_images_of_ours() -> None:
-    """One list of registry and tag in a copy of `example` reaches every pod."""
-    every = [*all_pods("example").values(), *all_pods("example/job").values()]
-    named = {container["image"] for pod in every for container in containers(pod)}
-    ours = {image for image in named if "coldpress" in image}
-    assert named - ours == {"docker.io/library/postgres:15.17"}
-    assert len(ours) == 5
-    for image in ours:
-        assert image.startswith("registry.example/coldpress-")
-        assert image.endswith(f":{PROJECT['project']['version']}")
-    parts = set[tuple[str, str]]().union(*map(names, ("overlays/gpu", "../mlflow", "../serving")))
-    assert names("example") == parts
 
 
 def names(name: str) -> set[tuple[str, str]]:
     """The kinds and names of a kustomization's documents."""
     return {(document["kind"], document["metadata"]["name"]) for document in rendered(name)}
-
-
-def test_images_run_on_their_architecture() -> None:
-    """Workers alone run on both, from one tag; serving selects nodes by class."""
-    every = {**all_pods("../mlflow"), **all_pods("job"), "head": pods("base")["head"]}
-    amd64 = {"kubernetes.io/arch": "amd64"}
-    selected = {name for name, pod in every.items() if pod.get("nodeSelector") == amd64}
-    assert selected == {"head", "mlflow", "freeze-champions"}
-    assert every.keys() - selected == {"postgres"}
-    for group, pod in pods("base").items():
-        if group != "head":
-            expected = "arm64" if "coldpress.dev/cpu-aarch64" in labels_of(group) else "x86_64"
-            (types,) = node_terms(pod).values()
-            for name in types:
-                described = INSTANCE_TYPES[name]["ProcessorInfo"]
-                assert expected in described["SupportedArchitectures"], (group, name)
 
 
 def test_workers_alone_tolerate_the_taint_of_their_nodes() -> None:

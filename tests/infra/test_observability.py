@@ -157,43 +157,6 @@ def test_queries_parse_and_name_existing_metrics(tmp_path: Path) -> None:
         assert label in known[name] | TARGET
 
 
-@pytest.mark.filterwarnings("ignore:Prefer using dashboardv2:DeprecationWarning")
-def test_dashboard_fields_are_those_of_grafana() -> None:
-    """Grafana's SDK keeps the fields that it knows, of panels, their options and their queries,
-    too.
-    """
-    from grafana_foundation_sdk.cog.encoder import JSONEncoder
-    from grafana_foundation_sdk.cog.plugins import register_default_plugins
-    from grafana_foundation_sdk.models.dashboard import Dashboard
-
-    register_default_plugins()
-    shown = json.loads(JSONEncoder().encode(Dashboard.from_json(DASHBOARD)))
-    assert contains(shown, DASHBOARD)
-
-
-def contains(whole: object, part: object) -> bool:
-    """Whether JSON has all fields and values of another, which may lack defaults."""
-    if isinstance(whole, dict) and isinstance(part, dict):
-        return all(name in whole and contains(whole[name], value) for name, value in part.items())
-    if isinstance(whole, list) and isinstance(part, list):
-        return len(whole) == len(part) and all(
-            contains(*pair) for pair in zip(whole, part, strict=True)
-        )
-    return whole == part
-
-
-def test_every_query_is_of_the_chosen_prometheus() -> None:
-    ids = [panel["id"] for panel in DASHBOARD["panels"]]
-    assert len(ids) == len(set(ids))
-    first, *variables = DASHBOARD["templating"]["list"]
-    chosen = {"type": first["query"], "uid": f"${{{first['name']}}}"}
-    targets = [target for panel in PANELS for target in panel["targets"]]
-    for item in (*variables, *PANELS, *targets):
-        assert item["datasource"] == chosen
-    used = set(re.findall(r"\$(\w+)", json.dumps(targets))) - {"__rate_interval", "__range"}
-    assert used == {variable["name"] for variable in variables}
-
-
 @dataclass(frozen=True)
 class Prometheus:
     """A server with the alerts of the repository, at an address."""

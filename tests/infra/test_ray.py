@@ -18,12 +18,8 @@ from typing import Any
 
 import pytest
 import yaml
-from botocore.session import get_session
-from botocore.validate import validate_parameters
-from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from freezer.hardware import detect
-from jobs.worker_labels import MEMORY_SHARE
 from tests.support.heads import OWN, certificates
 from tests.support.manifests import FLEET, labels_of
 from tests.support.raylets import (
@@ -75,23 +71,6 @@ def test_node_types_are_the_device_classes(prepared: dict[str, Any]) -> None:
     for name, found in types.items():
         assert found.labels == labels_of(name)
         assert {"CPU", "memory"} <= set(found.resources)
-
-
-def test_node_types_match_their_instances(prepared: dict[str, Any]) -> None:
-    """The requests that start machines, and the resources that the autoscaler expects, by Amazon's
-    descriptions.
-    """
-    request = get_session().get_service_model("ec2").operation_model("RunInstances").input_shape
-    for name, node_type in prepared["available_node_types"].items():
-        config, resources = node_type["node_config"], node_type["resources"]
-        validate_parameters({**config, "MinCount": 1, "MaxCount": 1}, request)
-        described = INSTANCE_TYPES[config["InstanceType"]]
-        gpus = described.get("GpuInfo", {}).get("Gpus", ())
-        if name != prepared["head_node_type"]:
-            assert resources["CPU"] == described["VCpuInfo"]["DefaultVCpus"], name
-            assert resources.get("GPU", 0) == sum(gpu["Count"] for gpu in gpus), name
-            memory = described["MemoryInfo"]["SizeInMiB"] * 2**20
-            assert 0.7 < resources["memory"] / memory < MEMORY_SHARE, name
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,6 @@ from tests.support.services import (
     is_ready,
     json_of,
     load_url,
-    running_service,
     start_service,
 )
 from tests.support.steps import HERE
@@ -180,16 +179,6 @@ def test_sigterm_under_load_breaks_no_request(published: Store) -> None:
     assert process.wait(30) == 0
     assert set(load.statuses) == {200}
     assert load.statuses[200] > 100
-
-
-@pytest.mark.slow
-def test_load_is_answered_or_refused(published: Store) -> None:
-    """With room in the queue all requests are answered; without, the others are refused, and none
-    fails.
-    """
-    for queue, statuses in (("64", {200}), ("0", {200, 503})):
-        with running_service("mlp", published.uri, "--device-class", HERE, "--queue", queue) as url:
-            assert set(loaded(url, clients=16, seconds=5).statuses) == statuses
 
 
 @pytest.mark.slow

@@ -17,9 +17,8 @@ from pipeline.ledger import Ledger, ledger_folder, read_rows
 from pipeline.planning import Item, Plan, auto_classes_of
 from pipeline.publish import Publisher
 from pipeline.records import Failure, Outcome
-from pipeline.tracking import Tracker
 from tests.conftest import Frozen
-from tests.support.campaigns import entry, judged, judged_folder, plan_of, run_judged
+from tests.support.campaigns import entry, judged, judged_folder, plan_of
 from tests.support.steps import HERE, flip_a_byte
 
 REGATED = Limits(error_ratio_max=2)
@@ -167,13 +166,6 @@ def test_damaged_previous_artifact_does_not_stop_a_campaign(site: Site) -> None:
     assert (unstable.reason, published.version) == ("because", 2)
 
 
-def test_an_unreadable_index_does_not_stop_a_campaign(site: Site) -> None:
-    site.publish_first()
-    (site.store.root / "mlp" / "index.json").write_text('{"schema')
-    outcomes = site.publish(site.plan(limits=REGATED), "rejected", "rejected")
-    assert [outcome.reason for outcome in outcomes] == ["because", "because"]
-
-
 @pytest.mark.parametrize("verdict", ["unstable", "failed", "kept-previous"])
 def test_campaign_without_a_new_version_keeps_a_rollback(site: Site, verdict: str) -> None:
     """The outcome that was published stays that of version 2, which has its artifact, and version 1
@@ -306,18 +298,6 @@ def test_explain_names_what_changed(site: Site) -> None:
     assert other.why.endswith(" source.args.hidden")
 
 
-@pytest.mark.parametrize(("verdict", "failure"), [("failed", "timeout"), ("unstable", None)])
-def test_failures_of_circumstances_are_retried(
-    site: Site, verdict: str, failure: str | None
-) -> None:
-    first = site.plan()
-    publisher = Publisher(first, site.store, site.ledger)
-    for item in first.items:
-        cause = Failure(kind=failure) if failure else None
-        publisher.add(item, replace(site.outcome(item, verdict), failure=cause))
-    assert all(item.finished is None and "never kept" in item.why for item in site.plan().items)
-
-
 def test_outcome_without_its_version_is_not_finished(site: Site) -> None:
     site.publish_first()
     shutil.rmtree(site.store.root / "mlp")
@@ -332,17 +312,3 @@ def test_auto_is_the_best_level_of_each_node() -> None:
     ]
     assert set(auto_classes_of(nodes)) == {"cpu-x86-64-v3", "cpu-x86-64-v4", "portable"}
     assert set(auto_classes_of(nodes[1:])) == {"cpu-x86-64-v4", "portable"}
-
-
-def test_interrupt_while_mlflow_is_updated_names_the_replay(
-    store: Store, uri: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Tracker, "finish", interrupted)
-    report = run_judged(
-        store, uri, "stopped", {}, models={"gone": {HERE: "failed", "portable": "failed"}}
-    )
-    assert (report.exit_code, len(report.outcomes)) == (130, 2)
-    assert f"`coldpress replay stopped --store {store.root} " in report.infrastructure[0]

@@ -11,14 +11,12 @@ from freezer.freezing.drift import Call, DriftReport, Gate, assess, report
 from freezer.freezing.drift.reference import scales_of
 
 
-def call(
-    r: Any, e: Any, c: Any, *, index: int = 0, noise: float = 0.0, kind: Any = "single"
-) -> Call:
+def call(r: Any, e: Any, c: Any, *, index: int = 0, noise: float = 0.0) -> Call:
     def leaves(given: Any) -> list[Tensor]:
         return list(given) if isinstance(given, list) else [given]
 
     return Call(
-        kind=kind,
+        kind="single",
         set_index=index,
         reference=leaves(r),
         eager=leaves(e),
@@ -35,12 +33,10 @@ def drift(
     return report(assess("recipe", names, iter(calls), gate, scales), gate)
 
 
-def rounded(
-    size: int, native: float, candidate: float, scale: float = 1.0
-) -> tuple[Tensor, Tensor, Tensor]:
+def rounded(size: int, native: float, candidate: float) -> tuple[Tensor, Tensor, Tensor]:
     """A reference, and two float32 outputs that are off by `native` and by `candidate` in every
     element.
     """
     signs = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(size)[:size]
-    r = scale * (1 + torch.arange(size, dtype=torch.float64) / size)
+    r = 1 + torch.arange(size, dtype=torch.float64) / size
     return r, (r + signs * native).float(), (r + signs * candidate).float()

@@ -9,9 +9,7 @@ import ctypes
 import mmap
 import os
 import resource
-import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,12 +29,6 @@ def save_beyond_a_full_disk() -> None:
     import torch
 
     torch.jit.save(torch.jit.script(torch.nn.Linear(3, 3)), "/dev/full")
-
-
-def crash_with_words_of_the_disk() -> None:
-    """Abort after a message about the disk that did not cause it."""
-    print("could not write the cache: No space left on device", flush=True)
-    os.abort()
 
 
 def kill_itself() -> None:
@@ -60,11 +52,6 @@ def spin() -> None:
 def stop_itself() -> None:
     """Stop by SIGSTOP."""
     os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def hang_in_a_compiler(compiler: str) -> None:
-    """Wait for a compiler that never ends."""
-    subprocess.run([compiler, "-O2", "x.cpp"], check=True)
 
 
 def eat() -> None:
@@ -104,29 +91,11 @@ def fork_for_ever() -> None:
     os.execv(sys.executable, [sys.executable, "-S", "-c", _BOMB])
 
 
-def return_twice() -> int:
-    """Return from both sides of a fork."""
-    return os.fork()
-
-
 def talk(num_bytes: int = 1_000_000_000) -> None:
     """Print as fast as possible."""
     line = b"x" * 999 + b"\n"
     for _ in range(num_bytes // 1_000_000):
         os.write(1, line * 1000)
-
-
-def close_its_output() -> None:
-    """Close stdout and stderr, then print."""
-    os.close(1)
-    os.close(2)
-    print("nobody reads this", flush=True)
-
-
-def close_everything() -> str:
-    """Close all other handles, as daemons do."""
-    os.closerange(3, 4096)
-    return "the result cannot be sent"
 
 
 def open_everything() -> None:
@@ -160,26 +129,6 @@ def kill_its_parent(pids: str) -> None:
     detach(pids, "return")
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(1000)
-
-
-def remove_its_folder(folder: str) -> int:
-    """Remove the staging folder."""
-    shutil.rmtree(folder)
-    return 1
-
-
-def lock_its_folder() -> None:
-    """Make a folder without permissions, and one that is nested deeper than Python's recursion
-    limit.
-    """
-    locked = Path(tempfile.mkdtemp()) / "locked"
-    (locked / "within").mkdir(parents=True)
-    locked.chmod(0)
-    os.chdir(tempfile.mkdtemp())
-    for _ in range(1500):
-        Path("d").mkdir()
-        os.chdir("d")
-    raise ValueError("left in a mess")
 
 
 def fill_its_temporary_folder(num_bytes: int, places: str) -> None:

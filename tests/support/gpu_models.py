@@ -1,6 +1,8 @@
-"""Tiny models of the kinds that are served on GPUs."""
+"""Tiny models of the kinds that are served on GPUs, and settings of precision."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -83,3 +85,18 @@ def made(name: str, dtype: torch.dtype, device: torch.device) -> tuple[nn.Module
         torch.manual_seed(0)
         model, x = kind().eval(), torch.randn(shape)
     return model.to(device, dtype), x.to(device, dtype)
+
+
+def settings_on_gpu() -> dict[str, Any]:
+    """The float32 precision of each kind of operation, and whether half-precision sums are
+    allowed.
+    """
+    found: dict[str, Any] = {
+        name: torch._C._get_fp32_precision_getter("cuda", name)
+        for name in ("matmul", "conv", "rnn")
+    }
+    for dtype in ("fp16", "bf16"):
+        found[f"allow_{dtype}"] = getattr(
+            torch._C, f"_get_cublas_allow_{dtype}_reduced_precision_reduction"
+        )()
+    return found

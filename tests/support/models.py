@@ -128,11 +128,6 @@ def seeded(model: type[nn.Module], *args: Any) -> nn.Module:
         return model(*args).eval()
 
 
-def reading_sizes() -> nn.Module:
-    """Reads a size without consequence; of the captures, only a trace takes it."""
-    return Calling(lambda x: x * 2 if int(x.shape[1]) else x).eval()
-
-
 def mlp(hidden: int = 8) -> nn.Module:
     """The factory of `python:tests.support.models:mlp`."""
     return seeded(Mlp, hidden)
@@ -162,6 +157,11 @@ class Listing(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.tensor(sorted(x.tolist(), key=lambda row: row[0]))
+
+
+def listing() -> nn.Module:
+    """The factory of `python:tests.support.models:listing`."""
+    return Listing().eval()
 
 
 class Layers(nn.Module):
@@ -196,3 +196,19 @@ class Stateful(nn.Module):
             x = x * 2
         self.count.add_(1)  # type: ignore[operator]
         return x
+
+
+class ConvNet(nn.Module):
+    """Three convolutions with their batch norms, and two dropouts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        pairs = [
+            part
+            for _ in range(3)
+            for part in (nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU())
+        ]
+        self.features = nn.Sequential(*pairs, nn.Dropout(), nn.Dropout(0.2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.features(x)

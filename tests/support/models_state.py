@@ -23,18 +23,6 @@ class InPlace(nn.Module):
         self.count.zero_()
 
 
-class Reassigned(InPlace):
-    """Counts its calls in a buffer that is replaced."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.count = self.count + 1
-        return self.linear(x) * self.count
-
-    @torch.jit.export
-    def reset(self) -> None:
-        self.count = torch.zeros(1)
-
-
 class Number(nn.Module):
     """Counts its calls in a Python number."""
 
@@ -213,9 +201,6 @@ class Versioned(nn.Module):
     def plain(self) -> int:
         return self.version
 
-    def reset_to(self, value: float) -> None:
-        self.bias = value
-
 
 class Constant(nn.Module):
     """Has a read-only constant."""
@@ -228,54 +213,3 @@ class Constant(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.rate
-
-
-class Tracker(nn.Module):
-    """Several methods around one state, like a published voice-activity detector."""
-
-    state: Tensor | None
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder, self.cell, self.head = (
-            nn.Sequential(nn.Linear(4, 8), nn.ReLU()),
-            nn.GRUCell(8, 8),
-            nn.Linear(8, 2),
-        )
-        self.state = None
-        self.threshold = 0.5
-
-    def forward(self, x: Tensor) -> Tensor:
-        state = self.state
-        if state is None or state.shape[0] != x.shape[0]:
-            state = torch.zeros(x.shape[0], 8, dtype=x.dtype)
-        state = self.cell(self.encoder(x), state)
-        self.state = state
-        out: Tensor = torch.sigmoid(self.head(state))
-        return out * (out > self.threshold)
-
-    @torch.jit.export
-    def reset(self) -> None:
-        self.state = None
-
-    @torch.jit.export
-    def encode(self, x: Tensor) -> Tensor:
-        return self.encoder(x)
-
-    @torch.jit.export
-    def follow(self, x: Tensor, times: int = 2) -> Tensor:
-        for _ in range(times - 1):
-            self.forward(x)
-        return self.forward(x)
-
-    @torch.jit.export
-    def windows(self, xs: list[Tensor]) -> list[Tensor]:
-        self.reset()
-        out: list[Tensor] = []
-        for x in xs:
-            out.append(self.forward(x))
-        return out
-
-    @torch.jit.export
-    def unused(self) -> int:
-        return 1

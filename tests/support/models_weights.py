@@ -201,7 +201,7 @@ WEIGHTS: Mapping[str, Case] = {
         make=UnusualWeights
     ),
     "sparse weights (COO, CSR)": Case(
-        make=SparseWeights, says="Inductor does not compile; use torchscript-frozen"
+        make=SparseWeights, says="sparse tensors, which only torchscript-frozen takes"
     ),
     "attributes that cannot be copied (locks, files)": Case(
         make=Locked, says="cannot be copied, .* cannot pickle '_thread.lock'"

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
-import re
-import resource
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,14 +16,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from freezer.artifact import Artifact, Manifest
-from freezer.cli.app import progress
 from freezer.freezing.freeze import FreezeOptions, FreezeResult, freeze_source
 from freezer.hardware import DEVICE_CLASSES, detect
 from freezer.store import Store
 from tests.conftest import Frozen
 from tests.freezer.cli.conftest import Run
-from tests.support.lines import place_of
-from tests.support.models import mlp, reading_sizes
+from tests.support.models import mlp
 from tests.support.steps import HERE, QUICK, copy_of, flip_a_byte, python, random_inputs
 
 ROOT = Path(__file__).parents[3]
@@ -279,53 +273,6 @@ def test_run_refuses_a_damaged_input(coldpress: Run, published: Store, tmp_path:
     assert (code, "CP-SAMPLES" in err) == (2, True), err
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
-def test_run_names_an_output_that_does_not_fit(
-    coldpress: Run, scripted: Frozen, tmp_path: Path, suffix: str
-) -> None:
-    """A limit on the size of files fails as a full disk does."""
-    given = tmp_path / "x.safetensors"
-    save_file({"x": torch.zeros(2, 4)}, given)
-    output, (soft, hard) = tmp_path / f"y{suffix}", resource.getrlimit(resource.RLIMIT_FSIZE)
-    arguments = ["run", scripted.artifact.folder, "--input", given, "--output", output]
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50, hard))
-    try:
-        code, _, err = coldpress(*arguments)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert (code, f"--output {output} cannot be written" in err, output.exists()) == (
-        2,
-        True,
-        False,
-    ), err
-
-
-def test_long_command_shows_its_step(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("freezer.cli.app.FIRST_S", 0.05)
-    with progress():
-        logging.getLogger("coldpress").info("building all")
-        time.sleep(0.3)
-        logging.getLogger("coldpress").warning("careful")
-    assert capsys.readouterr().err == "0 s: building all\ncareful\n"
-
-
-def test_run_checks_the_input_contract(coldpress: Run, scripted: Frozen, tmp_path: Path) -> None:
-    np.savez(tmp_path / "x.npz", x=np.zeros((9, 4), np.float32))
-    code, _, err = coldpress(
-        "run",
-        scripted.artifact.folder,
-        "--input",
-        tmp_path / "x.npz",
-        "--output",
-        tmp_path / "y.npz",
-    )
-    assert code == 1
-    assert "input 'x': got shape [9, 4], expected ['batch', 4] with batch from 1 to 4" in err
-    assert not (tmp_path / "y.npz").exists()
-
-
 # Freeze
 
 
@@ -393,25 +340,3 @@ def test_freeze_keeps_limits(coldpress: Run, tmp_path: Path) -> None:
     assert code == 0, err
     assert "kept-eager: " in out
     assert "MB; size_mb_max is 0.0001" in out
-
-
-@pytest.mark.usefixtures("quick_judge")
-def test_freeze_and_inspect_show_warnings_of_the_capture(coldpress: Run, tmp_path: Path) -> None:
-    inputs = ("--inputs", '{"x": {"shape": [2, "n"]}}', "--dims", '{"n": {"min": 2, "max": 9}}')
-    out = tmp_path / "out"
-    code, text, err = coldpress(
-        "freeze",
-        "python:tests.support.models:reading_sizes",
-        *inputs,
-        "--recipe",
-        "eager",
-        "--out",
-        out,
-    )
-    assert code == 0, err
-    warning = "TracerWarning: Converting a tensor to a Python integer"
-    assert f"warning: {warning}" in text
-    assert place_of(reading_sizes, "int(") in text
-    _, text, _ = coldpress("inspect", out)
-    assert re.search(rf"warning +{warning}", text)
-    assert "Python reads sizes at" in text

@@ -13,7 +13,6 @@ import pytest
 from freezer.artifact import Artifact
 from freezer.store import Store
 from tests.freezer.cli.conftest import Run
-from tests.support.buckets import objects
 from tests.support.steps import flip_a_byte, write_plain_artifact
 
 V4 = "cpu-x86-64-v4"
@@ -86,23 +85,6 @@ def test_versions_of_a_model(
     assert shown[1].split()[:3] == ["tiny", "2", "latest"]
     assert max(len(line.rstrip()) for line in shown) <= 80
     assert coldpress("list", "none", "--store", store.root)[0] == 1
-
-
-def test_a_bucket_lists_as_a_folder(
-    coldpress: Run, artifacts: dict[str, Artifact], tmp_path: Path, bucket: str, s3_address: str
-) -> None:
-    fill(bucket, artifacts)
-    before = objects(s3_address, bucket.removeprefix("s3://"))
-    fill(str(tmp_path / "store"), artifacts)
-
-    def listed(uri: object, *model: str) -> list[object]:
-        code, out, err = coldpress("list", *model, "--store", uri, "--json")
-        assert code == 0, err
-        return sorted(({**item, "published": ""} for item in json.loads(out)["versions"]), key=str)
-
-    for model in ((), ("tiny",)):
-        assert listed(bucket, *model) == listed(tmp_path / "store", *model)
-    assert objects(s3_address, bucket.removeprefix("s3://")) == before
 
 
 def test_a_damaged_model_hides_no_other(

@@ -20,7 +20,6 @@ from freezer.freezing.models import load_source
 from freezer.freezing.sources import fetched, parse_source
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from tests.support.buckets import overwrite
-from tests.support.full_disks import full_disk
 from tests.support.models import mlp
 
 CONTENT = b"the bytes of a model" * 1000
@@ -165,15 +164,6 @@ def test_a_redirect_to_plain_http_is_refused(tmp_path: Path, https: str, http: s
         match=r"redirects to http://.*, which is not https; add `sha256:` \(.*`--sha256`\)",
     ):
         fetch(f"{https}/to/{http}/model.pt", tmp_path / "fetched")
-
-
-def test_a_full_disk_is_an_os_error(https: str, tmp_path: Path) -> None:
-    (tmp_path / "served" / "model.pt").write_bytes(CONTENT)
-    with (
-        full_disk(tmp_path / "full") as folder,
-        pytest.raises(OSError, match="No space left on device"),
-    ):
-        fetch(f"{https}/model.pt", folder)
 
 
 def test_identity_changes_with_the_file(tmp_path: Path, https: str) -> None:

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 import freezer
 from freezer.artifact import Artifact, GateRecord
-from freezer.errors import JudgeError, SpecError, UsageError
+from freezer.errors import ColdpressError, JudgeError, SpecError, UsageError
 from freezer.freezing.freeze import FreezeResult, freeze
-from freezer.freezing.models import Dims, example_spec
-from freezer.spec import Dim, Limits
+from freezer.freezing.models import Dims
+from freezer.spec import Limits
 from tests.conftest import Frozen
-from tests.support.models import AttributeCounter, Counter, Writing, mlp, seeded
+from tests.support.models import AttributeCounter, Counter, mlp, seeded
 from tests.support.steps import BATCH, HERE, QUICK_OPTIONS, random_inputs
 
 X = random_inputs(2, 4)
@@ -70,22 +70,18 @@ def test_manifest_records_the_judgement(inductor: Frozen) -> None:
     assert judgement.winner is not None
     assert judgement.winner.drift is not None
     assert manifest.recipe.name == "inductor-frozen"
-    assert (manifest.device_class, manifest.verdict, manifest.reference) == (
-        HERE,
-        "published",
+    assert (manifest.device_class, manifest.verdict) == (HERE, "published")
+    assert (manifest.reference, manifest.drift.error_ratio) == (
         "float64",
+        judgement.winner.drift.error_ratio,
     )
-    assert manifest.drift.error_ratio == judgement.winner.drift.error_ratio
     assert manifest.gate == GateRecord(error_ratio_max=3.0, speedup_min=0.0)
     assert manifest.needs.torch == ".".join(torch.__version__.split(".")[:2])
     assert manifest.latency is not None
-    assert judgement.winner.speedup is not None
-    assert manifest.latency.speedup_ci == (
-        judgement.winner.speedup.low,
-        judgement.winner.speedup.high,
-    )
+    speedup = judgement.winner.speedup
+    assert speedup is not None
+    assert manifest.latency.speedup_ci == (speedup.low, speedup.high)
     assert manifest.latency.cold_start is not None
-    assert manifest.latency.cold_start.open_ms > 0
     assert manifest.provenance["source"] == "tests.support.models.TinyConv"
     assert manifest.provenance["weights"] == judgement.winner.candidate.weights
     assert [dict(item.point) for item in manifest.golden] == [
@@ -193,79 +189,38 @@ def test_kept_eager_writes_the_portable_program(tmp_path: Path) -> None:
     assert result.artifact.manifest.device_class == "portable"
 
 
-def test_model_that_writes_into_inputs_is_refused(tmp_path: Path) -> None:
-    given = X.clone()
-    with pytest.raises(
-        JudgeError, match=r"model: a call writes into its input 'x', .*`x = x\.clone\(\)`"
-    ) as caught:
-        quickly(seeded(Writing), {"x": given}, tmp_path / "out")
-    assert caught.value.code == "CP-INPUT-WRITTEN"
-    assert torch.equal(given, X), "the caller's example is untouched"
-    assert not (tmp_path / "out").exists()
-
-
-def test_positional_examples_and_constants(tmp_path: Path) -> None:
-    class Scaled(nn.Module):
-        def forward(self, x: torch.Tensor, rate: int) -> torch.Tensor:
-            return x * rate
-
-    result = quickly(Scaled().eval(), [X, 3], tmp_path / "out")
-    assert result.verdict == "published", result.reason
-    assert torch.equal(freezer.load(tmp_path / "out")(X), X * 3)
-    spec, example = example_spec(X, {})
-    assert (spec.style, list(example)) == ("positional", ["input_0"])
-
-
 @pytest.mark.parametrize(
-    ("inputs", "kwargs", "error", "message"),
+    ("inputs", "options", "error", "message"),
     [
         ({"x": X}, {"device_class": "cpu-z80"}, UsageError, "unknown device class"),
-        (
-            {"x": X},
-            {"device_class": "cuda-sm75"},
-            UsageError,
-            "this process cannot build for cuda-sm75: ",
-        ),
-        ({"x": X}, {"dims": {"x": {7: BATCH}}}, SpecError, "input 'x' has no axis 7"),
+        ({"x": X}, {"device_class": "cuda-sm75"}, UsageError, "cannot build for cuda-sm75"),
         ({"x": X}, {"recipes": ["none"]}, UsageError, "unknown recipe 'none'"),
-        (
-            {"x": {1, 2}},
-            {},
-            SpecError,
-            "input 'x': got a set, expected a tensor, a plain constant, or a tuple, list or dict",
-        ),
+        ({"x": {1, 2}}, {}, SpecError, "input 'x': got a set"),
         ({"y": X}, {}, SpecError, r"input 'y' is not a parameter of forward\(x\)"),
+        ({"x": X}, {"dims": {"y": {0: BATCH}}}, SpecError, "unknown tensor input 'y'"),
+        ({"x": X}, {"dims": {"x": {7: BATCH}}}, SpecError, "input 'x' has no axis 7"),
+        ({"x": X}, {"dims": {"x": {0: replace(BATCH, min=3)}}}, SpecError, "dim 'batch' is 2"),
+        (
+            {"x": X, "y": X},
+            {"dims": {"x": {0: BATCH}, "y": {0: replace(BATCH, max=9)}}},
+            SpecError,
+            "two different bounds",
+        ),
         (
             {"x": X},
-            {"dims": {"y": {0: BATCH}}},
-            SpecError,
-            "dims: unknown tensor input 'y'; expected one of x",
+            {"dims": {"x": {0: BATCH}}, "points": [{"batch": 9}]},
+            ColdpressError,
+            "expected batch from 1 to 4",
         ),
-        (
-            {"x": X},
-            {"dims": {"x": {0: Dim(name="batch", min=3, max=4)}}},
-            SpecError,
-            "dim 'batch' is 2",
-        ),
-        (
-            {"x": X.reshape(4, 2)},
-            {},
-            JudgeError,
-            "model: the eager model fails on its inputs: RuntimeError",
-        ),
+        ({"x": X.reshape(4, 2)}, {}, JudgeError, "the eager model fails on its inputs"),
     ],
 )
 def test_invalid_arguments_are_refused(
-    tmp_path: Path, inputs: Any, kwargs: Any, error: type[Exception], message: str
+    tmp_path: Path, inputs: Any, options: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        quickly(mlp(), inputs, tmp_path / "out", **kwargs)
+        quickly(mlp(), inputs, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
-
-
-def test_dim_with_two_bounds_is_refused() -> None:
-    with pytest.raises(SpecError, match="'batch' has two different bounds"):
-        example_spec({"x": X, "y": X}, {"x": {0: BATCH}, "y": {0: replace(BATCH, max=9)}})
 
 
 def test_nonempty_folder_is_refused(tmp_path: Path) -> None:
@@ -278,9 +233,3 @@ def test_nonempty_folder_is_refused(tmp_path: Path) -> None:
             quickly(
                 mlp().train(), {"x": X}, folder
             )  # before the model is looked at, which is in training mode
-
-
-def test_verdict_failed_has_the_reasons(tmp_path: Path) -> None:
-    result = quickly(seeded(Counter), {"x": X}, tmp_path / "out", recipes=["inductor-frozen"])
-    assert (result.verdict, result.artifact, result.judgement) == ("failed", None, None)
-    assert "inductor-frozen: export: inductor: a call changes count" in result.reason

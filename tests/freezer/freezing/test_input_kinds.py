@@ -4,7 +4,6 @@ of every dtype.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,14 +19,15 @@ from typer.testing import CliRunner
 import freezer
 from freezer.artifact import Artifact
 from freezer.cli.app import app
-from freezer.errors import ContractError, JudgeError, SpecError
-from freezer.freezing.freeze import freeze
+from freezer.errors import ContractError, JudgeError
+from freezer.freezing.freeze import freeze, freeze_source
 from freezer.freezing.models import Dims, Subject, prepare
+from freezer.freezing.sources import parse_source
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.runtime.tensor_files import read_samples
 from freezer.spec import DTYPES, Dim, InputSpec, declared_spec, match_headers, read_header
-from tests.support.models import seeded
+from tests.support.models import Calling, seeded
 from tests.support.steps import HERE, QUICK_OPTIONS, candidate_of, judgement_of
 
 BATCH = Dim(name="batch", min=1, max=4)
@@ -111,27 +111,11 @@ def by_path(given: dict[str, Any]) -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module")
 def nested(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    """The portable artifact of a Recurrent, made by the command. Do not write to it."""
+    """The portable artifact of a Recurrent. Do not write to it."""
     out = tmp_path_factory.mktemp("nested") / "out"
-    arguments = [
-        "--inputs",
-        json.dumps(DECLARED),
-        "--dims",
-        '{"batch": {"max": 4}}',
-        "--device-class",
-        "portable",
-    ]
-    done = CliRunner().invoke(
-        app,
-        [
-            "freeze",
-            "python:tests.freezer.freezing.test_input_kinds:recurrent",
-            *arguments,
-            "--out",
-            str(out),
-        ],
-    )
-    assert done.exit_code == 0, done.output
+    source = parse_source("python:tests.freezer.freezing.test_input_kinds:recurrent", folder=Path())
+    options = replace(QUICK_OPTIONS, recipes=["portable"], device_class="portable")
+    freeze_source(source, spec=declared("keyword"), samples=None, out=out, options=options)
     return Artifact.read(out)
 
 
@@ -160,8 +144,6 @@ def test_manifest_and_golden_files_name_leaves_by_path(nested: Artifact) -> None
     [
         ("keyword", lambda model: model, "torchscript-frozen"),
         ("positional", scripted, "portable"),
-        pytest.param("positional", lambda model: model, "portable", marks=pytest.mark.slow),
-        pytest.param("keyword", scripted, "torchscript-frozen", marks=pytest.mark.slow),
     ],
 )
 def test_nested_inputs_are_captured_judged_and_served(
@@ -202,31 +184,19 @@ def test_frozen_model_takes_leaves_by_path(nested: Artifact) -> None:
     torch.testing.assert_close(model(**leaves), expected)
     rest = {path: leaf for path, leaf in leaves.items() if not path.startswith("state")}
     torch.testing.assert_close(model(state=given["state"], **rest), expected)
-    part = {name: value for name, value in given.items() if name != "opts"}
-    torch.testing.assert_close(
-        model(
-            **part, opts={"gain": given["opts"]["gain"]}, **{"opts.shift": given["opts"]["shift"]}
-        ),
-        expected,
-    )
     h, c = given["state"]
-    wrong_inputs: list[tuple[dict[str, Any], str]] = [
-        ({"state": (h,)}, "input 'state': got 1 items, expected a tuple of 2"),
-        ({"state": (h, c.double())}, r"input 'state\.1': got dtype float64, expected float32"),
-        ({"state": (h, c[:, :1])}, r"input 'state\.1': got shape \[1, 1, 4\].*\{'batch': 2\}"),
-        ({"state": (h, None)}, r"input 'state\.1': got nothing, expected a tensor"),
-        ({"opts": {"scale": h}}, "input 'opts': the key 'scale' is unknown; expected shift, gain"),
-        ({"state.0": h}, r"input 'state\.0' is given twice"),
-        ({"bias": h}, "input 'bias': got a tensor, but None was baked in"),
+    wrong_inputs: list[dict[str, Any]] = [
+        {"state": (h,)},
+        {"state": (h, c.double())},
+        {"state": (h, c[:, :1])},
+        {"state": (h, None)},
+        {"opts": {"scale": h}},
+        {"state.0": h},
+        {"bias": h},
     ]
-    for wrong, message in wrong_inputs:
-        with pytest.raises(ContractError, match=message):
+    for wrong in wrong_inputs:
+        with pytest.raises(ContractError):
             model(**(given | wrong))
-    with pytest.raises(
-        ContractError,
-        match="got 6 positional inputs, expected at most 5: ids, state, opts, extra, bias",
-    ):
-        model(*given.values(), None, None)
 
 
 def test_sample_files_name_leaves_by_path(nested: Artifact, tmp_path: Path) -> None:
@@ -243,11 +213,6 @@ def test_sample_files_name_leaves_by_path(nested: Artifact, tmp_path: Path) -> N
     assert match_headers(read_header(path), spec) == [{"batch": 1}, {"batch": 2}, {"batch": 3}]
     subject = prepare("recurrent", seeded(Recurrent), spec, read_samples(path))
     assert list(subject.sets[0].tensors) == PATHS
-    with pytest.raises(
-        SpecError,
-        match=r"input 'state\.0' is not a parameter of forward",
-    ):
-        prepare("recurrent", seeded(Recurrent), declared_spec({"state.0": {"shape": [1]}}, {}))
     done = CliRunner().invoke(
         app,
         ["run", str(nested.folder), "--input", str(path), "--output", str(tmp_path / "out.npz")],
@@ -294,10 +259,6 @@ def test_every_dtype_and_empty_tensors_round_trip(tmp_path: Path) -> None:
         assert torch.equal(again, x)
         assert float(total) == pytest.approx(float(x.abs().double().sum() if name != "bool" else 3))
     assert {output.dtype for output in frozen.outputs} == set(DTYPES)
-    with pytest.raises(
-        ContractError, match=r"input 'input_0\.none': got shape \[1, 4\], expected \[0, 4\]"
-    ):
-        frozen({**given, "none": torch.zeros(1, 4)})
 
 
 class Table(nn.Module):
@@ -370,57 +331,28 @@ def test_optional_tensors_given_omitted_or_none(
 
 
 @pytest.mark.parametrize(
-    ("write", "named"),
-    [
-        (lambda x, state: x.add_(0), "input 'x'"),
-        (lambda x, state: x.numpy().fill(3), "input 'x'"),
-        (lambda x, state: x.unsqueeze_(0), "input 'x'"),
-        (lambda x, state: (x.add_(1), state[0].add_(1)), r"input 'x'"),
-    ],
+    "write", [lambda x: x.add_(0), lambda x: x.numpy().fill(3), lambda x: x.unsqueeze_(0)]
 )
-def test_writing_into_an_input_is_refused(write: Callable[..., Any], named: str) -> None:
+def test_writing_into_an_input_is_refused(write: Callable[[Tensor], Any]) -> None:
     class Writing(nn.Module):
-        def forward(self, x: Tensor, state: list[Tensor]) -> Tensor:
+        def forward(self, x: Tensor) -> Tensor:
             result = x + 1
-            write(x, state)
+            write(x)
             return result
 
-    spec = declared_spec(
-        {"x": {"shape": [2]}, "state": {"list": [{"shape": [3]}, {"shape": [3]}]}}, {}
-    )
-    with pytest.raises(
-        JudgeError, match=f"m: a call writes into its {named}, .*`x = x.clone"
-    ) as caught:
-        prepare("m", Writing().eval(), spec)
+    with pytest.raises(JudgeError, match="into its input 'x'") as caught:
+        prepare("m", Writing().eval(), declared_spec({"x": {"shape": [2]}}, {}))
     assert caught.value.code == "CP-INPUT-WRITTEN"
 
 
 @pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (
-            lambda x: x.to(torch.uint16),
-            (
-                "m: output 'output' is uint16, expected one of float64, .*; cast it at the end of"
-                " forward"
-            ),
-        ),
-        (
-            lambda x: (x, [x.to_sparse()]),
-            r"m: output '1\.0' is torch\.sparse_coo on cpu, expected a dense tensor",
-        ),
-        (lambda x: x.to("meta"), "m: output 'output' is torch.strided on meta"),
-    ],
+    "function",
+    [lambda x: x.to(torch.uint16), lambda x: (x, [x.to_sparse()]), lambda x: x.to("meta")],
 )
-def test_outputs_that_cannot_be_compared_are_refused(
-    function: Callable[[Tensor], Any], message: str
-) -> None:
-    class Gives(nn.Module):
-        def forward(self, x: Tensor) -> Any:
-            return function(x)
-
-    with pytest.raises(JudgeError, match=message):
-        prepare("m", Gives().eval(), declared_spec({"x": {"shape": [2, 2]}}, {}))
+def test_outputs_that_cannot_be_compared_are_refused(function: Callable[[Tensor], Any]) -> None:
+    with pytest.raises(JudgeError) as caught:
+        prepare("m", Calling(function).eval(), declared_spec({"x": {"shape": [2, 2]}}, {}))
+    assert caught.value.code == "CP-OUTPUTS"
 
 
 class Bags(nn.Module):

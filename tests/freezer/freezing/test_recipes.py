@@ -9,7 +9,7 @@ import pytest
 from freezer.artifact import PayloadKind
 from freezer.errors import UsageError
 from freezer.freezing.lowering import LOWERINGS
-from freezer.freezing.recipes import RECIPES, CaptureName, left_out, own_toolchain, select
+from freezer.freezing.recipes import RECIPES, left_out, own_toolchain, select
 from freezer.runtime.loaders import LOADERS
 
 
@@ -66,31 +66,6 @@ def test_unknown_recipe_lists_the_known_ones() -> None:
         UsageError, match="unknown recipe 'tensorrt'; expected auto, all, eager, torchscript-frozen"
     ):
         names("tensorrt")
-
-
-@pytest.mark.parametrize("key", RECIPES)
-def test_recipe_names_known_captures_and_lowerings(key: str) -> None:
-    recipe = RECIPES[key]
-    assert recipe.name == key
-    assert {lowering for _, lowering in recipe.ways} <= set(LOWERINGS)
-    assert {capture for capture, _ in recipe.ways} <= set(get_args(CaptureName))
-
-
-def test_captures_are_tried_in_order() -> None:
-    through_torchscript = [
-        (name, "torchscript") for name in ("as-is", "trace", "script", "trace-sizes")
-    ]
-    assert list(RECIPES["torchscript-frozen"].ways) == through_torchscript
-    exported = [("export", "exported"), ("export-strict", "exported")]
-    assert list(RECIPES["portable"].ways) == [*exported, *through_torchscript]
-
-
-def test_recipes_differ_in_settings() -> None:
-    settings = [
-        sorted((*recipe.settings.items(), ("portable", recipe.portable)))
-        for recipe in RECIPES.values()
-    ]
-    assert all(settings.count(one) == 1 for one in settings)
 
 
 def test_every_kind_of_payload_has_a_loader() -> None:

@@ -9,13 +9,6 @@ from freezer.errors import UsageError
 from freezer.freezing.target import Target, class_here, packed_layouts, target_here
 from freezer.hardware import best_level, detect, device_class
 from freezer.runtime.tensors import dtypes_of
-from freezer.runtime.torch_settings import threads
-from tests.support.steps import HERE
-
-
-def test_this_machine_is_a_target() -> None:
-    target = target_here(HERE, 3)
-    assert (target.device_class.name, target.num_threads) == (HERE, 3)
 
 
 @pytest.mark.skipif("cpu-x86-64-v4" not in detect().classes, reason="this process has no x86-64-v4")
@@ -65,18 +58,3 @@ def test_integer_matrices_count_as_weights() -> None:
     table, count = torch.zeros(2, 3, dtype=torch.int8), torch.zeros(3, dtype=torch.uint8)
     assert dtypes_of((table, count, torch.zeros(1))) == {"int8", "float32"}
     assert dtypes_of((count,)) == set()
-
-
-def test_other_hardware_is_rejected() -> None:
-    with pytest.raises(UsageError, match="this process cannot build for cuda-sm75: "):
-        target_here("cuda-sm75", 1)
-
-
-def test_threads_are_restored_after_an_error() -> None:
-    before = torch.get_num_threads()
-    with threads(before + 1):
-        assert torch.get_num_threads() == before + 1
-    assert torch.get_num_threads() == before
-    with pytest.raises(RuntimeError, match="shape"), threads(before + 1):
-        torch.zeros(2).reshape(3)
-    assert torch.get_num_threads() == before

@@ -5,7 +5,6 @@ serves.
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,15 +12,14 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import freezer
-from freezer.artifact import frozen_code
-from freezer.cli.app import main
-from freezer.errors import ContractError, IncompatibleError, UsageError
+from freezer.artifact import Artifact
+from freezer.cli.app import app
+from freezer.errors import IncompatibleError, UsageError
 from freezer.freezing.judging import judge
-from freezer.freezing.judging.judgement import general
 from freezer.freezing.target import target_here
-from freezer.pyfunc import _load_pyfunc
 from freezer.serving.canary import canary_figures
 from freezer.spec import Dim
 from tests.conftest import Several
@@ -53,27 +51,6 @@ def count_stays() -> Iterator[None]:
     assert torch.get_num_threads() == THREADS
 
 
-@pytest.mark.slow
-def test_payload_for_each_thread_count_and_shape(several: Several) -> None:
-    payloads = several.candidate.payloads
-    assert [payload.path for payload in payloads] == PATHS, (
-        "the deciding count first, and the most special shape first"
-    )
-    assert [payload.num_threads for payload in payloads] == [2, 2, 2, 1, 1, 1]
-    assert [(payload.dims[0].min, payload.dims[0].max) for payload in payloads] == [
-        (1, 1),
-        (3, 3),
-        (1, 4),
-    ] * 2
-    reports = several.candidate.reports
-    assert set(reports) == set(PATHS)
-    assert all("capture" in reports[path].phases_s for path in PATHS)
-    code = frozen_code(several.artifact)
-    parts = dict(zip(PATHS, code.split("# payloads/")[1:], strict=True))
-    assert all("num_threads(2)" in parts[path] for path in PATHS[:3])
-    assert not any("omp parallel" in parts[path] for path in PATHS[3:])
-
-
 def test_thread_counts_are_checked() -> None:
     assert target_here(HERE, (1, 4)).thread_counts == (1, 4)
     assert target_here("portable", (4, 1)).thread_counts == (4,), "it fits any"
@@ -91,52 +68,6 @@ def test_every_point_has_an_input_set() -> None:
     assert subject.points == tuple(every)
     assert {item.point["batch"] for item in subject.sets} > {1, 2, 3, 5, 64}
     assert len(plain.sets) < len(subject.sets)
-
-
-@pytest.mark.slow
-def test_every_payload_is_judged_and_timed(several: Several) -> None:
-    drift, cells, winner = (
-        several.judgement.trials[0].drift,
-        several.judgement.cells,
-        several.judgement.winner,
-    )
-    assert drift is not None
-    runs = {(row.num_threads, row.payload) for row in drift.rows}
-    assert runs == {(payload.num_threads, payload.path) for payload in several.candidate.payloads}
-    by_dynamic = {
-        several.subject.sets[row.set_index].point["batch"]
-        for row in drift.rows
-        if row.payload == PATHS[2]
-    }
-    assert by_dynamic >= {
-        1,
-        3,
-    }, "the payload that would serve a point without its own is judged there too"
-    timed = [(cell.num_threads, cell.point["batch"]) for cell in cells]
-    assert timed == [
-        (2, 1),
-        (2, 3),
-        (2, 2),
-        (2, 4),
-        (1, 1),
-        (1, 3),
-    ], "the middle and the largest sizes with the first count"
-    for cell in (*cells[:2], *cells[4:]):
-        assert set(cell.sampling.samples_ms) == {
-            "eager",
-            "inductor-frozen",
-            general("inductor-frozen"),
-        }
-        name = f"{SUFFIXES[cell.num_threads]}.pt2"
-        assert list(cell.payloads.values()) == [
-            f"payloads/batch{cell.point['batch']}{name}",
-            f"payloads/all{name}",
-        ]
-    assert winner is not None
-    kept = [payload.path for payload in winner.candidate.payloads]
-    assert sorted([*kept, *(item.payload for item in winner.dropped)]) == sorted(PATHS)
-    assert {PATHS[0], PATHS[2]} <= set(kept), "the deciding payload and the one for all sizes"
-    assert {figures.payload for figures in winner.points} <= set(kept)
 
 
 def test_wrong_payload_for_another_count_is_rejected(tmp_path: Path) -> None:
@@ -179,11 +110,8 @@ def test_manifest_and_evidence_have_every_cell(several: Several) -> None:
         (2, 2),
         (2, 4),
     }
-    assert (manifest.latency.num_threads, manifest.latency.point) == (2, {"batch": 1})
     assert rows[0].speedup_ci == manifest.latency.speedup_ci
     latency = pq.read_table(several.artifact.folder / "evidence/latency.parquet").to_pylist()
-    timed = {(row.num_threads, f"batch={row.point['batch']}") for row in rows}
-    assert {(row["threads"], row["point"]) for row in latency} == timed
     assert {row["payload"] for row in latency} == {None, *PATHS}
     drift = pq.read_table(several.artifact.folder / "evidence/drift.parquet").to_pylist()
     assert {row["payload"] for row in drift} == set(PATHS)
@@ -223,26 +151,6 @@ def test_largest_smaller_count_serves(several: Several, tmp_path: Path) -> None:
         freezer.verify(several.artifact.folder, threads=0)
 
 
-LOAD = """
-import sys, torch, freezer
-torch.set_num_threads(int(sys.argv[2]))
-model = freezer.load(sys.argv[1])
-print(model.payload_for({"batch": 1}).num_threads, torch.get_num_threads())
-"""
-
-
-@pytest.mark.slow
-def test_payload_for_another_thread_count(several: Several) -> None:
-    model = freezer.load(several.artifact.folder, threads=1)
-    with pytest.raises(
-        ContractError,
-        match=r"no payload serves {'batch': 9}; the artifact holds payloads/batch1-threads1.pt2",
-    ):
-        model.payload_for({"batch": 9})
-    with pytest.raises(ContractError, match=r"got sizes of \['rows'\], expected those of batch"):
-        model.payload_for({"rows": 1})
-
-
 @pytest.mark.slow
 def test_canary_runs_the_serving_payloads(several: Several, tmp_path: Path) -> None:
     one = freezer.load(several.artifact.folder, threads=1)
@@ -257,79 +165,19 @@ def test_canary_runs_the_serving_payloads(several: Several, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_verify_and_mlflow_take_the_thread_count(several: Several) -> None:
-    assert freezer.verify(several.artifact.folder, threads=1).num_files == len(
-        several.artifact.manifest.contents
-    )
-    model = _load_pyfunc(str(several.artifact.folder), {"threads": 1}).get_raw_model()
-    assert model.payload_for({"batch": 1}).num_threads == 1
-
-
-@pytest.mark.slow
-def test_command_takes_thread_counts_and_points(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "out"
-    arguments = [
-        "freeze",
-        "python:tests.support.models:mlp",
-        "--out",
-        str(out),
-        "--inputs",
-        '{"x": {"shape": ["batch", 4]}}',
-    ]
-    arguments += [
-        "--dims",
-        '{"batch": {"max": 4}}',
-        "--recipe",
-        "torchscript-frozen",
-        "--device-class",
-        "portable",
-    ]
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        [
-            "coldpress",
-            *arguments,
-            "--threads",
-            "1",
-            "--threads",
-            "2",
-            "--point",
-            "batch=3",
-            "--point",
-            "batch=1",
-        ],
-    )
-    with pytest.raises(SystemExit) as done:
-        main()
-    assert not done.value.code
-    latency = freezer.load(out).manifest.latency  # type: ignore[union-attr]
+def test_command_takes_thread_counts_and_points(tmp_path: Path) -> None:
+    inputs = ("--inputs", '{"x": {"shape": ["batch", 4]}}', "--dims", '{"batch": {"max": 4}}')
+    recipe = ("--recipe", "torchscript-frozen", "--device-class", "portable")
+    given = ("--threads", "1", "--threads", "2", "--point", "batch=3", "--point", "batch=1")
+    command = ("freeze", "python:tests.support.models:mlp", "--out", str(tmp_path / "out"))
+    done = CliRunner().invoke(app, [*command, *inputs, *recipe, *given])
+    assert done.exit_code == 0, done.output
+    latency = Artifact.read(tmp_path / "out").manifest.latency
     assert latency is not None
+    assert latency.point == {"batch": 3}
     assert [(row.num_threads, row.point["batch"]) for row in latency.points] == [
         (1, 3),
         (1, 1),
         (1, 2),
         (1, 4),
     ]
-    assert latency.point == {"batch": 3}
-    for wrong in ("batch", "batch=x", "batch=1,batch=2"):
-        monkeypatch.setattr(sys, "argv", ["coldpress", *arguments, "--point", wrong])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        assert caught.value.code == 2
-
-
-def test_points_must_be_within_the_dims(tmp_path: Path) -> None:
-    dims = {"x": {0: Dim(name="batch", min=1, max=4)}}
-    with pytest.raises(
-        freezer.ColdpressError, match=r"point {'batch': 9}: expected batch from 1 to 4"
-    ):
-        freezer.freeze(
-            mlp(),
-            {"x": random_inputs(2, 4)},
-            out=tmp_path / "out",
-            dims=dims,
-            options=freezer.FreezeOptions(points=[{"batch": 9}]),
-        )

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 import freezer
 from freezer.errors import JudgeError, SpecError
 from freezer.runtime.loaders import torchscript_deprecations_silenced
-from tests.conftest import Frozen
 from tests.support.models import Counter, seeded
 from tests.support.snapshots import changes, model_state, process_state, script_state
 from tests.support.steps import ANY_SPEED, HERE, QUICK, random_inputs
@@ -97,12 +96,6 @@ def test_freeze_changes_neither_model_nor_process(recipe: str, tmp_path: Path) -
     torch.testing.assert_close(freezer.load(tmp_path / "out")(IMAGE), model(IMAGE))
 
 
-@pytest.mark.parametrize("which", ["inductor", "scripted", "portable"])
-def test_session_artifacts_changed_nothing(which: str, request: pytest.FixtureRequest) -> None:
-    frozen: Frozen = request.getfixturevalue(which)
-    assert changes(frozen.before, frozen.after) == []
-
-
 @pytest.mark.parametrize(
     ("recipe", "frozen_before"), [("torchscript-frozen", False), ("portable", True)]
 )
@@ -146,4 +139,5 @@ def test_failed_build_changes_nothing(tmp_path: Path) -> None:
     result = check_unchanged(
         model, lambda: frozen(model, random_inputs(2, 4), tmp_path / "out", "inductor-frozen")
     )
-    assert result.verdict == "failed"
+    assert (result.verdict, result.artifact, result.judgement) == ("failed", None, None)
+    assert "a call changes count" in result.reason

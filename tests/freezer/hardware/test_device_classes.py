@@ -126,41 +126,6 @@ def test_layouts_follow_limits_of_onednn(
     assert tuple(found[dtype] for dtype in ("float32", "bfloat16", "float16", "int8")) == expected
 
 
-@pytest.mark.parametrize(
-    ("host", "expected"),
-    [
-        (
-            hosts.HASWELL,
-            {
-                V4: "the CPU lacks avx512bw, avx512cd, avx512dq, avx512f, avx512vl",
-                "cuda": "no NVIDIA driver",
-            },
-        ),
-        (
-            hosts.CASCADE_LAKE_GUEST,
-            {
-                "cpu-cascadelake": "the CPU lacks avx512_vnni",
-                "cpu-zen4": "the CPU is of GenuineIntel, and the class is of AuthenticAMD",
-                "cuda": "no NVIDIA driver",
-            },
-        ),
-        (
-            hosts.A64FX,
-            {
-                "cpu-neoverse-v1": (
-                    "the CPU lacks asimddp, asimdfhm, bf16, flagm, i8mm, ilrcpc, jscvt, lrcpc,"
-                    " svebf16, svei8mm"
-                )
-            },
-        ),
-    ],
-)
-def test_reasons_against_the_next_better_classes(host: Host, expected: dict[str, str]) -> None:
-    found = describe_host(host, {}).next_better
-    assert {name: found[name] for name in expected} == expected
-    assert set(found) <= {*expected, "cuda", "cpu-neoverse-v2"}
-
-
 def test_sve_length_must_match() -> None:
     why_not = describe_host(replace(hosts.GRAVITON3, sve_bits=512), {}).why_not
     assert why_not["cpu-neoverse-v1"] == "SVE's vectors have 512 bits, and the class's 256"

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import subprocess
 import sys
-import time
 import traceback
 import weakref
 
-import pytest
 import torch
 
 from freezer.freezing.models import clear_frames, free_tensors
@@ -89,18 +86,6 @@ def test_memory_of_children_is_counted() -> None:
     assert peak.bytes >= 200 * MB
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_plain_forks_are_not_counted() -> None:
-    held = torch.ones(50 * MB)
-    with peak_memory() as peak:
-        child = os.fork()
-        if child == 0:
-            time.sleep(0.5)
-            os._exit(0)
-        os.waitpid(child, 0)
-    assert peak.children_bytes < held.nbytes / 2
-
-
 def test_the_peak_excludes_the_parent_process() -> None:
     held = torch.ones(100 * MB)
     assert peak_bytes() >= held.nbytes
@@ -162,17 +147,3 @@ def test_let_go_frees_variables_and_keeps_the_traceback() -> None:
     gc.collect()
     assert [ref() is None for ref in held] == [True] * 3
     assert traceback.format_exception(kept) == printed
-
-
-def test_let_go_spares_errors_being_handled() -> None:
-    theirs: list[weakref.ref[Weights]] = []
-    ours: list[weakref.ref[Weights]] = []
-    try:
-        failing(theirs)
-    except ValueError as handled:
-        try:
-            failing(ours)
-        except ValueError as error:
-            clear_frames(error, handled)
-            left = [ref() is not None for ref in (*theirs, *ours)]
-    assert left == [True, False]

@@ -116,11 +116,10 @@ def test_wrong_inputs_are_refused(echo: FrozenModel, args: Any, kwargs: Any, mes
         pytest.param(lambda x: x.clone().requires_grad_(), id="with-gradient"),
     ],
 )
-@pytest.mark.parametrize("batch", [1, 2])
 def test_awkward_memory_gives_correct_results(
-    inductor: Frozen, awkward: Callable[[Tensor], Tensor], batch: int
+    inductor: Frozen, awkward: Callable[[Tensor], Tensor]
 ) -> None:
-    x = awkward(random_inputs(2, 3, 16, 16, seed=5))[:batch]
+    x = awkward(random_inputs(2, 3, 16, 16, seed=5))
     got = freezer.load(inductor.artifact.folder, canary=False)(x)
     torch.testing.assert_close(got, inductor.model(x.detach().resolve_neg().clone()).detach())
     assert not got.requires_grad
@@ -165,9 +164,3 @@ def test_results_have_the_sources_structure(echo: FrozenModel) -> None:
         payloads=[OpenPayload(payload=payload_for(), run=lambda x, y: [x, y])],
     )(X, Y)
     assert named.x is named["x"] is named[0]
-
-
-def test_repr_names_model_and_class(inductor: Frozen, echo: FrozenModel) -> None:
-    loaded = freezer.load(inductor.artifact.folder, canary=False)
-    assert repr(loaded) == f"FrozenModel(conv for {inductor.artifact.manifest.device_class}; x)"
-    assert repr(echo) == "FrozenModel(a candidate; x, y, rate)"

@@ -22,17 +22,6 @@ assert telemetry_utils.tm.__name__.endswith("telemetry_stub"), telemetry_utils.t
 assert "openvino_telemetry" not in sys.modules
 """
 
-MISSING = """
-import sys
-sys.modules["openvino"] = None
-from pathlib import Path
-from freezer.errors import MissingDependencyError
-from freezer.runtime.loaders.openvino import open_openvino
-try:
-    open_openvino(Path("all.ovir"), {"openvino": {}})
-except MissingDependencyError as error:
-    print(error)
-"""
 
 BOTH = """
 import sys
@@ -54,10 +43,7 @@ def test_import_is_silent_and_reports_to_nobody(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_package_names_the_command() -> None:
-    assert "pip install 'coldpress[openvino]'" in python(MISSING)
-
-
+@pytest.mark.slow
 def test_process_that_uses_all_engines_ends_normally(tmp_path: Path) -> None:
     for package in ("openvino", "onnxruntime", "onnxscript"):
         pytest.importorskip(package)

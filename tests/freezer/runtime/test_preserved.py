@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from freezer.artifact import Payload
-from freezer.errors import BuildError, ContractError, NotPreservedError
+from freezer.errors import ContractError, NotPreservedError
 from freezer.freezing.capture import Captured
 from freezer.freezing.lowering import torchscript_files as torchscript
 from freezer.freezing.models import example_spec
@@ -167,19 +167,6 @@ def test_colliding_names_are_reached_by_index(kind: str, versioned: FrozenModel)
         versioned.ladder = ()
 
 
-def test_attributes_of_nested_submodules(kind: str, tmp_path: Path) -> None:
-    model = served(seeded(Versioned), X, ("holder.part.scale", "sub.version"), kind, tmp_path)
-    source = source_of(Versioned)
-    assert model.holder.part.scale == 2.0
-    model.holder.part.scale = source.holder.part.scale = 4.0
-    near(kind, model(X), source(X).detach())
-    with pytest.raises(
-        NotPreservedError,
-        match=r"'holder\.part\.version'; preserved are holder\.part\.scale, sub\.v",
-    ):
-        _ = model.holder.part.version
-
-
 def test_other_attributes_raise_with_a_remedy(tmp_path: Path) -> None:
     model = served(seeded(Versioned), X, ("version", "describe"), "torchscript-frozen", tmp_path)
     message = (
@@ -224,45 +211,11 @@ def test_methods_are_called(kind: str, versioned: FrozenModel) -> None:
 # Lowering
 
 
-def test_optimizing_at_load_keeps_preserved_names(tmp_path: Path) -> None:
-    model = served(
-        seeded(Versioned),
-        X,
-        ("encode", "version", "sub.version"),
-        "torchscript-optimized",
-        tmp_path,
-    )
-    assert (model.version, model.sub.version) == (1, 3)
-    graphs = [
-        str(method.graph)
-        for method in (model.preserved._module.forward, model.preserved._module.encode)
-    ]
-    assert "mkldnn" in graphs[0]
-    assert "batch_norm" not in graphs[1]
-
-
 def test_constants_cannot_be_set(kind: str, tmp_path: Path) -> None:
     model = served(seeded(Constant), X, ("rate",), kind, tmp_path)
     assert model.rate == 16
     with pytest.raises(ContractError, match="constant"):
         model.rate = 8
-
-
-def test_an_optimized_source_is_refused(tmp_path: Path) -> None:
-    with torchscript_deprecations_silenced():
-        optimized = torch.jit.optimize_for_inference(
-            torch.jit.script(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval())
-        )
-    with pytest.raises(
-        BuildError,
-        match=r"optimize_for_inference was applied to the module, .* give the module from before",
-    ):
-        torchscript.build(
-            Captured(name="as-is", program=optimized, convention="native"),
-            tmp_path / "all.pt",
-            target_here("portable", 1),
-            RECIPES["torchscript-frozen"].settings,
-        )
 
 
 # Refused methods

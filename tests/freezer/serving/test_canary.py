@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -85,34 +84,15 @@ class TopTwo(torch.nn.Module):
         return torch.full_like(x, -1e9).scatter(-1, places, best)
 
 
-class Boxes(torch.nn.Module):
-    """Pixels beside probabilities, with values of all sizes between, so that they form no
-    groups.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        between = 10.0 ** -torch.arange(5) * (x[:, :1] + 10)
-        return torch.cat([x * 30 + 300, between, x.softmax(1) * 1e-3], 1)
-
-
-@pytest.mark.parametrize(
-    ("model", "x", "wrong"),
-    [
-        (TopTwo, random_inputs(2, 40), {"change": 0.1}),
-        (Boxes, random_inputs(16, 4), {"factor": torch.tensor([1.0] * 9 + [0.0] * 4)}),
-    ],
-    ids=["few values below fill values", "small slices"],
-)
-def test_small_parts_are_compared(
-    tmp_path: Path, model: type[torch.nn.Module], x: Tensor, wrong: dict[str, Any]
-) -> None:
+def test_small_parts_are_compared(tmp_path: Path) -> None:
     """The artifact records what the gate judges apart, and the canary does so, too."""
     options = replace(QUICK_OPTIONS, recipes=["torchscript-frozen"])
-    result = freezer.freeze(model().eval(), [x], out=tmp_path / "made", options=options)
+    x = random_inputs(2, 40)
+    result = freezer.freeze(TopTwo().eval(), [x], out=tmp_path / "made", options=options)
     assert result.artifact is not None
     run_canary(result.artifact, answering(result.artifact))
     with pytest.raises(CanaryError):
-        run_canary(result.artifact, answering(result.artifact, **wrong))
+        run_canary(result.artifact, answering(result.artifact, change=0.1))
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
@@ -135,14 +115,6 @@ def test_other_shapes_and_dtypes_fail(
     artifact = with_golden(portable.artifact, tmp_path / "copy", {"0/output": golden})
     with pytest.raises(error):
         run_canary(artifact, answering(artifact))
-
-
-def test_bounds_are_relative_with_an_eager_reference(portable: Frozen, tmp_path: Path) -> None:
-    golden = tuple(replace(item, slice_errors={}) for item in portable.artifact.manifest.golden)
-    artifact = copy_of(portable.artifact, tmp_path / "copy", reference="eager", golden=golden)
-    run_canary(artifact, answering(artifact, factor=1 + 5e-4))
-    with pytest.raises(CanaryError):
-        run_canary(artifact, answering(artifact, factor=1 + 5e-3))
 
 
 def test_load_runs_the_smallest_set_of_each_payload(portable: Frozen, tmp_path: Path) -> None:

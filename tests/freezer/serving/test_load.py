@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from freezer.artifact import Artifact, Fallback, Manifest, PayloadKind
 from freezer.errors import IncompatibleError, NotPublishedError, StoreUnreachableError, UsageError
 from freezer.files import digest_file, verify_file
 from freezer.hardware import detect
-from freezer.serving.process import LoadOptions
 from freezer.store import Store
 from tests.conftest import Frozen
 from tests.support.keys import make_pair
@@ -67,30 +66,6 @@ def test_the_requested_class_serves(published: Store) -> None:
     assert [refusal.reason for refusal in caught.value.ladder] == ["class_mismatch"]
     with pytest.raises(UsageError, match="unknown device class 'none'"):
         freezer.load("mlp", store=str(published.root), device_class="none")
-
-
-def test_load_takes_options_or_their_keywords(published: Store) -> None:
-    store = str(published.root)
-    keywords = {
-        "store": store,
-        "device_class": "portable",
-        "threads": THREADS,
-        "strict": True,
-        "limit_isa": False,
-        "canary": False,
-        "device": "cpu",
-        "cuda_graphs": False,
-        "trusted_keys": (),
-        "min_version": 1,
-        "runtime": "torch",
-    }
-    assert {field.name for field in fields(LoadOptions)} == set(keywords)
-    options = LoadOptions(**keywords)  # type: ignore[arg-type]
-    by_keywords = freezer.load("mlp", **keywords)  # type: ignore[call-overload]
-    both = freezer.load("mlp", LoadOptions(store=store), device_class="portable")  # type: ignore[call-overload]
-    for model in (freezer.load("mlp", options), by_keywords, both):
-        assert model.manifest is not None
-        assert model.manifest.device_class == "portable"
 
 
 def test_the_most_specific_class_serves(published: Store) -> None:
@@ -244,22 +219,6 @@ def test_the_fallback_serves_without_the_engine(
     )
 
 
-def test_the_next_class_serves_without_the_engine(
-    scripted: Frozen, portable: Frozen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("freezer.serving.load.find_spec", lambda name: None)
-    both = needing("openvino", scripted.artifact, portable.artifact, tmp_path / "both")
-    store = store_of(
-        tmp_path, {HERE: rewritten(both, fallback=None), "portable": portable.artifact}
-    )
-    model = freezer.load("mlp", store=str(store.root))
-    assert [(refusal.rung, refusal.reason) for refusal in model.ladder] == [
-        (HERE, "runtime_missing")
-    ]
-    assert model.manifest is not None
-    assert model.manifest.device_class == "portable"
-
-
 def test_payloads_for_more_threads_are_refused(
     scripted: Frozen, portable: Frozen, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -329,18 +288,6 @@ def test_missing_references_raise(tmp_path: Path, published: Store) -> None:
         freezer.load("none", store=str(published.root))
     with pytest.raises(StoreUnreachableError, match="is not there"):
         freezer.load("mlp", store=str(tmp_path / "none"))
-
-
-def test_loading_leaves_no_files(published: Store) -> None:
-    code = (
-        "import sys, freezer, os; freezer.load('mlp', store=sys.argv[1]);"
-        " print(os.listdir(os.environ['TMPDIR']))"
-    )
-    before = sorted(path for path in published.root.rglob("*"))
-    scratch = published.root.parent / "scratch-of-load"
-    scratch.mkdir(exist_ok=True)
-    assert python(code, published.root, env={**os.environ, "TMPDIR": str(scratch)}).strip() == "[]"
-    assert sorted(path for path in published.root.rglob("*")) == before
 
 
 def test_inductor_payloads_need_no_compiler(inductor: Frozen, tmp_path: Path) -> None:

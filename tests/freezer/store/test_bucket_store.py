@@ -17,7 +17,6 @@ from freezer.artifact import Artifact
 from freezer.errors import (
     IncompatibleError,
     IntegrityError,
-    MissingDependencyError,
     NotPublishedError,
     StoreUnreachableError,
     UsageError,
@@ -26,7 +25,6 @@ from freezer.files import buckets
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.serving.verify import verify
 from freezer.store import Store, Version
-from freezer.store.oci_layout import Layout
 from tests.conftest import Frozen
 from tests.support.buckets import Wire, cached_files, objects, overwrite
 from tests.support.steps import HERE, flip_a_byte, write_plain_artifact
@@ -92,29 +90,6 @@ def test_a_bucket_equals_a_folder_byte_for_byte(
     }
     assert in_bucket == in_folder
     assert list(objects(s3_address, place_of(bucket))) == list(in_bucket), "no lock is left"
-
-
-def test_pull_restores_what_was_published(
-    bucket: str, one: Artifact, two: Artifact, tmp_path: Path
-) -> None:
-    store = Store.open(bucket)
-    assert store.models() == []
-    version = publish(store, one, two)
-    again = Store.open(f"{bucket}/")
-    assert again.models() == ["tiny"]
-    assert again.version("tiny") == version
-    pulled = again.pull(version, V4, tmp_path / "pulled")
-    assert (pulled.folder / "payloads/all.pt2").read_bytes() == b"two" * 1000
-    assert again.pull(version, V4, tmp_path / "pulled").folder == pulled.folder
-    assert cached_files(tmp_path / "cache") == [], "pulling does not fill the cache"
-    assert (
-        again.file(version, two.manifest.files[0]).read_bytes()
-        == (two.folder / two.manifest.files[0].path).read_bytes()
-    )
-    with pytest.raises(NotPublishedError):
-        again.version("other")
-    with pytest.raises(NotPublishedError):
-        again.version("tiny:7")
 
 
 def test_the_uri_sets_endpoint_and_region(
@@ -240,16 +215,6 @@ def test_bad_uris_are_usage_errors(tmp_path: Path) -> None:
         Store.open("oci://registry/models")
 
 
-def test_without_pyarrow_the_error_names_the_install_command() -> None:
-    code = (
-        "import sys; sys.modules['pyarrow'] = None\nfrom freezer.store.artifact_store import"
-        " Store\nStore.open('s3://bucket/models')"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert MissingDependencyError.__name__ in done.stderr
-    assert "pip install 'coldpress[stores]'" in done.stderr
-
-
 # Faults and rivals
 
 
@@ -325,26 +290,6 @@ def test_concurrent_publishers_lose_nothing(
     assert sorted(store.version("tiny").images) == [V4, "portable"]
 
 
-def test_an_overtaken_publisher_writes_again(
-    bucket: str, one: Artifact, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A rival without a lock overwrites index.json."""
-    store, rival = Store.open(bucket), Store.open(bucket)
-    write = store._files.write
-    rivals: list[str] = []
-
-    def overtaken(path: str, data: bytes) -> None:
-        write(path, data)
-        if path.endswith("index.json") and not rivals:
-            rivals.append(path)
-            Layout(rival._files, "tiny").write_tags({})
-
-    monkeypatch.setattr(store._files, "write", overtaken)
-    assert publish(store, one).number == 1
-    assert rivals == ["tiny/index.json"]
-    assert store.versions("tiny") == [1]
-
-
 def test_a_lock_excludes_others_until_it_expires(
     bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -374,30 +319,6 @@ def test_a_lock_excludes_others_until_it_expires(
     with two.locked("tiny"):
         order.append("third")
     assert order[-1] == "third"
-
-
-def test_an_object_removed_while_reading_does_not_exist(bucket: str) -> None:
-    """pyarrow has asked for the size when the object goes; the server's error is longer than the
-    object.
-    """
-    files, rival = Store.open(bucket).remote, Store.open(bucket).remote
-    assert files is not None
-    assert rival is not None
-    files.write("tiny/index.json", b"{}")
-    filesystem, remove = files._fs, rival.remove
-
-    class Removing:
-        def open_input_stream(self, path: str) -> object:
-            stream = filesystem.open_input_stream(path)
-            remove("tiny/index.json")
-            return stream
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(filesystem, name)
-
-    files._fs = Removing()
-    with pytest.raises(FileNotFoundError):
-        files.read("tiny/index.json")
 
 
 @pytest.mark.slow

@@ -156,7 +156,7 @@ def read_all(store: Store, dest: Path) -> None:
 
 @pytest.mark.parametrize(
     ("level", "step"),
-    [("index.json", 2), ("index", 2), ("image", 9), ("manifest", 23), ("signatures", 2)],
+    [("index.json", 5), ("index", 5), ("image", 17), ("manifest", 47), ("signatures", 5)],
 )
 def test_every_reader_raises_coldpress_errors(
     signed: tuple[Store, Path], tmp_path: Path, level: str, step: int
@@ -217,19 +217,10 @@ def bad_metadata(path: Path) -> None:
     save_file(load_file(path), path, metadata={"complex128": "[7"})
 
 
-def number_as_metadata(path: Path) -> None:
-    save_file(load_file(path), path, metadata={"complex128": "7"})
-
-
-def not_complex(path: Path) -> None:
-    tensors = load_file(path)
-    save_file(tensors, path, metadata={"complex128": json.dumps(list(tensors))})
-
-
 @pytest.mark.parametrize("path", [GOLDEN_INPUTS, GOLDEN_OUTPUTS])
 @pytest.mark.parametrize(
     "change",
-    [garbage, no_set, other_dtype, other_shape, bad_metadata, number_as_metadata, not_complex],
+    [garbage, no_set, other_dtype, other_shape, bad_metadata],
 )
 def test_golden_files_of_another_shape(
     portable: Frozen, tmp_path: Path, path: str, change: Callable[[Path], None]

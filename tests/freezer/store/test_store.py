@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
 import signal
 import stat
@@ -11,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from freezer.codec import encode
 from freezer.errors import IntegrityError, NotPublishedError, StoreUnreachableError, UsageError
 from freezer.files import digest_bytes
 from freezer.store import Descriptor, Store, Version, versions_of
-from freezer.store.oci_layout import DEVICE_CLASS, Layout, OciImage
+from freezer.store.oci_layout import DEVICE_CLASS, OciImage
 from tests.support.steps import flip_a_byte, rewritten, write_plain_artifact
 
 V3, V4 = "cpu-x86-64-v3", "cpu-x86-64-v4"
@@ -228,38 +226,6 @@ def test_pull_keeps_foreign_folders(
         empty.pull(version, V4, dest)
 
 
-def test_an_unwritable_destination_is_a_usage_error(empty: Store, tmp_path: Path) -> None:
-    """A limit on the size of files fails as a full disk does, in the copy of the payload."""
-    version = publish(
-        empty, write_plain_artifact(tmp_path / "large", content=b"x" * 100_000, device_class=V4)
-    )
-    dest, (soft, hard) = tmp_path / "pulled", resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
-    try:
-        with pytest.raises(UsageError, match=f"--dest {dest} cannot be written: File too large"):
-            empty.pull(version, V4, dest)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert not list(tmp_path.glob(".pulled-*"))
-    assert empty.pull(version, V4, dest).manifest.device_class == V4
-
-
-def test_versions_are_listed_while_others_are_published(empty: Store, one: Artifact) -> None:
-    keys = count()
-
-    class Busy(Store):
-        """Another process publishes a version before each read."""
-
-        def layout(self, model: str) -> Layout:
-            publish(empty, one, key=str(next(keys)))
-            return super().layout(model)
-
-    publish(empty, one)
-    found = [item.version for item in versions_of(Busy(empty.root), "tiny")]
-    assert found[1:] == sorted(found[1:], reverse=True)
-    assert found[-1] == 1
-
-
 def test_errors_list_what_is_published(empty: Store, one: Artifact) -> None:
     version = publish(empty, one)
     with pytest.raises(NotPublishedError):
@@ -380,12 +346,11 @@ store.publish("tiny", source_key="new key", artifacts=[artifact])
 
 
 @pytest.mark.parametrize("moment", ["index.json", "payload"])
-@pytest.mark.parametrize("published", [True, False])
 def test_a_crash_while_publishing_keeps_the_previous_version(
-    empty: Store, one: Artifact, tmp_path: Path, moment: str, published: bool
+    empty: Store, one: Artifact, tmp_path: Path, moment: str
 ) -> None:
     """The publisher is killed at the moment when a file of that name would appear."""
-    before = [publish(empty, one)] if published else []
+    before = publish(empty, one)
     newer = write_plain_artifact(tmp_path / "newer", b"newer")
     name = (
         newer.manifest.payloads[0].digest.removeprefix("sha256:") if moment == "payload" else moment
@@ -394,27 +359,14 @@ def test_a_crash_while_publishing_keeps_the_previous_version(
         [sys.executable, "-c", KILLED, str(empty.root), str(newer.folder), name], check=False
     )
     assert done.returncode == -signal.SIGKILL
-    assert [empty.version(f"tiny:{number}") for number in empty.versions("tiny")] == before
-    assert empty.models() == ["tiny"] * len(before)
-    for version in before:
-        empty.pull(version, "portable", tmp_path / "pulled").verify()
+    assert empty.versions("tiny") == [1]
+    assert empty.version("tiny:1") == before
+    empty.pull(before, "portable", tmp_path / "pulled").verify()
     again = publish(empty, newer, key="new key")
-    assert again.number == len(before) + 1
+    assert again.number == 2
     assert (
         empty.pull(again, "portable", tmp_path / "again").folder / "payloads/all.pt2"
     ).read_bytes() == b"newer"
-
-
-def test_a_store_that_cannot_be_written_is_unchanged(empty: Store, one: Artifact) -> None:
-    publish(empty, one)
-    blobs = empty.root / "tiny" / "blobs"
-    shutil.move(blobs, empty.root / "kept")
-    blobs.write_text("a file where a folder should be")
-    with pytest.raises(StoreUnreachableError):
-        publish(empty, one, key="other")
-    blobs.unlink()
-    shutil.move(empty.root / "kept", blobs)
-    assert empty.versions("tiny") == [1]
 
 
 # Other tools

@@ -6,7 +6,6 @@ import os
 import random
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -62,27 +61,6 @@ def test_the_interval_contains_the_true_ratio() -> None:
     assert sum(found.low <= 1.5 <= found.high for found in intervals) >= 36
     assert all(found.low <= found.value <= found.high for found in intervals)
     assert sum(found.low > 1.0 for found in intervals) >= 36
-
-
-def test_the_interval_is_of_the_reported_value() -> None:
-    """Eager has two speeds.
-
-    Its fast blocks have more calls, so that the median of all calls differs from that of the
-    rounds.
-    """
-    for seed in range(20):
-        rng = random.Random(seed)
-        speeds = [1.0 if index < 8 else 3.0 for index in range(30)]
-        eager = [[ms * rng.lognormvariate(0, 0.1) for _ in range(int(60 / ms))] for ms in speeds]
-        candidate = [[0.6 * rng.lognormvariate(0, 0.1) for _ in range(100)] for _ in speeds]
-        found = speedup(
-            sampling_of(eager=eager, candidate=candidate),
-            "candidate",
-            eager="eager",
-            num_candidates=1,
-            policy=ALL,
-        )
-        assert found.value not in (found.low, found.high)
 
 
 def test_the_interval_widens_with_more_candidates() -> None:
@@ -210,23 +188,6 @@ def test_several_threads_have_no_cpu_time(busy_machine: None) -> None:
     assert "other processes used" in found.problem
 
 
-def test_hidden_threads_have_no_cpu_time(busy_machine: None) -> None:
-    """A model may start threads that torch does not count."""
-    ended = threading.Event()
-
-    def work() -> None:
-        while not ended.is_set():
-            spin(1000)
-
-    other = threading.Thread(target=work)
-    other.start()
-    with threads(1):
-        found = sample({"a": [partial(spin, 1000)]}, replace(STRICT, time_limit_s=0.2))
-    ended.set()
-    other.join()
-    assert (found.stable, found.clock) == (False, "wall")
-
-
 def test_slow_models_get_enough_rounds() -> None:
     policy = replace(STRICT, min_rounds=10, time_limit_s=0.06, busy_limit=2.0, steal_limit=2.0)
     found = sample({"a": [lambda: time.sleep(0.05)]}, policy)
@@ -271,16 +232,6 @@ def test_short_rounds_are_judged_together() -> None:
     assert all(lasted_s >= TELLING_S for lasted_s, _ in meter.asked)
     assert found.num_dropped == sum(count for _, count in meter.asked[1::2]) > len(meter.asked)
     assert len(found.samples_ms["a"]) == sum(count for _, count in meter.asked[::2])
-
-
-def test_blocks_do_not_depend_on_the_warm_up() -> None:
-    policy = replace(QUICK, block_ms=20.0, warmup_s=0.0, time_limit_s=0.3)
-    slow_at_first = sample({"a": [lambda: time.sleep(0.001)]}, policy, meter=Watching(*[50.0] * 3))
-    assert min(len(block) for block in slow_at_first.samples_ms["a"]) > 1
-    slow_later = sample(
-        {"a": [lambda: time.sleep(0.001)]}, policy, meter=Watching(*[0.01] * 3, *[15.0] * 100_000)
-    )
-    assert {len(block) for block in slow_later.samples_ms["a"]} == {2}
 
 
 class Growing:

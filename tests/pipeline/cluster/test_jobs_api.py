@@ -6,9 +6,6 @@ import json
 import os
 import re
 import socket
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,8 +18,7 @@ from freezer.store import Store
 from jobs import status, submit
 from pipeline.cluster import Jobs, job_prefix, jobs_api
 from tests.support.dashboards import Dashboard, serving
-from tests.support.full_disks import full_disk
-from tests.support.raylets import LOOPBACK, ROOT
+from tests.support.raylets import LOOPBACK
 
 pytestmark = pytest.mark.filterwarnings("ignore:ssl=None is deprecated:DeprecationWarning")
 
@@ -121,38 +117,6 @@ def submitted(folder: Path, address: str) -> list[str]:
     (folder / "weights.bin").write_bytes(b"weights")
     places = ["--store", str(folder / "store"), "--tracking-uri", "http://127.0.0.1:9"]
     return [str(folder / "catalog.yaml"), *places, "--address", address, "--detach"]
-
-
-def test_a_full_temporary_folder_is_reported(
-    dashboard: Dashboard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "scratch"
-    with full_disk(folder), monkeypatch.context() as patched:
-        patched.setattr(tempfile, "tempdir", str(folder))
-        done = CliRunner().invoke(submit.app, submitted(tmp_path, dashboard.address))
-    assert done.exit_code == 3, done.output
-    assert re.search(
-        rf"CP-TEMPORARY: .* cannot be packed .* {folder} \(.*No space left on device.*\); make"
-        r" room",
-        done.output,
-    )
-    assert CliRunner().invoke(submit.app, submitted(tmp_path, dashboard.address)).exit_code == 0
-
-
-def test_an_unreadable_file_is_named(dashboard: Dashboard, tmp_path: Path) -> None:
-    words = submitted(tmp_path, dashboard.address)
-    (tmp_path / "weights.bin").chmod(0)
-    command = [sys.executable, "-W", "ignore", "-m", "jobs.submit", *words]
-    if os.geteuid() == 0:  # root may read every file
-        command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *command]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 2, done.stderr
-    assert re.search(
-        r"CP-USAGE: \S+weights.bin cannot be uploaded \(Permission denied\)", done.stderr
-    )
-    assert "Traceback" not in done.stderr
 
 
 # Status

@@ -12,7 +12,7 @@ import pytest
 from freezer.hardware import PORTABLE
 from tests.support.raylets import RayCluster
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 LOCAL = "from pipeline.cluster.client import connect; connect(None).__enter__()"
 CONNECTS = """

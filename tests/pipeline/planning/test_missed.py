@@ -161,43 +161,6 @@ def test_next_start_judges_what_was_built(store: Store, ledger: Ledger) -> None:
     assert plan_of(store, ledger).items[0].why == "unchanged"
 
 
-def test_explain_builds_nothing_for_new_limits(store: Store, ledger: Ledger) -> None:
-    """Only the judge's key differs: the candidates are kept, and a capture that failed is not tried
-    again.
-    """
-    model = replace(campaigns.entry("m", store.root.parent), recipes=(ONE, OTHER))
-
-    def plan(**limits: Any) -> Plan:
-        entry = replace(model, limits=replace(model.limits, **limits))
-        found = campaigns.plan_of([entry], store, ledger)
-        return replace(found, items=found.items[:1])
-
-    start(store, ledger, [built(ONE), built(OTHER, "capture"), judged()], plan())
-    in_store(store, plan().items[0], ONE)
-    found = explained(plan(speedup_min=1.5), store, ledger)
-    assert f"m {HERE}: keep {ONE}; judge (differs from" in found
-
-
-@pytest.mark.parametrize(
-    ("failure", "code", "missed"),
-    [
-        ("capture", "CP-CAPTURE", False),
-        ("crash", "CP-CRASH", False),
-        ("error", "CP-ERROR", True),
-        ("source", "CP-FETCH", True),
-    ],
-)
-def test_only_failures_of_circumstances_are_missed(
-    store: Store, ledger: Ledger, failure: str, code: str, missed: bool
-) -> None:
-    attempts = 2 if failure == "crash" else 1
-    plan = plan_of(store, ledger)
-    ends = [built(ONE), *[built(OTHER, failure, code)] * attempts, judged()]
-    start(store, ledger, ends, plan)
-    assert bool(plan_of(store, ledger).items[0].missed) == missed
-    assert bool(plan_of(store, ledger, lift=True).items[0].missed) == (missed or failure == "crash")
-
-
 def test_noisy_result_is_kept_while_noise_is_accepted(store: Store, ledger: Ledger) -> None:
     accepting = plan_of(store, ledger, accept_noise=True)
     done = judged("rejected")

@@ -16,22 +16,7 @@ from freezer.artifact import (
 from pipeline.records import CandidateReport, Failure, Outcome
 from pipeline.reporting import CampaignReport, print_report
 from pipeline.workspace import log_path
-from tests.support.past_campaigns import past_point
-from tests.support.past_outcomes import CRASH, FAILED, PUBLISHED
-
-SLOW = replace(
-    PUBLISHED,
-    reason=(
-        "inductor-frozen is 1.84 times as fast as eager; slower than eager with 2 threads, batch 64"
-        " (0.81)"
-    ),
-    candidates=(
-        replace(
-            PUBLISHED.candidates[0],
-            points=tuple(past_point({}, verdict=verdict) for verdict in ("faster", "slower")),
-        ),
-    ),
-)
+from tests.support.past_outcomes import FAILED, PUBLISHED
 
 
 def report_of(*outcomes: Outcome, **settings: object) -> CampaignReport:
@@ -87,10 +72,6 @@ def test_json_report_has_every_outcome(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_warnings_of_published_captures_are_printed() -> None:
-    assert "resnet50 cpu-x86-64-v4: warning: w\n" in printed(report_of(PUBLISHED, FAILED))
-
-
 def test_table_shows_verdicts_reasons_and_logs() -> None:
     text = printed(report_of(PUBLISHED, FAILED, replace(PUBLISHED, cached=True)))
     assert "1.84x (1.79-1.90)" in text
@@ -98,21 +79,6 @@ def test_table_shows_verdicts_reasons_and_logs() -> None:
     assert "broken cpu-x86-64-v4: the process died of SIGSEGV" in text
     assert "    line two" in text
     assert "1 failed, 2 published (1 unchanged) in 5 s" in text
-
-
-def test_shared_reason_is_printed_once() -> None:
-    coded = replace(FAILED, failure=replace(CRASH, code="CP-CRASH"))
-    text = printed(
-        report_of(
-            coded,
-            replace(coded, device_class="portable"),
-            replace(coded, model="other", reason="is another"),
-        )
-    )
-    assert text.count("the process died of SIGSEGV") == 1
-    assert "broken cpu-x86-64-v4, portable: CP-CRASH: the process died of SIGSEGV" in text
-    assert text.count("    line two") == 2
-    assert "other cpu-x86-64-v4: CP-CRASH: is another" in text
 
 
 def test_failure_is_printed_with_its_log(tmp_path: Path) -> None:
@@ -126,47 +92,4 @@ def test_failure_is_printed_with_its_log(tmp_path: Path) -> None:
     assert printed(report_of(failed), store=str(tmp_path)).count(f"    log: {log}\n") == 1
     assert "    log: s3://bucket/store/.coldpress/logs/b.log\n" in printed(
         report_of(failed), store="s3://bucket/store"
-    )
-
-
-LONG = replace(
-    PUBLISHED, model="distilbert-base-uncased-finetuned-sst-2-english", recipe="torchscript-frozen"
-)
-
-
-@pytest.mark.parametrize("width", [80, 120, 160])
-def test_table_fits_the_terminal(width: int) -> None:
-    outcomes = [
-        LONG,
-        replace(FAILED, failure=Failure(kind="infrastructure"), cached=True),
-        PUBLISHED,
-    ]
-    lines = printed(report_of(*outcomes), width).splitlines()
-    table = lines[1 : lines.index(next(line for line in lines if line.startswith("broken cpu")))]
-    assert max(len(line) for line in table) <= width
-    assert "1.84x (1.79-1.90)" in "".join(table)
-    assert ("judge s" in table[0]) == (width == 160)
-    assert "failed:" in table[2], "failures first"
-
-
-def test_short_names_have_one_line_each_in_80_columns() -> None:
-    lines = printed(
-        report_of(PUBLISHED, replace(PUBLISHED, model="bert-small", verdict="kept-eager")), 80
-    ).splitlines()
-    assert lines[3].split() == [
-        "resnet50",
-        "cpu-x86-64-v4",
-        "published",
-        "inductor-frozen",
-        "1.84x",
-        "(1.79-1.90)",
-    ]
-    assert lines[4].split()[:3] == ["bert-small", "cpu-x86-64-v4", "kept-eager"]
-
-
-def test_report_names_slow_sizes() -> None:
-    assert f"resnet50 cpu-x86-64-v4: {SLOW.reason}\n" in printed(report_of(SLOW))
-    assert str(PUBLISHED.reason) not in printed(report_of(PUBLISHED))
-    assert "batch 64" not in printed(report_of(replace(SLOW, device_class="portable"))), (
-        "it is judged by drift alone"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,12 +96,6 @@ def test_history_marks_regressions(store: Store) -> None:
     assert (
         max(map(len, run.stdout.splitlines()[:-1])) <= 80
     )  # the sentence is wrapped by the terminal
-
-
-def test_history_as_json(store: Store) -> None:
-    run = CliRunner().invoke(results.history_app, ["m", "--store", store.uri, "--json"])
-    old, new = json.loads(run.stdout)["cpu-x86-64-v4"]
-    assert (old["speed"]["value"], new["change"]["kind"]) == (1.8, "slower")
 
 
 def test_history_of_unknown_model(store: Store) -> None:

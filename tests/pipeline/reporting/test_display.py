@@ -9,10 +9,10 @@ import io
 import pytest
 from rich.console import Console
 
-from pipeline.records import Event, verdict_text
+from pipeline.records import verdict_text
 from pipeline.reporting import ItemWork, LineDisplay, display_for
-from pipeline.reporting.display import CampaignProgress, LiveDisplay
-from tests.support.past_outcomes import CRASH, EVENTS, FAILED, PUBLISHED, WORK
+from pipeline.reporting.display import LiveDisplay
+from tests.support.past_outcomes import CRASH, EVENTS, FAILED, WORK
 
 
 def lines_of(*, verbose: bool) -> list[str]:
@@ -89,19 +89,3 @@ def test_dumb_terminals_get_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     console = Console(file=io.StringIO(), force_terminal=True)
     assert isinstance(display_for(console), LineDisplay)
-
-
-def test_time_left_follows_the_items_that_ended() -> None:
-    now = [0.0]
-    progress = CampaignProgress(lambda: now[0])
-    names = ["a portable", "b portable", "c portable"]
-    progress.plan(3, [ItemWork(what=name, recipes=("r",)) for name in names])
-    for name in names[:2]:
-        progress.add(Event(kind="build", what=name, recipes=("r",)))
-    now[0] += 4.0
-    assert progress.time_left() is None, "nothing is known"
-    progress.add(Event(kind="judged", what="a portable"))
-    assert progress.time_left() == 2 * 4.0
-    progress.add(Event(kind="outcome", what="a portable", outcome=PUBLISHED))
-    assert progress.time_left() == 2 * 4.0, "an item ends once"
-    assert progress.num_waiting == 1

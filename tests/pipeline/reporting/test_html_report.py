@@ -5,7 +5,6 @@ keyboard; phone, dark, print.
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -162,76 +161,3 @@ def test_fits_every_screen(page: Page, width: int) -> None:
     assert (
         row.evaluate("(row) => row.scrollHeight - row.clientHeight") <= 0
     )  # every class is visible
-
-
-CONTRAST = """
-() => {
-  const curve = (value) => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
-  const channel = (value) => curve(value / 255);
-  const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
-  const parsed = (text) => text.match(/[\\d.]+/g).map(Number);
-  const behind = (element) => {
-    for (; element; element = element.parentElement) {
-      const color = parsed(getComputedStyle(element).backgroundColor);
-      if (color.length === 3 || color[3] > 0) return color;
-    }
-    return [255, 255, 255];
-  };
-  const low = [];
-  for (const element of document.querySelectorAll("body *")) {
-    const isText = (node) => node.nodeType === 3 && node.textContent.trim();
-    if (![...element.childNodes].some(isText) || !element.checkVisibility()) continue;
-    if (element.closest("script, style, svg, option")) continue;
-    const color = light(parsed(getComputedStyle(element).color));
-    const [one, other] = [color, light(behind(element))].sort((a, b) => b - a);
-    const start = element.textContent.trim().slice(0, 40);
-    if ((one + 0.05) / (other + 0.05) < 4.5) low.push(`${element.tagName} ${start}`);
-  }
-  return low;
-}
-"""
-"""Elements whose text has less than 4.5:1 of contrast (WCAG 2.2, 1.4.3 AA)."""
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_contrast(browser: Browser, report: Path, scheme: str) -> None:
-    page = browser.new_page(color_scheme=scheme)  # type: ignore[arg-type]
-    page.goto(f"{report.as_uri()}#resnet")
-    page.wait_for_selector("#d-body section")
-    assert page.evaluate("document.documentElement.dataset.theme") == scheme
-    assert page.evaluate(CONTRAST) == []
-    page.close()
-
-
-@pytest.mark.slow
-def test_ten_thousand_rows_stay_smooth(browser: Browser, tmp_path: Path) -> None:
-    opened = Store.open(str(tmp_path / "store"), create=True)
-    outcomes = [
-        published(f"model-{place:05}", name, speedup=1 + place / 5000)
-        for place in range(5000)
-        for name in CLASSES[:2]
-    ]
-    write_campaign(opened, "fleet", outcomes)
-    path = tmp_path / "report.html"
-    run = CliRunner().invoke(
-        results.report_app, ["fleet", "--store", opened.uri, "--out", str(path)]
-    )
-    assert run.exit_code == 0, run.output
-    assert path.stat().st_size < 20e6
-    page = browser.new_page(viewport={"width": 1280, "height": 800})
-    started = time.monotonic()
-    page.goto(path.as_uri())
-    page.wait_for_selector("#models tbody tr.item")
-    assert time.monotonic() - started < 10
-    assert page.locator("#models tbody tr.item").count() < 200  # only what is in view
-    page.select_option("#sort", "speedup")
-    assert names(page)[0] == "model-04999"
-    busy_ms = page.evaluate(
-        "() => { const t = performance.now(); byId('search').value = '04321'; refresh(); return"
-        " performance.now() - t; }"
-    )
-    assert busy_ms < 500
-    assert names(page) == ["model-04321"]
-    page.click("#models td a")
-    assert "inductor-frozen" in details(page)
-    page.close()

@@ -92,20 +92,6 @@ def test_outcomes_equal_those_of_the_ledger(store: Store, uri: str) -> None:
         scraped(port)
 
 
-def test_unchanged_outcomes_are_counted_apart(store: Store, uri: str) -> None:
-    port = free_port()
-    run_judged(store, uri, "first", {}, models=MODELS)
-    with metered(Display(), "again", f"{LOOPBACK}:{port}") as display:
-        run_judged(store, uri, "again", {}, models=MODELS, display=display)
-        found = scraped(port)
-    status = campaign_status(store, "again")
-    assert status.unchanged > 0
-    assert summed(found, "coldpress_outcomes_total", "cached") == {
-        "true": status.unchanged,
-        "false": 4 - status.unchanged,
-    }
-
-
 @pytest.mark.parametrize("address", ["9105", ":9105", f"{LOOPBACK}:http", f"{LOOPBACK}:70000"])
 def test_invalid_addresses_are_usage_errors(address: str) -> None:
     with (

@@ -10,23 +10,18 @@ from typing import Any
 
 import pytest
 
-from freezer.artifact import Artifact
 from freezer.errors import SourceError
 from freezer.freezing.models import load_source
 from freezer.freezing.sources import parse_source
 from freezer.store import Store
-from pipeline.cluster import Done, Handle, Node, Turns
-from pipeline.cluster.coordination import READ_S
+from pipeline.cluster import Done, Handle, Node
 from pipeline.ledger import Ledger
 from pipeline.planning import Item, Plan
-from pipeline.publish import Publisher
 from pipeline.records import Event, Failure, Outcome
 from pipeline.scheduling import Executor
 from pipeline.worker import BuildRequest, BuildResult, JudgeRequest, JudgeResult
 from pipeline.workspace import workplace
-from tests.conftest import Frozen
-from tests.support.boards import Clock, DictBoard
-from tests.support.campaigns import entry, judged, plan_of
+from tests.support.campaigns import entry, plan_of
 from tests.support.executions import materials_of
 from tests.support.one_node import NoRay, OneNode
 from tests.support.steps import HERE
@@ -150,26 +145,6 @@ def test_other_nodes_build_while_the_drivers_judges(
     assert before.count(("build", "away")) >= 4, "two for each core, before the next judge"
 
 
-def test_outcome_of_another_campaign_is_reused(
-    store: Store, ledger: Ledger, portable: Frozen
-) -> None:
-    plan = planned(store, ledger, "ab")
-    workers = Workers()
-    built(plan, store, "ab")
-    with Ledger(store, "faster") as other:
-        item = plan.items[1]
-        artifact = Artifact(
-            folder=portable.artifact.folder, manifest=replace(portable.artifact.manifest, model="b")
-        )
-        Publisher(Plan(items=(item,)), store, other).add(
-            item, judged(item, "published", store, artifact)
-        )
-    (_, first), (_, second) = outcomes(plan, store, ledger, workers, [HOME])
-    assert workers.said == ["judge a home", "outcome a", "outcome b"]
-    assert (first.verdict, first.cached) == ("rejected", False)
-    assert (second.verdict, second.version, second.cached) == ("published", 1, True)
-
-
 def test_damaged_candidate_fails_until_the_next_start(store: Store, ledger: Ledger) -> None:
     plan = planned(store, ledger, "a")
     workers = Workers(damaged="a")
@@ -221,50 +196,8 @@ def test_third_disturbed_judge_is_final(store: Store, ledger: Ledger) -> None:
     built(plan, store, "a")
     ((_, outcome),) = outcomes(plan, store, ledger, workers, [HOME])
     assert workers.said == [*["judge a home"] * 3, "outcome a"]
-    assert [event.kind for event in workers.shown if event.unstable] == [
-        "retried",
-        "retried",
-        "judged",
-    ]
     assert (outcome.verdict, outcome.failure) == ("unstable", None)
-    assert (
-        outcome.reason
-        == "too busy; tried 3 times; repeat it on quieter nodes, or with --accept-noise"
-    )
-
-
-def test_outcomes_wait_for_the_turn_of_others(
-    store: Store, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    board = DictBoard()
-    clock = Clock()
-    entries = [entry(name, store.root.parent) for name in "ab"]
-    plan = plan_of(entries, store, ledger, recipes=("portable",), classes=("portable", HERE))
-    plan = replace(plan, items=tuple(item for item in plan.items if not item.builds))
-    workers = Workers()
-    other = Turns(board, Clock())
-    executor = Executor(
-        plan,
-        OneNode(workers, store.root, HOME),
-        store,
-        ledger,
-        materials_of(store),
-        lambda _: None,
-    )
-    executor._scheduler.turns = Turns(board, clock)
-    executor._scheduler.tick()
-
-    def rest(_: float) -> None:
-        workers.said.append("waited")
-        other.release("home")
-        clock.now += READ_S
-
-    monkeypatch.setattr("pipeline.scheduling.executor.time.sleep", rest)
-    for item, outcome in executor.outcomes():
-        workers.said.append(f"outcome {item.entry.name} {outcome.verdict}")
-        other.claim("home")
-        clock.now += READ_S
-    assert workers.said == ["outcome a kept-eager", "waited", "outcome b kept-eager"]
+    assert "--accept-noise" in str(outcome.reason)
 
 
 def test_measured_memory_is_requested_later(store: Store, ledger: Ledger) -> None:

@@ -242,12 +242,3 @@ def test_continued_campaign_keeps_its_toolchain(tmp_path: Path) -> None:
             f'{V4} is now built with {{"cuda": "13.0", "torch": "2.14.0"}}, since no node '
         )
     ]
-
-
-def test_older_torch_wins_among_as_many_nodes(tmp_path: Path) -> None:
-    nodes = [node("a", V4), node("b", V4)]
-    for newer in ("a", "b"):
-        for order in (nodes, nodes[::-1]):
-            assert (
-                fleet_of(tmp_path, Answers(order, newer=[newer]))[0].facts()[V4].toolchain == PLAIN
-            )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
 
 import pytest
 
@@ -12,7 +11,6 @@ from pipeline.planning import Demand
 from pipeline.scheduling.queue import (
     JUDGE_BATCH,
     LOOK_AHEAD,
-    WINDOW,
     Queue,
     Slot,
     Task,
@@ -67,17 +65,6 @@ def test_node_takes_rare_classes_first() -> None:
     assert taken(queue_of(waiting(ANY), waiting(V3), waiting(V4)), Slot(node=SMALL)) == [V3, ANY], (
         "v4 is beyond it"
     )
-
-
-def test_node_changes_class_after_a_window() -> None:
-    alike = (node("a", V3), node("b", V3))
-    queue = queue_of(*(waiting(name, index=i) for i in range(3 * WINDOW) for name in (V3, ANY)))
-    slot = Slot(node=alike[0], last_class=ANY)
-    order = taken(queue, slot, alike)
-    assert order[:WINDOW] == [ANY] * WINDOW
-    assert order[WINDOW : 3 * WINDOW].count(V3) >= WINDOW
-    switches = sum(a != b for a, b in pairwise(order))
-    assert switches <= 4
 
 
 def test_large_tasks_do_not_block_small_ones() -> None:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
-import re
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +14,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from freezer.errors import CatalogError
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.spec import Dim
 from pipeline.catalog import Catalog, Entry, read_catalog, read_registry
@@ -28,8 +22,8 @@ from pipeline.sources import Materials
 from pipeline.sources.transfer import module_closure, ship
 from pipeline.worker.task_child import load_subject
 from tests.support.models import mlp
+from tests.support.shown import empty_database
 
-MODELS = Path(__file__).parents[1] / "models"
 ENTRY = (
     "  - {{name: {name}, source: '{source}', inputs: {{x: {{shape: [batch, 4]}}}}, dims: {{batch:"
     " {{max: 4}}}}{more}}}\n"
@@ -65,7 +59,7 @@ def digests(tmp_path: Path) -> FileDigests:
 
 
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> str:
+def registry(template: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The tracking URI of a registry: `exported` as pt2 with an example, `Old One` pickled,
     `frozen` made by us.
     """
@@ -75,6 +69,8 @@ import sys, mlflow, numpy as np, torch
 from tests.support.models import mlp
 from mlflow.models import infer_signature
 mlflow.set_tracking_uri(sys.argv[1])
+mlflow.create_experiment("sources", artifact_location=sys.argv[2])
+mlflow.set_experiment("sources")
 x = np.ones((2, 4), np.float32)
 signature = infer_signature(x, np.ones((2, 3), np.float32))
 for name, form in (("exported", "pt2"), ("Old One", "pickle")):
@@ -93,7 +89,7 @@ client = mlflow.MlflowClient()
 client.set_registered_model_alias("exported", "champion", 1)
 client.set_model_version_tag("frozen", 1, "coldpress.artifact", "sha256:0")
 """
-    uri = f"sqlite:///{folder}/mlflow.db"
+    uri = empty_database(template, folder / "mlflow")
     root = Path(__file__).parents[3]
     environ = {
         "PYTHONPATH": str(root),
@@ -102,7 +98,7 @@ client.set_model_version_tag("frozen", 1, "coldpress.artifact", "sha256:0")
         "MLFLOW_DISABLE_TELEMETRY": "true",
     }
     subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script, uri],
+        [sys.executable, "-W", "ignore", "-c", script, uri, (folder / "artifacts").as_uri()],
         check=True,
         capture_output=True,
         cwd=folder,
@@ -187,21 +183,6 @@ def test_registry_can_be_a_catalog(registry: str) -> None:
     assert champion.name == "exported"
 
 
-@pytest.mark.parametrize(
-    ("catalog", "filter_string", "message"),
-    [
-        ("mlflow:", "name = 'none'", "has no models that match"),
-        ("mlflow:@nobody", None, "has no models with the alias 'nobody' to freeze"),
-        ("mlflow:exported", None, "expected mlflow: for the newest version"),
-    ],
-)
-def test_registry_without_models_is_refused(
-    registry: str, catalog: str, filter_string: str | None, message: str
-) -> None:
-    with pytest.raises(CatalogError, match=message):
-        read_registry(catalog, registry, filter_string=filter_string, trust=False, only=())
-
-
 def test_unresolvable_source_is_a_problem_of_its_entry(
     tmp_path: Path, registry: str, digests: FileDigests
 ) -> None:
@@ -226,86 +207,6 @@ def test_unresolvable_source_is_a_problem_of_its_entry(
         ("far", "source", "CP-FETCH"),
         ("pinned", "source", "CP-FETCH-DIGEST"),
     ]
-
-
-@contextlib.contextmanager
-def nobody() -> Iterator[None]:
-    """As a user whom modes of files concern, which they do not concern root."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A folder that every user may enter; pytest's are their owner's."""
-    with tempfile.TemporaryDirectory() as made:
-        Path(made).chmod(0o755)
-        yield Path(made)
-
-
-def test_unreadable_file_is_a_problem_of_its_entry(open_folder: Path, digests: FileDigests) -> None:
-    """Also in a folder of a transformers model, whose files are part of the key: they are not left
-    out of it.
-    """
-    for name in (
-        "gone.pt2",
-        "closed.pt2",
-        "listed.bin",
-        "good.pt2",
-        "unlisted/inner/weights.bin",
-        "listable/inner/weights.bin",
-    ):
-        (open_folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (open_folder / name).write_bytes(b"0")
-    (open_folder / "factory.py").write_text("def make():\n    return model\n")
-    save_file({"0/x": torch.ones(2, 4)}, open_folder / "samples.safetensors")
-    bad = {
-        "gone": ("export:gone.pt2", ""),
-        "closed": ("export:closed.pt2", ""),
-        "listing": ("python:factory:make", ", files: [listed.bin]"),
-        "sampled": ("export:good.pt2", ", samples: samples.safetensors"),
-        "unlisted": ("transformers:unlisted", ""),
-        "listable": ("transformers:listable", ""),
-    }
-    given = [(name, *source) for name, source in bad.items()]
-    catalog = catalog_of(open_folder, *given, ("good", "export:good.pt2", ""))
-    assert (
-        Materials(open_folder / "store", "sqlite://", FileDigests(open_folder / "first")).resolve(
-            catalog.entries
-        )[1]
-        == []
-    )
-    (open_folder / "gone.pt2").unlink()
-    modes = {
-        "closed.pt2": 0,
-        "listed.bin": 0,
-        "samples.safetensors": 0,
-        "unlisted/inner": 0o111,
-        "listable/inner": 0o444,
-    }
-    for name, mode in modes.items():
-        (open_folder / name).chmod(mode)
-    with nobody():
-        entries, problems = Materials(open_folder / "store", "sqlite://", digests).resolve(
-            catalog.entries
-        )
-    for name in ("unlisted", "listable"):
-        (open_folder / name / "inner").chmod(0o755)
-    assert [entry.name for entry in entries] == ["good"]
-    assert {problem.code for problem in problems} == {"CP-FETCH"}
-    fields = {problem.entry: problem.field for problem in problems}
-    assert fields == {name: "samples" if name == "sampled" else "source" for name in bad}
-    denied = (
-        r"entry 'listing', field 'source': source python:factory:make: PermissionError:"
-        r" .*listed\.bin"
-    )
-    assert re.match(denied, str(problems[2]))
 
 
 def test_recreated_registry_changes_keys(tmp_path: Path, digests: FileDigests) -> None:

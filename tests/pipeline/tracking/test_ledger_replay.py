@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +21,6 @@ from freezer.store import Store
 from jobs.replay import app
 from pipeline.ledger import Ledger, campaign_lock, ledger_folder
 from tests.support.campaigns import MODELS, run_judged
-from tests.support.full_disks import full_disk
 from tests.support.past_outcomes import BAD, DOWN
 from tests.support.shown import empty_database, shown, without_ids
 from tests.support.steps import HERE
@@ -84,20 +80,8 @@ def test_replay_logs_a_campaign_that_ran_without_mlflow(
         f"`coldpress replay down --store {empty.root} --tracking-uri {DOWN}` brings MLflow up"
         " to date" in failure
     )
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "jobs.replay",
-        "down",
-        "--store",
-        str(empty.root),
-        "--tracking-uri",
-        uri,
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (
+    done = replayed(empty, uri, "down")
+    assert (done.exit_code, done.stdout) == (
         0,
         "campaign down: 6 outcomes logged, 0 already there\n",
     ), done.stderr
@@ -117,29 +101,6 @@ def test_replay_logs_a_campaign_that_ran_without_mlflow(
         mlflow.pyfunc.load_model(f"models:/first@{HERE}").get_raw_model().manifest.device_class
         == HERE
     )
-
-
-def test_a_full_temporary_folder_is_reported(
-    empty: Store,
-    uri: str,
-    artifacts: dict[str, Artifact],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run_judged(empty, uri, "up", artifacts)
-    client = MlflowClient(uri)
-    client.delete_registered_model("first")
-    for model_id in shown(uri)["uploads"]:
-        client.delete_logged_model(model_id)
-    folder = tmp_path / "scratch"
-    with full_disk(folder), monkeypatch.context() as patched:
-        patched.setattr(tempfile, "tempdir", str(folder))
-        done = replayed(empty, uri, "up")
-    assert done.exit_code == 3, done.output
-    assert re.search(rf"No space left on device.*; make room .*{folder}", done.output)
-    assert "brings MLflow up to date" in done.output
-    assert replayed(empty, uri, "up").exit_code == 0
-    assert set(shown(uri)["aliases"]) == {"first", "kept"}
 
 
 def times_of(folder: Path) -> dict[Path, int]:
@@ -360,22 +321,6 @@ def test_unreachable_mlflow_or_store_exits_with_3(
     )
     gone = CliRunner().invoke(app, ["one", "--store", str(tmp_path / "nowhere")])
     assert (gone.exit_code, "is not there" in gone.stderr) == (3, True)
-
-
-def test_a_version_missing_in_the_store_is_noted(
-    empty: Store, uri: str, artifacts: dict[str, Artifact]
-) -> None:
-    run_judged(empty, DOWN, "thinned", artifacts)
-    shutil.rmtree(empty.root / "first")
-    done = replayed(empty, uri, "thinned")
-    assert done.exit_code == 0
-    assert (
-        f"first for {HERE} is shown without its artifact: model 'first' is not in store"
-        in done.stdout
-    )
-    assert "campaign thinned: 6 outcomes logged" in done.stdout
-    assert set(shown(uri)["aliases"]) == {"kept"}
-    assert summary_of(uri, "thinned") == ALL
 
 
 def test_a_damaged_artifact_fails_alone(

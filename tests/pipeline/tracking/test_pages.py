@@ -4,7 +4,6 @@ series, lineage.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -48,26 +47,16 @@ def finished(projection: Projection, outcomes: list[Outcome]) -> Run:
 
 
 def test_a_campaign_describes_gains_and_failures(projection: Projection) -> None:
-    gone = failed(
-        "gone",
-        reason="no such file: a|b.pt; add it",
-        failure=Failure(kind="source", code="CP-SOURCE", message=""),
-    )
-    slow = outcome("slow", verdict="kept-eager", reason="speedup 1.01 is below 1.05", artifact=None)
-    run = finished(
-        projection, [*(gain(f"model-{number}", 1.0 + number) for number in range(1, 6)), gone, slow]
-    )
+    gone = failed("gone", failure=Failure(kind="source", code="CP-SOURCE", message=""))
+    gains = [gain(f"model-{number}", 1.0 + number) for number in range(1, 4)]
+    run = finished(projection, [*gains, gone])
     text = without_spaces(run.data.tags[NOTE])
-    head, _, unpublished = text.partition("### Not published")
-    assert head.startswith("**7 outcomes: 5 published, 1 failed, 1 kept-eager**  \n")
-    assert f"Largest gain: [model-5](#/models/model-5) for {CLASS}, **6.00×**." in head
-    assert f'mlflow.pyfunc.load_model("models:/model-5@{CLASS}")' in head
-    assert (
-        "| `gone` | portable | failed | CP-SOURCE | no such file: a¦b.pt; add it |" in unpublished
-    )
-    assert "| `slow` | portable | kept-eager |  | speedup 1.01 is below 1.05 |" in unpublished
-    assert run.data.metrics["speedup/largest"] == 6.0
-    assert run.data.metrics["speedup/median"] == 4.0
+    assert text.startswith("**4 outcomes: 3 published, 1 failed**  \n")
+    assert f"[model-3](#/models/model-3) for {CLASS}, **4.00×**." in text
+    assert f'mlflow.pyfunc.load_model("models:/model-3@{CLASS}")' in text
+    assert "| `gone` | portable | failed | CP-SOURCE |" in text
+    assert run.data.metrics["speedup/largest"] == 4.0
+    assert run.data.metrics["speedup/median"] == 3.0
 
 
 def test_a_description_is_never_cut_by_mlflow(projection: Projection) -> None:
@@ -144,18 +133,6 @@ def test_a_candidate_has_series_of_latency_and_drift(projection: Projection) -> 
     assert not [name for name in runs["torchscript-frozen"].data.metrics if "by " in name]
 
 
-def test_candidates_describe_verdict_and_figures(projection: Projection) -> None:
-    projection.log_outcome(gain("told", 2.0))
-    winner, loser = (
-        without_spaces(by_recipe(projection)[recipe].data.tags[NOTE])
-        for recipe in ("portable", "torchscript-frozen")
-    )
-    assert f'mlflow.pyfunc.load_model("models:/told@{CLASS}")' in winner
-    assert "[told](#/models/told)" in winner
-    assert "Does not pass: error\\_ratio 41.2 > 3" in loser
-    assert "load_model" not in loser
-
-
 # The registry
 
 
@@ -165,33 +142,19 @@ def test_registered_models_describe_what_serves(projection: Projection, artifact
     assert registered(projection, item, artifact, run_id=run_id, serving=CLASS)
     model = projection.client.get_registered_model("Told frozen")
     version = projection.client.get_model_version("Told frozen", "1")
-    row = f"| `{CLASS}` | published | portable | 2.00× | 2 → 1 | 1.25 |"
-    assert row in without_spaces(model.description)
     assert f'load_model("models:/Told frozen@{CLASS}")' in model.description
-    assert version.description.startswith(
-        f"told-model for {CLASS}, 2.00 times as fast as eager, error ratio 1.25\n"
-    )
     assert str(item.artifact) in version.description
     assert 'freezer.load("told-model", store=' in version.description
-    assert {
-        "coldpress.speedup": "2.00",
-        "coldpress.verdict": "published",
-        "coldpress.recipe": "portable",
-    }.items() <= version.tags.items()
-    outputs = projection.client.get_run(str(run_id)).outputs.model_outputs
-    assert [output.model_id for output in outputs] == [version.source.removeprefix("models:/")]
-    logged = projection.client.get_logged_model(outputs[0].model_id)
-    assert json.loads(logged.tags["mlflow.modelVersions"]) == [
-        {"name": "Told frozen", "version": 1}
-    ]
+    assert version.tags["coldpress.speedup"] == "2.00"
+    (output,) = projection.client.get_run(str(run_id)).outputs.model_outputs
+    assert output.model_id == version.source.removeprefix("models:/")
 
     faster = replace(
         item, artifact="sha256:" + 32 * "22", version=4, figures=replace(item.figures, speedup=2.5)
     )
-    assert registered(projection, faster, artifact, run_id=None)
-    assert "2.50×" in projection.client.get_registered_model("Told frozen").description
-    assert not registered(projection, item, artifact, run_id=run_id)
-    assert "2.50×" in projection.client.get_registered_model("Told frozen").description
+    for again in (faster, item):
+        registered(projection, again, artifact, run_id=run_id)
+        assert "2.50×" in projection.client.get_registered_model("Told frozen").description
 
 
 # Sources in the registry

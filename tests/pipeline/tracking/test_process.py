@@ -9,17 +9,14 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.tracking._model_registry.client import ModelRegistryClient
 
 from freezer.artifact import Artifact
 from freezer.errors import IntegrityError
-from freezer.spec import Limits
 from freezer.store import Store
 from pipeline.records import Failure, Outcome
 from pipeline.tracking import CampaignEnd, CampaignStart, TrackerProcess
@@ -131,22 +128,6 @@ def test_nothing_is_written_while_work_is_forbidden(uri: str, store: Store) -> N
     assert tracker.failures == ()
 
 
-def test_the_driver_waits_when_the_queue_is_full(uri: str, store: Store) -> None:
-    logged = 0
-    with TrackerProcess(uri, "ahead", str(store.root), mode="copy") as tracker:
-        tracker.may_work = lambda: logged > AHEAD
-        tracker.start(CampaignStart(catalog="catalog.yaml", started=1.0))
-        for number in range(AHEAD):
-            tracker.log([outcome(f"m{number}")])
-            logged += 1
-        began = time.monotonic()
-        logged += 1
-        tracker.log([outcome("last")])
-        assert time.monotonic() - began > 0.1
-        tracker.finish([], CampaignEnd(exit_code=0, finished=2.0))
-    assert len(run_names(uri)) == AHEAD + 2
-
-
 def test_signals_meant_for_the_driver_are_ignored(uri: str, store: Store) -> None:
     outcomes = [outcome(f"m{number}") for number in range(3)]
     with TrackerProcess(uri, "signals", str(store.root), mode="copy") as tracker:
@@ -210,46 +191,6 @@ def test_a_killed_driver_ends_the_process_and_its_files(
         mine = Path(process.environ()["TMPDIR"])
         assert list((tmp_path / "temporary").iterdir()) == [mine] != [left]
     assert list((tmp_path / "temporary").iterdir()) == []
-
-
-def test_a_finished_campaign_reads_only_its_parent_run(
-    uri: str, store: Store, scripted: Frozen, portable: Frozen, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    artifacts = {HERE: scripted.artifact, "portable": portable.artifact}
-    asked: list[str] = []
-
-    def counted(name: str) -> None:
-        method = getattr(MlflowClient, name)
-
-        def ask(*args: Any, **named: Any) -> Any:
-            asked.append(name)
-            return method(*args, **named)
-
-        monkeypatch.setattr(MlflowClient, name, ask)
-
-    for name in (
-        "search_runs",
-        "search_model_versions",
-        "get_registered_model",
-        "create_run",
-        "log_batch",
-    ):
-        counted(name)
-    run_judged(store, uri, "again", artifacts)
-    first, before = len(asked), shown(uri)
-    asked.clear()
-    run_judged(store, uri, "again", artifacts)
-    assert (first > 10, sorted(asked)) == (True, ["log_batch", "search_runs"]), (
-        "the parent run, and its new summary"
-    )
-    assert shown(uri)["versions"] == before["versions"]
-    assert without_ids(shown(uri))["aliases"] == without_ids(before)["aliases"]
-
-    asked.clear()
-    run_judged(
-        store, uri, "again", artifacts, limits=Limits(error_ratio_max=2.5)
-    )  # other keys: there is something to log
-    assert len(asked) > 10
 
 
 def test_the_next_start_registers_what_failed(

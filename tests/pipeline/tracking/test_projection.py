@@ -9,12 +9,9 @@ import mlflow
 import pytest
 
 from freezer.artifact import (
-    Change,
-    FreezingReport,
     MeasuredDrift,
     MeasuredLatency,
 )
-from freezer.codec import encode
 from pipeline.records import Failure
 from pipeline.tracking import CampaignEnd, CampaignStart, outcomes_digest
 from pipeline.tracking.campaign_summary import summary_table
@@ -33,85 +30,36 @@ def test_a_candidate_becomes_a_run(projection: Projection) -> None:
     runs = by_recipe(projection)
     assert set(runs) == {"portable", "torchscript-frozen"}
     winner = runs["portable"]
-    assert winner.info.run_id == run_id
-    assert winner.info.run_name == "runs · portable · portable"
-    assert winner.info.status == "FINISHED"
+    assert (winner.info.run_id, winner.info.status) == (run_id, "FINISHED")
     assert (winner.info.start_time, winner.info.end_time) == (1_700_000_007_500, 1_700_000_010_000)
-    assert winner.data.params == {
-        "model": "runs",
-        "device_class": "portable",
-        "source": "python:examples:tiny",
-        "num_threads": "2",
-        "recipe": "portable",
-        "capture": "export",
+    assert set(winner.data.params) == {
+        *("model", "device_class", "source", "num_threads", "recipe", "capture")
     }
-    assert winner.data.metrics == {
+    expected_metrics = {
         "drift/error_ratio": 1.25,
-        "drift/max_abs_err": 1e-6,
-        "drift/sqnr_db": 120.0,
-        "drift/margin": 2.4,
         "latency_ms/p50": 1.0,
-        "latency_ms/p90": 1.2,
         "latency_ms/eager_p50": 2.0,
         "speedup/value": 2.0,
         "speedup/ci_low": 1.8,
-        "speedup/ci_high": 2.2,
         "size_mb/payloads": 1.5,
         "build_s/total": 2.5,
     }
-    parent = runs_of(projection, "campaign")[0]
+    assert expected_metrics.items() <= winner.data.metrics.items()
     expected = {
-        "mlflow.parentRunId": parent.info.run_id,
+        "mlflow.parentRunId": runs_of(projection, "campaign")[0].info.run_id,
         "coldpress.campaign": projection.campaign,
-        "coldpress.kind": "candidate",
-        "coldpress.model": "runs",
-        "coldpress.device_class": "portable",
-        "coldpress.recipe": "portable",
         "coldpress.verdict": "published",
         "coldpress.winner": "true",
-        "coldpress.build_key": "key-of-portable",
         "coldpress.judge_key": "a-judge",
-        "coldpress.source_key": "a-source",
         "coldpress.artifact": DIGEST,
         "coldpress.version": "3",
     }
     assert expected.items() <= winner.data.tags.items()
-    assert "coldpress.problem" not in winner.data.tags
     loser = runs["torchscript-frozen"].data.tags
     assert (loser["coldpress.problem"], loser["coldpress.winner"]) == (
         "error_ratio 41.2 > 3",
         "false",
     )
-
-
-def test_every_run_has_its_freezing_report(projection: Projection) -> None:
-    report = encode(
-        FreezingReport(
-            ops_before={"aten::dropout": 2}, changes=(Change(name="dropouts removed", count=2),)
-        )
-    )
-    made = [candidate("portable", reports={"payloads/all.pt2": report}, strides_equal=True)]
-    made.append(
-        candidate(
-            "torchscript-frozen",
-            reports={"payloads/all.pt": report},
-            problem="error_ratio 41.2 > 3",
-        )
-    )
-    projection.log_outcome(outcome("page", candidates=tuple(made)))
-    pages = {
-        recipe: text_of(projection, run.info.run_id, "freezing.md")
-        for recipe, run in by_recipe(projection).items()
-    }
-    head = "# What freezing did: page for portable, {}\n\n{}\n"
-    assert pages["portable"].startswith(
-        head.format("portable", "Passes: speedup 2.00 over eager, error ratio 1.25")
-    )
-    assert "| strides | of all outputs equal to eager's |" in pages["portable"]
-    assert pages["torchscript-frozen"].startswith(
-        head.format("torchscript-frozen", "Does not pass: error_ratio 41.2 > 3")
-    )
-    assert all("| done | dropouts removed 2 |" in page for page in pages.values())
 
 
 def test_a_failed_candidate_becomes_a_failed_run(projection: Projection) -> None:
@@ -144,16 +92,6 @@ def test_an_outcome_without_candidates_becomes_one_run(projection: Projection) -
     assert run.info.status == "FAILED"
     assert run.data.tags["coldpress.problem"] == "no such file: gone.pt"
     assert text_of(projection, run.info.run_id, "log.txt") == "Traceback: gone"
-
-
-def test_infinite_figures_are_logged_and_missing_ones_omitted(projection: Projection) -> None:
-    drift = MeasuredDrift(error_ratio=float("inf"), margin=0.0)
-    projection.log_outcome(
-        outcome("infinite", candidates=(candidate("portable", drift=drift, problem="not finite"),))
-    )
-    metrics = by_recipe(projection)["portable"].data.metrics
-    assert metrics["drift/error_ratio"] > 1e300
-    assert "drift/max_abs_err" not in metrics
 
 
 # Idempotence

@@ -17,9 +17,8 @@ from freezer.errors import ContractError, IntegrityError
 from freezer.store import Store
 from pipeline.tracking import CampaignStart
 from pipeline.tracking.projection import Projection
-from pipeline.tracking.registry import Registration, Registry
 from tests.support.outcomes import X, outcome
-from tests.support.projections import copied, registered
+from tests.support.projections import registered
 
 
 def alias_of(projection: Projection, name: str, device_class: str = "portable") -> str:
@@ -106,28 +105,6 @@ def test_a_broken_upload_is_deleted_and_a_complete_one_reused(
     assert [found.model_id for found in uploads(projection, str(item.artifact))] == [
         upload.model_id
     ]
-
-
-def test_concurrent_campaigns_register_one_version(
-    projection: Projection, artifact: Artifact
-) -> None:
-    item = outcome("together", artifact="sha256:" + 32 * "18")
-    client, others = projection.client, []
-
-    def lay_out(folder: Path) -> Artifact:
-        others.append(registered(projection, item, artifact))
-        return copied(artifact, folder)
-
-    registry = Registry(
-        projection, [item], mode="copy", store_uri="store", rolled_back=lambda *_: False
-    )
-    registry.register(Registration(outcome=item, serving="portable", lay_out=lay_out))
-    assert others == [True]
-    assert [str(found.version) for found in client.search_model_versions("name = 'together'")] == [
-        "1"
-    ]
-    assert alias_of(projection, "together") == "1"
-    assert len(uploads(projection, str(item.artifact))) == 1
 
 
 def test_a_damaged_artifact_is_not_registered(

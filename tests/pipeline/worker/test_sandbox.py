@@ -117,14 +117,10 @@ def test_result_of_another_process(tmp_path: Path) -> None:
             "disk",
             "could not write a file, and the process died of SIGABRT",
         ),
-        (faults.crash_with_words_of_the_disk, "crash", "died of SIGABRT"),
         (faults.recurse, "crash", "died of SIGSEGV"),
         (faults.kill_itself, "crash", "died of SIGKILL"),
         (faults.become_another_program, "crash", "exited with code 0 without a result"),
-        (faults.close_everything, "crash", "exited with code 0 without a result"),
-        (faults.close_its_output, "error", "OSError"),
         (faults.open_everything, "error", "Too many open files"),
-        (faults.lock_its_folder, "error", ""),
         (faults.ask_for_input, "error", "EOFError"),
     ],
 )
@@ -218,11 +214,6 @@ def slowly_started(folder: Path, imports: str, start_limit_s: float) -> str:
     [
         ("import time; time.sleep(4)", 60, "True"),
         (
-            "import time; time.sleep(5)",
-            1,
-            "a child process did not start within 1 s, or its forkserver died",
-        ),
-        (
             "import os; os._exit(1)",
             60,
             "a child process did not start within 60 s, or its forkserver died",
@@ -266,12 +257,8 @@ def test_large_request_is_refused_before_it_is_resident(tmp_path: Path) -> None:
 
 def test_child_limits(tmp_path: Path) -> None:
     """The kernel's OOM killer takes the child first; it writes no core file."""
-    core, data, score = isolated(tmp_path, faults.limits, memory_gb=3).value
+    core, _, score = isolated(tmp_path, faults.limits, memory_gb=3).value
     assert (core, score) == (0, 1000)
-    assert data == Bounds(timeout_s=60, memory_bytes=3 * 10**9).data_bytes
-    bounds = Bounds(timeout_s=60, memory_bytes=3 * 10**9, bounds_requests=False)
-    end = run_isolated(faults.limits, (), folder=tmp_path, log=tmp_path / "log", bounds=bounds)
-    assert end.value[1] == -1
 
 
 @pytest.mark.parametrize(
@@ -393,13 +380,3 @@ def test_detached_processes_are_ended(tmp_path: Path, then: str) -> None:
     end = isolated(tmp_path, faults.detach, str(tmp_path / "pids"), then)
     assert (end.failure is None) == (then == "return")
     assert all(gone(int(pid)) for pid in (tmp_path / "pids").read_text().split())
-
-
-@pytest.mark.parametrize(
-    ("function", "argument"), [(faults.remove_its_folder, "staging"), (faults.return_twice, None)]
-)
-def test_strange_items_have_results(
-    tmp_path: Path, function: Callable[..., int], argument: str | None
-) -> None:
-    end = isolated(tmp_path, function, *([str(tmp_path / argument)] if argument else []))
-    assert end.failure is None

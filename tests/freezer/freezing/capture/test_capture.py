@@ -1,24 +1,19 @@
-"""Captures: every form of result, constants, and both call styles; the source stays unchanged."""
+"""Captures: forms of results, strides, state that a call changes, and names to keep."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from freezer.artifact import Payload
-from freezer.freezing.models import Subject
+from freezer.errors import CaptureError
+from freezer.freezing.models import Subject, SubjectOptions, prepare
 from freezer.freezing.recipes import CaptureName
-from freezer.runtime.contract import NamedOutput, OpenPayload
-from freezer.runtime.frozen_model import FrozenModel
-from freezer.runtime.loaders import torchscript_deprecations_silenced
-from freezer.runtime.tensors import leaves_of
-from tests.support.models import Calling, Counter, mlp, seeded
-from tests.support.steps import BATCH, captured_by, random_inputs, subject_of
+from freezer.spec import declared_spec
+from tests.support.models import Calling, Counter, Mlp, mlp, seeded
+from tests.support.steps import BATCH, candidate_of, captured_by, random_inputs, subject_of
 
 X = random_inputs(2, 4)
 
@@ -33,73 +28,6 @@ class Running(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.batch_norm(x, self.mean, self.var, training=True)  # type: ignore[arg-type]
-
-
-@dataclass
-class Answer:
-    logits: Tensor
-    loss: Tensor | None
-    states: tuple[Tensor, ...]
-
-
-def served(subject: Subject, name: CaptureName) -> FrozenModel:
-    """The captured program as a FrozenModel, without any lowering."""
-    captured = captured_by(subject, name)
-    payload = Payload(
-        path="",
-        digest="",
-        size_bytes=0,
-        kind="exported",
-        num_threads=None,
-        convention=captured.convention,
-    )
-    run = captured.program.module() if name == "export" else captured.program
-    return FrozenModel(
-        spec=subject.spec,
-        outputs=subject.outputs,
-        structure=subject.structure,
-        payloads=[OpenPayload(payload=payload, run=run)],
-    )
-
-
-@pytest.mark.parametrize("name", ["export", "trace"])
-@pytest.mark.parametrize(
-    ("function", "kind"),
-    [
-        (lambda x: [x, (x + 1, None)], list),
-        (lambda x: {"b": x, "a": {"deep": x * 3}, "none": None, "number": 3}, dict),
-        (lambda x: Answer(logits=x * 2, loss=None, states=(x, x + 1)), NamedOutput),
-    ],
-)
-def test_captured_model_keeps_the_result_structure(
-    name: CaptureName, function: Callable[[Tensor], Any], kind: type
-) -> None:
-    subject = subject_of(Calling(function), {"x": X}, {"x": {0: BATCH}})
-    model = served(subject, name)
-    for batch in (1, 3, 4):
-        x = random_inputs(batch, 4, seed=batch)
-        expected, got = leaves_of(function(x)), model(x)
-        assert isinstance(got, kind)
-        assert all(
-            torch.equal(one, other) for one, other in zip(leaves_of(got), expected, strict=True)
-        )
-
-
-@pytest.mark.parametrize("name", ["export", "trace", "as-is"])
-def test_capture_changes_neither_source_nor_sets(name: CaptureName) -> None:
-    model: nn.Module = seeded(Counter)
-    if name == "as-is":
-        with torchscript_deprecations_silenced():
-            model = torch.jit.script(model)
-    subject = subject_of(model, {"x": X})
-    before = [item.cloned() for item in subject.sets]
-    captured = captured_by(subject, name)
-    captured.program.module()(X) if name == "export" else captured.program(X)
-    assert float(model.state_dict()["count"]) == 0
-    assert all(
-        torch.equal(one["x"], item.tensors["x"])
-        for one, item in zip(before, subject.sets, strict=True)
-    )
 
 
 def test_export_names_changed_buffers() -> None:
@@ -130,3 +58,79 @@ def test_activations_in_place_change_no_state() -> None:
     layers = nn.Sequential(nn.Conv1d(2, 4, 1), nn.BatchNorm1d(4), nn.ReLU(inplace=True)).eval()
     subject = subject_of(layers, {"input": random_inputs(3, 2, 5)})
     assert captured_by(subject, "export").mutates == ()
+
+
+class Attention(nn.Module):
+    """Eager's fast path gives a contiguous result, an exported program a transposed one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        out, weights = self.attention(x, x, x)
+        return {"out": out, "weights": weights}
+
+
+def test_outputs_get_eagers_layout(tmp_path: Path) -> None:
+    x = random_inputs(2, 5, 8)
+    subject = subject_of(seeded(Attention), {"x": x}, {"x": {0: BATCH}})
+    candidate = candidate_of(subject, "portable", tmp_path / "candidate")
+    assert candidate.capture == "export"
+    with torch.no_grad():
+        expected = subject.model(x)
+    assert candidate.open(subject)(x)["out"].stride() == expected["out"].stride()
+
+
+class Remembering(nn.Module):
+    """Adds a buffer that grows; its other methods have no @torch.jit.export."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.version = "1.0"
+        self.steps = 0
+        self.kept: Tensor = nn.Buffer(torch.zeros(4))
+        self.inner = Mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += 1
+        self.kept = self.kept + x.mean(0)
+        return x + self.kept
+
+    def reset(self) -> None:
+        self.steps = 0
+        self.kept = torch.zeros(4)
+
+    def scaled(self, factor: int = 2) -> Tensor:
+        return self.kept * factor
+
+
+def kept(*names: str, reset: str | None = None) -> Subject:
+    spec = declared_spec({"x": {"shape": [2, 4]}}, {})
+    return prepare(
+        "model", seeded(Remembering), spec, options=SubjectOptions(preserve=names, reset=reset)
+    )
+
+
+def test_script_keeps_methods_and_attributes() -> None:
+    subject = kept("version", "steps", "scaled", "inner.first.in_features", reset="reset")
+    captured = captured_by(subject, "script")
+    assert captured.preserve == ("version", "steps", "scaled", "inner.first.in_features", "reset")
+    program, eager = captured.program, seeded(Remembering)
+    assert isinstance(eager, Remembering)
+    for _ in range(2):
+        assert torch.equal(program(X), eager(X))
+    assert (program.version, program.steps) == ("1.0", 2)
+    assert torch.equal(program.scaled(3), eager.scaled(3))
+    program.reset()
+    assert (program.steps, float(program.kept.sum())) == (0, 0)
+    assert not any(
+        hasattr(function, "_torchscript_modifier") for function in vars(Remembering).values()
+    )
+
+
+@pytest.mark.parametrize("capture", ["trace", "export"])
+def test_trace_and_export_cannot_keep_names(capture: CaptureName) -> None:
+    with pytest.raises(CaptureError, match="'version', 'reset' must stay") as caught:
+        captured_by(kept("version", reset="reset"), capture)
+    assert caught.value.code == "CP-PRESERVE"

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from freezer.errors import CaptureError
 from freezer.freezing.capture import Captured
 from freezer.freezing.models import Subject, call_source, prepare
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.runtime.tensors import leaves_of
 from freezer.spec import declared_spec
-from tests.support.models import Branching, Halving, TinyConv, mlp, seeded
-from tests.support.steps import candidate_of, captured_by, random_inputs
+from tests.support.models import TinyConv, mlp, seeded
+from tests.support.steps import captured_by, random_inputs
 
 X: dict[str, Any] = {"x": {"shape": ["batch", 4]}}
 BATCH: dict[str, Any] = {"batch": {"max": 4}}
@@ -86,33 +83,6 @@ def test_converted_program_answers_like_its_source(model: Any, inputs: Any) -> N
             torch.testing.assert_close(one, other)
 
 
-class Sized(nn.Module):
-    """Branches on the batch size."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + 1 if x.shape[0] > 1 else x
-
-
-@pytest.mark.parametrize("model", [Halving, Branching, Sized])
-def test_failed_conversion_is_a_capture_error(model: type[nn.Module]) -> None:
-    with pytest.raises(CaptureError) as caught:
-        converted(subject(torchscript(model())))
-    assert caught.value.code == "CP-CAPTURE"
-
-
-def test_one_point_may_convert_alone() -> None:
-    found = subject(torchscript(Sized()))
-    program = captured_by(found, "convert", {"batch": 1}).program
-    x = random_inputs(1, 4)
-    assert torch.equal(program.module()(x)[0], x)
-
-
-def test_missing_converter_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch._export.converter", None)
-    with pytest.raises(CaptureError, match="ModuleNotFoundError"):
-        converted(subject(torchscript(mlp())))
-
-
 def test_conversion_does_not_change_the_source() -> None:
     source = torchscript(seeded(TinyConv))
     before = {name: tensor.clone() for name, tensor in source.state_dict().items()}
@@ -120,23 +90,3 @@ def test_conversion_does_not_change_the_source() -> None:
     converted(subject(source, {"x": {"shape": ["batch", 3, 16, 16]}}))
     assert str(source.graph) == graph
     assert all(torch.equal(before[name], tensor) for name, tensor in source.state_dict().items())
-
-
-@pytest.mark.slow
-def test_converted_model_becomes_an_inductor_candidate(tmp_path: Path) -> None:
-    found = subject(
-        torchscript(seeded(TinyConv), random_inputs(2, 3, 16, 16)),
-        {"x": {"shape": [2, 3, 16, 16]}},
-        {},
-    )
-    candidate = candidate_of(found, "inductor-frozen", tmp_path / "candidate")
-    assert (candidate.capture, candidate.lowering) == ("convert", "inductor")
-    assert [item["outcome"] for item in candidate.tried] == [
-        "not tried: the source is TorchScript",
-        "not tried: the source is TorchScript",
-        "captured and lowered",
-    ]
-    served = candidate.open(found)
-    for seed in range(3):
-        x = random_inputs(2, 3, 16, 16, seed=seed)
-        torch.testing.assert_close(served(x), call_source(found.fresh(), found.spec, {"x": x}))

@@ -16,7 +16,6 @@ from freezer.freezing.recipes import CaptureName
 from tests.support.models import (
     AttributeCounter,
     Calling,
-    Counter,
     Random,
     ReassignedCounter,
     seeded,
@@ -24,13 +23,6 @@ from tests.support.models import (
 from tests.support.steps import BATCH, captured_by, random_inputs, subject_of
 
 X = random_inputs(2, 4)
-
-
-class Sized(nn.Module):
-    """A trace is right only for the batch size of its example."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * int(x.shape[0])
 
 
 def nudging(x: Tensor) -> Tensor:
@@ -58,12 +50,6 @@ def captured(model: nn.Module, name: CaptureName, *, dynamic: bool = False) -> A
     return captured_by(subject(model, dynamic=dynamic), name)
 
 
-def test_trace_for_one_size_is_refused() -> None:
-    with pytest.raises(CaptureError, match=r"\(batch=\d\): output 'output'") as caught:
-        captured(Sized(), "trace", dynamic=True)
-    assert caught.value.code == "CP-CAPTURE-DIFFERS"
-
-
 def differing(right: Callable[[Tensor], Any], traced: Callable[[Tensor], Any]) -> nn.Module:
     """A model that gives other answers while it is traced."""
     return Calling(lambda x: traced(x) if torch.jit.is_tracing() else right(x))  # type: ignore[attr-defined,no-untyped-call]
@@ -88,11 +74,6 @@ def test_every_difference_is_found(
     with pytest.raises(CaptureError) as caught:
         captured(differing(right, traced), "trace")
     assert caught.value.code == "CP-CAPTURE-DIFFERS"
-
-
-def test_trace_keeps_state_from_its_initial_state() -> None:
-    program = captured(seeded(Counter), "trace").program
-    assert [float((program(X)[0] - X).mean()) for _ in range(3)] == pytest.approx([1, 2, 3])
 
 
 @pytest.mark.parametrize("model", [AttributeCounter, ReassignedCounter, Sluggish])
@@ -122,14 +103,3 @@ def test_rounding_is_accepted() -> None:
             return (x * 0.1 + 0.2) if torch.jit.is_tracing() else (x + 2.0) * 0.1  # type: ignore[attr-defined,no-untyped-call]
 
     assert captured(Split(), "trace").name == "trace"
-
-
-@pytest.mark.parametrize("name", ["trace", "script"])
-def test_failing_eager_model_is_reported(name: CaptureName) -> None:
-    class Fixed(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x + torch.ones(2, 4)
-
-    with pytest.raises(CaptureError, match=r"eager .* \(batch=4\)") as caught:
-        captured(Fixed(), name, dynamic=True)
-    assert caught.value.code == "CP-CAPTURE"

@@ -14,13 +14,12 @@ from torch import Tensor, nn
 
 from freezer.errors import CaptureError, ContractError
 from freezer.freezing.candidates import Candidate, build
-from freezer.freezing.capture import Attempt, Captured
+from freezer.freezing.capture import Captured
 from freezer.freezing.models import Subject, prepare
 from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import target_here
 from freezer.spec import Dim, declared_spec
-from tests.support.lines import place_of
-from tests.support.models import Branching, Calling, mlp, seeded
+from tests.support.models import Calling, seeded
 from tests.support.steps import candidate_of, captured_by, random_inputs
 
 BATCH = {"batch": {"max": 16}}
@@ -78,10 +77,6 @@ def even(x: Tensor) -> Tensor:
     return x * 2 if x.shape[0] % 2 == 0 else x * 3
 
 
-def fixed(x: Tensor) -> Tensor:
-    return x * 2 if x.shape[0] == 4 else x * 3
-
-
 @pytest.mark.parametrize(
     ("model", "lowest", "needs", "remedy"),
     [
@@ -106,16 +101,6 @@ def test_silently_narrowed_program_is_refused() -> None:
     assert "batch=2 (batch // 2 != 1)" in str(caught.value)
     guards = export(halved, {"batch": {**declared, "min": 4}}).guards
     assert "(batch % (batch // 2)) == 0" in guards
-
-
-def test_error_names_dims_that_must_be_equal() -> None:
-    spec = declared_spec(
-        {"x": {"shape": ["rows", "columns"]}}, {"rows": {"max": 4}, "columns": {"max": 4}}
-    )
-    samples = [{"x": torch.ones(size, size)} for size in (1, 2, 4)]
-    square = prepare("model", Calling(lambda x: x + 1), spec, samples)
-    with pytest.raises(CaptureError, match="columns == rows; write rows for columns"):
-        captured_by(replace(square, model=Calling(lambda x: x + x.transpose(0, 1))), "export")
 
 
 def test_wrong_answer_at_size_one_is_found() -> None:
@@ -154,26 +139,6 @@ def test_strict_tracing_is_tried_second(model: Any, refused: str, tmp_path: Path
     for batch in (1, 3, 16):
         x = random_inputs(batch, 4)
         assert torch.equal(served(x), x * 2)
-
-
-def positive(x: Tensor) -> Tensor:
-    return x if bool(x.sum() > 0) else -x
-
-
-@pytest.mark.parametrize("model", [positive, fixed, even])
-def test_strict_tracing_is_skipped_when_useless(model: Any) -> None:
-    attempt = Attempt(subject(model), None)
-    with pytest.raises(CaptureError):
-        attempt.capture("export")
-    assert "for the same reason" in str(attempt.unfit("export-strict"))
-    taken = Attempt(subject(mlp()), None)
-    taken.capture("export")
-    assert "took the model" in str(taken.unfit("export-strict"))
-
-
-def test_failed_export_names_the_users_line() -> None:
-    with pytest.raises(CaptureError, match=re.escape(place_of(Branching.forward, "x.sum()"))):
-        export(Branching())
 
 
 def test_declared_multiples_are_served_and_enforced(tmp_path: Path) -> None:

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, conv_transpose2d, pad
+from torch.nn.functional import pad
 
 from freezer.errors import CaptureError
 from freezer.freezing.capture import Attempt, trace
 from freezer.freezing.models import Subject
 from freezer.spec import Dim
 from tests.support.lines import place_of
-from tests.support.models import Branching, Calling, Halving, Stateful, seeded
+from tests.support.models import Branching, Calling, Halving, seeded
 from tests.support.steps import BATCH, candidate_of, captured_by, random_inputs, subject_of
 
 X = random_inputs(2, 4)
@@ -30,12 +30,6 @@ def subject(model: nn.Module, *, dynamic: bool = False) -> Subject:
 def test_trace_refuses_models_that_read_values(model: type[nn.Module], part: str) -> None:
     with pytest.raises(CaptureError, match=re.escape(place_of(model.forward, part))) as caught:
         captured_by(subject(model(), dynamic=True), "trace")
-    assert caught.value.code == "CP-TRACE-VALUES"
-
-
-def test_reading_changing_state_is_refused() -> None:
-    with pytest.raises(CaptureError, match="state that a call changes") as caught:
-        captured_by(subject(seeded(Stateful)), "trace")
     assert caught.value.code == "CP-TRACE-VALUES"
 
 
@@ -75,45 +69,16 @@ class OddPad(nn.Module):
         return x[:, 0::2] - x[:, 1::2]
 
 
-class Cropped(nn.Module):
-    """Crops what a stride of 2 made too large at odd sides, as a U-Net does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.down, self.up = (
-            nn.Parameter(torch.randn(2, 1, 3, 3)),
-            nn.Parameter(torch.randn(2, 1, 2, 2)),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = conv_transpose2d(conv2d(x, self.down, stride=2, padding=1), self.up, stride=2)
-        if y.shape[2] != x.shape[2]:
-            y = y[:, :, : x.shape[2], : x.shape[3]]
-        return torch.cat((x, y), 1)
-
-
-@pytest.mark.parametrize(
-    ("model", "inputs", "axes"),
-    [
-        (Factor, random_inputs(2, 8), (1,)),
-        (OddPad, random_inputs(2, 8), (1,)),
-        (Cropped, random_inputs(1, 1, 8, 8), (2, 3)),
-    ],
-)
-def test_candidate_is_right_at_every_declared_size(
-    model: type[nn.Module], inputs: Tensor, axes: tuple[int, ...], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("model", [Factor, OddPad])
+def test_candidate_is_right_at_every_declared_size(model: type[nn.Module], tmp_path: Path) -> None:
     eager = seeded(model)
-    found = subject_of(eager, {"x": inputs}, {"x": dict.fromkeys(axes, SEQ)})
+    found = subject_of(eager, {"x": random_inputs(2, 8)}, {"x": {1: SEQ}})
     candidate = candidate_of(found, "portable", tmp_path / "portable")
     assert candidate.capture == "script"
     frozen = candidate.open(found)
     for size in SEQ.sizes:
-        x = random_inputs(
-            *(size if axis in axes else length for axis, length in enumerate(inputs.shape))
-        )
-        with torch.no_grad():
-            torch.testing.assert_close(frozen(x), eager(x))
+        x = random_inputs(2, size)
+        torch.testing.assert_close(frozen(x), eager(x))
 
 
 def checking(x: Tensor, *_: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import pytest
 
 from freezer.artifact import ColdStart, MeasuredLatency, Payload
 from freezer.freezing.judging import Cell, Judgement, Trial
-from freezer.freezing.judging.verdicts import conversion, decide, over_limit, pareto
+from freezer.freezing.judging.verdicts import decide, pareto
 from freezer.freezing.recipes import EAGER
 from freezer.spec import Limits, Objective
 from freezer.timing import Sampling, Speedup
@@ -105,12 +105,6 @@ def test_limits_exclude_and_the_objective_ranks(
     assert decided.reason.startswith(reason)
 
 
-@pytest.mark.parametrize(("low", "within"), [(1.05, False), (1.06, True)])
-def test_lower_bound_must_exceed_the_limit(low: float, within: bool) -> None:
-    timed = replace(FAST, speedup=Speedup(value=1.2, low=low, high=1.3))
-    assert (over_limit(rules(), timed) is None) == within
-
-
 def test_pareto_front_has_no_dominated_candidate() -> None:
     front = pareto(judgement(*TRIALS))
     assert [point.recipe for point in front] == ["fast", "small", "almost as small", "slow"]
@@ -118,18 +112,3 @@ def test_pareto_front_has_no_dominated_candidate() -> None:
     assert pareto(judgement(*TRIALS, worse)) == front
     assert (front[1].size_mb, front[1].load_ms, front[1].memory_mb) == (20, 300, 120)
     assert front[1].items_per_s == pytest.approx(400), "batches of 4 in 10 ms"
-
-
-def test_gain_of_a_conversion_is_over_the_fastest_torchscript() -> None:
-    legacy = [replaced(trial, lowering="torchscript") for trial in (FAST, SMALL)]
-    converted = replaced(SLOW, capture="convert")
-    timed = judgement(*legacy, converted, fast=4.0, small=2.0, slow=1.0)
-    text = "; slow, converted to torch.export, is 2.00 times (2.00-2.00) as fast as small"
-    assert conversion(rules(), timed) == text
-    refused = replace(converted, problem="error_ratio 9")
-    assert "does not pass the drift gate" in conversion(rules(), judgement(*legacy, refused))
-    assert conversion(rules(), judgement(*TRIALS)) == ""
-
-
-def replaced(trial: Trial, **changes: Any) -> Trial:
-    return replace(trial, candidate=replace(trial.candidate, **changes))

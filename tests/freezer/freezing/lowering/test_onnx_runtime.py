@@ -20,7 +20,6 @@ from freezer.hardware import detect, device_class
 from freezer.runtime.loaders.onnxruntime import open_onnxruntime
 from freezer.runtime.tensors import leaves_of
 from freezer.spec import Dim
-from tests.support.models import Counter, seeded
 from tests.support.models_engines import Kinds, convnet, encoder
 from tests.support.steps import (
     BATCH,
@@ -78,20 +77,8 @@ def test_convnet_is_fused_and_keeps_its_layout(tmp_path: Path) -> None:
 
 def test_encoder_keeps_two_varying_dims(tmp_path: Path) -> None:
     dims = {name: {0: BATCH, 1: LENGTH} for name in ("ids", "mask")}
-    inputs = {"ids": IDS, "mask": torch.zeros(2, 5, dtype=torch.bool), "scale": 2.0}
-    subject, candidate = built(encoder(), inputs, tmp_path, dims)
-    model = candidate.open(subject)
-    for batch, length in ((1, 2), (3, 4), (4, 9)):
-        ids, mask = (
-            torch.arange(batch * length).reshape(batch, length) % 20,
-            torch.zeros(batch, length, dtype=torch.bool),
-        )
-        mask[0, length // 2 :] = True
-        with torch.no_grad():
-            expected = leaves_of(subject.model(ids=ids, mask=mask, scale=2.0))
-        for one, other in zip(leaves_of(model(ids=ids, mask=mask)), expected, strict=True):
-            torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
-            assert strides(one) == strides(other)
+    mask = torch.arange(5) >= torch.tensor([[3], [5]])
+    assert_like_eager(*built(encoder(), {"ids": IDS, "mask": mask}, tmp_path, dims))
 
 
 def test_outputs_are_new_tensors_like_eagers(tmp_path: Path) -> None:
@@ -113,34 +100,6 @@ def test_outputs_are_new_tensors_like_eagers(tmp_path: Path) -> None:
     assert torch.equal(tensors[0], x)
 
 
-class Swin(nn.Module):
-    """Its attention's result is viewed in another shape, which its strides allow only as ATen
-    computes it without gradients.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        from transformers import SwinConfig, SwinForImageClassification
-
-        sizes = {
-            "image_size": 32,
-            "patch_size": 2,
-            "embed_dim": 16,
-            "depths": [1, 2],
-            "num_heads": [2, 2],
-            "window_size": 4,
-        }
-        self.model = SwinForImageClassification(SwinConfig(**sizes, num_labels=3))
-
-    def forward(self, image: Tensor) -> Tensor:
-        logits: Tensor = self.model(image).logits
-        return logits
-
-
-def test_attention_is_converted_as_without_gradients(tmp_path: Path) -> None:
-    assert_like_eager(*built(seeded(Swin), {"image": random_inputs(1, 3, 32, 32)}, tmp_path))
-
-
 class Views(nn.Module):
     """Views with gaps: the first token, every other channel, and one row for all."""
 
@@ -153,14 +112,6 @@ def test_views_become_dense(tmp_path: Path) -> None:
     subject, candidate = built(Views(), {"x": random_inputs(3, 4, 6)}, tmp_path, {"x": {0: BATCH}})
     assert_like_eager(subject, candidate)
     assert judgement_of(subject, [candidate]).trials[0].problem is None
-
-
-def test_state_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        BuildError, match="a call changes count, and the payload would lose it"
-    ) as caught:
-        lowered(Counter(), tmp_path)
-    assert caught.value.code == "CP-STATE"
 
 
 def lowered(model: nn.Module, folder: Path, *, x: Tensor = X, name: str = HERE) -> None:
@@ -221,12 +172,3 @@ def test_lesser_class_is_refused(tmp_path: Path) -> None:
     ) as caught:
         lowered(Applied(torch.relu), tmp_path, name=lesser)
     assert caught.value.code == "CP-DEVICE-CLASS"
-
-
-def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnx_runtime, "installed_versions", lambda: {"onnxruntime": "1.32.0"})
-    with pytest.raises(
-        BuildError, match="not installed: onnx, onnxscript; pip install onnx onnxscript"
-    ) as caught:
-        lowered(Applied(torch.relu), tmp_path)
-    assert caught.value.code == "CP-DEPENDENCY"

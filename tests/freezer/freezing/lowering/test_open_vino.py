@@ -22,7 +22,7 @@ from freezer.freezing.target import Target
 from freezer.hardware import device_class
 from freezer.runtime.loaders.openvino import open_openvino
 from freezer.spec import Dim
-from tests.support.models import Counter, seeded
+from tests.support.models import seeded
 from tests.support.steps import (
     BATCH,
     HERE,
@@ -67,19 +67,6 @@ class Attention(nn.Module):
             "ids": ids,
             "mask": mask,
         }
-
-
-class Convolution(nn.Module):
-    """A convnet with a batch norm, and an output in another order of dims."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
-        self.head = nn.Linear(8, 5)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        found = self.layers(x)
-        return self.head(found.mean((2, 3))), found.permute(0, 2, 3, 1)
 
 
 class Bessel(nn.Module):
@@ -160,58 +147,18 @@ def test_integers_beyond_32_bits_are_refused(attention: tuple[Subject, Candidate
         candidate.open(subject)(**inputs | {"ids": inputs["ids"] + 2**40})
 
 
-class Repeated(nn.Module):
-    """Returns a result and an input twice each, and a view between them."""
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        y = (x * 2).relu_()
-        return y, y.t(), x, y, x
-
-
-def test_tensors_returned_twice_are_distinct(tmp_path: Path) -> None:
-    x = random_inputs(2, 4)
-    subject = subject_of(Repeated(), {"x": x}, {"x": {0: BATCH}})
-    found = candidate_of(subject, "openvino", tmp_path / "candidate").open(subject)(x=x)
-    for got, expected in zip(found, Repeated()(x), strict=True):
-        assert got.stride() == expected.stride()
-        torch.testing.assert_close(got, expected)
-    found[0].zero_()
-    torch.testing.assert_close(found[3], Repeated()(x)[3])
-
-
-def test_state_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        BuildError, match=r"openvino: a call changes .*count.*; torchscript-frozen keeps state"
-    ) as caught:
-        candidate_of(
-            subject_of(seeded(Counter), {"x": random_inputs(2, 4)}),
-            "openvino",
-            tmp_path / "candidate",
-        )
-    assert caught.value.code == "CP-STATE"
-
-
 def test_operator_that_cannot_be_converted_is_named(tmp_path: Path) -> None:
-    says = (
-        r"OpenVINO has no counterpart of aten\.special_bessel_j0\.default; write it in other"
-        r" operations of torch, or use "
-    )
-    with pytest.raises(BuildError, match=says):
+    with pytest.raises(BuildError, match=r"no counterpart of aten\.special_bessel_j0\.default"):
         candidate_of(
             subject_of(Bessel(), {"x": random_inputs(2, 3)}), "openvino", tmp_path / "candidate"
         )
 
 
-@pytest.mark.parametrize("name", ["cpu-aarch64", "cuda-sm90"])
-def test_other_classes_than_the_machines_are_refused(name: str, tmp_path: Path) -> None:
+def test_other_classes_than_the_machines_are_refused(tmp_path: Path) -> None:
     captured = captured_by(subject_of(Bessel(), {"x": random_inputs(2, 3)}), "export")
-    with pytest.raises(BuildError, match="OpenVINO") as caught:
-        open_vino.build(
-            captured,
-            tmp_path / "all.ovir",
-            Target(device_class=device_class(name), num_threads=1),
-            SETTINGS,
-        )
+    target = Target(device_class=device_class("cuda-sm90"), num_threads=1)
+    with pytest.raises(BuildError) as caught:
+        open_vino.build(captured, tmp_path / "all.ovir", target, SETTINGS)
     assert caught.value.code == "CP-DEVICE-CLASS"
 
 
@@ -228,28 +175,21 @@ SERVE = """
 import sys
 import torch
 import freezer
-for folder in sys.argv[1:]:
-    model = freezer.load(folder)
-    assert not model.ladder, model.ladder
-    inputs, expected = torch.load(f"{folder}.pt")
-    with torch.no_grad():
-        found = model(**inputs)
-        found = dict(found) if isinstance(expected, dict) else found
-        torch.testing.assert_close(found, expected)
-    print(model.manifest.recipe.name)
+model = freezer.load(sys.argv[1])
+assert not model.ladder, model.ladder
+inputs, expected = torch.load(f"{sys.argv[1]}.pt")
+with torch.no_grad():
+    torch.testing.assert_close(dict(model(**inputs)), expected)
+print(model.manifest.recipe.name)
 """
 
 
 @pytest.mark.slow
-def test_fresh_process_serves_frozen_models(tmp_path: Path) -> None:
+def test_fresh_process_serves_a_frozen_model(tmp_path: Path) -> None:
     options = replace(QUICK_OPTIONS, recipes=["openvino"], device_class=HERE)
-    image = {"x": random_inputs(3, 3, 8, 8)}
-    for name, model, inputs, dims in (
-        ("attention", seeded(Attention).eval(), sentences(2, 7), DIMS),
-        ("convolution", seeded(Convolution).eval(), image, {"x": {0: BATCH}}),
-    ):
-        result = freeze(model, inputs, out=tmp_path / name, dims=dims, options=options)
-        assert (result.verdict, result.failures) == ("published", {}), result.reason
-        with torch.no_grad():
-            torch.save((inputs, model(**inputs)), tmp_path / f"{name}.pt")
-    assert python(SERVE, tmp_path / "attention", tmp_path / "convolution") == "openvino\nopenvino\n"
+    model, inputs = seeded(Attention).eval(), sentences(2, 7)
+    result = freeze(model, inputs, out=tmp_path / "attention", dims=DIMS, options=options)
+    assert (result.verdict, result.failures) == ("published", {}), result.reason
+    with torch.no_grad():
+        torch.save((inputs, model(**inputs)), tmp_path / "attention.pt")
+    assert python(SERVE, tmp_path / "attention") == "openvino\n"

@@ -1,4 +1,4 @@
-"""Operators of captured programs, and those that only the model's own code registers."""
+"""Operators of captured programs, those that only the model's own code registers, and texts."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from torch import Tensor, library, nn
 from freezer.errors import BuildError
 from freezer.freezing.candidates import build
 from freezer.freezing.capture import Attempt
-from freezer.freezing.lowering import check_operators
-from freezer.freezing.lowering.lowered import operators_of
+from freezer.freezing.lowering import captured_texts, check_operators
+from freezer.freezing.lowering.lowered import operators_of, shortened
 from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import target_here
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.runtime.tensors import address_of
-from tests.support.models import Calling, Counter, seeded
-from tests.support.models_reports import Forking
-from tests.support.steps import HERE, candidate_of, random_inputs, subject_of
+from tests.support.models import Calling, ConvNet, Counter, seeded
+from tests.support.steps import BATCH, HERE, captured_by, random_inputs, subject_of
 
 X = random_inputs(2, 4)
 
@@ -41,16 +40,6 @@ def in_a_branch(x: Tensor) -> Tensor:
         x.sum() > 0, lambda x: torch.ops.coldpress_own.tripled(x) + 1, lambda x: x * 2, (x,)
     )
     return out
-
-
-@pytest.mark.parametrize("recipe", ["torchscript-frozen", "portable", "inductor-frozen"])
-def test_payload_with_a_custom_operator_is_refused(recipe: str, tmp_path: Path) -> None:
-    with pytest.raises(
-        BuildError,
-        match=r": the graph calls coldpress_own::tripled, .*; write it in torch's operations",
-    ) as caught:
-        candidate_of(subject_of(Calling(tripled), {"x": X}), recipe, tmp_path / "candidate")
-    assert caught.value.code == "CP-CUSTOM-OPERATOR"
 
 
 def test_discarded_model_has_no_further_way(tmp_path: Path) -> None:
@@ -103,12 +92,6 @@ def test_operators_in_every_method() -> None:
     assert operators_of(program) == {"aten::mul", "coldpress_own::tripled"}
 
 
-def test_operators_of_forked_tasks() -> None:
-    with torchscript_deprecations_silenced():
-        program = torch.jit.script(Forking().eval())
-    assert operators_of(program) == {"prim::fork", "aten::linear", "aten::wait", "aten::add"}
-
-
 def test_operators_inductor_compiles_pass() -> None:
     import torch.ao.quantization.fx._decomposed
 
@@ -127,3 +110,37 @@ def test_operators_inductor_compiles_pass() -> None:
         ),
     ):
         check_operators(program, "exported")
+
+
+IMAGE = random_inputs(2, 3, 8, 8)
+
+
+def texts_of(capture: Any, **kwargs: Any) -> dict[str, str]:
+    return captured_texts(
+        captured_by(subject_of(ConvNet(), {"x": IMAGE}, **kwargs), capture).program
+    )
+
+
+def test_texts_of_an_exported_program() -> None:
+    texts = texts_of("export", dims={"x": {0: BATCH}})
+    assert "torch.ops.aten.conv2d.default" in texts["captured-code.txt"]
+    assert "# File: torch/nn/modules/conv.py:" in texts["captured-code.txt"]
+    assert "call_function[target=torch.ops.aten.batch_norm.default]" in texts["captured-graph.txt"]
+    assert "BUFFER target='model.features.1.running_mean'" in texts["captured-graph.txt"]
+    assert re.search(r"# ranges\n# s\d+: VR\[1, 4\]\n", texts["captured-graph.txt"])
+    assert not re.search(r"[# ]/\w+/", "".join(texts.values())), (
+        "no folder of the machine that built it"
+    )
+
+
+def test_source_paths_are_shortened() -> None:
+    text = (
+        "%1 = aten::relu(%0) #"
+        " /opt/venv/lib/python3.12/site-packages/torch/nn/functional.py:12:3\n%2 #"
+        " /home/me/model.py:7:0"
+    )
+    assert shortened(text) == "%1 = aten::relu(%0) # torch/nn/functional.py:12:3\n%2 # model.py:7:0"
+    assert (
+        shortened("# File: /home/me/model.py:7 in forward, code: x")
+        == "# File: model.py:7 in forward, code: x"
+    )

@@ -10,24 +10,18 @@ import torch
 from torch import Tensor, nn
 
 import freezer
-from freezer.artifact import Artifact, FreezingReport, KeptTensor, PreservedName
+from freezer.artifact import Artifact, FreezingReport
 from freezer.errors import IncompatibleError
 from freezer.files import digest_file
-from freezer.freezing.capture import Captured
-from freezer.freezing.lowering import torchscript_files as torchscript
 from freezer.freezing.recipes import RECIPES
-from freezer.freezing.target import target_here
 from freezer.runtime.loaders import open_torchscript, torchscript_deprecations_silenced
 from freezer.runtime.torch_settings import threads
 from tests.conftest import Frozen, frozen
-from tests.support.models import TinyConv, seeded
-from tests.support.models_reports import ConvNet, Stateful, Tied
-from tests.support.models_state import RunningMean
+from tests.support.models import ConvNet, TinyConv, seeded
 from tests.support.steps import (
     HERE,
     candidate_of,
     copy_of,
-    judgement_of,
     random_inputs,
     rewritten,
     subject_of,
@@ -72,38 +66,6 @@ def test_folded_layers_and_constants_are_counted(tmp_path: Path) -> None:
     exact = report_of(ConvNet(), X, "torchscript-exact", tmp_path)
     assert exact.ops_after["aten::batch_norm"] == 3
     assert exact.folded_bytes == 0
-
-
-def test_tied_weights_count_once(tmp_path: Path) -> None:
-    report = report_of(Tied(), ROW, "torchscript-frozen", tmp_path)
-    assert (report.num_constants, report.constants_bytes) == (2, 64 + 12)
-    assert set(report.constants) == {"one.weight", "two.weight", "spare"}
-
-
-@pytest.mark.parametrize("freeze", [True, False])
-def test_kept_attributes_are_reported(freeze: bool, tmp_path: Path) -> None:
-    with torchscript_deprecations_silenced():
-        program = torch.jit.script(Stateful().eval())
-    captured = Captured(
-        name="script", program=program, convention="native", preserve=("reset", "version")
-    )
-    settings = RECIPES["torchscript-frozen" if freeze else "portable"].settings
-    report = torchscript.build(captured, tmp_path / "all.pt", target_here(HERE, 1), settings).report
-    assert report.preserved == (
-        PreservedName(name="reset", kind="method", why="requested"),
-        PreservedName(name="version", kind="attribute", why="requested"),
-    )
-    assert report.ops_after["aten::zero_"] == 1, (
-        "the graph of a preserved method is the payload's too"
-    )
-    if freeze:
-        assert report.kept == tuple(
-            KeptTensor(name=name, reason="a call changes it") for name in ("total", "last")
-        )
-        assert report.constants == ("linear.weight", "linear.bias")
-    else:
-        assert report.ops_after == report.ops_before
-        assert "its 4 parameters and buffers stay what they are" in report.notes[0]
 
 
 def payload_of(artifact: Artifact) -> Path:
@@ -157,18 +119,6 @@ def test_answers_equal_the_source_with_any_thread_count(
             assert torch.get_num_threads() == num_threads
 
 
-def test_state_is_kept(tmp_path: Path) -> None:
-    subject = subject_of(seeded(RunningMean), {"x": random_inputs(2, 3, 8, 8)})
-    candidate = candidate_of(subject, "torchscript-optimized", tmp_path / "c")
-    model, eager = candidate.open(subject), seeded(RunningMean)
-    answers = []
-    for seed in (0, 1, 2, 0):
-        x = random_inputs(2, 3, 8, 8, seed=seed)
-        answers.append(model(x).clone())
-        torch.testing.assert_close(answers[-1], eager(x).detach(), rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(answers[0], answers[3])
-
-
 def test_load_refuses_a_payload_that_cannot_be_optimized(optimized: Frozen, tmp_path: Path) -> None:
     copied = copy_of(optimized.artifact, tmp_path / "copy")
     path = payload_of(copied)
@@ -181,16 +131,3 @@ def test_load_refuses_a_payload_that_cannot_be_optimized(optimized: Frozen, tmp_
     with pytest.raises(IncompatibleError, match=r"does_not_open: got .*'forward'") as caught:
         freezer.load(broken.folder)
     assert [refusal.reason for refusal in caught.value.ladder] == ["does_not_open"]
-
-
-def test_candidate_that_cannot_be_optimized_is_rejected(tmp_path: Path) -> None:
-    subject = subject_of(seeded(TinyConv), {"x": X})
-    broken = candidate_of(subject, "torchscript-optimized", tmp_path / "broken")
-    write_unoptimizable(broken.folder / broken.payloads[0].path)
-    found = judgement_of(
-        subject, [broken, candidate_of(subject, "torchscript-frozen", tmp_path / "c")]
-    )
-    assert found.verdict == "published"
-    problem = found.trials[0].problem
-    assert problem is not None
-    assert "'forward'" in problem

@@ -1,20 +1,23 @@
-"""The module of an ExportedProgram as a source."""
+"""ExportedPrograms, and other methods of ScriptModules, as sources."""
 
 from __future__ import annotations
 
 import copy
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from freezer.freezing.models import Subject, module_of, prepare
+from freezer.freezing.models.loaders import with_forward
+from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.runtime.tensors import leaves_of
 from freezer.spec import declared_spec
-from tests.support.models import Counter, seeded
-from tests.support.steps import candidate_of, captured_by, random_inputs
+from tests.support.models import seeded
+from tests.support.steps import captured_by, random_inputs
 
 
 class Attending(nn.Module):
@@ -84,7 +87,6 @@ def test_module_has_the_programs_signature_and_weights(
     x, options = random_inputs(3, 5, 4), {"scale": random_inputs(4)}
     expected = attending.module()(x, options=options)
     for given in (module(x, options=options), module(x=x, options=options), module(x, options)):
-        assert list(given) == ["scores", "padded", "first"]
         assert all(torch.equal(given[key], expected[key]) for key in expected)
     assert (
         module.get_parameter("last.weight").data_ptr()
@@ -104,17 +106,6 @@ def test_copy_runs_in_float64(attending: torch.export.ExportedProgram) -> None:
     assert module.get_parameter("last.weight").dtype == torch.float32
 
 
-@pytest.mark.parametrize(
-    ("shape", "guard"),
-    [((5, 4, 4), r"x\.size\(\)\[0\] <= 4"), ((2, 4, 5), r"x\.size\(\)\[2\] == 4")],
-)
-def test_module_rejects_other_sizes(
-    shape: tuple[int, ...], guard: str, attending: torch.export.ExportedProgram
-) -> None:
-    with pytest.raises(AssertionError, match=rf"Guard failed: {guard}"):
-        module_of(attending)(random_inputs(*shape), options={"scale": random_inputs(4)})
-
-
 def test_module_is_captured_with_its_dims(attending: torch.export.ExportedProgram) -> None:
     subject = subject_of_program(attending)
     captured = captured_by(subject, "export")
@@ -127,12 +118,61 @@ def test_module_is_captured_with_its_dims(attending: torch.export.ExportedProgra
             torch.testing.assert_close(one, other)
 
 
-def test_program_keeps_state(tmp_path: Path) -> None:
-    program = loaded(
-        torch.export.export(seeded(Counter), (random_inputs(2, 4),), strict=False), tmp_path
-    )
-    subject = prepare("model", module_of(program), declared_spec({"x": {"shape": [2, 4]}}, {}))
-    zeros = torch.zeros(2, 4)
-    served = candidate_of(subject, "portable", tmp_path / "portable").open(subject)
-    assert [float(served(zeros).mean()) for _ in range(3)] == [1, 2, 3]
-    assert float(program.state_dict["count"]) == 0
+X = torch.ones(1, 4)
+
+
+class Answer(NamedTuple):
+    total: Tensor
+    calls: Tensor
+
+
+class ManyMethods(nn.Module):
+    """Has state, and methods with arguments and defaults of many types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.calls: Tensor = nn.Buffer(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x)
+        return out
+
+    @torch.jit.export
+    def scale(
+        self,
+        x: Tensor,
+        by: Tensor | None = None,
+        times: int = 3,
+        limit: float = math.inf,
+        pair: tuple[int, float] = (1, 2.5),
+        flag: bool = False,
+        text: str = "it's",
+    ) -> Answer:
+        self.calls.add_(1)
+        y = (x if by is None else x * by) * times * pair[0] * pair[1]
+        return Answer(y.clamp(max=limit) + self.calls, self.calls)
+
+
+def scripted(model: nn.Module, folder: Path | None = None) -> torch.jit.ScriptModule:
+    """The scripted model; with a folder, saved and loaded."""
+    with torchscript_deprecations_silenced():
+        module: torch.jit.ScriptModule = torch.jit.script(model.eval())
+        if folder is not None:
+            torch.jit.save(module, str(folder / "model.pt"))
+            module = torch.jit.load(str(folder / "model.pt"))
+        return module
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_with_forward_keeps_types_defaults_and_state(saved: bool, tmp_path: Path) -> None:
+    module = scripted(ManyMethods(), tmp_path if saved else None)
+    wrapped = with_forward(module, "scale")
+    wanted, got = module._c._get_method("scale").schema, wrapped.forward.schema  # type: ignore[attr-defined]
+    assert str(got).partition("self, ")[2] == str(wanted).partition("self, ")[2]
+    assert not wrapped.training
+    assert torch.equal(wrapped(X).total, X * 7.5 + 1)
+    assert torch.equal(wrapped(X, by=X * 2, times=1, limit=3.0).total, X * 3 + 2)
+    again = copy.deepcopy(wrapped)
+    assert float(again(X)[0].mean()) == 10.5
+    assert float(wrapped(X)[0].mean()) == 10.5

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from freezer.freezing.drift import Call, Gate, assess, run_reference
-from freezer.freezing.freeze import freeze
 from freezer.freezing.models import baked_in
 from freezer.freezing.models.calls import NUM_MORE_CALLS, PROBLEM
-from freezer.serving.canary import canary_figures
-from freezer.serving.opening import open_artifact
-from freezer.serving.process import LoadOptions
 from tests.support.models import Calling
-from tests.support.steps import QUICK_OPTIONS, candidate_of, judgement_of, random_inputs, subject_of
+from tests.support.steps import candidate_of, judgement_of, random_inputs, subject_of
 
 X = random_inputs(2, 4)
 CALLS = {"made": 0}
@@ -66,39 +60,6 @@ def test_random_models_are_published(
     subject = subject_of(Calling(function), {"x": X})
     judgement = judgement_of(subject, [candidate_of(subject, recipe, tmp_path / "candidate")])
     assert judgement.verdict == "published", judgement.reason
-
-
-def test_one_draw_counts_as_one_sample() -> None:
-    subject = subject_of(Calling(of_torch), {"x": random_inputs(32, 32)})
-    for seed in range(20):
-        torch.manual_seed(seed)
-        calls = [
-            Call(
-                kind=call.kind,
-                set_index=call.set_index,
-                reference=call.reference,
-                eager=call.eager,
-                candidate=[of_torch(subject.sets[call.set_index].tensors["x"])],
-                noise_rmse=call.noise_rmse,
-            )
-            for call in run_reference(subject).calls
-        ]
-        rows = assess("recipe", ["output"], calls, Gate(error_ratio_max=3.0, float64=True), [()])
-        assert [row.problem for row in rows if row.problem] == [], seed
-
-
-def test_canary_accepts_other_draws(tmp_path: Path) -> None:
-    options = replace(QUICK_OPTIONS, recipes=["torchscript-frozen"])
-    result = freeze(
-        Calling(of_torch).eval(),
-        {"x": random_inputs(32, 32)},
-        out=tmp_path / "artifact",
-        options=options,
-    )
-    assert result.artifact is not None, result.reason
-    model = open_artifact(result.artifact, torch.get_num_threads(), LoadOptions(canary=False))
-    for _ in range(20):
-        assert not any(figure.problem for figure in canary_figures(result.artifact, model))
 
 
 def test_rounding_is_not_randomness() -> None:

@@ -17,19 +17,15 @@ import freezer
 from freezer.errors import JudgeError
 from freezer.freezing.candidates import Candidate
 from freezer.freezing.drift import run_reference
-from freezer.freezing.freeze import FreezeOptions, freeze, load_subject
+from freezer.freezing.freeze import FreezeOptions, freeze
 from freezer.freezing.models import Subject, SubjectOptions, example_spec, prepare, weights_digest
-from freezer.freezing.sources import parse_source
-from freezer.runtime.loaders import torchscript_deprecations_silenced
 from tests.support.models import seeded
 from tests.support.models_state import (
     HiddenState,
     InPlace,
     Number,
     OptionalState,
-    Reassigned,
     RunningMean,
-    Tracker,
 )
 from tests.support.steps import (
     ANY_SPEED,
@@ -41,7 +37,7 @@ from tests.support.steps import (
     random_inputs,
 )
 
-STATEFUL = (InPlace, Reassigned, Number, RunningMean, HiddenState, OptionalState)
+STATEFUL = (InPlace, Number, RunningMean, HiddenState, OptionalState)
 RECIPES = ("torchscript-frozen", "torchscript-exact", "torchscript-optimized", "portable")
 FAST = {
     (InPlace, "torchscript-frozen"),
@@ -66,12 +62,6 @@ def stateful(
     return prepare(
         "model", model, spec, [example], SubjectOptions(fill_up=True, reset=reset, **kwargs)
     )
-
-
-def scripted(model: nn.Module) -> nn.Module:
-    with torchscript_deprecations_silenced():
-        script: nn.Module = torch.jit.script(model)
-    return script
 
 
 def alike(recipe: str, model: type[nn.Module]) -> Callable[[Tensor, Tensor], None]:
@@ -120,38 +110,12 @@ def test_frozen_stateful_model_answers_like_eager(
         assert torch.equal(first, again)
 
 
-@pytest.mark.parametrize("recipe", ["torchscript-frozen", "portable"])
-def test_torchscript_file_keeps_state_and_methods(recipe: str, tmp_path: Path) -> None:
-    with torchscript_deprecations_silenced():
-        torch.jit.save(torch.jit.script(seeded(Tracker)), str(tmp_path / "tracker.pt"))
-    spec, _ = example_spec({"x": inputs_of(Tracker)}, {})
-    source = parse_source("torchscript:tracker.pt", folder=tmp_path)
-    kept = ["threshold", "encode", "windows"]
-    subject = load_subject(
-        source, "tracker", spec, None, SubjectOptions(preserve=kept, reset="reset")
-    )
-    candidate = candidate_of(subject, recipe, tmp_path / "c")
-    found = judgement_of(subject, [candidate])
-    assert (found.verdict, found.reference.stateful) == ("published", True), found.reason
-    model, eager, check = candidate.open(subject), seeded(Tracker), alike(recipe, Tracker)
-    xs = [inputs_of(Tracker, seed) for seed in range(4)]
-    with torch.no_grad():
-        check(model.encode(xs[0]), eager.encode(xs[0]))  # type: ignore[operator]
-        for model_answer, answer in zip(model.windows(xs), eager.windows(xs), strict=True):  # type: ignore[operator]
-            check(model_answer, answer)
-        check(model(xs[0]), eager(xs[0]))
-        model.threshold = eager.threshold = 0.0  # type: ignore[assignment]
-        check(model(xs[1]), eager(xs[1]))
-    assert not hasattr(model, "unused")
-
-
-@pytest.mark.parametrize("kind", [RunningMean, OptionalState])
-def test_judging_resets_between_sets(kind: type[nn.Module], tmp_path: Path) -> None:
-    subject = stateful(seeded(kind), inputs_of(kind))
-    candidates = [candidate_of(subject, recipe, tmp_path / recipe) for recipe in RECIPES[:3]]
+def test_judging_resets_between_sets(tmp_path: Path) -> None:
+    subject = stateful(seeded(RunningMean), inputs_of(RunningMean))
+    candidates = [candidate_of(subject, recipe, tmp_path / recipe) for recipe in RECIPES[1:3]]
     found = judgement_of(subject, candidates)
     assert found.verdict == "published", found.reason
-    assert [trial.problem for trial in found.trials] == [None, None, None]
+    assert [trial.problem for trial in found.trials] == [None, None]
     reference = found.reference
     assert (reference.stateful, reference.deterministic, reference.float64) == (
         True,

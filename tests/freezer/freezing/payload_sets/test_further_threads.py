@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import freezer
 from freezer.errors import BuildError
 from freezer.freezing.candidates import Candidate
 from freezer.freezing.freeze import freeze
@@ -17,7 +16,6 @@ from freezer.freezing.target import target_here
 from freezer.hardware import counts_within
 from tests.support.models import mlp
 from tests.support.steps import (
-    ANY_SPEED,
     BATCH,
     HERE,
     QUICK_OPTIONS,
@@ -99,16 +97,6 @@ def test_wrong_payload_for_a_further_count_is_dropped(session: Session, tmp_path
     assert "error_ratio" in dropped.reason or "rmse" in dropped.reason, dropped.reason
 
 
-def test_size_limit_holds_for_all_counts(session: Session, tmp_path: Path) -> None:
-    judgement = judged(session, tmp_path)
-    candidate = with_payload(judgement)
-    limits = replace(ANY_SPEED, size_mb_max=1.5 * candidate.payloads[0].size_bytes / 1e6)
-    found = judge_further(replace(session, limits=limits), judgement, candidate)
-    assert found.winner is not None
-    assert [payload.num_threads for payload in found.winner.candidate.payloads] == [2]
-    assert "size_mb_max is" in found.winner.dropped[0].reason
-
-
 def test_failed_build_leaves_the_winner(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,15 +123,3 @@ def test_torchscript_is_timed_with_every_default_count(tmp_path: Path) -> None:
     timed = tuple(dict.fromkeys(row.num_threads for row in artifact.manifest.latency.points))
     assert timed == counts_within(timed[0])
     assert [payload.num_threads for payload in artifact.manifest.payloads] == [None]
-
-
-@pytest.mark.slow
-def test_inductor_is_built_for_every_default_count(tmp_path: Path) -> None:
-    options = replace(QUICK_OPTIONS, num_threads=None, recipes=["inductor-frozen"])
-    result = freeze(mlp(), {"x": random_inputs(2, 4)}, out=tmp_path / "out", options=options)
-    assert result.artifact is not None
-    assert result.judgement is not None
-    counts = counts_within(result.judgement.cells[0].num_threads)
-    assert [payload.num_threads for payload in result.artifact.manifest.payloads] == list(counts)
-    for count in counts:
-        assert freezer.load(tmp_path / "out", threads=count).payload_for({}).num_threads == count

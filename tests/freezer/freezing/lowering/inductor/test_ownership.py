@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from freezer.freezing.capture import Captured
 from freezer.freezing.lowering.inductor import compilation as inductor
@@ -61,27 +61,3 @@ def test_build_frees_its_own_tensors_only(tmp_path: Path) -> None:
     for x in (X.abs(), -X.abs()):
         with torch.no_grad():
             torch.testing.assert_close(run(x)[0], model(x))
-
-
-class Caching(nn.Module):
-    """Its copies share its weight, as its own __deepcopy__ says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(8, 8)
-
-    def __deepcopy__(self, memo: object) -> Caching:
-        other = Caching()
-        other.head.weight = self.head.weight
-        return other.eval()
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(x) - self.head(x * 0)  # cancels the bias, which copies do not share
-        return out
-
-
-def test_weights_shared_with_copies_are_kept() -> None:
-    model = seeded(Caching)
-    found = captured(model)
-    assert addresses_of(model.parameters()) & addresses_of(program_tensors(found.program))
-    assert [tensor.numel() for tensor in found.owned] == [8], "the bias, which is copied"

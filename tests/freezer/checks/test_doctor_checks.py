@@ -1,6 +1,4 @@
-"""Findings on real stores: folders that are missing, read-only or full, and buckets that do not
-answer.
-"""
+"""Findings on stores in folders and buckets, and on hosts and limits of other machines."""
 
 from __future__ import annotations
 
@@ -13,10 +11,13 @@ import pytest
 
 from freezer.artifact import Artifact
 from freezer.checks import CheckRequest, Finding
-from freezer.checks.machine_checks import check_store
+from freezer.checks.machine_checks import check_memory, check_store, classes_finding
 from freezer.files import buckets
+from freezer.hardware import Host
 from freezer.store import Store
+from tests.support import hosts
 from tests.support.buckets import objects
+from tests.support.control_groups import V2, group_tree
 from tests.support.full_disks import full_disk
 from tests.support.steps import write_plain_artifact
 
@@ -104,3 +105,27 @@ def test_a_full_disk_is_a_warning(tmp_path: Path) -> None:
     assert found["store"].level == "warning"
     assert "No space left" in found["store"].text
     assert found["store"].remedy.startswith(f"df -h {folder}")
+
+
+@pytest.mark.parametrize(
+    ("host", "environ", "level", "remedy"),
+    [
+        (hosts.CASCADE_LAKE, {}, "ok", ""),
+        (hosts.CASCADE_LAKE, {"ATEN_CPU_CAPABILITY": "avx2"}, "warning", "unset ATEN_CPU"),
+        (hosts.CASCADE_LAKE, {"ONEDNN_MAX_CPU_ISA": "AVX2"}, "warning", "unset ONEDNN_MAX"),
+        (hosts.IVY_BRIDGE, {}, "warning", "lscpu"),
+    ],
+)
+def test_device_classes_and_their_limits(
+    host: Host, environ: dict[str, str], level: str, remedy: str
+) -> None:
+    finding = classes_finding(host, environ)
+    assert (finding.level, finding.remedy.startswith(remedy)) == (level, True)
+
+
+@pytest.mark.parametrize(("limit", "level"), [("500000000", "warning"), ("max", "ok")])
+def test_memory_of_a_container(tmp_path: Path, limit: str, level: str) -> None:
+    root = group_tree(tmp_path, "0::/a\n", V2, {"a/memory.max": f"{limit}\n"})
+    (finding,) = check_memory(CheckRequest(), root)
+    assert finding.level == level
+    assert finding.text.startswith("0.5 GB") == (level == "warning")
