@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -18,7 +20,13 @@ import typer
 from rich.console import Console
 
 from freezer.cli import NoiseOption, StoreOption, exiting, say, say_error
-from freezer.errors import INFRASTRUCTURE, UsageError
+from freezer.errors import (
+    INFRASTRUCTURE,
+    INTERRUPTED,
+    CatalogError,
+    InfrastructureError,
+    UsageError,
+)
 from freezer.files import check_file
 from freezer.freezing.recipes import select
 from freezer.hardware import device_class as known_class
@@ -43,13 +51,15 @@ LOG_WIDTH = 160
 """Width of lines in the log of a job."""
 
 EXCLUSIONS = {
-    "check": ("explain", "json", "metrics"),
-    "explain": ("json", "metrics"),
+    "check": ("explain", "json", "metrics", "watch"),
+    "explain": ("json", "metrics", "watch"),
 }
 """Options without an effect beside another one."""
 
 REGISTRY_OPTIONS = {
     "filter_": "--filter only applies to `mlflow:` catalogs; use --only GLOB for a file",
+    "watch": "--watch only applies to `mlflow:` catalogs; run the command again after a catalog"
+    " file has changed",
     "trust": "--trust only applies to `mlflow:` catalogs; in a file, write `trust: true` in the"
     " entries that need it",
 }
@@ -125,6 +135,10 @@ RegressionOption = Annotated[
         help="Publish what is slower, or drifts more, than the artifact that serves now.",
     ),
 ]
+WatchOption = Annotated[
+    float | None,
+    typer.Option(help="With `mlflow:`, repeat every so many seconds, for new versions.", min=1),
+]
 JsonFileOption = Annotated[Path | None, typer.Option(help="Write the outcomes to this file.")]
 MetricsOption = Annotated[
     str | None,
@@ -164,6 +178,7 @@ def main(
     mlflow_artifacts: MlflowArtifactsOption = "copy",
     json: JsonFileOption = None,
     metrics: MetricsOption = None,
+    watch: WatchOption = None,
     verbose: VerboseOption = False,
 ) -> None:
     """Freeze, judge and publish every model of a catalog."""
@@ -195,7 +210,21 @@ def main(
         elif explain:
             explain_(config, LineDisplay(_console()))
         else:
-            sys.exit(_run(config, json=json, metrics=metrics, verbose=verbose))
+            once = partial(_run, config, json=json, metrics=metrics, verbose=verbose)
+            sys.exit(once() if watch is None else _watch(once, watch))
+
+
+def _watch(once: Callable[[], int], interval_s: float) -> int:
+    """Run a campaign again and again until it is interrupted; what is unchanged is skipped."""
+    while True:
+        try:
+            exit_code = once()
+        except (CatalogError, InfrastructureError) as error:  # a registry without models, or down
+            say_error(error)
+        else:
+            if exit_code == INTERRUPTED:
+                return exit_code
+        time.sleep(interval_s)
 
 
 def _run(config: Config, *, json: Path | None, metrics: str | None, verbose: bool) -> int:

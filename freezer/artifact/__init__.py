@@ -59,13 +59,15 @@ from freezer.artifact.manifest import (
     PayloadKind,
     check_inside,
     engines_of,
+    version_tuple,
+)
+from freezer.artifact.payload_selection import (
     is_exact,
     is_specialized,
     payload_at,
     payloads_for_threads,
     payloads_within,
     thread_counts_of,
-    version_tuple,
     without_specialized,
 )
 from freezer.artifact.sections import (

@@ -79,8 +79,7 @@ def check_speed(
         SpeedError: the ratio is below half of the expected one, or the machine is too busy.
         UsageError: the manifests have no speedup to compare with.
     """
-    manifest = artifact.manifest
-    name = manifest.device_class
+    manifest, name = artifact.manifest, artifact.manifest.device_class
     point = _judged(manifest).point
     options = LoadOptions(canary=False, device=str(device))
     base = open_artifact(portable, num_threads, options)

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import jobs.optimize
+from freezer.errors import CatalogError
 from pipeline.campaign import Config
 from pipeline.reporting import CampaignReport
 from tests.support.steps import HERE
@@ -139,3 +140,21 @@ def test_options_without_an_effect_are_rejected(
     assert done.exit_code == 2
     assert done.stderr.replace("\n", " ").startswith(said)
     assert not (tmp_path / "store").exists()
+
+
+def test_watch_repeats_until_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registry that is empty or cannot be reached is tried again."""
+    passes: list[int] = []
+
+    def run(config: Config, display: object) -> CampaignReport:
+        passes.append(len(passes))
+        if len(passes) == 1:
+            raise CatalogError("no models", code="CP-CATALOG-EMPTY")
+        ended = len(passes) == 3
+        return CampaignReport(
+            campaign="c", started=0.0, finished=1.0, outcomes=(), interrupted=ended
+        )
+
+    monkeypatch.setattr(jobs.optimize, "run", run)
+    done = CliRunner().invoke(jobs.optimize.app, ["mlflow:", "--watch", "1"])
+    assert (done.exit_code, passes) == (130, [0, 1, 2])
