@@ -380,3 +380,15 @@ TORCHSCRIPT: Mapping[str, Case] = {
         exported=VALUES,
     ),
 }
+
+
+class LateState(nn.Module):
+    """Answers otherwise after 20 calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * 2 + (self.calls > 20)

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from torch import Tensor
+
 from freezer.artifact import ColdStart, payload_at, payloads_for_threads
 from freezer.codec import decode, encode
 from freezer.errors import JudgeError
@@ -26,6 +28,9 @@ from freezer.runtime.input_sets import distinct_at
 from freezer.runtime.tensor_files import save_tensors
 
 TIMEOUT_S = 300
+
+MAX_SIZES = 12
+"""Further sizes that the fresh process calls."""
 
 
 def measure_memory(session: Session, judgement: Judgement) -> Judgement:
@@ -73,14 +78,22 @@ def with_cold_start(session: Session, trial: Trial) -> Trial:
 
 @contextmanager
 def _opening(session: Session, candidate: Candidate) -> Iterator[fresh_process.Opening]:
-    """The deciding payload of a candidate with inputs at the deciding point."""
+    """The deciding payload of a candidate with inputs at the deciding point, and at the others that
+    it takes: engines keep memory for every size.
+    """
     subject, point = session.subject, session.subject.points[0]
     payload = payload_at(payloads_for_threads(candidate.payloads, session.num_threads), point)
     assert payload is not None, "every recipe builds a payload for all sizes"
     example = distinct_at(subject.spec, subject.on_host.sets, point)[0]
     with tempfile.TemporaryDirectory(prefix="coldpress-") as folder:
         inputs = Path(folder) / "inputs.safetensors"
-        save_tensors({f"0/{name}": tensor for name, tensor in example.tensors.items()}, inputs)
+        others = (given for given in subject.on_host.sets if payload.accepts(given.point))
+        by_point = {tuple(given.point.values()): given for given in others}
+        sets = [example, *list(by_point.values())[:MAX_SIZES]]
+        tensors: dict[str, Tensor] = {}
+        for index, given in enumerate(sets):
+            tensors |= {f"{index}/{name}": tensor for name, tensor in given.tensors.items()}
+        save_tensors(tensors, inputs)
         yield fresh_process.Opening(
             folder=candidate.folder,
             payload=payload,
@@ -88,6 +101,7 @@ def _opening(session: Session, candidate: Candidate) -> Iterator[fresh_process.O
             spec=subject.spec,
             num_threads=session.num_threads,
             inputs=inputs,
+            num_sets=len(sets),
             device=str(session.target.device),
         )
 

@@ -27,7 +27,8 @@ class Opening:
 
     Attributes:
         folder: folder with the payload.
-        inputs: file with the inputs, as set 0.
+        inputs: file with the inputs, set 0 for the timed calls, and sets of further sizes.
+        num_sets: number of sets.
         settings: recipe settings that the payload was built with.
         num_threads: number of intra-op threads.
     """
@@ -38,11 +39,14 @@ class Opening:
     spec: InputSpec
     num_threads: int
     inputs: Path
+    num_sets: int = 1
     device: str = "cpu"
 
 
 def main(opening: Opening) -> ColdStart:
-    """Import torch, open the payload and call it twice; return the times and the memory."""
+    """Import torch, open the payload, call it twice, and once with each further size; return the
+    times of opening and of the first two calls, and the memory of all.
+    """
     started = time.perf_counter()
     import torch
 
@@ -53,24 +57,26 @@ def main(opening: Opening) -> ColdStart:
 
     torch.set_num_threads(opening.num_threads)
     device, payload = torch.device(opening.device), opening.payload
-    example = load_tensors(opening.inputs)
-    tensors = {item.name: example[f"0/{item.name}"] for item in opening.spec.tensors}
-    tensors = tensors_on(tensors, device)
-    args: list[Any] = list(tensors.values())
-    kwargs: dict[str, Any] = {}
-    if payload.convention == "native":
-        args, kwargs = bind(opening.spec, tensors)
+    loaded = load_tensors(opening.inputs)
+    calls: list[tuple[list[Any], dict[str, Any]]] = []
+    for index in range(opening.num_sets):
+        tensors = {item.name: loaded[f"{index}/{item.name}"] for item in opening.spec.tensors}
+        tensors = tensors_on(tensors, device)
+        native = payload.convention == "native"
+        calls.append(bind(opening.spec, tensors) if native else ([*tensors.values()], {}))
     memory_before_mb = peak_bytes() / 1e6
     with current(device), torch.no_grad():
         times = [time.perf_counter()]
         run = LOADERS[payload.kind](opening.folder / payload.path, opening.settings, device)
         times.append(time.perf_counter())
-        for _ in range(2):
+        for args, kwargs in (calls[0], *calls):
             run(*args, **kwargs)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             times.append(time.perf_counter())
-    open_ms, first_call_ms, second_call_ms = ((end - start) * 1e3 for start, end in pairwise(times))
+    open_ms, first_call_ms, second_call_ms = (
+        (end - start) * 1e3 for start, end in pairwise(times[:4])
+    )
     return ColdStart(
         import_torch_ms=(imported - started) * 1e3,
         open_ms=open_ms,

@@ -15,6 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 from freezer.freezing.judging import Judgement
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.spec import Dim
+from tests.support.models_torchscript import LateState
 from tests.support.steps import ANY_SPEED, candidate_of, judgement_of, subject_of
 
 
@@ -119,24 +120,10 @@ def test_lost_nan_is_reported_or_refused(limits: Any, tmp_path: Path) -> None:
         assert any("NaN" in warning for warning in found.winner.candidate.warnings)
 
 
-class Counting(nn.Module):
-    """Answers otherwise after 20 calls."""
-
-    calls: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(()), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return x * 2 + (self.calls > 20)
-
-
 def test_state_that_shows_late_is_rejected(tmp_path: Path) -> None:
     subject = subject_of(Function(lambda x: x * 2), {"x": X})
     with torchscript_deprecations_silenced():
-        stateful = subject_of(torch.jit.script(Counting()), {"x": X})
+        stateful = subject_of(torch.jit.script(LateState()), {"x": X})
     candidate = candidate_of(stateful, "torchscript-exact", tmp_path / "made")
     found = judgement_of(subject, [replace(candidate, weights=subject.weights)])
     assert found.verdict == "rejected", found.reason
