@@ -315,6 +315,30 @@ def test_a_failed_canary_is_not_repeated_at_every_look(
         started.wait_for_version(3)
 
 
+@pytest.mark.parametrize("serves", [True, False])
+def test_what_does_not_open_is_not_loaded_at_every_look(
+    scripted: Frozen, tmp_path: Path, serves: bool
+) -> None:
+    """Also while nothing serves; other digests are loaded at once."""
+    store = Store.open(str(tmp_path / "store"), create=True)
+    if serves:
+        publish(store, scripted.artifact)
+    with serving(store, reload_s=0.1) as started:
+        if serves:
+            started.wait_for_version(1)
+        payloads = tuple(
+            replace(payload, kind="exported") for payload in scripted.artifact.manifest.payloads
+        )
+        publish(store, copy_of(scripted.artifact, tmp_path / "broken", payloads=payloads))
+        wait_until(lambda: ": does_not_open: " in started.server.problem or serves, "it has tried")
+        wait_until(lambda: started.metric("reloads_total", outcome="failed") > 0, "it has failed")
+        failed = started.metric("reloads_total", outcome="failed")
+        time.sleep(1)
+        assert started.metric("reloads_total", outcome="failed") == failed
+        publish(store, with_golden(scripted.artifact, tmp_path / "other", error=0.0))
+        started.wait_for_version(2 + serves)
+
+
 def test_keys_require_signatures_of_every_version(
     store: Store, scripted: Frozen, tmp_path: Path
 ) -> None:
