@@ -27,7 +27,7 @@ from freezer.store import NAME
 from jobs.replay import MlflowArtifactsOption, TrackingOption
 from pipeline.campaign import Config
 from pipeline.catalog import BadEntriesError, is_registry, refuse_bad_entries
-from pipeline.cluster import check_absolute, in_job
+from pipeline.cluster import check_absolute, continue_in_child, in_job
 from pipeline.ledger import check_campaign
 from pipeline.reporting import (
     LineDisplay,
@@ -195,6 +195,7 @@ def main(
         elif explain:
             explain_(config, LineDisplay(_console()))
         else:
+            continue_in_child()
             sys.exit(_run(config, json=json, metrics=metrics, verbose=verbose))
 
 
