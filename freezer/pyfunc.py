@@ -11,6 +11,7 @@ column of floats, and MLflow casts in the same way. Other dtypes raise ContractE
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ from freezer.artifact import (
 )
 from freezer.codec import read_record
 from freezer.errors import ContractError, IntegrityError
-from freezer.files import scratch_folder
+from freezer.files import read_document, scratch_folder
 from freezer.runtime.contract import InputBinding
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.serving.load import load
@@ -67,14 +68,14 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Py
             than was registered.
     """
     config = model_config or {}
-    with scratch_folder() as scratch:
+    with ExitStack() as stack:
         folder = Path(path)
         pointer = folder / STORE_POINTER
         if pointer.is_file():
-            target = read_record(StorePointer, pointer.read_bytes(), origin=str(pointer))
+            target = read_record(StorePointer, read_document(pointer), origin=str(pointer))
             registered = Artifact.read(folder).manifest
-            folder = Path(scratch) / "artifact"
-            _fetch(target, registered, folder)
+            folder = Path(stack.enter_context(scratch_folder())) / "artifact"
+            _fetch(target, registered, folder, stack)
         model = load(
             folder,
             threads=config.get("threads"),
@@ -88,6 +89,7 @@ def _fetch(
     pointer: StorePointer,
     registered: Manifest,
     folder: Path,
+    stack: ExitStack,
 ) -> None:
     """Fetch the files of the registered artifact that a call needs.
 
@@ -99,14 +101,14 @@ def _fetch(
     version = store.version(f"{pointer.model}:{pointer.version}")
     payloads = [file.path for file in registered.contents if isinstance(file, Payload)]
     paths = [*payloads, GOLDEN_INPUTS, GOLDEN_OUTPUTS]
-    stored = store.materialize(version, name, folder, paths=paths)
+    stored = store.materialize(version, name, folder, paths=paths, stack=stack)
     if replace(stored.manifest, version=None) != replace(registered, version=None):
         raise IntegrityError(
             f"store {pointer.store} has another {pointer.model}:{pointer.version} for {name} than"
             f" was registered ({MANIFEST} differs); register it again"
         )
     if len(version.images_of(name)) > 1:
-        store.materialize(version, name, torch_folder(folder), rank=1)
+        store.materialize(version, name, torch_folder(folder), rank=1, stack=stack)
 
 
 class PyfuncModel:

@@ -16,7 +16,16 @@ from pathlib import Path
 
 from freezer.artifact.manifest import FileRef, Manifest, Payload
 from freezer.errors import IntegrityError, NotPublishedError
-from freezer.files import digest_file, move, scratch_folder, sync, verify_file, write_whole
+from freezer.files import (
+    digest_file,
+    move,
+    open_regular,
+    read_document,
+    scratch_folder,
+    sync,
+    verify_file,
+    write_whole,
+)
 
 MANIFEST = "manifest.json"
 GOLDEN_INPUTS = "golden/inputs.safetensors"
@@ -47,7 +56,7 @@ class Artifact:
         """
         path = folder / MANIFEST
         try:
-            data = path.read_bytes()
+            data = read_document(path)
         except (FileNotFoundError, NotADirectoryError):
             raise NotPublishedError(
                 f"{folder} contains no {MANIFEST}; expected a folder written by freeze or pull"
@@ -92,19 +101,19 @@ class Artifact:
             if item.path in paths:
                 origin, link = self.folder / item.path, folder / item.path
                 try:
-                    opened = os.open(origin, os.O_RDONLY | os.O_CLOEXEC)
+                    opened = stack.enter_context(open_regular(origin)).fileno()
                 except (FileNotFoundError, NotADirectoryError):
                     raise IntegrityError(f"{origin} is missing; pull the artifact again") from None
                 except OSError as error:
                     raise IntegrityError(
                         f"{origin} cannot be read: {error.strerror}; pull the artifact again"
                     ) from None
-                stack.callback(os.close, opened)
                 link.parent.mkdir(parents=True, exist_ok=True)
-                if private:
-                    shutil.copyfile(f"/proc/self/fd/{opened}", link)
+                file = Path(f"/proc/self/fd/{opened}")
+                if private and file.stat().st_size == item.size_bytes:
+                    shutil.copyfile(file, link)
                 else:
-                    link.symlink_to(f"/proc/self/fd/{opened}")
+                    link.symlink_to(file)
                 verify_file(
                     link,
                     digest=item.digest,

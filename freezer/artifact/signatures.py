@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from freezer.codec import encode, read_json, read_record
 from freezer.errors import IntegrityError, MissingDependencyError, UsageError, first_line
-from freezer.files import digest_bytes
+from freezer.files import digest_bytes, read_document
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import (
@@ -67,7 +67,7 @@ class Signatures:
         """
         path = folder / SIGNATURE
         try:
-            return read_record(cls, path.read_bytes(), origin=str(path))
+            return read_record(cls, read_document(path), origin=str(path))
         except FileNotFoundError:
             return None
         except OSError as error:

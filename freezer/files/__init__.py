@@ -5,7 +5,6 @@ Read first: atomic.py.
 """
 
 from freezer.files.atomic import (
-    CHUNK_BYTES,
     WAITS_S,
     copy_whole,
     link_or_copy,
@@ -38,6 +37,13 @@ from freezer.files.download import (
     identity,
     is_url,
 )
+from freezer.files.reading import (
+    CHUNK_BYTES,
+    DOCUMENT_BYTES,
+    chunks_of,
+    open_regular,
+    read_document,
+)
 from freezer.files.scratch import (
     VARIABLE,
     cache_folder,
@@ -49,6 +55,7 @@ from freezer.files.scratch import (
 
 __all__ = [
     "CHUNK_BYTES",
+    "DOCUMENT_BYTES",
     "SCHEMES",
     "VARIABLE",
     "WAITS_S",
@@ -58,6 +65,7 @@ __all__ = [
     "check_digest",
     "check_file",
     "check_folder",
+    "chunks_of",
     "copy_whole",
     "digest_bytes",
     "digest_file",
@@ -70,7 +78,9 @@ __all__ = [
     "make_folder",
     "move",
     "open_bucket",
+    "open_regular",
     "path_in_bucket",
+    "read_document",
     "remedy",
     "remove",
     "replacing",

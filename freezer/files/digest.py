@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 from freezer.errors import IntegrityError
+from freezer.files.reading import open_regular
 
 CHANGED = "it was changed or damaged: pull it again, or repair the store"
 
@@ -65,8 +66,8 @@ def digest_bytes(data: bytes) -> str:
 
 
 def digest_file(path: Path) -> str:
-    """`sha256:` and the hex digest of a file."""
-    with path.open("rb") as file:
+    """`sha256:` and the hex digest of a regular file."""
+    with open_regular(path) as file:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 

@@ -4,16 +4,24 @@ before any work starts. Imports no torch.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import functools
 import mmap
 import os
+import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from freezer.errors import UsageError
 
 VARIABLE = "COLDPRESS_TMPDIR"
 """Environment variable that names the folder for temporary files."""
+
+
+PREFIX = "coldpress-scratch-"
+"""Of the names of temporary folders. Each is locked by its owner, also against systemd-tmpfiles."""
 
 
 def cache_folder() -> Path:
@@ -27,15 +35,43 @@ def cache_folder() -> Path:
     return (given if given.is_absolute() else Path.home() / ".cache") / "coldpress"
 
 
-def scratch_folder(*, executable: bool = False) -> tempfile.TemporaryDirectory[str]:
-    """Make a temporary folder in `scratch_place`.
+@contextlib.contextmanager
+def scratch_folder(*, executable: bool = False, place: Path | None = None) -> Iterator[str]:
+    """Make a temporary folder, which is removed after the block; if this process is killed, by the
+    next one that makes a folder in the same place.
+
+    Args:
+        executable: see `scratch_place`.
+        place: an existing folder; None for `scratch_place`.
 
     Raises:
         UsageError: no place can be written.
     """
-    return tempfile.TemporaryDirectory(
-        prefix="coldpress-", dir=scratch_place(executable=executable)
-    )
+    place = place or scratch_place(executable=executable)
+    _remove_remains(place)
+    with contextlib.ExitStack() as stack:
+        while True:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX, dir=place))
+            with contextlib.suppress(OSError):  # NFS has no locks of folders
+                _lock(folder, fcntl.LOCK_SH, stack)
+            if Path(folder).exists():  # another process may remove it before it is locked
+                break
+        yield folder
+
+
+@functools.cache
+def _remove_remains(place: Path) -> None:
+    """Remove the folders of dead processes, which left no lock."""
+    for folder in place.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB, stack)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lock(folder: str | Path, operation: int, stack: contextlib.ExitStack) -> None:
+    handle = os.open(folder, os.O_DIRECTORY | os.O_NOFOLLOW)
+    stack.callback(os.close, handle)
+    fcntl.flock(handle, operation)
 
 
 def scratch_place(*, executable: bool = False) -> Path:

@@ -20,7 +20,7 @@ from freezer.artifact import (
     read_artifacts,
 )
 from freezer.errors import IntegrityError, Refusal, StoreUnreachableError
-from freezer.files import scratch_folder
+from freezer.files import read_document, scratch_folder
 from freezer.store import Store, Version
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _folder_image(artifact: Artifact) -> Image:
 def _manifest_bytes(artifact: Artifact) -> bytes:
     """The bytes of manifest.json, if they still are those of the artifact."""
     path = artifact.folder / MANIFEST
-    data = path.read_bytes()
+    data = read_document(path)
     if Manifest.from_bytes(data, origin=str(path)) != artifact.manifest:
         raise IntegrityError(f"{path} changed while it was read; pull the artifact again")
     return data
@@ -160,7 +160,7 @@ def _store_image(
     def fetch(paths: Collection[str] | None) -> Artifact:
         scratch = stack.enter_context(scratch_folder())
         folder = Path(scratch)
-        return store.materialize(version, name, folder, rank=rank, paths=paths)
+        return store.materialize(version, name, folder, rank=rank, paths=paths, stack=stack)
 
     return Image(
         device_class=name,

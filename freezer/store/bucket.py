@@ -24,11 +24,20 @@ from pathlib import Path
 from typing import Any
 
 from freezer.errors import IntegrityError, StoreUnreachableError, first_line
-from freezer.files import Bucket, cache_folder, remedy, replacing, verify_file
+from freezer.files import (
+    CHUNK_BYTES,
+    DOCUMENT_BYTES,
+    Bucket,
+    cache_folder,
+    chunks_of,
+    move,
+    remedy,
+    scratch_folder,
+    verify_file,
+)
 
-_CHUNK_BYTES = 8 << 20
 _NUM_READS = 50
-"""Attempts at reading an object while others replace it."""
+"""Attempts at reading an object while others replace it, or delete its copy."""
 
 WRITTEN_ONCE = ("/blobs/", ".arrow")
 """Parts of the paths of objects that never change."""
@@ -92,22 +101,22 @@ class RemoteFiles:
         """A URI for messages; of the store itself the one that opened it."""
         return f"{self._bucket.where}/{path}" if path else self._bucket.uri
 
-    def read(self, path: str) -> bytes:
-        """Read an object as one writer left it.
+    def read(self, path: str, limit_bytes: int = DOCUMENT_BYTES) -> bytes:
+        """Read an object of limited size as one writer left it.
 
         pyarrow asks for the size and then for that many bytes, which truncates an object that is
         replaced in between.
 
         Raises:
             FileNotFoundError: the object does not exist.
+            IntegrityError: it is larger.
             RemoteError: it cannot be read, or its size never matches the one that the server
                 reports.
         """
         immutable = any(name in path for name in WRITTEN_ONCE)
         for _ in range(_NUM_READS):
             try:
-                with self._reaching(), self._fs.open_input_stream(self._at(path)) as stream:
-                    content: bytes = stream.read()
+                content = b"".join(self.chunks(path, limit_bytes))
             except RemoteError as error:
                 if OVERFLOW in str(error):
                     continue
@@ -137,7 +146,7 @@ class RemoteFiles:
             source.open("rb") as file,
             self._fs.open_output_stream(self._at(path)) as stream,
         ):
-            shutil.copyfileobj(file, stream, _CHUNK_BYTES)
+            shutil.copyfileobj(file, stream, CHUNK_BYTES)
 
     def holds(
         self,
@@ -164,38 +173,54 @@ class RemoteFiles:
             StoreUnreachableError: the cache cannot be written.
         """
         copy = self.cached(digest)
-        with contextlib.suppress(IntegrityError):  # missing or damaged
-            verify_file(copy, digest=digest, size_bytes=size_bytes)
-            return copy
-        try:
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(copy, 0o444) as partial:
-                self.fetch(path, partial)
-                verify_file(partial, digest=digest, size_bytes=size_bytes, origin=self.where(path))
-        except (FileNotFoundError, RemoteError):
-            raise
-        except OSError as error:
-            remedy = "set XDG_CACHE_HOME to a writable folder"
-            raise StoreUnreachableError(
-                f"the cache {copy.parent} cannot be written: {error}; {remedy}"
-            ) from error
-        return copy
+        for _ in range(_NUM_READS):
+            with contextlib.suppress(IntegrityError):  # missing or damaged
+                verify_file(copy, digest=digest, size_bytes=size_bytes)
+                return copy
+            try:
+                self._download(path, copy, digest, size_bytes)
+            except FileNotFoundError:  # the cache, which was deleted meanwhile, or the object
+                if self._size(path) is None:
+                    raise
+            except RemoteError:
+                raise
+            except OSError as error:
+                raise StoreUnreachableError(
+                    f"the cache {copy.parent} cannot be written: {error}; set XDG_CACHE_HOME to a"
+                    " writable folder"
+                ) from error
+            else:
+                return copy
+        raise StoreUnreachableError(
+            f"the cache {copy.parent} is deleted all the time; keep it while a model is loaded"
+        )
+
+    def _download(self, path: str, copy: Path, digest: str, size_bytes: int) -> None:
+        """Download an object to the cache, and compare it with its digest."""
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with scratch_folder(place=copy.parent) as folder:
+            partial = Path(folder, copy.name)
+            with partial.open("wb") as file:
+                file.writelines(self.chunks(path, size_bytes))
+                file.flush()
+                written = Path(f"/proc/self/fd/{file.fileno()}")  # also if the cache was deleted
+                verify_file(written, digest=digest, size_bytes=size_bytes, origin=self.where(path))
+            partial.chmod(0o444)
+            move(partial, copy)
 
     def cached(self, digest: str) -> Path:
         """Where the cache of this user keeps a blob, also one that it lacks."""
         return cache_folder() / "blobs" / "sha256" / digest.removeprefix("sha256:")
 
-    def fetch(self, path: str, dest: Path) -> None:
-        """Download an object."""
+    def fetch(self, path: str, dest: Path, limit_bytes: int) -> None:
+        """Download an object of limited size."""
         with dest.open("wb") as file:
-            for chunk in self.chunks(path):
-                file.write(chunk)
+            file.writelines(self.chunks(path, limit_bytes))
 
-    def chunks(self, path: str) -> Iterator[bytes]:
-        """Read an object in parts."""
+    def chunks(self, path: str, limit_bytes: int) -> Iterator[bytes]:
+        """Read an object of limited size in parts."""
         with self._reaching(), self._fs.open_input_stream(self._at(path)) as stream:
-            while chunk := stream.read(_CHUNK_BYTES):
-                yield chunk
+            yield from chunks_of(stream, limit_bytes, self.where(path))
 
     def modified(self, path: str) -> float:
         """When an object was written, in seconds since the epoch by the server's clock."""

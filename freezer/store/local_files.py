@@ -10,11 +10,13 @@ from urllib.parse import parse_qsl, unquote, urlparse
 
 from freezer.errors import IntegrityError, UsageError
 from freezer.files import (
-    CHUNK_BYTES,
+    DOCUMENT_BYTES,
     SCHEMES,
+    chunks_of,
     copy_whole,
     link_whole,
     make_folder,
+    open_regular,
     path_in_bucket,
     remove,
     retried,
@@ -47,9 +49,9 @@ class LocalFiles:
         """A path for messages: absolute, or a URI."""
         return str(self._root / path)
 
-    def read(self, path: str) -> bytes:
-        """Read a file."""
-        return (self._root / path).read_bytes()
+    def read(self, path: str, limit_bytes: int = DOCUMENT_BYTES) -> bytes:
+        """Read a file of limited size."""
+        return b"".join(self.chunks(path, limit_bytes))
 
     def write(self, path: str, data: bytes) -> None:
         """Write or replace a file in a prepared folder."""
@@ -88,11 +90,10 @@ class LocalFiles:
         """A read-only local copy of a file, or the store's own; the caller verifies its digest."""
         return self._root / path
 
-    def chunks(self, path: str) -> Iterator[bytes]:
-        """Read a file in parts; the caller verifies its digest."""
-        with (self._root / path).open("rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
-                yield chunk
+    def chunks(self, path: str, limit_bytes: int) -> Iterator[bytes]:
+        """Read a file of limited size in parts; the caller verifies its digest."""
+        with open_regular(self._root / path) as file:
+            yield from chunks_of(file, limit_bytes, self.where(path))
 
     def modified(self, path: str) -> float:
         """When a file was written, in seconds since the epoch."""
@@ -113,7 +114,7 @@ class LocalFiles:
         """Exclude others that lock the same name, as far as `exact` says."""
         locks = self._work / "locks"
         make_folder(locks)
-        with retried(lambda: (locks / name).open("a")) as file:
+        with retried(lambda: open_regular(locks / name, "ab")) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 

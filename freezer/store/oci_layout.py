@@ -28,6 +28,7 @@ from freezer.artifact import (
 from freezer.codec import OMIT_DEFAULT, encode, read_record, stored_as
 from freezer.errors import IntegrityError, StoreUnreachableError
 from freezer.files import (
+    DOCUMENT_BYTES,
     check_digest,
     digest_bytes,
     verify_file,
@@ -137,7 +138,7 @@ class Layout:
         """The verified content of a blob."""
         path = self._path(descriptor.digest)
         with self._reading(path):
-            data = self._files.read(path)
+            data = self._files.read(path, min(descriptor.size_bytes, DOCUMENT_BYTES))
         if digest_bytes(data) != descriptor.digest:
             raise IntegrityError(
                 f"{self._files.where(path)} does not have the digest it is named by; it was changed"
@@ -177,20 +178,19 @@ class Layout:
         with self._reading(path):
             return self._files.local(path, digest=digest, size_bytes=size_bytes)
 
-    def fetch(self, digest: str, dest: Path) -> None:
-        """Copy a blob to a local file; the caller verifies its digest.
+    def fetch(self, digest: str, dest: Path, limit_bytes: int) -> None:
+        """Copy a blob of limited size to a local file; the caller verifies its digest.
 
         Raises:
             OSError: the local file cannot be written.
         """
         dest.parent.mkdir(parents=True, exist_ok=True)
         with dest.open("wb") as file:
-            for chunk in self._chunks(self._path(digest)):
-                file.write(chunk)
+            file.writelines(self._chunks(self._path(digest), limit_bytes))
 
-    def _chunks(self, path: str) -> Iterator[bytes]:
+    def _chunks(self, path: str, limit_bytes: int) -> Iterator[bytes]:
         with self._reading(path):
-            yield from self._files.chunks(path)
+            yield from self._files.chunks(path, limit_bytes)
 
     def begin(self) -> None:
         """Prepare the layout for writing, under the model's lock."""

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from base64 import b64encode
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from freezer.artifact import ANNOTATION, MANIFEST, SIGNATURE, Artifact, Manifest, Signatures, Signed
+from freezer.artifact import (
+    ANNOTATION,
+    MANIFEST,
+    SIGNATURE,
+    Artifact,
+    Manifest,
+    Signatures,
+    Signed,
+)
 from freezer.codec import decode
 from freezer.errors import IntegrityError, NotPublishedError, UsageError
-from freezer.files import move, write_whole
+from freezer.files import move, open_regular, read_document, scratch_folder, write_whole
 from freezer.store.oci_layout import (
     DEVICE_CLASS,
     SOURCE_KEY,
@@ -176,16 +184,15 @@ def copy_image(
     with _writing(dest):
         if dest.exists() and any(dest.iterdir()):
             known = dest / MANIFEST
-            if not known.exists() or known.read_bytes() != data:
+            if not known.exists() or read_document(known) != data:
                 raise UsageError(f"{dest} is not empty; name a new folder with --dest")
             _complete(dest, signatures)
         else:
             dest.parent.mkdir(parents=True, exist_ok=True)
-            prefix = f".{dest.name}-"
-            with tempfile.TemporaryDirectory(prefix=prefix, dir=dest.parent) as scratch:
+            with scratch_folder(place=dest.parent) as scratch:
                 staging = Path(scratch) / "artifact"
                 for file in manifest.contents:
-                    layout.fetch(file.digest, staging / file.path)
+                    layout.fetch(file.digest, staging / file.path, file.size_bytes)
                 (staging / MANIFEST).write_bytes(data)
                 _complete(staging, signatures)
                 move(staging, dest)
@@ -218,6 +225,7 @@ def link_image(
     image: Descriptor,
     folder: Path,
     paths: Collection[str] | None,
+    stack: ExitStack | None,
 ) -> Artifact:
     """Make a folder of links to the blobs of an artifact; see `Store.materialize`."""
     data = layout.artifact_manifest(image)
@@ -227,7 +235,15 @@ def link_image(
         if paths is None or file.path in paths:
             link = folder / file.path
             link.parent.mkdir(parents=True, exist_ok=True)
-            blob = layout.local(digest=file.digest, size_bytes=file.size_bytes)
-            link.symlink_to(blob)
+            blob = partial(layout.local, digest=file.digest, size_bytes=file.size_bytes)
+            link.symlink_to(blob() if stack is None else _held(blob, stack))
     (folder / MANIFEST).write_bytes(data)
     return Artifact.read(folder)
+
+
+def _held(blob: Callable[[], Path], stack: ExitStack) -> str:
+    """The path of an open file of a blob, which stays valid if users delete the cache."""
+    for _ in range(5):
+        with suppress(FileNotFoundError):
+            return f"/proc/self/fd/{stack.enter_context(open_regular(blob())).fileno()}"
+    raise IntegrityError(f"{blob()} is missing; pull the artifact again, or repair the store")

@@ -44,10 +44,15 @@ READ_S = 60.0
 """Time limit for the body of a request, which has its place in the queue while the client sends it.
 """
 
-CANARY_AGAIN_S = 300.0
-"""Time between two loads of an artifact that failed its canary, while another serves: they take the
-CPUs of the requests.
+AGAIN_S = 300.0
+"""Time between two loads of artifacts that did not open or failed their canary, while another
+serves: they take the CPUs of the requests.
 """
+
+AGAIN_ALONE_S = 30.0
+"""The same while nothing serves."""
+
+REMEMBERED = ("canary", "does_not_open", "tampered")  # refusals that stay while the digests do
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -192,13 +197,15 @@ class ModelServer:
             if before.labels["version"] != str(version.number):  # only other classes changed
                 self._serve(replace(before, labels=_labels(version, before.model.manifest)))
             return
-        if before is not None and offered == self._refused and time.monotonic() < self._again:
+        if offered == self._refused and time.monotonic() < self._again:
             return
         try:
             model = self._load()
         except IncompatibleError as error:
-            if self._count_canary(error.ladder):
-                self._refused, self._again = offered, time.monotonic() + CANARY_AGAIN_S
+            self._count_canary(error.ladder)
+            if any(item.reason in REMEMBERED for item in error.ladder):
+                wait_s = AGAIN_ALONE_S if before is None else AGAIN_S
+                self._refused, self._again = offered, time.monotonic() + wait_s
             raise
         self._count_canary(model.ladder)
         self.metrics.reloads.labels("ok").inc()
@@ -237,10 +244,8 @@ class ModelServer:
             "%s serves", ", ".join(f"{name} {value}" for name, value in loaded.labels.items())
         )
 
-    def _count_canary(self, ladder: Sequence[Refusal]) -> int:
-        count = sum(item.reason == "canary" for item in ladder)
-        self.metrics.canary_failures.inc(count)
-        return count
+    def _count_canary(self, ladder: Sequence[Refusal]) -> None:
+        self.metrics.canary_failures.inc(sum(item.reason == "canary" for item in ladder))
 
     def contract(self) -> Response:
         """The artifact that serves, its inputs and its outputs; 503 before it is loaded."""

@@ -15,6 +15,7 @@ from pipeline.cluster.coordination import (
     ClusterBoard,
     Turns,
 )
+from pipeline.cluster.driver_process import continue_in_child
 from pipeline.cluster.jobs_api import (
     Job,
     Jobs,
@@ -54,6 +55,7 @@ __all__ = [
     "check_address",
     "classes_of",
     "connect",
+    "continue_in_child",
     "gather",
     "in_job",
     "job_prefix",

@@ -33,7 +33,7 @@ from typing import IO
 
 from freezer.codec import encode
 from freezer.errors import InfrastructureError, StoreUnreachableError, UsageError
-from freezer.files import WAITS_S, make_folder, retried, write_whole
+from freezer.files import WAITS_S, make_folder, open_regular, retried, write_whole
 from freezer.store import RemoteFiles
 from pipeline.ledger.lease_holder import (
     POLL_S,
@@ -102,7 +102,7 @@ def campaign_lock(
     path = lease_of(folder, campaign, remote)
     try:
         make_folder(folder)
-        lock = retried(lambda: (folder / f"lock-{campaign}").open("a"))
+        lock = retried(lambda: open_regular(folder / f"lock-{campaign}", "ab"))
     except OSError as error:
         raise StoreUnreachableError(f"the ledger {folder} cannot be opened: {error}") from error
     with lock:
@@ -125,7 +125,7 @@ def campaign_lock(
             yield lease
 
 
-def _is_locked(lock: IO[str]) -> bool:
+def _is_locked(lock: IO[bytes]) -> bool:
     """Whether another process has the lock. Without locks in the file system the lease decides."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from freezer.codec import decode
 from freezer.errors import IntegrityError
-from freezer.files import retried
+from freezer.files import read_document, retried
 from freezer.store import WORK, RemoteFiles
 from pipeline.workspace import boot_id, process_namespace, process_started
 
@@ -115,7 +115,10 @@ def read_holder(path: Path | LeaseObject) -> Holder | None:
         OSError: the lease cannot be read.
     """
     try:
-        return decode(Holder, json.loads(retried(path.read_bytes)), origin=str(path))
+        content = retried(
+            lambda: read_document(path) if isinstance(path, Path) else path.read_bytes()
+        )
+        return decode(Holder, json.loads(content), origin=str(path))
     except (FileNotFoundError, ValueError, IntegrityError):
         return None
 

@@ -24,8 +24,8 @@ from typing import Any, Literal, get_args
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from freezer.errors import StoreUnreachableError
-from freezer.files import remove, retried, write_whole
+from freezer.errors import IntegrityError, StoreUnreachableError
+from freezer.files import read_document, remove, retried, write_whole
 from freezer.store import WORK, RemoteFiles, Store
 
 SUFFIX = ".arrow"
@@ -40,6 +40,8 @@ _SCHEMA = pa.schema(
 )
 _HEAD = ["key", "time", "kind", "model", "device_class", "campaign"]
 _DATA = "data"
+
+PART_BYTES = 1 << 28  # of the largest part
 
 RowKind = Literal["build", "outcome", "campaign"]
 KINDS: tuple[RowKind, ...] = get_args(RowKind)
@@ -208,17 +210,17 @@ def read_rows(folder: Path, *, kinds: Collection[RowKind] = KINDS) -> Iterator[L
 def _read(path: Path) -> Part | None:
     """Read a part; None if the file is gone."""
     try:
+        content = retried(lambda: read_document(path, PART_BYTES))
         if path.suffix == OLD_SUFFIX:
-            table = pq.read_table(path, schema=_SCHEMA)
+            table = pq.read_table(pa.BufferReader(content), schema=_SCHEMA)
             columns = [table.column(name).to_pylist() for name in _SCHEMA.names]
             return Part(encode(map(LedgerRow, *columns)), path)
-        content = retried(path.read_bytes)
         if f"{zlib.crc32(content):08x}" != path.name.split(".")[-2]:
             raise pa.ArrowInvalid("its bytes differ from those that were written")
         return Part(content, path)
     except FileNotFoundError:
         return None
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, IntegrityError) as error:
         raise StoreUnreachableError(
             f"{path} cannot be read: {error}; move it away to continue without its rows"
         ) from error
@@ -293,7 +295,7 @@ def _fetch(remote: RemoteFiles, name: str, folder: Path) -> None:
     """
     partial = folder / f".{name}.{os.getpid()}"
     try:
-        remote.fetch(f"{LEDGER}/{name}", partial)
+        remote.fetch(f"{LEDGER}/{name}", partial, PART_BYTES)
         os.replace(partial, folder / name)
     except FileNotFoundError:
         pass

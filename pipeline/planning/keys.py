@@ -18,7 +18,8 @@ from typing import Any
 
 from freezer.artifact import FORMAT_VERSION
 from freezer.codec import encode
-from freezer.files import digest_file, is_url, make_folder, move, write_whole
+from freezer.errors import IntegrityError
+from freezer.files import digest_file, is_url, make_folder, move, read_document, write_whole
 from freezer.freezing.recipes import Recipe, own_toolchain
 from freezer.freezing.sources import FILE_KINDS, Source, module_file
 from freezer.spec import SamplingPolicy
@@ -58,8 +59,8 @@ class FileDigests:
     def __init__(self, cache: Path) -> None:
         self._cache = cache
         try:
-            self.known: dict[str, str] = json.loads(cache.read_text())
-        except (OSError, ValueError):
+            self.known: dict[str, str] = json.loads(read_document(cache))
+        except (OSError, ValueError, IntegrityError):
             self.known = {}
 
     def of(self, path: Path) -> str:

@@ -25,14 +25,15 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Self
 
-from freezer.errors import ColdpressError
+from freezer.errors import ColdpressError, UsageError
+from freezer.files import scratch_folder
 from freezer.store import Store
 from pipeline.records import Outcome
 from pipeline.tracking.campaign_summary import CampaignEnd, CampaignStart
 from pipeline.tracking.connection import preload, resolve
 from pipeline.tracking.registry import ArtifactMode
 from pipeline.tracking.tracker import Tracker, replay_command
-from pipeline.workspace import die_with, temporary_folder
+from pipeline.workspace import die_with
 
 AHEAD = 16
 """Queued calls, one for each model, before the driver waits; an interrupt waits for them to be
@@ -96,8 +97,8 @@ class TrackerProcess:
         environment = dict(os.environ)
         # A folder of its own, which is removed even if the process or the driver is killed. On a
         # full disk there is none, and what the process writes reports it.
-        with contextlib.suppress(OSError):
-            environment["TMPDIR"] = str(self._temporary.enter_context(temporary_folder()))
+        with contextlib.suppress(OSError, UsageError):
+            environment["TMPDIR"] = self._temporary.enter_context(scratch_folder())
         ours, theirs = socket.socketpair()
         with theirs:
             code = (

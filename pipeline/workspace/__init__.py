@@ -26,7 +26,6 @@ from pipeline.workspace.staging import (
     remove_abandoned,
     remove_tree,
     staging_folder,
-    temporary_folder,
 )
 from pipeline.workspace.work_folders import (
     WALL_TIME,
@@ -67,7 +66,6 @@ __all__ = [
     "set_subreaper",
     "staging_folder",
     "subreaper",
-    "temporary_folder",
     "tree_bytes",
     "workplace",
 ]

@@ -1,4 +1,4 @@
-"""Staging folders for work in progress, in the store and in the machine's temporary folder.
+"""Staging folders in the store for work in progress.
 
 They are removed afterwards with everything in them. The next process removes the folders of killed
 ones.
@@ -12,12 +12,11 @@ import platform
 import re
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from freezer.files import WAITS_S, make_folder, move, retried
+from freezer.files import WAITS_S, make_folder, move
 from freezer.store import WORK
 from pipeline.workspace.processes import boot_id, process_namespace, process_started
 
@@ -25,9 +24,6 @@ REMOVE_LIMIT_S = 60.0
 
 ABANDONED_S = 8 * 86_400.0
 """Age at which a folder of an unknown owner is removed: longer than an entry's timeout_s may be."""
-
-TEMPORARY = "coldpress-mlflow-"
-"""Prefix of temporary folders in which artifacts for MLflow are laid out."""
 
 
 @contextlib.contextmanager
@@ -41,30 +37,6 @@ def staging_folder(store: str) -> Iterator[Path]:
     remove_abandoned(store)
     folder = own_path(root.parent, os.urandom(4).hex())
     make_folder(folder, mode=0o700)
-    try:
-        yield folder
-    finally:
-        remove_tree(folder)
-
-
-@contextlib.contextmanager
-def temporary_folder() -> Iterator[Path]:
-    """Yield a new temporary folder and remove it afterwards. Remove those of killed processes of
-    this user first.
-
-    Raises:
-        OSError: the disk is full.
-    """
-    base = Path(tempfile.gettempdir())
-    for old in base.glob(f"{TEMPORARY}*~*"):
-        with contextlib.suppress(OSError):
-            if (
-                old.lstat().st_uid == os.getuid()
-                and _owner_lives(old.name.removeprefix(TEMPORARY)) is False
-            ):
-                remove_tree(old)
-    folder = base / f"{TEMPORARY}{_owner_prefix()}{os.getpid()}~{os.urandom(4).hex()}"
-    retried(lambda: folder.mkdir(mode=0o700, exist_ok=True))
     try:
         yield folder
     finally:

@@ -28,7 +28,16 @@ from urllib.parse import urlsplit
 
 from freezer.artifact import check_inside
 from freezer.errors import IntegrityError, StoreUnreachableError
-from freezer.files import SCHEMES, digest_file, make_folder, move, remove, verify_file, write_whole
+from freezer.files import (
+    SCHEMES,
+    digest_file,
+    make_folder,
+    move,
+    read_document,
+    remove,
+    verify_file,
+    write_whole,
+)
 from freezer.store import WORK, RemoteFiles, Store
 from pipeline.workspace.staging import move_whole, own_path, remove_tree
 
@@ -102,7 +111,7 @@ class Workplace:
         if self.remote is None:
             folder = self.folder(kind, key)
             try:
-                return (folder / name).read_bytes()
+                return read_document(folder / name)
             except FileNotFoundError:
                 if folder.is_dir():
                     raise
@@ -161,7 +170,7 @@ class Workplace:
             for name, marked in record.items():
                 check_inside(name, origin=self.remote.where(f"{WORK}/{kind}/{key}.json"))
                 make_folder((partial / name).parent)
-                self._fetch(f"{WORK}/{kind}/{key}/{name}", partial / name)
+                self._fetch(f"{WORK}/{kind}/{key}/{name}", partial / name, marked["size_bytes"])
                 verify_file(
                     partial / name, digest=marked["digest"], size_bytes=marked["size_bytes"]
                 )
@@ -230,11 +239,11 @@ class Workplace:
             ) from None
         return files
 
-    def _fetch(self, path: str, dest: Path) -> None:
+    def _fetch(self, path: str, dest: Path, limit_bytes: int) -> None:
         assert self.remote is not None
         try:
             with self._reaching():
-                self.remote.fetch(path, dest)
+                self.remote.fetch(path, dest, limit_bytes)
         except FileNotFoundError:
             raise IntegrityError(
                 f"{self.remote.where(path)} is missing, but its marker names it"
@@ -280,7 +289,7 @@ def build_wall_s(store: str, key: str) -> float:
     """
     try:
         return float(workplace(store).read("candidates", key, WALL_TIME) or 0.0)
-    except (OSError, ValueError):
+    except (OSError, ValueError, IntegrityError):
         return 0.0
 
 
@@ -323,10 +332,10 @@ def damage_of(folder: Path) -> str | None:
     if not folder.is_dir():
         return f"{folder} is missing"
     try:
-        digests = json.loads((folder / DIGESTS).read_bytes())
+        digests = json.loads(read_document(folder / DIGESTS))
         damaged = [name for name, digest in digests.items() if digest_file(folder / name) != digest]
     except FileNotFoundError as error:
         return None if error.filename == str(folder / DIGESTS) else f"{error.filename} is missing"
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, IntegrityError) as error:
         return f"{folder} cannot be read: {error}"
     return f"{folder / damaged[0]} differs from what was built" if damaged else None

@@ -268,6 +268,48 @@ def test_changes_of_other_classes_load_nothing(
         assert started.metric("reloads_total", outcome="ok") == 1
 
 
+def test_the_second_image_of_a_class_is_followed(scripted: Frozen, tmp_path: Path) -> None:
+    """The first needs an engine, which cannot open it."""
+    store = Store.open(str(tmp_path / "store"), create=True)
+    payloads = tuple(
+        replace(payload, kind="onnxruntime") for payload in scripted.artifact.manifest.payloads
+    )
+    first = copy_of(scripted.artifact, tmp_path / "first", payloads=payloads)
+    other = with_golden(scripted.artifact, tmp_path / "other", error=0.0)
+    store.publish("mlp", source_key="a", artifacts=[first, scripted.artifact])
+    with serving(store) as started:
+        started.wait_for_version(1)
+        store.publish("mlp", source_key="b", artifacts=[first, other])
+        started.wait_for_version(2)
+        assert started.metric("reloads_total", outcome="ok") == 2
+        second = store.version("mlp:2").images_of(HERE)[1]
+        assert started.metric("artifact_info", digest=second.digest) == 1
+
+
+@pytest.mark.parametrize("serves", [True, False])
+def test_what_does_not_open_is_not_loaded_at_every_look(
+    scripted: Frozen, tmp_path: Path, serves: bool
+) -> None:
+    """Also while nothing serves; other digests are loaded at once."""
+    store = Store.open(str(tmp_path / "store"), create=True)
+    if serves:
+        publish(store, scripted.artifact)
+    with serving(store, reload_s=0.1) as started:
+        if serves:
+            started.wait_for_version(1)
+        payloads = tuple(
+            replace(payload, kind="exported") for payload in scripted.artifact.manifest.payloads
+        )
+        publish(store, copy_of(scripted.artifact, tmp_path / "broken", payloads=payloads))
+        wait_until(lambda: ": does_not_open: " in started.server.problem or serves, "it has tried")
+        wait_until(lambda: started.metric("reloads_total", outcome="failed") > 0, "it has failed")
+        failed = started.metric("reloads_total", outcome="failed")
+        time.sleep(1)
+        assert started.metric("reloads_total", outcome="failed") == failed
+        publish(store, with_golden(scripted.artifact, tmp_path / "other", error=0.0))
+        started.wait_for_version(2 + serves)
+
+
 def test_keys_require_signatures_of_every_version(
     store: Store, scripted: Frozen, tmp_path: Path
 ) -> None:

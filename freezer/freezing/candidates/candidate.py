@@ -18,6 +18,7 @@ from torch import nn
 
 from freezer.artifact import FreezingReport, Payload, payloads_for_threads
 from freezer.codec import decode, encode
+from freezer.files import read_document
 from freezer.freezing.models import Subject
 from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import Target, toolchain
@@ -128,7 +129,7 @@ class Candidate:
         path = folder / CANDIDATE
         return decode(
             cls,
-            {**json.loads(path.read_text()), "folder": folder},
+            {**json.loads(read_document(path)), "folder": folder},
             origin=str(path),
         )
 

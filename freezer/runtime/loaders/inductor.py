@@ -8,13 +8,14 @@ import contextlib
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from freezer.files import scratch_place
+from freezer.files import scratch_folder
 from freezer.runtime.contract import Runner
 from freezer.runtime.devices import CPU
 from freezer.runtime.native import ALIGNMENT, read_package, weight_capsule
@@ -48,16 +49,19 @@ def open_inductor(
         UsageError: no temporary folder allows code to be loaded from it.
     """
     run_flat = _open_mapped(path) if device.type == "cpu" else None
-    if run_flat is None:
-        index = -1 if device.index is None else device.index
-        with _unpacking_to(scratch_place(executable=True)):
-            run_flat = torch._C._aoti.AOTIModelPackageLoader(
-                str(path), "model", one_at_a_time, 1, index
-            ).run
+    with contextlib.ExitStack() as stack:
+        if run_flat is None:
+            index = -1 if device.index is None else device.index
+            folder = stack.enter_context(scratch_folder(executable=True))
+            with _unpacking_to(folder):
+                run_flat = torch._C._aoti.AOTIModelPackageLoader(
+                    str(path), "model", one_at_a_time, 1, index
+                ).run
 
-    def run(*tensors: Tensor) -> list[Tensor]:
-        return run_flat(list(tensors))
+        def run(*tensors: Tensor) -> list[Tensor]:
+            return run_flat(list(tensors))
 
+        weakref.finalize(run, stack.pop_all().close)
     return run
 
 
@@ -102,13 +106,13 @@ def _open_mapped(path: Path) -> Callable[[list[Tensor]], list[Tensor]] | None:
 
 
 @contextlib.contextmanager
-def _unpacking_to(folder: Path) -> Iterator[None]:
-    """Set the folder that torch's loader unpacks to; it uses $TMPDIR or /tmp, and keeps the files
-    while the package is open.
+def _unpacking_to(folder: str) -> Iterator[None]:
+    """Set the folder that torch's loader unpacks to; it uses $TMPDIR or /tmp, keeps the files while
+    the package is open, and leaves them if it does not open.
     """
     with _environment:
         before = os.environ.get("TMPDIR")
-        os.environ["TMPDIR"] = str(folder)
+        os.environ["TMPDIR"] = folder
         try:
             yield
         finally:

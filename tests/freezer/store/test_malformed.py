@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
@@ -67,7 +68,7 @@ class Blobs:
         return (self.folder / "blobs" / "sha256" / digest.removeprefix("sha256:")).read_bytes()
 
     def write(self, level: str, data: bytes) -> None:
-        """Replace a document, and the digests of it in those above."""
+        """Replace a document, and its digests and sizes in those above."""
         if level == "index.json":
             (self.folder / "index.json").write_bytes(data)
             return
@@ -79,8 +80,10 @@ class Blobs:
             "manifest": "image",
             "signatures": "index.json",
         }[level]
-        old, holder = self._descriptor(level)["digest"], self.read(above)
-        self.write(above, holder.replace(old.encode(), digest.encode()))
+        old, holder = self._descriptor(level)["digest"].encode(), self.read(above)
+        size = rb'("digest": "%b"[^\]]*?"size": )\d+' % old
+        holder = re.sub(size, rb"\g<1>%d" % len(data), holder)
+        self.write(above, holder.replace(old, digest.encode()))
 
     def _descriptor(self, level: str) -> Any:
         if level == "manifest":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +15,6 @@ from pipeline.workspace import (
     boot_id,
     remove_abandoned,
     staging_folder,
-    temporary_folder,
 )
 from pipeline.workspace.staging import ABANDONED_S
 
@@ -85,29 +83,6 @@ def test_folders_are_removed_by_several_at_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(remove_abandoned, [str(tmp_path)] * 4))
     assert staged(tmp_path) == []
-
-
-def test_temporary_folders_of_killed_processes_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with temporary_folder() as living, temporary_folder() as mine:
-        assert mine.stat().st_mode & 0o777 == 0o700
-        kept = [
-            living,
-            mine,
-            living.with_name(f"other-{mine.name}"),
-            living.with_name("coldpress-mlflow-x1y2"),
-        ]
-        killed = mine.with_name(mine.name.replace(f"~{os.getpid()}~", f"~{a_dead_process()}~"))
-        kept.append(
-            living.with_name(killed.name.replace(boot_id(), "11111111-2222-3333-4444-555555555555"))
-        )
-        for folder in (killed, *kept):
-            (folder / "artifact").mkdir(parents=True)
-        with temporary_folder() as another:
-            assert sorted(tmp_path.iterdir()) == sorted([another, *kept])
-    assert sorted(tmp_path.iterdir()) == sorted(kept[2:])
 
 
 def test_folder_of_a_zombie_is_removed(tmp_path: Path) -> None:
