@@ -35,7 +35,7 @@ from freezer.store import NAME
 from jobs.replay import MlflowArtifactsOption, TrackingOption
 from pipeline.campaign import Config
 from pipeline.catalog import BadEntriesError, is_registry, refuse_bad_entries
-from pipeline.cluster import check_absolute, continue_in_child, in_job
+from pipeline.cluster import check_absolute, in_job
 from pipeline.ledger import check_campaign
 from pipeline.reporting import (
     LineDisplay,
@@ -210,7 +210,6 @@ def main(
         elif explain:
             explain_(config, LineDisplay(_console()))
         else:
-            continue_in_child()
             once = partial(_run, config, json=json, metrics=metrics, verbose=verbose)
             sys.exit(once() if watch is None else _watch(once, watch))
 

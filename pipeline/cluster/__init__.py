@@ -15,7 +15,6 @@ from pipeline.cluster.coordination import (
     ClusterBoard,
     Turns,
 )
-from pipeline.cluster.driver_process import continue_in_child
 from pipeline.cluster.jobs_api import (
     Job,
     Jobs,
@@ -55,7 +54,6 @@ __all__ = [
     "check_address",
     "classes_of",
     "connect",
-    "continue_in_child",
     "gather",
     "in_job",
     "job_prefix",

@@ -2,21 +2,31 @@
 
 Ray kills a driver whose head has been silent for a minute, without a message; a call that waits for
 the head never returns. So a thread checks the head, the driver calls Ray only while the head
-answers, and ends the campaign properly if it stays silent.
+answers, and ends the campaign properly if it stays silent. If the driver is blocked in a call of
+Ray, the thread ends it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 
-from freezer.errors import InfrastructureError
+from freezer.errors import INFRASTRUCTURE, InfrastructureError
 
 SILENCE_S = 30.0
 """Time that a head may be silent, enough to restart one that stores its state in an external Redis.
+"""
+
+ORDER_S = 20.0
+"""Time for the driver to end after that, before the thread ends it.
+
+Ray kills it after a minute of silence.
 """
 
 CHECK_INTERVAL_S = 1.0
@@ -32,11 +42,24 @@ def host_and_port(address: str) -> tuple[str, int] | None:
     return (host.strip("[]"), int(port)) if host and port.isdigit() else None
 
 
+def end_driver(error: InfrastructureError) -> NoReturn:
+    """Exit the process without cleanup; finished work is in the ledger."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        print(
+            error.coded,
+            file=sys.stderr,
+            flush=True,
+        )
+    os._exit(INFRASTRUCTURE)
+
+
 class Head:
     """The head at an address.
 
     Args:
         address: address as of `host_and_port`.
+        end: called by the thread if the driver has not ended in time.
         clock: monotonic clock, in seconds.
     """
 
@@ -44,9 +67,11 @@ class Head:
         self,
         address: str,
         *,
+        end: Callable[[InfrastructureError], object] = end_driver,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.address = address
+        self._end = end
         self._clock = clock
         self._silent_since: float | None = None
 
@@ -61,18 +86,12 @@ class Head:
         Raises:
             InfrastructureError: the head has been silent for SILENCE_S.
         """
-        since = self._silent_since
-        if since is not None and self._clock() - since > SILENCE_S:
-            raise InfrastructureError(
-                f"the head of the Ray cluster at {self.address} has not answered for"
-                f" {self._clock() - since:.0f} s; finished work is kept: start the cluster, then"
-                " run the same command again",
-                code="CP-RAY",
-            )
-        return since is None
+        if self._silent_s() > SILENCE_S:
+            raise self._lost()
+        return not self.is_silent
 
     def check(self) -> None:
-        """Check the head."""
+        """Check the head; end the driver if the head has been silent for SILENCE_S + ORDER_S."""
         place = host_and_port(self.address)
         if place is None:
             return
@@ -82,6 +101,8 @@ class Head:
         except OSError:
             if self._silent_since is None:
                 self._silent_since = self._clock()
+        if self._silent_s() > SILENCE_S + ORDER_S:
+            self._end(self._lost())
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -92,8 +113,25 @@ class Head:
             while not ended.wait(CHECK_INTERVAL_S):
                 self.check()
 
-        threading.Thread(target=watch, name="head", daemon=True).start()
+        thread = threading.Thread(
+            target=watch,
+            name="head",
+            daemon=True,
+        )
+        thread.start()
         try:
             yield
         finally:
             ended.set()
+
+    def _silent_s(self) -> float:
+        since = self._silent_since
+        return 0.0 if since is None else self._clock() - since
+
+    def _lost(self) -> InfrastructureError:
+        return InfrastructureError(
+            f"the head of the Ray cluster at {self.address} has not answered for"
+            f" {self._silent_s():.0f} s; finished work is kept: start the cluster, then run the"
+            " same command again",
+            code="CP-RAY",
+        )

@@ -25,7 +25,6 @@ models:
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs.optimize, "continue_in_child", lambda: None)
 
 
 def test_an_unwritable_json_file_exits_with_3(

@@ -1,15 +1,21 @@
-"""The monitor of a head: answers and silence."""
+"""The monitor of a head: answers, silence, and the end of the driver."""
 
 from __future__ import annotations
 
+import re
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from freezer.errors import InfrastructureError
-from pipeline.cluster.head_monitor import SILENCE_S, Head
+from pipeline.cluster.head_monitor import ORDER_S, SILENCE_S, Head
 from tests.support.boards import Clock
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -54,7 +60,8 @@ def test_a_head_may_come_back_in_time(listening: socket.socket) -> None:
 def test_a_head_that_stays_silent_ends_the_campaign(listening: socket.socket) -> None:
     clock = Clock()
     address = address_of(listening)
-    head = Head(address, clock=clock)
+    ended: list[InfrastructureError] = []
+    head = Head(address, end=ended.append, clock=clock)
     listening.close()
     head.check()
     clock.now += SILENCE_S + 1
@@ -65,6 +72,36 @@ def test_a_head_that_stays_silent_ends_the_campaign(listening: socket.socket) ->
     ) as raised:
         head.answers()
     assert raised.value.code == "CP-RAY"
+    assert ended == []
+    clock.now += ORDER_S
+    head.check()
+    assert [error.code for error in ended] == ["CP-RAY"]
+
+
+BLOCKED = """
+import sys, time
+from pipeline.cluster import head_monitor
+head_monitor.SILENCE_S, head_monitor.ORDER_S, head_monitor.CHECK_INTERVAL_S = 0.1, 0.1, 0.05
+with head_monitor.Head(sys.argv[1]).watched():
+    print("within a call of Ray's", end="")
+    time.sleep(60)
+"""
+
+
+def test_a_blocked_driver_is_ended_with_a_message() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED, address_of_closed()],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert done.returncode == 3
+    assert done.stdout == "within a call of Ray's"
+    assert re.fullmatch(
+        r"CP-RAY: the head of the Ray cluster at \S+ has not answered for 0 s; .*\n", done.stderr
+    ), done.stderr
 
 
 @pytest.mark.parametrize(
@@ -74,3 +111,8 @@ def test_only_addresses_with_a_port_are_checked(address: str, silent: bool) -> N
     head = Head(address)
     head.check()
     assert head.is_silent == silent
+
+
+def address_of_closed() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return address_of(found)

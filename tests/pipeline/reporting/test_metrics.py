@@ -104,7 +104,6 @@ def test_invalid_addresses_are_usage_errors(address: str) -> None:
 def test_a_port_in_use_stops_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs.optimize, "continue_in_child", lambda: None)
     with socket.create_server((LOOPBACK, 0)) as taken:
         port = taken.getsockname()[1]
         arguments = [
