@@ -226,7 +226,7 @@ def named_files(catalog: Path) -> set[Path]:
             if not Path(name).is_absolute() and not is_url(name):
                 is_model = str(record.value.get("source")).startswith("transformers:")
                 for path in glob.glob(str(folder / name), recursive=True):
-                    if is_model or os.path.isfile(path):  # `files:` means no folders
+                    if is_model or Path(path).is_file():  # `files:` means no folders
                         found.add(Path(os.path.normpath(path)))
         for module in _modules(record.value):
             with contextlib.suppress(
