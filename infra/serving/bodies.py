@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
 
 from freezer.errors import ContractError
 from freezer.runtime.native import Array
@@ -91,7 +90,7 @@ def read_safetensors(body: bytes, *, native: bool) -> dict[str, Any]:
         from safetensors.torch import load
 
         return dict(load(body))
-    except SafetensorError as error:
+    except Exception as error:  # of dtypes and shapes that numpy or torch lacks
         raise ContractError(
             f"the body is not a .safetensors file: {error}; write one with safetensors.torch.save"
         ) from None

@@ -322,8 +322,19 @@ def test_run_checks_the_input_contract(coldpress: Run, scripted: Frozen, tmp_pat
         tmp_path / "y.npz",
     )
     assert code == 1
-    assert "input 'x': got shape [9, 4], expected ['batch', 4] with batch from 1 to 4" in err
+    assert err.startswith("CP-CONTRACT: ")
     assert not (tmp_path / "y.npz").exists()
+
+
+@pytest.mark.parametrize("name", ["self", "args", "y"])
+def test_run_refuses_other_names(
+    coldpress: Run, scripted: Frozen, tmp_path: Path, name: str
+) -> None:
+    given, written = tmp_path / "x.safetensors", tmp_path / "y.npz"
+    save_file({name: torch.zeros(2, 4)}, given)
+    places = ["--input", given, "--output", written]
+    code, _, err = coldpress("run", scripted.artifact.folder, *places)
+    assert (code, err.partition(":")[0]) == (1, "CP-CONTRACT"), err
 
 
 # Freeze
