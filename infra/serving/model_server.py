@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,18 +35,20 @@ from freezer.errors import (
 )
 from freezer.hardware import detect
 from freezer.hardware import device_class as class_named
-from freezer.spec import InputSpec
 from freezer.store import Store, Version
-from infra.serving.bodies import read_json, read_safetensors, write_json, write_safetensors
+from infra.serving.bodies import (
+    read_body,
+    read_json,
+    read_safetensors,
+    write_json,
+    write_safetensors,
+)
 
 JSON, BINARY = "application/json", "application/octet-stream"
 
 READ_S = 60.0
 """Time limit for the body of a request, which has its place in the queue while the client sends it.
 """
-
-BODY_BYTES, VALUE_BYTES = 1 << 20, 64
-"""Limit of a body: a constant, and bytes for each value, as indented JSON has."""
 
 CANARY_AGAIN_S = 300.0
 """Time between two loads of an artifact that failed its canary, while another serves: they take the
@@ -261,12 +262,8 @@ class ModelServer:
         )
 
     async def answer(self, chunks: AsyncIterable[bytes], media_type: str) -> Response:
-        """Answer a request in its own form: `application/octet-stream` for a .safetensors file, all
+        """Answer a body in its own form: `application/octet-stream` for a .safetensors file, all
         else is JSON.
-
-        Args:
-            chunks: of the body.
-            media_type: of the body.
 
         Returns:
             200 with the outputs by name; 422 if the inputs violate the contract; 408 if the body
@@ -288,7 +285,7 @@ class ModelServer:
         try:
             try:
                 async with asyncio.timeout(READ_S):
-                    body = await _read(chunks, self.loaded.model.inputs)
+                    body = await read_body(chunks, self.loaded.model.inputs)
             except (TimeoutError, ClientDisconnect):
                 count("invalid").inc()
                 return refusal(408, f"the body did not arrive within {READ_S:g} s")
@@ -322,26 +319,6 @@ class ModelServer:
         leaves = model.leaves(**inputs) if native else _tensors(model, inputs)
         outputs = {item.name: leaf for item, leaf in zip(model.outputs, leaves, strict=True)}
         return write_safetensors(outputs, native=native) if binary else write_json(outputs)
-
-
-async def _read(chunks: AsyncIterable[bytes], inputs: InputSpec) -> bytes:
-    """Read a body.
-
-    Raises:
-        ContractError: it is larger than any that has these inputs.
-    """
-    largest = {dim.name: dim.max for dim in inputs.dims}
-    num_values = sum(math.prod(tensor.at(largest)) for tensor in inputs.tensors)
-    limit = BODY_BYTES + VALUE_BYTES * num_values
-    body = bytearray()
-    async for chunk in chunks:
-        body += chunk
-        if len(body) > limit:
-            raise ContractError(
-                f"the body has more than {limit} bytes, enough for the largest inputs; send fewer"
-                " in a request"
-            )
-    return bytes(body)
 
 
 def _labels(version: Version, serving: Manifest) -> dict[str, str]:

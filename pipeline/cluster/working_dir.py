@@ -70,20 +70,8 @@ def gather(
     collected = _Collected({root: Path()})
     for package in PACKAGES:
         collected.add(root / package)
-    within, collected.places = catalog, {here: Path()}
-    if catalog is not None:
-        path = (here / catalog).resolve()
-        if path.is_file():
-            folder = path.parent
-            inner = folder.relative_to(here) if folder.is_relative_to(here) else Path("catalog")
-            collected.places = {folder: inner, here: Path()}
-            collected.add(path)
-            within = str(inner / path.name)
-        elif not Path(catalog).is_absolute():
-            raise UsageError(
-                f"catalog {catalog!r} does not exist; expected a file on this machine, or an"
-                " absolute path on the cluster's head"
-            )
+    collected.places = {here: Path()}
+    within = catalog if catalog is None else collected.add_catalog(catalog, here)
     for name in include:
         path = (here / name).resolve()
         if not path.exists() or not path.is_relative_to(here):
@@ -123,6 +111,22 @@ class _Collected:
                 self.files[str(name)] = real
             else:
                 self.left_out.add(str(file))
+
+    def add_catalog(self, catalog: str, here: Path) -> str:
+        """Add a catalog, unless it is on the cluster; return its path within."""
+        path = (here / catalog).resolve()
+        if path.is_file():
+            folder = path.parent
+            inner = folder.relative_to(here) if folder.is_relative_to(here) else Path("catalog")
+            self.places = {folder: inner, here: Path()}
+            self.add(path)
+            return str(inner / path.name)
+        if not Path(catalog).is_absolute():
+            raise UsageError(
+                f"catalog {catalog!r} does not exist; expected a file on this machine, or an"
+                " absolute path on the cluster's head"
+            )
+        return catalog
 
     def upload(self, catalog: str | None) -> Upload:
         """Return the upload, whose size is checked."""

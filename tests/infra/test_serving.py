@@ -24,7 +24,8 @@ from freezer.errors import UsageError
 from freezer.files import cache_folder
 from freezer.store import Store
 from infra.serving import model_server
-from infra.serving.model_server import BINARY, BODY_BYTES, JSON, ModelServer, ServingOptions
+from infra.serving.bodies import BODY_BYTES
+from infra.serving.model_server import BINARY, JSON, ModelServer, ServingOptions
 from infra.serving.service import http_server
 from tests.conftest import Frozen
 from tests.support.buckets import Wire, overwrite
