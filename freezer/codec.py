@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -76,6 +78,15 @@ def encode(record: object) -> dict[str, Any]:
     return data
 
 
+def finite(value: object) -> object:
+    """A JSON value with null for infinities and NaN, which JSON lacks."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: finite(part) for name, part in value.items()}
+    return [finite(part) for part in value] if isinstance(value, list | tuple) else value
+
+
 def read_json(data: bytes, *, origin: str) -> Any:
     """Parse JSON of any origin that this release can also write and print.
 
@@ -120,6 +131,22 @@ def decode(kind: type[_Record], data: object, *, origin: str) -> _Record:
     except _MismatchError as error:
         place = f"field {'.'.join(error.path)!r} " if error.path else "the record "
         raise IntegrityError(f"{origin}: {place}{error}") from None
+
+
+@contextmanager
+def checked_row(kind: str) -> Iterator[None]:
+    """Turn the errors of a row of another form into IntegrityError; also a decorator.
+
+    Args:
+        kind: kind of the row, for the message.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+        raise IntegrityError(
+            f"{kind} row of the ledger: {type(error).__name__}: {error}; restore the ledger from a"
+            " backup"
+        ) from None
 
 
 class _MismatchError(Exception):

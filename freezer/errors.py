@@ -31,6 +31,7 @@ causes and remedies by code.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -52,11 +53,19 @@ def expected_names(got: str, names: Iterable[str]) -> str:
     )
 
 
+def without_credentials(text: str) -> str:
+    """Return a text whose URLs have neither user nor query. Texts with locations are printed, and
+    stored in manifests, ledgers and MLflow.
+    """
+    text = re.sub(r"(?<=://)[^/\s]*@", "", text)
+    return re.sub(r"((?:://|url: )[^\s?#]*)[?#][^\s'\"]*", r"\1", text)
+
+
 class ColdpressError(Exception):
     """Base of all errors. The message says what happened, what was expected, and how to fix it.
 
     Args:
-        message: one sentence.
+        message: one sentence; credentials in its URLs are removed.
         code: a finer code than the class's own.
 
     Attributes:
@@ -68,7 +77,7 @@ class ColdpressError(Exception):
     exit_code: int = FAILED
 
     def __init__(self, message: str = "", *, code: str | None = None) -> None:
-        super().__init__(message)
+        super().__init__(without_credentials(message))
         if code is not None:
             self.code = code
 

@@ -86,7 +86,7 @@ def main(
 
 
 def _gathered(catalog: str, include: list[str]) -> Upload:
-    """The files to upload: of Coldpress, of the catalog's folder and further ones."""
+    """The files to upload: of Coldpress, those that the catalog names, and further ones."""
     if is_registry(catalog):
         return gather(None, include, Path.cwd(), named=())
     path = Path(catalog)
@@ -127,7 +127,10 @@ def _list_files(upload: Upload, *, limit: int | None) -> None:
         if name.partition("/")[0] not in PACKAGES:
             sent.append(f"  {name} ({path.stat().st_size / 1e3:.1f} kB)")
     say(f"  {', '.join(PACKAGES)} ({len(upload.files) - len(sent)} files)")
-    left_out = [f"  not sent: {name} ({reason})" for name, reason in upload.left_out.items()]
+    left_out = [
+        f"  not sent: {name} (outside of the catalog's folder and the current one)"
+        for name in upload.left_out
+    ]
     for lines in (sent, left_out):
         for line in lines[:limit]:
             say(line)
@@ -144,7 +147,7 @@ def _upload_error(error: OSError) -> UsageError | InfrastructureError:
     if file and isinstance(error, PermissionError | FileNotFoundError):
         return UsageError(
             f"{file} cannot be uploaded ({error.strerror}); make it readable, or remove it from the"
-            " catalog's folder and --include"
+            " catalog and --include"
         )
     return InfrastructureError(
         f"the upload cannot be packed in the temporary folder {tempfile.gettempdir()} ({error});"

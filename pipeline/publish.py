@@ -208,7 +208,7 @@ class Publisher:
         row = self._ledger.find("outcome", outcome.judge_key, model=outcome.model)
         if row is None or row.campaign == self._ledger.campaign:
             return None
-        known = Outcome.from_json(row.data["outcome"])
+        known = Outcome.from_row(row.data)
         is_published = known.version in self._store.versions(outcome.model)
         is_complete = set(_missing(known)) <= set(_missing(outcome))
         if not (_has_artifact_of_its_own(known) and is_published and is_complete):
@@ -259,7 +259,7 @@ class Publisher:
         row = self._ledger.find("outcome", item.judge.digest, model=outcome.model)
         if row is None:
             return False
-        recorded = Outcome.from_json(row.data["outcome"])
+        recorded = Outcome.from_row(row.data)
         return replace(recorded, cached=outcome.cached) == outcome
 
 

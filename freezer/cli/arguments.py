@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from freezer.codec import finite
 from freezer.errors import FAILED, INTERRUPTED, ColdpressError
 
 console = Console()
@@ -37,8 +38,8 @@ def note(line: str) -> None:
 
 
 def say_json(value: object, *, indent: int | None = None) -> None:
-    """Print a value as JSON."""
-    sys.stdout.write(json.dumps(value, indent=indent, allow_nan=False) + "\n")
+    """Print a value as JSON, with null for infinities and NaN."""
+    sys.stdout.write(json.dumps(finite(value), indent=indent, allow_nan=False) + "\n")
 
 
 def table(*headers: str) -> Table:

@@ -150,7 +150,7 @@ def run(
     if output.suffix not in (".safetensors", ".npz"):
         raise UsageError(f"--output {output}: expected a .safetensors or .npz file")
     check_file(output, "--output")
-    from freezer.runtime.tensor_files import read_samples
+    from freezer.runtime.tensor_files import read_inputs
     from freezer.serving.load import load
 
     model = load(
@@ -163,7 +163,7 @@ def run(
         trusted_keys=key or (),
         min_version=min_version,
     )
-    outputs = _outputs(model, read_samples(input_))
+    outputs = _outputs(model, read_inputs(input_, model.inputs))
     _write(outputs, output)
     say(f"wrote {', '.join(outputs)} to {output}")
 

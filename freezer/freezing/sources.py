@@ -23,7 +23,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Literal
 
-from freezer.errors import SourceError
+from freezer.errors import SourceError, without_credentials
 from freezer.files import fetch, is_url
 
 SourceKind = Literal["python", "torchscript", "export", "pickle", "transformers", "mlflow"]
@@ -67,7 +67,7 @@ class Source:
     origin: str | None = None
 
     def __str__(self) -> str:
-        return self.origin or f"{self.kind}:{self.location}"
+        return self.origin or without_credentials(f"{self.kind}:{self.location}")
 
 
 def parse_source(text: str, *, folder: Path, **settings: Any) -> Source:

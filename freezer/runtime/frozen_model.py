@@ -134,6 +134,7 @@ class FrozenModel(OpenModel):
 
     def __call__(
         self,
+        /,  # an input may be named `self`
         *args: object,
         **kwargs: object,
     ) -> Any:

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from freezer.artifact import Manifest
-from freezer.errors import IntegrityError, first_line
+from freezer.errors import ContractError, IntegrityError, SpecError, first_line
 from freezer.runtime.native import Array
-from freezer.spec import COMPLEX128, READ_ERRORS, as_sets, unreadable
+from freezer.spec import COMPLEX128, InputSpec, as_sets, match_headers, read_header, unreadable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -128,9 +128,24 @@ def read_samples(path: Path) -> list[dict[str, Tensor]]:
                 flat = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
         else:
             raise ValueError(f"suffix {path.suffix!r} is unknown")
-    except (SafetensorError, *READ_ERRORS) as error:
+    except Exception as error:  # numpy, zipfile and safetensors share no base class
         raise unreadable(path, error) from error
     return as_sets(path, flat)
+
+
+def read_inputs(path: Path, spec: InputSpec) -> list[dict[str, Tensor]]:
+    """The input sets of a file for a model. A file that does not fit is not read into memory.
+
+    Raises:
+        SpecError: as for `read_samples`.
+        ContractError: names, dtypes or shapes differ from the spec.
+    """
+    headers = read_header(path)
+    try:
+        match_headers(headers, spec)
+    except SpecError as error:
+        raise ContractError(f"{path}: {error}") from None
+    return read_samples(path)
 
 
 def golden_inputs(manifest: Manifest, path: Path, load: _Load[_Value]) -> list[dict[str, _Value]]:
@@ -208,7 +223,7 @@ def _verified(
 ) -> dict[str, _Value]:
     try:
         return load(path)
-    except (SafetensorError, AttributeError, *READ_ERRORS) as error:
+    except Exception as error:
         raise IntegrityError(
             f"{path} is not a .safetensors file of an artifact: {first_line(error)}; pull it again"
         ) from None

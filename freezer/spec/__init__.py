@@ -43,7 +43,6 @@ from freezer.spec.parse import (
 from freezer.spec.sample_headers import (
     BAD_SAMPLES,
     COMPLEX128,
-    READ_ERRORS,
     Header,
     as_sets,
     match_headers,
@@ -66,7 +65,6 @@ __all__ = [
     "DTYPES",
     "FLOATING",
     "INTEGRAL",
-    "READ_ERRORS",
     "Clock",
     "ConstantSpec",
     "Dim",

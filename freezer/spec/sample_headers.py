@@ -8,11 +8,10 @@ from 0.
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
-from zipfile import BadZipFile
+from zipfile import ZipFile
 
 from freezer.errors import MissingDependencyError, SpecError
 from freezer.spec.inputs import InputSpec
@@ -30,18 +29,6 @@ Header = tuple[str, tuple[int, ...]]
 
 Headers = Mapping[str, Header]
 
-READ_ERRORS = (
-    OSError,
-    ValueError,
-    RuntimeError,
-    TypeError,
-    EOFError,
-    KeyError,
-    BadZipFile,
-    zlib.error,
-)
-"""Errors of reading damaged files and files of another kind."""
-
 _SAFETENSORS: Mapping[str, str] = {
     "F": "float",
     "BF": "bfloat",
@@ -51,6 +38,9 @@ _SAFETENSORS: Mapping[str, str] = {
     "BOOL": "bool",
 }
 """Names of dtypes in .safetensors files, without their number of bits."""
+
+_MAX_DIGITS = 10
+"""Of an index of a set."""
 
 _Value = TypeVar("_Value")
 
@@ -63,42 +53,53 @@ def read_header(path: Path) -> list[dict[str, Header]]:
         MissingDependencyError: numpy is not installed.
     """
     try:
-        import numpy as np
-    except ImportError:
-        raise MissingDependencyError("reading samples needs numpy; pip install numpy") from None
-    try:
+        if not path.is_file():  # a pipe would never end
+            raise ValueError("it is not a file")
         if path.suffix == ".safetensors":
             flat = _safetensors_headers(path)
         elif path.suffix == ".npz":
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                flat = {
-                    name: (np.asarray(array).dtype.name, np.shape(array))
-                    for name, array in arrays.items()
-                }
+            flat = _npz_headers(path)
         else:
             raise ValueError(f"suffix {path.suffix!r} is unknown")
-    except READ_ERRORS as error:
+    except MissingDependencyError:
+        raise
+    except Exception as error:  # numpy, zipfile and safetensors share no base class
         raise unreadable(path, error) from error
     return as_sets(path, flat)
 
 
+def _npz_headers(path: Path) -> dict[str, Header]:
+    """Read the headers alone: a compressed array may be larger than the memory."""
+    try:
+        from numpy.lib import format as npy
+    except ImportError:
+        raise MissingDependencyError("reading samples needs numpy; pip install numpy") from None
+    readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+    headers: dict[str, Header] = {}
+    with ZipFile(path) as archive:
+        for name in archive.namelist():
+            with archive.open(name) as file:
+                shape, _, dtype = readers[npy.read_magic(file)](file)
+            if dtype.hasobject:
+                raise ValueError(f"{name} has Python objects")
+            headers[name.removesuffix(".npy")] = (dtype.name, shape)
+    return headers
+
+
 def _safetensors_headers(path: Path) -> dict[str, Header]:
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     headers: dict[str, Header] = {}
-    try:
-        with safe_open(path, framework="np") as file:
-            metadata = file.metadata() or {}
-            pairs = json.loads(metadata.get(COMPLEX128, "[]"))
-            for name in file.keys():  # noqa: SIM118  # not a mapping
-                entry = file.get_slice(name)
-                kind, shape = entry.get_dtype(), tuple(entry.get_shape())
-                letters = kind.rstrip("0123456789")
-                bits = kind.removeprefix(letters)
-                dtype = _SAFETENSORS.get(letters, letters) + bits
-                headers[name] = (COMPLEX128, shape[:-1]) if name in pairs else (dtype, shape)
-    except SafetensorError as error:
-        raise ValueError(str(error)) from error
+    with safe_open(path, framework="np") as file:
+        metadata = file.metadata() or {}
+        pairs = json.loads(metadata.get(COMPLEX128, "[]"))
+        for name in file.keys():  # noqa: SIM118  # not a mapping
+            entry = file.get_slice(name)
+            kind, shape = entry.get_dtype(), tuple(entry.get_shape())
+            letters = kind.rstrip("0123456789")
+            bits = kind.removeprefix(letters)
+            dtype = _SAFETENSORS.get(letters, letters) + bits
+            headers[name] = (COMPLEX128, shape[:-1]) if name in pairs else (dtype, shape)
     return headers
 
 
@@ -166,7 +167,7 @@ def as_sets(
     sets: dict[int, dict[str, _Value]] = {}
     for key, value in flat.items():
         index, slash, name = key.partition("/")
-        if slash and index.isdecimal():
+        if slash and index.isdecimal() and len(index) < _MAX_DIGITS:
             sets.setdefault(int(index), {})[name] = value
         else:
             plain[key] = value

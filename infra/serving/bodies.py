@@ -8,11 +8,11 @@ floats.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import AsyncIterable, Mapping
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
 
 from freezer.errors import ContractError
 from freezer.runtime.native import Array
@@ -20,6 +20,30 @@ from freezer.spec import InputSpec, TensorSpec, take_apart
 
 _KINDS: Mapping[str, str] = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 """Kinds of numpy's dtypes that JSON's values may have, by the kind of the contract's dtype."""
+
+
+BODY_BYTES, VALUE_BYTES = 1 << 20, 64
+"""Limit of a body: a constant, and bytes for each value, as indented JSON has."""
+
+
+async def read_body(chunks: AsyncIterable[bytes], inputs: InputSpec) -> bytes:
+    """Read a body.
+
+    Raises:
+        ContractError: it is larger than any that has these inputs.
+    """
+    largest = {dim.name: dim.max for dim in inputs.dims}
+    num_values = sum(math.prod(tensor.at(largest)) for tensor in inputs.tensors)
+    limit = BODY_BYTES + VALUE_BYTES * num_values
+    body = bytearray()
+    async for chunk in chunks:
+        body += chunk
+        if len(body) > limit:
+            raise ContractError(
+                f"the body has more than {limit} bytes, enough for the largest inputs; send fewer"
+                " in a request"
+            )
+    return bytes(body)
 
 
 def read_json(body: bytes, inputs: InputSpec, *, native: bool) -> dict[str, Any]:
@@ -91,7 +115,7 @@ def read_safetensors(body: bytes, *, native: bool) -> dict[str, Any]:
         from safetensors.torch import load
 
         return dict(load(body))
-    except SafetensorError as error:
+    except Exception as error:  # of dtypes and shapes that numpy or torch lacks
         raise ContractError(
             f"the body is not a .safetensors file: {error}; write one with safetensors.torch.save"
         ) from None

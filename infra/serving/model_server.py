@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,7 +36,13 @@ from freezer.errors import (
 from freezer.hardware import detect
 from freezer.hardware import device_class as class_named
 from freezer.store import Store, Version
-from infra.serving.bodies import read_json, read_safetensors, write_json, write_safetensors
+from infra.serving.bodies import (
+    read_body,
+    read_json,
+    read_safetensors,
+    write_json,
+    write_safetensors,
+)
 
 JSON, BINARY = "application/json", "application/octet-stream"
 
@@ -260,8 +266,8 @@ class ModelServer:
             }
         )
 
-    async def answer(self, read_body: Callable[[], Awaitable[bytes]], media_type: str) -> Response:
-        """Answer a request in its own form: `application/octet-stream` for a .safetensors file, all
+    async def answer(self, chunks: AsyncIterable[bytes], media_type: str) -> Response:
+        """Answer a body in its own form: `application/octet-stream` for a .safetensors file, all
         else is JSON.
 
         Returns:
@@ -284,7 +290,7 @@ class ModelServer:
         try:
             try:
                 async with asyncio.timeout(READ_S):
-                    body = await read_body()
+                    body = await read_body(chunks, self.loaded.model.inputs)
             except (TimeoutError, ClientDisconnect):
                 count("invalid").inc()
                 return refusal(408, f"the body did not arrive within {READ_S:g} s")

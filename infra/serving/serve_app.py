@@ -11,7 +11,7 @@ returns the contract of the artifact that the router happens to choose.
 
 import asyncio
 import random
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +67,10 @@ class Replica:
     async def answer(self, body: bytes, media_type: str) -> Response:
         """See ModelServer."""
 
-        async def read() -> bytes:
-            return body
+        async def chunks() -> AsyncIterator[bytes]:
+            yield body
 
-        return await self._server.answer(read, media_type)
+        return await self._server.answer(chunks(), media_type)
 
     async def contract(self) -> Response:
         """See ModelServer."""

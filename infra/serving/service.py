@@ -62,7 +62,7 @@ def make_app(server: ModelServer) -> FastAPI:
 
     @app.post("/predict")
     async def predict(request: Request) -> Response:
-        return await server.answer(request.body, request.headers.get("content-type", ""))
+        return await server.answer(request.stream(), request.headers.get("content-type", ""))
 
     @app.get("/contract")
     async def contract() -> Response:

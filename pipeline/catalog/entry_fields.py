@@ -6,6 +6,7 @@ A check that fails raises ValueError, which becomes a problem of its field. Impo
 from __future__ import annotations
 
 import glob
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -91,6 +92,15 @@ def _read_source(text: str, info: ValidationInfo) -> Source:
     if source.kind == "python":
         _check_function(source.location, folders)
     return source
+
+
+def _check_args(args: dict[str, Any]) -> dict[str, Any]:
+    """Reject dates, bytes and sets, which YAML has and JSON, the form of keys, lacks."""
+    try:
+        json.dumps(args, sort_keys=True)
+    except TypeError as error:
+        raise ValueError(f"{error}; expected values of JSON, so put a date in quotes") from None
+    return args
 
 
 def _check_function(location: str, folders: Folders) -> None:
@@ -272,7 +282,7 @@ class EntryModel(_Strict):
     """
 
     name: Annotated[str, AfterValidator(_check_name)]
-    args: dict[str, Any] = {}
+    args: Annotated[dict[str, Any], AfterValidator(_check_args)] = {}
     weights: Literal["random"] | None = None
     seed: int = Field(default=0, ge=0, lt=2**63)
     method: str | None = None

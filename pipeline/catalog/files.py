@@ -5,6 +5,7 @@ Oversized files, deep nesting and duplicate fields are rejected.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from freezer.errors import CatalogError, expected_names
 
 YAML_BYTES = 16 * 1024 * 1024
 MAX_DEPTH = 64
+MAX_DIGITS = 64
 
 EMPTY = "CP-CATALOG-EMPTY"
 """Error code of a catalog without entries."""
@@ -96,7 +98,9 @@ def _read_yaml(path: Path) -> list[Record]:
     try:
         root = _compose(_decoded(path.read_bytes(), str(path)), path)
         document = yaml.constructor.SafeConstructor().construct_document(root) if root else None
-    except (yaml.YAMLError, ValueError, TypeError) as error:
+    except CatalogError:
+        raise
+    except Exception as error:  # the constructor raises anything for `!!bool x` and the like
         raise CatalogError(f"{path} is not YAML: {_one_line(error)}") from error
     if document is None:
         message = f"{path} is empty; expected `models:` with at least one entry"
@@ -139,7 +143,7 @@ def _compose(text: str, path: Path) -> yaml.Node | None:
     """Parse a YAML text to nodes.
 
     Nesting is checked first, since the parser crashes the process on deep nesting. It is checked
-    again with aliases followed: one that contains itself has no end.
+    again with aliases followed, like the size: one that contains itself has no end.
     """
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
@@ -150,23 +154,49 @@ def _compose(text: str, path: Path) -> yaml.Node | None:
                 f"{path}: values are nested more than {MAX_DEPTH} deep; a catalog needs about 10"
             )
     root: yaml.Node | None = yaml.compose(text, Loader=_Loader)
-    waiting = [(root, 1)]
-    deepest: dict[int, int] = {}
-    while waiting:
-        node, depth = waiting.pop()
-        if not isinstance(node, yaml.CollectionNode) or deepest.get(id(node), 0) >= depth:
-            continue
-        if depth > MAX_DEPTH:
-            raise CatalogError(
-                f"{_place(node, path)}: an alias contains itself, or nests values more than"
-                f" {MAX_DEPTH} deep; write the values out"
-            )
-        if id(node) not in deepest and isinstance(node, yaml.MappingNode):
-            _check_keys(node, path)
-        deepest[id(node)] = depth
-        pairs = node.value if isinstance(node, yaml.MappingNode) else [node.value]
-        waiting += [(child, depth + 1) for children in pairs for child in children]
+    if root is not None:
+        _check_node(root, path, 1, {})
     return root
+
+
+def _check_node(
+    node: yaml.Node, path: Path, depth: int, checked: dict[int, tuple[int, int]]
+) -> tuple[int, int]:
+    """Check a node, and return its depth and size in characters, with aliases followed.
+
+    Args:
+        node: the node.
+        path: the catalog.
+        depth: the number of nodes that contain it, and itself.
+        checked: what was returned for other nodes.
+
+    Raises:
+        CatalogError: a number or the catalog is too large, an alias contains itself, or a field is
+            given twice.
+    """
+    if isinstance(node, yaml.ScalarNode):
+        is_number = node.tag.endswith((":int", ":float"))
+        if is_number and len(node.value) > MAX_DIGITS:  # `1:1:1` has base 60
+            raise CatalogError(
+                f"{_place(node, path)}: got a number of {len(node.value)} characters, expected at"
+                f" most {MAX_DIGITS}; put a text in quotes"
+            )
+        return 1, len(node.value) + 1
+    height, size = checked.get(id(node), (1, 1))
+    if id(node) not in checked and depth <= MAX_DEPTH:
+        if isinstance(node, yaml.MappingNode):
+            _check_keys(node, path)
+        pairs = node.value if isinstance(node, yaml.MappingNode) else [node.value]
+        for child in itertools.chain.from_iterable(pairs):
+            inner, length = _check_node(child, path, depth + 1, checked)
+            height, size = max(height, inner + 1), size + length
+        checked[id(node)] = height, size
+    if depth + height - 1 > MAX_DEPTH or size > YAML_BYTES:
+        raise CatalogError(
+            f"{_place(node, path)}: an alias contains itself, nests values more than {MAX_DEPTH}"
+            f" deep, or repeats more than {YAML_BYTES / 1e6:.0f} MB; write the values out"
+        )
+    return height, size
 
 
 def _check_keys(node: yaml.MappingNode, path: Path) -> None:
@@ -216,7 +246,9 @@ def _parsed_json(text: str, place: str) -> Any:
         return dict(pairs)
 
     try:
-        return json.loads(text, object_pairs_hook=unique)
+        value = json.loads(text, object_pairs_hook=unique)
+        json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is no text
+        return value
     except (ValueError, RecursionError) as error:
         got = text if len(text) < 60 else f"{text[:60]}…"
         problem = "nested too deep" if isinstance(error, RecursionError) else str(error)

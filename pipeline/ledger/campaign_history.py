@@ -138,5 +138,5 @@ class History:
 
 def _reached(row: LedgerRow, *, cached: bool = False) -> Reached:
     """The outcome of a row, cached or not as in its campaign."""
-    outcome = replace(Outcome.from_json(row.data["outcome"]), cached=cached)
+    outcome = replace(Outcome.from_row(row.data), cached=cached)
     return Reached(outcome=outcome, time=row.time)

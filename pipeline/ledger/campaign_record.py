@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from freezer.codec import decode, encode
+from freezer.codec import checked_row, decode, encode
 from freezer.errors import INFRASTRUCTURE
 from pipeline.ledger.ledger import Ledger
-from pipeline.records import ClassFacts, Outcome
+from pipeline.records import ClassFacts, Outcome, iso
 
 
 class Member(NamedTuple):
@@ -95,10 +95,13 @@ class CampaignRecord:
         return encode(self) | {"problems": problems, "facts": facts}
 
     @classmethod
+    @checked_row("campaign")
     def from_json(cls, data: Mapping[str, Any]) -> CampaignRecord:
         """Return the record that `to_json` wrote."""
         without = {**data, "members": [], "unreached": [], "problems": []}
         plain = decode(cls, without, origin="campaign row")
+        for seconds in (plain.started, plain.finished or 0.0):
+            iso(seconds)  # raises if it is not a time
         return replace(
             plain,
             members=_members_from(data["members"]),
@@ -109,7 +112,11 @@ class CampaignRecord:
 
 def _members_from(rows: Sequence[Sequence[Any]]) -> tuple[Member, ...]:
     """Return the members of a row of any release; later ones may append fields."""
-    return tuple(Member(*row[: len(Member._fields)]) for row in rows)
+    members = [Member(*row[: len(Member._fields)]) for row in rows]
+    for member in members:
+        if tuple(map(type, member)) != (str, str, str, bool):
+            raise ValueError(f"got the member {member}, expected three texts and a bool")
+    return tuple(members)
 
 
 def members_of(outcomes: Sequence[Outcome]) -> tuple[Member, ...]:
@@ -159,7 +166,7 @@ class Continued:
         row = self._ledger.own("outcome", outcome.judge_key, outcome.model)
         if row is None or row.time < self.own_since:
             return outcome
-        own = _content(Outcome.from_json(row.data["outcome"])) == _content(outcome)
+        own = _content(Outcome.from_row(row.data)) == _content(outcome)
         return replace(outcome, cached=False) if own else outcome
 
 

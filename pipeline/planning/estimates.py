@@ -165,7 +165,7 @@ class EarlierSpeeds:
             self._known = {}
             for row in self._ledger.rows("outcome"):
                 if '"architecture"' in row.text:  # of earlier releases, none is known
-                    _take_in(Outcome.from_json(row.data["outcome"]), self._known)
+                    _take_in(Outcome.from_row(row.data), self._known)
         return self._known
 
 

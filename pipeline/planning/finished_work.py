@@ -86,7 +86,7 @@ class FinishedWork:
 
     def _check(self, item: Item, row: LedgerRow) -> tuple[Outcome | None, str]:
         """Return the outcome of a row if it still holds, and why or why not in one line."""
-        outcome = Outcome.from_json(row.data["outcome"])
+        outcome = Outcome.from_row(row.data)
         failure = outcome.failure
         if outcome.verdict == "unstable":
             return None, "was unstable (disturbed), which is never kept"

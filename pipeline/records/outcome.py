@@ -18,7 +18,7 @@ from freezer.artifact import (
     PreviousRecord,
     Tradeoff,
 )
-from freezer.codec import OMIT_DEFAULT, decode, encode, stored_as
+from freezer.codec import OMIT_DEFAULT, checked_row, decode, encode, stored_as
 from freezer.spec import Clock
 
 LABEL = "coldpress.dev/"
@@ -108,6 +108,7 @@ class FinishedBuild:
         return encode(self) | failure_to_json(self.failure)
 
     @classmethod
+    @checked_row("build")
     def from_json(cls, data: Mapping[str, Any]) -> FinishedBuild:
         """Return the record that `to_json` wrote."""
         return decode(
@@ -175,7 +176,11 @@ class CandidateReport:
 
     @property
     def freezing(self) -> FreezingRecord:
-        """What its freezing recorded, as in a manifest."""
+        """What its freezing recorded, as in a manifest.
+
+        Raises:
+            IntegrityError: a report has another form.
+        """
         return FreezingRecord(
             warnings=self.warnings,
             reports={
@@ -295,9 +300,20 @@ class Outcome:
         return flat_json(self) | {"code": self.code}
 
     @classmethod
+    @checked_row("outcome")
     def from_json(cls, data: Mapping[str, Any]) -> Outcome:
-        """Return the outcome that `to_json` wrote, also after a pass through JSON text."""
+        """Return the outcome that `to_json` wrote, also after a pass through JSON text.
+
+        Raises:
+            IntegrityError: the data has another form.
+        """
         return decode(cls, nested_json(data), origin="outcome")
+
+    @classmethod
+    @checked_row("outcome")
+    def from_row(cls, data: Mapping[str, Any]) -> Outcome:
+        """Return the outcome of a row of the ledger; raises as `from_json` does."""
+        return cls.from_json(data["outcome"])
 
 
 def flat_json(record: Any) -> dict[str, Any]:

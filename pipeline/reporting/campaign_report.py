@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from freezer.codec import encode
+from freezer.codec import encode, finite
 from freezer.errors import FAILED, INFRASTRUCTURE, INTERRUPTED, OK, InfrastructureError
 from freezer.files import write_whole
 from pipeline.records import Outcome, iso
@@ -60,7 +60,8 @@ class CampaignReport:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(
-                path, (json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n").encode()
+                path,
+                (json.dumps(finite(self.to_json()), indent=1, allow_nan=False) + "\n").encode(),
             )
         except OSError as error:
             raise InfrastructureError(

@@ -143,7 +143,7 @@ def _kind(before: Outcome | None, after: Outcome | None) -> tuple[ChangeKind, st
 
 def _speed_change(old: ServedSpeed | None, new: ServedSpeed | None) -> SpeedChange | None:
     """Change between speeds that two campaigns measured; None unless both are known."""
-    if old is None or new is None:
+    if old is None or new is None or not (old.value and old.low and old.high):
         return None
     return SpeedChange(
         value=new.value / old.value,

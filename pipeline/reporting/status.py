@@ -144,7 +144,7 @@ def _status(history: History, campaign: str, holder: Holder | None, alive: bool)
         if row.campaign == campaign and row.time >= record.started:
             builds[row.key] = row
             signs.append(row.time)
-    num_failed = sum(row.data["failure"] is not None for row in builds.values())
+    num_failed = sum(row.data.get("failure") is not None for row in builds.values())
     begun = {(row.model, row.device_class) for row in builds.values()}
     return Status(
         campaign=campaign,

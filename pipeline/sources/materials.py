@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from freezer.errors import CatalogError, ColdpressError, InfrastructureError, SourceError
-from freezer.files import fetch, identity, is_url, write_whole
+from freezer.files import digest_bytes, fetch, identity, is_url, write_whole
 from freezer.freezing.sources import FILE_KINDS, Source, fetched
 from freezer.spec import declared_spec
 from freezer.store import WORK
@@ -160,10 +160,11 @@ class Materials:
     def _fetch_unpinned(self, url: str) -> Path:
         """Return the file of a URL. It is fetched only if the server reports a change."""
         current = identity(url)
-        known = self._digests.known.get(f"{url}|{current}") if current else None
+        key = digest_bytes(f"{url}|{current}".encode())  # the URL may contain credentials
+        known = self._digests.known.get(key) if current else None
         local = fetch(url, self._folder, sha256=known)
         if current:
-            self._digests.known[f"{url}|{current}"] = local.parent.name
+            self._digests.known[key] = local.parent.name
         return local
 
     def _of_registry(self, entry: Entry) -> Entry:

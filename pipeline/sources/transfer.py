@@ -224,10 +224,10 @@ def named_files(catalog: Path) -> set[Path]:
             continue
         for name in _names(record.value):
             if not Path(name).is_absolute() and not is_url(name):
-                found |= {
-                    Path(os.path.normpath(path))
-                    for path in glob.glob(str(folder / name), recursive=True)
-                }
+                is_model = str(record.value.get("source")).startswith("transformers:")
+                for path in glob.glob(str(folder / name), recursive=True):
+                    if is_model or Path(path).is_file():  # `files:` means no folders
+                        found.add(Path(os.path.normpath(path)))
         for module in _modules(record.value):
             with contextlib.suppress(
                 OSError, SyntaxError, ValueError

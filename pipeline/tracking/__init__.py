@@ -8,7 +8,6 @@ Read first: projection.py.
 from pipeline.tracking.campaign_summary import CampaignEnd, CampaignStart, outcomes_digest
 from pipeline.tracking.connection import (
     MODELS,
-    without_password,
 )
 from pipeline.tracking.ledger_replay import (
     replay,
@@ -52,5 +51,4 @@ __all__ = [
     "replay_command",
     "resolve_model",
     "slug",
-    "without_password",
 ]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
+from freezer.codec import finite
 from freezer.hardware import PORTABLE
 from pipeline.records import STYLES, Outcome, Row
 from pipeline.tracking.run_records import shortened
@@ -124,12 +124,8 @@ def summary_table(outcomes: Sequence[Outcome]) -> str:
     rows = []
     for outcome in outcomes:
         row = replace(Row.of(outcome), reason=outcome.coded_reason)
-        rows.append([_finite(getattr(row, name)) for name in SUMMARY_COLUMNS])
+        rows.append([finite(getattr(row, name)) for name in SUMMARY_COLUMNS])
     return json.dumps({"columns": list(SUMMARY_COLUMNS), "data": rows}, allow_nan=False)
-
-
-def _finite(value: object) -> object:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def outcomes_digest(outcomes: Iterable[Outcome]) -> str:

@@ -8,7 +8,6 @@ import errno
 import fcntl
 import glob
 import os
-import re
 import sqlite3
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from freezer.errors import (
     MissingDependencyError,
     UsageError,
     first_line,
+    without_credentials,
 )
 from freezer.files import check_file, move
 
@@ -169,7 +169,7 @@ def reaching(tracking_uri: str) -> Iterator[None]:
             f"MLflow at {tracking_uri} failed: {type(error).__name__}: {first_line(error)};"
             f" {remedy}"
         )
-        raise InfrastructureError(without_password(message), code="CP-TRACKING") from error
+        raise InfrastructureError(message, code="CP-TRACKING") from error
 
 
 def upload(client: MlflowClient, artifact_uri: str, folder: Path) -> None:
@@ -215,11 +215,6 @@ def named(name: str) -> str:
     if "'" in name and '"' in name:
         return f"name IN ({name!r})"
     return f"name = {quoted(name)}"
-
-
-def without_password(text: str) -> str:
-    """Replace the passwords of the URLs in a text by `***`."""
-    return re.sub(r"(://[^:/@\s]*):[^/@\s]*@", r"\1:***@", text)
 
 
 def _probe(tracking_uri: str) -> None:
@@ -304,7 +299,7 @@ def check_mlflow(request: CheckRequest) -> Iterator[Finding]:
             text=f"MLflow {version('mlflow')} (--tracking-uri checks a server or database)",
         )
         return
-    text = f"MLflow {version('mlflow')}, {without_password(request.tracking_uri)}"
+    text = f"MLflow {version('mlflow')}, {without_credentials(request.tracking_uri)}"
     try:
         path = database_file(resolve(request.tracking_uri))
         if path is not None and not path.exists():
@@ -324,7 +319,7 @@ def check_mlflow(request: CheckRequest) -> Iterator[Finding]:
 
 def _remedy(tracking_uri: str) -> str:
     if tracking_uri.startswith(("http:", "https:")):
-        server = without_password(tracking_uri).rstrip("/")
+        server = without_credentials(tracking_uri).rstrip("/")
         return (
             f"curl -i {server}/health   # if nothing answers: mlflow server --host HOST --port 5000"
         )

@@ -17,11 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from freezer.artifact import Artifact, torch_folder
-from freezer.errors import InfrastructureError, IntegrityError, NotPublishedError
+from freezer.errors import (
+    InfrastructureError,
+    IntegrityError,
+    NotPublishedError,
+    without_credentials,
+)
 from freezer.store import Store, Version
 from pipeline.records import SOURCE_MODEL, SOURCE_VERSION, Outcome, iso
 from pipeline.tracking.campaign_summary import CampaignEnd, CampaignStart
-from pipeline.tracking.connection import MISSING, MODELS, reaching, without_password
+from pipeline.tracking.connection import MISSING, MODELS, reaching
 from pipeline.tracking.registry import ArtifactMode, Registration, Registry
 from pipeline.tracking.run_records import ARTIFACT, CAMPAIGN
 
@@ -214,10 +219,10 @@ def _repeated_if_raced(call: Callable[[], T]) -> T:
 
 
 def replay_command(tracking_uri: str, campaign: str, store: str, mode: ArtifactMode) -> str:
-    """Return the shell command that brings MLflow up to date with a campaign, without the password
-    of the URI.
+    """Return the shell command that brings MLflow up to date with a campaign, without the user
+    and password of the URI.
     """
-    uri = without_password(tracking_uri)
+    uri = without_credentials(tracking_uri)
     words = ["coldpress", "replay", campaign, "--store", store, "--tracking-uri", uri]
     return shlex.join([*words, *(("--mlflow-artifacts", mode) if mode != "copy" else ())])
 

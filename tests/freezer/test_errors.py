@@ -33,6 +33,20 @@ def test_attributes_survive_pickling() -> None:
     assert pickle.loads(pickle.dumps(IncompatibleError("no rung", ladder))).ladder == ladder
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://me:s3cret@host/a.pt?sig=s3cret&x=1#s3cret: got", "https://host/a.pt got"),
+        ("'s3://s3cret:s3cret@b/p?key=s3cret' and gs://b/p", "'s3://b/p' and gs://b/p"),
+        ("https://me:p@s3cret?#@host/a@v1.pt", "https://host/a@v1.pt"),
+        ("with url: /a.pt?token=s3cret (Caused by x)", "with url: /a.pt (Caused by x)"),
+        ("torchscript:data/a?b.pt; is it?", "torchscript:data/a?b.pt; is it?"),
+    ],
+)
+def test_credentials_in_urls_are_removed(text: str, shown: str) -> None:
+    assert str(ColdpressError(text)) == shown
+
+
 def test_kinds_and_codes_differ() -> None:
     kinds = [kind.kind for kind in CLASSES if issubclass(kind, FreezeError)]
     codes = [vars(kind)["code"] for kind in CLASSES if "code" in vars(kind)]

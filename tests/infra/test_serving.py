@@ -24,6 +24,7 @@ from freezer.errors import UsageError
 from freezer.files import cache_folder
 from freezer.store import Store
 from infra.serving import model_server
+from infra.serving.bodies import BODY_BYTES
 from infra.serving.model_server import BINARY, JSON, ModelServer, ServingOptions
 from infra.serving.service import http_server
 from tests.conftest import Frozen
@@ -31,7 +32,7 @@ from tests.support.buckets import Wire, overwrite
 from tests.support.keys import make_pair
 from tests.support.raylets import LOOPBACK, free_port, wait_until
 from tests.support.scrapes import scraped
-from tests.support.services import X, json_of, publish, with_golden
+from tests.support.services import X, json_of, publish, tensor_of, with_golden
 from tests.support.steps import HERE, copy_of, random_inputs
 
 
@@ -134,6 +135,15 @@ def test_native_runtime_answers_both_forms(inductor: Frozen, tmp_path: Path) -> 
         (b"{}", JSON),
         (b"\xff{", JSON),
         (b"x", BINARY),
+        (b'{"self": [[1, 2, 3, 4]]}', JSON),
+        (save({"self": X}), BINARY),
+        (b'{"x": %s}' % (b"[" * 100 + b"1" + b"]" * 100), JSON),
+        (tensor_of("F32", [1] * 100, 4), BINARY),
+        (tensor_of("F8_E8M0", [1, 4], 4), BINARY),
+        (tensor_of("F4", [1, 4], 2), BINARY),
+        (tensor_of("F32", [2**63, 0], 0), BINARY),
+        (tensor_of("F32", [0, 2**64 - 1], 0), BINARY),
+        (json_of(X) + b" " * (BODY_BYTES + 64 * 16), JSON),
     ],
 )
 def test_wrong_input_gets_422(service: Service, body: bytes, media_type: str) -> None:

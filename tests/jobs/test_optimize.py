@@ -23,10 +23,6 @@ models:
 """
 
 
-@pytest.fixture(autouse=True)
-def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-
-
 def test_an_unwritable_json_file_exits_with_3(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

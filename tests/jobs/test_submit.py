@@ -74,75 +74,36 @@ def uploaded(folder: Path) -> set[str]:
     return {name for name in found if name.partition("/")[0] not in working_dir.PACKAGES}
 
 
-def write_files(folder: Path) -> None:
-    """Write what a project's folder has besides its models."""
-    texts = {
-        **dict.fromkeys(
-            (
-                ".git/config",
-                "store/.coldpress/x",
-                "pushed/m/oci-layout",
-                "env/pyvenv.cfg",
-                "__pycache__/m.pyc",
-            ),
-            "",
-        ),
-        **dict.fromkeys(
-            (
-                "cosign.key",
-                "ca.PEM",
-                "mlflow.db",
-                "mlflow.db-wal",
-                "out/payloads/p.so",
-                "out/manifest.json",
-            ),
-            "",
-        ),
-        **dict.fromkeys(
-            (
-                "data/weights.bin",
-                "data/kept.bin",
-                "data/users.db",
-                "notes/a.txt",
-                "nested/b.log",
-            ),
-            "x",
-        ),
-        "deploy_key": "-----BEGIN OPENSSH PRIVATE KEY-----\n",
-        "cache": "SQLite format 3\0",
-        ".gitignore": "data/\nnotes/\n",
-        ".coldpressignore": "*.log\n!notes/\n",
-    }
-    for name, text in texts.items():
+SECRETS = (
+    *(".env", "prod.env", ".git/config", "service-account.json", "kubeconfig", "cosign.key"),
+    *("terraform.tfstate", "server.crt", "mlflow.db", "store/.coldpress/x", "notes/a.txt"),
+)
+"""Files beside a catalog that none of its entries names."""
+
+
+def write_files(folder: Path, *names: str) -> None:
+    for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
+        (folder / name).write_text("x")
 
 
-def test_the_working_directory_has_packages_and_catalog(tmp_path: Path) -> None:
-    write_catalog(tmp_path / "proj", RAISES)
-    write_files(tmp_path / "proj")
-    (tmp_path / "more.txt").write_text("more")
-    upload = gather("proj/catalog.yaml", ["more.txt"], tmp_path)
+def test_only_what_is_named_is_sent(tmp_path: Path) -> None:
+    """A project's folder has keys, tokens and state of other tools."""
+    folder = tmp_path / "proj"
+    catalog = write_catalog(folder, RAISES)
+    write_files(folder, *SECRETS)
+    write_files(tmp_path, "more.txt", "prod.env", "config/a.yaml", "config/.env")
+    include = ["more.txt", "config"]
+    upload = gather("proj/catalog.yaml", include, tmp_path, named=named_files(catalog))
     assert upload.catalog == "proj/catalog.yaml"
     stage(upload.files, tmp_path / "staged")
-    expected = {"catalog.yaml", "campaign_models.py", "notes/a.txt"}
-    assert uploaded(tmp_path / "staged") == {*(f"proj/{name}" for name in expected), "more.txt"}
+    named = {"proj/catalog.yaml", "proj/campaign_models.py"}
+    assert uploaded(tmp_path / "staged") == {*named, "more.txt", "config/a.yaml"}
     assert {"freezer/__init__.py", "pipeline/run.py", "jobs/optimize.py"} <= set(upload.files)
-    assert upload.left_out == {
-        **dict.fromkeys(("proj/cosign.key", "proj/ca.PEM", "proj/deploy_key"), "a key"),
-        **dict.fromkeys(("proj/mlflow.db", "proj/mlflow.db-wal", "proj/cache"), "a database"),
-        **{
-            "proj/store": "a store",
-            "proj/pushed/m": "a store",
-            "proj/out": "an artifact",
-            "proj/env": "an environment",
-        },
-        **{"proj/data": "matches .gitignore", "proj/nested/b.log": "matches .coldpressignore"},
-    }
-    assert (
-        gather(str(tmp_path / "proj" / "catalog.yaml"), [], tmp_path / "proj" / "data").catalog
-        == "catalog/catalog.yaml"
-    )
+    assert not upload.left_out
+    elsewhere = gather(str(catalog), [], folder / "notes", named=named_files(catalog))
+    assert elsewhere.catalog == "catalog/catalog.yaml"
+    assert "catalog/campaign_models.py" in elsewhere.files
     assert gather("/on/the/cluster.yaml", [], tmp_path).catalog == "/on/the/cluster.yaml"
     with pytest.raises(UsageError, match=r"catalog 'nowhere.yaml' does not exist"):
         gather("nowhere.yaml", [], tmp_path)
@@ -151,53 +112,41 @@ def test_the_working_directory_has_packages_and_catalog(tmp_path: Path) -> None:
 NAMES = """
 models:
   - {name: a, source: "torchscript:data/weights.bin", samples: data/x.safetensors}
-  - {name: b, source: "python:campaign_models:raises", files: ["data/u*", "/abs/*"]}
+  - {name: b, source: "python:campaign_models:raises", files: ["data/u*", "/abs/*", "d*"]}
   - {name: c, source: "transformers:bert/", samples: ../outside.npz}
   - {name: d, source: "transformers:org/bert", samples: "https://x/y.npz"}
+  - {name: e, source: "python:uses:make", samples: linked.npz}
 """
 
 
-def test_named_and_included_files_are_sent_although_ignored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_named_files_and_imports_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "proj"
     catalog = write_catalog(folder, NAMES)
-    write_files(folder)
-    (folder / ".gitignore").write_text("*\n")
-    (folder / ".coldpressignore").unlink()
-    for name in (
-        "bert/config.json",
-        "bert/sub/model.bin",
-        "bert/token.key",
-        "data/x.safetensors",
-        "data/more/z.bin",
-    ):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text("x")
-    (tmp_path / "outside.npz").write_text("x")
+    write_files(folder, *SECRETS, "data/weights.bin", "data/x.safetensors", "data/users.bin")
+    write_files(folder, "data/token", "data/more/z.bin", "bert/config.json", "bert/sub/model.bin")
+    write_files(folder, "bert/.token", "unused.py", "helps.py")
+    (folder / "uses.py").write_text("import helps\nimport numpy\n")
+    write_files(tmp_path, "outside.npz", "secret")
+    for link in ("linked.npz", "data/u-linked", "bert/linked"):
+        (folder / link).symlink_to(tmp_path / "secret")
     monkeypatch.chdir(folder)
-    upload = gather("catalog.yaml", ["data/more", "cosign.key"], folder, named=named_files(catalog))
+    upload = gather("catalog.yaml", ["data/more"], folder, named=named_files(catalog))
     stage(upload.files, tmp_path / "staged")
-    named = {"data/weights.bin", "data/x.safetensors", "bert/config.json", "bert/sub/model.bin"}
     assert uploaded(tmp_path / "staged") == {
-        *named,
-        "data/more/z.bin",
-        "catalog.yaml",
-        "campaign_models.py",
+        *("catalog.yaml", "campaign_models.py", "uses.py", "helps.py"),
+        *("data/weights.bin", "data/x.safetensors", "data/users.bin", "data/more/z.bin"),
+        *("bert/config.json", "bert/sub/model.bin"),
     }
-    assert upload.left_out["data/users.db"] == "a database"
-    assert upload.left_out["bert/token.key"] == upload.left_out["cosign.key"] == "a key"
-    assert (
-        upload.left_out[str(tmp_path / "outside.npz")]
-        == "outside of the catalog's folder and the current one"
-    )
+    outside = [folder / "bert/linked", folder / "data/u-linked", folder / "linked.npz"]
+    assert upload.left_out == sorted(map(str, [*outside, tmp_path / "outside.npz"]))
 
 
 def test_a_dry_run_lists_files_and_submits_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_catalog(tmp_path, RAISES)
-    write_files(tmp_path)
+    write_catalog(tmp_path, NAMES)
+    write_files(tmp_path, "bert/config.json")
+    (tmp_path / "bert" / "linked").symlink_to("/etc/hostname")
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(
         app, ["catalog.yaml", *PLACES, "--address", "http://127.0.0.1:9", "--dry-run"]
@@ -207,8 +156,8 @@ def test_a_dry_run_lists_files_and_submits_nothing(
         r"^would submit \d+ files, \d\.\d MB\n  freezer, pipeline, jobs \(\d+ files\)\n",
         done.output,
     )
-    assert "  catalog.yaml (0.2 kB)\n" in done.output
-    assert "  not sent: cosign.key (a key)\n" in done.output
+    assert "  bert/config.json (0.0 kB)\n" in done.output
+    assert f"  not sent: {tmp_path}/bert/linked (" in done.output
 
 
 def test_a_large_working_directory_is_rejected(tmp_path: Path) -> None:
@@ -219,7 +168,7 @@ def test_a_large_working_directory_is_rejected(tmp_path: Path) -> None:
         UsageError,
         match=r"have 52\d MB, expected at most 524; the largest are proj/weights.bin \(524 MB\), ",
     ):
-        gather("proj/catalog.yaml", [], tmp_path)
+        gather("proj/catalog.yaml", ["proj/weights.bin"], tmp_path)
 
 
 @pytest.mark.parametrize(

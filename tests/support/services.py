@@ -120,6 +120,13 @@ def json_of(tensor: Tensor) -> bytes:
     return json.dumps({"x": tensor.tolist()}).encode()
 
 
+def tensor_of(dtype: str, shape: Sequence[int], size_bytes: int) -> bytes:
+    """A .safetensors file with a tensor `x`, of any dtype and shape."""
+    entry = {"dtype": dtype, "shape": shape, "data_offsets": [0, size_bytes]}
+    header = json.dumps({"x": entry}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(size_bytes)
+
+
 def publish(store: Store, artifact: Artifact) -> None:
     """Publish an artifact as the next version of `mlp`."""
     store.publish("mlp", source_key=artifact.manifest.verdict, artifacts=[artifact])

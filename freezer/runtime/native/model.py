@@ -37,7 +37,7 @@ class NativeModel(OpenModel):
             serves it.
     """
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, /, *args: object, **kwargs: object) -> Any:
         """The model's result.
 
         Raises:
@@ -49,6 +49,7 @@ class NativeModel(OpenModel):
 
     def leaves(
         self,
+        /,  # an input may be named `self`
         *args: object,
         **kwargs: object,
     ) -> list[Array]:

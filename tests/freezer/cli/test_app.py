@@ -273,6 +273,32 @@ def test_run_refuses_a_damaged_input(coldpress: Run, published: Store, tmp_path:
     assert (code, "CP-SAMPLES" in err) == (2, True), err
 
 
+def test_run_checks_the_input_contract(coldpress: Run, scripted: Frozen, tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=np.zeros((9, 4), np.float32))
+    code, _, err = coldpress(
+        "run",
+        scripted.artifact.folder,
+        "--input",
+        tmp_path / "x.npz",
+        "--output",
+        tmp_path / "y.npz",
+    )
+    assert code == 1
+    assert err.startswith("CP-CONTRACT: ")
+    assert not (tmp_path / "y.npz").exists()
+
+
+@pytest.mark.parametrize("name", ["self", "args", "y"])
+def test_run_refuses_other_names(
+    coldpress: Run, scripted: Frozen, tmp_path: Path, name: str
+) -> None:
+    given, written = tmp_path / "x.safetensors", tmp_path / "y.npz"
+    save_file({name: torch.zeros(2, 4)}, given)
+    places = ["--input", given, "--output", written]
+    code, _, err = coldpress("run", scripted.artifact.folder, *places)
+    assert (code, err.partition(":")[0]) == (1, "CP-CONTRACT"), err
+
+
 # Freeze
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from freezer.errors import SpecError
+from freezer.errors import ContractError, SpecError
 from freezer.freezing.models.samples import match_samples
-from freezer.runtime.tensor_files import read_samples
+from freezer.runtime.tensor_files import read_inputs, read_samples
 from freezer.spec import DTYPES, InputSpec, TensorSpec, declared_spec, match_headers, read_header
+from tests.support.services import tensor_of
 from tests.support.steps import python
 
 SPEC = declared_spec(
@@ -101,6 +104,41 @@ def test_other_contents_are_rejected(tmp_path: Path, read: Callable[[Path], Any]
     flipped.write_bytes(whole[:60] + b"\xff" * 20 + whole[80:])
     for path in (pickled, flipped, tmp_path / "x.txt"):
         rejected(read, path)
+
+
+def test_odd_files_are_rejected(tmp_path: Path) -> None:
+    """Errors that neither OSError nor ValueError covers, and a pipe, which would never end."""
+    for number, data in enumerate(
+        [
+            *(array_of((2**45,)), array_of((0, 2**62, 2**62)), array_of((1,) * 100)),
+            *(b"\x93NUMPY\x01\x00\x10\x00" + b"{" * 16, b"\x93NUMPY\x09\x09", b"", b"text"),
+        ]
+    ):
+        path = tmp_path / f"{number}.npz"
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("x.npy", data)
+        rejected(read_samples, path)
+    for dtype in ("F8_E8M0", "F4"):
+        path = tmp_path / f"{dtype}.safetensors"
+        path.write_bytes(tensor_of(dtype, [0, 4], 0))
+        rejected(read_samples, path)
+    os.mkfifo(tmp_path / "pipe.npz")
+    rejected(read_header, tmp_path / "pipe.npz")
+
+
+def array_of(shape: tuple[int, ...]) -> bytes:
+    """The header of a .npy file without its data."""
+    header = repr({"descr": "<f4", "fortran_order": False, "shape": shape}).encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+
+
+def test_inputs_that_do_not_fit_are_not_read(tmp_path: Path) -> None:
+    """A small compressed file may have more than the memory."""
+    path = tmp_path / "bomb.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", array_of((2**45, 4)))
+    with pytest.raises(ContractError):
+        read_inputs(path, SPEC)
 
 
 @pytest.mark.parametrize("keys", [("0/x", "y"), ("0/x", "2/x")])

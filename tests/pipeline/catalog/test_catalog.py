@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import textwrap
 from pathlib import Path
@@ -13,6 +14,7 @@ import yaml
 from freezer.errors import CatalogError
 from freezer.spec import ConstantSpec, Dim, TensorSpec
 from pipeline.catalog import read_catalog
+from pipeline.planning import FileDigests, source_key
 
 MODELS = Path(__file__).parents[1] / "models"
 
@@ -312,3 +314,50 @@ def test_only_takes_matching_names(tmp_path: Path) -> None:
     ]
     with pytest.raises(CatalogError, match="no entry that matches 'z\\*'"):
         read_catalog(catalog, only=["z*"])
+
+
+LEVELS = range(1, 9)
+LAUGHS = {
+    "lists": "a0: &a0 [x]\n"
+    + "".join(f"      a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in LEVELS),
+    "merged": "a0: &a0 {x: 1}\n"
+    + "".join(f"      a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}\n" for i in LEVELS),
+    "texts": "a0: &a0 " + "x" * 100_000 + "\n      a1: [" + ", ".join(["*a0"] * 1000) + "]\n",
+    "sexagesimal": "a0: " + "1:" * 400_000 + "1\n",
+    "hexadecimal": "a0: 0x" + "f" * 100_000 + "\n",
+}
+
+
+@pytest.mark.parametrize("args", LAUGHS.values(), ids=LAUGHS)
+def test_small_texts_with_huge_values_are_rejected(tmp_path: Path, args: str) -> None:
+    """Such catalogs took all memory, or never ended."""
+    with pytest.raises(CatalogError) as caught:
+        read_catalog(write(tmp_path, entry() + "    args:\n      " + args))
+    assert caught.value.code == "CP-CATALOG"
+
+
+SCALARS = (
+    *('!!int ""', "!!int x", "!!int [1]", "!!bool maybe", "!!timestamp x", "2001-99-99"),
+    *("!!binary x", '!!float ""', "!!python/name:os.system x", "1e999", "0x" + "f" * 60),
+    *("1:1:1", "1:1:1.5", ".nan", "2001-01-01", "!!binary aGVsbG8=", "!!set {a, b}"),
+    *("{1: 2, b: 3}", "{[1]: 2}", "{<<: 3}", "{=: 3}", '"\\0"', '"\\ud800"', "x" * 5000),
+)
+FIELDS = ("args", "name", "source", "inputs", "dims", "samples", "files", "tags", "limits", "seed")
+
+
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("form", ["{}", "[{}]", "{{x: {}}}", "[{{shape: {0}, range: {0}}}]"])
+def test_odd_values_are_errors_of_their_entry(tmp_path: Path, field: str, form: str) -> None:
+    """Each gives an entry with a key, or errors; nothing else is raised."""
+    for value in SCALARS:
+        path = write(tmp_path, entry(**{field: form.format(value)}))
+        with contextlib.suppress(CatalogError):
+            for read in read_catalog(path).entries:
+                source_key(read, FileDigests(tmp_path / "digests.json"))
+
+
+def test_half_a_surrogate_pair_is_rejected(tmp_path: Path) -> None:
+    path = tmp_path / "catalog.jsonl"
+    path.write_text('{"name": "a", "tags": {"x": "\\ud800"}}')
+    with pytest.raises(CatalogError):
+        read_catalog(path)

@@ -131,6 +131,30 @@ def test_registry_model_becomes_a_file_with_inputs(
     assert torch.equal(subject.fresh()(x), mlp()(x))
 
 
+SECRET = "s3cret"
+
+
+def test_credentials_of_a_url_are_neither_shown_nor_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The texts reach the manifest, the ledger, MLflow and reports; the digests the store."""
+    monkeypatch.setattr("pipeline.sources.materials.identity", lambda url: "tag")
+    monkeypatch.setattr(
+        "pipeline.sources.materials.fetch", lambda url, folder, sha256: scripted(tmp_path / "m.pt")
+    )
+    url = f"https://me:{SECRET}@host/m.pt?sig={SECRET}"
+    (entry,) = catalog_of(tmp_path, ("a", f"torchscript:{url}", "")).entries
+    assert entry.source.location == url
+    digests = FileDigests(tmp_path / "digests.json")
+    (resolved,), _ = Materials(tmp_path / "store", "", digests).resolve([entry])
+    digests.save()
+    assert str(entry.source) == str(resolved.source) == "torchscript:https://host/m.pt"
+    assert SECRET not in (tmp_path / "digests.json").read_text()
+    for source in (url, f"onnx:{url}", f"pickle:{url}", f"python:{url}"):
+        (problem,) = read_catalog(write(tmp_path, ("a", source, ""))).problems
+        assert SECRET not in str(problem)
+
+
 def test_version_is_fetched_by_two_campaigns_at_once(
     tmp_path: Path, registry: str, digests: FileDigests
 ) -> None:
