@@ -80,8 +80,7 @@ def freeze(
             replaced.
         dims: the dims that may vary, by input and axis: `{"x": {0: Dim(name="batch", min=1,
             max=16)}}`. A tensor within another value is named by its path, `state.0`.
-        samples: further real inputs of the same form. With any, no inputs are generated: sizes that
-            the samples lack are cut or repeated from them.
+        samples: further real inputs of the same form; with any, no inputs are generated.
         options: see `FreezeOptions`.
 
     Raises:

@@ -120,9 +120,7 @@ class FrozenModel(OpenModel):
         self._num_threads = options.num_threads
         self._on_cpu = options.device.type == "cpu"
         self._graphs = CudaGraphs(options.device) if options.cuda_graphs else None
-        self._own: set[int] = set()
-        for opened in payloads:
-            self._own |= own_memory(opened.run)
+        self._own = set().union(*(own_memory(opened.run) for opened in payloads))
         first = payloads[0]
         # Last: __setattr__ passes later assignments to the payload, or refuses them.
         self.preserved = Preserved(

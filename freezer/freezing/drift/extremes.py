@@ -162,7 +162,7 @@ def _rms(values: Tensor) -> float:
 Extremes = tuple[tuple[Extreme, ...], tuple[Extreme, ...], tuple[Extreme, ...]]
 
 
-def extremes_of(subject: Subject, *, stateful: bool) -> Extremes:
+def extremes_of(subject: Subject, stateful: bool) -> Extremes:
     """The extreme sets that eager takes, those with NaN and Inf, and two normal ones alike."""
     kinds = {_kind(item) for item in subject.spec.tensors}
     few = FEW if subject.observed else ()

@@ -91,10 +91,8 @@ def run_reference(subject: Subject) -> Reference:
     calls = _calls(subject, wide or eagers, eagers, noises)
     outputs = range(len(subject.outputs))
     scales = [scales_of(calls, index, float64=float64) for index in outputs]
-    further: Extremes = ((), (), ())
-    if deterministic:
-        further = extremes_of(subject, stateful=stateful)
-    extremes, missing, normal = further
+    none: Extremes = ((), (), ())
+    extremes, missing, normal = extremes_of(subject, stateful) if deterministic else none
     return Reference(
         calls=tuple(calls),
         stateful=stateful,

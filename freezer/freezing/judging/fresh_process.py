@@ -57,13 +57,8 @@ def main(opening: Opening) -> ColdStart:
 
     torch.set_num_threads(opening.num_threads)
     device, payload = torch.device(opening.device), opening.payload
-    loaded = load_tensors(opening.inputs)
-    calls: list[tuple[list[Any], dict[str, Any]]] = []
-    for index in range(opening.num_sets):
-        tensors = {item.name: loaded[f"{index}/{item.name}"] for item in opening.spec.tensors}
-        tensors = tensors_on(tensors, device)
-        native = payload.convention == "native"
-        calls.append(bind(opening.spec, tensors) if native else ([*tensors.values()], {}))
+    loaded = tensors_on(load_tensors(opening.inputs), device)
+    calls = [_arguments(opening, index, loaded) for index in range(opening.num_sets)]
     memory_before_mb = peak_bytes() / 1e6
     with current(device), torch.no_grad():
         times = [time.perf_counter()]
@@ -85,6 +80,16 @@ def main(opening: Opening) -> ColdStart:
         memory_before_mb=memory_before_mb,
         memory_peak_mb=peak_bytes() / 1e6,
     )
+
+
+def _arguments(
+    opening: Opening, index: int, loaded: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call with one of the sets."""
+    tensors = {item.name: loaded[f"{index}/{item.name}"] for item in opening.spec.tensors}
+    if opening.payload.convention == "native":
+        return bind(opening.spec, tensors)
+    return [*tensors.values()], {}
 
 
 if __name__ == "__main__":

@@ -81,21 +81,19 @@ def with_found_ranges(
     integers = [item for item in spec.tensors if item.dtype in INTEGRAL and item.dtype != "bool"]
     if not integers:
         return spec
-    wanted = list(filter(needs_range, integers)) if generated else []
     if sample is None:
         zeros = {item.name: (0, 0) for item in integers}
         sample = generate_at(spec.with_ranges(zeros), spec.first_point(), seed=0).tensors
     watched = {item.name: sample[item.name].clone() for item in integers}
     watch = _Watch(watched)
-    source = SourceCall(name, model)
     problem = "the model indexes none of its tables with it"
     try:
         with watch:
-            source(spec, {**sample, **watched})
+            SourceCall(name, model)(spec, {**sample, **watched})
     except Exception as error:  # lengths seen before are still valid
         problem = f"with zeros the model fails: {described(error)}"
     ranges: dict[str, tuple[float, float]] = {}
-    for tensor in wanted:
+    for tensor in filter(needs_range, integers if generated else ()):
         length = watch.lengths.get(tensor.name, 0)
         if not length:
             raise range_is_needed(tensor, f"; {problem}")

@@ -155,34 +155,11 @@ def prepare(
         SourceError, SpecError, JudgeError: the model, its samples or its results cannot be used.
     """
     options = options or SubjectOptions()
-    device = options.device
     model = _checked(name, model, spec, options)
-    generated = options.fill_up or not samples
     on_cpu = [tensors_on(tensors, CPU) for tensors in samples]
     matched = match_samples(on_cpu, spec)
-    sample = matched[0].tensors if matched else None
-    spec = with_found_ranges(name, model, spec, sample, generated=generated)
-    points = spec.named_points(options.points)
-
-    def sets_of(spec: InputSpec) -> list[InputSet]:
-        return input_sets(matched, spec, points, fill_up=options.fill_up)
-
-    def tried_sets(spec: InputSpec) -> list[InputSet]:
-        timed = (
-            [] if any(map(needs_range, spec.tensors)) else [generate_at(spec, points[0], seed=1)]
-        )
-        return [*sets_of(spec), *timed]
-
-    spec = with_found_relations(name, model, spec, tried_sets)
-    sets = sets_of(spec)
-    tried = model if device.type == "cpu" else model_on(model, device)
-    seen = DtypesSeen()
-    try:
-        with seen:
-            structure, outputs = _result_of(name, tried, spec, sets[0], device)
-    except JudgeError:  # of the model, or of an operator that no mode takes, such as torch.cond
-        torch.compiler.reset()  # which compiled itself for the mode
-        structure, outputs = _result_of(name, tried, spec, sets[0], device)
+    spec, sets = _spec_and_sets(name, model, spec, matched, options)
+    structure, outputs, dtypes = _first_answer(name, model, spec, sets[0], options.device)
     return Subject(
         name=name,
         model=model,
@@ -190,14 +167,56 @@ def prepare(
         structure=structure,
         outputs=outputs,
         sets=tuple(sets),
-        points=points,
+        points=spec.named_points(options.points),
         scripted=isinstance(model, torch.jit.ScriptModule),
-        generated=generated,
+        generated=options.fill_up or not samples,
         observed=bool(options.fill_up and samples),
-        dtypes=frozenset(seen.dtypes | dtypes_of(program_tensors(model))),
+        dtypes=frozenset(dtypes),
         preserve=tuple(options.preserve),
         reset=options.reset,
     )
+
+
+def _spec_and_sets(
+    name: str,
+    model: nn.Module,
+    spec: InputSpec,
+    samples: Sequence[InputSet],
+    options: SubjectOptions,
+) -> tuple[InputSpec, list[InputSet]]:
+    """The spec with what eager shows of its integers, and the input sets."""
+    sample = samples[0].tensors if samples else None
+    generated = options.fill_up or not samples
+    spec = with_found_ranges(name, model, spec, sample, generated=generated)
+    points = spec.named_points(options.points)
+
+    def sets_of(spec: InputSpec) -> list[InputSet]:
+        return input_sets(samples, spec, points, fill_up=options.fill_up)
+
+    def tried_sets(spec: InputSpec) -> list[InputSet]:
+        if any(map(needs_range, spec.tensors)):
+            return sets_of(spec)
+        return [*sets_of(spec), generate_at(spec, points[0], seed=1)]  # as timing may
+
+    spec = with_found_relations(name, model, spec, tried_sets)
+    return spec, sets_of(spec)
+
+
+def _first_answer(
+    name: str, model: nn.Module, spec: InputSpec, item: InputSet, device: torch.device
+) -> tuple[OutputStructure, tuple[OutputSpec, ...], set[str]]:
+    """The structure and the outputs of the first answer, and the dtypes that eager computes
+    with.
+    """
+    tried = model if device.type == "cpu" else model_on(model, device)
+    seen = DtypesSeen()
+    try:
+        with seen:
+            structure, outputs = _result_of(name, tried, spec, item, device)
+    except JudgeError:  # of the model, or of an operator that no mode takes, such as torch.cond
+        torch.compiler.reset()  # which compiled itself for the mode
+        structure, outputs = _result_of(name, tried, spec, item, device)
+    return structure, outputs, seen.dtypes | dtypes_of(program_tensors(model))
 
 
 def _checked(name: str, model: nn.Module, spec: InputSpec, options: SubjectOptions) -> nn.Module:
