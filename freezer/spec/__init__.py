@@ -27,6 +27,7 @@ from freezer.spec.items import (
 )
 from freezer.spec.limits import (
     CLOCKS,
+    MARKS,
     Clock,
     Limits,
     Objective,
@@ -66,6 +67,7 @@ __all__ = [
     "DTYPES",
     "FLOATING",
     "INTEGRAL",
+    "MARKS",
     "READ_ERRORS",
     "Clock",
     "ConstantSpec",
