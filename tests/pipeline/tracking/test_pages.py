@@ -13,7 +13,12 @@ from mlflow.entities import Run
 from freezer.artifact import Artifact
 from pipeline.records import SOURCE_MODEL, SOURCE_VERSION, Failure, Outcome, OutputDrift
 from pipeline.tracking import CampaignEnd, CampaignStart, resolve_model
-from pipeline.tracking.descriptions import MAX_CHARS, NOTE
+from pipeline.tracking.descriptions import (
+    MAX_CHARS,
+    NOTE,
+    model_description,
+    version_description,
+)
 from pipeline.tracking.projection import Projection
 from pipeline.tracking.tracker import tag_source
 from tests.support.outcomes import candidate, failed, outcome
@@ -55,11 +60,17 @@ def test_a_campaign_describes_gains_and_failures(projection: Projection) -> None
     )
     slow = outcome("slow", verdict="kept-eager", reason="speedup 1.01 is below 1.05", artifact=None)
     run = finished(
-        projection, [*(gain(f"model-{number}", 1.0 + number) for number in range(1, 6)), gone, slow]
+        projection,
+        [
+            *(gain(f"model-{number}", 1.0 + number) for number in range(1, 6)),
+            gone,
+            slow,
+            gain("noisy", 512.0, clock="disturbed"),
+        ],
     )
     text = without_spaces(run.data.tags[NOTE])
     head, _, unpublished = text.partition("### Not published")
-    assert head.startswith("**7 outcomes: 5 published, 1 failed, 1 kept-eager**  \n")
+    assert head.startswith("**8 outcomes: 6 published, 1 failed, 1 kept-eager**  \n")
     assert f"Largest gain: [model-5](#/models/model-5) for {CLASS}, **6.00×**." in head
     assert f'mlflow.pyfunc.load_model("models:/model-5@{CLASS}")' in head
     assert (
@@ -142,6 +153,12 @@ def test_a_candidate_has_series_of_latency_and_drift(projection: Projection) -> 
     assert history("portable", "drift by input set/out_0") == {0: 1.0, 1: 2.0, 2: 3.0}
     assert runs["portable"].data.params["point"] == "batch 1, length 8"
     assert not [name for name in runs["torchscript-frozen"].data.metrics if "by " in name]
+
+
+def test_descriptions_mark_figures_of_disturbed_rounds() -> None:
+    noisy = gain("noisy", 512.0, clock="disturbed")
+    assert "~512.00" in model_description([noisy])
+    assert "~512.00" in version_description(noisy, CLASS, "./store")
 
 
 def test_candidates_describe_verdict_and_figures(projection: Projection) -> None:
