@@ -134,7 +134,7 @@ def _cells(outcome: PastOutcome) -> list[Text | str]:
         Text(f"{outcome.verdict}{version}", STYLES.get(outcome.verdict, "")),
         shown,
         outcome.recipe or "",
-        f"{outcome.speed.value:.2f}x" if outcome.speed else "",
+        f"{outcome.speed.mark}{outcome.speed.value:.2f}x" if outcome.speed else "",
         rounded(outcome.error_ratio),
         rounded(outcome.size_mb),
         f"{outcome.build_s:.0f}",

@@ -19,7 +19,7 @@ from freezer.artifact.sections import (
     FreezingReport,
 )
 from freezer.errors import NotPublishedError
-from freezer.spec import CLOCKS, Dim
+from freezer.spec import CLOCKS, MARKS, Clock, Dim
 
 FREEZING = "freezing.md"
 """File name of the page."""
@@ -142,7 +142,8 @@ def _speed(
     if figures.speedup is not None and figures.speedup_ci is not None:
         low, high = figures.speedup_ci
         clock = CLOCKS[figures.clock]
-        speedup = f"{figures.speedup:.2f}x ({low:.2f} to {high:.2f}) {clock}"
+        mark = MARKS[figures.clock]
+        speedup = f"{mark}{figures.speedup:.2f}x ({low:.2f} to {high:.2f}) {clock}"
         parts.append(speedup.rstrip())
     return ", ".join(parts) or "too disturbed to measure"
 
@@ -283,9 +284,10 @@ def manifest_markdown(manifest: Manifest) -> str | None:
 def figures_text(
     speedup: float | None,
     error_ratio: float | None,
+    clock: Clock = "wall",
 ) -> str:
     """Figures of a candidate that passes the gate."""
-    speed = "not timed" if speedup is None else f"speedup {speedup:.2f} over eager"
+    speed = "not timed" if speedup is None else f"speedup {MARKS[clock]}{speedup:.2f} over eager"
     return speed if error_ratio is None else f"{speed}, error ratio {error_ratio:.2f}"
 
 

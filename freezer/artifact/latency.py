@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from freezer.codec import OMIT_DEFAULT, stored_as
-from freezer.spec import Clock, SamplingPolicy
+from freezer.spec import MARKS, Clock, SamplingPolicy
 
 PointVerdict = Literal["faster", "not slower", "slower", "unstable", "not measured"]
 
@@ -90,7 +90,8 @@ def slower_places(points: Iterable[PointFigures]) -> tuple[PointFigures, ...]:
 
 def slower_than_eager(points: Iterable[PointFigures]) -> str:
     """The places of `slower_places` with their speedups, for people; empty if there is none."""
-    return "; ".join(f"{item.place} ({item.speedup:.2f})" for item in slower_places(points))
+    slower = slower_places(points)
+    return "; ".join(f"{item.place} ({MARKS[item.clock]}{item.speedup:.2f})" for item in slower)
 
 
 def num_items(point: Mapping[str, int]) -> int:

@@ -27,6 +27,7 @@ from freezer.spec.items import (
 )
 from freezer.spec.limits import (
     CLOCKS,
+    MARKS,
     Clock,
     Limits,
     Objective,
@@ -65,6 +66,7 @@ __all__ = [
     "DTYPES",
     "FLOATING",
     "INTEGRAL",
+    "MARKS",
     "Clock",
     "ConstantSpec",
     "Dim",

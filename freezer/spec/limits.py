@@ -26,6 +26,9 @@ the clock in all rounds.
 CLOCKS: dict[Clock, str] = {"wall": "", "cpu": "by CPU time", "disturbed": "by disturbed rounds"}
 """The same in words; empty for the default."""
 
+MARKS: dict[Clock, str] = {"wall": "", "cpu": "", "disturbed": "~"}
+"""The same before a figure: `~512.29` was measured in disturbed rounds, and is not a bound."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
@@ -110,8 +113,8 @@ class SamplingPolicy:
             slow models are sampled beyond the time limit for them.
         busy_limit: share of CPU time that other processes may use in a round.
         steal_limit: share of CPU time that the hypervisor may take in a round.
-        num_bootstrap: resamples of the confidence interval.
-        seed: for the order of blocks and the bootstrap.
+        num_bootstrap: resamples of the confidence interval of 95th percentiles.
+        seed: for the order of blocks and the confidence intervals.
         accept_noise: with too few undisturbed rounds, publish what is fast enough by the lower
             bound over all rounds.
     """

@@ -80,21 +80,7 @@ def slower_p(latencies: Sequence[float], rivals: Sequence[float]) -> float:
         return 1.0
     if spread == 0:
         return 0.0
+    freedom = len(differences) - 1
     t = mean / spread * math.sqrt(len(differences))
-    return _upper_tail(t, len(differences) - 1)
-
-
-def _upper_tail(t: float, freedom: int) -> float:
-    """P(T > t) of Student's t with a whole number of degrees of freedom, t > 0 (Abramowitz and
-    Stegun, 26.7.3 and 26.7.4).
-    """
-    angle = math.atan(t / math.sqrt(freedom))
-    cosine = math.cos(angle)
-    odd = freedom % 2
-    term = total = cosine if odd else 1.0
-    for k in range(3 if odd else 2, freedom - 1, 2):
-        term *= cosine * cosine * (k - 1) / k
-        total += term
-    inner = 0.0 if freedom == 1 else math.sin(angle) * total
-    share = 2 / math.pi * (angle + inner) if odd else inner
-    return max(0.0, (1 - share) / 2)
+    normal = math.sqrt(freedom * math.log1p(t * t / freedom))  # about normal (Wallace 1959)
+    return statistics.NormalDist().cdf(-normal * (8 * freedom + 1) / (8 * freedom + 3))

@@ -7,13 +7,15 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from freezer.spec import Clock, SamplingPolicy, Timing
+from freezer.runtime.torch_settings import threads
+from freezer.spec import MARKS, Clock, SamplingPolicy, Timing
+from freezer.timing.intervals import of_means, of_ranks, ratio_interval
 
 MIN_SAMPLES: Mapping[str, int] = {"p50": 11, "p90": 64, "p95": 130, "p99": 662, "p99.9": 6636}
 
@@ -97,13 +99,22 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speedup:
-    """Ratio of a figure of all blocks, eager's over the candidate's, and its confidence interval;
+    """Ratio of a figure of the blocks, eager's over the candidate's, and its confidence interval;
     see `speedup`.
     """
 
     value: float
     low: float
     high: float
+    clock: Clock = "wall"
+
+    def __str__(self) -> str:
+        return f"{MARKS[self.clock]}{self.value:.2f}"
+
+    @property
+    def least(self) -> str:
+        """The lower bound in words."""
+        return "no bound" if self.clock == "disturbed" else f"at least {self.low:.2f}"
 
 
 def speedup(
@@ -115,48 +126,60 @@ def speedup(
     policy: SamplingPolicy,
     timing: Timing = "p50",
 ) -> Speedup:
-    """Speedup over eager, with a 95% confidence interval by paired bootstrap over rounds.
+    """Speedup over eager, with a 95% confidence interval over the rounds with both.
 
-    Every round with both counts once. In the pooled samples a fast round counts more, as its blocks
-    have more calls: their ratio may be outside the interval if the machine changes its speed.
+    Every round counts once. In the pooled samples a fast round counts more, as its blocks have more
+    calls: their ratio may be outside the interval if the machine changes its speed.
 
     Args:
         sampling: samples of both.
         candidate, eager: names of entrants.
         num_candidates: number of competing candidates; the interval is widened to hold for all of
             them at once (Bonferroni).
-        policy: number of resamples, and seed.
-        timing: the figure to compare: the median of the blocks' medians, the 95th percentile of all
-            calls, or, for throughput, the mean of the blocks' means.
+        policy: seed, and number of resamples of 95th percentiles.
+        timing: the figure to compare: the blocks' medians, by rank; for throughput their means; or
+            the 95th percentile of all calls, with an interval by paired bootstrap.
     """
     num_rounds = min(len(sampling.samples_ms[name]) for name in (candidate, eager))
     theirs = sampling.samples_ms[candidate][:num_rounds]  # one may have been stopped
     eagers = sampling.samples_ms[eager][:num_rounds]
+    tail = 0.025 / max(num_candidates, 1)
+    if timing == "p95":
+        value, low, high = _p95_interval(eagers, theirs, tail, policy)
+    else:
+        with threads(1):  # a second one may wait for a busy CPU
+            value, low, high = ratio_interval(
+                _figures(eagers, timing),
+                _figures(theirs, timing),
+                of_means if timing == "throughput" else of_ranks,
+                tail=tail,
+                seed=policy.seed,
+            )
+    return Speedup(value=float(value), low=float(low), high=float(high), clock=sampling.clock)
+
+
+def _figures(blocks: Blocks, timing: Timing) -> Tensor:
+    """The mean or the median of each block."""
+    of: Callable[[Sequence[float]], float] = statistics.median
+    if timing == "throughput":
+        of = statistics.fmean
+    return torch.tensor(list(map(of, blocks)), dtype=torch.float64)
+
+
+def _p95_interval(
+    eagers: Blocks, theirs: Blocks, tail: float, policy: SamplingPolicy
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The ratio of 95th percentiles, and its quantiles over resampled rounds."""
+    num_rounds = len(eagers)
     generator = torch.Generator().manual_seed(policy.seed)
     shape = (policy.num_bootstrap, num_rounds)
     picks = torch.randint(0, num_rounds, shape, generator=generator)
-    ratios = _figures(eagers, picks, timing) / _figures(theirs, picks, timing)
-    tail = 0.025 / max(num_candidates, 1)
+    ratios = _p95(eagers, picks) / _p95(theirs, picks)
     limits = torch.tensor([tail, 1 - tail], dtype=torch.float64)
-    low, high = torch.quantile(ratios, limits).tolist()
+    low, high = torch.quantile(ratios, limits)
     each = torch.arange(num_rounds)[None]
-    value = float(_figures(eagers, each, timing) / _figures(theirs, each, timing))
-    return Speedup(
-        value=value,
-        low=min(low, value),
-        high=max(high, value),
-    )
-
-
-def _figures(blocks: Blocks, picks: Tensor, timing: Timing) -> Tensor:
-    """A figure of blocks for each row of picks, [resamples, rounds]."""
-    if timing == "p95":
-        return _p95(blocks, picks)
-    if timing == "throughput":
-        means = torch.tensor([statistics.fmean(block) for block in blocks], dtype=torch.float64)
-        return means[picks].mean(dim=1)
-    medians = torch.tensor([statistics.median(block) for block in blocks], dtype=torch.float64)
-    return medians[picks].quantile(0.5, dim=1)
+    value = (_p95(eagers, each) / _p95(theirs, each)).squeeze()
+    return value, torch.minimum(low, value), torch.maximum(high, value)
 
 
 def _p95(blocks: Blocks, picks: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from freezer.hardware import PORTABLE
+from freezer.spec import MARKS
 from pipeline.records.outcome import Outcome
 
 
@@ -17,6 +18,8 @@ class Row:
     """The figures of one outcome; None where nothing was measured.
 
     Attributes:
+        mark: `~` before a speedup that was measured in disturbed rounds, whose interval is not
+            a bound.
         error_ratio, max_abs_err, margin: as in `MeasuredDrift`.
         size_mb: size of the payloads of the recipe, in 1e6 bytes; None if it was not built.
         code: error code, or type of the failure.
@@ -28,6 +31,7 @@ class Row:
     verdict: str
     cached: bool
     recipe: str | None
+    mark: str
     speedup: float | None
     speedup_ci_low: float | None
     speedup_ci_high: float | None
@@ -57,6 +61,7 @@ class Row:
             verdict=outcome.verdict,
             cached=outcome.cached,
             recipe=outcome.recipe,
+            mark=MARKS[outcome.clock],
             speedup=measured.speedup,
             speedup_ci_low=low,
             speedup_ci_high=high,
@@ -79,17 +84,17 @@ class Row:
     @property
     def speedup_text(self) -> str:
         """The speedup with its interval, like `1.84x (1.79-1.90)`; empty if it was not measured."""
-        return speedup_text(self.speedup, self.speedup_ci_low, self.speedup_ci_high)
+        return speedup_text(self.speedup, self.speedup_ci_low, self.speedup_ci_high, self.mark)
 
 
-def speedup_text(value: float | None, low: float | None, high: float | None) -> str:
-    """Return a speedup with its interval, like `1.84x (1.79-1.90)`; empty if it was not
-    measured.
+def speedup_text(value: float | None, low: float | None, high: float | None, mark: str = "") -> str:
+    """Return a speedup with its interval, like `1.84x (1.79-1.90)`, or with a mark, like `~1.84x`;
+    empty if it was not measured.
     """
     if value is None:
         return ""
-    interval = "" if low is None or high is None else f" ({low:.2f}-{high:.2f})"
-    return f"{value:.2f}x{interval}"
+    interval = "" if mark or low is None or high is None else f" ({low:.2f}-{high:.2f})"
+    return f"{mark}{value:.2f}x{interval}"
 
 
 def rounded(value: float | None) -> str:
@@ -129,7 +134,7 @@ class Summary:
     Attributes:
         counts: number of outcomes by verdict, the most frequent first.
         gains: the published outcomes with the largest speedups, one for each model, without
-            `portable`.
+            `portable` and disturbed rounds.
         unpublished: failed ones first.
     """
 
@@ -141,8 +146,9 @@ class Summary:
 def summarize(outcomes: Sequence[Outcome]) -> Summary:
     """Summarize outcomes, in the order of the catalog."""
     best: dict[str, Outcome] = {}
-    for one in sorted(outcomes, key=lambda one: one.figures.speedup or 0.0, reverse=True):
-        if one.verdict == "published" and one.figures.speedup and one.device_class != PORTABLE:
+    timed = [one for one in outcomes if one.device_class != PORTABLE and one.clock != "disturbed"]
+    for one in sorted(timed, key=lambda one: one.figures.speedup or 0.0, reverse=True):
+        if one.verdict == "published" and one.figures.speedup:
             best.setdefault(one.model, one)
     alike: dict[tuple[str, str, str, str, bool], list[str]] = {}
     for one in outcomes:

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from freezer.artifact import SpeedChange, regression_kind
 from freezer.freezing.recipes import EAGER
+from freezer.spec import MARKS
 from pipeline.ledger import Reached
 from pipeline.records import Outcome, Row, speedup_text
 
@@ -29,16 +30,17 @@ intervals are disjoint too.
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedSpeed:
     """Speed of what serves after an outcome, as a multiple of eager's, with its 95% confidence
-    interval.
+    interval; `mark` as in `Row`.
     """
 
     recipe: str
     value: float
     low: float
     high: float
+    mark: str = ""
 
     def __str__(self) -> str:
-        return f"{self.recipe} {speedup_text(self.value, self.low, self.high)}"
+        return f"{self.recipe} {speedup_text(self.value, self.low, self.high, self.mark)}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +69,7 @@ def served_speed(outcome: Outcome) -> ServedSpeed | None:
     is the speedup of the best candidate divided by its speedup over the artifact that stays, both
     measured in the same rounds.
     """
-    figures, previous = outcome.figures, outcome.previous
+    figures, previous, mark = outcome.figures, outcome.previous, MARKS[outcome.clock]
     if outcome.verdict == "kept-eager":
         return ServedSpeed(recipe=EAGER, value=1.0, low=1.0, high=1.0)
     if figures.speedup is None or figures.speedup_ci is None:
@@ -78,6 +80,7 @@ def served_speed(outcome: Outcome) -> ServedSpeed | None:
             value=figures.speedup,
             low=figures.speedup_ci[0],
             high=figures.speedup_ci[1],
+            mark=mark,
         )
     if outcome.verdict == "kept-previous" and previous is not None and previous.speedup:
         low, high = figures.speedup_ci
@@ -86,6 +89,7 @@ def served_speed(outcome: Outcome) -> ServedSpeed | None:
             value=figures.speedup / previous.speedup,
             low=low / previous.speedup,
             high=high / previous.speedup,
+            mark=mark,
         )
     return None
 
@@ -142,8 +146,12 @@ def _kind(before: Outcome | None, after: Outcome | None) -> tuple[ChangeKind, st
 
 
 def _speed_change(old: ServedSpeed | None, new: ServedSpeed | None) -> SpeedChange | None:
-    """Change between speeds that two campaigns measured; None unless both are known."""
+    """Change between speeds that two campaigns measured; None unless both are known, and neither
+    was measured in disturbed rounds.
+    """
     if old is None or new is None or not (old.value and old.low and old.high):
+        return None
+    if old.mark or new.mark:
         return None
     return SpeedChange(
         value=new.value / old.value,

@@ -133,6 +133,7 @@ COLUMNS = (
     "device_class",
     "verdict",
     "recipe",
+    "mark",
     "speedup",
     "speedup_ci_low",
     "speedup_ci_high",
@@ -200,6 +201,7 @@ def _past(past: PastOutcome) -> Json:
     return {
         **encode(past),
         "time": iso(past.time),
+        "mark": speed.mark if speed else "",
         "speedup": speed.value if speed else None,
         "ci": [speed.low, speed.high] if speed else None,
         "change": past.change.kind if past.change else None,

@@ -71,6 +71,7 @@ SUMMARY_COLUMNS = (
     "verdict",
     "cached",
     "recipe",
+    "mark",
     "speedup",
     "speedup_ci_low",
     "speedup_ci_high",
@@ -96,7 +97,7 @@ def campaign_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
     counts = dict.fromkeys(STYLES, 0) | Counter(outcome.verdict for outcome in outcomes)
     published = [Row.of(outcome) for outcome in outcomes if outcome.verdict == "published"]
     timed = [row for row in published if row.device_class != PORTABLE]
-    speedups = [row.speedup for row in timed if row.speedup]
+    speedups = [row.speedup for row in timed if row.speedup and not row.mark]
     ratios = [row.error_ratio for row in published if row.error_ratio is not None]
     metrics = {f"outcomes/{verdict}": float(count) for verdict, count in counts.items()}
     metrics["outcomes/total"] = float(len(outcomes))

@@ -133,7 +133,7 @@ def version_description(outcome: Outcome, serving: str, store: str) -> str:
     """
     row = Row.of(outcome)
     about = [f"{outcome.model} for {serving}"]  # plain text, for MLflow's list of versions
-    about += [f"{row.speedup:.2f} times as fast as eager"] if row.speedup else []
+    about += [f"{row.mark}{row.speedup:.2f} times as fast as eager"] if row.speedup else []
     about += [f"error ratio {rounded(row.error_ratio)}"] if row.error_ratio is not None else []
     load = f"freezer.load({json.dumps(outcome.model)}, store={json.dumps(store)})"
     parts = [
@@ -152,7 +152,7 @@ def _cells(outcome: Outcome) -> tuple[str, ...]:
     """Return the cells of an outcome in tables."""
     row = Row.of(outcome)
     latency = f"{rounded(row.eager_p50_ms)} → {rounded(row.p50_ms)}" if row.p50_ms else ""
-    speedup = f"{row.speedup:.2f}×" if row.speedup else ""
+    speedup = f"{row.mark}{row.speedup:.2f}×" if row.speedup else ""
     return (row.verdict, row.recipe or "", speedup, latency, rounded(row.error_ratio))
 
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlparse
 
 from freezer.artifact import Artifact
+from freezer.spec import MARKS
 from pipeline.records import Outcome
 from pipeline.tracking.connection import MODELS, named, reaching, upload
 from pipeline.tracking.descriptions import model_description, version_description
@@ -288,7 +289,7 @@ def _figures(outcome: Outcome) -> dict[str, str]:
     """Return tags of a version that MLflow's list of versions shows."""
     tags = {"coldpress.verdict": outcome.verdict, "coldpress.recipe": outcome.recipe or "none"}
     if outcome.figures.speedup is not None:
-        tags["coldpress.speedup"] = f"{outcome.figures.speedup:.2f}"
+        tags["coldpress.speedup"] = f"{MARKS[outcome.clock]}{outcome.figures.speedup:.2f}"
     return tags
 
 

@@ -172,7 +172,7 @@ def _candidate_record(outcome: Outcome, candidate: CandidateReport, campaign: st
     if candidate.reports:
         texts[FREEZING] = freezing_markdown(
             title=f"{outcome.model} for {outcome.device_class}, {candidate.recipe}",
-            verdict=_candidate_verdict(candidate),
+            verdict=_candidate_verdict(outcome, candidate),
             tried=candidate.tried,
             freezing=candidate.freezing,
         )
@@ -192,10 +192,11 @@ def _candidate_record(outcome: Outcome, candidate: CandidateReport, campaign: st
     )
 
 
-def _candidate_verdict(candidate: CandidateReport) -> str:
+def _candidate_verdict(outcome: Outcome, candidate: CandidateReport) -> str:
     if candidate.problem:
         return f"Does not pass: {candidate.problem}"
-    return f"Passes: {figures_text(candidate.figures.speedup, candidate.figures.drift.error_ratio)}"
+    figures = candidate.figures
+    return f"Passes: {figures_text(figures.speedup, figures.drift.error_ratio, outcome.clock)}"
 
 
 def _tags(outcome: Outcome, recipe: str, campaign: str) -> dict[str, str]:

@@ -15,7 +15,7 @@ from freezer.freezing.judging.session import (
 from freezer.freezing.judging.steps import judge
 from freezer.freezing.judging.timed_cells import time_further_threads, time_sizes
 from freezer.freezing.judging.trials import run_trial
-from freezer.freezing.judging.verdicts import over_footprint
+from freezer.freezing.judging.verdicts import over_footprint, refuse_contradicted
 
 __all__ = [
     "CAPTURED",
@@ -31,6 +31,7 @@ __all__ = [
     "open_session",
     "over_footprint",
     "point_figures",
+    "refuse_contradicted",
     "run_trial",
     "time_further_threads",
     "time_sizes",

@@ -32,7 +32,7 @@ from freezer.freezing.judging.session import Session
 from freezer.freezing.judging.trials import run_trial
 from freezer.freezing.judging.verdicts import ALIKE, over_limit
 from freezer.freezing.recipes import EAGER
-from freezer.spec import timing_of
+from freezer.spec import MARKS, timing_of
 
 LEAST_LOSS = 1.05
 """How many times as fast the incumbent must be, by the bound of the interval, to stay in place of a
@@ -149,7 +149,8 @@ def compare_with_incumbent(session: Session, judgement: Judgement) -> Judgement:
     assert record.speedup_ci is not None
     low, high = record.speedup_ci
     subject = "" if new else "eager is "
-    compared = f"{subject}{record.speedup:.2f} times ({low:.2f}-{high:.2f}) as fast as {record}"
+    times = f"{MARKS[judgement.cells[0].sampling.clock]}{record.speedup:.2f} times"
+    compared = f"{subject}{times} ({low:.2f}-{high:.2f}) as fast as {record}"
     verdict, addition = _settled(
         session,
         judgement.verdict,

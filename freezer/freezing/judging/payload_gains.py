@@ -6,7 +6,7 @@ The payload of the first cell is always kept. Any other payload is kept only if 
     point for a further thread count, the best of its payloads must exceed `speedup_min` over eager,
     else all of them are dropped
 
-Both use the lower bound of the paired bootstrap (timing/sampling.py). Dropped payloads are recorded
+Both use the lower bound of the interval (timing/intervals.py). Dropped payloads are recorded
 with the reason.
 """
 
@@ -143,7 +143,7 @@ def _gains_nothing(
     if faster.low > session.limits.speedup_min:
         return None
     return (
-        f"at best ({cell}) {faster.value:.2f} times as fast as eager, at least {faster.low:.2f};"
+        f"at best ({cell}) {faster} times as fast as eager, {faster.least};"
         f" speedup_min is {session.limits.speedup_min:g}"
     )
 
@@ -170,7 +170,4 @@ def _no_faster(
         return f"at {cell} the machine was too disturbed to measure; {for_all} serves"
     if gain.low > 1.0:
         return None
-    return (
-        f"at {cell} {gain.value:.2f} times as fast as {for_all}, at least {gain.low:.2f}; {for_all}"
-        " serves"
-    )
+    return f"at {cell} {gain} times as fast as {for_all}, {gain.least}; {for_all} serves"

@@ -20,6 +20,11 @@ from freezer.timing import MIN_SAMPLES, Sampling, Speedup
 ALIKE = 1.05
 """Sizes within this ratio of the least count as equal: the fastest of these candidates wins."""
 
+MOST_APART = 4.0
+"""How many times as large as at another point a speedup by disturbed rounds may be; with more
+threads, also as many times as there are more threads.
+"""
+
 _BY = {"p50": "", "p95": " by p95", "throughput": " in throughput"}
 
 
@@ -69,6 +74,27 @@ def _decided(session: Session, judgement: Judgement) -> tuple[Verdict, str, Tria
     return "kept-eager", reason, best
 
 
+def refuse_contradicted(session: Session, judgement: Judgement) -> Judgement:
+    """Refuse a winner by disturbed rounds whose other timings contradict its speedup.
+
+    Under load, threads of torch wait for each other far longer than those of engines do.
+    """
+    winner, sampling = judgement.winner, judgement.sampling
+    if winner is None or sampling is None or sampling.clock != "disturbed":
+        return judgement
+    deciding, *others = winner.points
+    for other in others:
+        most = max(MOST_APART, deciding.num_threads / other.num_threads)
+        if (deciding.speedup or 0) > most * (other.speedup or math.inf):
+            reason = (
+                f"{winner.recipe}: ~{deciding.speedup:.2f} times as fast as eager with"
+                f" {deciding.place}, contradicted by {other.speedup:.2f} with {other.place};"
+                f" {_unstable(session, sampling)}"
+            )
+            return replace(judgement, verdict="unstable", reason=reason, winner=None)
+    return judgement
+
+
 def _distance(trial: Trial) -> float:
     error_ratio = trial.measured.drift.error_ratio
     return math.inf if error_ratio is None else error_ratio
@@ -102,7 +128,7 @@ def conversion(session: Session, judgement: Judgement) -> str:
     if faster is None:
         return f"{start} was not timed"
     bounds = f"({faster.low:.2f}-{faster.high:.2f})"
-    return f"{start} is {faster.value:.2f} times {bounds} as fast as {against}"
+    return f"{start} is {faster} times {bounds} as fast as {against}"
 
 
 def could_win(session: Session, trials: Sequence[Trial]) -> list[str]:
@@ -145,7 +171,7 @@ def _unstable(session: Session, sampling: Sampling) -> str:
 def _praise(session: Session, trial: Trial) -> str:
     """Why a trial won."""
     faster, by = _speedup(trial), _BY[timing_of(session.objective)]
-    speed = f"{faster.value:.2f} times as fast as eager{by} (at least {faster.low:.2f})"
+    speed = f"{faster} times as fast as eager{by} ({faster.least})"
     if session.objective != "size":
         return f"{trial.recipe} is {speed}"
     size_mb = trial.candidate.size_bytes / 1e6
@@ -157,10 +183,7 @@ def over_limit(session: Session, trial: Trial) -> str | None:
     limits, faster = session.limits, _speedup(trial)
     if faster.low <= limits.speedup_min:
         figure = _BY[timing_of(session.objective)]
-        return (
-            f"speedup{figure} {faster.value:.2f}, at least {faster.low:.2f};"
-            f" speedup_min is {limits.speedup_min:g}"
-        )
+        return f"speedup{figure} {faster}, {faster.least}; speedup_min is {limits.speedup_min:g}"
     name, latency_ms = "median", trial.latency_ms.p50
     if session.objective == "p95":
         name, latency_ms = "p95", trial.latency_ms.p95

@@ -29,6 +29,7 @@ from freezer.freezing.judging import (
     kept_payloads,
     over_footprint,
     point_figures,
+    refuse_contradicted,
     run_trial,
     time_further_threads,
     with_cold_start,
@@ -215,6 +216,7 @@ def _needs_engine(trial: Trial) -> bool:
 
 STEPS: tuple[Callable[[Session, Judgement, Path], Judgement], ...] = (
     with_further_threads,  # for the thread counts that did not decide
+    lambda session, judgement, _: refuse_contradicted(session, judgement),  # by their figures
     with_captured,  # for sizes where the winner is slower than eager
     with_torch_only,  # for use without the winner's engine
 )

@@ -40,8 +40,10 @@ function table(heads, rows, caption) {
 
 // Numbers
 
-const times = (value) => (typeof value === "number" ? `${value.toFixed(2)}×` : "");
-const range = (low, high) => (typeof low === "number" && typeof high === "number" ? `${low.toFixed(2)}–${high.toFixed(2)}` : "");
+// A mark (~) says that the rounds were disturbed: their interval is not a bound.
+const markOf = (clock) => (clock === "disturbed" ? "~" : "");
+const times = (value, mark) => (typeof value === "number" ? `${mark}${value.toFixed(2)}×` : "");
+const range = (mark, low, high) => (!mark && typeof low === "number" && typeof high === "number" ? `${low.toFixed(2)}–${high.toFixed(2)}` : "");
 const short = (value) => (typeof value === "number" ? String(Number(value.toPrecision(3))) : value ?? "");
 const megabytes = (value) => (typeof value === "number" ? `${short(value)} MB` : "");
 
@@ -57,9 +59,9 @@ const state = { shown: [], rowHeight: 62 };
 function cellOf(model, name) {
   const row = model.cells.get(name);
   if (!row) return element("td", { "data-class": name }, element("span", { class: "dim" }, "—"));
-  const figures = [row.recipe === name ? "" : row.recipe, range(row.speedup_ci_low, row.speedup_ci_high), typeof row.margin === "number" ? `margin ${short(row.margin)}` : "", megabytes(row.size_mb)];
+  const figures = [row.recipe === name ? "" : row.recipe, range(row.mark, row.speedup_ci_low, row.speedup_ci_high), typeof row.margin === "number" ? `margin ${short(row.margin)}` : "", megabytes(row.size_mb)];
   const link = element("a", { href: `#${encodeURIComponent(model.name)}/${name}`, title: row.reason || "", "data-class": name },
-    element("span", { class: `verdict ${row.verdict}` }, row.verdict), ` ${times(row.speedup)}`,
+    element("span", { class: `verdict ${row.verdict}` }, row.verdict), ` ${times(row.speedup, row.mark)}`,
     element("span", { class: "dim" }, row.failed ? row.code ?? "" : figures.filter(Boolean).join(" · ")));
   return element("td", {}, link);
 }
@@ -76,7 +78,7 @@ function wanted() {
 
 const SORTS = {
   catalog: (model) => model.place,
-  speedup: (model) => -best(model, (row) => (row.failed ? undefined : row.speedup)),
+  speedup: (model) => -best(model, (row) => (row.failed || row.mark ? undefined : row.speedup)),
   margin: (model) => -best(model, (row) => (typeof row.margin === "number" ? -row.margin : undefined)),
   size_mb: (model) => -best(model, (row) => row.size_mb),
   build_s: (model) => -best(model, (row) => row.build_s),
@@ -177,7 +179,7 @@ async function show(name, device) {
 function classSection(model, name, found) {
   const row = model.cells.get(name), detail = found.classes[name], history = found.history[name] ?? [];
   const section = element("section", {}, element("h3", {}, `${name}: `, element("span", { class: `verdict ${row.verdict}` }, row.verdict),
-    row.failed || !row.speedup ? "" : ` ${times(row.speedup)} (${range(row.speedup_ci_low, row.speedup_ci_high)}) by ${row.recipe}`));
+    row.failed || !row.speedup ? "" : ` ${times(row.speedup, row.mark)} ${row.mark ? "" : `(${range("", row.speedup_ci_low, row.speedup_ci_high)}) `}by ${row.recipe}`));
   const add = (...parts) => section.append(...parts.filter(Boolean));
   if (row.reason) add(element("p", {}, row.code ? element("code", {}, row.code) : "", row.code ? " " : "", row.reason));
   if (found.serves[name]) {
@@ -212,7 +214,7 @@ function contest(row, detail) {
     ["recipe", "result", "#speedup", "#95% interval", "#p50 ms", "#error ratio", "#size", "#built in"],
     detail.candidates.map((one) => ({
       won: one.recipe === row.recipe && row.verdict === "published",
-      cells: [one.recipe, one.problem ?? (one.recipe === row.recipe && row.verdict === "published" ? "published" : "passes"), times(one.speedup), one.ci ? range(...one.ci) : "",
+      cells: [one.recipe, one.problem ?? (one.recipe === row.recipe && row.verdict === "published" ? "published" : "passes"), times(one.speedup, markOf(detail.clock)), one.ci ? range(markOf(detail.clock), ...one.ci) : "",
         short(one.latency_ms.p50), short(one.drift.error_ratio), megabytes(one.size_mb || null), duration(one.build_s)],
     })), "Candidates")];
   const spread = Object.entries(detail.deciles_ms);
@@ -221,7 +223,7 @@ function contest(row, detail) {
     const open = one.recipe === row.recipe && row.failed;
     const inner = [];
     if (one.points.length > 1) inner.push(table(["threads and sizes", "payload", "#eager ms", "#p50 ms", "#p90", "#p99", "#speedup", "#95% interval", "verdict"],
-      one.points.map((at) => ({ cells: [at.place, at.payload.replace("payloads/", ""), short(at.eager_p50), short(at.p50), short(at.p90), short(at.p99), times(at.speedup), at.ci ? range(...at.ci) : "", at.verdict] })), "Threads and sizes"));
+      one.points.map((at) => ({ cells: [at.place, at.payload.replace("payloads/", ""), short(at.eager_p50), short(at.p50), short(at.p90), short(at.p99), times(at.speedup, markOf(at.clock)), at.ci ? range(markOf(at.clock), ...at.ci) : "", at.verdict] })), "Threads and sizes"));
     if (one.outputs.length) inner.push(table(["output", "input set", "#error ratio", "#max abs error", "#SQNR dB", "problem"],
       one.outputs.map((at) => ({ cells: [at.output, `${at.set_index} (${at.kind})`, short(at.error_ratio), short(at.max_abs_err), short(at.sqnr_db), at.problem] })), "Drift"));
     if (one.freezing.length) inner.push(element("dl", {}, ...one.freezing.flatMap(([name, text]) => [element("dt", {}, name), element("dd", {}, text)])));
@@ -256,7 +258,7 @@ function past(history) {
   if (timed.length > 1) parts.push(trend(timed));
   parts.push(table(["time", "verdict", "recipe", "#speedup", "#95% interval", "#error ratio", "#size", "#build", "torch", "change"],
     [...history].reverse().map((one) => ({
-      cells: [one.time.slice(0, 16).replace("T", " "), one.version ? `${one.verdict} (version ${one.version})` : one.verdict, one.recipe, times(one.speedup), one.ci ? range(...one.ci) : "",
+      cells: [one.time.slice(0, 16).replace("T", " "), one.version ? `${one.verdict} (version ${one.version})` : one.verdict, one.recipe, times(one.speedup, one.mark), one.ci ? range(one.mark, ...one.ci) : "",
         short(one.error_ratio), megabytes(one.size_mb), duration(one.build_s), one.torch,
         one.change && one.change !== "unchanged" ? element("span", { class: isWorse(one.change) ? "worse" : "better" }, one.change) : ""],
     })), "History"));

@@ -81,6 +81,57 @@ def test_rounds_are_paired() -> None:
     assert [found.low, found.value, found.high] == pytest.approx([2, 2, 2])
 
 
+def quartered(seed: int) -> Sampling:
+    """Rounds whose blocks are at one of two speeds each; the candidate is 1.25 times as fast."""
+    rng = random.Random(seed)
+
+    def blocks(ms: float) -> list[list[float]]:
+        modes = [rng.choice((1.0, 1.4)) for _ in range(60)]
+        return [[ms * mode * rng.lognormvariate(0, 0.02) for _ in range(9)] for mode in modes]
+
+    return sampling_of(eager=blocks(10), candidate=blocks(8))
+
+
+def test_two_speeds_of_a_machine_hide_no_speedup() -> None:
+    """Medians of all rounds may be of different speeds: their ratio says little."""
+    found = [
+        speedup(quartered(seed), "candidate", eager="eager", num_candidates=1, policy=ALL)
+        for seed in range(20)
+    ]
+    assert sum(each.low > 1.05 for each in found) >= 16
+    assert sum(each.low <= 1.25 <= each.high for each in found) >= 16
+
+
+@pytest.mark.parametrize("timing", ["p50", "throughput"])
+def test_intervals_of_few_rounds_contain_the_true_ratio(timing: Timing) -> None:
+    def blocks(rng: random.Random, ms: float) -> list[list[float]]:
+        return [[ms * rng.lognormvariate(0, 0.5)] for _ in range(10)]
+
+    num_covered = 0
+    for seed in range(200):
+        rng = random.Random(seed)
+        timed = sampling_of(eager=blocks(rng, 12), candidate=blocks(rng, 10))
+        found = speedup(
+            timed, "candidate", eager="eager", num_candidates=1, policy=ALL, timing=timing
+        )
+        num_covered += found.low <= 1.2 <= found.high
+    assert num_covered >= 185
+
+
+def test_throughput_compares_the_means() -> None:
+    eager = [[10.0 + index % 3] * 5 for index in range(30)]
+    candidate = [[50.0 if index == 7 else 8.0] * 5 for index in range(30)]
+    found = speedup(
+        sampling_of(eager=eager, candidate=candidate),
+        "candidate",
+        eager="eager",
+        num_candidates=1,
+        policy=ALL,
+        timing="throughput",
+    )
+    assert found.value == pytest.approx(11 / 9.4, rel=1e-5)
+
+
 def entrants(
     log: list[tuple[str, int]], names: str = "abc", inputs: int = 3
 ) -> dict[str, list[Callable[[], None]]]:

@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 from freezer.store import Store
 from jobs import results
-from pipeline.records import Outcome
+from pipeline.records import Outcome, summarize, verdict_text
 from pipeline.reporting import compare
+from pipeline.reporting.comparison import served_speed
 from tests.support.past_campaigns import failed, kept_eager, published, write_campaign
 
 OLD = published("m", speedup=1.8)
@@ -51,6 +52,15 @@ def test_same_artifact_is_unchanged() -> None:
         [OLD], [replace(published("m", speedup=1.2, key="2"), artifact=OLD.artifact)]
     )
     assert change.kind == "unchanged"
+
+
+def test_figures_of_disturbed_rounds_are_marked_and_change_nothing() -> None:
+    noisy = replace(published("m", speedup=512.0, key="2"), clock="disturbed")
+    (change,) = compare([OLD], [noisy])
+    assert change.kind == "unchanged"
+    assert verdict_text(noisy).endswith(" ~512.00x")
+    assert str(served_speed(noisy)).endswith(" ~512.00x")
+    assert summarize([noisy, OLD]).gains == (OLD,)
 
 
 @pytest.fixture

@@ -12,7 +12,12 @@ from mlflow.entities import Run
 from freezer.artifact import Artifact
 from pipeline.records import SOURCE_MODEL, SOURCE_VERSION, Failure, Outcome, OutputDrift
 from pipeline.tracking import CampaignEnd, CampaignStart, resolve_model
-from pipeline.tracking.descriptions import MAX_CHARS, NOTE
+from pipeline.tracking.descriptions import (
+    MAX_CHARS,
+    NOTE,
+    model_description,
+    version_description,
+)
 from pipeline.tracking.projection import Projection
 from pipeline.tracking.tracker import tag_source
 from tests.support.outcomes import candidate, failed, outcome
@@ -49,9 +54,10 @@ def finished(projection: Projection, outcomes: list[Outcome]) -> Run:
 def test_a_campaign_describes_gains_and_failures(projection: Projection) -> None:
     gone = failed("gone", failure=Failure(kind="source", code="CP-SOURCE", message=""))
     gains = [gain(f"model-{number}", 1.0 + number) for number in range(1, 4)]
-    run = finished(projection, [*gains, gone])
+    noisy = gain("noisy", 512.0, clock="disturbed")
+    run = finished(projection, [*gains, gone, noisy])
     text = without_spaces(run.data.tags[NOTE])
-    assert text.startswith("**4 outcomes: 3 published, 1 failed**  \n")
+    assert text.startswith("**5 outcomes: 4 published, 1 failed**  \n")
     assert f"[model-3](#/models/model-3) for {CLASS}, **4.00×**." in text
     assert f'mlflow.pyfunc.load_model("models:/model-3@{CLASS}")' in text
     assert "| `gone` | portable | failed | CP-SOURCE |" in text
@@ -131,6 +137,12 @@ def test_a_candidate_has_series_of_latency_and_drift(projection: Projection) -> 
     assert history("portable", "drift by input set/out_0") == {0: 1.0, 1: 2.0, 2: 3.0}
     assert runs["portable"].data.params["point"] == "batch 1, length 8"
     assert not [name for name in runs["torchscript-frozen"].data.metrics if "by " in name]
+
+
+def test_descriptions_mark_figures_of_disturbed_rounds() -> None:
+    noisy = gain("noisy", 512.0, clock="disturbed")
+    assert "~512.00" in model_description([noisy])
+    assert "~512.00" in version_description(noisy, CLASS, "./store")
 
 
 # The registry

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from freezer.artifact import ColdStart, MeasuredLatency, Payload
+from freezer.artifact import ColdStart, MeasuredLatency, Payload, PointFigures
 from freezer.freezing.judging import Cell, Judgement, Trial
-from freezer.freezing.judging.verdicts import decide, pareto
+from freezer.freezing.judging.verdicts import decide, pareto, refuse_contradicted
 from freezer.freezing.recipes import EAGER
-from freezer.spec import Limits, Objective
+from freezer.spec import Clock, Limits, Objective
 from freezer.timing import Sampling, Speedup
 from tests.support.steps import plain_candidate, rules
 
@@ -112,3 +112,53 @@ def test_pareto_front_has_no_dominated_candidate() -> None:
     assert pareto(judgement(*TRIALS, worse)) == front
     assert (front[1].size_mb, front[1].load_ms, front[1].memory_mb) == (20, 300, 120)
     assert front[1].items_per_s == pytest.approx(400), "batches of 4 in 10 ms"
+
+
+def disturbed(*points: tuple[int, float, Clock]) -> Judgement:
+    """A judgement by disturbed rounds, with the winner's thread counts, speedups and clocks."""
+    figures = [
+        PointFigures(
+            num_threads=num_threads,
+            point={},
+            payload="payloads/all.pt2",
+            eager_p50=None,
+            speedup=speedup,
+            speedup_ci=None,
+            clock=clock,
+        )
+        for num_threads, speedup, clock in points
+    ]
+    noisy = Speedup(value=3.0, low=2.85, high=3.15, clock="disturbed")
+    fast = replace(FAST, points=tuple(figures), speedup=noisy)
+    timed = judgement(fast)
+    sampling = replace(timed.cells[0].sampling, clock=points[0][2], disturbance="others used 77%")
+    timed = replace(timed, cells=(replace(timed.cells[0], sampling=sampling),))
+    return refuse_contradicted(rules(), decide(rules(), timed))
+
+
+@pytest.mark.parametrize(
+    ("points", "verdict"),
+    [
+        ([(2, 512.29, "disturbed"), (1, 1.9, "cpu")], "unstable"),
+        ([(2, 512.29, "disturbed"), (2, 1.9, "disturbed")], "unstable"),
+        ([(2, 4.2, "disturbed"), (1, 1.9, "cpu")], "published"),
+        ([(16, 20.0, "disturbed"), (1, 1.9, "cpu")], "published"),
+        ([(2, 512.29, "disturbed")], "published"),
+        ([(2, 512.29, "wall"), (1, 1.9, "wall")], "published"),
+    ],
+)
+def test_contradicted_figures_of_disturbed_rounds_are_refused(
+    points: list[tuple[int, float, Clock]], verdict: str
+) -> None:
+    decided = disturbed(*points)
+    assert decided.verdict == verdict
+    assert (decided.winner is None) == (verdict == "unstable")
+    if verdict == "unstable":
+        assert "~512.29" in decided.reason
+        assert "1.90" in decided.reason
+
+
+def test_reasons_mark_figures_of_disturbed_rounds() -> None:
+    reason = disturbed((2, 3.0, "disturbed")).reason
+    assert "~3.00" in reason
+    assert "2.85" not in reason, "a lower bound"
