@@ -284,7 +284,7 @@ def test_run_checks_the_input_contract(coldpress: Run, scripted: Frozen, tmp_pat
         tmp_path / "y.npz",
     )
     assert code == 1
-    assert err.startswith("CP-CONTRACT: ")
+    assert "CP-CONTRACT: " in err
     assert not (tmp_path / "y.npz").exists()
 
 
@@ -296,7 +296,7 @@ def test_run_refuses_other_names(
     save_file({name: torch.zeros(2, 4)}, given)
     places = ["--input", given, "--output", written]
     code, _, err = coldpress("run", scripted.artifact.folder, *places)
-    assert (code, err.partition(":")[0]) == (1, "CP-CONTRACT"), err
+    assert (code, "CP-CONTRACT: " in err) == (1, True), err
 
 
 # Freeze
