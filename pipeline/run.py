@@ -79,12 +79,11 @@ class Work:
 
 
 def run(config: Config, display: Display) -> CampaignReport:
-    """Run a campaign until it ends or is interrupted, with Ray connected and the campaign's lease
-    held.
+    """Run a campaign until it ends or is interrupted.
 
     Raises:
         CatalogError: the catalog or some entries are bad; nothing was started.
-        UsageError: the address is not one that a driver can use.
+        UsageError: no driver can use the address.
         InfrastructureError, StoreUnreachableError: Ray or the store cannot be reached at the start.
     """
     started = time.time()

@@ -79,7 +79,6 @@ def ratio_interval(
         return (low + high) / 2
 
     first, second = first.log(), second.log()
-    value = least(first, second, 1.0)
-    low = least(first, second, tail)
+    value, low = least(first, second, 1.0), least(first, second, tail)
     high = torch.maximum(-least(second, first, tail), value)  # equal ones differ by rounding
     return value.exp(), low.exp(), high.exp()

@@ -82,16 +82,12 @@ def with_found_ranges(
     if not integers:
         return spec
     if sample is None:
-        zeros = {item.name: (0, 0) for item in integers}
+        zeros = {item.name: (0, 0) for item in integers if needs_range(item)}
         sample = generate_at(spec.with_ranges(zeros), spec.first_point(), seed=0).tensors
-    watched = {item.name: sample[item.name].clone() for item in integers}
-    watch = _Watch(watched)
-    problem = "the model indexes none of its tables with it"
-    try:
-        with watch:
-            SourceCall(name, model)(spec, {**sample, **watched})
-    except Exception as error:  # lengths seen before are still valid
-        problem = f"with zeros the model fails: {described(error)}"
+    given = {path: tensor.clone() for path, tensor in sample.items()}
+    wanted = [item.name for item in integers if needs_range(item)]
+    watch = _Watch(given, wanted)
+    problem = _watched(watch, SourceCall(name, model), spec, given)
     ranges: dict[str, tuple[float, float]] = {}
     for tensor in filter(needs_range, integers if generated else ()):
         length = watch.lengths.get(tensor.name, 0)
@@ -101,6 +97,18 @@ def with_found_ranges(
         ranges[tensor.name] = (0, min(length - 1, most))
     ranged = spec.with_ranges(ranges)
     return ranged.each(lambda item: replace(item, indices=watch.indices.get(item.name)))
+
+
+def _watched(
+    watch: _Watch, source: SourceCall, spec: InputSpec, given: Mapping[str, Tensor]
+) -> str:
+    """Run the model under a watch; return why an input may index no table."""
+    try:
+        with watch:
+            source(spec, given)
+    except Exception as error:  # lengths seen before are still valid
+        return f"with zeros the model fails: {described(error)}"
+    return "the model indexes none of its tables with it"
 
 
 def with_found_relations(
@@ -155,7 +163,7 @@ class _Watch(TorchDispatchMode):
     the model.
     """
 
-    def __init__(self, inputs: Mapping[str, Tensor]) -> None:
+    def __init__(self, inputs: Mapping[str, Tensor], wanted: Sequence[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
         self.lengths: dict[str, int] = {}
         """Length of the shortest table by input."""
@@ -164,10 +172,11 @@ class _Watch(TorchDispatchMode):
         self._whole: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         """For each input and result, the input whose every value it holds."""
         self._origins: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-        """For each input and result, the inputs whose values it holds."""
+        """For each wanted input and each result, the wanted inputs whose values it holds."""
         for name, tensor in inputs.items():
-            self._origins[tensor] = frozenset([name])
             self._whole[tensor] = name
+            if name in wanted:
+                self._origins[tensor] = frozenset([name])
 
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs = None
@@ -175,11 +184,11 @@ class _Watch(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         arguments = arguments_of(func, args, kwargs)
         _, _, name = func._schema.name.rpartition("::")
-        for length, index in self._lookups(name, arguments):
+        for length, index, table in self._lookups(name, arguments):
             for origin in self._origins.get(index, ()):
                 shortest = self.lengths.get(origin, length)
                 self.lengths[origin] = min(shortest, length)
-            if index in self._whole:
+            if index in self._whole and table not in self._whole:  # whose sizes may vary
                 low, high = self.indices.get(self._whole[index], (-length, length - 1))
                 least = -length if name == "index" else 0
                 self.indices[self._whole[index]] = (max(low, least), min(high, length - 1))
@@ -207,18 +216,20 @@ class _Watch(TorchDispatchMode):
             if tensor.dtype is torch.bool:
                 self._origins[tensor] = none
 
-    def _lookups(self, name: str, arguments: Mapping[str, object]) -> Iterator[tuple[int, Tensor]]:
-        """The lengths of the weights that an operation indexes, with the indices."""
+    def _lookups(
+        self, name: str, arguments: Mapping[str, object]
+    ) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """The lengths of the weights that an operation indexes, with the indices and the weight."""
         given = cast(Mapping[str, Tensor], arguments)
         looks_up = name in _EMBEDDINGS
         table = given.get("weight" if looks_up else "self")
         if table is None or table in self._origins:
             return
         if looks_up:
-            yield table.shape[0], given["indices"]
+            yield table.shape[0], given["indices"], table
         elif name in _SELECTIONS and table.dim() > 0:
             dim = cast(int, arguments["dim"])
-            yield table.shape[dim], given["index"]
+            yield table.shape[dim], given["index"], table
         elif name == "index":
             indices = cast(list[Tensor | None], arguments["indices"])
             tensors = tensors_in(indices)
@@ -226,7 +237,7 @@ class _Watch(TorchDispatchMode):
                 return
             for length, index in zip(table.shape, indices, strict=False):
                 if index is not None:
-                    yield length, index
+                    yield length, index, table
 
 
 def tensors_in(value: object) -> list[Tensor]:
