@@ -30,7 +30,7 @@ INPUTS_VERSION = 3
 """Incremented when the same spec or samples give other golden inputs."""
 
 JUDGED_LIMITS = ("speedup_min", "error_ratio_max", "latency_ms_max", "size_mb_max")
-"""Limits that a judgement depends on, besides `memory_mb_max`."""
+"""Limits that a judgement depends on, besides `memory_mb_max` and `nan`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,13 +194,15 @@ def judge_key(
 ) -> Key:
     """Return the key of one judge.
 
-    Default points, the default objective and an unset `memory_mb_max` are not part of it. Source
-    and class are part of it only if there are no builds. `sizes` are the further sizes at which the
-    winner is timed; earlier releases did not time any.
+    Default points, the default objective, an unset `memory_mb_max` and `nan: report` are not part
+    of it. Source and class are part of it only if there are no builds. `sizes` are the further
+    sizes at which the winner is timed; earlier releases did not time any.
     """
     limits = {name: getattr(entry.limits, name) for name in JUDGED_LIMITS}
     if entry.limits.memory_mb_max is not None:
         limits["memory_mb_max"] = entry.limits.memory_mb_max
+    if entry.limits.nan != "report":
+        limits["nan"] = entry.limits.nan
     num_threads: int | list[int] = target.num_threads
     if target.further_threads:
         num_threads = [target.num_threads, *target.further_threads]

@@ -101,6 +101,7 @@ def test_gates_change_only_the_judge_key(tmp_path: Path) -> None:
     assert judged() != judged(limits=stricter.limits)
     assert judged() != judged(policy=SamplingPolicy(time_limit_s=1))
     assert judged() != judged(limits=replace(entry.limits, memory_mb_max=100))
+    assert judged() != judged(limits=replace(entry.limits, nan="keep"))
     assert judged() != judged(samples="sha256:1")
     assert judged() != judged(objective="size")
     assert judged() == judged(limits=replace(entry.limits, timeout_s=5)), (
