@@ -28,8 +28,8 @@ Runner = Callable[..., Any]
 
 
 def indices_problem(spec: TensorSpec, least: int, greatest: int) -> str | None:
-    """Why these values are no indices of the table that the model looks them up in; None if they
-    are. An engine would answer with another row, or end the process.
+    """Which indices the model's table lacks; None if it has all. An engine would answer with
+    another row, or end the process.
     """
     if spec.indices is None:
         return None

@@ -247,7 +247,7 @@ def _parsed_json(text: str, place: str) -> Any:
 
     try:
         value = json.loads(text, object_pairs_hook=unique)
-        json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is no text
+        json.dumps(value, ensure_ascii=False).encode()  # fails for half of a surrogate pair
         return value
     except (ValueError, RecursionError) as error:
         got = text if len(text) < 60 else f"{text[:60]}…"

@@ -257,7 +257,7 @@ def send_part(remote: RemoteFiles, name: str, content: bytes) -> None:
     """Write a part for all machines.
 
     Raises:
-        StoreUnreachableError: it cannot be written; then there is no part.
+        StoreUnreachableError: it cannot be written, and does not exist.
     """
     with _writing(remote):
         remote.write(f"{LEDGER}/{name}", content)

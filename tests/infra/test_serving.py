@@ -298,9 +298,7 @@ def test_the_second_image_of_a_class_is_followed(scripted: Frozen, tmp_path: Pat
 
 
 @pytest.mark.parametrize("serves", [True, False])
-def test_what_does_not_open_is_not_loaded_at_every_look(
-    scripted: Frozen, tmp_path: Path, serves: bool
-) -> None:
+def test_damaged_artifact_is_loaded_once(scripted: Frozen, tmp_path: Path, serves: bool) -> None:
     """Also while nothing serves; other digests are loaded at once."""
     store = Store.open(str(tmp_path / "store"), create=True)
     if serves:

@@ -4,8 +4,8 @@ plain calls of the drift gate.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -59,19 +59,18 @@ def _tried(
         buffer.copy_(second.inputs[name])
     yield second, "inputs in a buffer that was filled again", call(buffers)
     yield first, "inputs at another offset in memory", call(_moved(first.inputs))
-    yield first, "in another thread", _in_thread(call, first.inputs)
-    with torch.autocast(_device_type(first), dtype=torch.bfloat16):
-        yield first, "under autocast", call(first.inputs)
+    with ThreadPoolExecutor(1) as pool:
+        answers = pool.submit(call, first.inputs).result()
+    yield first, "in another thread", answers
+    with torch.autocast(first.subject.device.type, dtype=torch.bfloat16):
+        answers = call(first.inputs)
+    yield first, "under autocast", answers
     with torch.inference_mode():
         answers = call(first.inputs)
     yield first, "in inference mode", answers
     for _ in range(NUM_CALLS):
         answers = call(first.inputs)
     yield first, f"after {NUM_CALLS} calls", answers
-
-
-def _device_type(extreme: Extreme) -> str:
-    return extreme.subject.device.type
 
 
 def _moved(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -81,13 +80,3 @@ def _moved(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         room = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device=tensor.device)
         moved[name] = room[1:].view(tensor.shape).copy_(tensor)
     return moved
-
-
-def _in_thread(
-    call: Callable[[Mapping[str, Tensor]], list[Tensor]], inputs: Mapping[str, Tensor]
-) -> list[Tensor]:
-    answers: list[Tensor] = []
-    thread = threading.Thread(target=lambda: answers.extend(call(inputs)))
-    thread.start()
-    thread.join()
-    return answers

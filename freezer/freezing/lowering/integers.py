@@ -73,7 +73,7 @@ def _filled(item: TensorSpec, example: Tensor, value: int) -> Tensor:
 
 
 def _arguments(program: torch.export.ExportedProgram, inputs: Any) -> list[Any]:
-    """All placeholders: copies of the program's state, and the inputs in order."""
+    """The values of all placeholders: the program's state, and the inputs in order."""
     tensors = {**program.state_dict, **program.constants}
     arguments = []
     for spec in program.graph_signature.input_specs:

@@ -111,7 +111,7 @@ def test_a_candidate_over_the_size_limit_serves_nowhere(
     assert with_torch_only(tight, judgement, tmp_path) is judgement
 
 
-def test_a_second_artifact_that_does_not_open_keeps_the_winner(
+def test_damaged_second_artifact_keeps_the_winner(
     session: Session, judgement: Judgement, tmp_path: Path
 ) -> None:
     winner, *others = judgement.trials
