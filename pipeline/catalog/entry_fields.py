@@ -10,13 +10,14 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from freezer.errors import ColdpressError
+from freezer.errors import SpecError
 from freezer.files import file_name, is_url
 from freezer.freezing.recipes import select
 from freezer.freezing.sources import Source, parse_source
@@ -32,13 +33,15 @@ from freezer.spec import (
     match_headers,
     read_header,
 )
-from freezer.store import NAME
 from pipeline.catalog.field_problems import (
-    FieldProblem,
-    ProblemsError,
-    collected,
+    DOTTED,
+    FUNCTION,
+    IDENTIFIER,
+    SHA256,
+    SLUG,
+    FieldError,
+    check_function,
     field_errors,
-    function_problem,
 )
 
 SAMPLE_SUFFIXES = (".safetensors", ".npz")
@@ -65,17 +68,7 @@ def _folders(info: ValidationInfo) -> Folders:
     return info.context
 
 
-def _check_name(name: str) -> str:
-    if NAME.fullmatch(name):
-        return name
-    suggested = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    hint = f"; write {suggested!r}" if suggested else ""
-    raise ValueError(
-        f"got {name!r}, expected lower-case letters and digits, joined by single '.', '_' or"
-        f" '-'{hint}"
-    )
-
-
+@field_errors()
 def _read_source(text: str, info: ValidationInfo) -> Source:
     folders = _folders(info)
     settings = {name: info.data[name] for name in SOURCE_SETTINGS if name in info.data}
@@ -87,10 +80,9 @@ def _read_source(text: str, info: ValidationInfo) -> Source:
                 f"got {text!r}, expected mlflow:models:/NAME@ALIAS or mlflow:models:/NAME/VERSION"
             )
         return Source(kind="mlflow", location=location, **settings)
-    with field_errors():
-        source = parse_source(text, folder=folders.base, **settings)
+    source = parse_source(text, folder=folders.base, **settings)
     if source.kind == "python":
-        _check_function(source.location, folders)
+        check_function(source.location, folders.search_path)
     return source
 
 
@@ -103,38 +95,27 @@ def _check_args(args: dict[str, Any]) -> dict[str, Any]:
     return args
 
 
-def _check_function(location: str, folders: Folders) -> None:
-    if problem := function_problem(location, folders.search_path):
-        raise ValueError(problem)
-
-
 def _read_spec(given: object, info: ValidationInfo) -> InputSpec | None:
     dims = info.data.get("dims", {})
     if given is None:
         if dims:
-            message = "dims need `inputs:` whose shapes name them"
-            raise ProblemsError(FieldProblem(field="dims", message=message))
+            raise FieldError("dims need `inputs:` whose shapes name them", field="dims")
         return None
     if not isinstance(given, dict | list):
-        raise ValueError(  # noqa: TRY004 - pydantic reports ValueError
-            f"got {given!r:.80}, expected a mapping: {{...}}, or a list: [...]"
-        )
-    problems: list[FieldProblem] = []
+        message = f"got {given!r:.80}, expected a mapping: {{...}}, or a list: [...]"
+        raise FieldError(message)
     for name, bound in dims.items():
-        with collected(problems, f"dims.{name}"):
+        with field_errors(f"dims.{name}"):
             declared_dim(name, bound)
     positional = isinstance(given, list)
-    items = enumerate(given) if isinstance(given, list) else given.items()
-    for key, item in items:
-        with collected(problems, f"inputs.{key}"):
+    for key, item in enumerate(given) if isinstance(given, list) else given.items():
+        with field_errors(f"inputs.{key}"):
             declared_item(f"input_{key}" if positional else str(key), item, positional=positional)
-    if problems:
-        raise ProblemsError(*problems)
     try:
         return declared_spec(given, dims)
-    except ColdpressError as error:
+    except SpecError as error:
         field = "dims" if str(error).startswith("dim ") else "inputs"
-        raise ProblemsError(FieldProblem(field=field, message=str(error))) from None
+        raise FieldError(str(error), field=field) from None
 
 
 def _lacks_inputs(info: ValidationInfo) -> bool:
@@ -145,11 +126,12 @@ def _lacks_inputs(info: ValidationInfo) -> bool:
     return info.data["inputs"] is None and source.kind not in KNOWS_ITS_INPUTS
 
 
+@field_errors()
 def _find_samples(given: str | None, info: ValidationInfo) -> Path | str | None:
     if given is None:
         if _lacks_inputs(info):
             message = "got neither `inputs:` nor `samples:`; write `inputs: {x: {shape: [1, 8]}}`"
-            raise ProblemsError(FieldProblem(field="inputs", message=message))
+            raise FieldError(message, field="inputs")
         return None
     name = file_name(given) if is_url(given) else given
     if not name.endswith(SAMPLE_SUFFIXES):
@@ -160,81 +142,52 @@ def _find_samples(given: str | None, info: ValidationInfo) -> Path | str | None:
     path: Path = (_folders(info).base / given).resolve()
     if not path.is_file():
         raise ValueError(f"{path} does not exist; paths are relative to the catalog")
+    sets = read_header(path)
     spec = info.data.get("inputs")
-    with field_errors():
-        sets = read_header(path)
-        if spec is not None:
-            match_headers(sets, spec)
+    if spec is not None:
+        match_headers(sets, spec)
     return path
 
 
-def _find_files(patterns: tuple[str, ...], info: ValidationInfo) -> tuple[Path, ...]:
+def _find_files(pattern: str, info: ValidationInfo) -> list[Path]:
     folder = _folders(info).base
-    files: list[Path] = []
-    problems: list[FieldProblem] = []
-    for index, pattern in enumerate(patterns):
-        paths = sorted(glob.glob(str(folder / pattern), recursive=True))
-        files += [Path(path).resolve() for path in paths if Path(path).is_file()]
-        if not paths:
-            message = f"{pattern!r} matches nothing in {folder}; write a path or a glob"
-            problems.append(FieldProblem(field=f"files.{index}", message=message))
-    if problems:
-        raise ProblemsError(*problems)
-    return tuple(files)
+    paths = [Path(path) for path in sorted(glob.glob(str(folder / pattern), recursive=True))]
+    if not paths:
+        raise ValueError(f"{pattern!r} matches nothing in {folder}; write a path or a glob")
+    return [path.resolve() for path in paths if path.is_file()]
+
+
+def _joined(files: tuple[list[Path], ...]) -> tuple[Path, ...]:
+    return tuple(chain.from_iterable(files))
 
 
 def _read_task_metric(given: str, info: ValidationInfo) -> str:
-    kind, _, location = given.partition(":")
-    if kind != "python" or location.count(":") != 1:
-        raise ValueError(f"got {given!r}, expected python:MODULE:FUNCTION")
-    _check_function(location, _folders(info))
+    location = given.removeprefix("python:")
+    check_function(location, _folders(info).search_path)
     return location
 
 
 def _read_limits(given: dict[str, Any]) -> Limits:
-    problems = []
+    limits: dict[str, Any] = {}
     for name, value in given.items():
         problem = limit_problem(name, value)
         if problem is not None:
-            problems.append(FieldProblem(field=f"limits.{name}", message=problem))
-    if problems:
-        raise ProblemsError(*problems)
-    limits: dict[str, Any] = {
-        name: value if name == "nan" else float(value)
-        for name, value in given.items()
-        if value is not None
-    }
+            raise FieldError(problem, field=f"limits.{name}")
+        if value is not None:
+            limits[name] = value if name == "nan" else float(value)
     return Limits(**limits)
 
 
+@field_errors()
 def _check_device_class(name: str) -> str:
-    with field_errors():
-        if name != "auto":
-            device_class(name)
+    if name != "auto":
+        device_class(name)
     return name
 
 
+@field_errors()
 def _check_recipe(name: str) -> str:
-    with field_errors():
-        select([name], portable=False)
-    return name
-
-
-def _check_preserved(name: str) -> str:
-    if not all(part.isidentifier() for part in name.split(".")):
-        raise ValueError(
-            f"got {name!r}, expected an attribute or method, or one of a submodule: sub.attr"
-        )
-    return name
-
-
-def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(names))
-
-
-def _check_reset(name: str) -> str:
-    if not name.isidentifier():
-        raise ValueError(f"got {name!r}, expected the name of a method that takes nothing")
+    select([name], portable=False)
     return name
 
 
@@ -244,14 +197,14 @@ def _check_threads(given: tuple[int, ...] | None) -> tuple[int, ...]:
     return given or ()
 
 
+@field_errors()
 def _check_points(
     given: tuple[Mapping[str, int], ...] | None, info: ValidationInfo
 ) -> tuple[Mapping[str, int], ...]:
     """Check the points. Those of dims that the source declares are checked when it is loaded."""
     spec = info.data.get("inputs")
     if given and (spec is not None or _lacks_inputs(info)):
-        with field_errors():
-            (spec or InputSpec(inputs=())).named_points(given)
+        (spec or InputSpec(inputs=())).named_points(given)
     return given or ()
 
 
@@ -270,38 +223,38 @@ _NonEmpty = Annotated[_List[_Item], AfterValidator(_check_not_empty)]
 _Count = Annotated[int, Field(ge=1, lt=2**31)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, validate_default=True)
-
-
-class EntryModel(_Strict):
+class EntryModel(BaseModel):
     """The fields of an entry, as a catalog gives them; validation replaces them by the values of
     Entry.
 
     A check reads the fields above its own.
     """
 
-    name: Annotated[str, AfterValidator(_check_name)]
+    model_config = ConfigDict(extra="forbid", strict=True, validate_default=True)
+
+    name: str = Field(pattern=SLUG)
     args: Annotated[dict[str, Any], AfterValidator(_check_args)] = {}
     weights: Literal["random"] | None = None
     seed: int = Field(default=0, ge=0, lt=2**63)
     method: str | None = None
-    sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
+    sha256: str | None = Field(default=None, pattern=SHA256)
     trust: bool = False
     source: Annotated[str, AfterValidator(_read_source)]
     dims: dict[str, Any] = {}
     inputs: Annotated[Any, AfterValidator(_read_spec)] = None
     samples: Annotated[str | None, AfterValidator(_find_samples)] = None
-    files: Annotated[_List[str], AfterValidator(_find_files)] = ()
-    task_metric: Annotated[str, AfterValidator(_read_task_metric)] | None = None
+    files: Annotated[
+        _List[Annotated[str, AfterValidator(_find_files)]], AfterValidator(_joined)
+    ] = ()
+    task_metric: (
+        Annotated[str, Field(pattern=FUNCTION), AfterValidator(_read_task_metric)] | None
+    ) = None
     limits: Annotated[dict[str, Any], AfterValidator(_read_limits)] = {}
     objective: Objective = "p50"
     device_classes: _NonEmpty[Annotated[str, AfterValidator(_check_device_class)]] = ("auto",)
     recipes: _NonEmpty[Annotated[str, AfterValidator(_check_recipe)]] = ("auto",)
     tags: dict[str, str] = {}
-    preserve: Annotated[
-        _List[Annotated[str, AfterValidator(_check_preserved)]], AfterValidator(_unique)
-    ] = ()
-    reset: Annotated[str, AfterValidator(_check_reset)] | None = None
+    preserve: _List[Annotated[str, Field(pattern=DOTTED)]] = ()
+    reset: str | None = Field(default=None, pattern=IDENTIFIER)
     threads: Annotated[_NonEmpty[_Count] | None, AfterValidator(_check_threads)] = None
     points: Annotated[_NonEmpty[dict[str, _Count]] | None, AfterValidator(_check_points)] = None

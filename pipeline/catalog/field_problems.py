@@ -3,59 +3,51 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 
 from pydantic_core import ErrorDetails
 
-from freezer.errors import ColdpressError, SpecError, expected_names
+from freezer.errors import ColdpressError, expected_names
 from freezer.freezing.sources import module_file
 
 ENTRY = "CP-ENTRY"
 """Error code of a bad field; the error names the field."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FieldProblem:
+class FieldError(ValueError):
     """What is wrong with a field.
 
-    Attributes:
-        field: name of the field, dotted for a part of it; empty for the field that is checked.
+    Args:
         message: what was given and what was expected.
+        field: name of the field, dotted for a part of it; empty for the field that is checked.
+        code: of the error.
     """
 
-    field: str
-    message: str
-    code: str = ENTRY
-
-
-class ProblemsError(ValueError):
-    """The problems of one field, and of fields that are checked with it."""
-
-    def __init__(self, *problems: FieldProblem) -> None:
-        super().__init__("; ".join(problem.message for problem in problems))
-        self.problems = problems
+    def __init__(self, message: str, *, field: str = "", code: str = ENTRY) -> None:
+        super().__init__(message)
+        self.field = field
+        self.code = code
 
 
 @contextmanager
-def field_errors() -> Iterator[None]:
-    """Turn an error of the library into a problem of the field that is checked."""
+def field_errors(field: str = "") -> Iterator[None]:
+    """Turn an error of the library or a file into one of a field; also a decorator."""
     try:
         yield
     except ColdpressError as error:
         code = error.code if error.code == "CP-TRUST" else ENTRY
-        raise ProblemsError(FieldProblem(field="", message=str(error), code=code)) from None
+        raise FieldError(str(error), field=field, code=code) from None
+    except OSError as error:
+        raise FieldError(str(error), field=field) from None
 
 
-@contextmanager
-def collected(problems: list[FieldProblem], field: str) -> Iterator[None]:
-    """Add an error of a part of a field to the problems."""
-    try:
-        yield
-    except SpecError as error:
-        problems.append(FieldProblem(field=field, message=str(error)))
-
+IDENTIFIER = r"^[^\W\d]\w*$"
+DOTTED = r"^[^\W\d]\w*(\.[^\W\d]\w*)*$"
+FUNCTION = "^python:[^:]+:[^:]+$"
+SHA256 = "^[0-9a-f]{64}$"
+SLUG = "^[a-z0-9]+([._-][a-z0-9]+)*$"
 
 _EXPECTED = {
     "string_type": "a text; put it in quotes",
@@ -65,15 +57,22 @@ _EXPECTED = {
     "bool_type": "true or false",
     "tuple_type": "a list: [...]",
     "dict_type": "a mapping: {...}",
+    "model_type": "a mapping of fields",
     "finite_number": "a finite number",
     "too_short": "at least one; remove the field to use the default",
-    "string_pattern_mismatch": "64 hexadecimal digits in lower case, as sha256sum prints them",
+    IDENTIFIER: "the name of a method that takes nothing",
+    DOTTED: "an attribute or method, or one of a submodule: sub.attr",
+    FUNCTION: "python:MODULE:FUNCTION",
+    SHA256: "64 hexadecimal digits in lower case, as sha256sum prints them",
+    SLUG: "lower-case letters and digits, joined by single '.', '_' or '-'",
 }
+"""What is expected, by pattern or by pydantic's type of the error."""
+
 _BOUNDS = {"gt": "above", "ge": "of at least", "lt": "below", "le": "of at most"}
 
 
-def field_problems(details: ErrorDetails, names: Collection[str]) -> list[FieldProblem]:
-    """Return the problems in an error of pydantic, each with its field in dotted form.
+def field_error(details: ErrorDetails, names: Collection[str]) -> FieldError:
+    """Return an error of pydantic with its field in dotted form.
 
     Args:
         details: the error.
@@ -81,10 +80,9 @@ def field_problems(details: ErrorDetails, names: Collection[str]) -> list[FieldP
     """
     field = ".".join(str(part) for part in details["loc"] if part != "[key]")
     cause = details.get("ctx", {}).get("error")
-    if isinstance(cause, ProblemsError):
-        return [replace(problem, field=problem.field or field) for problem in cause.problems]
-    message = str(cause) if cause else _in_words(details, names)
-    return [FieldProblem(field=field, message=message)]
+    if isinstance(cause, FieldError):
+        return FieldError(str(cause), field=cause.field or field, code=cause.code)
+    return FieldError(str(cause) if cause else _in_words(details, names), field=field)
 
 
 def _in_words(details: ErrorDetails, names: Collection[str]) -> str:
@@ -98,46 +96,35 @@ def _in_words(details: ErrorDetails, names: Collection[str]) -> str:
     bounds = [f"{words} {context[name]:g}" for name, words in _BOUNDS.items() if name in context]
     expected = f"a number {' and '.join(bounds)}"
     if not bounds:
-        expected = _EXPECTED.get(kind, str(context.get("expected", details["msg"])))
+        fallback = str(context.get("expected", details["msg"]))
+        expected = _EXPECTED.get(context.get("pattern", kind), fallback)
     return f"got {str(details['input'])[:80]!r}, expected {expected}"
 
 
-def function_problem(location: str, search_path: Sequence[str]) -> str | None:
-    """Why MODULE:FUNCTION cannot work; None if only running the module can show more.
+def check_function(location: str, search_path: Sequence[str]) -> None:
+    """Check a function as far as possible without running its module.
 
     Args:
         location: the function, as `MODULE:FUNCTION`.
         search_path: folders to search besides PYTHONPATH.
+
+    Raises:
+        FieldError: it cannot work.
     """
     module, _, name = location.partition(":")
     file = module_file(module, search_path)
     if file is None:
         folders = ", ".join(search_path)
-        return f"module {module!r} is not found; looked in {folders} and on PYTHONPATH"
+        raise FieldError(f"module {module!r} is not found; looked in {folders} and on PYTHONPATH")
     if file.suffix != ".py":
-        return None
+        return
     try:
-        tree = ast.parse(file.read_bytes(), filename=str(file))
+        text = file.read_text()
+        tree = ast.parse(text)
     except SyntaxError as error:
-        return f"{file}:{error.lineno}: {error.msg}; fix the module"
-    except (OSError, ValueError, RecursionError) as error:
-        return f"{file} cannot be read: {error}"
-    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-    if name in functions or _may_bind(tree, name):
-        return None
-    return f"{file} has no such function; {expected_names(name, functions)}"
-
-
-def _may_bind(tree: ast.Module, name: str) -> bool:
-    """Whether a module may have an attribute that is not a plain function: a class, an import, a
-    variable or a computed one.
-    """
-    bound = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            bound.add(node.name)
-        elif isinstance(node, ast.alias):
-            bound.add(node.asname or node.name)
-        elif isinstance(node, ast.Name):
-            bound.add(node.id)
-    return not bound.isdisjoint((name, "*", "__getattr__"))
+        raise FieldError(f"{file}:{error.lineno}: {error.msg}; fix the module") from None
+    except (OSError, ValueError) as error:
+        raise FieldError(f"{file} cannot be read: {error}") from None
+    if name not in re.findall(r"\w+", text) and not re.search(r"import \*|__getattr__", text):
+        functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+        raise FieldError(f"{file} has no such function; {expected_names(name, functions)}")

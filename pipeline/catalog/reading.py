@@ -14,7 +14,7 @@ from freezer.errors import CatalogError
 from freezer.freezing.sources import Source
 from freezer.spec import InputSpec, Limits, Objective
 from pipeline.catalog.entry_fields import REGISTRY, SOURCE_SETTINGS, EntryModel, Folders
-from pipeline.catalog.field_problems import FieldProblem, field_problems
+from pipeline.catalog.field_problems import FieldError, field_error
 from pipeline.catalog.files import EMPTY, Record, read_file
 from pipeline.records import SOURCE_MODEL, SOURCE_VERSION
 
@@ -163,18 +163,17 @@ def read_registry(
             " --filter",
             code=EMPTY,
         )
-    records = [_record(name, model, trust) for name, model in models.items()]
+    records = []
+    for name, model in models.items():
+        fields = {"name": name, "source": f"{REGISTRY}{model.model_uri}", "trust": trust}
+        records.append(Record(place=model.model_uri, value=fields))
     read = _read_records(records, folder=Path.cwd(), origin=catalog, only=only)
-    return replace(read, entries=tuple(_of_model(e, models[e.name]) for e in read.entries))
-
-
-def _of_model(entry: Entry, model: RegistryModel) -> Entry:
-    return replace(of_version(entry, model), registered_name=f"{model.name}-frozen")
-
-
-def _record(name: str, model: RegistryModel, trust: bool) -> Record:
-    fields = {"name": name, "source": f"{REGISTRY}{model.model_uri}", "trust": trust}
-    return Record(place=model.model_uri, value=fields)
+    entries = []
+    for entry in read.entries:
+        model = models[entry.name]
+        registered_name = f"{model.name}-frozen"
+        entries.append(replace(of_version(entry, model), registered_name=registered_name))
+    return replace(read, entries=tuple(entries))
 
 
 def _read_records(
@@ -201,7 +200,7 @@ def _read_records(
             continue
         if label in places:
             message = f"the name is already used at {places[label]}; names must be unique"
-            problems.append(_error(record, label, FieldProblem(field="name", message=message)))
+            problems.append(_error(record, label, FieldError(message, field="name")))
             continue
         places[label] = record.place
         try:
@@ -226,23 +225,13 @@ def _read_entry(record: Record, label: str, folder: Path) -> Entry:
     Raises:
         BadEntriesError: the entry is invalid.
     """
-    if not isinstance(record.value, dict):
-        got = "nothing" if record.value is None else f"a {type(record.value).__name__}"
-        problem = FieldProblem(field="", message=f"got {got}, expected a mapping of fields")
-        raise BadEntriesError([_error(record, label, problem)])
     search_path = tuple(dict.fromkeys((str(folder), str(Path.cwd()))))
     folders = Folders(base=folder, search_path=search_path)
     try:
         parsed = EntryModel.model_validate(record.value, context=folders)
     except ValidationError as error:
-        problems: list[FieldProblem] = []
-        for details in error.errors():
-            problems += field_problems(details, EntryModel.model_fields)
+        problems = [field_error(details, EntryModel.model_fields) for details in error.errors()]
         raise BadEntriesError([_error(record, label, problem) for problem in problems]) from None
-    except OSError as error:
-        message = f"{type(error).__name__}: {error}"
-        problem = FieldProblem(field="", message=message, code="CP-FETCH")
-        raise BadEntriesError([_error(record, label, problem)]) from error
     fields = {name: value for name, value in parsed if name not in (*SOURCE_SETTINGS, "dims")}
     return Entry(
         spec=fields.pop("inputs"),
@@ -252,9 +241,9 @@ def _read_entry(record: Record, label: str, folder: Path) -> Entry:
     )
 
 
-def _error(record: Record, label: str, problem: FieldProblem) -> CatalogError:
+def _error(record: Record, label: str, problem: FieldError) -> CatalogError:
     return CatalogError(
-        problem.message,
+        str(problem),
         entry=label,
         field=problem.field or None,
         place=record.place_of(problem.field),
