@@ -1,8 +1,8 @@
 """Parts: the files of a ledger. Each contains some rows, and never changes once it has its name.
 
-    <campaign>@<time>-<token>-<n>.<crc>.arrow  Arrow IPC file, zstd; rows in batches of BATCH_ROWS;
-                                               crc is the CRC-32 of its bytes
-    <campaign>@<time>-<pid>-<n>.parquet        earlier releases, one or more rows; still read
+    <campaign>@<time>-<token>.<crc>.arrow  Arrow IPC file, zstd; rows in batches of BATCH_ROWS;
+                                           crc is the CRC-32 of its bytes
+    <campaign>@<time>-<pid>-<n>.parquet    earlier releases, one or more rows; still read
 
 A part is kept in memory as its compressed bytes, and a batch is decoded when the data of a row is
 needed. So a large ledger takes little memory, and others may compact its files meanwhile.
@@ -13,11 +13,10 @@ from __future__ import annotations
 import contextlib
 import glob
 import json
-import os
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import astuple, dataclass
-from itertools import islice
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -28,18 +27,23 @@ from freezer.errors import IntegrityError, StoreUnreachableError
 from freezer.files import read_document, remove, retried, write_whole
 from freezer.store import WORK, RemoteFiles, Store
 
+LEDGER = f"{WORK}/ledger"
+
 SUFFIX = ".arrow"
 OLD_SUFFIX = ".parquet"
 
 BATCH_ROWS = 32
 """Rows that are compressed and decoded together."""
 
-_TEXTS = ("kind", "key", "model", "device_class", "campaign")
+_HEAD = ("kind", "key", "model", "device_class", "campaign", "time")
+_TEXT = "data"
 _SCHEMA = pa.schema(
-    [*((n, pa.string()) for n in _TEXTS), ("time", pa.float64()), ("data", pa.string())]
+    [
+        *((name, pa.string()) for name in _HEAD[:-1]),
+        ("time", pa.float64()),
+        (_TEXT, pa.string()),
+    ]
 )
-_HEAD = ["key", "time", "kind", "model", "device_class", "campaign"]
-_DATA = "data"
 
 PART_BYTES = 1 << 28  # of the largest part
 
@@ -47,7 +51,7 @@ RowKind = Literal["build", "outcome", "campaign"]
 KINDS: tuple[RowKind, ...] = get_args(RowKind)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerRow:
     """One finished build, outcome or campaign.
 
@@ -55,7 +59,7 @@ class LedgerRow:
         kind: `build`, `outcome`, or `campaign` (see campaign_record.py).
         key: build_key or judge_key, whose parts are `data["parts"]`; or the campaign's name.
         time: seconds since the epoch; increases within a campaign, and within a key.
-        text: the record in JSON.
+        part, place: where its record is.
     """
 
     kind: RowKind
@@ -64,7 +68,13 @@ class LedgerRow:
     device_class: str
     campaign: str
     time: float
-    text: str
+    part: Part
+    place: int
+
+    @property
+    def text(self) -> str:
+        """The record in JSON."""
+        return self.part.text(self.place)
 
     @property
     def data(self) -> Mapping[str, Any]:
@@ -74,92 +84,94 @@ class LedgerRow:
 
 
 class Part:
-    """Some rows, compressed in memory.
+    """Some rows, whose records are compressed in memory.
+
+    Attributes:
+        path: of the file.
+        rows: in order.
 
     Raises:
         pyarrow.ArrowException: the bytes are not a part.
     """
 
-    def __init__(self, content: bytes, path: Path | None) -> None:
+    def __init__(self, content: bytes, path: Path) -> None:
         self.path = path
         self._content = pa.py_buffer(content)
         self._batch: tuple[int, list[str]] = (-1, [])
-        self.num_rows = sum(batch.num_rows for batch in self._batches(["time"]))
+        options = pa.ipc.IpcReadOptions(included_fields=list(range(len(_HEAD))))
+        heads = pa.ipc.open_file(self._content, options=options).read_all().to_pylist()
+        self.rows = [LedgerRow(**head, part=self, place=place) for place, head in enumerate(heads)]
 
-    def heads(self) -> Iterator[tuple[Any, ...]]:
-        """Yield key, time, kind, model, device class and campaign of each row, in order."""
-        for batch in self._batches(_HEAD):
-            columns = [batch.column(name).to_pylist() for name in _HEAD]
-            yield from zip(*columns, strict=True)
+    def text(self, place: int) -> str:
+        """Return the record of a row in JSON. Its neighbours, usually needed next, are kept."""
+        index, within = divmod(place, BATCH_ROWS)
+        if self._batch[0] != index:
+            batch = pa.ipc.open_file(self._content).get_batch(index)
+            self._batch = index, batch.column(_TEXT).to_pylist()
+        return self._batch[1][within]
 
-    def text(self, row: int) -> str:
-        """Return the record of a row in JSON."""
-        index, within = divmod(row, BATCH_ROWS)
-        if self._batch[0] == index:
-            return self._batch[1][within]
-        batch = pa.ipc.open_file(self._content).get_batch(index)
-        texts: list[str] = batch.column(_DATA).to_pylist()
-        if self.num_rows > BATCH_ROWS:  # neighbours are usually needed next
-            self._batch = (index, texts)
-        return texts[within]
-
-    def rows(self) -> Iterator[LedgerRow]:
-        """Yield every row, in order."""
-        for batch in self._batches(_SCHEMA.names):
-            columns = [column.to_pylist() for column in batch.columns]
-            yield from map(LedgerRow, *columns)
-
-    def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
-        fields = [_SCHEMA.get_field_index(name) for name in names]
-        options = pa.ipc.IpcReadOptions(included_fields=fields)
-        reader = pa.ipc.open_file(self._content, options=options)
-        for index in range(reader.num_record_batches):
-            yield reader.get_batch(index)
+    def filtered(self, chosen: Callable[[LedgerRow], bool]) -> pa.Table:
+        """Return the chosen rows."""
+        mask = pa.array(map(chosen, self.rows), pa.bool_())
+        return pa.ipc.open_file(self._content).read_all().filter(mask)
 
 
-def encode(rows: Iterable[LedgerRow]) -> bytes:
-    """Return the bytes of a part, with rows in batches of BATCH_ROWS."""
+def encode(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return the bytes of a part with new rows, each by the names of its columns."""
+    return _encode(pa.Table.from_pylist(rows, schema=_SCHEMA))
+
+
+def merged(parts: Iterable[Part], is_newest: Callable[[LedgerRow], bool]) -> bytes:
+    """Return the bytes of a part with the newest rows of others."""
+    return _encode(pa.concat_tables(part.filtered(is_newest) for part in parts))
+
+
+def _encode(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     with pa.ipc.new_file(sink, _SCHEMA, options=options) as writer:
-        waiting = iter(rows)
-        while batch := list(islice(waiting, BATCH_ROWS)):
-            columns = zip(*map(astuple, batch), strict=True)
-            writer.write_batch(pa.record_batch(list(map(list, columns)), schema=_SCHEMA))
+        writer.write_table(table.combine_chunks(), max_chunksize=BATCH_ROWS)
     content: bytes = sink.getvalue().to_pybytes()
     return content
 
 
-def part_name(name: str, content: bytes) -> str:
-    """Return the file name of a part, which includes the checksum of its content."""
-    return f"{name}.{zlib.crc32(content):08x}{SUFFIX}"
-
-
-def write_part(folder: Path, name: str, content: bytes) -> Part:
-    """Write a part, which is on the disk when this returns.
+def write_part(folder: Path, remote: RemoteFiles | None, name: str, content: bytes) -> Part:
+    """Write a part for all machines. It is on the disk, or in the bucket, when this returns.
 
     Args:
         folder: of the ledger.
+        remote: the bucket, if the store is in one.
         name: of the file, without checksum and suffix.
-        content: of `encode`.
+        content: of `encode` or `merged`.
 
     Raises:
-        StoreUnreachableError: it cannot be written (a full disk); then there is no file.
+        StoreUnreachableError: it cannot be written (a full disk); then it does not exist.
     """
-    path = folder / part_name(name, content)
+    path = folder / f"{name}.{zlib.crc32(content):08x}{SUFFIX}"
+    where = folder if remote is None else remote.where(LEDGER)
     try:
-        write_whole(path, content)
+        if remote is None:
+            write_whole(path, content)
+        else:
+            remote.write(f"{LEDGER}/{path.name}", content)
     except OSError as error:
-        raise StoreUnreachableError(f"the ledger {folder} cannot be written: {error}") from error
+        raise StoreUnreachableError(f"the ledger {where} cannot be written: {error}") from error
     return Part(content, path)
+
+
+def drop_parts(parts: Iterable[Part], remote: RemoteFiles | None) -> None:
+    """Remove parts whose rows are in another part. Those of a part that remains occur twice."""
+    with contextlib.suppress(OSError):
+        for part in parts:
+            remove(part.path)
+            if remote is not None:
+                remote.remove(f"{LEDGER}/{part.path.name}")
 
 
 def part_paths(folder: Path, campaign: str | None = None) -> list[Path]:
     """Return the files of a ledger's parts, of all campaigns or of one, sorted."""
     mine = "*" if campaign is None else f"{glob.escape(campaign)}@*"
-    new = folder.glob(f"{mine}{SUFFIX}")
-    old = folder.glob(f"{mine}{OLD_SUFFIX}")
-    return sorted((*new, *old))
+    return sorted(chain(folder.glob(mine + SUFFIX), folder.glob(mine + OLD_SUFFIX)))
 
 
 def remove_partial(folder: Path, campaign: str) -> None:
@@ -167,10 +179,10 @@ def remove_partial(folder: Path, campaign: str) -> None:
 
     Only its current driver may call this.
     """
-    for path in folder.glob(f".{glob.escape(campaign)}@*.partial"):
-        remove(path)
-    for path in folder.glob(f".lease-{glob.escape(campaign)}.json.*"):
-        remove(path)
+    name = glob.escape(campaign)
+    for pattern in (f".{name}@*.partial", f".lease-{name}.json.*"):
+        for path in folder.glob(pattern):
+            remove(path)
 
 
 def read_folder(folder: Path, known: Collection[Path] = ()) -> Iterator[Part]:
@@ -202,7 +214,7 @@ def read_rows(folder: Path, *, kinds: Collection[RowKind] = KINDS) -> Iterator[L
         StoreUnreachableError: a part is damaged.
     """
     for part in read_folder(folder):
-        for row in part.rows():
+        for row in part.rows:
             if row.kind in kinds:
                 yield row
 
@@ -213,8 +225,7 @@ def _read(path: Path) -> Part | None:
         content = retried(lambda: read_document(path, PART_BYTES))
         if path.suffix == OLD_SUFFIX:
             table = pq.read_table(pa.BufferReader(content), schema=_SCHEMA)
-            columns = [table.column(name).to_pylist() for name in _SCHEMA.names]
-            return Part(encode(map(LedgerRow, *columns)), path)
+            return Part(_encode(table.select(_SCHEMA.names)), path)
         if f"{zlib.crc32(content):08x}" != path.name.split(".")[-2]:
             raise pa.ArrowInvalid("its bytes differ from those that were written")
         return Part(content, path)
@@ -224,9 +235,6 @@ def _read(path: Path) -> Part | None:
         raise StoreUnreachableError(
             f"{path} cannot be read: {error}; move it away to continue without its rows"
         ) from error
-
-
-LEDGER = f"{WORK}/ledger"
 
 
 def mirrored(store: Store, remote: RemoteFiles) -> Path:
@@ -240,64 +248,17 @@ def mirrored(store: Store, remote: RemoteFiles) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # First, since another process of this machine may fetch a new part.
-        here = set(_parts(path.name for path in folder.iterdir()))
-        there = set(_parts(remote.names(LEDGER)))
+        here = {path.name for path in part_paths(folder)}
+        there = {name for name in remote.names(LEDGER) if name.endswith((SUFFIX, OLD_SUFFIX))}
         for name in sorted(there - here):
-            _fetch(remote, name, folder)
+            # If its writer has merged it meanwhile, the next call finds its rows.
+            with contextlib.suppress(FileNotFoundError):
+                content = remote.read(f"{LEDGER}/{name}", PART_BYTES)
+                write_whole(folder / name, content, synced=False)
         for name in here - there:
-            (folder / name).unlink(missing_ok=True)
+            remove(folder / name)
     except OSError as error:
         raise StoreUnreachableError(
             f"the ledger {remote.where(LEDGER)} cannot be read: {error}"
         ) from error
     return folder
-
-
-def send_part(remote: RemoteFiles, name: str, content: bytes) -> None:
-    """Write a part for all machines.
-
-    Raises:
-        StoreUnreachableError: it cannot be written, and does not exist.
-    """
-    with _writing(remote):
-        remote.write(f"{LEDGER}/{name}", content)
-
-
-def drop_part(remote: RemoteFiles, name: str) -> None:
-    """Remove a part whose rows are in another part.
-
-    Raises:
-        StoreUnreachableError: the bucket cannot be written.
-    """
-    with _writing(remote):
-        remote.remove(f"{LEDGER}/{name}")
-
-
-@contextlib.contextmanager
-def _writing(remote: RemoteFiles) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StoreUnreachableError(
-            f"the ledger {remote.where(LEDGER)} cannot be written: {error}"
-        ) from error
-
-
-def _parts(names: Iterable[str]) -> list[str]:
-    parts = [name for name in names if name.endswith((SUFFIX, OLD_SUFFIX))]
-    return [name for name in parts if not name.startswith(".")]
-
-
-def _fetch(remote: RemoteFiles, name: str, folder: Path) -> None:
-    """Fetch one part.
-
-    If its writer has merged it meanwhile, its rows are in a part that the next call finds.
-    """
-    partial = folder / f".{name}.{os.getpid()}"
-    try:
-        remote.fetch(f"{LEDGER}/{name}", partial, PART_BYTES)
-        os.replace(partial, folder / name)
-    except FileNotFoundError:
-        pass
-    finally:
-        partial.unlink(missing_ok=True)

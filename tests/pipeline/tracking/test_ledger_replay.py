@@ -178,9 +178,7 @@ def of_another(store: Store, campaign: str, **changed: Any) -> None:
     """
     with Ledger(store, campaign) as ledger:
         rows = [
-            entry.row()
-            for entry in ledger._own.values()
-            if (entry.kind, entry.model) == ("outcome", "first")
+            row for row in ledger._own.values() if (row.kind, row.model) == ("outcome", "first")
         ]
     with Ledger(store, "another") as ledger:
         for row in rows:
