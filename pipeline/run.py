@@ -249,4 +249,4 @@ def _plan(
     lifted, since = config.lift_quarantine, continued.own_since
     finished = FinishedWork(work.store, ledger, lifted=lifted, since=since)
     plan = make_plan(request, finished, work.digests)
-    return plan, skipped_outcomes((*work.problems, *plan.problems), plan.unplaced)
+    return plan, skipped_outcomes(work.problems, plan.unplaced)

@@ -11,8 +11,8 @@ requested.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from freezer.freezing.recipes import needs_torch_alone
@@ -21,7 +21,7 @@ from freezer.spec import timing_of
 from pipeline.catalog import Entry
 from pipeline.ledger import Ledger
 from pipeline.planning.plan import Item
-from pipeline.records import CandidateReport, Outcome
+from pipeline.records import Outcome
 
 BASE_BYTES = 1_000_000_000
 """Memory of a child with torch and its compiler, and the estimate of a model without weight files.
@@ -103,22 +103,13 @@ class EarlierSpeed:
     Attributes:
         share: speedup as a share of the fastest one in the same judgement; `most` is its upper
             bound.
-        speedup: over eager.
-        model, fastest: the model and the recipe that was the fastest there.
+        words: what was measured, for people.
     """
 
     recipe: str
     share: float
     most: float
-    speedup: float
-    model: str
-    fastest: str
-
-    def __str__(self) -> str:
-        return (
-            f"{self.speedup:.2f} times as fast as eager for {self.model}, of the same architecture;"
-            f" {self.fastest} was faster"
-        )
+    words: str
 
 
 _Known = dict[tuple[str, str, int], dict[str, EarlierSpeed]]
@@ -134,74 +125,59 @@ class EarlierSpeeds:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._known: _Known | None = None
+
+    @cached_property
+    def _known(self) -> _Known:
+        known: _Known = {}
+        for row in self._ledger.rows("outcome"):
+            _take_in(Outcome.from_row(row.data), known)
+        return known
 
     def any_for(self, item: Item) -> bool:
         """Whether some architecture has figures for the class and thread count of an item."""
         wanted = (item.device_class, item.num_threads)
-        return any(place[1:] == wanted for place in self._read())
+        return any(place[1:] == wanted for place in self._known)
 
     def hopeless(self, item: Item, architecture: str) -> dict[str, str]:
         """The optional recipes of an item that cannot be expected to win, each with the reason."""
-        known = self._read().get((architecture, item.device_class, item.num_threads), {})
-        own = [found for found in known.values() if needs_torch_alone(found.recipe)]
-        kept = {found.recipe for found in known.values() if found.most >= REACH}
-        if own:
-            best = max(own, key=lambda found: found.share)
-            kept.add(best.recipe)
-        return {
-            recipe: str(known[recipe])
-            for recipe in item.optional
-            if recipe in known and recipe not in kept
-        }
+        known = self._known.get((architecture, item.device_class, item.num_threads), {})
+        with_torch_alone = [found for found in known.values() if needs_torch_alone(found.recipe)]
+        best = max(with_torch_alone, key=lambda found: found.share, default=None)
+        hopeless: dict[str, str] = {}
+        for recipe in item.optional:
+            found = known.get(recipe)
+            if found is not None and found.most < REACH and found is not best:
+                hopeless[recipe] = found.words
+        return hopeless
 
     def add(self, outcome: Outcome) -> None:
         """Take in a new outcome."""
-        if self._known is not None:
-            _take_in(outcome, self._known)
-
-    def _read(self) -> _Known:
-        if self._known is None:
-            self._known = {}
-            for row in self._ledger.rows("outcome"):
-                if '"architecture"' in row.text:  # of earlier releases, none is known
-                    _take_in(Outcome.from_row(row.data), self._known)
-        return self._known
+        _take_in(outcome, self._known)
 
 
 def _take_in(outcome: Outcome, known: _Known) -> None:
-    measured = list(_measured(outcome))
-    if not outcome.architecture or not measured:
+    """Take in the candidates of an undisturbed judgement by medians that passed the drift gate."""
+    by_median = timing_of(outcome.objective) == "p50"
+    judged = outcome.verdict in ("published", "kept-eager", "kept-previous")
+    if not (outcome.architecture and judged and by_median) or outcome.clock == "disturbed":
         return
-    fastest, best, _ = max(measured, key=lambda found: found[1])
-    place = (outcome.architecture, outcome.device_class, outcome.num_threads)
-    speeds = known.setdefault(place, {})
-    for report, speedup, most in measured:
-        speeds[report.recipe] = EarlierSpeed(
-            recipe=report.recipe,
+    measured: dict[str, tuple[float, float]] = {}  # speedup and its upper bound
+    for report in outcome.candidates:
+        figures = report.figures
+        if report.problem is None and figures.speedup and figures.speedup_ci:
+            measured[report.recipe] = figures.speedup, figures.speedup_ci[1]
+    if not measured:
+        return
+    fastest = max(measured, key=lambda recipe: measured[recipe][0])
+    best = measured[fastest][0]
+    speeds = known.setdefault((outcome.architecture, outcome.device_class, outcome.num_threads), {})
+    for recipe, (speedup, most) in measured.items():
+        speeds[recipe] = EarlierSpeed(
+            recipe=recipe,
             share=speedup / best,
             most=most / best,
-            speedup=speedup,
-            model=outcome.model,
-            fastest=fastest.recipe,
+            words=(
+                f"{speedup:.2f} times as fast as eager for {outcome.model}, of the same"
+                f" architecture; {fastest} was faster"
+            ),
         )
-
-
-def _measured(outcome: Outcome) -> Iterator[tuple[CandidateReport, float, float]]:
-    """The candidates of an undisturbed judgement by medians that passed the drift gate, with
-    speedup and its upper bound.
-    """
-    by_median = timing_of(outcome.objective) == "p50"
-    if (
-        outcome.verdict not in ("published", "kept-eager", "kept-previous")
-        or outcome.clock == "disturbed"
-        or not by_median
-    ):
-        return
-    for report in outcome.candidates:
-        if (
-            report.problem is None
-            and report.figures.speedup is not None
-            and report.figures.speedup_ci is not None
-        ):
-            yield report, report.figures.speedup, report.figures.speedup_ci[1]

@@ -17,11 +17,6 @@ from pipeline.planning.keys import differing
 from pipeline.planning.plan import Item
 from pipeline.records import FinishedBuild, Outcome
 
-_RETRIED = {
-    "quarantine": f"retrying because {LIFT} was given",
-    "memory": "and may use more memory now",
-}
-
 _DIGESTS = re.compile(r"judge\.builds|builds\..*\.source")
 """Parts of keys that are keys themselves, whose parts are compared."""
 
@@ -51,9 +46,8 @@ class FinishedWork:
         known, why = self._find(item)
         if known is None:
             return replace(item, why=why)
-        tags = dict(item.entry.tags)
-        registered_name = item.entry.registered_name
-        finished = replace(known, tags=tags, registered_name=registered_name)
+        entry = item.entry
+        finished = replace(known, tags=entry.tags, registered_name=entry.registered_name)
         missed, why = self._find_missed(item, finished)
         if missed:
             return replace(item, why=why, before=finished, missed=missed)
@@ -95,8 +89,7 @@ class FinishedWork:
             return None, "was measured on a busy machine with --accept-noise"
         if not is_kept(failure, memory_bytes=item.memory_bytes, lifted=self.lifted):
             assert failure is not None
-            why = _RETRIED.get(decide(failure.kind, failure.code).kept, "which is never kept")
-            return None, f"failed earlier ({failure.kind}), {why}"
+            return None, f"failed earlier ({failure.kind}); retrying"
         if outcome.verdict == "kept-previous":
             if item.entry.limits.allow_regression:
                 return None, "was kept-previous; judging again because --allow-regression was given"
@@ -120,46 +113,34 @@ class FinishedWork:
         """Return the recipes that an outcome lacks and that are to be built now, and a line that
         reports them.
         """
+        if outcome.failure is not None:
+            return (), "unchanged"
         again: list[str] = []
         lines: list[str] = []
-        for report in outcome.candidates if outcome.failure is None else ():
-            recipe = report.recipe
-            if report.failure is None or recipe not in item.builds:
-                continue
-            row = self._ledger.find("build", item.builds[recipe].digest, model=outcome.model)
+        for recipe in [report.recipe for report in outcome.candidates if report.failure]:
+            key = item.builds.get(recipe)
+            row = self._ledger.find("build", key.digest, model=outcome.model) if key else None
             if row is None:
                 continue
             build = FinishedBuild.from_json(row.data)
-            if self._is_missed(item, build):
+            failure = build.failure
+            if failure is None:
                 again.append(recipe)
-            line = _line_of(recipe, build, again=recipe in again)
-            if line:
-                lines.append(line)
+                lines.append(f"{recipe} was built since, and never judged")
+            elif is_missed(
+                failure,
+                num_starts=build.starts,
+                memory_bytes=item.memory_bytes,
+                lifted=self.lifted,
+            ):
+                start = build.starts + 1
+                of = max(MOST_STARTS, start)
+                again.append(recipe)
+                lines.append(f"{recipe} failed ({failure.kind}); retrying, start {start} of {of}")
+            elif decide(failure.kind, failure.code).kept == "never":
+                starts = f"{build.starts} starts; retried only with {LIFT}"
+                lines.append(f"{recipe} failed ({failure.kind}) in {starts}")
         return tuple(again), "; ".join(lines) or "unchanged"
-
-    def _is_missed(self, item: Item, build: FinishedBuild) -> bool:
-        if build.failure is None:
-            return True
-        return is_missed(
-            build.failure,
-            num_starts=build.starts,
-            memory_bytes=item.memory_bytes,
-            lifted=self.lifted,
-        )
-
-
-def _line_of(recipe: str, build: FinishedBuild, *, again: bool) -> str | None:
-    """What to say of a recipe that an outcome lacks."""
-    failure = build.failure
-    starts = build.starts
-    if failure is None:
-        return f"{recipe} was built since, and never judged"
-    if again:
-        of = max(MOST_STARTS, starts + 1)
-        return f"{recipe} failed ({failure.kind}); retrying, start {starts + 1} of {of}"
-    if decide(failure.kind, failure.code).kept == "never":
-        return f"{recipe} failed ({failure.kind}) in {starts} starts; retried only with {LIFT}"
-    return None
 
 
 def _why_new(item: Item, nearest: LedgerRow | None) -> str:

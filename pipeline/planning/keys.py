@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -88,7 +87,7 @@ def source_key(entry: Entry, digests: FileDigests) -> Key:
     listed files of a python source.
 
     Raises:
-        OSError: a file, or a folder of a transformers source, is missing or unreadable.
+        OSError: a file is missing or unreadable.
     """
     source = entry.source
     files = {str(index): digests.of(path) for index, path in enumerate(entry.files)}
@@ -117,8 +116,9 @@ def source_key(entry: Entry, digests: FileDigests) -> Key:
         parts |= {"weights": source.weights, "transformers": metadata.version("transformers")}
         if folder.is_dir():
             parts["folder"] = {}
-            for file in _files_in(folder):
-                parts["folder"][str(file.relative_to(folder))] = digests.of(file)
+            for file in folder.rglob("*"):
+                if file.is_file():
+                    parts["folder"][str(file.relative_to(folder))] = digests.of(file)
         else:
             parts["name"] = source.location
     return make_key(parts)
@@ -130,22 +130,6 @@ def pinned(source: Source, key: Key) -> Source:
     if digest is None or source.sha256 is not None:
         return source
     return replace(source, sha256=digest.removeprefix("sha256:"))
-
-
-def _files_in(folder: Path) -> list[Path]:
-    """Return all files below a folder, sorted.
-
-    Raises:
-        OSError: a folder is unreadable; `rglob` would skip its files.
-    """
-
-    def refuse(error: OSError) -> None:
-        raise error
-
-    files: list[Path] = []
-    for root, _, names in os.walk(folder, onerror=refuse):
-        files += [Path(root, name) for name in names if Path(root, name).is_file()]
-    return sorted(files)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,14 +80,12 @@ class Plan:
 
     Attributes:
         unplaced: models and classes that --keep-going skips because no node serves them.
-        problems: entries that --keep-going skips because a file became unreadable.
         lift_quarantine: whether items that crashed in earlier campaigns are retried.
         facts: thread count and toolchain of each class.
     """
 
     items: tuple[Item, ...]
     unplaced: tuple[Unplaced, ...] = ()
-    problems: tuple[CatalogError, ...] = ()
     lift_quarantine: bool = False
     facts: Mapping[str, ClassFacts] = field(default_factory=dict)
 
@@ -101,8 +100,7 @@ class PlanRequest:
         auto: the classes that `auto` means on this cluster.
         device_classes, recipes: replace those of the entries; empty keeps theirs.
         policy: of sampling.
-        keep_going: skip entries whose files became unreadable, and classes without a node or
-            without enough threads.
+        keep_going: skip classes without a node or without enough threads.
         allow_regression: publish what is slower, or drifts more, than the artifact that serves now.
     """
 
@@ -130,54 +128,37 @@ def make_plan(request: PlanRequest, finished: FinishedWork, digests: FileDigests
     """
     items: list[Item] = []
     unplaced: list[Unplaced] = []
-    problems: list[CatalogError] = []
     for entry in request.entries:
         try:
             source = source_key(entry, digests)
             samples = digests.of(Path(entry.samples)) if entry.samples else None
         except OSError as error:
-            problems.append(_unreadable(entry, error))
-            if not request.keep_going:
-                raise problems[-1] from error
-            continue
+            message = f"{error}; put the file back, and start again"
+            raise CatalogError(message, entry=entry.name, code="CP-FETCH") from error
         for name in _classes(request.device_classes or entry.device_classes, request.auto):
             problem = _unplaceable(entry, name, request.facts)
             if problem is None:
                 items.append(finished.applied_to(_item(request, entry, name, source, samples)))
-                continue
-            if not request.keep_going:
+            elif request.keep_going:
+                unplaced.append(Unplaced(model=entry.name, device_class=name, problem=problem))
+            else:
                 raise problem
-            unplaced.append(Unplaced(model=entry.name, device_class=name, problem=problem))
     digests.save()
     return Plan(
         items=tuple(items),
         unplaced=tuple(unplaced),
-        problems=tuple(problems),
         lift_quarantine=finished.lifted,
         facts=request.facts,
     )
-
-
-def _unreadable(entry: Entry, error: OSError) -> CatalogError:
-    """The error of an entry whose file became unreadable while the campaign waited for nodes."""
-    of_samples = entry.samples is not None and error.filename == str(entry.samples)
-    message = (
-        f"{type(error).__name__}: {error}; the file changed while the campaign started; put it"
-        " back, and start again"
-    )
-    field = "samples" if of_samples else "source"
-    return CatalogError(message, entry=entry.name, field=field, code="CP-FETCH")
 
 
 def _threads_of(entry: Entry, name: str, facts: ClassFacts) -> tuple[int, ...]:
     """The thread counts to judge for, the deciding one first; payloads for GPUs and portable ones
     fit any count.
     """
-    if name == PORTABLE:
-        return (facts.num_threads,)
-    if entry.threads:
+    if name != PORTABLE and entry.threads:
         return entry.threads
-    if device_class(name).kind == "cpu":
+    if name != PORTABLE and device_class(name).kind == "cpu":
         return counts_within(facts.num_threads)
     return (facts.num_threads,)
 
@@ -188,20 +169,20 @@ def _unplaceable(
     """The error of an entry for a class without a node, or with more threads than its smallest node
     can time.
     """
-    if name not in facts:
-        problem = (
-            f"no node serves {name}; nodes serve {', '.join(facts)}. Start one with `ray start"
-            f" --labels={LABEL}{name}=true`, or leave the class out"
-        )
-        return InfrastructureError(f"entry {entry.name!r}: {problem}", code="CP-NO-NODE")
-    most = max(_threads_of(entry, name, facts[name]))
-    num_cpus = facts[name].num_threads
-    if most <= num_cpus:
-        return None
+    label = f"{LABEL}{name}=true"
     problem = (
-        f"got threads {most}, but the smallest node that serves {name} has {num_cpus} CPUs; leave"
-        f" the count out, or label only nodes that have as many with {LABEL}{name}=true"
+        f"no node serves {name}; nodes serve {', '.join(facts)}. Start one with `ray start"
+        f" --labels={label}`, or leave the class out"
     )
+    if name in facts:
+        most = max(_threads_of(entry, name, facts[name]))
+        num_cpus = facts[name].num_threads
+        if most <= num_cpus:
+            return None
+        problem = (
+            f"got threads {most}, but the smallest node that serves {name} has {num_cpus} CPUs;"
+            f" leave the count out, or label only nodes that have as many with {label}"
+        )
     return InfrastructureError(f"entry {entry.name!r}: {problem}", code="CP-NO-NODE")
 
 
@@ -215,28 +196,23 @@ def _classes(wanted: Sequence[str], auto: Sequence[str]) -> list[str]:
 
     `portable` is always the last one, since it serves where the others do not.
     """
-    names: list[str] = []
+    names: dict[str, None] = {}
     for name in wanted:
-        names += auto if name == "auto" else [name]
-    return [*(name for name in dict.fromkeys(names) if name != PORTABLE), PORTABLE]
-
-
-def _packages(name: str, facts: ClassFacts) -> Collection[str]:
-    """What builds for a class may use besides torch; GPUs have torch alone."""
-    return facts.toolchain if device_class(name).kind == "cpu" else ()
+        names |= dict.fromkeys(auto if name == "auto" else [name])
+    names.pop(PORTABLE, None)
+    return [*names, PORTABLE]
 
 
 def recipes_left_out(request: PlanRequest) -> list[str]:
     """The recipes that `auto` and `all` leave out for what the workers of a CPU class lack, in a
     line for each class.
     """
-    requested = set(request.recipes)
-    if not requested:
-        requested = {recipe for entry in request.entries for recipe in entry.recipes}
+    of_entries = chain.from_iterable(entry.recipes for entry in request.entries)
+    requested = sorted(set(request.recipes or of_entries))
     lines = []
     for name, facts in request.facts.items():
         if device_class(name).kind == "cpu":
-            absent = left_out(sorted(requested), installed=_packages(name, facts))
+            absent = left_out(requested, installed=facts.toolchain)
             if absent:
                 lines.append(f"{name}: {absent} on its workers")
     return lines
@@ -263,7 +239,8 @@ def _item(request: PlanRequest, entry: Entry, name: str, source: Key, samples: s
     )
     requested = request.recipes or entry.recipes
     kind = device_class(name).kind
-    recipes = select(requested, portable=name == PORTABLE, installed=_packages(name, facts))
+    installed = facts.toolchain if kind == "cpu" else ()  # GPUs have torch alone
+    recipes = select(requested, portable=name == PORTABLE, installed=installed)
     builds = {
         recipe.name: build_key(entry, source, made_for(recipe, kind), target) for recipe in recipes
     }
