@@ -229,7 +229,9 @@ class Publisher:
         self._keep([reached for reached in final if not self._is_kept(*reached)])
         for _, outcome in final:
             # Also of cached outcomes, since a driver may be killed before this line.
-            self._place.drop("judged", _name(outcome), listed=outcome.cached)
+            name = _name(outcome)
+            if not outcome.cached or self._place.is_listed("judged", name):
+                self._place.drop("judged", name)
             if not _is_new(outcome):
                 continue
             # It replaces results with fewer recipes, too.

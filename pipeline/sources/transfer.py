@@ -16,7 +16,6 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from freezer.errors import SourceError
 from freezer.files import copy_whole, digest_file, is_url, make_folder
@@ -220,35 +219,28 @@ def named_files(catalog: Path) -> set[Path]:
     search_path = list(dict.fromkeys((str(folder), str(Path.cwd()))))
     found: set[Path] = set()
     for record in read_file(catalog):
-        if not isinstance(record.value, dict):
-            continue
-        for name in _names(record.value):
-            if not Path(name).is_absolute() and not is_url(name):
-                is_model = str(record.value.get("source")).startswith("transformers:")
-                for path in glob.glob(str(folder / name), recursive=True):
-                    if is_model or Path(path).is_file():  # `files:` means no folders
-                        found.add(Path(os.path.normpath(path)))
-        for module in _modules(record.value):
-            with contextlib.suppress(
-                OSError, SyntaxError, ValueError
-            ):  # the campaign reports it as a failure of the entry
-                found |= module_closure(module, search_path)
+        entry = record.value if isinstance(record.value, dict) else {}
+        files = entry.get("files")
+        names = [str(name) for name in files] if isinstance(files, list) else []
+        names.append(glob.escape(str(entry.get("samples") or "")))
+        for field in ("source", "task_metric"):
+            kind, _, location = str(entry.get(field)).partition(":")
+            if kind == "python":
+                # The campaign reports it as a failure of the entry.
+                with contextlib.suppress(OSError, SyntaxError, ValueError):
+                    found |= module_closure(location.partition(":")[0], search_path)
+            elif kind == "transformers":
+                found.update(_existing(folder, glob.escape(location)))
+            else:
+                names.append(glob.escape(location))
+        for name in names:  # of files, not of folders
+            found.update(path for path in _existing(folder, name) if path.is_file())
     return found
 
 
-def _names(entry: dict[str, Any]) -> Iterator[str]:
-    kind, _, location = str(entry.get("source")).partition(":")
-    files = entry.get("files")
-    if kind in (*FILE_KINDS, "transformers"):
-        yield glob.escape(location)
-    if isinstance(entry.get("samples"), str):
-        yield glob.escape(entry["samples"])
-    if isinstance(files, list | tuple):
-        yield from (name for name in files if isinstance(name, str))
-
-
-def _modules(entry: dict[str, Any]) -> Iterator[str]:
-    for field in ("source", "task_metric"):
-        kind, _, location = str(entry.get(field)).partition(":")
-        if kind == "python":
-            yield location.partition(":")[0]
+def _existing(folder: Path, pattern: str) -> list[Path]:
+    """Return what a relative pattern matches; absolute paths and URLs match nothing."""
+    if Path(pattern).is_absolute() or is_url(pattern):
+        return []
+    paths = glob.glob(str(folder / pattern), recursive=True)
+    return [Path(os.path.normpath(path)) for path in paths]

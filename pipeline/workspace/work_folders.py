@@ -23,7 +23,7 @@ import json
 import uuid
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from freezer.artifact import check_inside
@@ -39,16 +39,9 @@ from freezer.files import (
     write_whole,
 )
 from freezer.store import WORK, RemoteFiles, Store
-from pipeline.workspace.staging import move_whole, own_path, remove_tree
+from pipeline.workspace.staging import move_whole, own_path, remove_tree, staging_folder
 
 _Kind = Literal["candidates", "judged", "sources"]
-
-
-class _MarkedFile(TypedDict):
-    """A file in the marker of a folder."""
-
-    digest: str
-    size_bytes: int
 
 
 WALL_TIME = "wall_s"
@@ -109,12 +102,9 @@ class Workplace:
             OSError: the local folder cannot be read.
         """
         if self.remote is None:
-            folder = self.folder(kind, key)
             try:
-                return read_document(folder / name)
+                return read_document(self.folder(kind, key) / name)
             except FileNotFoundError:
-                if folder.is_dir():
-                    raise
                 return None
         if self._marker(kind, key) is None:
             return None
@@ -136,19 +126,13 @@ class Workplace:
             return
         if self.has(kind, key):
             return
-        files = {
-            str(path.relative_to(made)): path for path in sorted(made.rglob("*")) if path.is_file()
-        }
-        record = {
-            name: {"digest": digest_file(path), "size_bytes": path.stat().st_size}
-            for name, path in files.items()
-        }
+        record = {}
         with self._reaching():
-            for name, path in files.items():
+            for name, path in _files_in(made).items():
+                record[name] = {"digest": digest_file(path), "size_bytes": path.stat().st_size}
                 self.remote.put(f"{WORK}/{kind}/{key}/{name}", path)
-            self.remote.write(
-                f"{WORK}/{kind}/{key}.json", json.dumps({"files": record}, indent=1).encode()
-            )
+            marker = json.dumps({"files": record}, indent=1).encode()
+            self.remote.write(f"{WORK}/{kind}/{key}.json", marker)
 
     def bring(self, kind: _Kind, key: str, dest: Path) -> bool:
         """Fetch a folder of work to `dest`, unless it is there. Return False if there is no such
@@ -163,10 +147,7 @@ class Workplace:
         record = self._marker(kind, key)
         if record is None:
             return False
-        make_folder(dest.parent)
-        partial = own_path(self.root / WORK, f"bring-{uuid.uuid4().hex}")
-        make_folder(partial, mode=0o700)
-        try:
+        with staging_folder(str(self.root)) as partial:
             for name, marked in record.items():
                 check_inside(name, origin=self.remote.where(f"{WORK}/{kind}/{key}.json"))
                 make_folder((partial / name).parent)
@@ -176,21 +157,12 @@ class Workplace:
                 )
             partial.chmod(0o755)
             move_whole(partial, dest)
-        finally:
-            remove_tree(partial)
         return True
 
-    def drop(self, kind: _Kind, key: str, *, listed: bool = False) -> None:
-        """Remove a folder of work for all machines, the marker first.
-
-        Args:
-            kind, key: its name.
-            listed: in a bucket, remove it only if it was listed by `is_listed`, or was fetched
-                here.
-        """
+    def drop(self, kind: _Kind, key: str) -> None:
+        """Remove a folder of work for all machines, the marker first."""
         here = self.folder(kind, key)
-        known = here.is_dir()
-        if known:  # atomically, even if this process is killed
+        if here.is_dir():  # atomically, even if this process is killed
             aside = own_path(self.root / WORK, f"drop-{uuid.uuid4().hex}")
             with contextlib.suppress(OSError):
                 make_folder(aside.parent)
@@ -200,8 +172,6 @@ class Workplace:
         if self.remote is None:
             return
         with contextlib.suppress(OSError, StoreUnreachableError, IntegrityError):
-            if listed and not known and not self.is_listed(kind, key):
-                return
             record = self._marker(kind, key)
             if record is not None:
                 self.remote.remove(f"{WORK}/{kind}/{key}.json")
@@ -224,19 +194,18 @@ class Workplace:
         with contextlib.suppress(OSError):  # it is among the staging folders
             remove(log)
 
-    def _marker(self, kind: _Kind, key: str) -> dict[str, _MarkedFile] | None:
+    def _marker(self, kind: _Kind, key: str) -> dict[str, dict[str, Any]] | None:
+        """Return the digest and size of each file of a folder; None if there is none."""
         assert self.remote is not None
         path = f"{WORK}/{kind}/{key}.json"
         try:
             with self._reaching():
-                files: dict[str, _MarkedFile] = json.loads(self.remote.read(path))["files"]
+                files: dict[str, dict[str, Any]] = json.loads(self.remote.read(path))["files"]
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
-            raise IntegrityError(
-                f"{self.remote.where(path)} is damaged ({error}); delete it, and it is written"
-                " again"
-            ) from None
+            where = self.remote.where(path)
+            raise IntegrityError(f"{where} is damaged ({error}); delete it") from None
         return files
 
     def _fetch(self, path: str, dest: Path, limit_bytes: int) -> None:
@@ -318,10 +287,15 @@ def log_place(uri: str, key: str) -> str:
 # Digests of candidates
 
 
+def _files_in(folder: Path) -> dict[str, Path]:
+    """Return all files below a folder by their relative paths, sorted."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path for path in paths}
+
+
 def note_digests(folder: Path) -> None:
     """Write the digests of a candidate's files, before the folder is moved to its name."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != DIGESTS)
-    digests = {str(path.relative_to(folder)): digest_file(path) for path in files}
+    digests = {name: digest_file(path) for name, path in _files_in(folder).items()}
     write_whole(folder / DIGESTS, json.dumps(digests, indent=1).encode())
 
 
