@@ -204,9 +204,11 @@ def _read_records(
             continue
         places[label] = record.place
         try:
-            entries.append(_read_entry(record, label, folder))
-        except BadEntriesError as error:
-            problems += error.problems
+            entries.append(_read_entry(record, folder))
+        except ValidationError as error:
+            for details in error.errors():
+                problem = field_error(details, EntryModel.model_fields)
+                problems.append(_error(record, label, problem))
     if not entries and not problems:
         globs = " or ".join(map(repr, only))
         message = f"{origin} has no entry that matches {globs}"
@@ -214,24 +216,19 @@ def _read_records(
     return Catalog(entries=tuple(entries), problems=tuple(problems))
 
 
-def _read_entry(record: Record, label: str, folder: Path) -> Entry:
+def _read_entry(record: Record, folder: Path) -> Entry:
     """Turn a record into an entry, checked as far as possible without loading its model.
 
     Args:
         record: the record; its value should be a mapping of fields.
-        label: the name of the entry, or its number without a name.
         folder: the base of relative paths.
 
     Raises:
-        BadEntriesError: the entry is invalid.
+        ValidationError: the entry is invalid.
     """
     search_path = tuple(dict.fromkeys((str(folder), str(Path.cwd()))))
     folders = Folders(base=folder, search_path=search_path)
-    try:
-        parsed = EntryModel.model_validate(record.value, context=folders)
-    except ValidationError as error:
-        problems = [field_error(details, EntryModel.model_fields) for details in error.errors()]
-        raise BadEntriesError([_error(record, label, problem) for problem in problems]) from None
+    parsed = EntryModel.model_validate(record.value, context=folders)
     fields = {name: value for name, value in parsed if name not in (*SOURCE_SETTINGS, "dims")}
     return Entry(
         spec=fields.pop("inputs"),

@@ -67,12 +67,10 @@ class History:
         """Return the final outcomes of a campaign, in the order of the catalog."""
         until = self._records[campaign].time if record.finished is not None else float("inf")
         rows = [self._row(campaign, member, until) for member in record.members]
-        unfinished: set[str] = set()
-        for member, row in zip(record.members, rows, strict=True):
-            if row is None:
-                unfinished.add(member.model)
+        pairs = list(zip(record.members, rows, strict=True))
+        unfinished = {member.model for member, row in pairs if row is None}
         reached: list[Reached] = []
-        for member, row in zip(record.members, rows, strict=True):
+        for member, row in pairs:
             is_hidden = member.cached and member.model in unfinished
             if row is not None and not is_hidden:
                 reached.append(_reached(row, cached=member.cached))

@@ -145,14 +145,10 @@ def _written_lease(path: Path | LeaseObject, campaign: str) -> Lease:
 
 def _running(campaign: str, folder: Path, holder: Holder | None) -> InfrastructureError:
     who = f": {holder.who}" if holder else ""
-    remedy = "wait for it, or name another with --campaign"
-    if holder is not None:
-        remedy += (
-            "; to take over, end that process: its lease is free at once on its machine, elsewhere"
-            f" after {holder.expiry_s:.0f} s"
-        )
     return InfrastructureError(
-        f"campaign {campaign!r} is being run by another driver on {folder}{who}; {remedy}",
+        f"campaign {campaign!r} is being run by another driver on {folder}{who}; wait for it, or"
+        " name another with --campaign; to take over, end that process: its lease is free at once"
+        f" on its machine, elsewhere after {EXPIRY_S:.0f} s",
         code="CP-CAMPAIGN-RUNNING",
     )
 
