@@ -1,7 +1,11 @@
-"""Read catalog files (YAML, JSON, JSON Lines) into plain records with their line."""
+"""Read catalog files (YAML, JSON, JSON Lines) into plain records with their line.
+
+Oversized files, deep nesting and duplicate fields are rejected.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +15,10 @@ from typing import Any
 import yaml
 
 from freezer.errors import CatalogError, expected_names
+
+MAX_BYTES = 16 * 1024 * 1024
+MAX_DEPTH = 64
+MAX_DIGITS = 64
 
 EMPTY = "CP-CATALOG-EMPTY"
 """Error code of a catalog without entries."""
@@ -66,8 +74,7 @@ def read_file(path: Path) -> list[Record]:
 def _read_yaml(path: Path) -> list[Record]:
     content = path.read_bytes()
     try:
-        root = yaml.compose(content, Loader=_Loader)
-        _refuse_duplicates(root, path)
+        root = _composed(content, path)
         document = yaml.constructor.SafeConstructor().construct_document(root) if root else {}
     except CatalogError:
         raise
@@ -106,21 +113,61 @@ def _merged(defaults: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, 
     return merged
 
 
-def _refuse_duplicates(node: yaml.Node | None, path: Path) -> None:
+def _composed(content: bytes, path: Path) -> yaml.Node | None:
+    """The nodes of a YAML text, after checks of its nesting, on which the parser would crash, and
+    of its size with aliases followed.
+    """
+    depth = 0
+    for event in yaml.parse(content, Loader=_Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise CatalogError(f"{path}: values are nested more than {MAX_DEPTH} deep")
+    root: yaml.Node | None = yaml.compose(content, Loader=_Loader)
+    if root is not None:
+        _check_node(root, path, 1, MAX_BYTES)
+    return root
+
+
+def _check_node(node: yaml.Node, path: Path, depth: int, rest: int) -> int:
+    """Check a node; return how many bytes of the rest its own values leave, with aliases followed.
+
+    Raises:
+        CatalogError: a number or the catalog is too large, an alias contains itself, or a field is
+            given twice.
+    """
+    if depth > MAX_DEPTH or rest <= 0:
+        raise CatalogError(
+            f"{_place(node, path)}: an alias contains itself, or repeats more than"
+            f" {MAX_BYTES / 1e6:.0f} MB; write the values out, or write JSON Lines (.jsonl)"
+        )
+    if isinstance(node, yaml.ScalarNode):
+        is_number = node.tag.endswith((":int", ":float"))
+        if is_number and len(node.value) > MAX_DIGITS:  # `1:1:1` has base 60
+            raise CatalogError(
+                f"{_place(node, path)}: got a number of {len(node.value)} characters, expected at"
+                f" most {MAX_DIGITS}; put a text in quotes"
+            )
+        return rest - len(node.value) - 8
+    children = node.value
+    if isinstance(node, yaml.MappingNode):
+        _refuse_duplicates(node, path)
+        children = itertools.chain.from_iterable(node.value)
+    for child in children:
+        rest = _check_node(child, path, depth + 1, rest)
+    return rest - 8
+
+
+def _refuse_duplicates(node: yaml.MappingNode, path: Path) -> None:
     """Reject duplicate fields, of which YAML would keep the last."""
-    if isinstance(node, yaml.SequenceNode):
-        for child in node.value:
-            _refuse_duplicates(child, path)
-    elif isinstance(node, yaml.MappingNode):
-        places: dict[str, str] = {}
-        for key, value in node.value:
-            name = str(key.value)
-            place = _place(key, path)
-            if name in places and name != "<<":
-                message = f"{place}: {name!r} is given twice, first at {places[name]}; remove one"
-                raise CatalogError(message, field=name)
-            places[name] = place
-            _refuse_duplicates(value, path)
+    places: dict[str, str] = {}
+    for key, _ in node.value:
+        name = str(key.value)
+        place = _place(key, path)
+        if name in places and name != "<<":
+            message = f"{place}: {name!r} is given twice, first at {places[name]}; remove one"
+            raise CatalogError(message, field=name)
+        places[name] = place
 
 
 def _place(node: yaml.Node, path: Path) -> str:
@@ -151,7 +198,8 @@ def _read_json_lines(path: Path) -> list[Record]:
                 continue
             try:
                 value = json.loads(line, object_pairs_hook=_unique)
-            except ValueError as error:
+                json.dumps(value, ensure_ascii=False).encode()  # fails for half a surrogate pair
+            except (ValueError, RecursionError) as error:
                 message = f"got {line.strip()!r:.80}, which is not JSON: {error}"
                 raise CatalogError(message, place=place) from None
             records.append(Record(place=place, value=value))

@@ -230,6 +230,8 @@ def test_a_pickle_needs_trust(folder: Path) -> None:
         ("models: [\n", "CP-CATALOG"),
         ("models: !!python/object:os.system {}\n", "CP-CATALOG"),
         ("models:\n  - name: a\n    name: b\n", "CP-CATALOG"),
+        (f"models: {'[' * 100_000}\n", "CP-CATALOG"),
+        (entry(args="&a {width: *a}"), "CP-CATALOG"),
     ],
 )
 def test_invalid_catalog_is_refused(tmp_path: Path, text: str, code: str) -> None:
@@ -247,6 +249,7 @@ def test_invalid_catalog_is_refused(tmp_path: Path, text: str, code: str) -> Non
         ("latin.jsonl", b'{"name": "\xe9"}\n', "CP-CATALOG"),
         ("half.jsonl", b'{"name": "a"}\n{"name": \n', "CP-CATALOG"),
         ("twice.jsonl", b'{"name": "a", "name": "b"}\n', "CP-CATALOG"),
+        ("deep.jsonl", b"[" * 200_000, "CP-CATALOG"),
         ("empty.jsonl", b"\n\n", "CP-CATALOG-EMPTY"),
     ],
 )
@@ -311,6 +314,26 @@ def test_only_takes_matching_names(tmp_path: Path) -> None:
         read_catalog(catalog, only=["z*"])
 
 
+LEVELS = range(1, 9)
+LAUGHS = {
+    "lists": "a0: &a0 [x]\n"
+    + "".join(f"      a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in LEVELS),
+    "merged": "a0: &a0 {x: 1}\n"
+    + "".join(f"      a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}\n" for i in LEVELS),
+    "texts": "a0: &a0 " + "x" * 100_000 + "\n      a1: [" + ", ".join(["*a0"] * 1000) + "]\n",
+    "sexagesimal": "a0: " + "1:" * 400_000 + "1\n",
+    "hexadecimal": "a0: 0x" + "f" * 100_000 + "\n",
+}
+
+
+@pytest.mark.parametrize("args", LAUGHS.values(), ids=LAUGHS)
+def test_small_texts_with_huge_values_are_rejected(tmp_path: Path, args: str) -> None:
+    """Such catalogs took all memory, or never ended."""
+    with pytest.raises(CatalogError) as caught:
+        read_catalog(write(tmp_path, entry() + "    args:\n      " + args))
+    assert caught.value.code == "CP-CATALOG"
+
+
 SCALARS = (
     *('!!int ""', "!!int x", "!!int [1]", "!!bool maybe", "!!timestamp x", "2001-99-99"),
     *("!!binary x", '!!float ""', "!!python/name:os.system x", "1e999", "0x" + "f" * 60),
@@ -329,3 +352,10 @@ def test_odd_values_are_errors_of_their_entry(tmp_path: Path, field: str, form: 
         with contextlib.suppress(CatalogError):
             for read in read_catalog(path).entries:
                 source_key(read, FileDigests(tmp_path / "digests.json"))
+
+
+def test_half_a_surrogate_pair_is_rejected(tmp_path: Path) -> None:
+    path = tmp_path / "catalog.jsonl"
+    path.write_text('{"name": "a", "tags": {"x": "\\ud800"}}')
+    with pytest.raises(CatalogError):
+        read_catalog(path)
