@@ -11,7 +11,6 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ from torch import Tensor
 from freezer.artifact import ENGINES, Manifest
 from freezer.errors import ContractError, Refusal
 from freezer.runtime.contract import OpenModel, OpenPayload, indices_problem
-from freezer.runtime.cuda_graphs import CudaGraphs
 from freezer.runtime.devices import CPU, current
 from freezer.runtime.loaders import own_memory
 from freezer.runtime.preserved import REFUSED_NAMES, Preserved, read, refusal
@@ -40,16 +38,11 @@ class CallOptions:
             may be open.
         num_threads: for payloads that fit any thread count; None for the calling thread's own.
         device: that inputs must be on: the CPU, or a GPU with its index.
-        cuda_graphs: on a GPU, capture calls of payloads for one size (cuda_graphs.py).
     """
 
     preserve: Sequence[str] = ()
     num_threads: int | None = None
     device: torch.device = CPU
-    cuda_graphs: bool = False
-
-
-DEFAULT_CALLS = CallOptions()
 
 
 class FrozenModel(OpenModel):
@@ -99,7 +92,7 @@ class FrozenModel(OpenModel):
         payloads: Sequence[OpenPayload],
         manifest: Manifest | None = None,
         ladder: Sequence[Refusal] = (),
-        options: CallOptions = DEFAULT_CALLS,
+        options: CallOptions = CallOptions(),
     ) -> None:
         if options.preserve and len(payloads) != 1:
             names = ", ".join(options.preserve)
@@ -119,7 +112,6 @@ class FrozenModel(OpenModel):
         self.device = options.device
         self._num_threads = options.num_threads
         self._on_cpu = options.device.type == "cpu"
-        self._graphs = CudaGraphs(options.device) if options.cuda_graphs else None
         self._own = set().union(*(own_memory(opened.run) for opened in payloads))
         first = payloads[0]
         # Last: __setattr__ passes later assignments to the payload, or refuses them.
@@ -245,12 +237,7 @@ class FrozenModel(OpenModel):
                     outputs = [self._given_away(output) for output in outputs]
                 return self._rebuild(outputs)
             with current(self.device), full_on_gpu():
-                call = partial(self._leaves, opened)
-                if self._graphs is None:
-                    outputs = call(tensors)
-                else:
-                    outputs = self._graphs.run(opened.payload, call, tensors)
-                return self._rebuild(outputs)
+                return self._rebuild(self._leaves(opened, tensors))
 
     def _given_away(self, output: Tensor) -> Tensor:
         """The output, or a copy if it is the payload's own tensor."""

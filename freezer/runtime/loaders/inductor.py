@@ -29,8 +29,6 @@ def open_inductor(
     path: Path,
     settings: Mapping[str, object],
     device: torch.device = CPU,
-    *,
-    one_at_a_time: bool = False,
 ) -> Runner:
     """Open a package on a device.
 
@@ -41,8 +39,6 @@ def open_inductor(
         path: file of the package.
         settings: settings of the recipe; not used.
         device: device to run on.
-        one_at_a_time: whether the runner omits the synchronization between calls, as the capture
-            of CUDA graphs requires.
 
     Raises:
         IntegrityError: the package is damaged.
@@ -55,7 +51,7 @@ def open_inductor(
             folder = stack.enter_context(scratch_folder(executable=True))
             with _unpacking_to(folder):
                 run_flat = torch._C._aoti.AOTIModelPackageLoader(
-                    str(path), "model", one_at_a_time, 1, index
+                    str(path), "model", False, 1, index
                 ).run
 
         def run(*tensors: Tensor) -> list[Tensor]:
