@@ -25,7 +25,7 @@ from benchmarks.pages import markdown_table, results_page, today
 from freezer.errors import ColdpressError, UsageError
 from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import toolchain
-from freezer.runtime.devices import facts_of, no_cuda, visible
+from freezer.runtime.devices import no_cuda, visible
 from freezer.runtime.torch_settings import full_on_gpu
 from freezer.spec import Limits, SamplingPolicy
 from freezer.timing import Sampling, meter_of, sample
@@ -170,9 +170,7 @@ def _exact(model: nn.Module, x: Tensor) -> Any:
 
 def page(cells: Sequence[Cell], device: torch.device) -> str:
     """The page: the machine, the command, and a table for each cell."""
-    made = ", ".join(
-        f"{name} {value}" for name, value in {**toolchain(device), **facts_of(device)}.items()
-    )
+    made = ", ".join(f"{name} {value}" for name, value in toolchain(device).items())
     lines = [
         f"# Frozen models on a GPU: {torch.cuda.get_device_name(device)}",
         "",

@@ -225,19 +225,6 @@ def gpu_versions(device: torch.device) -> dict[str, str | None]:
     return versions
 
 
-def facts_of(device: torch.device) -> dict[str, object]:
-    """Describe a GPU in the host record of a measurement."""
-    properties = torch.cuda.get_device_properties(device)
-    return {
-        "name": properties.name,
-        "capability": f"{properties.major}.{properties.minor}",
-        "memory_bytes": properties.total_memory,
-        "num_multiprocessors": properties.multi_processor_count,
-        "driver": this_host().driver,
-        "runtime": torch.version.cuda,
-    }
-
-
 def nvml_uuid(device: torch.device) -> str:
     """UUID of a GPU in NVML."""
     properties = torch.cuda.get_device_properties(device)
@@ -252,15 +239,15 @@ _OF_SPEED = re.compile(
 """Environment variables that influence speed, which a judge records with its measurements."""
 
 
-def host_fingerprint(device: torch.device = CPU) -> dict[str, Any]:
-    """Host record of a measurement: CPU, kernel, limits of the process, and GPU.
+def host_fingerprint() -> dict[str, Any]:
+    """Host record of a measurement: CPU, kernel and limits of the process.
 
     Never part of a key.
     """
     import archspec.cpu.detect
 
     names = sorted(filter(_OF_SPEED.fullmatch, os.environ))
-    record: dict[str, Any] = {
+    return {
         "cpu": archspec.cpu.detect.brand_string(),
         "classes": list(detect().classes),
         "num_cpus": os.cpu_count(),
@@ -269,6 +256,3 @@ def host_fingerprint(device: torch.device = CPU) -> dict[str, Any]:
         "kernel": platform.release(),
         "environment": {name: os.environ[name] for name in names},
     }
-    if device.type == "cuda":
-        record["gpu"] = facts_of(device)
-    return record

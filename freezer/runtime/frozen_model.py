@@ -18,7 +18,7 @@ from torch import Tensor
 
 from freezer.artifact import ENGINES, Manifest
 from freezer.errors import ContractError, Refusal
-from freezer.runtime.contract import OpenModel, OpenPayload, indices_problem
+from freezer.runtime.contract import OpenModel, OpenPayload, check_indices, input_error
 from freezer.runtime.devices import CPU, current
 from freezer.runtime.loaders import own_memory
 from freezer.runtime.preserved import REFUSED_NAMES, Preserved, read, refusal
@@ -193,13 +193,6 @@ class FrozenModel(OpenModel):
         else:
             self.preserved[name] = value
 
-    def __dir__(self) -> list[str]:
-        names = {*super().__dir__()}
-        for name in self.preserved:
-            part, _, _ = name.partition(".")
-            names.add(part)
-        return sorted(names)
-
     def _check(
         self,
         spec: TensorSpec,
@@ -208,18 +201,16 @@ class FrozenModel(OpenModel):
         """An input as a payload may read it."""
         if not isinstance(value, Tensor):
             got = "nothing" if value is None else type(value).__name__
-            expected = f"expected a tensor of {spec.dtype} {list(spec.shape)}"
-            raise ContractError(f"input {spec.name!r}: got {got}, {expected}")
+            raise input_error(
+                spec, f"got {got}, expected a tensor of {spec.dtype} {list(spec.shape)}"
+            )
         here = value.is_cpu if self._on_cpu else value.device == self.device
         dtype = getattr(torch, spec.dtype)
         if value.dtype is not dtype or not here or value.layout is not torch.strided:
-            problem = _tensor_problem(spec, value, self.device)
-            raise ContractError(f"input {spec.name!r}: {problem}")
+            raise input_error(spec, _tensor_problem(spec, value, self.device))
         if spec.indices is not None and value.numel():
             least, greatest = torch.aminmax(value)
-            outside = indices_problem(spec, int(least), int(greatest))
-            if outside:
-                raise ContractError(f"input {spec.name!r}: {outside}")
+            check_indices(spec, int(least), int(greatest))
         # A lazy conjugate or negative shares memory with its source; a payload reads the memory.
         if value.is_neg() or value.is_conj():
             value = value.resolve_conj().resolve_neg()

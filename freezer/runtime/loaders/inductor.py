@@ -85,7 +85,11 @@ def _open_mapped(path: Path) -> Callable[[list[Tensor]], list[Tensor]] | None:
                 weight_capsule(address, entry)
             )
         runner.update_constant_buffer(weights, False, True, True)
-    except (AttributeError, TypeError) as error:  # a torch with other private bindings
+    except (
+        AttributeError,
+        RuntimeError,
+        TypeError,
+    ) as error:  # a torch with other private bindings
         logger.warning(
             "%s: torch %s cannot map the weights (%s); they are copied, which needs twice their"
             " size in memory at load",
