@@ -53,13 +53,11 @@ class CheckRequest:
         store: URI of a store; None for no check.
         tracking_uri: URI of MLflow; None for no check.
         address: address of a Ray cluster; None for RAY_ADDRESS, or no check.
-        campaigns: whether this is a checkout, from which campaigns run, and not a deployment.
     """
 
     store: str | None = None
     tracking_uri: str | None = None
     address: str | None = None
-    campaigns: bool = False
 
 
 Check = Callable[[CheckRequest], Iterable[Finding]]
@@ -103,13 +101,12 @@ def check_torch(_: CheckRequest) -> Iterator[Finding]:
     yield Finding("torch", f"{versions['torch']}, built for {device}; Python {python}")
 
 
-def check_compiler(request: CheckRequest) -> Iterator[Finding]:
+def check_compiler(_: CheckRequest) -> Iterator[Finding]:
     """Whether the C++ compiler builds a shared library with OpenMP, and objdump is there to check
     its instructions.
     """
     from freezer.freezing.environment import compiler
 
-    level: Level = "error" if request.campaigns else "warning"
     command = compiler()
     missing = [tool for tool in (command, "objdump") if shutil.which(tool) is None]
     problem = f"{missing[0]!r} is not in PATH" if missing else _compile_problem(command)
@@ -117,7 +114,7 @@ def check_compiler(request: CheckRequest) -> Iterator[Finding]:
         yield Finding("compiler", f"{command!r} builds shared libraries with OpenMP")
     else:
         text = f"{problem}; freezing with Inductor needs it, and serving does not"
-        yield Finding("compiler", text, level, _INSTALL)
+        yield Finding("compiler", text, "warning", _INSTALL)
 
 
 def _compile_problem(command: str) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from importlib.metadata import entry_points
 
 from freezer.checks.machine_checks import (
@@ -38,7 +37,6 @@ def run_checks(request: CheckRequest) -> Iterator[Finding]:
     findings = list(_run({"torch": check_torch}, request))
     yield from findings
     further, missing = _further()
-    request = replace(request, campaigns=bool(further))
     yield from _run(CHECKS, request)
     if findings[0].level == "ok":
         yield from _run({"GPU": check_gpus}, request)

@@ -86,11 +86,10 @@ class NvmlError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU: its UUID in NVML, its compute capability (major * 10 + minor), and its name."""
+    """A GPU: its UUID in NVML, and its compute capability (major * 10 + minor)."""
 
     uuid: str
     capability: int
-    name: str = ""
 
 
 @contextlib.contextmanager
@@ -134,9 +133,7 @@ def gpus() -> tuple[Gpu, ...]:
     for index in range(pynvml.nvmlDeviceGetCount()):
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-        uuid = pynvml.nvmlDeviceGetUUID(handle)
-        name = pynvml.nvmlDeviceGetName(handle)
-        listed.append(Gpu(uuid, major * 10 + minor, name))
+        listed.append(Gpu(pynvml.nvmlDeviceGetUUID(handle), major * 10 + minor))
     return tuple(listed)
 
 

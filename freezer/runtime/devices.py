@@ -122,21 +122,16 @@ def device_of(
             code; code CP-DEVICE-CLASS.
     """
     device = None if asked is None else with_index(asked)
-    gpus = dict(visible())
-    names: list[str] = []
-    fitting: list[torch.device] = []
-    for gpu, capability in gpus.items():
-        names.append(f"{gpu} is cuda-sm{capability}")
-        if capability == wanted.capability:
-            fitting.append(gpu)
-    seen = ", ".join(names)
+    gpus = visible()
+    fitting = [gpu for gpu, capability in gpus if capability == wanted.capability]
+    seen = ", ".join(f"{gpu} is cuda-sm{capability}" for gpu, capability in gpus)
     problem = no_cuda()
     if problem is None and wanted.host not in machine.classes:
         why_not = machine.why_not.get(str(wanted.host), "the CPU is of another kind")
         problem = f"its host code is made for {wanted.host}, which cannot run here: {why_not}"
     elif problem is None and not fitting:
         problem = f"no GPU that this process sees has this compute capability: {seen}"
-    elif problem is None and device is not None and device not in fitting:
+    elif problem is None and device not in (None, *fitting):
         problem = f"got {device}, but here {seen}; name a device of the class"
     if problem is not None:
         raise _no_device(f"this process cannot build for {wanted.name}: {problem}")

@@ -157,8 +157,6 @@ _SIGNATURES = {
     f"{_PREFIX}CreateWithDevice": (Handle, _SIZE, ctypes.c_char_p, ctypes.c_char_p),
     f"{_PREFIX}Delete": (Handle,),
     f"{_PREFIX}Run": (Handle, Handle, _SIZE, Handle, _SIZE, Handle, Handle),
-    f"{_PREFIX}GetNumInputs": (Handle, Handle),
-    f"{_PREFIX}GetNumOutputs": (Handle, Handle),
 }
 
 
@@ -178,16 +176,16 @@ class NativePayload:
     Args:
         path: the package.
         num_threads: to run with.
-        num_inputs, num_outputs: of the manifest.
+        num_outputs: of the manifest.
 
     Raises:
-        IntegrityError: the package is damaged, or has other inputs or outputs.
+        IntegrityError: the package is damaged.
         UsageError: it calls operators that have no C interface, or no temporary folder can be used.
         AttributeError, RuntimeError, OSError: the library cannot be loaded, or does not make a
             model.
     """
 
-    def __init__(self, path: Path, num_threads: int, num_inputs: int, num_outputs: int) -> None:
+    def __init__(self, path: Path, num_threads: int, num_outputs: int) -> None:
         self._torch = libtorch()
         self._num_threads = num_threads
         self._num_outputs = num_outputs
@@ -215,8 +213,6 @@ class NativePayload:
         self._call("CreateWithDevice", ctypes.byref(self._container), 1, b"cpu", None)
         if package.table is not None:
             mappings.append(self._map(path, package.table, package.begin))
-        self._check_count("GetNumInputs", num_inputs)
-        self._check_count("GetNumOutputs", num_outputs)
 
     def __call__(self, arrays: Sequence[Array]) -> list[Array]:
         """The outputs for C-contiguous inputs in order.
@@ -264,19 +260,6 @@ class NativePayload:
             "UpdateUserManagedConstantBufferPairs", self._container, pairs, len(pairs), False, True
         )
         return mapped
-
-    def _check_count(
-        self,
-        name: str,
-        expected: int,
-    ) -> None:
-        found = _SIZE()
-        self._call(name, self._container, ctypes.byref(found))
-        if found.value != expected:  # `Run` would end the process
-            raise IntegrityError(
-                f"the payload's {name.removeprefix('GetNum').lower()} are {found.value}, and the"
-                f" manifest's {expected}"
-            )
 
     def _call(
         self,
