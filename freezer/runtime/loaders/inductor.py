@@ -18,7 +18,7 @@ from torch import Tensor
 from freezer.files import scratch_folder
 from freezer.runtime.contract import Runner
 from freezer.runtime.devices import CPU
-from freezer.runtime.native import ALIGNMENT, read_package, weight_capsule
+from freezer.runtime.native import read_package, weight_capsule
 
 _environment = threading.Lock()
 
@@ -68,12 +68,8 @@ def _open_mapped(path: Path) -> Callable[[list[Tensor]], list[Tensor]] | None:
     package = read_package(path)
     if package.table is None:
         return None
-    size = package.begin + package.table.size_bytes
-    mapped = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
-    address = mapped.data_ptr() + package.begin
     try:
-        if address % ALIGNMENT:
-            raise TypeError(f"not aligned to {ALIGNMENT} bytes")
+        mapping, address = package.mapped_weights(package.table)
         with package.shared_library() as library:  # it survives its temporary folder
             runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
         weights: dict[str, Tensor] = {}
@@ -85,11 +81,7 @@ def _open_mapped(path: Path) -> Callable[[list[Tensor]], list[Tensor]] | None:
                 weight_capsule(address, entry)
             )
         runner.update_constant_buffer(weights, False, True, True)
-    except (
-        AttributeError,
-        RuntimeError,
-        TypeError,
-    ) as error:  # a torch with other private bindings
+    except (AttributeError, TypeError) as error:  # a torch with other private bindings
         logger.warning(
             "%s: torch %s cannot map the weights (%s); they are copied, which needs twice their"
             " size in memory at load",
@@ -101,7 +93,7 @@ def _open_mapped(path: Path) -> Callable[[list[Tensor]], list[Tensor]] | None:
         outputs: list[Tensor] = runner.run(tensors)
         return outputs
 
-    run.mapped = mapped  # type: ignore[attr-defined]  # the weights do not keep it alive
+    run.mapping = mapping  # type: ignore[attr-defined]  # the weights do not keep it alive
     return run
 
 

@@ -106,6 +106,21 @@ class InductorPackage:
                 )
             yield libraries[0]
 
+    def mapped_weights(self, table: WeightTable) -> tuple[mmap.mmap, int]:
+        """Map the weights beside the library: the mapping, which must be kept while they are used,
+        and their address.
+
+        Raises:
+            TypeError: they are not aligned.
+        """
+        with self.path.open("rb") as file:
+            size = self.begin + table.size_bytes
+            mapping = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(mapping)) + self.begin
+        if address % ALIGNMENT:
+            raise TypeError(f"the weights in {self.path.name} are not aligned to {ALIGNMENT} bytes")
+        return mapping, address
+
 
 def read_package(path: Path) -> InductorPackage:
     """Read where a package has its weights.
@@ -139,7 +154,7 @@ def borrowed(address: int, entry: WeightEntry) -> Handle:
     """Handle of a weight; `address` is that of the first weight.
 
     Raises:
-        RuntimeError: torch does not make such a tensor.
+        TypeError: torch does not make such a tensor.
     """
     return libtorch().tensor_at(
         address + entry.position,
@@ -181,7 +196,7 @@ class NativePayload:
     Raises:
         IntegrityError: the package is damaged.
         UsageError: it calls operators that have no C interface, or no temporary folder can be used.
-        AttributeError, RuntimeError, OSError: the library cannot be loaded, or does not make a
+        AttributeError, RuntimeError, TypeError, OSError: the library cannot be loaded, or makes no
             model.
     """
 
@@ -212,7 +227,9 @@ class NativePayload:
             self._last_error = self._library.AOTInductorGetLastError
         self._call("CreateWithDevice", ctypes.byref(self._container), 1, b"cpu", None)
         if package.table is not None:
-            mappings.append(self._map(path, package.table, package.begin))
+            mapping, address = package.mapped_weights(package.table)
+            mappings.append(mapping)
+            self._give_weights(package.table, address)
 
     def __call__(self, arrays: Sequence[Array]) -> list[Array]:
         """The outputs for C-contiguous inputs in order.
@@ -237,18 +254,8 @@ class NativePayload:
             if before != self._num_threads:
                 self._torch.num_threads = before
 
-    def _map(
-        self,
-        path: Path,
-        table: WeightTable,
-        begin: int,
-    ) -> mmap.mmap:
-        """Let the model read its weights from the file, whose mapping is returned."""
-        with path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), begin + table.size_bytes, access=mmap.ACCESS_COPY)
-        address = ctypes.addressof(ctypes.c_char.from_buffer(mapped)) + begin
-        if address % ALIGNMENT:
-            raise RuntimeError(f"the weights in {path.name} are not aligned to {ALIGNMENT} bytes")
+    def _give_weights(self, table: WeightTable, address: int) -> None:
+        """Let the model read its weights at an address."""
         for entry in table.constants:
             self._handles.append(borrowed(address, entry))
         pairs = (_Pair * len(self._handles))()
@@ -259,7 +266,6 @@ class NativePayload:
         self._call(
             "UpdateUserManagedConstantBufferPairs", self._container, pairs, len(pairs), False, True
         )
-        return mapped
 
     def _call(
         self,

@@ -161,7 +161,7 @@ class Libtorch:
             packed: oneDNN's description of a packed tensor; empty for a plain one.
 
         Raises:
-            RuntimeError: torch does not make such a tensor.
+            TypeError: torch does not make such a tensor.
         """
         functions = self.functions
         layout = (
@@ -174,7 +174,8 @@ class Libtorch:
             *(self._number_of(dtype), functions.aoti_torch_device_type_cpu(), 0),
             *(ctypes.byref(handle), layout(), packed, len(packed)),
         )
-        self.check(status, f"torch makes no tensor of {dtype} {list(shape)}")
+        if status != 0:
+            raise TypeError(f"torch makes no tensor of {dtype} {list(shape)}")
         return handle
 
     def _number_of(self, dtype: str) -> int:
