@@ -59,7 +59,7 @@ def cuda_needs(made_for: DeviceClass, runtime: str | None) -> CudaNeeds | None:
         made_for: its class.
         runtime: the CUDA version that made it: `12.8`.
     """
-    if made_for.kind != "cuda" or made_for.capability is None:
+    if made_for.capability is None:
         return None
     return CudaNeeds(
         capability=f"{made_for.capability // 10}.{made_for.capability % 10}",

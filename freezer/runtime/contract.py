@@ -124,13 +124,8 @@ class OpenModel:
         for opened in self._payloads:
             if opened.payload.accepts(point):
                 return opened
-        listed: list[str] = []
-        for opened in self._payloads:
-            dims = ", ".join(map(str, opened.payload.dims))
-            listed.append(f"{opened.payload.path} ({dims})")
-        raise ContractError(
-            f"no payload serves {dict(point)}; the artifact holds {'; '.join(listed)}"
-        )
+        paths = ", ".join(opened.payload.path for opened in self._payloads)
+        raise ContractError(f"no payload serves {dict(point)}; the artifact has {paths}")
 
     def _refuse_after_fork(self) -> NoReturn:
         """Raise ContractError: the threads of the payload exist in the parent process only, and a
