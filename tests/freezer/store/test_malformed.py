@@ -27,7 +27,13 @@ from freezer.artifact import (
     file_ref,
 )
 from freezer.codec import encode
-from freezer.errors import ColdpressError, IncompatibleError, IntegrityError
+from freezer.errors import (
+    CanaryError,
+    ColdpressError,
+    ContractError,
+    IncompatibleError,
+    IntegrityError,
+)
 from freezer.files import digest_bytes
 from freezer.pyfunc import _load_pyfunc
 from freezer.serving.verify import verify
@@ -228,7 +234,9 @@ def bad_metadata(path: Path) -> None:
 def test_golden_files_of_another_shape(
     portable: Frozen, tmp_path: Path, path: str, change: Callable[[Path], None]
 ) -> None:
-    """Golden files whose digests are right, in `verify` and `load` (the canary)."""
+    """Golden files whose digests are right: damage, or a difference that the contract or the canary
+    finds.
+    """
     copied = copy_of(portable.artifact, tmp_path / "copy")
     (copied.folder / path).chmod(0o644)
     change(copied.folder / path)
@@ -237,9 +245,9 @@ def test_golden_files_of_another_shape(
         for item in copied.manifest.files
     )
     artifact = rewritten(copied, files=files)
-    with pytest.raises(IntegrityError):
+    with pytest.raises((IntegrityError, ContractError, CanaryError)):
         verify(artifact.folder)
-    with pytest.raises(IncompatibleError, match="portable: tampered"):
+    with pytest.raises(IncompatibleError):
         freezer.load(artifact.folder)
 
 
