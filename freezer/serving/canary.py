@@ -25,7 +25,7 @@ from freezer.compare import (
     golden_problem,
     pooled,
 )
-from freezer.errors import CanaryError
+from freezer.errors import CanaryError, IntegrityError
 from freezer.runtime.tensor_files import Shaped, golden_sets, load_tensors
 
 if TYPE_CHECKING:
@@ -150,7 +150,17 @@ def golden_figures(
     golden: Sequence[Mapping[str, Values]],
     answers: Mapping[int, Sequence[Values]],
 ) -> list[CanaryFigure]:
-    """Figures of every output, from the answers to some golden sets."""
+    """Figures of every output, from the answers to some golden sets.
+
+    Raises:
+        IntegrityError: the model has another number of outputs than the manifest.
+    """
+    for outputs in answers.values():
+        if len(outputs) != len(manifest.outputs):
+            raise IntegrityError(
+                f"the model returned {len(outputs)} tensors; the manifest names"
+                f" {len(manifest.outputs)}"
+            )
     figures = []
     for position, spec in enumerate(manifest.outputs):
         pairs = {}

@@ -259,8 +259,6 @@ def changed(artifact: Artifact, **changes: Any) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"golden": [{"point": {}, "native_rmse": {}}]},
-        {"golden": [{"point": {"batch": 99}, "native_rmse": {}}]},
         {"needs": {"torch": "x"}},
         {"outputs": []},
         {"inputs": {"inputs": []}},
@@ -275,6 +273,16 @@ def test_manifests_that_contradict_their_files(
     for read in (verify, freezer.load):
         with pytest.raises(ColdpressError):
             read(artifact.folder)
+
+
+@pytest.mark.parametrize("point", [{}, {"batch": 99}])
+def test_golden_sizes_beyond_the_dims_are_refused(
+    portable: Frozen, tmp_path: Path, point: dict[str, int]
+) -> None:
+    artifact = copy_of(portable.artifact, tmp_path / "copy")
+    changed(artifact, golden=[{"point": point, "native_rmse": {}}])
+    with pytest.raises(IncompatibleError):
+        freezer.load(artifact.folder)
 
 
 @pytest.mark.parametrize(
