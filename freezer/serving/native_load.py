@@ -50,6 +50,7 @@ def _open(
     run = NativePayload(
         artifact.folder / payload.path,
         num_threads=payload.num_threads or num_threads,
+        num_inputs=len(artifact.manifest.inputs.tensors),
         num_outputs=len(artifact.manifest.outputs),
     )
     return OpenPayload(payload=payload, run=run)

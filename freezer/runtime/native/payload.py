@@ -172,6 +172,8 @@ _SIGNATURES = {
     f"{_PREFIX}CreateWithDevice": (Handle, _SIZE, ctypes.c_char_p, ctypes.c_char_p),
     f"{_PREFIX}Delete": (Handle,),
     f"{_PREFIX}Run": (Handle, Handle, _SIZE, Handle, _SIZE, Handle, Handle),
+    f"{_PREFIX}GetNumInputs": (Handle, Handle),
+    f"{_PREFIX}GetNumOutputs": (Handle, Handle),
 }
 
 
@@ -191,16 +193,16 @@ class NativePayload:
     Args:
         path: the package.
         num_threads: to run with.
-        num_outputs: of the manifest.
+        num_inputs, num_outputs: of the manifest.
 
     Raises:
-        IntegrityError: the package is damaged.
+        IntegrityError: the package is damaged, or has other inputs or outputs.
         UsageError: it calls operators that have no C interface, or no temporary folder can be used.
         AttributeError, RuntimeError, TypeError, OSError: the library cannot be loaded, or makes no
             model.
     """
 
-    def __init__(self, path: Path, num_threads: int, num_outputs: int) -> None:
+    def __init__(self, path: Path, num_threads: int, num_inputs: int, num_outputs: int) -> None:
         self._torch = libtorch()
         self._num_threads = num_threads
         self._num_outputs = num_outputs
@@ -230,6 +232,8 @@ class NativePayload:
             mapping, address = package.mapped_weights(package.table)
             mappings.append(mapping)
             self._give_weights(package.table, address)
+        self._check_count("GetNumInputs", num_inputs)
+        self._check_count("GetNumOutputs", num_outputs)
 
     def __call__(self, arrays: Sequence[Array]) -> list[Array]:
         """The outputs for C-contiguous inputs in order.
@@ -253,6 +257,15 @@ class NativePayload:
                 self._torch.delete(Handle(address))
             if before != self._num_threads:
                 self._torch.num_threads = before
+
+    def _check_count(self, name: str, expected: int) -> None:
+        found = _SIZE()
+        self._call(name, self._container, ctypes.byref(found))
+        if found.value != expected:  # `Run` would end the process
+            raise IntegrityError(
+                f"the payload's {name.removeprefix('GetNum').lower()} are {found.value}, and the"
+                f" manifest's {expected}"
+            )
 
     def _give_weights(self, table: WeightTable, address: int) -> None:
         """Let the model read its weights at an address."""
