@@ -1,10 +1,8 @@
-"""Compare frozen models with eager, and with eager as a CUDA graph, on this machine's GPU: `python
--m benchmarks.gpu`.
+"""Compare frozen models with eager on this machine's GPU: `python -m benchmarks.gpu`.
 
 Needs torch with CUDA, safetensors and archspec; Inductor's recipes also need g++ and binutils. Each
 model is frozen by each recipe; then eager and every candidate that passed the drift gate are timed
-side by side by device events, as calls and as CUDA graphs. The table goes to
-benchmarks/results/gpu-<device>-<date>.md.
+side by side by device events. The table goes to benchmarks/results/gpu-<device>-<date>.md.
 """
 
 from __future__ import annotations
@@ -24,19 +22,16 @@ from torch import Tensor, nn
 
 import freezer
 from benchmarks.pages import markdown_table, results_page, today
-from freezer.artifact import Payload
 from freezer.errors import ColdpressError, UsageError
 from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import toolchain
-from freezer.runtime.cuda_graphs import CudaGraphs
-from freezer.runtime.devices import facts_of, no_cuda, visible
+from freezer.runtime.devices import no_cuda, visible
 from freezer.runtime.torch_settings import full_on_gpu
 from freezer.spec import Limits, SamplingPolicy
 from freezer.timing import Sampling, meter_of, sample
 
 POLICY = SamplingPolicy(time_limit_s=8.0, percentiles=("p50", "p90"))
 NUM_INPUTS = 4
-_STATIC = Payload(path="eager", digest="", size_bytes=0, kind="exported", num_threads=None)
 
 
 class ConvNet(nn.Module):
@@ -140,10 +135,7 @@ def measure(
     torch.manual_seed(0)
     model = kind().eval().to(device, DTYPES[dtype])
     inputs = [torch.randn(batch, *shape).to(device, DTYPES[dtype]) for _ in range(NUM_INPUTS)]
-    entrants: dict[str, Callable[..., Any]] = {
-        "eager": partial(_exact, model),
-        "eager, CUDA graph": _graphed(model, device),
-    }
+    entrants: dict[str, Callable[..., Any]] = {"eager": partial(_exact, model)}
     missing: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="coldpress-") as work:
         for recipe in recipes:
@@ -160,7 +152,6 @@ def measure(
                 if result.verdict != "published":
                     raise UsageError(result.reason)
                 entrants[recipe] = freezer.load(out)
-                entrants[f"{recipe}, CUDA graph"] = freezer.load(out, cuda_graphs=True)
             except ColdpressError as error:
                 missing[recipe] = str(error).splitlines()[0]
         calls: dict[str, list[Callable[[], Any]]] = {
@@ -177,16 +168,9 @@ def _exact(model: nn.Module, x: Tensor) -> Any:
         return model(x)
 
 
-def _graphed(model: nn.Module, device: torch.device) -> Callable[[Tensor], Any]:
-    graphs = CudaGraphs(device)
-    return lambda x: graphs.run(_STATIC, lambda tensors: [_exact(model, tensors[0])], [x])
-
-
 def page(cells: Sequence[Cell], device: torch.device) -> str:
     """The page: the machine, the command, and a table for each cell."""
-    made = ", ".join(
-        f"{name} {value}" for name, value in {**toolchain(device), **facts_of(device)}.items()
-    )
+    made = ", ".join(f"{name} {value}" for name, value in toolchain(device).items())
     lines = [
         f"# Frozen models on a GPU: {torch.cuda.get_device_name(device)}",
         "",
@@ -200,9 +184,8 @@ def page(cells: Sequence[Cell], device: torch.device) -> str:
         ),
         (
             "fastest round to that of the slowest. TF32 and sums in half precision are off for all,"
-            " including eager. A call of a CUDA"
+            " including eager."
         ),
-        "graph copies its inputs in and its results out.",
     ]
     for cell in cells:
         rows = [_row(entrant, cell.sampling) for entrant in cell.sampling.samples_ms]

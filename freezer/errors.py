@@ -4,8 +4,7 @@
     ├── UsageError                a request cannot be carried out
     │   ├── SpecError             an input spec, a dim or a sample is wrong
     │   ├── CatalogError          a catalog entry is wrong (names the entry and the field)
-    │   ├── MissingDependencyError  an optional package is missing (names the install command)
-    │   └── CudaGraphsError       calls of an artifact cannot be captured as CUDA graphs
+    │   └── MissingDependencyError  an optional package is missing (names the install command)
     ├── FreezeError               one model could not be frozen; `kind` is the type of the outcome
     │   ├── SourceError           the model or its samples could not be loaded
     │   ├── CaptureError          the model could not be captured as a graph
@@ -161,14 +160,6 @@ class MissingDependencyError(UsageError):
     """An optional package is not installed; the message contains the install command."""
 
     code = "CP-DEPENDENCY"
-
-
-class CudaGraphsError(UsageError):
-    """Calls of an artifact cannot be captured as CUDA graphs, as `load(cuda_graphs=True)`
-    requires.
-    """
-
-    code = "CP-CUDA-GRAPHS"
 
 
 class FreezeError(ColdpressError):

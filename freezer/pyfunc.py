@@ -31,7 +31,7 @@ from freezer.artifact import (
 from freezer.codec import read_record
 from freezer.errors import ContractError, IntegrityError
 from freezer.files import read_document, scratch_folder
-from freezer.runtime.contract import InputBinding
+from freezer.runtime.contract import InputBinding, input_error
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.serving.load import load
 from freezer.spec import TensorSpec
@@ -186,19 +186,14 @@ def _tensor(value: object, spec: TensorSpec, *, loose: bool) -> object:
     if not isinstance(value, np.ndarray | np.generic):
         return value
     array = np.asarray(value)
-    if spec.dtype == "bfloat16":
-        raise ContractError(
-            f"input {spec.name!r}: got an array of {array.dtype}, expected bfloat16, which numpy"
-            " lacks; pass a tensor"
-        )
-    dtype = np.dtype(spec.dtype)
-    if not _converts(array, dtype, loose=loose):
-        raise ContractError(
-            f"input {spec.name!r}: got dtype {array.dtype}, expected {spec.dtype}; convert it with"
-            f" .astype({spec.dtype!r})"
+    if spec.dtype == "bfloat16" or not _converts(array, np.dtype(spec.dtype), loose=loose):
+        raise input_error(
+            spec,
+            f"got dtype {array.dtype}, expected {spec.dtype}; convert it with"
+            f" .astype({spec.dtype!r}), or pass a tensor",
         )
     # torch does not share read-only memory.
-    plain = array.astype(dtype, order="C", copy=not array.flags.writeable)
+    plain = array.astype(spec.dtype, order="C", copy=not array.flags.writeable)
     return torch.from_numpy(plain)
 
 

@@ -1,12 +1,10 @@
-"""Checks of this machine: torch, compiler, device classes, threads, memory, temporary folder, and
-of a store.
+"""Checks of this machine: torch, compiler, device classes, GPUs, temporary folder, and of a store.
 
 What freezing needs is imported when a check runs, as an import of torch may fail.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import platform
 import shlex
@@ -22,15 +20,7 @@ from urllib.parse import urlparse
 
 from freezer.errors import ColdpressError, MissingDependencyError, UsageError, first_line, last_line
 from freezer.files import SCHEMES, VARIABLE, scratch_folder, scratch_place
-from freezer.hardware import (
-    PORTABLE,
-    ROOT,
-    Host,
-    available_cpus,
-    describe_host,
-    machine_bytes,
-    this_host,
-)
+from freezer.hardware import PORTABLE, Host, describe_host, this_host
 from freezer.store import WORK, LocalFiles, Store
 
 Level = Literal["ok", "warning", "error"]
@@ -63,22 +53,15 @@ class CheckRequest:
         store: URI of a store; None for no check.
         tracking_uri: URI of MLflow; None for no check.
         address: address of a Ray cluster; None for RAY_ADDRESS, or no check.
-        campaigns: whether this is a checkout, from which campaigns run, and not a deployment.
     """
 
     store: str | None = None
     tracking_uri: str | None = None
     address: str | None = None
-    campaigns: bool = False
 
 
 Check = Callable[[CheckRequest], Iterable[Finding]]
 
-
-LEAST_MEMORY_BYTES = 2e9
-"""Below this, freezing a small model may fail: torch and Inductor use about 1 GB, and each worker
-more.
-"""
 
 LEAST_FREE_BYTES = 1e9
 """Free disk space below which a build may fail."""
@@ -118,13 +101,12 @@ def check_torch(_: CheckRequest) -> Iterator[Finding]:
     yield Finding("torch", f"{versions['torch']}, built for {device}; Python {python}")
 
 
-def check_compiler(request: CheckRequest) -> Iterator[Finding]:
+def check_compiler(_: CheckRequest) -> Iterator[Finding]:
     """Whether the C++ compiler builds a shared library with OpenMP, and objdump is there to check
     its instructions.
     """
     from freezer.freezing.environment import compiler
 
-    level: Level = "error" if request.campaigns else "warning"
     command = compiler()
     missing = [tool for tool in (command, "objdump") if shutil.which(tool) is None]
     problem = f"{missing[0]!r} is not in PATH" if missing else _compile_problem(command)
@@ -132,7 +114,7 @@ def check_compiler(request: CheckRequest) -> Iterator[Finding]:
         yield Finding("compiler", f"{command!r} builds shared libraries with OpenMP")
     else:
         text = f"{problem}; freezing with Inductor needs it, and serving does not"
-        yield Finding("compiler", text, level, _INSTALL)
+        yield Finding("compiler", text, "warning", _INSTALL)
 
 
 def _compile_problem(command: str) -> str | None:
@@ -185,19 +167,6 @@ def classes_finding(
     return Finding("device classes", text)
 
 
-def check_threads(_: CheckRequest) -> Iterator[Finding]:
-    """Compare torch's threads with the CPUs that this process may use."""
-    import torch
-
-    num_threads, num_cpus = torch.get_num_threads(), available_cpus()
-    text = f"torch uses {num_threads}, and this process may use {num_cpus} of {os.cpu_count()} CPUs"
-    if num_threads <= num_cpus:
-        yield Finding("threads", text)
-    else:
-        text += " by its affinity and quota: they wait for each other, which slows calls down"
-        yield Finding("threads", text, "warning", f"export OMP_NUM_THREADS={num_cpus}")
-
-
 def check_gpus(_: CheckRequest) -> Iterator[Finding]:
     """Whether torch can use the GPUs of the machine, if it has any."""
     from freezer.runtime.devices import no_cuda
@@ -206,21 +175,6 @@ def check_gpus(_: CheckRequest) -> Iterator[Finding]:
     if problem is not None:
         remedy = "nvidia-smi   # its CUDA version must be torch's or later, for a torch with CUDA"
         yield Finding("GPU", f"torch cannot use it: {problem}", "warning", remedy)
-
-
-def check_memory(_: CheckRequest, root: Path = ROOT) -> Iterator[Finding]:
-    """Memory of the machine or the container whose files are below `root`."""
-    limit = machine_bytes(root)
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    available = min(limit, free)
-    text = f"{limit / 1e9:.1f} GB, {available / 1e9:.1f} GB available"
-    if available >= LEAST_MEMORY_BYTES:
-        yield Finding("memory", text)
-    else:
-        text += f"; freezing may need more than {LEAST_MEMORY_BYTES / 1e9:.0f} GB"
-        remedy = "docker update --memory 8g CONTAINER   # or stop what `ps --sort -rss` shows"
-        yield Finding("memory", text, "warning", remedy)
 
 
 def check_temporary(_: CheckRequest) -> Iterator[Finding]:
@@ -240,9 +194,6 @@ def check_temporary(_: CheckRequest) -> Iterator[Finding]:
     else:
         text += f"; expected {LEAST_FREE_BYTES / 1e9:.0f} GB or more"
         yield Finding("temporary folder", text, "warning", remedy)
-
-
-PROBE_BYTES = 4096
 
 
 def check_store(request: CheckRequest) -> Iterator[Finding]:
@@ -273,13 +224,11 @@ def check_store(request: CheckRequest) -> Iterator[Finding]:
 
 
 def _probe(store: Store) -> None:
-    """Write, read and remove a file."""
+    """Write and remove a file."""
     files = store.remote or LocalFiles(store.root, work=WORK)
-    name, data = f".doctor-{uuid.uuid4().hex}", b"coldpress doctor".ljust(PROBE_BYTES)
+    name = f".doctor-{uuid.uuid4().hex}"
     try:
-        files.write(name, data)
-        if files.read(name) != data:
-            raise OSError(errno.EIO, "a file that was just written reads differently")
+        files.write(name, b"coldpress doctor")
     finally:
         with suppress(OSError):
             if store.remote is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from importlib.metadata import entry_points
 
 from freezer.checks.machine_checks import (
@@ -14,24 +13,18 @@ from freezer.checks.machine_checks import (
     check_classes,
     check_compiler,
     check_gpus,
-    check_memory,
     check_store,
     check_temporary,
-    check_threads,
     check_torch,
 )
 from freezer.errors import first_line
 
 CHECKS: Mapping[str, Check] = {
     "device classes": check_classes,
-    "memory": check_memory,
     "temporary folder": check_temporary,
     "compiler": check_compiler,
 }
 """Checks without torch, by what they check."""
-
-TORCH_CHECKS: Mapping[str, Check] = {"threads": check_threads, "GPU": check_gpus}
-"""Checks that need torch."""
 
 GROUP = "coldpress.checks"
 """Entry points of further checks. The wheel names them too, but contains no code for them."""
@@ -44,10 +37,9 @@ def run_checks(request: CheckRequest) -> Iterator[Finding]:
     findings = list(_run({"torch": check_torch}, request))
     yield from findings
     further, missing = _further()
-    request = replace(request, campaigns=bool(further))
     yield from _run(CHECKS, request)
     if findings[0].level == "ok":
-        yield from _run(TORCH_CHECKS, request)
+        yield from _run({"GPU": check_gpus}, request)
     yield from missing
     yield from _run({**further, "store": check_store}, request)
 

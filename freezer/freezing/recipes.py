@@ -90,7 +90,7 @@ INDUCTOR_CUDA_SETTINGS: Settings = {
     # Kernels for one kind of GPU, compiled ahead: opening the package compiles nothing.
     "aot_inductor.emit_multi_arch_kernel": False,
 }
-"""Settings that differ for a GPU. CUDA graphs are decided at load."""
+"""Settings that differ for a GPU."""
 
 BESIDE: Settings = {"aot_inductor.package_constants_on_disk_format": "binary_blob"}
 """Puts the weights beside the shared library, in a file of the package that the loader maps."""

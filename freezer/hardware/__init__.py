@@ -10,7 +10,6 @@ from freezer.hardware.cuda import (
     NvmlError,
     cuda_needs,
     cuda_version,
-    least_driver,
     num_other_processes,
     opened,
 )
@@ -32,10 +31,8 @@ from freezer.hardware.machine import (
     this_host,
 )
 from freezer.hardware.resources import (
-    ROOT,
     available_cpus,
     counts_within,
-    cpu_quota,
     machine_bytes,
     own_process,
     peak_bytes,
@@ -46,7 +43,6 @@ from freezer.hardware.resources import (
 __all__ = [
     "DEVICE_CLASSES",
     "PORTABLE",
-    "ROOT",
     "CudaHere",
     "CudaNeeds",
     "DeviceClass",
@@ -58,13 +54,11 @@ __all__ = [
     "best_level",
     "can_run",
     "counts_within",
-    "cpu_quota",
     "cuda_needs",
     "cuda_version",
     "describe_host",
     "detect",
     "device_class",
-    "least_driver",
     "machine_bytes",
     "num_other_processes",
     "opened",

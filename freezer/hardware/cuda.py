@@ -59,7 +59,7 @@ def cuda_needs(made_for: DeviceClass, runtime: str | None) -> CudaNeeds | None:
         made_for: its class.
         runtime: the CUDA version that made it: `12.8`.
     """
-    if made_for.kind != "cuda" or made_for.capability is None:
+    if made_for.capability is None:
         return None
     return CudaNeeds(
         capability=f"{made_for.capability // 10}.{made_for.capability % 10}",
@@ -86,11 +86,10 @@ class NvmlError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU: its UUID in NVML, its compute capability (major * 10 + minor), and its name."""
+    """A GPU: its UUID in NVML, and its compute capability (major * 10 + minor)."""
 
     uuid: str
     capability: int
-    name: str = ""
 
 
 @contextlib.contextmanager
@@ -134,9 +133,7 @@ def gpus() -> tuple[Gpu, ...]:
     for index in range(pynvml.nvmlDeviceGetCount()):
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-        uuid = pynvml.nvmlDeviceGetUUID(handle)
-        name = pynvml.nvmlDeviceGetName(handle)
-        listed.append(Gpu(uuid, major * 10 + minor, name))
+        listed.append(Gpu(pynvml.nvmlDeviceGetUUID(handle), major * 10 + minor))
     return tuple(listed)
 
 

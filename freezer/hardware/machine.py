@@ -10,7 +10,7 @@ import functools
 import os
 import platform
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import archspec.cpu.detect
@@ -28,26 +28,6 @@ from freezer.hardware.device_classes import (
 
 _PR_SVE_GET_VL = 51
 _SVE_VL_LEN_MASK = 0xFFFF
-_AT_HWCAP = 16
-_AT_HWCAP2 = 26
-_HWCAP = {
-    **{
-        0: "fp",
-        1: "asimd",
-        7: "crc32",
-        8: "atomics",
-        9: "fphp",
-        10: "asimdhp",
-        12: "asimdrdm",
-        13: "jscvt",
-        14: "fcma",
-    },
-    **{15: "lrcpc", 20: "asimddp", 22: "sve", 23: "asimdfhm", 26: "ilrcpc", 27: "flagm", 29: "sb"},
-}
-_HWCAP2 = {1: "sve2", 7: "flagm2", 8: "frint", 9: "svei8mm", 12: "svebf16", 13: "i8mm", 14: "bf16"}
-"""Bits of the kernel's auxiliary vector that device classes need, with archspec's names (arch/arm64
-uapi hwcap.h).
-"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,16 +57,21 @@ class Host:
 def this_host() -> Host:
     """The machine that this process runs on."""
     machine, (gpus, no_gpu, driver) = platform.machine(), _gpus()
-    found = Host(machine=machine, gpus=gpus, no_gpu=no_gpu, driver=driver)
+    vendor, sve_bits, features = "", None, frozenset[str]()
     if machine == "x86_64":
         vendor, features = _x86()
-        return replace(found, vendor=vendor, features=features)
-    if machine == "aarch64":
-        features = _arm()
-        return replace(
-            found, features=features, sve_bits=_sve_bits() if "sve" in features else None
-        )
-    return found
+    elif machine == "aarch64":
+        features = frozenset(archspec.cpu.detect.proc_cpuinfo().features)
+        sve_bits = _sve_bits() if "sve" in features else None
+    return Host(
+        machine=machine,
+        vendor=vendor,
+        features=features,
+        sve_bits=sve_bits,
+        gpus=gpus,
+        no_gpu=no_gpu,
+        driver=driver,
+    )
 
 
 def _x86() -> tuple[str, frozenset[str]]:
@@ -98,17 +83,6 @@ def _x86() -> tuple[str, frozenset[str]]:
     if "pni" in features:  # the first name of SSE3, the only one in archspec's CPUID table
         features.add("sse3")
     return cpuid.vendor, frozenset(features & set(archspec.cpu.detect.proc_cpuinfo().features))
-
-
-def _arm() -> frozenset[str]:
-    """Features from the kernel's auxiliary vector, which emulators fill in too."""
-    getauxval = ctypes.CDLL(None).getauxval
-    getauxval.restype = ctypes.c_ulong
-    getauxval.argtypes = (ctypes.c_ulong,)
-    vectors = ((getauxval(_AT_HWCAP), _HWCAP), (getauxval(_AT_HWCAP2), _HWCAP2))
-    return frozenset(
-        name for bits, names in vectors for bit, name in names.items() if bits >> bit & 1
-    )
 
 
 def _sve_bits() -> int | None:

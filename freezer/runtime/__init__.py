@@ -1,5 +1,4 @@
-"""Runtime: call an opened artifact. Input contract, payload loaders, threads, precision, CUDA
-graphs, state.
+"""Runtime: call an opened artifact. Input contract, payload loaders, threads, precision, state.
 
 May import: freezer.store and below, and torch.
 Read first: frozen_model.py.

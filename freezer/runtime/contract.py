@@ -27,19 +27,27 @@ Runner = Callable[..., Any]
 """Runs an open payload."""
 
 
-def indices_problem(spec: TensorSpec, least: int, greatest: int) -> str | None:
-    """Which indices the model's table lacks; None if it has all. An engine would answer with
-    another row, or end the process.
+def input_error(spec: TensorSpec, problem: str) -> ContractError:
+    """The error for an input that does not meet its spec."""
+    return ContractError(f"input {spec.name!r}: {problem}")
+
+
+def check_indices(spec: TensorSpec, least: int, greatest: int) -> None:
+    """Refuse indices that the model's table lacks. An engine would answer with another row, or end
+    the process.
+
+    Raises:
+        ContractError: the table lacks some.
     """
     if spec.indices is None:
-        return None
+        return
     low, high = spec.indices
-    if low <= least and greatest <= high:
-        return None
-    return (
-        f"got values from {least} to {greatest}, expected {low} to {high}, the indices of the"
-        " model's table"
-    )
+    if least < low or high < greatest:
+        raise input_error(
+            spec,
+            f"got values from {least} to {greatest}, expected {low} to {high}, the indices of the"
+            " model's table",
+        )
 
 
 class _Leaf(Protocol):
@@ -116,13 +124,8 @@ class OpenModel:
         for opened in self._payloads:
             if opened.payload.accepts(point):
                 return opened
-        listed: list[str] = []
-        for opened in self._payloads:
-            dims = ", ".join(map(str, opened.payload.dims))
-            listed.append(f"{opened.payload.path} ({dims})")
-        raise ContractError(
-            f"no payload serves {dict(point)}; the artifact holds {'; '.join(listed)}"
-        )
+        paths = ", ".join(opened.payload.path for opened in self._payloads)
+        raise ContractError(f"no payload serves {dict(point)}; the artifact has {paths}")
 
     def _refuse_after_fork(self) -> NoReturn:
         """Raise ContractError: the threads of the payload exist in the parent process only, and a
@@ -195,8 +198,7 @@ class InputBinding:
             value = values.pop(spec.name, None)
             leaf = check(spec, value)
             if leaf.shape != spec.shape and not self._fits(spec, leaf.shape, point):
-                problem = self._shape_problem(spec, leaf.shape, point)
-                raise ContractError(problem)
+                raise input_error(spec, self._shape_problem(spec, leaf.shape, point))
             leaves.append(leaf)
         for name, value in values.items():  # what remains are constants
             expected = self._constants[name]
@@ -268,7 +270,7 @@ class InputBinding:
         point: Mapping[str, int],
     ) -> str:
         """Describe a shape that does not fit."""
-        problem = f"input {spec.name!r}: got shape {list(shape)}, expected {list(spec.shape)}"
+        problem = f"got shape {list(shape)}, expected {list(spec.shape)}"
         if self._dims:
             bounds = ", ".join(map(str, self._dims.values()))
             problem += f" with {bounds}"

@@ -122,21 +122,16 @@ def device_of(
             code; code CP-DEVICE-CLASS.
     """
     device = None if asked is None else with_index(asked)
-    gpus = dict(visible())
-    names: list[str] = []
-    fitting: list[torch.device] = []
-    for gpu, capability in gpus.items():
-        names.append(f"{gpu} is cuda-sm{capability}")
-        if capability == wanted.capability:
-            fitting.append(gpu)
-    seen = ", ".join(names)
+    gpus = visible()
+    fitting = [gpu for gpu, capability in gpus if capability == wanted.capability]
+    seen = ", ".join(f"{gpu} is cuda-sm{capability}" for gpu, capability in gpus)
     problem = no_cuda()
     if problem is None and wanted.host not in machine.classes:
         why_not = machine.why_not.get(str(wanted.host), "the CPU is of another kind")
         problem = f"its host code is made for {wanted.host}, which cannot run here: {why_not}"
     elif problem is None and not fitting:
         problem = f"no GPU that this process sees has this compute capability: {seen}"
-    elif problem is None and device is not None and device not in fitting:
+    elif problem is None and device not in (None, *fitting):
         problem = f"got {device}, but here {seen}; name a device of the class"
     if problem is not None:
         raise _no_device(f"this process cannot build for {wanted.name}: {problem}")
@@ -225,19 +220,6 @@ def gpu_versions(device: torch.device) -> dict[str, str | None]:
     return versions
 
 
-def facts_of(device: torch.device) -> dict[str, object]:
-    """Describe a GPU in the host record of a measurement."""
-    properties = torch.cuda.get_device_properties(device)
-    return {
-        "name": properties.name,
-        "capability": f"{properties.major}.{properties.minor}",
-        "memory_bytes": properties.total_memory,
-        "num_multiprocessors": properties.multi_processor_count,
-        "driver": this_host().driver,
-        "runtime": torch.version.cuda,
-    }
-
-
 def nvml_uuid(device: torch.device) -> str:
     """UUID of a GPU in NVML."""
     properties = torch.cuda.get_device_properties(device)
@@ -252,15 +234,15 @@ _OF_SPEED = re.compile(
 """Environment variables that influence speed, which a judge records with its measurements."""
 
 
-def host_fingerprint(device: torch.device = CPU) -> dict[str, Any]:
-    """Host record of a measurement: CPU, kernel, limits of the process, and GPU.
+def host_fingerprint() -> dict[str, Any]:
+    """Host record of a measurement: CPU, kernel and limits of the process.
 
     Never part of a key.
     """
     import archspec.cpu.detect
 
     names = sorted(filter(_OF_SPEED.fullmatch, os.environ))
-    record: dict[str, Any] = {
+    return {
         "cpu": archspec.cpu.detect.brand_string(),
         "classes": list(detect().classes),
         "num_cpus": os.cpu_count(),
@@ -269,6 +251,3 @@ def host_fingerprint(device: torch.device = CPU) -> dict[str, Any]:
         "kernel": platform.release(),
         "environment": {name: os.environ[name] for name in names},
     }
-    if device.type == "cuda":
-        record["gpu"] = facts_of(device)
-    return record

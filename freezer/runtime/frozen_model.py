@@ -11,7 +11,6 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,8 +18,7 @@ from torch import Tensor
 
 from freezer.artifact import ENGINES, Manifest
 from freezer.errors import ContractError, Refusal
-from freezer.runtime.contract import OpenModel, OpenPayload, indices_problem
-from freezer.runtime.cuda_graphs import CudaGraphs
+from freezer.runtime.contract import OpenModel, OpenPayload, check_indices, input_error
 from freezer.runtime.devices import CPU, current
 from freezer.runtime.loaders import own_memory
 from freezer.runtime.preserved import REFUSED_NAMES, Preserved, read, refusal
@@ -40,16 +38,11 @@ class CallOptions:
             may be open.
         num_threads: for payloads that fit any thread count; None for the calling thread's own.
         device: that inputs must be on: the CPU, or a GPU with its index.
-        cuda_graphs: on a GPU, capture calls of payloads for one size (cuda_graphs.py).
     """
 
     preserve: Sequence[str] = ()
     num_threads: int | None = None
     device: torch.device = CPU
-    cuda_graphs: bool = False
-
-
-DEFAULT_CALLS = CallOptions()
 
 
 class FrozenModel(OpenModel):
@@ -99,7 +92,7 @@ class FrozenModel(OpenModel):
         payloads: Sequence[OpenPayload],
         manifest: Manifest | None = None,
         ladder: Sequence[Refusal] = (),
-        options: CallOptions = DEFAULT_CALLS,
+        options: CallOptions = CallOptions(),
     ) -> None:
         if options.preserve and len(payloads) != 1:
             names = ", ".join(options.preserve)
@@ -119,7 +112,6 @@ class FrozenModel(OpenModel):
         self.device = options.device
         self._num_threads = options.num_threads
         self._on_cpu = options.device.type == "cpu"
-        self._graphs = CudaGraphs(options.device) if options.cuda_graphs else None
         self._own = set().union(*(own_memory(opened.run) for opened in payloads))
         first = payloads[0]
         # Last: __setattr__ passes later assignments to the payload, or refuses them.
@@ -201,13 +193,6 @@ class FrozenModel(OpenModel):
         else:
             self.preserved[name] = value
 
-    def __dir__(self) -> list[str]:
-        names = {*super().__dir__()}
-        for name in self.preserved:
-            part, _, _ = name.partition(".")
-            names.add(part)
-        return sorted(names)
-
     def _check(
         self,
         spec: TensorSpec,
@@ -216,18 +201,16 @@ class FrozenModel(OpenModel):
         """An input as a payload may read it."""
         if not isinstance(value, Tensor):
             got = "nothing" if value is None else type(value).__name__
-            expected = f"expected a tensor of {spec.dtype} {list(spec.shape)}"
-            raise ContractError(f"input {spec.name!r}: got {got}, {expected}")
+            raise input_error(
+                spec, f"got {got}, expected a tensor of {spec.dtype} {list(spec.shape)}"
+            )
         here = value.is_cpu if self._on_cpu else value.device == self.device
         dtype = getattr(torch, spec.dtype)
         if value.dtype is not dtype or not here or value.layout is not torch.strided:
-            problem = _tensor_problem(spec, value, self.device)
-            raise ContractError(f"input {spec.name!r}: {problem}")
+            raise input_error(spec, _tensor_problem(spec, value, self.device))
         if spec.indices is not None and value.numel():
             least, greatest = torch.aminmax(value)
-            outside = indices_problem(spec, int(least), int(greatest))
-            if outside:
-                raise ContractError(f"input {spec.name!r}: {outside}")
+            check_indices(spec, int(least), int(greatest))
         # A lazy conjugate or negative shares memory with its source; a payload reads the memory.
         if value.is_neg() or value.is_conj():
             value = value.resolve_conj().resolve_neg()
@@ -245,12 +228,7 @@ class FrozenModel(OpenModel):
                     outputs = [self._given_away(output) for output in outputs]
                 return self._rebuild(outputs)
             with current(self.device), full_on_gpu():
-                call = partial(self._leaves, opened)
-                if self._graphs is None:
-                    outputs = call(tensors)
-                else:
-                    outputs = self._graphs.run(opened.payload, call, tensors)
-                return self._rebuild(outputs)
+                return self._rebuild(self._leaves(opened, tensors))
 
     def _given_away(self, output: Tensor) -> Tensor:
         """The output, or a copy if it is the payload's own tensor."""

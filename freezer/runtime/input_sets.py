@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -30,10 +29,7 @@ class InputSet:
 
     def equals(self, other: InputSet) -> bool:
         """Whether another set has the same tensors."""
-        for name, tensor in self.tensors.items():
-            if not same_tensors(tensor, other.tensors[name]):
-                return False
-        return True
+        return all(map(same_tensors, self.tensors.values(), other.tensors.values()))
 
 
 def on_device(
@@ -78,8 +74,6 @@ def related(item: TensorSpec, tensor: Tensor, spec: InputSpec, point: Mapping[st
     return ascending - ascending[..., :1]
 
 
-_Padding = Literal["right", "left", "none"]
-
 NUM_GENERATED_SETS = 8
 """docs/reference/measuring.md: at least 8 sets from fixed seeds."""
 
@@ -88,8 +82,8 @@ NUM_INTERIOR_POINTS = 2
 middle.
 """
 
-FULL_MASKS_EVERY = 4
-"""One in this many generated sets has masks that mask nothing, the most common case in serving."""
+_PADDINGS = ("right", "right", "left", "none")
+"""Where the masks of generated sets mask, in turn; "none" is the most common case in serving."""
 
 NUM_TIMED_INPUTS = 4
 """Distinct inputs that rotate while timing."""
@@ -111,25 +105,19 @@ def generate(spec: InputSpec) -> list[InputSet]:
     """
     points = tried_points(spec)
     num_sets = max(NUM_GENERATED_SETS, len(points))
+    largest = {dim.name: dim.max for dim in spec.dims}
     sets: list[InputSet] = []
+    paddings = {"none"}
     for seed in range(num_sets):
         point = points[seed % len(points)]
         sets.append(generate_at(spec, point, seed=seed))
-    if not any(map(is_mask, spec.tensors)):
-        return sets
-    largest = {dim.name: dim.max for dim in spec.dims}
-    paddings = set[_Padding]()
-    for seed, inputs in enumerate(sets):
-        if inputs.point == largest:
+        if point == largest:
             paddings.add(_padding(seed))
-    # One seed of each kind that is missing.
-    seeds = dict[_Padding, int]()
-    for seed in range(num_sets, num_sets + FULL_MASKS_EVERY):
-        padding = _padding(seed)
-        seeds[padding] = seed
-    for padding, seed in seeds.items():
-        if padding not in paddings and padding != "none":
-            sets.append(generate_at(spec, largest, seed=seed))
+    if any(map(is_mask, spec.tensors)):
+        seeds = {_padding(seed): seed for seed in range(num_sets, num_sets + len(_PADDINGS))}
+        for padding, seed in seeds.items():
+            if padding not in paddings:
+                sets.append(generate_at(spec, largest, seed=seed))
     return sets
 
 
@@ -138,11 +126,9 @@ def tried_points(spec: InputSpec) -> list[dict[str, int]]:
     return [*spec.points(), *interior_points(spec, NUM_INTERIOR_POINTS)]
 
 
-def _padding(seed: int) -> _Padding:
+def _padding(seed: int) -> str:
     """Where the masks of a generated set mask: after the ones, before them, or nowhere."""
-    if seed % FULL_MASKS_EVERY == FULL_MASKS_EVERY - 1:
-        return "none"
-    return "left" if seed % FULL_MASKS_EVERY == FULL_MASKS_EVERY - 2 else "right"
+    return _PADDINGS[seed % len(_PADDINGS)]
 
 
 def generate_at(

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import numpy as np
 from safetensors import safe_open
 
-from freezer.artifact import Manifest
 from freezer.errors import ContractError, IntegrityError, SpecError, first_line
 from freezer.runtime.native import Array
 from freezer.spec import COMPLEX128, InputSpec, as_sets, match_headers, read_header, unreadable
@@ -26,10 +25,6 @@ if TYPE_CHECKING:
 
 class Shaped(Protocol):
     """A tensor or an array."""
-
-    @property
-    def dtype(self) -> object:
-        """Dtype of torch or numpy."""
 
     @property
     def shape(self) -> Sequence[int]:
@@ -148,110 +143,22 @@ def read_inputs(path: Path, spec: InputSpec) -> list[dict[str, Tensor]]:
     return read_samples(path)
 
 
-def golden_inputs(manifest: Manifest, path: Path, load: _Load[_Value]) -> list[dict[str, _Value]]:
-    """Read golden inputs, whose digest was verified, by input name of every golden set.
-
-    Raises:
-        IntegrityError: they are not what the manifest says: one tensor for each input and set, of
-            its dtype and shape.
-    """
-    specs = manifest.inputs.tensors
-    names = [spec.name for spec in specs]
-    sets = _golden(manifest, path, names, load)
-    for golden, tensors in zip(manifest.golden, sets, strict=True):
-        _check_point(manifest, path, golden.point)
-        for spec in specs:
-            expected = spec.at(golden.point)
-            _check(path, spec.name, tensors[spec.name], spec.dtype, expected)
-    return sets
-
-
-def _check_point(
-    manifest: Manifest,
-    path: Path,
-    point: Mapping[str, int],
-) -> None:
-    """Check that the sizes of a golden set are those of the declared dims."""
-    dims = manifest.inputs.dims
-    fits = len(point) == len(dims)
-    for dim in dims:
-        fits = fits and point.get(dim.name) in dim.sizes
-    if not fits:
-        raise IntegrityError(f"{path}: a golden set has sizes {dict(point)}, expected {dims}")
-
-
-def golden_outputs(manifest: Manifest, path: Path, load: _Load[_Value]) -> list[dict[str, _Value]]:
-    """Read golden outputs, whose digest was verified, by output name of every golden set.
-
-    Raises:
-        IntegrityError: they are not what the manifest says: one tensor for each output and set, of
-            its dtype and rank.
-    """
-    names = [spec.name for spec in manifest.outputs]
-    sets = _golden(manifest, path, names, load)
-    for tensors in sets:
-        for spec in manifest.outputs:
-            tensor = tensors[spec.name]
-            shape = tuple(tensor.shape)
-            if len(shape) != spec.rank:
-                problem = f"has shape {list(shape)}, expected rank {spec.rank}"
-                raise _other_tensor(path, spec.name, problem)
-            _check(path, spec.name, tensor, spec.dtype, shape)
-    return sets
-
-
-def _golden(
-    manifest: Manifest, path: Path, names: Sequence[str], load: _Load[_Value]
+def golden_sets(
+    path: Path, names: Sequence[str], num_sets: int, load: _Load[_Value]
 ) -> list[dict[str, _Value]]:
-    """The tensors of every golden set by name."""
-    stored = _verified(path, load)
+    """Read a golden file, whose digest was verified: every set by input or output name.
+
+    Raises:
+        IntegrityError: it cannot be read, or lacks a tensor.
+    """
     sets: list[dict[str, _Value]] = []
-    for index in range(len(manifest.golden)):
-        tensors: dict[str, _Value] = {}
-        for name in names:
-            key = f"{index}/{name}"
-            if key not in stored:
-                raise _other_tensor(path, key, "is missing")
-            tensors[name] = stored[key]
-        sets.append(tensors)
-    return sets
-
-
-def _verified(
-    path: Path,
-    load: _Load[_Value],
-) -> dict[str, _Value]:
     try:
-        return load(path)
-    except Exception as error:
+        stored = load(path)
+        for index in range(num_sets):
+            sets.append({name: stored[f"{index}/{name}"] for name in names})
+    except Exception as error:  # numpy and safetensors share no base class
         raise IntegrityError(
-            f"{path} is not a .safetensors file of an artifact: {first_line(error)}; pull it again"
+            f"{path} is not the golden file of its manifest ({type(error).__name__}:"
+            f" {first_line(error)}); pull the artifact again"
         ) from None
-
-
-def _check(
-    path: Path,
-    name: str,
-    tensor: Shaped,
-    dtype: str,
-    shape: Sequence[int],
-) -> None:
-    got = f"{_dtype(tensor)} {list(tensor.shape)}"
-    expected = f"{dtype} {list(shape)}"
-    if got != expected:
-        raise _other_tensor(path, name, f"is {got}, expected {expected}")
-
-
-def _dtype(tensor: Shaped) -> str:
-    name = str(tensor.dtype)
-    return name.removeprefix("torch.")
-
-
-def _other_tensor(
-    path: Path,
-    name: str,
-    problem: str,
-) -> IntegrityError:
-    return IntegrityError(
-        f"{path}: tensor {name!r} {problem}; the artifact was changed or damaged: pull it again"
-    )
+    return sets

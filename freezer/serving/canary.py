@@ -7,7 +7,7 @@ Imports torch only to run a model of torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -26,7 +26,7 @@ from freezer.compare import (
     pooled,
 )
 from freezer.errors import CanaryError, IntegrityError
-from freezer.runtime.tensor_files import Shaped, golden_inputs, golden_outputs, load_tensors
+from freezer.runtime.tensor_files import Shaped, golden_sets, load_tensors
 
 if TYPE_CHECKING:
     from freezer.runtime.frozen_model import FrozenModel
@@ -62,60 +62,87 @@ def run_canary(
     Raises:
         CanaryError: an output differs from the golden one.
     """
-    figures = canary_figures(artifact, model, smallest=smallest)
-    failed = any(figure.problem for figure in figures)
-    if failed and smallest and not artifact.manifest.stateful:
-        figures = canary_figures(artifact, model)
-    check_figures(artifact.manifest, figures)
-    return figures
-
-
-def canary_figures(
-    artifact: Artifact,
-    model: FrozenModel,
-    *,
-    smallest: bool = False,
-) -> list[CanaryFigure]:
-    """Run golden sets and compare, without raising for differences; see `run_canary`."""
     from freezer.compare.tensor_values import values_of
     from freezer.runtime.devices import tensors_on
     from freezer.runtime.tensors import leaves_of
 
     manifest = artifact.manifest
-    inputs, golden = golden_sets(artifact, load_tensors, values_of)
+    inputs = golden_inputs(artifact, load_tensors)
     reset = manifest.recipe.reset
-    indices = list(range(len(inputs)))
+    indices: Sequence[int] = range(len(inputs))
+    rounds = [indices]
     if manifest.stateful and not reset:
-        indices = [0]
-    if smallest and not manifest.stateful:
-        indices = smallest_sets(manifest, inputs, model.payload_for)
-    answers = {}
-    for index in indices:
+        rounds = [[0]]
+    elif smallest and not manifest.stateful:
+        rounds = [smallest_sets(manifest, inputs, model.payload_for), indices]
+
+    def answer(index: int) -> list[Values]:
         if index and reset:
             model.preserved[reset]()
         tensors = tensors_on(inputs[index], model.device)
-        leaves = leaves_of(model(**tensors))
-        answers[index] = [values_of(leaf.cpu()) for leaf in leaves]
-    return golden_figures(manifest, golden, answers)
+        return [values_of(leaf.cpu()) for leaf in leaves_of(model(**tensors))]
+
+    golden = golden_outputs(artifact, load_tensors, values_of)
+    return passing_figures(manifest, golden, answer, rounds)
 
 
-def golden_sets(
-    artifact: Artifact,
-    load: Callable[[Path], dict[str, _Value]],
-    values_of: Callable[[_Value], Values],
-) -> tuple[list[dict[str, _Value]], list[dict[str, Values]]]:
-    """The golden inputs and outputs of every set, by name.
+def golden_inputs(
+    artifact: Artifact, load: Callable[[Path], dict[str, _Value]]
+) -> list[dict[str, _Value]]:
+    """The golden inputs of every set, by name.
 
     Args:
         artifact: artifact whose files were verified.
         load: reads a .safetensors file as tensors or arrays.
-        values_of: converts an output for the comparison.
     """
-    inputs = golden_inputs(artifact.manifest, artifact.folder / GOLDEN_INPUTS, load)
+    manifest = artifact.manifest
+    names = [spec.name for spec in manifest.inputs.tensors]
+    return golden_sets(artifact.folder / GOLDEN_INPUTS, names, len(manifest.golden), load)
+
+
+def golden_outputs(
+    artifact: Artifact,
+    load: Callable[[Path], dict[str, _Value]],
+    values_of: Callable[[_Value], Values],
+) -> list[dict[str, Values]]:
+    """The golden outputs of every set by name, converted by `values_of`; see `golden_inputs`."""
+    manifest = artifact.manifest
+    names = [spec.name for spec in manifest.outputs]
     golden = []
-    for outputs in golden_outputs(artifact.manifest, artifact.folder / GOLDEN_OUTPUTS, load):
+    for outputs in golden_sets(artifact.folder / GOLDEN_OUTPUTS, names, len(manifest.golden), load):
         golden.append({name: values_of(value) for name, value in outputs.items()})
-    return inputs, golden
+    return golden
+
+
+def passing_figures(
+    manifest: Manifest,
+    golden: Sequence[Mapping[str, Values]],
+    answer: Callable[[int], Sequence[Values]],
+    rounds: Iterable[Sequence[int]],
+) -> list[CanaryFigure]:
+    """The figures of the first round in which no output differs.
+
+    Args:
+        manifest: manifest of the artifact.
+        golden: golden outputs by name, of every set.
+        answer: runs a set by its index, and returns the outputs in order.
+        rounds: indices of the sets to run and compare together.
+
+    Raises:
+        CanaryError: an output differs in every round.
+    """
+    for indices in rounds:
+        answers = {index: answer(index) for index in indices}
+        figures = golden_figures(manifest, golden, answers)
+        failed = [figure for figure in figures if figure.problem]
+        if not failed:
+            return figures
+    first = failed[0]
+    raise CanaryError(
+        f"{manifest.model} for {manifest.device_class}: golden set {first.set_index}, output"
+        f" {first.output!r}: {first.problem}; this machine computes different results: do not"
+        " serve it here"
+    )
 
 
 def golden_figures(
@@ -123,12 +150,7 @@ def golden_figures(
     golden: Sequence[Mapping[str, Values]],
     answers: Mapping[int, Sequence[Values]],
 ) -> list[CanaryFigure]:
-    """Figures of every output of some golden sets.
-
-    Args:
-        manifest: manifest of the artifact.
-        golden: golden outputs by name, of every set.
-        answers: outputs in order, by index of the set.
+    """Figures of every output, from the answers to some golden sets.
 
     Raises:
         IntegrityError: the model has another number of outputs than the manifest.
@@ -165,14 +187,7 @@ def _output_figures(
     slices = Slices(limits)
     figures = []
     for index, (r, c) in pairs.items():
-        figure = _figure(
-            manifest,
-            output,
-            index,
-            r,
-            comparisons[index],
-            pool,
-        )
+        figure = _figure(manifest, output, index, r, comparisons[index], pool)
         figures.append(figure)
         if native_share is not None and figure.problem is None:
             slices.add(r, c)
@@ -181,10 +196,7 @@ def _output_figures(
     limit = manifest.gate.error_ratio_max
     failed = slices.problem(r.dtype, limit, native_share)
     if failed:
-        figures[-1] = replace(
-            figures[-1],
-            problem=failed.problem,
-        )
+        figures[-1] = replace(figures[-1], problem=failed.problem)
     return figures
 
 
@@ -215,24 +227,6 @@ def _figure(
         max_abs_err=comparison.max_abs_err,
         problem=problem,
     )
-
-
-def check_figures(
-    manifest: Manifest,
-    figures: Sequence[CanaryFigure],
-) -> None:
-    """Raise for the first output that differs.
-
-    Raises:
-        CanaryError: one does.
-    """
-    for figure in figures:
-        if figure.problem:
-            raise CanaryError(
-                f"{manifest.model} for {manifest.device_class}: golden set {figure.set_index},"
-                f" output {figure.output!r}: {figure.problem}; this machine computes different"
-                " results: do not serve it here"
-            )
 
 
 def smallest_sets(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TypeAlias
 
 from freezer.artifact import (
     GOLDEN_INPUTS,
@@ -28,6 +28,15 @@ COMPILED: tuple[PayloadKind, ...] = ("inductor",)
 with a newer torch than they were made with, the canary decides. The others open. None serves with
 an older torch.
 """
+
+
+Problem: TypeAlias = tuple[str, str, str]
+"""A reason against an artifact: its code, what was found, and what the artifact needs."""
+
+
+def refuse(rung: str, reason: str, got: str, expected: str) -> Refusal:
+    """The refusal of a device class."""
+    return Refusal(rung=rung, reason=reason, got=got, expected=expected)
 
 
 def rungs(
@@ -58,7 +67,7 @@ def refuse_by_class(
         got = f"only {', '.join(published) or 'nothing'} published"
     elif why_not:
         got += f" ({why_not})"
-    return Refusal(rung=name, reason="class_mismatch", got=got, expected=name)
+    return refuse(name, "class_mismatch", got, name)
 
 
 def unserved_gpus(
@@ -77,30 +86,10 @@ def unserved_gpus(
         # A GPU of the class, with a CPU that does not run its host code.
         why_not = machine.why_not.get(name)
         if why_not is not None:
-            problem = Problem("host_mismatch", why_not, f"a CPU of {known.host}")
+            refusals.append(refuse(name, "host_mismatch", why_not, f"a CPU of {known.host}"))
         elif classes:
-            problem = Problem("capability_mismatch", classes, name)
-        else:
-            continue
-        refusals.append(problem.of(name))
+            refusals.append(refuse(name, "capability_mismatch", classes, name))
     return refusals
-
-
-class Problem(NamedTuple):
-    """A reason against an artifact: its code, what was found, and what the artifact needs."""
-
-    reason: str
-    got: str
-    expected: str
-
-    def of(self, device_class: str) -> Refusal:
-        """The refusal of a device class for this reason."""
-        return Refusal(
-            rung=device_class,
-            reason=self.reason,
-            got=self.got,
-            expected=self.expected,
-        )
 
 
 def _wrong_runtime(
@@ -123,7 +112,7 @@ def _wrong_runtime(
         got = f"bfloat16, which numpy lacks, in {', '.join(bfloat16)}"
     else:
         return None
-    return Problem("not_native", got, "Inductor payloads for CPUs; load(..., runtime='torch')")
+    return ("not_native", got, "Inductor payloads for CPUs; load(..., runtime='torch')")
 
 
 def _is_for_gpu(manifest: Manifest) -> bool:
@@ -139,7 +128,7 @@ def _wrong_device(
     if device is None or _is_for_gpu(manifest) == device.startswith("cuda"):
         return None
     kind = "GPU" if _is_for_gpu(manifest) else "CPU"
-    return Problem("device_mismatch", f"an artifact for a {kind}", f"device {device}")
+    return ("device_mismatch", f"an artifact for a {kind}", f"device {device}")
 
 
 def _wrong_gpu(
@@ -153,13 +142,13 @@ def _wrong_gpu(
     expected = f"a GPU of compute capability {manifest.needs.cuda.capability}"
     here = process.cuda
     if not here.devices:
-        return Problem("no_cuda", here.why_not or "no such GPU", expected)
+        return ("no_cuda", here.why_not or "no such GPU", expected)
     gpus: list[str] = []
     for name, capability in here.devices:
         if capability == DEVICE_CLASSES[manifest.device_class].capability:
             return None
         gpus.append(f"{name} of {capability // 10}.{capability % 10}")
-    return Problem("capability_mismatch", ", ".join(gpus), expected)
+    return ("capability_mismatch", ", ".join(gpus), expected)
 
 
 def _old_cuda(
@@ -175,10 +164,10 @@ def _old_cuda(
     compiled = any(payload.kind == "inductor" for payload in manifest.payloads)
     if compiled and needs.runtime and cuda_version(here.runtime) < cuda_version(needs.runtime):
         got = f"a torch for CUDA {here.runtime}"
-        return Problem("cuda_too_old", got, f"a torch for CUDA {needs.runtime} or newer")
+        return ("cuda_too_old", got, f"a torch for CUDA {needs.runtime} or newer")
     if needs.driver and here.driver and cuda_version(here.driver) < cuda_version(needs.driver):
         got = f"driver {here.driver}"
-        return Problem("driver_too_old", got, f"driver {needs.driver} or newer")
+        return ("driver_too_old", got, f"driver {needs.driver} or newer")
     return None
 
 
@@ -191,12 +180,12 @@ def _wrong_torch(
     made = version_tuple(manifest.needs.torch)
     got = f"torch {process.torch_version}"
     if here < made:
-        return Problem("torch_too_old", got, f"torch >= {manifest.needs.torch}")
+        return ("torch_too_old", got, f"torch >= {manifest.needs.torch}")
     unsure = any(payload.kind in COMPILED for payload in manifest.payloads)
     if here == made or process.options.canary or not unsure:
         return None
     expected = f"torch {manifest.needs.torch}, or load(..., canary=True)"
-    return Problem("torch_untried", f"{got}, and no canary", expected)
+    return ("torch_untried", f"{got}, and no canary", expected)
 
 
 def _wrong_engine(
@@ -211,11 +200,11 @@ def _wrong_engine(
     if missing:
         names = " and ".join(missing)
         expected = f"{names} (pip install 'coldpress[{','.join(missing)}]')"
-        return Problem("runtime_missing", f"{names} not installed", expected)
+        return ("runtime_missing", f"{names} not installed", expected)
     for engine, least in manifest.needs.packages.items():
         if version_tuple(installed[engine]) < version_tuple(least):
             expected = f"{engine} >= {least} (pip install --upgrade {engine})"
-            return Problem("runtime_too_old", f"{engine} {installed[engine]}", expected)
+            return ("runtime_too_old", f"{engine} {installed[engine]}", expected)
     return None
 
 
@@ -231,7 +220,7 @@ def _too_few_threads(
     got = f"{num_threads} threads"
     expected = " or ".join(map(str, counts))
     remedy = f"load(..., threads=N), or freeze it for `threads: {[num_threads, *counts]}`"
-    return Problem("threads_mismatch", got, f"{expected} ({remedy})")
+    return ("threads_mismatch", got, f"{expected} ({remedy})")
 
 
 def _wrong_layout(
@@ -257,7 +246,7 @@ def _wrong_layout(
         expected += (
             f" ({variables} before torch's first operation; load(..., limit_isa=True) sets it)"
         )
-    return Problem("isa_mismatch", got, expected)
+    return ("isa_mismatch", got, expected)
 
 
 CHECKS: tuple[Callable[[Manifest, ServingProcess], Problem | None], ...] = (
@@ -283,7 +272,7 @@ def refusal_of(
     for check in CHECKS:
         problem = check(manifest, process)
         if problem is not None:
-            return problem.of(manifest.device_class)
+            return refuse(manifest.device_class, *problem)
     return None
 
 

@@ -29,7 +29,7 @@ from freezer.artifact import (
     read_keys,
     slower_than_eager,
 )
-from freezer.errors import CudaGraphsError, StoreUnreachableError
+from freezer.errors import StoreUnreachableError
 from freezer.hardware import PORTABLE, CudaHere, detect, this_host, thread_budget
 from freezer.serving.compatibility import limits_for, needed_files
 from freezer.serving.images import images_of, resolve_reference
@@ -53,7 +53,6 @@ class LoadKeywords(TypedDict, total=False):
     limit_isa: bool
     canary: bool
     device: str | None
-    cuda_graphs: bool
     trusted_keys: Sequence[str | Path]
     min_version: int
 
@@ -88,7 +87,6 @@ def load(
         keywords: fields of LoadOptions by name, in place of `options`.
 
     Raises:
-        CudaGraphsError: calls of the selected artifact cannot be captured.
         UsageError: this process has no such device, or the options do not fit together.
         MissingDependencyError: the native runtime does not find torch's shared libraries.
         NotPublishedError, StoreUnreachableError: the reference cannot be resolved.
@@ -103,7 +101,7 @@ def load(
         while selection.chosen is not None:
             try:
                 model = _open(selection)
-            except (StoreUnreachableError, CudaGraphsError):
+            except StoreUnreachableError:
                 raise
             except Exception as error:  # a payload may raise anything; the next artifact is tried
                 selection = selection.after(failure(selection.chosen.device_class, error))
@@ -119,7 +117,7 @@ def _open(selection: Selection) -> FrozenModel | NativeModel:
     canary.
 
     Raises:
-        IntegrityError, CanaryError, CudaGraphsError: see `open_artifact`.
+        IntegrityError, CanaryError: see `open_artifact`.
     """
     image = selection.chosen
     assert image is not None

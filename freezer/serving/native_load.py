@@ -11,7 +11,7 @@ from freezer.errors import Refusal
 from freezer.runtime.contract import OpenPayload
 from freezer.runtime.native import NativeModel, NativePayload
 from freezer.runtime.tensor_files import load_arrays
-from freezer.serving.canary import check_figures, golden_figures, golden_sets, smallest_sets
+from freezer.serving.canary import golden_inputs, golden_outputs, passing_figures, smallest_sets
 from freezer.serving.compatibility import needed_files
 from freezer.serving.process import LoadOptions
 
@@ -67,13 +67,11 @@ def run_native_canary(
         CanaryError: an output differs from the golden one.
     """
     manifest = artifact.manifest
-    inputs, golden = golden_sets(artifact, load_arrays, Values.of)
-    for indices in (smallest_sets(manifest, inputs, model.payload_for), range(len(inputs))):
-        answers = {}
-        for index in indices:
-            leaves = model.leaves(**inputs[index])
-            answers[index] = [Values.of(leaf) for leaf in leaves]
-        figures = golden_figures(manifest, golden, answers)
-        if not any(figure.problem for figure in figures):
-            return
-    check_figures(manifest, figures)
+    inputs = golden_inputs(artifact, load_arrays)
+
+    def answer(index: int) -> list[Values]:
+        return [Values.of(leaf) for leaf in model.leaves(**inputs[index])]
+
+    golden = golden_outputs(artifact, load_arrays, Values.of)
+    rounds = (smallest_sets(manifest, inputs, model.payload_for), range(len(inputs)))
+    passing_figures(manifest, golden, answer, rounds)

@@ -33,9 +33,6 @@ class LoadOptions:
         device: device to run on: `cpu`, `cuda:1`. Artifacts for other devices are refused. Default:
             the device that the artifact is made for; for a CUDA class the current GPU if it is of
             the class, else the first that is.
-        cuda_graphs: on a GPU, capture each call of a payload for one size, and replay it from then
-            on; calls of one size run one after the other. Not for models that change state or draw
-            random numbers.
         trusted_keys: PEM files of public keys, one of which must have signed the artifact
             (`coldpress sign`). Empty: no signature is required. A signature names model, version
             and class, and is valid for these only.
@@ -52,7 +49,6 @@ class LoadOptions:
     limit_isa: bool = False
     canary: bool = True
     device: str | None = None
-    cuda_graphs: bool = False
     trusted_keys: Sequence[str | Path] = ()
     min_version: int = 0
     runtime: Literal["torch", "native"] = "torch"
@@ -60,10 +56,9 @@ class LoadOptions:
     def __post_init__(self) -> None:
         if self.runtime not in ("torch", "native"):
             raise UsageError(f"got runtime={self.runtime!r}, expected 'torch' or 'native'")
-        if self.runtime == "native" and (self.cuda_graphs or self.device not in (None, "cpu")):
+        if self.runtime == "native" and self.device not in (None, "cpu"):
             raise UsageError(
-                "runtime='native' runs on the CPU, without CUDA graphs; omit `device` and"
-                " `cuda_graphs`, or use runtime='torch'"
+                "runtime='native' runs on the CPU; omit `device`, or use runtime='torch'"
             )
         if self.threads is not None and self.threads < 1:
             raise UsageError(

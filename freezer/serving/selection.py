@@ -21,8 +21,8 @@ from freezer.errors import (
 )
 from freezer.hardware import device_class as class_named
 from freezer.serving.compatibility import (
-    Problem,
     refusal_of,
+    refuse,
     refuse_by_class,
     rungs,
     unserved_gpus,
@@ -144,8 +144,7 @@ def _too_early(
     if image.asked is None or image.asked.version >= min_version:
         return None
     got = f"version {image.asked.version}"
-    problem = Problem("rolled_back", got, f"version {min_version} or later")
-    return problem.of(image.device_class)
+    return refuse(image.device_class, "rolled_back", got, f"version {min_version} or later")
 
 
 def failure(
@@ -154,12 +153,11 @@ def failure(
 ) -> Refusal:
     """The refusal of an artifact that could not be read or opened."""
     got = str(error) if isinstance(error, ColdpressError) else last_line(error)
-    problem = Problem("does_not_open", got, "a payload that opens")
     if isinstance(error, IntegrityError):
-        problem = Problem("tampered", got, "the published digest")
-    elif isinstance(error, CanaryError):
-        problem = Problem("canary", got, "the golden outputs")
-    return problem.of(device_class)
+        return refuse(device_class, "tampered", got, "the published digest")
+    if isinstance(error, CanaryError):
+        return refuse(device_class, "canary", got, "the golden outputs")
+    return refuse(device_class, "does_not_open", got, "a payload that opens")
 
 
 def in_words(

@@ -16,14 +16,15 @@ from functools import partial
 
 import torch
 
-from freezer.artifact import GOLDEN_INPUTS, Artifact, LatencyRecord, Manifest
+from freezer.artifact import Artifact, LatencyRecord, Manifest
 from freezer.errors import SpeedError, UsageError
 from freezer.hardware import PORTABLE, device_class
 from freezer.runtime.devices import CPU
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.input_sets import InputSet, distinct_at, on_device
-from freezer.runtime.tensor_files import golden_inputs, load_tensors
+from freezer.runtime.tensor_files import load_tensors
 from freezer.runtime.torch_settings import threads
+from freezer.serving.canary import golden_inputs
 from freezer.serving.opening import open_artifact
 from freezer.serving.process import LoadOptions
 from freezer.spec import SamplingPolicy, bind
@@ -184,7 +185,7 @@ def _inputs(
     ones.
     """
     manifest = artifact.manifest
-    golden = golden_inputs(manifest, artifact.folder / GOLDEN_INPUTS, load_tensors)
+    golden = golden_inputs(artifact, load_tensors)
     sets = []
     for golden_set, tensors in zip(manifest.golden, golden, strict=True):
         sets.append(InputSet(point=golden_set.point, tensors=tensors))

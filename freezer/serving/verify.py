@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypedDict, Unpack
 
-from freezer.artifact import Artifact, read_keys
+from freezer.artifact import Artifact
 from freezer.errors import (
     ColdpressError,
     IncompatibleError,
@@ -53,6 +53,7 @@ class VerifyKeywords(TypedDict, total=False):
     threads: int | None
     device: str | None
     min_version: int
+    trusted_keys: Sequence[str | Path]
 
 
 def verify(
@@ -60,7 +61,6 @@ def verify(
     *,
     store: str | None = None,
     speed: bool = False,
-    trusted_keys: Sequence[str | Path] = (),
     **keywords: Unpack[VerifyKeywords],
 ) -> Verification:
     """Verify the artifact that `load` would serve here: signature, digests and canary.
@@ -68,7 +68,7 @@ def verify(
     Unlike `load`, it raises on damage and on a failing canary instead of trying the next artifact.
 
     Args:
-        reference, store, trusted_keys, keywords: see `load`.
+        reference, store, keywords: see `load`.
         speed: also compare its speed with the portable artifact of the same version; the best
             artifact must serve.
 
@@ -83,13 +83,13 @@ def verify(
         images = images_of(reference, published, stack)
         classes = [image.device_class for image in images]
         selection = select_image(images, process_here(LoadOptions(**keywords), classes))
-        image = _chosen(reference, selection, trusted_keys)
+        image = _chosen(reference, selection)
         base = None
         if speed:
             _check_best(reference, selection)
             if image.device_class != PORTABLE:
                 base = _portable_beside(reference, images)
-        return _verified(reference, selection, image.fetch(None), base, private=bool(trusted_keys))
+        return _verified(reference, selection, image.fetch(None), base)
 
 
 def _verified(
@@ -97,8 +97,6 @@ def _verified(
     selection: Selection,
     fetched: Artifact,
     base: Artifact | None,
-    *,
-    private: bool,
 ) -> Verification:
     """Verify every digest, run the canary, and compare the speed with `base`, if given."""
     process = selection.process
@@ -106,8 +104,8 @@ def _verified(
     paths = [ref.path for ref in fetched.manifest.contents]
     with ExitStack() as stack:
         try:
-            artifact = fetched.held(paths, stack, private=private)
             options = replace(process.options, canary=False)
+            artifact = fetched.held(paths, stack, private=bool(options.trusted_keys))
             model = open_artifact(artifact, process.num_threads, options)
             figures = run_canary(artifact, model)
         except ColdpressError:
@@ -128,29 +126,24 @@ def _verified(
     )
 
 
-def _chosen(
-    reference: str | Path, selection: Selection, trusted_keys: Sequence[str | Path]
-) -> Image:
+def _chosen(reference: str | Path, selection: Selection) -> Image:
     """The image that serves.
 
     Raises:
-        IntegrityError: a better one was tampered with, or no trusted key signed this one.
+        IntegrityError: one before it was tampered with, or no trusted key signed it.
         IncompatibleError: none serves.
     """
     for refusal in selection.refused:
         if refusal.reason == "tampered":
             raise IntegrityError(refusal.got)
-    image = selection.chosen
-    if image is None:
+        if refusal.reason == "unsigned":
+            raise IntegrityError(
+                f"{reference}: {refusal}; sign it with `coldpress sign`, or do not serve it",
+                code="CP-UNSIGNED",
+            )
+    if selection.chosen is None:
         raise selection.error(reference)
-    keys = read_keys(trusted_keys)
-    unsigned = image.unsigned(keys) if keys else None
-    if unsigned:
-        raise IntegrityError(
-            f"{reference}: {unsigned}; sign it with `coldpress sign`, or do not serve it",
-            code="CP-UNSIGNED",
-        )
-    return image
+    return selection.chosen
 
 
 def _check_best(reference: str | Path, selection: Selection) -> None:

@@ -191,7 +191,7 @@ def _judge_child(request: JudgeRequest, staging: Path, folders: Sequence[Path]) 
         failures=request.failures,
     )
     judgement = replace(judgement, reason=judgement.reason + note)
-    result = summary(request, judgement, host_fingerprint(target.device))
+    result = summary(request, judgement, host_fingerprint())
     return replace(result, has_artifact=artifact is not None)
 
 

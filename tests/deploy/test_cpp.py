@@ -29,13 +29,15 @@ from freezer.artifact import (
     file_ref,
 )
 from freezer.compare.gate import EAGER_REFERENCE_TOL, POOL_BELOW, SMALL_TENSOR
+from freezer.compare.tensor_values import values_of
 from freezer.files import digest_file
 from freezer.freezing.models import Dims
 from freezer.freezing.recipes import RECIPES
 from freezer.hardware import DEVICE_CLASSES
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.runtime.tensor_files import load_tensors, save_tensors
-from freezer.serving.canary import canary_figures
+from freezer.runtime.tensors import leaves_of
+from freezer.serving.canary import golden_figures, golden_inputs, golden_outputs
 from freezer.serving.opening import open_artifact
 from freezer.serving.process import LoadOptions
 from tests.conftest import Frozen, Several
@@ -114,7 +116,11 @@ def check_same_as_python(program: Path, artifact: Artifact, *, num_wrong: int = 
     """
     options = LoadOptions(canary=False)
     opened = open_artifact(artifact, torch.get_num_threads(), options)
-    figures = canary_figures(artifact, opened)
+    golden = golden_outputs(artifact, load_tensors, values_of)
+    answers = {}
+    for index, inputs in enumerate(golden_inputs(artifact, load_tensors)):
+        answers[index] = [values_of(leaf) for leaf in leaves_of(opened(**inputs))]
+    figures = golden_figures(artifact.manifest, golden, answers)
     assert sum(figure.problem is not None for figure in figures) == num_wrong
     done = run(program, artifact.folder)
     assert done.returncode == bool(num_wrong), done.stdout + done.stderr

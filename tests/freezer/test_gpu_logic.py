@@ -1,4 +1,4 @@
-"""GPU logic that needs no GPU: build settings, input contract, selection, refused CUDA graphs."""
+"""GPU logic that needs no GPU: build settings, input contract, selection."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import freezer
-from freezer.artifact import DriftRecord, Manifest, Needs, Payload
-from freezer.errors import ContractError, CudaGraphsError, IncompatibleError, UsageError
+from freezer.artifact import Manifest, Needs, Payload
+from freezer.errors import ContractError, IncompatibleError, UsageError
 from freezer.freezing.lowering.inductor.compilation import configuration, known
 from freezer.freezing.lowering.isa_check import host_class
 from freezer.freezing.recipes import KEPT_EAGER, RECIPES, made_for, select
@@ -22,12 +22,10 @@ from freezer.runtime.contract import OpenPayload
 from freezer.runtime.frozen_model import CallOptions, FrozenModel
 from freezer.runtime.torch_settings import full_on_gpu, plain_precision
 from freezer.serving.images import Image
-from freezer.serving.opening import check_graphs
 from freezer.serving.process import LoadOptions
 from freezer.serving.selection import Selection, failure, select_image
 from freezer.spec import InputSpec, OutputSpec, OutputStructure, TensorSpec
 from freezer.store import Store
-from tests.conftest import Frozen
 from tests.support.gpu_models import settings_on_gpu
 from tests.support.hosts import A100, H100, INTEL, serving_on, x86
 from tests.support.steps import BATCH, manifest_of
@@ -128,28 +126,6 @@ def test_inputs_on_other_devices_are_refused() -> None:
 def manifest(payload: Payload = FIXED, **changes: Any) -> Manifest:
     needs = Needs(torch="2.11", cuda=cuda_needs(SM90, "12.8"))
     return manifest_of(payload, device_class="cuda-sm90", **{"needs": needs, **changes})
-
-
-@pytest.mark.parametrize(
-    ("changes", "payload", "device"),
-    [
-        ({}, RANGED, GPU),
-        ({"stateful": True}, FIXED, GPU),
-        ({"drift": DriftRecord(deterministic=False)}, FIXED, GPU),
-        ({}, FIXED, torch.device("cpu")),
-    ],
-)
-def test_graphs_that_cannot_be_captured_are_refused(
-    changes: dict[str, Any], payload: Payload, device: torch.device
-) -> None:
-    with pytest.raises(CudaGraphsError):
-        check_graphs(manifest(**changes), [payload], device)
-    check_graphs(manifest(), (FIXED, RANGED), GPU)
-
-
-def test_cuda_graphs_on_a_cpu_raise(scripted: Frozen) -> None:
-    with pytest.raises(CudaGraphsError, match="does not run on a GPU"):
-        freezer.load(scripted.artifact.folder, cuda_graphs=True)
 
 
 def test_cpu_artifacts_are_refused_for_a_gpu(published: Store) -> None:

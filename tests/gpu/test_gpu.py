@@ -6,7 +6,6 @@ Run `pytest tests/gpu -m gpu` on a machine with a GPU.
 from __future__ import annotations
 
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 import freezer
 from freezer.artifact import GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
-from freezer.errors import ContractError, CudaGraphsError, IncompatibleError
+from freezer.errors import ContractError, IncompatibleError
 from freezer.freezing.freeze import FreezeOptions, FreezeResult, freeze
 from freezer.freezing.lowering.inductor.cuda_toolkit import driver_library
 from freezer.freezing.models import Dims
@@ -120,8 +119,6 @@ def test_points_have_payloads_of_their_own(gpu: torch.device, tmp_path: Path) ->
     loaded = freezer.load(case.artifact.folder)
     for batch in (1, 3, 8):
         case.check(loaded, case.x[:1].expand(batch, -1).contiguous())
-    with pytest.raises(CudaGraphsError):
-        freezer.load(case.artifact.folder, cuda_graphs=True)
     payload = loaded.payload_for({"batch": 1})
     assert (payload.num_threads, payload.layouts) == (None, {})
     settings = case.artifact.manifest.recipe.settings["inductor"]
@@ -133,8 +130,6 @@ def test_state_is_kept_as_in_eager(gpu: torch.device, tmp_path: Path) -> None:
     case = frozen(Counter().eval().to(gpu), torch.zeros(2, 4, device=gpu), tmp_path / "out")
     loaded = freezer.load(case.artifact.folder)
     assert [float(loaded(x=case.x)[0, 0]) for _ in range(4)] == [1, 2, 3, 4]
-    with pytest.raises(CudaGraphsError):
-        freezer.load(case.artifact.folder, cuda_graphs=True)
 
 
 def test_the_canary_runs_on_the_device(mlp: Case, tmp_path: Path) -> None:
@@ -165,39 +160,6 @@ def test_a_payload_runs_on_the_given_index(recipe: str, gpu: torch.device, tmp_p
     assert torch.cuda.memory_allocated(gpu) == before
     with pytest.raises(ContractError, match=f"got device {gpu}, expected {other}"):
         loaded(x=case.x)
-
-
-@pytest.mark.parametrize("recipe", QUICK_RECIPES)
-@pytest.mark.parametrize("name", ["mlp", "resnet", "attention"])
-def test_cuda_graphs_answer_as_calls_do(
-    name: str, recipe: str, gpu: torch.device, tmp_path: Path
-) -> None:
-    case = frozen(*made(name, torch.float32, gpu), tmp_path / "out", recipe)
-    plain = freezer.load(case.artifact.folder)
-    graphed = freezer.load(case.artifact.folder, cuda_graphs=True)
-    inputs = [case.x, case.x * 2, -case.x]
-    results = [graphed(x=given) for given in inputs]
-    for given, got in zip(inputs, results, strict=True):
-        torch.testing.assert_close(got, plain(x=given), rtol=1e-5, atol=1e-5)
-    assert len({result.data_ptr() for result in results}) == 3, "results are copies"
-
-
-def test_cuda_graphs_are_safe_in_threads_and_streams(gpu: torch.device, mlp: Case) -> None:
-    plain = freezer.load(mlp.artifact.folder)
-    graphed = freezer.load(mlp.artifact.folder, cuda_graphs=True)
-
-    def serve(number: int) -> None:
-        stream = torch.cuda.Stream(gpu)
-        stream.wait_stream(torch.cuda.default_stream(gpu))
-        with torch.cuda.stream(stream):
-            for step in range(50):
-                given = mlp.x * (number + 1) + step
-                torch.testing.assert_close(graphed(x=given), plain(x=given), rtol=1e-4, atol=1e-4)
-        stream.synchronize()
-
-    torch.cuda.synchronize(gpu)
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(serve, range(4)))
 
 
 def test_the_captured_program_serves_if_nothing_is_faster(
@@ -261,9 +223,10 @@ def test_a_version_serves_gpu_and_cpu(
 def test_nvml_and_torch_agree(gpu: torch.device) -> None:
     try:
         with nvml.opened():
-            known = {item.uuid: item for item in nvml.gpus()}
+            known = {item.uuid: item.capability for item in nvml.gpus()}
             uuid = f"GPU-{torch.cuda.get_device_properties(gpu).uuid}"
-            assert known[uuid].name == torch.cuda.get_device_name(gpu)
+            major, minor = torch.cuda.get_device_capability(gpu)
+            assert known[uuid] == major * 10 + minor
             assert nvml.num_other_processes(uuid) >= 0
     except nvml.NvmlError as error:
         pytest.skip(f"NVML is not available: {error}")

@@ -78,13 +78,13 @@ def assemble(
     if judgement.torch_only is not None:
         second, beside = judgement.torch_only, torch_folder(dest)
         assemble(session, second, dest=beside, provenance=provenance, failures=failures)
-    winner, device = judgement.winner, session.target.device
+    winner = judgement.winner
     assert winner is not None, "assemble requires a winner"
     dest.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{dest.name}-", dir=dest.parent))
     try:
         golden, files = _write_files(session, judgement, winner, staging)
-        origin = {"weights": session.subject.weights, "host": host_fingerprint(device)}
+        origin = {"weights": session.subject.weights, "host": host_fingerprint()}
         manifest = replace(
             _manifest(session, judgement, winner),
             files=files,

@@ -18,7 +18,7 @@ from torch import Tensor
 from freezer.files import scratch_folder
 from freezer.runtime.contract import Runner
 from freezer.runtime.devices import CPU
-from freezer.runtime.native import ALIGNMENT, read_package, weight_capsule
+from freezer.runtime.native import read_package, weight_capsule
 
 _environment = threading.Lock()
 
@@ -29,8 +29,6 @@ def open_inductor(
     path: Path,
     settings: Mapping[str, object],
     device: torch.device = CPU,
-    *,
-    one_at_a_time: bool = False,
 ) -> Runner:
     """Open a package on a device.
 
@@ -41,8 +39,6 @@ def open_inductor(
         path: file of the package.
         settings: settings of the recipe; not used.
         device: device to run on.
-        one_at_a_time: whether the runner omits the synchronization between calls, as the capture
-            of CUDA graphs requires.
 
     Raises:
         IntegrityError: the package is damaged.
@@ -55,7 +51,7 @@ def open_inductor(
             folder = stack.enter_context(scratch_folder(executable=True))
             with _unpacking_to(folder):
                 run_flat = torch._C._aoti.AOTIModelPackageLoader(
-                    str(path), "model", one_at_a_time, 1, index
+                    str(path), "model", False, 1, index
                 ).run
 
         def run(*tensors: Tensor) -> list[Tensor]:
@@ -72,12 +68,8 @@ def _open_mapped(path: Path) -> Callable[[list[Tensor]], list[Tensor]] | None:
     package = read_package(path)
     if package.table is None:
         return None
-    size = package.begin + package.table.size_bytes
-    mapped = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
-    address = mapped.data_ptr() + package.begin
     try:
-        if address % ALIGNMENT:
-            raise TypeError(f"not aligned to {ALIGNMENT} bytes")
+        mapping, address = package.mapped_weights(package.table)
         with package.shared_library() as library:  # it survives its temporary folder
             runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
         weights: dict[str, Tensor] = {}
@@ -101,7 +93,7 @@ def _open_mapped(path: Path) -> Callable[[list[Tensor]], list[Tensor]] | None:
         outputs: list[Tensor] = runner.run(tensors)
         return outputs
 
-    run.mapped = mapped  # type: ignore[attr-defined]  # the weights do not keep it alive
+    run.mapping = mapping  # type: ignore[attr-defined]  # the weights do not keep it alive
     return run
 
 

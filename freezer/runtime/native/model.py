@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from freezer.errors import ContractError
-from freezer.runtime.contract import OpenModel, indices_problem
+from freezer.runtime.contract import OpenModel, check_indices, input_error
 from freezer.runtime.native.torch_library import Array
 from freezer.spec import TensorSpec
 
@@ -69,18 +68,16 @@ def _checked(
     """An input as a payload may read it."""
     if not isinstance(value, np.ndarray | np.generic):
         got = "nothing" if value is None else type(value).__name__
-        raise ContractError(
-            f"input {item.name!r}: got {got}, expected a numpy array of {item.dtype}"
-            f" {list(item.shape)}"
+        raise input_error(
+            item, f"got {got}, expected a numpy array of {item.dtype} {list(item.shape)}"
         )
     array = np.asarray(value)
     if array.dtype != item.dtype:
-        raise ContractError(
-            f"input {item.name!r}: got dtype {array.dtype}, expected {item.dtype}; convert it with"
-            f" .astype({item.dtype!r})"
+        raise input_error(
+            item,
+            f"got dtype {array.dtype}, expected {item.dtype}; convert it with"
+            f" .astype({item.dtype!r})",
         )
     if item.indices is not None and array.size:
-        problem = indices_problem(item, int(array.min()), int(array.max()))
-        if problem:
-            raise ContractError(f"input {item.name!r}: {problem}")
+        check_indices(item, int(array.min()), int(array.max()))
     return array if array.flags.carray else np.require(array, requirements=("C", "A", "W"))

@@ -30,21 +30,11 @@ from freezer.codec import decode
 from freezer.errors import IntegrityError, UsageError
 from freezer.files import begin_of, scratch_folder
 from freezer.runtime.native.torch_library import (
-    LIBRARY,
     Array,
     Handle,
     Libtorch,
     libtorch,
-    torch_folder,
 )
-
-_LONG, _INT = ctypes.c_int64, ctypes.c_int32
-_CREATE_V2 = (
-    *(Handle, _LONG, Handle, Handle, _LONG),
-    *(_INT, _INT, _INT, Handle),
-    *(_INT, ctypes.c_char_p, _LONG),
-)
-"""Arguments of `aoti_torch_create_tensor_from_blob_v2`."""
 
 TABLE = "coldpress-constants.json"
 """Name of the table in a package."""
@@ -116,6 +106,21 @@ class InductorPackage:
                 )
             yield libraries[0]
 
+    def mapped_weights(self, table: WeightTable) -> tuple[mmap.mmap, int]:
+        """Map the weights beside the library: the mapping, which must be kept while they are used,
+        and their address.
+
+        Raises:
+            TypeError: they are not aligned.
+        """
+        with self.path.open("rb") as file:
+            size = self.begin + table.size_bytes
+            mapping = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(mapping)) + self.begin
+        if address % ALIGNMENT:
+            raise TypeError(f"the weights in {self.path.name} are not aligned to {ALIGNMENT} bytes")
+        return mapping, address
+
 
 def read_package(path: Path) -> InductorPackage:
     """Read where a package has its weights.
@@ -137,55 +142,28 @@ def read_package(path: Path) -> InductorPackage:
     return InductorPackage(path=path, table=table, begin=begin_of(path, blobs[0]))
 
 
-def weight_capsule(
-    address: int,
-    entry: WeightEntry,
-) -> Any:
+def weight_capsule(address: int, entry: WeightEntry) -> Any:
     """PyCapsule with a handle of `borrowed`, for torch's bindings in this process."""
-    library = ctypes.CDLL(str(torch_folder() / LIBRARY))
     capsule = ctypes.pythonapi.PyCapsule_New
     capsule.restype = ctypes.py_object
     capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-    return capsule(borrowed(library, address, entry), None, None)
+    return capsule(borrowed(address, entry), None, None)
 
 
-def borrowed(library: ctypes.CDLL, address: int, entry: WeightEntry) -> ctypes.c_void_p:
-    """Handle of a tensor on memory that it does not own.
-
-    Args:
-        library: libtorch_cpu.
-        address: of the first weight.
-        entry: the tensor.
+def borrowed(address: int, entry: WeightEntry) -> Handle:
+    """Handle of a weight; `address` is that of the first weight.
 
     Raises:
         TypeError: torch does not make such a tensor.
     """
-    if entry.packed is None:
-        layout = library.aoti_torch_layout_strided()
-        strides = entry.stride
-        description = b""
-    else:  # a packed tensor has no strides
-        layout = library.aoti_torch_layout__mkldnn()
-        strides = entry.shape
-        description = base64.b64decode(entry.packed)
-    sizes = _LONG * len(entry.shape)
-    handle = Handle()
-    dtype = getattr(library, f"aoti_torch_dtype_{entry.dtype}")()
-    create = library.aoti_torch_create_tensor_from_blob_v2
-    create.argtypes = _CREATE_V2
-    place = (library.aoti_torch_device_type_cpu(), 0)
-    status = create(
+    return libtorch().tensor_at(
         address + entry.position,
-        len(entry.shape),
-        sizes(*entry.shape),
-        sizes(*strides),
-        *(entry.offset, dtype, *place),
-        ctypes.byref(handle),
-        *(layout, description, len(description)),
+        entry.dtype,
+        entry.shape,
+        entry.stride if entry.packed is None else entry.shape,  # a packed tensor has no strides
+        entry.offset,
+        base64.b64decode(entry.packed or ""),
     )
-    if status != 0:
-        raise TypeError(f"torch makes no tensor {entry.name} of {entry.dtype} {list(entry.shape)}")
-    return handle
 
 
 _PREFIX = "AOTInductorModelContainer"
@@ -220,7 +198,7 @@ class NativePayload:
     Raises:
         IntegrityError: the package is damaged, or has other inputs or outputs.
         UsageError: it calls operators that have no C interface, or no temporary folder can be used.
-        AttributeError, RuntimeError, OSError: the library cannot be loaded, or does not make a
+        AttributeError, RuntimeError, TypeError, OSError: the library cannot be loaded, or makes no
             model.
     """
 
@@ -251,7 +229,9 @@ class NativePayload:
             self._last_error = self._library.AOTInductorGetLastError
         self._call("CreateWithDevice", ctypes.byref(self._container), 1, b"cpu", None)
         if package.table is not None:
-            mappings.append(self._map(path, package.table, package.begin))
+            mapping, address = package.mapped_weights(package.table)
+            mappings.append(mapping)
+            self._give_weights(package.table, address)
         self._check_count("GetNumInputs", num_inputs)
         self._check_count("GetNumOutputs", num_outputs)
 
@@ -278,20 +258,19 @@ class NativePayload:
             if before != self._num_threads:
                 self._torch.num_threads = before
 
-    def _map(
-        self,
-        path: Path,
-        table: WeightTable,
-        begin: int,
-    ) -> mmap.mmap:
-        """Let the model read its weights from the file, whose mapping is returned."""
-        with path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), begin + table.size_bytes, access=mmap.ACCESS_COPY)
-        address = ctypes.addressof(ctypes.c_char.from_buffer(mapped)) + begin
-        if address % ALIGNMENT:
-            raise RuntimeError(f"the weights in {path.name} are not aligned to {ALIGNMENT} bytes")
+    def _check_count(self, name: str, expected: int) -> None:
+        found = _SIZE()
+        self._call(name, self._container, ctypes.byref(found))
+        if found.value != expected:  # `Run` would end the process
+            raise IntegrityError(
+                f"the payload's {name.removeprefix('GetNum').lower()} are {found.value}, and the"
+                f" manifest's {expected}"
+            )
+
+    def _give_weights(self, table: WeightTable, address: int) -> None:
+        """Let the model read its weights at an address."""
         for entry in table.constants:
-            self._handles.append(borrowed(self._torch.functions, address, entry))
+            self._handles.append(borrowed(address, entry))
         pairs = (_Pair * len(self._handles))()
         for pair, entry, handle in zip(pairs, table.constants, self._handles, strict=True):
             pair.name, pair.handle = entry.name.encode(), handle
@@ -300,20 +279,6 @@ class NativePayload:
         self._call(
             "UpdateUserManagedConstantBufferPairs", self._container, pairs, len(pairs), False, True
         )
-        return mapped
-
-    def _check_count(
-        self,
-        name: str,
-        expected: int,
-    ) -> None:
-        found = _SIZE()
-        self._call(name, self._container, ctypes.byref(found))
-        if found.value != expected:  # `Run` would end the process
-            raise IntegrityError(
-                f"the payload's {name.removeprefix('GetNum').lower()} are {found.value}, and the"
-                f" manifest's {expected}"
-            )
 
     def _call(
         self,

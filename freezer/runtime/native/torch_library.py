@@ -11,6 +11,7 @@ import ctypes
 import functools
 import importlib.util
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,21 +30,18 @@ Array = NDArray[np.generic]
 Handle = ctypes.c_void_p
 
 _SIZES = ctypes.POINTER(ctypes.c_int64)
+_LONG, _INT = ctypes.c_int64, ctypes.c_int32
 _SIGNATURES = {
-    "aoti_torch_create_tensor_from_blob": (
-        Handle,
-        ctypes.c_int64,
-        Handle,
-        Handle,
-        ctypes.c_int64,
-        *[ctypes.c_int32] * 3,
-        Handle,
+    "aoti_torch_create_tensor_from_blob_v2": (
+        *(Handle, _LONG, Handle, Handle, _LONG),
+        *(_INT, _INT, _INT, Handle),
+        *(_INT, ctypes.c_char_p, _LONG),
     ),
     "aoti_torch_delete_tensor_object": (Handle,),
     "aoti_torch_get_dim": (Handle, Handle),
     "aoti_torch_get_sizes": (Handle, ctypes.POINTER(_SIZES)),
     "aoti_torch_get_dtype": (Handle, Handle),
-    "aoti_torch_copy_": (Handle, Handle, ctypes.c_int32),
+    "aoti_torch_copy_": (Handle, Handle, _INT),
 }
 _SET_THREADS, _GET_THREADS = "_ZN2at15set_num_threadsEi", "_ZN2at15get_num_threadsEv"
 """at::set_num_threads(int) and at::get_num_threads(), which set the counts of OpenMP and MKL for
@@ -98,17 +96,12 @@ class Libtorch:
                 getattr(self.functions, name).argtypes = arguments
             self._set_threads = getattr(self.functions, _SET_THREADS)
             self._get_threads = getattr(self.functions, _GET_THREADS)
-            self._numbers: dict[str, int] = {}
-            for name in DTYPES:
-                number_of = getattr(self.functions, f"aoti_torch_dtype_{name}")
-                self._numbers[name] = int(number_of())
+            self._dtypes = {self._number_of(name): np.dtype(name) for name in DTYPES}
         except (OSError, AttributeError) as error:
             raise MissingDependencyError(
                 f"torch's shared library cannot be used: {error}; install torch again"
             ) from None
-        self._dtypes = {number: np.dtype(name) for name, number in self._numbers.items()}
-        self._cpu = int(self.functions.aoti_torch_device_type_cpu())
-        self._create = self.functions.aoti_torch_create_tensor_from_blob
+        self._create = self.functions.aoti_torch_create_tensor_from_blob_v2
         self._what = getattr(
             self.functions, "torch_exception_get_what_without_backtrace", None
         )  # from torch 2.13 on
@@ -143,27 +136,51 @@ class Libtorch:
         """Handle of a tensor on the memory of a C-contiguous array of one of DTYPES, which must
         outlive it.
         """
-        handle = Handle()
-        sizes = (ctypes.c_int64 * array.ndim)(*array.shape)
-        strides = (ctypes.c_int64 * array.ndim)()
-        step = 1
-        for axis in reversed(range(array.ndim)):
-            strides[axis] = step
-            step *= max(array.shape[axis], 1)
-        number = self._numbers[array.dtype.name]
-        status = self._create(
-            array.ctypes.data,
-            array.ndim,
-            sizes,
-            strides,
-            0,
-            number,
-            self._cpu,
-            0,
-            ctypes.byref(handle),
+        strides = [1] * array.ndim
+        for axis in reversed(range(array.ndim - 1)):
+            strides[axis] = strides[axis + 1] * max(array.shape[axis + 1], 1)
+        return self.tensor_at(array.ctypes.data, array.dtype.name, array.shape, strides)
+
+    def tensor_at(
+        self,
+        address: int,
+        dtype: str,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        offset: int = 0,
+        packed: bytes = b"",
+    ) -> Handle:
+        """Handle of a tensor on memory that it does not own.
+
+        Args:
+            address: address of the memory.
+            dtype: torch's name of the dtype.
+            shape: sizes of the dims.
+            strides: of a plain tensor, in elements; any for a packed one.
+            offset: of the first element, in elements.
+            packed: oneDNN's description of a packed tensor; empty for a plain one.
+
+        Raises:
+            TypeError: torch does not make such a tensor.
+        """
+        functions = self.functions
+        layout = (
+            functions.aoti_torch_layout__mkldnn if packed else functions.aoti_torch_layout_strided
         )
-        self.check(status, f"torch makes no tensor of {array.dtype} {list(array.shape)}")
+        handle = Handle()
+        sizes = _LONG * len(shape)
+        status = self._create(
+            *(address, len(shape), sizes(*shape), sizes(*strides), offset),
+            *(self._number_of(dtype), functions.aoti_torch_device_type_cpu(), 0),
+            *(ctypes.byref(handle), layout(), packed, len(packed)),
+        )
+        if status != 0:
+            raise TypeError(f"torch makes no tensor of {dtype} {list(shape)}")
         return handle
+
+    def _number_of(self, dtype: str) -> int:
+        """Torch's number of a dtype."""
+        return int(getattr(self.functions, f"aoti_torch_dtype_{dtype}")())
 
     def copied(self, handle: Handle) -> Array:
         """A new array with the values of a tensor. A copy, since a tensor may share memory with an

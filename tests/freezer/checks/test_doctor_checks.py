@@ -11,13 +11,12 @@ import pytest
 
 from freezer.artifact import Artifact
 from freezer.checks import CheckRequest, Finding
-from freezer.checks.machine_checks import check_memory, check_store, classes_finding
+from freezer.checks.machine_checks import check_store, classes_finding
 from freezer.files import buckets
 from freezer.hardware import Host
 from freezer.store import Store
 from tests.support import hosts
 from tests.support.buckets import objects
-from tests.support.control_groups import V2, group_tree
 from tests.support.full_disks import full_disk
 from tests.support.steps import write_plain_artifact
 
@@ -121,11 +120,3 @@ def test_device_classes_and_their_limits(
 ) -> None:
     finding = classes_finding(host, environ)
     assert (finding.level, finding.remedy.startswith(remedy)) == (level, True)
-
-
-@pytest.mark.parametrize(("limit", "level"), [("500000000", "warning"), ("max", "ok")])
-def test_memory_of_a_container(tmp_path: Path, limit: str, level: str) -> None:
-    root = group_tree(tmp_path, "0::/a\n", V2, {"a/memory.max": f"{limit}\n"})
-    (finding,) = check_memory(CheckRequest(), root)
-    assert finding.level == level
-    assert finding.text.startswith("0.5 GB") == (level == "warning")

@@ -10,8 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 COMMAND = (sys.executable, "-m", "freezer.cli")
 
 Findings = dict[str, dict[str, str]]
@@ -42,7 +40,7 @@ def doctor(
 def test_doctor_without_errors_exits_with_0(tmp_path: Path) -> None:
     code, findings = doctor("--store", tmp_path)
     assert code == 0, findings
-    checks = ["torch", "device classes", "memory", "temporary folder", "compiler", "threads"]
+    checks = ["torch", "device classes", "temporary folder", "compiler"]
     assert [name for name in findings if name != "GPU"] == [*checks, "Ray", "MLflow", "store"]
     for check in ("torch", "compiler", "Ray", "MLflow", "store"):
         assert findings[check]["level"] == "ok", findings[check]
@@ -58,8 +56,9 @@ def test_a_machine_with_problems(tmp_path: Path) -> None:
         COLDPRESS_TMPDIR="/proc",
     )
     assert code == 1
-    for check in ("compiler", "temporary folder", "store"):
+    for check in ("temporary folder", "store"):
         assert findings[check]["level"] == "error", findings[check]
+    assert findings["compiler"]["level"] == "warning"
     assert findings["device classes"]["remedy"] == "unset ONEDNN_MAX_CPU_ISA"
     assert "CP-STORE-UNREACHABLE" in findings["store"]["text"]
 
@@ -68,17 +67,3 @@ def test_a_broken_torch_is_an_error() -> None:
     start = "import sys; sys.modules['torch'] = None; from freezer.cli import main; main()"
     code, findings = doctor(command=(sys.executable, "-c", start))
     assert (code, findings["torch"]["level"]) == (1, "error")
-    assert "threads" not in findings
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
-def test_a_real_quota_is_reported(limited_group: Path) -> None:
-    """One CPU by quota, in which torch starts two threads."""
-    start = (
-        "import os, sys; open(sys.argv.pop(1), 'w').write(str(os.getpid())); from freezer.cli"
-        " import main; main()"
-    )
-    command = (sys.executable, "-c", start, str(limited_group / "cgroup.procs"))
-    findings = doctor(command=command, OMP_NUM_THREADS="2")[1]
-    assert findings["threads"]["remedy"] == "export OMP_NUM_THREADS=1"

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from freezer.hardware import available_cpus, cpu_quota, machine_bytes, thread_budget
+from freezer.hardware import available_cpus, machine_bytes, thread_budget
+from freezer.hardware.resources import cpu_quota
 from tests.support.control_groups import V2, group_tree
 
 AFFINITY = len(os.sched_getaffinity(0))

@@ -8,14 +8,8 @@ from typing import Any
 import pytest
 
 from freezer.artifact import Manifest, Needs, Payload, PayloadKind
-from freezer.hardware import (
-    DEVICE_CLASSES,
-    CudaHere,
-    CudaNeeds,
-    cuda_needs,
-    describe_host,
-    least_driver,
-)
+from freezer.hardware import DEVICE_CLASSES, CudaHere, CudaNeeds, cuda_needs, describe_host
+from freezer.hardware.cuda import least_driver
 from freezer.serving.compatibility import refusal_of, unserved_gpus
 from tests.support.hosts import A100, H100, HASWELL, INTEL, serving_on, x86
 from tests.support.steps import manifest_of

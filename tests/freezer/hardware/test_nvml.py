@@ -26,7 +26,6 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "nvmlDeviceGetHandleByIndex": lambda index: index,
         "nvmlDeviceGetHandleByUUID": ["GPU-first", "GPU-second"].index,
         "nvmlDeviceGetUUID": ["GPU-first", "GPU-second"].__getitem__,
-        "nvmlDeviceGetName": lambda _: "NVIDIA H200",
         "nvmlDeviceGetCudaComputeCapability": [(9, 0), (8, 6)].__getitem__,
         "nvmlDeviceGetComputeRunningProcesses": lambda _: [
             SimpleNamespace(pid=pid) for pid in (1, 2, os.getpid())
@@ -43,7 +42,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("library")
 def test_the_host_lists_nvml_gpus() -> None:
     host = this_host()
-    assert host.gpus == (Gpu("GPU-first", 90, "NVIDIA H200"), Gpu("GPU-second", 86, "NVIDIA H200"))
+    assert host.gpus == (Gpu("GPU-first", 90), Gpu("GPU-second", 86))
     assert (host.driver, host.no_gpu) == ("550.54.15", "")
 
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 import freezer
 from freezer.artifact import GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
-from freezer.errors import CanaryError, IncompatibleError, IntegrityError
+from freezer.errors import CanaryError, IncompatibleError
 from freezer.runtime.contract import OpenPayload
 from freezer.runtime.frozen_model import FrozenModel
-from freezer.serving.canary import canary_figures, run_canary
+from freezer.serving.canary import run_canary
 from freezer.serving.opening import open_artifact
 from freezer.serving.process import LoadOptions
 from tests.conftest import Frozen
@@ -102,18 +102,11 @@ def test_nan_and_inf_fail(portable: Frozen, wrong: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("golden", "error"),
-    [
-        (torch.zeros(1, 4), CanaryError),
-        (torch.zeros(1, 2, dtype=torch.float64), IntegrityError),
-        (torch.zeros(4), IntegrityError),
-    ],
+    "golden", [torch.zeros(1, 4), torch.zeros(1, 2, dtype=torch.float64), torch.zeros(4)]
 )
-def test_other_shapes_and_dtypes_fail(
-    portable: Frozen, tmp_path: Path, golden: Tensor, error: type[Exception]
-) -> None:
+def test_other_shapes_and_dtypes_fail(portable: Frozen, tmp_path: Path, golden: Tensor) -> None:
     artifact = with_golden(portable.artifact, tmp_path / "copy", {"0/output": golden})
-    with pytest.raises(error):
+    with pytest.raises(CanaryError):
         run_canary(artifact, answering(artifact))
 
 
@@ -137,8 +130,8 @@ def test_few_elements_are_judged_over_all_sets(portable: Frozen, tmp_path: Path)
     sizes = [item.point["batch"] for item in artifact.manifest.golden]
     name = f"{sizes.index(1)}/output"
     other = with_golden(artifact, tmp_path / "other", {name: golden[name] * (1 + 1.5e-5)})
-    assert any(figure.problem for figure in canary_figures(other, answering(other), smallest=True))
-    assert not any(figure.problem for figure in run_canary(other, answering(other), smallest=True))
+    figures = run_canary(other, answering(other), smallest=True)
+    assert {figure.set_index for figure in figures} == set(range(len(sizes)))
 
 
 def test_load_refuses_a_failing_canary(portable: Frozen, tmp_path: Path) -> None:
