@@ -26,7 +26,9 @@ def interior_points(spec: InputSpec, count: int) -> Points:
     """
     chosen = random.Random(0)
     inner = {dim.name: list(dim.sizes[1:-1] or dim.sizes) for dim in spec.dims}
-    odd = {name: [size for size in sizes if size % 2] or sizes for name, sizes in inner.items()}
+    odd = {}
+    for name, sizes in inner.items():
+        odd[name] = [size for size in sizes if size % 2] or sizes
     drawn = []
     for index in range(8 * count):
         choices = inner if index % 2 else odd

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from operator import itemgetter
 from pathlib import Path
 from traceback import format_exception
 
@@ -34,6 +35,7 @@ from freezer.freezing.drift import Call, DriftRow, Reference
 from freezer.freezing.judging import Judgement, Session, Trial
 from freezer.freezing.models import Subject
 from freezer.runtime.tensor_files import save_tensors
+from freezer.runtime.tensors import tensors_bytes
 
 GOLDEN_BYTES = 8 * 1024 * 1024
 """Limit on the size of the golden inputs; at least one set for each payload is kept."""
@@ -84,7 +86,7 @@ def write_tables(judgement: Judgement, folder: Path) -> None:
 def _drift(judgement: Judgement) -> _Table:
     drifts = [trial.drift for trial in judgement.trials if trial.drift]
     rows = [asdict(row) for drift in drifts for row in drift.rows]
-    return {name: [row[name] for row in rows] for name in _DRIFT}
+    return {name: list(map(itemgetter(name), rows)) for name in _DRIFT}
 
 
 def _latency(judgement: Judgement) -> _Table:
@@ -243,7 +245,7 @@ def golden_indices(subject: Subject, candidate: Candidate) -> list[int]:
     each payload.
     """
     counts = thread_counts_of(candidate.payloads) or (0,)
-    sizes = [sum(each.nbytes for each in inputs.tensors.values()) for inputs in subject.sets]
+    sizes = [tensors_bytes(inputs.tensors.values()) for inputs in subject.sets]
     chosen: list[int] = []
     points: list[Mapping[str, int]] = []
     served: set[str] = set()

@@ -183,7 +183,8 @@ def nearest_sizes(
 
 def _nearest(dim: Dim, gains: Sequence[Sizes], others: Sequence[Sizes]) -> Dim:
     """The dim with the bounds halfway, by ratio, to the next sizes of `others`."""
-    sizes, other_sizes = ([point[dim.name] for point in points] for points in (gains, others))
+    sizes = [point[dim.name] for point in gains]
+    other_sizes = [point[dim.name] for point in others]
     smallest, largest, step = min(sizes), max(sizes), dim.multiple_of
     low = max((size for size in other_sizes if size < smallest), default=0)
     high = min((size for size in other_sizes if size > largest), default=0)
