@@ -146,7 +146,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Several:
     assert judgement.winner is not None, judgement.reason
     (folder / "further").mkdir()
     candidate = build_further(subject, first, target, folder / "further")
-    kept = candidate.without({item.payload for item in judgement.winner.dropped})
+    kept = candidate.without(judgement.winner.dropped)
     judgement = judge_further(session, judgement, kept)
     assert judgement.winner is not None
     everything = replace(

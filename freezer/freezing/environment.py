@@ -69,10 +69,11 @@ REFUSED_VARIABLES: Mapping[str, Refused] = {
     "TORCH_DISABLE_FUNCTIONALIZATION_META_REFERENCE": Refused(
         why="changes the strides that torch.export gives", plain=("0",)
     ),
+    "MKL_ENABLE_INSTRUCTIONS": Refused(
+        why="lets MKL compute and pack for other instructions than the device class's", kind="cpu"
+    ),
 }
-"""By name. Unset or empty variables have no effect."""
-
-_MKL_LIMIT = "MKL_ENABLE_INSTRUCTIONS"
+"""By name. Unset or empty variables, and those with a limit of the device class, have no effect."""
 
 _OF_TORCH = re.compile(
     r"(TORCH_?INDUCTOR|AOT_?INDUCTOR|INDUCTOR|TORCH_?DYNAMO|TORCH_COMPILER?|TORCHEXPORT)_"
@@ -116,20 +117,14 @@ def check_environment(device_class: DeviceClass, environ: Mapping[str, str] | No
     environ = os.environ if environ is None else environ
     for name, refused in REFUSED_VARIABLES.items():
         value = environ.get(name, "")
-        if (
-            value
-            and value.lower() not in refused.plain
-            and refused.kind in (None, device_class.kind)
-        ):
-            expected = f"unset, or {' or '.join(text for text in refused.plain if text)}"
-            raise _refusal(name, value, refused.why, expected)
+        plain = [*refused.plain, device_class.limits.get(name, "")]
+        harmless = value.lower() in ("", *map(str.lower, plain))
+        if not harmless and refused.kind in (None, device_class.kind):
+            expected = " or ".join(filter(None, plain))
+            raise _refusal(name, value, refused.why, f"unset, or {expected}")
     for name in filter(_OF_TORCH.fullmatch, environ):
         why = "changes how torch captures or compiles a model"
         raise _refusal(name, environ[name], why, "unset")
-    limit, own = environ.get(_MKL_LIMIT, ""), device_class.limits.get(_MKL_LIMIT, "")
-    if limit and limit.upper() != own.upper() and device_class.kind == "cpu":
-        why = f"lets MKL compute and pack for other instructions than those of {device_class.name}"
-        raise _refusal(_MKL_LIMIT, limit, why, f"unset, or {own}" if own else "unset")
 
 
 def _refusal(name: str, value: str, why: str, expected: str) -> UsageError:

@@ -158,13 +158,7 @@ def load_subject(
             f"source {source} does not declare its inputs; declare them (`inputs:` in a catalog,"
             " `--inputs` for `coldpress freeze`), or give samples"
         )
-    return prepare(
-        name,
-        model,
-        spec,
-        sets,
-        options,
-    )
+    return prepare(name, model, spec, sets, options)
 
 
 def freeze_subject(
@@ -175,13 +169,12 @@ def freeze_subject(
     """
     clear_evidence(out, (target.device_class.name, PORTABLE))
     subject = to_device(subject, target.device)
-    with tempfile.TemporaryDirectory(prefix="coldpress-") as folder, generators_kept():
-        work = Path(folder)
-        result = _freeze_for(subject, target, out, source, options, work)
+    with generators_kept():
+        result = _freeze_for(subject, target, out, source, options)
         if result.verdict != "kept-eager" or target.device_class.kind == "cuda":
             return result
         portable_target = target_here(PORTABLE, target.thread_counts)
-        portable = _freeze_for(subject, portable_target, out, source, options, work)
+        portable = _freeze_for(subject, portable_target, out, source, options)
     serves = "the portable program serves"
     if portable.artifact is None:
         serves = f"no portable program: {portable.reason}"
@@ -190,46 +183,42 @@ def freeze_subject(
         reason=f"{result.reason}; {serves}",
         artifact=portable.artifact,
         failures={**result.failures, **portable.failures},
-        tracebacks={**result.tracebacks, **portable.tracebacks},
     )
 
 
 def _freeze_for(
-    subject: Subject,
-    target: Target,
-    out: Path,
-    source: str,
-    options: FreezeOptions,
-    work: Path,
+    subject: Subject, target: Target, out: Path, source: str, options: FreezeOptions
 ) -> FreezeResult:
     """Build every recipe for one target, judge the candidates, and write the winner."""
-    builds = build_all(subject, target, options.recipes, work)
-    verdict, reason = "failed", builds.reason
-    judgement, artifact = None, None
-    try:
-        if builds.candidates or not builds.errors:
-            session = _session(subject, target, options)
-            judgement = judge(session, builds.candidates)
-            judgement = with_other_payloads(session, judgement, work)
-            artifact, note = write_judged(
-                session,
-                judgement,
-                dest=out,
-                provenance={"source": source},
-                failures=builds.failures,
-            )
-            verdict, reason = judgement.verdict, judgement.reason + note
-    finally:
-        evidence = write_refused(judgement, builds, evidence_of(out), target.device_class.name)
-    return FreezeResult(
-        verdict=verdict,
-        reason=reason,
-        artifact=artifact,
-        judgement=judgement,
-        failures=builds.failures,
-        tracebacks=builds.tracebacks,
-        evidence=evidence,
-    )
+    with tempfile.TemporaryDirectory(prefix="coldpress-") as folder:
+        work = Path(folder)
+        builds = build_all(subject, target, options.recipes, work)
+        failures = builds.failures
+        reason = "; ".join(f"{recipe}: {failure}" for recipe, failure in failures.items())
+        result = FreezeResult(verdict="failed", reason=reason, failures=failures)
+        try:
+            if builds.candidates or not builds.errors:
+                session = _session(subject, target, options)
+                judgement = judge(session, builds.candidates)
+                judgement = with_other_payloads(session, judgement, work)
+                artifact, note = write_judged(
+                    session,
+                    judgement,
+                    dest=out,
+                    provenance={"source": source},
+                    failures=failures,
+                )
+                result = FreezeResult(
+                    verdict=judgement.verdict,
+                    reason=judgement.reason + note,
+                    artifact=artifact,
+                    judgement=judgement,
+                    failures=failures,
+                )
+        finally:
+            class_name = target.device_class.name
+            evidence = write_refused(result.judgement, builds, evidence_of(out), class_name)
+    return replace(result, evidence=evidence)
 
 
 def _session(subject: Subject, target: Target, options: FreezeOptions) -> Session:

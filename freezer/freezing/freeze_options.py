@@ -83,7 +83,6 @@ class FreezeResult:
             nothing was written.
         judgement: for the device class; None if no candidate was built.
         failures: the error message of each recipe that made no candidate.
-        tracebacks: the full tracebacks of those errors.
         evidence: folder `OUT.evidence`, with a folder for each class that got no artifact or has
             failures; None if there is none.
     """
@@ -93,5 +92,4 @@ class FreezeResult:
     artifact: Artifact | None = None
     judgement: Judgement | None = field(default=None, repr=False)
     failures: Mapping[str, str] = field(default_factory=dict)
-    tracebacks: Mapping[str, str] = field(default_factory=dict, repr=False)
     evidence: Path | None = None

@@ -50,8 +50,7 @@ class Recipe:
     @property
     def packages(self) -> tuple[str, ...]:
         """Packages that a build needs besides torch."""
-        lowering = self.ways[0][1]
-        return ENGINE_PACKAGES.get(lowering, ())
+        return ENGINE_PACKAGES.get(self.ways[0][1], ())
 
 
 ENGINE_PACKAGES: Mapping[PayloadKind, tuple[str, ...]] = {
@@ -291,7 +290,9 @@ def left_out(names: Iterable[str], *, installed: Collection[str]) -> str:
     selected = select(wanted, portable=False, installed=installed)
     lines = []
     for recipe in select(wanted, portable=False):
+        missing = [name for name in recipe.packages if name not in installed]
         if recipe not in selected:
-            missing = " ".join(name for name in recipe.packages if name not in installed)
-            lines.append(f"{recipe.name} is left out, which needs `pip install {missing}`")
+            lines.append(
+                f"{recipe.name} is left out, which needs `pip install {' '.join(missing)}`"
+            )
     return "; ".join(lines)

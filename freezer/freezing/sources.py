@@ -82,15 +82,11 @@ def parse_source(text: str, *, folder: Path, **settings: Any) -> Source:
         SourceError: the kind is unknown, the location is missing, a file does not exist, a setting
             is not for this kind, or a pickle is not trusted.
     """
-    kind, colon, location = text.partition(":")
+    kind, _, location = text.partition(":")
     known = next((known for known in KINDS if known == kind), None)
-    if not colon or known is None or not location:
-        hint = (
-            f"; a file needs its kind before it, as in torchscript:{text}"
-            if not colon or is_url(text)
-            else ""
-        )
-        raise SourceError(f"got {text!r}, expected {', '.join(f'{k}:…' for k in KINDS)}{hint}")
+    if known is None or not location:
+        kinds = ", ".join(f"{kind}:…" for kind in KINDS)
+        raise SourceError(f"got {text!r}, expected {kinds}, as in torchscript:model.pt")
     if kind == "python" and (location.count(":") != 1 or not all(location.split(":"))):
         raise SourceError(f"got {text!r}, expected python:MODULE:FUNCTION")
     source = Source(kind=known, location=location, **settings)
@@ -104,33 +100,27 @@ def _location(source: Source, folder: Path) -> str:
     Raises:
         SourceError: the file or folder does not exist.
     """
-    path = (folder / source.location).resolve()
-    if source.kind in FILE_KINDS and not is_url(source.location):
-        if not path.is_file():
-            raise SourceError(f"{path} does not exist; paths are relative to {RELATIVE_TO}")
-        return str(path)
-    if source.kind != "transformers":
+    if source.kind == "python" or is_url(source.location):
         return source.location
-    if path.is_dir():
+    path = (folder / source.location).resolve()
+    of_transformers = source.kind == "transformers"
+    exists = path.is_dir() if of_transformers else path.is_file()
+    if exists:
         return str(path)
-    is_path = (folder / source.location).parent != folder and path.parent.is_dir()
-    if is_path or not _HUB_NAME.fullmatch(source.location):
-        raise SourceError(
-            f"{path} is not a folder; paths are relative to {RELATIVE_TO}, hub names are NAME or"
-            " ORG/NAME"
-        )
-    return source.location
+    if of_transformers and _HUB_NAME.fullmatch(source.location):
+        return source.location
+    raise SourceError(f"{path} does not exist; paths are relative to {RELATIVE_TO}")
 
 
 def _check_settings(source: Source) -> None:
     given = {
-        "args": (bool(source.args), ("python", "transformers")),
-        "weights": (source.weights is not None, ("transformers",)),
-        "method": (source.method is not None, ("torchscript", "export")),
-        "sha256": (source.sha256 is not None, FILE_KINDS),
+        "args": (source.args, ("python", "transformers")),
+        "weights": (source.weights, ("transformers",)),
+        "method": (source.method, ("torchscript", "export")),
+        "sha256": (source.sha256, FILE_KINDS),
     }
-    for name, (is_given, kinds) in given.items():
-        if is_given and source.kind not in kinds:
+    for name, (value, kinds) in given.items():
+        if value and source.kind not in kinds:
             raise SourceError(
                 f"{name!r} is for {' and '.join(kinds)} sources, and this is {source.kind};"
                 " remove it"
@@ -174,27 +164,20 @@ def find_function(location: str, search_path: Sequence[str]) -> Callable[..., An
             ) from error
     function = getattr(module, function_name, None)
     if not callable(function):
-        known = ", ".join(
-            name
-            for name, value in vars(module).items()
-            if callable(value) and not name.startswith("_")
-        )
-        raise SourceError(
-            f"module {module_name!r} has no function {function_name!r}; it has: {known or 'none'}"
-        )
+        raise SourceError(f"module {module_name!r} has no function {function_name!r}")
     return function  # type: ignore[no-any-return]
 
 
 def module_file(module_name: str, search_path: Sequence[str]) -> Path | None:
     """The file of a module, found without importing anything; None if there is none."""
-    folders: Sequence[str] | None = [*search_path, *sys.path]
-    spec = None
+    folders: Sequence[str] = [*search_path, *sys.path]
+    origin = None
     for part in module_name.split("."):  # find_spec of the dotted name would import its packages
-        spec = PathFinder.find_spec(part, folders) if folders is not None else None
+        spec = PathFinder.find_spec(part, folders)
         if spec is None:
             return None
-        folders = spec.submodule_search_locations
-    return Path(spec.origin) if spec is not None and spec.origin else None
+        origin, folders = spec.origin, spec.submodule_search_locations or ()
+    return Path(origin) if origin else None
 
 
 @contextlib.contextmanager

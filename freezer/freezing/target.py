@@ -80,8 +80,6 @@ def target_here(
             f" {', '.join(machine.classes)}",
             code="CP-DEVICE-CLASS",
         )
-    if device is not None:
-        _check_cpu(name, device)
     target = Target(
         device_class=wanted,
         num_threads=counts[0],
@@ -124,26 +122,19 @@ def resolve_device(
         UsageError: this process has no such device, or it is not of the class.
     """
     own = CPU if model is None else device_of_model(model, inputs)
-    if device is None and name == "auto" and own.type == "cuda":
+    if device is None and own.type == "cuda" and name in ("auto", class_of(own)):
         device = own
     if name == "auto" and device is not None and with_index(device).type == "cuda":
         name = class_of(with_index(device))
     if name == "auto" or device_class(name).kind != "cuda":
-        if device is not None:
-            _check_cpu(name, device)
+        if device is not None and with_index(device).type != "cpu":
+            raise UsageError(
+                f"got device {device} for {name}, which runs on a CPU; omit the device, or name the"
+                " GPU's class",
+                code="CP-DEVICE-CLASS",
+            )
         return name, CPU
-    if device is None and own.type == "cuda" and class_of(own) == name:
-        device = own
     return name, target_here(name, 1, device).device
-
-
-def _check_cpu(name: str, device: str | torch.device) -> None:
-    if with_index(device).type != "cpu":
-        raise UsageError(
-            f"got device {device} for {name}, which runs on a CPU; omit the device, or name the"
-            " GPU's class",
-            code="CP-DEVICE-CLASS",
-        )
 
 
 def class_here(dtypes: Iterable[str]) -> str:
@@ -153,18 +144,18 @@ def class_here(dtypes: Iterable[str]) -> str:
     It is the machine's level; or the machine's own finer class if oneDNN packs such weights
     differently than at that level, such as bfloat16 and int8 on a CPU with instructions for them.
     """
-    machine, packed = detect(), {packed_dtype(dtype) for dtype in dtypes}
+    machine, dtypes = detect(), set(dtypes)
     level = best_level(machine.classes) or PORTABLE
     for name in (level, machine.hardware):
-        if name in machine.classes:
-            layouts = {
-                dtype: layout
-                for dtype, layout in device_class(name).layouts.items()
-                if dtype in packed
-            }
-            if machine.serves(layouts):
-                return name
+        if name in machine.classes and machine.serves(_layouts(device_class(name), dtypes)):
+            return name
     return level
+
+
+def _layouts(wanted: DeviceClass, dtypes: Iterable[str]) -> dict[str, str]:
+    """The layouts of a class for weights of these dtypes."""
+    packed = {packed_dtype(dtype) for dtype in dtypes}
+    return {dtype: layout for dtype, layout in wanted.layouts.items() if dtype in packed}
 
 
 def packed_layouts(target: Target, dtypes: Iterable[str]) -> dict[str, str]:
@@ -181,21 +172,16 @@ def packed_layouts(target: Target, dtypes: Iterable[str]) -> dict[str, str]:
     wanted, machine = target.device_class, detect()
     if wanted.kind != "cpu":
         return {}
-    packed = {packed_dtype(dtype) for dtype in dtypes} - {None}
-    found = {dtype: layout for dtype, layout in wanted.layouts.items() if dtype in packed}
+    found = _layouts(wanted, dtypes)
     if machine.serves(found):
         return found
     limits = " ".join(f"{key}={value}" for key, value in wanted.limits.items())
-    wrong = {name: layout for name, layout in found.items() if machine.layouts[name] != layout}
-    own = ""
-    if machine.hardware in machine.classes and machine.hardware != wanted.name:
-        own = f"; or freeze for this CPU's own class, {machine.hardware}"
+    name = next(name for name, layout in found.items() if machine.layouts[name] != layout)
     raise UsageError(
-        "this process would pack weights for"
-        f" {', '.join(f'{machine.layouts[name]} ({name})' for name in wrong)}, and those of"
-        f" {wanted.name} are packed for"
-        f" {', '.join(f'{layout} ({name})' for name, layout in wrong.items())}; set {limits} before"
-        f" Python starts, or use `coldpress freeze --device-class {wanted.name}`, which does{own}",
+        f"this process would pack weights for {machine.layouts[name]} ({name}), and those of"
+        f" {wanted.name} are packed for {found[name]} ({name}); set {limits} before Python starts,"
+        f" use `coldpress freeze --device-class {wanted.name}`, which does, or freeze for"
+        " `auto`",
         code="CP-DEVICE-CLASS",
     )
 
@@ -208,19 +194,17 @@ def check_unlimited(target: Target, engine: str) -> None:
         UsageError: the class is for GPUs, or lesser than this machine's level; code
             CP-DEVICE-CLASS.
     """
-    wanted = target.device_class
-    if wanted.kind != "cpu":
+    name = target.device_class.name
+    if target.device_class.kind != "cpu":
         raise UsageError(
-            f"{engine} runs on CPUs only, so not for {wanted.name}; omit the recipe",
+            f"{engine} runs on CPUs only, so not for {name}; omit the recipe",
             code="CP-DEVICE-CLASS",
         )
     hardware = describe_host(this_host(), {})
-    own = dict.fromkeys(name for name in (best_level(hardware.classes), hardware.hardware) if name)
-    if wanted.name not in own:
+    if name not in (best_level(hardware.classes), hardware.hardware):
         raise UsageError(
-            f"{engine} cannot be limited to the instructions of {wanted.name}, so its speed here"
-            f" would be that of {' or '.join(own)}; build and judge it on a machine of"
-            f" {wanted.name}",
+            f"{engine} cannot be limited to the instructions of {name}, and uses all of this CPU;"
+            f" build and judge it on a machine of {name}",
             code="CP-DEVICE-CLASS",
         )
 

@@ -7,16 +7,15 @@ A shape is a tuple of ints and dim names: `("batch", 3, 224, 224)`. A `Dim` boun
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as replaced
-from itertools import chain, product
+from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
 from freezer.codec import OMIT_DEFAULT, keyed_by
 from freezer.errors import SpecError, expected_names
 from freezer.spec.items import (
-    Bounds,
     ConstantSpec,
     InputItem,
     Point,
@@ -79,26 +78,22 @@ class InputSpec:
     style: Literal["keyword", "positional"] = "keyword"
 
     def __post_init__(self) -> None:
-        names: set[str] = set()
-        for item in self.items:
-            if item.name in names:
-                raise SpecError(f"input {item.name!r} is given twice")
-            names.add(item.name)
+        names = [item.name for item in self.items]
+        for name in names:
+            if names.count(name) > 1:
+                raise SpecError(f"input {name!r} is given twice")
         dims = [dim.name for dim in self.dims]
-        used: set[str] = set()
+        users: dict[str, str] = {}
         for tensor in self.tensors:
-            for size in tensor.shape:
-                if isinstance(size, int):
-                    continue
-                used.add(size)
-                if size not in dims:
-                    raise SpecError(
-                        f"input {tensor.name!r}: dim {size!r} is not in dims;"
-                        f" {expected_names(size, dims)}, or a new one such as"
-                        " `batch: {min: 1, max: 8}`"
-                    )
+            users |= {size: tensor.name for size in tensor.shape if isinstance(size, str)}
+        for name, user in users.items():
+            if name not in dims:
+                raise SpecError(
+                    f"input {user!r}: dim {name!r} is not in dims; {expected_names(name, dims)}, or"
+                    " a new one such as `batch: {min: 1, max: 8}`"
+                )
         for name in dims:
-            if name not in used:
+            if name not in users:
                 raise SpecError(
                     f"dim {name!r} is used by no input; remove it or name it in a shape"
                 )
@@ -117,11 +112,7 @@ class InputSpec:
     @property
     def constants(self) -> dict[str, Any]:
         """Constants by path."""
-        values = {}
-        for item in self.items:
-            if isinstance(item, ConstantSpec):
-                values[item.name] = item.value
-        return values
+        return {item.name: item.value for item in self.items if isinstance(item, ConstantSpec)}
 
     def first_point(self) -> Sizes:
         """The default point for latency: every dim at its minimum."""
@@ -135,17 +126,16 @@ class InputSpec:
             SpecError: a point has an unknown dim or a size out of bounds, or is given twice.
         """
         least = self.first_point()
+        dims = {dim.name: dim for dim in self.dims}
         points: list[Sizes] = []
         for named in given:
             point = {**least, **named}
-            for name in point:
-                if name not in least:
-                    expected = expected_names(name, least)
+            for name, size in point.items():
+                if name not in dims:
+                    expected = expected_names(name, dims)
                     raise SpecError(f"point {named}: {name!r} is not a declared dim; {expected}")
-            for dim in self.dims:
-                size = point[dim.name]
-                if type(size) is not int or size not in dim.sizes:
-                    raise SpecError(f"point {named}: expected {dim}")
+                if type(size) is not int or size not in dims[name].sizes:
+                    raise SpecError(f"point {named}: expected {dims[name]}")
             if point in points:
                 raise SpecError(f"point {named}: the point is given twice; remove one")
             points.append(point)
@@ -156,9 +146,7 @@ class InputSpec:
         named.
         """
         points: list[Sizes] = []
-        middle = {dim.name: _middle(dim) for dim in self.dims}
-        largest = {dim.name: dim.max for dim in self.dims}
-        for point in (middle, largest):
+        for point in (self._middle(), self._largest()):
             if point not in points and point not in named:
                 points.append(point)
         return tuple(points)
@@ -170,47 +158,42 @@ class InputSpec:
         middle, and each end of every dim with the others in the middle. Every two dims then differ
         at some point, and the number of points is linear in that of dims.
         """
-        ends = [sorted({dim.min, dim.max}) for dim in self.dims]
-        middle = [_middle(dim) for dim in self.dims]
-        corners: Iterable[Sequence[int]] = product(*ends)
-        if math.prod(map(len, ends)) > MAX_CORNERS:
-            lows, highs = [dim.min for dim in self.dims], [dim.max for dim in self.dims]
-            few = [lows, highs, middle]
-            for axis, dim in enumerate(self.dims):
-                for end in (dim.min, dim.max):
-                    beside = middle.copy()
-                    beside[axis] = end
-                    few.append(beside)
-            corners = few
-        names = [dim.name for dim in self.dims]
-        for sizes in dict.fromkeys(map(tuple, chain(corners, [middle]))):
-            yield dict(zip(names, sizes, strict=True))
+        ends = {dim.name: sorted({dim.min, dim.max}) for dim in self.dims}
+        middle = self._middle()
+        if math.prod(map(len, ends.values())) > MAX_CORNERS:
+            corners = [self.first_point(), self._largest(), middle]
+            for name, sizes in ends.items():
+                corners += [{**middle, name: size} for size in sizes]
+        else:
+            corners = [dict(zip(ends, sizes, strict=True)) for sizes in product(*ends.values())]
+        distinct: list[Sizes] = []
+        for point in (*corners, middle):
+            if point not in distinct:
+                distinct.append(point)
+        yield from distinct
+
+    def _middle(self) -> Sizes:
+        """The size of every dim between the least and the largest, by ratio."""
+        middle = {}
+        for dim in self.dims:
+            steps = math.isqrt(dim.min * dim.max) // dim.multiple_of
+            middle[dim.name] = max(dim.min, steps * dim.multiple_of)
+        return middle
+
+    def _largest(self) -> Sizes:
+        return {dim.name: dim.max for dim in self.dims}
 
     def at(self, point: Point) -> InputSpec:
         """The inputs with every dim fixed to its size at a point."""
-
-        def fix(tensor: TensorSpec) -> TensorSpec:
-            return replaced(tensor, shape=tensor.at(point))
-
-        fixed = tuple(with_tensors(item, fix) for item in self.inputs)
+        fixed = self._changed(lambda tensor: replaced(tensor, shape=tensor.at(point)))
         return InputSpec(inputs=fixed, style=self.style)
-
-    def with_ranges(self, ranges: Mapping[str, Bounds]) -> InputSpec:
-        """The inputs with new ranges of some tensors, by path."""
-        return self.each(
-            lambda tensor: replaced(tensor, range=ranges.get(tensor.name, tensor.range))
-        )
 
     def each(self, change: Callable[[TensorSpec], TensorSpec]) -> InputSpec:
         """The inputs with every tensor replaced by `change` of it."""
-        changed = tuple(with_tensors(item, change) for item in self.inputs)
-        return replaced(self, inputs=changed)
+        return replaced(self, inputs=self._changed(change))
 
-
-def _middle(dim: Dim) -> int:
-    """The size between the least and the largest, by ratio."""
-    steps = math.isqrt(dim.min * dim.max) // dim.multiple_of
-    return max(dim.min, steps * dim.multiple_of)
+    def _changed(self, change: Callable[[TensorSpec], TensorSpec]) -> tuple[InputItem, ...]:
+        return tuple(with_tensors(item, change) for item in self.inputs)
 
 
 def bind(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from freezer.errors import SpecError, expected_names
 from freezer.spec.inputs import Dim, InputSpec
@@ -15,6 +15,9 @@ from freezer.spec.items import (
     TensorSpec,
     check_range,
 )
+
+_FORMS: tuple[Literal["value", "tuple", "list", "dict"], ...] = ("value", "tuple", "list", "dict")
+"""Keys of an input that is not a tensor."""
 
 
 def declared_spec(
@@ -33,20 +36,20 @@ def declared_spec(
         SpecError: an input or dim has another form.
     """
     bounds = tuple(declared_dim(name, bound) for name, bound in dims.items())
-    items: list[InputItem] = []
     if isinstance(inputs, Mapping):
-        for name, given in inputs.items():
-            items.append(declared_item(str(name), given))
-        return InputSpec(inputs=tuple(items), dims=bounds)
-    for index, given in enumerate(inputs):
-        items.append(declared_item(f"input_{index}", given, positional=True))
+        named = [declared_item(str(name), given) for name, given in inputs.items()]
+        return InputSpec(inputs=tuple(named), dims=bounds)
+    items = [
+        declared_item(f"input_{index}", given, positional=True)
+        for index, given in enumerate(inputs)
+    ]
     return InputSpec(inputs=tuple(items), dims=bounds, style="positional")
 
 
 def declared_dim(name: str, bound: Mapping[str, int]) -> Dim:
     """Parse the bounds of one dim; see `declared_spec`."""
     place = f"dim {name!r}"
-    _check_fields(place, bound, {"min", "max", "multiple_of"}, required="max")
+    _check_fields(place, bound, ["max", "min", "multiple_of"], required="max")
     for value in bound.values():
         if type(value) is not int:
             raise SpecError(f"{place}: got {value!r}, expected a whole number")
@@ -55,62 +58,41 @@ def declared_dim(name: str, bound: Mapping[str, int]) -> Dim:
     return Dim(name=name, min=least, max=bound["max"], multiple_of=step)
 
 
-def declared_item(
-    name: str,
-    item: Any,
-    *,
-    positional: bool = False,
-) -> InputItem:
+def declared_item(name: str, item: Any, *, positional: bool = False) -> InputItem:
     """Parse one input or a part of one; see `declared_spec`."""
-    form, allowed = "shape", {"shape", "dtype", "range", "relation"}
-    for key in ("value", "tuple", "list", "dict"):
-        if isinstance(item, Mapping) and key in item:
-            form, allowed = key, {key}
-            break
+    form = next((key for key in _FORMS if isinstance(item, Mapping) and key in item), None)
+    allowed: list[str] = [form] if form else ["dtype", "range", "relation", "shape"]
     if positional:
-        allowed.add("name")
-    _check_fields(f"input {name!r}", item, allowed, required=form)
+        allowed.append("name")
+    _check_fields(f"input {name!r}", item, allowed, required=form or "shape")
     name = str(item.get("name", name))
-    if form == "shape":
+    if form is None:
         return _declared_tensor(name, item)
-    if form == "value":
-        return _declared_constant(name, item["value"])
-    return _declared_nested(name, form, item[form])
-
-
-def _declared_constant(name: str, value: Any) -> ConstantSpec:
+    if form != "value":
+        return _declared_nested(name, form, item[form])
+    value = item["value"]
     if value is not None and not isinstance(value, bool | int | float | str):
+        got = type(value).__name__
         raise SpecError(
-            f"input {name!r}: got a value of type {type(value).__name__}, expected null, a"
-            " number, a bool or a text"
+            f"input {name!r}: got a value of type {got}, expected null, a number, a bool or a text"
         )
     return ConstantSpec(name=name, value=value)
 
 
-def _declared_nested(
-    name: str,
-    form: str,
-    given: Any,
-) -> NestedSpec:
-    is_dict = form == "dict"
-    fits = isinstance(given, Mapping) if is_dict else isinstance(given, list)
-    if not fits:
+def _declared_nested(name: str, kind: Literal["tuple", "list", "dict"], given: Any) -> NestedSpec:
+    form = Mapping if kind == "dict" else list
+    if not isinstance(given, form):
+        got, expected = type(given).__name__, form.__name__.lower()
         raise SpecError(
-            f"input {name!r}: got a {form} that is a {type(given).__name__}, expected a"
-            f" {'mapping' if is_dict else 'list'} of inputs"
+            f"input {name!r}: got a {kind} that is a {got}, expected a {expected} of inputs"
         )
-    pairs: Iterable[tuple[Any, Any]] = given.items() if is_dict else enumerate(given)
-    parts: list[InputItem] = []
-    for key, part in pairs:
-        if is_dict and not isinstance(key, str):
+    keys = tuple(given) if kind == "dict" else ()
+    for key in keys:
+        if not isinstance(key, str):
             raise SpecError(f"input {name!r}: got the key {key!r}, expected a text")
-        parts.append(declared_item(f"{name}.{key}", part))
-    items = tuple(parts)
-    if is_dict:
-        return NestedSpec(name=name, kind="dict", items=items, keys=tuple(given))
-    if form == "list":
-        return NestedSpec(name=name, kind="list", items=items)
-    return NestedSpec(name=name, kind="tuple", items=items)
+    parts = dict(given if isinstance(given, Mapping) else enumerate(given))
+    items = tuple(declared_item(f"{name}.{key}", part) for key, part in parts.items())
+    return NestedSpec(name=name, kind=kind, items=items, keys=keys)
 
 
 def _declared_tensor(name: str, item: Mapping[str, Any]) -> TensorSpec:
@@ -119,11 +101,8 @@ def _declared_tensor(name: str, item: Mapping[str, Any]) -> TensorSpec:
         raise SpecError(
             f"input {name!r}: got shape {shape!r}, expected a list of sizes and dim names"
         )
-    low_high = None
-    if bounds is not None:
-        if not _is_list_of(bounds, int, float) or len(bounds) != 2:
-            raise SpecError(f"input {name!r}: got range {bounds!r}, expected [low, high]")
-        low_high = (bounds[0], bounds[1])
+    if bounds is not None and not (_is_list_of(bounds, int, float) and len(bounds) == 2):
+        raise SpecError(f"input {name!r}: got range {bounds!r}, expected [low, high]")
     dtype = str(item.get("dtype", "float32"))
     relation = item.get("relation")
     if relation not in (None, "below", "sorted") or (relation and dtype not in INTEGRAL):
@@ -132,7 +111,11 @@ def _declared_tensor(name: str, item: Mapping[str, Any]) -> TensorSpec:
             " integers"
         )
     tensor = TensorSpec(
-        name=name, dtype=dtype, shape=tuple(shape), range=low_high, relation=relation
+        name=name,
+        dtype=dtype,
+        shape=tuple(shape),
+        range=bounds and (bounds[0], bounds[1]),
+        relation=relation,
     )
     check_range(tensor)
     return tensor
@@ -143,20 +126,13 @@ def _is_list_of(value: object, *kinds: type) -> bool:
     return isinstance(value, list) and all(type(part) in kinds for part in value)
 
 
-def _check_fields(
-    place: str,
-    item: Any,
-    allowed: set[str],
-    *,
-    required: str,
-) -> None:
-    names = sorted(allowed)
+def _check_fields(place: str, item: Any, allowed: list[str], *, required: str) -> None:
     if not isinstance(item, Mapping):
         got = type(item).__name__
-        raise SpecError(f"{place}: got a {got}, expected a mapping with {', '.join(names)}")
+        raise SpecError(f"{place}: got a {got}, expected a mapping with {', '.join(allowed)}")
     for key in item:
         if key not in allowed:
-            expected = expected_names(str(key), names)
+            expected = expected_names(str(key), allowed)
             raise SpecError(f"{place}: field {key!r} is unknown; {expected}")
     if required not in item:
         raise SpecError(f"{place}: field {required!r} is required")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 from zipfile import ZipFile
 
-from freezer.errors import MissingDependencyError, SpecError
+from freezer.errors import SpecError
 from freezer.spec.inputs import InputSpec
 from freezer.spec.items import Sizes
 
@@ -30,17 +30,19 @@ Header = tuple[str, tuple[int, ...]]
 Headers = Mapping[str, Header]
 
 _SAFETENSORS: Mapping[str, str] = {
-    "F": "float",
-    "BF": "bfloat",
-    "C": "complex",
-    "U": "uint",
-    "I": "int",
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "C64": "complex64",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
     "BOOL": "bool",
 }
-"""Names of dtypes in .safetensors files, without their number of bits."""
-
-_MAX_DIGITS = 10
-"""Of an index of a set."""
+"""Dtypes in .safetensors files."""
 
 _Value = TypeVar("_Value")
 
@@ -50,19 +52,12 @@ def read_header(path: Path) -> list[dict[str, Header]]:
 
     Raises:
         SpecError: the file cannot be read, or its keys do not form sets; code CP-SAMPLES.
-        MissingDependencyError: numpy is not installed.
     """
+    readers = {".safetensors": _safetensors_headers, ".npz": _npz_headers}
     try:
         if not path.is_file():  # a pipe would never end
             raise ValueError("it is not a file")
-        if path.suffix == ".safetensors":
-            flat = _safetensors_headers(path)
-        elif path.suffix == ".npz":
-            flat = _npz_headers(path)
-        else:
-            raise ValueError(f"suffix {path.suffix!r} is unknown")
-    except MissingDependencyError:
-        raise
+        flat = readers[path.suffix](path)
     except Exception as error:  # numpy, zipfile and safetensors share no base class
         raise unreadable(path, error) from error
     return as_sets(path, flat)
@@ -70,10 +65,8 @@ def read_header(path: Path) -> list[dict[str, Header]]:
 
 def _npz_headers(path: Path) -> dict[str, Header]:
     """Read the headers alone: a compressed array may be larger than the memory."""
-    try:
-        from numpy.lib import format as npy
-    except ImportError:
-        raise MissingDependencyError("reading samples needs numpy; pip install numpy") from None
+    from numpy.lib import format as npy
+
     readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
     headers: dict[str, Header] = {}
     with ZipFile(path) as archive:
@@ -91,22 +84,18 @@ def _safetensors_headers(path: Path) -> dict[str, Header]:
 
     headers: dict[str, Header] = {}
     with safe_open(path, framework="np") as file:
-        metadata = file.metadata() or {}
-        pairs = json.loads(metadata.get(COMPLEX128, "[]"))
+        pairs = json.loads((file.metadata() or {}).get(COMPLEX128, "[]"))
         for name in file.keys():  # noqa: SIM118  # not a mapping
             entry = file.get_slice(name)
             kind, shape = entry.get_dtype(), tuple(entry.get_shape())
-            letters = kind.rstrip("0123456789")
-            bits = kind.removeprefix(letters)
-            dtype = _SAFETENSORS.get(letters, letters) + bits
-            headers[name] = (COMPLEX128, shape[:-1]) if name in pairs else (dtype, shape)
+            if name in pairs:
+                headers[name] = (COMPLEX128, shape[:-1])
+            else:
+                headers[name] = (_SAFETENSORS.get(kind, kind), shape)
     return headers
 
 
-def match_headers(
-    sets: Sequence[Headers],
-    spec: InputSpec,
-) -> list[Sizes]:
+def match_headers(sets: Sequence[Headers], spec: InputSpec) -> list[Sizes]:
     """Check sample sets against a spec, and return the point of each.
 
     Raises:
@@ -121,43 +110,30 @@ def match_headers(
     return points
 
 
-def _point(
-    headers: Headers,
-    spec: InputSpec,
-) -> Sizes:
+def _point(headers: Headers, spec: InputSpec) -> Sizes:
     """Check one sample set, and return its point."""
     names = sorted(tensor.name for tensor in spec.tensors)
     if names != sorted(headers):
         raise SpecError(f"got tensors {sorted(headers)}, expected the inputs {names}")
-    dims = {dim.name: dim for dim in spec.dims}
     point: Sizes = {}
     for tensor in spec.tensors:
-        place = f"input {tensor.name!r}"
         dtype, shape = headers[tensor.name]
-        if dtype != tensor.dtype:
-            raise SpecError(f"{place}: got dtype {dtype}, expected {tensor.dtype}")
-        fits = len(shape) == len(tensor.shape)
-        for size, name in zip(shape, tensor.shape, strict=False):
-            if isinstance(name, int):
-                fits = fits and size == name
-        if not fits:
-            raise SpecError(f"{place}: got shape {shape}, expected {tensor.shape}")
-        for size, name in zip(shape, tensor.shape, strict=True):
-            if isinstance(name, int):
-                continue
-            known = point.setdefault(name, size)
-            if size != known or size not in dims[name].sizes:
-                raise SpecError(
-                    f"{place}: dim {name!r} is {size}, expected one size for all inputs,"
-                    f" {dims[name]}"
-                )
+        for name, size in zip(tensor.shape, shape, strict=False):
+            if isinstance(name, str):
+                point.setdefault(name, size)
+        same_rank = len(shape) == len(tensor.shape)
+        if dtype != tensor.dtype or not same_rank or shape != tensor.at(point):
+            raise SpecError(
+                f"input {tensor.name!r}: got {dtype} {shape}, expected {tensor.dtype}"
+                f" {tensor.shape} with one size of each dim: {point}"
+            )
+    for dim in spec.dims:
+        if point[dim.name] not in dim.sizes:
+            raise SpecError(f"dim {dim.name!r} is {point[dim.name]}, expected {dim}")
     return point
 
 
-def as_sets(
-    path: Path,
-    flat: Mapping[str, _Value],
-) -> list[dict[str, _Value]]:
+def as_sets(path: Path, flat: Mapping[str, _Value]) -> list[dict[str, _Value]]:
     """Group the content of a file into sets by input name.
 
     Raises:
@@ -167,17 +143,17 @@ def as_sets(
     sets: dict[int, dict[str, _Value]] = {}
     for key, value in flat.items():
         index, slash, name = key.partition("/")
-        if slash and index.isdecimal() and len(index) < _MAX_DIGITS:
+        if slash and index.isdecimal():
             sets.setdefault(int(index), {})[name] = value
         else:
             plain[key] = value
     if not sets:
         return [plain]
-    indices = sorted(sets)
-    if plain or indices != list(range(len(sets))):
+    indices = range(len(sets))
+    if plain or set(sets) != set(indices):
         raise SpecError(
-            f"samples {path}: set indices are {indices}, other keys {sorted(plain)[:5]}; expected"
-            f" names alone, or indices from 0 to {len(sets) - 1} and no other keys",
+            f"samples {path}: got the keys {sorted(flat)[:5]}, expected names alone, or all of the"
+            " form `<index>/<name>` with indices from 0",
             code=BAD_SAMPLES,
         )
     return [sets[index] for index in indices]

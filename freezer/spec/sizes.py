@@ -25,18 +25,15 @@ def interior_points(spec: InputSpec, count: int) -> Points:
     sizes and of any.
     """
     chosen = random.Random(0)
-    inner: dict[str, Sequence[int]] = {}
-    odd: dict[str, Sequence[int]] = {}
-    for dim in spec.dims:
-        sizes = dim.sizes[1:-1] or dim.sizes
-        inner[dim.name] = sizes
-        odd[dim.name] = [size for size in sizes if size % 2] or sizes
+    inner = {dim.name: list(dim.sizes[1:-1] or dim.sizes) for dim in spec.dims}
+    odd = {}
+    for name, sizes in inner.items():
+        odd[name] = [size for size in sizes if size % 2] or sizes
     drawn = []
     for index in range(8 * count):
         choices = inner if index % 2 else odd
         drawn.append({name: chosen.choice(sizes) for name, sizes in choices.items()})
-    corners = list(spec.points())
-    return distinct(drawn, corners)[:count]
+    return distinct(drawn, list(spec.points()))[:count]
 
 
 def points_beside(
@@ -68,11 +65,9 @@ def all_sizes(spec: InputSpec) -> Points:
     most = max(len(dim.sizes) for dim in spec.dims)
     columns = []
     for dim in spec.dims:
-        repeated = islice(cycle(dim.sizes), most)
-        columns.append(chosen.sample(list(repeated), most))
+        columns.append(chosen.sample(list(islice(cycle(dim.sizes), most)), most))
     rows = list(zip(*columns, strict=True))
-    equal = set(spec.dims[0].sizes)
-    equal = equal.intersection(*(dim.sizes for dim in spec.dims))
+    equal = set(spec.dims[0].sizes).intersection(*(dim.sizes for dim in spec.dims))
     rows += [(size,) * len(names) for size in equal]
     points = distinct(dict(zip(names, row, strict=True)) for row in rows)
     return chosen.sample(points, len(points))

@@ -47,7 +47,7 @@ class Case:
 
     @property
     def artifact(self) -> Artifact:
-        assert self.result.artifact is not None, (self.result.reason, self.result.tracebacks)
+        assert self.result.artifact is not None, self.result.reason
         return self.result.artifact
 
     def check(

@@ -6,14 +6,12 @@ import contextlib
 import logging
 import sys
 import time
-import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from freezer.errors import FreezeError
-from freezer.files import link_or_copy
-from freezer.freezing.candidates.candidate import EVIDENCE, Candidate
+from freezer.freezing.candidates.candidate import Candidate
 from freezer.freezing.candidates.shape_build import Made, ShapeBuild
 from freezer.freezing.capture import Attempt
 from freezer.freezing.environment import cleared, installed_versions
@@ -75,12 +73,15 @@ def build(
     targets = tuple(target.at(count) for count in counts)
     (folder / "payloads").mkdir()
     weights = subject.weights  # before they are discarded
+    keeps, attempts = attempts is not None, {} if attempts is None else attempts
     tried: list[dict[str, str]] = []
     made: list[Made] = []
     with _build_conditions(target):
         for name, point in _shapes(subject, recipe):
+            if name not in attempts:
+                attempts[name] = Attempt(subject, point, keeps=keeps)
             shape = ShapeBuild(
-                attempt=_attempt(subject, name, point, attempts),
+                attempt=attempts[name],
                 recipe=recipe,
                 targets=targets,
                 folder=folder,
@@ -95,28 +96,6 @@ def build(
     return candidate
 
 
-def _attempt(
-    subject: Subject,
-    name: str,
-    point: dict[str, int] | None,
-    attempts: dict[str, Attempt] | None,
-) -> Attempt:
-    """The captures for a shape: those of `attempts`, or new ones."""
-    if attempts is None:
-        return Attempt(
-            subject,
-            point,
-            keeps=False,
-        )
-    if name not in attempts:
-        attempts[name] = Attempt(
-            subject,
-            point,
-            keeps=True,
-        )
-    return attempts[name]
-
-
 def _candidate(
     subject: Subject,
     recipe: Recipe,
@@ -128,19 +107,17 @@ def _candidate(
     """The candidate of all payloads, without the digest of the weights and the build time."""
     last, counts = made[-1], target.thread_counts
     made.sort(key=lambda part: counts.index(part.payload.num_threads or target.num_threads))
-    warnings: dict[str, None] = {}
-    for part in made:
-        warnings |= dict.fromkeys(part.captured.warnings)
+    warnings = [warning for part in made for warning in part.warnings]
     return Candidate(
         folder=folder,
         recipe=recipe.name,
         lowering=last.payload.kind,
-        capture=last.captured.name,
+        capture=last.capture,
         settings=recipe.settings,
         tried=tuple(tried),
         payloads=tuple(part.payload for part in made),
         reports={part.payload.path: part.report for part in made},
-        warnings=tuple(warnings),
+        warnings=tuple(dict.fromkeys(warnings)),
         toolchain=own_toolchain(recipe, toolchain(target.device)),
         weights="",
         build_s=0.0,
@@ -173,17 +150,8 @@ def build_further(
     recipe = RECIPES[candidate.recipe]
     if not made_for(recipe, target.device_class.kind).by_thread:
         return candidate
-    more = build(
-        subject,
-        recipe,
-        target,
-        folder,
-        further=True,
-    )
-    files = [*(candidate.folder / "payloads").iterdir()]
-    files += (candidate.folder / EVIDENCE).glob("*")
-    for file in files:
-        link_or_copy(file, folder / file.relative_to(candidate.folder))
+    more = build(subject, recipe, target, folder, further=True)
+    candidate.link_files(folder)
     made = replace(
         candidate,
         folder=folder,
@@ -206,8 +174,7 @@ def _shapes(subject: Subject, recipe: Recipe) -> list[tuple[str, dict[str, int] 
     for point in points:
         sizes = [f"{name}{size}" for name, size in point.items()]
         shapes.append(("-".join(sizes), dict(point)))
-    shapes.append(("captured" if recipe.name == KEPT_EAGER.name else "all", None))
-    return shapes
+    return [*shapes, ("captured" if recipe.name == KEPT_EAGER.name else "all", None)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,19 +196,6 @@ class Builds:
         """The error of each recipe that made no candidate."""
         return {recipe: str(error) for recipe, error in self.errors.items()}
 
-    @property
-    def reason(self) -> str:
-        """All failures in a sentence."""
-        return "; ".join(f"{recipe}: {failure}" for recipe, failure in self.failures.items())
-
-    @property
-    def tracebacks(self) -> Mapping[str, str]:
-        """The full tracebacks of the errors."""
-        return {
-            recipe: "".join(traceback.format_exception(error))
-            for recipe, error in self.errors.items()
-        }
-
 
 def build_all(subject: Subject, target: Target, recipes: Iterable[str], work: Path) -> Builds:
     """Build a candidate by each recipe, in folders `CLASS-RECIPE` of `work`.
@@ -257,22 +211,10 @@ def build_all(subject: Subject, target: Target, recipes: Iterable[str], work: Pa
         folder = work / f"{target.device_class.name}-{recipe.name}"
         folder.mkdir()
         builds.folders[recipe.name] = folder
-        logger.info(
-            "building %s for %s",
-            recipe.name,
-            target.device_class.name,
-        )
+        logger.info("building %s for %s", recipe.name, target.device_class.name)
         try:
-            candidate = build(
-                subject,
-                recipe,
-                target,
-                folder,
-                attempts=attempts,
-            )
+            builds.candidates.append(build(subject, recipe, target, folder, attempts=attempts))
         except FreezeError as error:
             clear_frames(error, handled)
             builds.errors[recipe.name] = error
-        else:
-            builds.candidates.append(candidate)
     return builds

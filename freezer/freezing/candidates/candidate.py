@@ -8,7 +8,7 @@ import hashlib
 import inspect
 import itertools
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,9 +16,9 @@ from typing import Any
 
 from torch import nn
 
-from freezer.artifact import FreezingReport, Payload, payloads_for_threads
+from freezer.artifact import Dropped, FreezingReport, Payload, payloads_for_threads
 from freezer.codec import decode, encode
-from freezer.files import read_document
+from freezer.files import link_or_copy, read_document
 from freezer.freezing.models import Subject
 from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import Target, toolchain
@@ -76,14 +76,18 @@ class Candidate:
         """The reports with shortened lists."""
         return {path: report.shortened(*max_listed) for path, report in self.reports.items()}
 
-    def without(self, paths: Collection[str]) -> Candidate:
-        """The candidate without some payloads; their files stay."""
+    def without(self, dropped: Iterable[Dropped]) -> Candidate:
+        """The candidate without dropped payloads; their files stay."""
+        paths = [each.payload for each in dropped]
         payloads = tuple(payload for payload in self.payloads if payload.path not in paths)
-        return replace(
-            self,
-            payloads=payloads,
-            reports={path: report for path, report in self.reports.items() if path not in paths},
-        )
+        reports = {path: report for path, report in self.reports.items() if path not in paths}
+        return replace(self, payloads=payloads, reports=reports)
+
+    def link_files(self, folder: Path) -> None:
+        """Link its payloads and texts into a folder."""
+        for part in ("payloads", EVIDENCE):
+            for file in (self.folder / part).glob("*"):
+                link_or_copy(file, folder / part / file.name)
 
     def open(self, subject: Subject, payloads: Sequence[Payload] | None = None) -> FrozenModel:
         """Open the candidate as it would serve, in its initial state.
@@ -96,12 +100,8 @@ class Candidate:
             payloads = payloads_for_threads(self.payloads, self.payloads[0].num_threads or 0)
         opened = []
         for payload in payloads:
-            path = self.folder / payload.path
-            run = LOADERS[payload.kind](
-                path,
-                self.settings,
-                subject.device,
-            )
+            load = LOADERS[payload.kind]
+            run = load(self.folder / payload.path, self.settings, subject.device)
             opened.append(OpenPayload(payload=payload, run=run))
         return FrozenModel(
             spec=subject.spec,
@@ -127,11 +127,8 @@ class Candidate:
             IntegrityError: candidate.json is damaged.
         """
         path = folder / CANDIDATE
-        return decode(
-            cls,
-            {**json.loads(read_document(path)), "folder": folder},
-            origin=str(path),
-        )
+        record = json.loads(read_document(path))
+        return decode(cls, {**record, "folder": folder}, origin=str(path))
 
 
 def architecture_digest(subject: Subject, target: Target) -> str:
@@ -145,7 +142,7 @@ def architecture_digest(subject: Subject, target: Target) -> str:
     tensors = itertools.chain(model.named_parameters(), model.named_buffers())
     kinds = {type(module) for module in model.modules()}
     parts = {
-        "modules": [(name, _kind(module), _text(module)) for name, module in model.named_modules()],
+        "modules": [(name, *_texts(module)) for name, module in model.named_modules()],
         "tensors": [(name, str(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors],
         "code": sorted(_code(kind) for kind in kinds if not kind.__module__.startswith("torch.")),
         "inputs": encode(subject.spec),
@@ -156,18 +153,14 @@ def architecture_digest(subject: Subject, target: Target) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _kind(module: nn.Module) -> str:
-    """The class of a module; of TorchScript, the original one."""
-    return str(getattr(module, "original_name", type(module).__qualname__))
-
-
-def _text(module: nn.Module) -> str:
-    """The settings of a module, like those of a convolution; empty if its own method for them
-    fails.
+def _texts(module: nn.Module) -> list[str]:
+    """The class of a module, and its settings, like those of a convolution; without these if its
+    own method for them fails.
     """
+    name = type(module).__qualname__
     with suppress(Exception):  # the user's code
-        return module.extra_repr()
-    return ""
+        return [name, module.extra_repr()]
+    return [name]
 
 
 def _code(kind: type) -> str:

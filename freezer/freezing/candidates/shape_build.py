@@ -26,9 +26,10 @@ from freezer.spec import Dim
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """One payload, its report, and the capture it was made from, without its program."""
+    """One payload, its report, and name and warnings of the capture it was made from."""
 
-    captured: Captured
+    capture: CaptureName
+    warnings: tuple[str, ...]
     payload: Payload
     report: FreezingReport
 
@@ -107,14 +108,7 @@ class ShapeBuild:
             # Only the last lowering may free the program's tensors, and only the first reports the
             # time of the capture.
             ready = captured if target is self.targets[-1] else replace(captured, owned=())
-            made.append(
-                self._lower(
-                    ready,
-                    lowering,
-                    target,
-                    {} if made else phases,
-                )
-            )
+            made.append(self._lower(ready, lowering, target, {} if made else phases))
         return made
 
     def _lower(
@@ -149,8 +143,9 @@ class ShapeBuild:
             guards=captured.guards,
             notes=(*captured.notes, *lowered.report.notes),
         )
-        released = replace(captured, program=None, owned=())  # the weights
-        return Made(captured=released, payload=payload, report=report)
+        return Made(
+            capture=captured.name, warnings=captured.warnings, payload=payload, report=report
+        )
 
     def _write_evidence(self, name: str, text: str, suffix: str = "") -> None:
         file = self.folder / EVIDENCE / f"{self.name}{suffix}-{name}"
@@ -169,13 +164,11 @@ def _no_way(errors: dict[str, FreezeError], unfit: Mapping[str, str]) -> FreezeE
     message = "; ".join(f"{capture}: {why}" for capture, why in (errors or unfit).items())
     if not errors:
         return CaptureError(message)
-    worst = next(
-        error
-        for kind in (LeakError, BuildError, FreezeError)
-        for error in errors.values()
-        if isinstance(error, kind)
-    )
-    finer = (error.code for error in reversed(errors.values()) if error.code != type(error).code)
-    error = type(worst)(message, code=None if isinstance(worst, LeakError) else next(finer, None))
-    error.__cause__ = ExceptionGroup("every way failed", list(errors.values()))
+    causes = list(errors.values())
+    [*_, worst] = sorted(causes, key=lambda error: isinstance(error, BuildError))
+    finer = [error.code for error in causes if error.code != type(error).code]
+    if isinstance(worst, LeakError):
+        finer = []
+    error = type(worst)(message, code=finer[-1] if finer else None)
+    error.__cause__ = ExceptionGroup("every way failed", causes)
     return error

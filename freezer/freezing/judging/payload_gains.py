@@ -116,7 +116,7 @@ def kept_payloads(
                 )
             if reason is not None:
                 dropped.append(Dropped(payload=payload.path, num_threads=count, reason=reason))
-    return candidate.without({item.payload for item in dropped}), tuple(dropped)
+    return candidate.without(dropped), tuple(dropped)
 
 
 def _gains_nothing(

@@ -12,10 +12,10 @@ import io
 import itertools
 import pickle
 import random
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
@@ -57,11 +57,11 @@ def copied(model: nn.Module) -> nn.Module:
     memo: dict[int, object] = {}
     # with gradients, the parameters of a copied ScriptModule are not leaves, and .double() warns
     with torch.no_grad():
-        for tensor in _refused(model):
-            memo[id(tensor)] = tensor.detach().clone()
-        attributes = [vars(module) for module in _plain_modules(model)]
-        for function in _scripted_functions(attributes):
-            memo[id(function)] = function
+        for value in pytree.tree_leaves([vars(module) for module in _plain_modules(model)]):
+            if isinstance(value, torch.jit.ScriptFunction):
+                memo[id(value)] = value
+            elif isinstance(value, Tensor) and (value.layout in _COMPRESSED or not value.is_leaf):
+                memo[id(value)] = value.detach().clone()
         whole = copy.deepcopy(model, memo)
     whole = _unwrapped(whole)
     for module in _plain_modules(whole):
@@ -120,30 +120,6 @@ def _rename_devices(module: fx.GraphModule, device: torch.device) -> None:
             tensor, _, *others = node.args
             node.args = (tensor, device, *others)
     module.recompile()
-
-
-def _refused(model: nn.Module) -> list[Tensor]:
-    """The tensors of a model that copy.deepcopy refuses."""
-    refused = []
-    for module in _plain_modules(model):
-        attributes = vars(module).values()
-        buffers = module._buffers.values()
-        for value in (*attributes, *buffers):
-            if isinstance(value, Tensor) and (value.layout in _COMPRESSED or not value.is_leaf):
-                refused.append(value)
-    return refused
-
-
-def _scripted_functions(value: object, depth: int = 3) -> Iterator[object]:
-    """The scripted functions in attributes, and in lists, tuples and dicts there."""
-    if isinstance(value, torch.jit.ScriptFunction):
-        yield value
-        return
-    if isinstance(value, dict):
-        value = list(value.values())
-    if depth and isinstance(value, list | tuple):
-        for part in value:
-            yield from _scripted_functions(part, depth - 1)
 
 
 def _plain_modules(model: nn.Module) -> list[nn.Module]:
@@ -210,13 +186,12 @@ def first_result(name: str, model: nn.Module, spec: InputSpec, item: InputSet) -
             f"{name}: the eager model fails on its inputs: {described(error)}", code="CP-EAGER"
         ) from error
     for path, tensor in given.items():
-        if _version(tensor) == versions[path] and same_bytes(tensor, item.tensors[path]):
-            continue
-        raise JudgeError(
-            f"{name}: a call writes into its input {path!r}, which would change the caller's"
-            " tensors; start forward with a copy (`x = x.clone()`), or return the new value",
-            code="CP-INPUT-WRITTEN",
-        )
+        if _version(tensor) != versions[path] or not same_bytes(tensor, item.tensors[path]):
+            raise JudgeError(
+                f"{name}: a call writes into its input {path!r}, which would change the caller's"
+                " tensors; start forward with a copy (`x = x.clone()`), or return the new value",
+                code="CP-INPUT-WRITTEN",
+            )
     return result
 
 
@@ -239,22 +214,17 @@ def call_source(model: Model, spec: InputSpec, tensors: Mapping[str, Tensor]) ->
 
 @contextlib.contextmanager
 def generators_kept() -> Iterator[None]:
-    """Restore the generators of torch (on the CPU and on GPUs in use), Python, and NumPy if
-    imported, which models and compilers draw from.
+    """Restore the generators of torch (on the CPU and on GPUs in use), Python and NumPy, which
+    models and compilers draw from.
     """
-    numpy = sys.modules.get("numpy")
-    of_python = random.getstate()
-    of_numpy = None if numpy is None else numpy.random.get_state()
-    num_gpus = 0
-    if torch.cuda.is_initialized():
-        num_gpus = torch.cuda.device_count()
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
     with torch.random.fork_rng(devices=range(num_gpus)):
         try:
             yield
         finally:
             random.setstate(of_python)
-            if numpy is not None:
-                numpy.random.set_state(of_numpy)
+            np.random.set_state(of_numpy)
 
 
 def positions() -> object:
@@ -266,12 +236,7 @@ def positions() -> object:
     if torch.cuda.is_initialized():
         states += torch.cuda.get_rng_state_all()
     of_torch = [state.tolist() for state in states]
-    of_python = random.getstate()
-    numpy = sys.modules.get("numpy")
-    of_numpy = None
-    if numpy is not None:
-        of_numpy = pickle.dumps(numpy.random.get_state())
-    return of_torch, of_python, of_numpy
+    return of_torch, random.getstate(), pickle.dumps(np.random.get_state())
 
 
 def same_each_time(ask_again: Callable[[], bool]) -> bool:
@@ -302,22 +267,17 @@ def baked_in(
         ask: calls the candidate once more.
     """
     constants = candidate[0]
-    suspects = set()
-    for index, constant in enumerate(constants):
-        first, *others = [answer[index] for answer in eager]
-        repeated = [answer[index] for answer in candidate]
-        varies = any(_apart(first, other) for other in others)
-        repeats = all(same_tensors(constant, other) for other in repeated)
-        if varies and repeats:
-            suspects.add(index)
+
+    def is_suspect(index: int) -> bool:
+        varies = any(_apart(eager[0][index], answer[index]) for answer in eager[1:])
+        return varies and all(same_tensors(constants[index], each[index]) for each in candidate)
+
+    suspects = [index for index in range(len(constants)) if is_suspect(index)]
     for _ in range(NUM_MORE_CALLS):
         if not suspects:
             return None
         answer = ask()
-        for index in list(suspects):
-            constant = constants[index]
-            if not same_tensors(constant, answer[index]):
-                suspects.remove(index)
+        suspects = [each for each in suspects if same_tensors(constants[each], answer[each])]
     return PROBLEM if suspects else None
 
 

@@ -89,9 +89,8 @@ def check_kept_names(
             raise SpecError(f"{name}: preserve: {problem}", code=PRESERVE)
     if reset is not None:
         problem = _problem(model, reset)
-        if problem is None and not callable(getattr(model, reset)):
-            problem = f"{reset!r} is not a method"
-        if problem:
+        if problem or not callable(getattr(model, reset)):
+            problem = problem or f"{reset!r} is not a method"
             raise SpecError(f"{name}: reset: {problem}", code=RESET)
 
 
@@ -125,9 +124,9 @@ def check_signature(model: nn.Module, spec: InputSpec) -> None:
         names = [argument.name for argument in schema.arguments]
     else:
         parameters = inspect.signature(model.forward).parameters
-        names = list(parameters)
         if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
             return
+        names = list(parameters)
     for item in spec.inputs:
         if item.name not in names:
             raise SpecError(
@@ -145,17 +144,17 @@ def weights_digest(model: nn.Module) -> str:
     ordered by name.
     """
     digest = hashlib.sha256()
-    tensors = dict(model.named_buffers())  # state_dict omits those that are not persistent
-    tensors.update(model.state_dict())
-    for name, value in sorted(tensors.items()):
+    for name, value in sorted(_state(model).items()):
         for tensor in dense_parts(value):
-            shape = tuple(tensor.shape)
-            header = f"{name}\0{tensor.dtype}\0{shape}\0"
-            digest.update(header.encode())
+            digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
             if tensor.numel():
-                data = bytes_of(tensor)
-                digest.update(memory_of(data))
+                digest.update(memory_of(bytes_of(tensor)))
     return f"sha256:{digest.hexdigest()}"
+
+
+def _state(model: nn.Module) -> dict[str, object]:
+    """The state dict of a model, and the buffers that it omits, since they are not persistent."""
+    return {**dict(model.named_buffers()), **model.state_dict()}
 
 
 def is_large(module: nn.Module) -> bool:
@@ -163,26 +162,23 @@ def is_large(module: nn.Module) -> bool:
     return tensors_bytes(program_tensors(module)) > LARGE_BYTES
 
 
-def free_tensors(tensors: Iterable[Tensor], in_use: Iterable[Tensor] = ()) -> int:
-    """Free the memory of tensors; return the number of bytes.
+def free_tensors(tensors: Iterable[Tensor], in_use: Iterable[Tensor] = ()) -> None:
+    """Free the memory of tensors.
 
     The tensors must never be read again, even if others still refer to them. Memory that cannot be
     resized (a mapped file, or shared with NumPy) is only dereferenced. Memory shared with a tensor
     of `in_use` is kept.
     """
     kept = addresses_of(in_use)
-    freed: dict[int, int] = {}
     for tensor in tensors:
         address = address_of(tensor)
         if address is None or address in kept:
             continue
         storage = tensor.untyped_storage()
-        freed[address] = storage.nbytes()
         if storage.resizable():
             storage.resize_(0)
         else:
             tensor.data = tensor.data.new_empty(0)
-    return sum(freed.values())
 
 
 def clear_frames(error: BaseException, handled: BaseException | None = None) -> None:
@@ -194,26 +190,17 @@ def clear_frames(error: BaseException, handled: BaseException | None = None) -> 
         handled: an error that was already being handled before; it is left alone.
     """
     waiting: list[BaseException | None] = [error]
-    seen = {id(handled)}
+    seen = [handled]
     while waiting:
         cause = waiting.pop()
-        if cause is None:
+        if cause is None or cause in seen:
             continue
-        if id(cause) in seen:
-            continue
-        seen.add(id(cause))
+        seen.append(cause)
         traceback.clear_frames(cause.__traceback__)
-        waiting += [cause.__cause__, cause.__context__]
-        if isinstance(cause, BaseExceptionGroup):
-            waiting += cause.exceptions
+        waiting += [cause.__cause__, cause.__context__, *getattr(cause, "exceptions", ())]
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """The model's own tensors by path, not copied: those of `state_dict`, and the buffers that it
-    omits.
-    """
-    tensors = dict(model.named_buffers())
-    for name, value in model.state_dict().items():
-        if isinstance(value, Tensor):
-            tensors[name] = value
-    return tensors
+    """The model's own tensors by path, not copied."""
+    state = _state(model)
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}

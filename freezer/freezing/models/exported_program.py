@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -63,24 +63,18 @@ def module_of(program: torch.export.ExportedProgram) -> nn.Module:
 def _rewrite(module: fx.GraphModule) -> None:
     """Remove checks of dtypes from a graph, and casts that change nothing."""
     for node in list(module.graph.nodes):
-        if node.op != "call_function":
+        if node.target in _CASTS and _changes_nothing(node):
+            node.replace_all_uses_with(node.args[0])
+        elif node.target is not torch.ops.aten._assert_tensor_metadata.default:
             continue
-        checks_dtype = node.target is torch.ops.aten._assert_tensor_metadata.default
-        if checks_dtype:
-            module.graph.erase_node(node)
-        elif node.target in _CASTS and _changes_nothing(node):
-            source = node.args[0]
-            node.replace_all_uses_with(source)
-            module.graph.erase_node(node)
+        module.graph.erase_node(node)
     module.recompile()
 
 
 def _changes_nothing(node: fx.Node) -> bool:
     """Whether a cast returns its argument: same dtype, device and strides, without a copy."""
-    operator = cast(OpOverload, node.target)
-    given = arguments_of(operator, node.args, node.kwargs)
-    source = cast(fx.Node, node.args[0])
-    before = source.meta.get("val")
+    given = arguments_of(cast(OpOverload, node.target), node.args, node.kwargs)
+    before = cast(fx.Node, node.args[0]).meta.get("val")
     after = node.meta.get("val")
     if not isinstance(before, Tensor) or not isinstance(after, Tensor):
         return False
@@ -106,15 +100,18 @@ def spec_of(program: torch.export.ExportedProgram) -> InputSpec | None:
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     inputs = program.graph.find_nodes(op="placeholder")
     values = {node.name: node.meta.get("val") for node in inputs}
-    dims = _Dims(program.range_constraints)
+    known: dict[str, Dim] = {}
     axes: dict[str, dict[int, Dim]] = {}
     leaves, _ = pytree.tree_flatten_with_path(given)
     user_inputs = program.graph_signature.user_inputs
     for (keys, example), name in zip(leaves, user_inputs, strict=False):
         if isinstance(example, Tensor):
             path = ".".join(map(_part, keys))
-            value = values[str(name)]
-            axes[path] = dims.of(example.shape, value.shape)
+            axes[path] = {}
+            for axis, symbol in enumerate(values[str(name)].shape):
+                dim = _dim(program.range_constraints, known, symbol, axis, example.shape[axis])
+                if dim is not None:
+                    axes[path][axis] = dim
     spec, _ = example_spec(given, axes)
     return spec
 
@@ -125,39 +122,35 @@ def _part(key: pytree.KeyEntry) -> str:
     return str(getattr(key, "key", index))
 
 
-class _Dims:
-    """The dims of a program, by their expression."""
+def _dim(
+    ranges: Mapping[Any, Any], known: dict[str, Dim], symbol: Any, axis: int, size: int
+) -> Dim | None:
+    """The dim of an axis, if the program lets it vary.
 
-    def __init__(self, ranges: Mapping[Any, Any]) -> None:
-        self._ranges = ranges
-        self._dims: dict[str, Dim] = {}
-
-    def of(self, sizes: Sequence[int], symbols: Sequence[Any]) -> dict[int, Dim]:
-        """The dims of a tensor by axis: those that the program lets vary."""
-        found = {axis: self._dim(size, symbols[axis], axis) for axis, size in enumerate(sizes)}
-        return {axis: dim for axis, dim in found.items() if dim is not None}
-
-    def _dim(self, size: int, symbol: Any, axis: int) -> Dim | None:
-        node = getattr(symbol, "node", None)
-        expression = getattr(node, "expr", None)
-        if expression is None:
-            return None
-        step, free = expression.as_coeff_Mul()  # 4*s0 for multiples of 4
-        bounds = self._ranges.get(free)
-        if bounds is None or not step.is_Integer or step < 1:
-            return None
-        key = str(expression)
-        step = int(step)
-        if key in self._dims:
-            return self._dims[key]
-        name = "batch" if axis == 0 else f"dim_{axis}"
-        names = [dim.name for dim in self._dims.values()]
-        while name in names:
-            name += "_"
-        low = max(1, int(bounds.lower)) * step
-        high = max(UNBOUNDED_MAX * step, size)
-        if bounds.upper.is_Integer and int(bounds.upper) < 2**31:
-            high = int(bounds.upper) * step
-        dim = Dim(name=name, min=low, max=max(low, high), multiple_of=step)
-        self._dims[key] = dim
-        return dim
+    Args:
+        ranges: bounds of the program's symbols.
+        known: dims by their expression, to which it is added.
+        symbol: size of the axis in the program.
+        axis: index of the axis.
+        size: size of the axis in the example.
+    """
+    if not isinstance(symbol, torch.SymInt):
+        return None
+    expression = symbol.node.expr
+    if str(expression) in known:
+        return known[str(expression)]
+    step, free = expression.as_coeff_Mul()  # 4*s0 for multiples of 4
+    bounds = ranges.get(free)
+    if bounds is None or not step.is_Integer or step < 1:
+        return None
+    step = int(step)
+    name = "batch" if axis == 0 else f"dim_{axis}"
+    while name in [dim.name for dim in known.values()]:
+        name += "_"
+    low = max(1, int(bounds.lower)) * step
+    high = max(UNBOUNDED_MAX * step, size)
+    if bounds.upper.is_Integer and int(bounds.upper) < 2**31:
+        high = int(bounds.upper) * step
+    dim = Dim(name=name, min=low, max=max(low, high), multiple_of=step)
+    known[str(expression)] = dim
+    return dim

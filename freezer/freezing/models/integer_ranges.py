@@ -7,9 +7,9 @@ input (views, casts, copies) up to the weights that they index. Arithmetic is no
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -78,25 +78,34 @@ def with_found_ranges(
     Raises:
         SpecError: values of an input must be generated, it has no range, and indexes no table.
     """
-    integers = [item for item in spec.tensors if item.dtype in INTEGRAL and item.dtype != "bool"]
+    integers = _integers(spec)
     if not integers:
         return spec
-    if sample is None:
-        zeros = {item.name: (0, 0) for item in integers if needs_range(item)}
-        sample = generate_at(spec.with_ranges(zeros), spec.first_point(), seed=0).tensors
-    given = {path: tensor.clone() for path, tensor in sample.items()}
     wanted = [item.name for item in integers if needs_range(item)]
+    if sample is None:
+
+        def zero(item: TensorSpec) -> TensorSpec:
+            return replace(item, range=(0, 0)) if item.name in wanted else item
+
+        sample = generate_at(spec.each(zero), spec.first_point(), seed=0).tensors
+    given = {path: tensor.clone() for path, tensor in sample.items()}
     watch = _Watch(given, wanted)
     problem = _watched(watch, SourceCall(name, model), spec, given)
-    ranges: dict[str, tuple[float, float]] = {}
-    for tensor in filter(needs_range, integers if generated else ()):
-        length = watch.lengths.get(tensor.name, 0)
-        if not length:
-            raise range_is_needed(tensor, f"; {problem}")
-        most = torch.iinfo(getattr(torch, tensor.dtype)).max
-        ranges[tensor.name] = (0, min(length - 1, most))
-    ranged = spec.with_ranges(ranges)
-    return ranged.each(lambda item: replace(item, indices=watch.indices.get(item.name)))
+
+    def found(item: TensorSpec) -> TensorSpec:
+        bounds = item.range
+        if generated and item.name in wanted:
+            length = watch.lengths.get(item.name)
+            if not length:
+                raise range_is_needed(item, f"; {problem}")
+            bounds = (0, min(length - 1, torch.iinfo(getattr(torch, item.dtype)).max))
+        return replace(item, range=bounds, indices=watch.indices.get(item.name))
+
+    return spec.each(found)
+
+
+def _integers(spec: InputSpec) -> list[TensorSpec]:
+    return [item for item in spec.tensors if item.dtype in INTEGRAL and item.dtype != "bool"]
 
 
 def _watched(
@@ -121,8 +130,7 @@ def with_found_relations(
         name, model, spec: the model and its inputs.
         sets_of: makes the sets that a spec generates.
     """
-    integers = [item for item in spec.tensors if item.dtype in INTEGRAL and item.dtype != "bool"]
-    names = [item.name for item in integers if not is_mask(item)]
+    names = [item.name for item in _integers(spec) if not is_mask(item)]
     if not names or _takes(name, model, spec, sets_of(spec)):
         return spec
     relations: tuple[Relation, ...] = ("below", "sorted")
@@ -142,17 +150,13 @@ def _related(spec: InputSpec, names: Sequence[str], relation: Relation) -> Input
 
 
 def _takes(name: str, model: nn.Module, spec: InputSpec, sets: Sequence[InputSet]) -> bool:
-    """Whether the eager model runs on all sets, each in its initial state if it fails otherwise."""
+    """Whether the eager model runs on all sets."""
     source = SourceCall(name, model)
-    for inputs in sets:
-        try:
+    try:
+        for inputs in sets:
             source(spec, inputs.cloned())
-        except Exception:  # state of earlier calls may be the cause
-            try:
-                source = SourceCall(name, model)
-                source(spec, inputs.cloned())
-            except Exception:
-                return False
+    except Exception:  # of the user's model
+        return False
     return True
 
 
@@ -196,48 +200,38 @@ class _Watch(TorchDispatchMode):
         return result
 
     def _follow(self, name: str, arguments: Mapping[str, object], result: object) -> None:
-        of_self = arguments.get("self")
-        kept = isinstance(of_self, Tensor) and of_self in self._whole
-        keeps = isinstance(result, Tensor) and result.dtype is not torch.bool
-        if kept and keeps and _ALL_OF_SELF.fullmatch(name):
-            self._whole[cast(Tensor, result)] = self._whole[cast(Tensor, of_self)]
-        names = _OF_OTHERS.get(name, ())
-        if _OF_SELF.fullmatch(name):
-            names = ("self",)
-        values = [arguments.get(each) for each in names]
-        sources = tensors_in(values)
+        source = arguments.get("self")
+        if isinstance(source, Tensor) and source in self._whole and _ALL_OF_SELF.fullmatch(name):
+            changed = cast(Tensor, result)
+            if changed.dtype is not torch.bool:
+                self._whole[changed] = self._whole[source]
+        names = ("self",) if _OF_SELF.fullmatch(name) else _OF_OTHERS.get(name, ())
+        sources = tensors_in([arguments.get(each) for each in names])
         known = [self._origins[source] for source in sources if source in self._origins]
         if names and not known:
             return  # a view or copy of a weight counts as the weight
         none: frozenset[str] = frozenset()
-        origins = none.union(*known)
         for tensor in tensors_in(result):
-            self._origins[tensor] = origins
-            if tensor.dtype is torch.bool:
-                self._origins[tensor] = none
+            of_bools = tensor.dtype is torch.bool
+            self._origins[tensor] = none if of_bools else none.union(*known)
 
     def _lookups(
-        self, name: str, arguments: Mapping[str, object]
+        self, name: str, arguments: Mapping[str, Any]
     ) -> Iterator[tuple[int, Tensor, Tensor]]:
         """The lengths of the weights that an operation indexes, with the indices and the weight."""
-        given = cast(Mapping[str, Tensor], arguments)
-        looks_up = name in _EMBEDDINGS
-        table = given.get("weight" if looks_up else "self")
+        table = arguments.get("weight" if name in _EMBEDDINGS else "self")
+        pairs: Iterable[tuple[int, Tensor | None]] = ()
         if table is None or table in self._origins:
             return
-        if looks_up:
-            yield table.shape[0], given["indices"], table
+        if name in _EMBEDDINGS:
+            pairs = [(table.shape[0], arguments["indices"])]
         elif name in _SELECTIONS and table.dim() > 0:
-            dim = cast(int, arguments["dim"])
-            yield table.shape[dim], given["index"], table
+            pairs = [(table.shape[arguments["dim"]], arguments["index"])]
         elif name == "index":
-            indices = cast(list[Tensor | None], arguments["indices"])
-            tensors = tensors_in(indices)
-            if any(tensor.dtype is torch.bool for tensor in tensors):
-                return
-            for length, index in zip(table.shape, indices, strict=False):
-                if index is not None:
-                    yield length, index, table
+            pairs = list(zip(table.shape, arguments["indices"], strict=False))
+        lookups = [(length, index, table) for length, index in pairs if index is not None]
+        if not any(index.dtype is torch.bool for _, index, _ in lookups):
+            yield from lookups
 
 
 def tensors_in(value: object) -> list[Tensor]:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.jit import ScriptModule
 
 from freezer.errors import MissingDependencyError, SourceError, first_line
-from freezer.files import digest_file, is_url
+from freezer.files import digest_file
 from freezer.freezing.models.exported_program import module_of, spec_of
 from freezer.freezing.sources import TRUST, Source, find_function, on_path
 from freezer.runtime.loaders import LEGACY, code_in, torchscript_deprecations_silenced
@@ -33,10 +33,6 @@ def load_source(source: Source) -> nn.Module:
         SourceError: it cannot be loaded, or is not an nn.Module.
         MissingDependencyError: the kind needs a package that is not installed.
     """
-    if source.kind not in SOURCE_LOADERS:
-        raise SourceError(
-            f"source {source}: {source.kind} sources are for catalogs; use `coldpress optimize`"
-        )
     _check_digest(source)
     torch.manual_seed(source.seed)
     try:
@@ -57,10 +53,9 @@ def load_source(source: Source) -> nn.Module:
 
 def _check_digest(source: Source) -> None:
     """Check a file against the pinned digest before anything opens it."""
-    if source.sha256 is None or is_url(source.location):
+    if source.sha256 is None:
         return
-    path = Path(source.location)
-    sha256 = digest_file(path).removeprefix("sha256:")
+    sha256 = digest_file(Path(source.location)).removeprefix("sha256:")
     if sha256 != source.sha256:
         raise SourceError(
             f"source {source}: got sha256 {sha256}, expected {source.sha256}; the file is not the"
@@ -78,28 +73,18 @@ def _load_python(source: Source) -> Any:
 def _load_torchscript(source: Source) -> Any:
     with torchscript_deprecations_silenced():
         module = torch.jit.load(source.location, map_location="cpu")
-        if source.method is not None:
-            try:
-                module = with_forward(module, source.method)
-            except ValueError as error:
-                raise SourceError(f"source {source}: {error}") from error
-    return module
+        return with_forward(module, source.method) if source.method else module
 
 
 def _load_export(source: Source) -> Any:
     programs = _programs(source)
-    if source.method:
-        method = source.method
-    elif len(programs) == 1:
-        method = next(iter(programs))
-    else:
-        method = "model" if "model" in programs else "forward"
+    only = next(iter(programs)) if len(programs) == 1 else "forward"
+    method = source.method or only
     if method not in programs:
         names = ", ".join(sorted(programs))
         raise SourceError(f"source {source} has no method {method!r}; it has {names or 'none'}")
-    program = programs[method]
-    module = module_of(program)
-    vars(module)["meta"] = {OWN_SPEC: spec_of(program)}
+    module = module_of(programs[method])
+    vars(module)["meta"] = {OWN_SPEC: spec_of(programs[method])}
     return module
 
 
@@ -111,26 +96,15 @@ def _programs(source: Source) -> dict[str, Any]:
     """
     from torch.export.pt2_archive._package import load_pt2
 
-    try:
-        with zipfile.ZipFile(source.location) as archive:
-            names = archive.namelist()
-    except zipfile.BadZipFile as error:
-        raise SourceError(
-            f"source {source} is not a .pt2 archive: {error}; write it with torch.export.save"
-        ) from error
-    compiled = next((name for name in names if "/aotinductor/" in name), None)
-    if compiled is not None and not source.trust:
-        raise SourceError(
-            f"source {source} holds compiled code ({compiled}), which would run when loaded; give"
-            f" the exported program (torch.export.save), or add {TRUST}",
-            code="CP-TRUST",
-        )
-    code = None if source.trust else code_in(source.location)
-    if code:
+    with zipfile.ZipFile(source.location) as archive:
+        names = archive.namelist()
+    compiled = [name for name in names if "/aotinductor/" in name]
+    if not source.trust and (compiled or code_in(source.location)):
+        code = compiled[0] if compiled else code_in(source.location)
         raise SourceError(
             f"source {source} contains {code}, which torch would run when it opens the file; save"
-            f" it again with program.example_inputs = None (torch.export.save), or add {TRUST} if"
-            " you know its origin",
+            " the exported program with program.example_inputs = None (torch.export.save), or add"
+            f" {TRUST} if you know its origin",
             code="CP-TRUST",
         )
     if LEGACY in names:
@@ -154,25 +128,17 @@ def _load_transformers(source: Source) -> Any:
         raise MissingDependencyError(
             f"source {source} needs transformers; pip install transformers"
         ) from None
-    if source.weights != "random":
-        remote_code = {"trust_remote_code": source.trust}
-        config = transformers.AutoConfig.from_pretrained(source.location, **remote_code)
-        named = (getattr(config, "architectures", None) or [None])[0]
-        factory = getattr(transformers, named, None) if named else None
-        if factory is None:
-            return transformers.AutoModel.from_pretrained(
-                source.location, **remote_code, **source.args
-            )
+    if source.weights == "random":
+        kind = getattr(transformers, source.location)
+        if issubclass(kind, transformers.PreTrainedConfig):
+            return transformers.AutoModel.from_config(kind(**source.args))
+        return kind(kind.config_class(**source.args))
+    remote_code = {"trust_remote_code": source.trust}
+    config = transformers.AutoConfig.from_pretrained(source.location, **remote_code)
+    factory = getattr(transformers, (config.architectures or [""])[0], None)
+    if factory is not None:
         return factory.from_pretrained(source.location, **source.args)
-    found = getattr(transformers, source.location, None)
-    if found is None:
-        raise SourceError(
-            f"source {source}: transformers {transformers.__version__} has no class"
-            f" {source.location!r}"
-        )
-    if issubclass(found, transformers.PreTrainedConfig):
-        return transformers.AutoModel.from_config(found(**source.args))
-    return found(found.config_class(**source.args))
+    return transformers.AutoModel.from_pretrained(source.location, **remote_code, **source.args)
 
 
 SOURCE_LOADERS: Mapping[str, Callable[[Source], Any]] = {
@@ -206,31 +172,31 @@ def with_forward(module: ScriptModule, method: str) -> ScriptModule:
         names = ", ".join(methods)
         raise ValueError(f"got method {method!r}, expected one of {names}")
     with torchscript_deprecations_silenced():
-        wrapper = torch.jit.script(_holder(module))
-        _define(wrapper, module, method, "forward")
+        wrapper = _wrapper(module)
+        _delegate(wrapper, "forward", module, method)
         for other in methods:
-            if other in (method, "forward", "model"):
-                continue
-            with contextlib.suppress(RuntimeError):
-                _define(wrapper, module, other, other)
-    return wrapper.train(module.training)
+            if other not in (method, "forward", "model"):
+                with contextlib.suppress(RuntimeError):
+                    _delegate(wrapper, other, module, other)
+    return wrapper
 
 
-def _define(wrapper: ScriptModule, module: ScriptModule, method: str, name: str) -> None:
+def _delegate(wrapper: ScriptModule, name: str, module: ScriptModule, method: str) -> None:
     """Define a method of the wrapper that calls one of the module's."""
-    schema = module._c._get_method(method).schema
-    _, *arguments = schema.arguments
-    parameters = ["self"]
+    _, *arguments = module._c._get_method(method).schema.arguments
+    parameters = []
     for argument in arguments:
-        annotation = argument.type.annotation_str
-        parameter = f"{argument.name}: {annotation}"
+        parameter = f"{argument.name}: {argument.type.annotation_str}"
         if argument.has_default_value():
             parameter += f"={_literal(argument.default_value)}"
         parameters.append(parameter)
     names = [argument.name for argument in arguments]
-    call = f"self.model.{method}({', '.join(names)})"
-    head = f"def {name}({', '.join(parameters)}):"
-    wrapper.define(f"{head}\n    return {call}\n")
+    _define(wrapper, name, parameters, f"{method}({', '.join(names)})")
+
+
+def _define(wrapper: ScriptModule, name: str, parameters: Sequence[str], call: str) -> None:
+    head = f"def {name}({', '.join(['self', *parameters])}):"
+    wrapper.define(f"{head}\n    return self.model.{call}\n")
 
 
 def flat_forward(module: ScriptModule, spec: InputSpec) -> ScriptModule:
@@ -240,22 +206,32 @@ def flat_forward(module: ScriptModule, spec: InputSpec) -> ScriptModule:
     Raises:
         RuntimeError: TorchScript does not accept such a call.
     """
-    names: dict[str, str] = {}
-    parameters = ["self"]
-    for index, tensor in enumerate(spec.tensors):
-        names[tensor.name] = f"tensors_{index}"
-        parameters.append(f"tensors_{index}: Tensor")
+    names = {tensor.name: f"tensors_{index}" for index, tensor in enumerate(spec.tensors)}
     arguments = []
     for item in spec.inputs:
-        argument = _call_text(item, names)
-        if spec.style == "keyword":
-            argument = f"{item.name}={argument}"
-        arguments.append(argument)
-    call = f"self.model.forward({', '.join(arguments)})"
+        keyword = f"{item.name}=" if spec.style == "keyword" else ""
+        arguments.append(keyword + _call_text(item, names))
     with torchscript_deprecations_silenced():
-        wrapper = torch.jit.script(_holder(module))
-        head = f"def forward({', '.join(parameters)}):"
-        wrapper.define(f"{head}\n    return {call}\n")
+        wrapper = _wrapper(module)
+        parameters = [f"{name}: Tensor" for name in names.values()]
+        _define(wrapper, "forward", parameters, f"forward({', '.join(arguments)})")
+    return wrapper
+
+
+def _wrapper(module: ScriptModule) -> ScriptModule:
+    """A ScriptModule without methods that holds another, in the same mode."""
+
+    class Holder(nn.Module):
+        """Holds the module.
+
+        A new class each time: TorchScript shares one type, and so one `forward`, per class.
+        """
+
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model = model
+
+    wrapper: ScriptModule = torch.jit.script(Holder(module))
     return wrapper.train(module.training)
 
 
@@ -271,28 +247,13 @@ def _call_text(item: InputItem, names: Mapping[str, str]) -> str:
     if item.kind == "tuple":
         return _tuple(parts)
     pairs = zip(item.keys, parts, strict=True)
-    entries = [f"{_literal(key)}: {part}" for key, part in pairs]
-    return f"{{{', '.join(entries)}}}"
+    return f"{{{', '.join(f'{key!r}: {part}' for key, part in pairs)}}}"
 
 
 def _tuple(parts: Sequence[str]) -> str:
     if len(parts) == 1:
         return f"({parts[0]},)"
     return f"({', '.join(parts)})"
-
-
-def _holder(module: ScriptModule) -> nn.Module:
-    class Holder(nn.Module):
-        """Holds the module.
-
-        A new class each time: TorchScript shares one type, and so one `forward`, per class.
-        """
-
-        def __init__(self, model: nn.Module) -> None:
-            super().__init__()
-            self.model = model
-
-    return Holder(module)
 
 
 def _literal(value: object) -> str:

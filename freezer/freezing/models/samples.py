@@ -4,15 +4,15 @@ points.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import cycle, product
+from itertools import cycle
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from freezer.errors import SpecError
+from freezer.errors import SpecError, expected_names
 from freezer.runtime.input_sets import (
     InputSet,
     generate,
@@ -21,6 +21,7 @@ from freezer.runtime.input_sets import (
     resize,
     tried_points,
 )
+from freezer.runtime.tensors import dtype_name
 from freezer.spec import (
     INTEGRAL,
     ConstantSpec,
@@ -55,17 +56,16 @@ def example_spec(example_inputs: ExampleInputs, dims: Dims) -> tuple[InputSpec, 
         SpecError: a value is neither a tensor, a plain constant, nor a tuple, list or dict of
             these; or `dims` names an unknown input or axis.
     """
-    style: Literal["keyword", "positional"] = "positional"
-    if isinstance(example_inputs, Mapping):
-        style = "keyword"
-        values = dict(example_inputs)
-    else:
-        several = example_inputs
-        if isinstance(example_inputs, Tensor):
-            several = [example_inputs]
-        values = {f"input_{index}": value for index, value in enumerate(several)}
+    if isinstance(example_inputs, Tensor):
+        example_inputs = [example_inputs]
+    named = isinstance(example_inputs, Mapping)
+    values = dict(example_inputs if named else enumerate(example_inputs))
     example: dict[str, Tensor] = {}
-    items = [_item(path, value, dims, example) for path, value in values.items()]
+    items = []
+    for key, value in values.items():
+        path = str(key) if named else f"input_{key}"
+        items.append(_item(path, value, dims, example))
+    style: Literal["keyword", "positional"] = "keyword" if named else "positional"
     spec = InputSpec(inputs=tuple(items), dims=_used_dims(dims, example), style=style)
     return spec, example
 
@@ -74,12 +74,11 @@ def _used_dims(dims: Dims, example: Mapping[str, Tensor]) -> tuple[Dim, ...]:
     """The dims in the order of the tensors."""
     for path in dims:
         if path not in example:
-            expected = ", ".join(example)
-            raise SpecError(f"dims: unknown tensor input {path!r}; expected one of {expected}")
+            expected = expected_names(path, example)
+            raise SpecError(f"dims: unknown tensor input {path!r}; {expected}")
     used: dict[str, Dim] = {}
     for path in example:
-        axes = dims.get(path, {})
-        for dim in axes.values():
+        for dim in dims.get(path, {}).values():
             if used.setdefault(dim.name, dim) != dim:
                 raise SpecError(
                     f"dims: {dim.name!r} has two different bounds; use the same bounds for all"
@@ -92,8 +91,7 @@ def _item(path: str, value: object, dims: Dims, example: dict[str, Tensor]) -> I
     """Describe one example value, and add its tensors to `example` by path."""
     if isinstance(value, Tensor):
         example[path] = value
-        axes = dims.get(path, {})
-        return _tensor_spec(path, value, axes)
+        return _tensor_spec(path, value, dims.get(path, {}))
     if value is None or isinstance(value, bool | int | float | str):
         return ConstantSpec(name=path, value=value)
     kind: Literal["dict", "tuple", "list"]
@@ -119,8 +117,7 @@ def _tensor_spec(name: str, tensor: Tensor, dims: Mapping[int, Dim]) -> TensorSp
 
     Integers get the range of its values, except a mask of zeros and ones.
     """
-    sparse = tensor.layout is not torch.strided
-    if sparse or tensor.is_quantized or tensor.is_nested:
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         raise SpecError(
             f"input {name!r}: got a tensor that is sparse, quantized or nested, expected a dense"
             " one; give .to_dense(), or pass its parts as separate inputs and combine them in"
@@ -133,22 +130,13 @@ def _tensor_spec(name: str, tensor: Tensor, dims: Mapping[int, Dim]) -> TensorSp
                 f"dims: input {name!r} has no axis {axis}; expected 0 to {tensor.dim() - 1}"
             )
         shape[axis] = dim.name
-    dtype = _dtype(tensor)
-    plain = TensorSpec(name=name, dtype=dtype, shape=tuple(shape))
-    if dtype not in INTEGRAL or dtype == "bool":
-        return plain
-    if tensor.numel() == 0:
-        return plain
-    low = int(tensor.min())
-    high = int(tensor.max())
-    of_mask = low >= 0 and high <= 1
-    if of_mask and is_mask(plain):
-        return plain
-    return replace(plain, range=(low, high))
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+    spec = TensorSpec(name=name, dtype=dtype_name(tensor.dtype), shape=tuple(shape))
+    if spec.dtype not in INTEGRAL or spec.dtype == "bool" or tensor.numel() == 0:
+        return spec
+    low, high = int(tensor.min()), int(tensor.max())
+    if is_mask(spec) and low >= 0 and high <= 1:
+        return spec
+    return replace(spec, range=(low, high))
 
 
 def match_samples(sets: Sequence[Mapping[str, Tensor]], spec: InputSpec) -> list[InputSet]:
@@ -160,10 +148,9 @@ def match_samples(sets: Sequence[Mapping[str, Tensor]], spec: InputSpec) -> list
     headers = []
     for tensors in sets:
         items = tensors.items()
-        headers.append({name: (_dtype(tensor), tuple(tensor.shape)) for name, tensor in items})
-    points = match_headers(headers, spec)
+        headers.append({name: (dtype_name(part.dtype), tuple(part.shape)) for name, part in items})
     matched = []
-    for point, tensors in zip(points, sets, strict=True):
+    for point, tensors in zip(match_headers(headers, spec), sets, strict=True):
         ordered = {item.name: tensors[item.name].contiguous() for item in spec.tensors}
         matched.append(InputSet(point=point, tensors=ordered))
     return matched
@@ -178,8 +165,6 @@ def input_sets(
 ) -> list[InputSet]:
     """Input sets at all points of `tried_points`, and at points with payloads of their own.
 
-    If all sets are at such points, one at other sizes is added, for the payload of all sizes.
-
     Args:
         samples: real input sets; where they lack a point, one of them is cut or repeated to its
             sizes. Without any, sets are generated.
@@ -187,43 +172,24 @@ def input_sets(
         points: points with payloads of their own.
         fill_up: add generated sets to the samples.
     """
-    sets = list(samples)
-    if samples:
-        missing = _missing(tried_points(spec), sets)
-        sets += _resized(samples, spec, missing)
+    sets = _resized(samples, spec, tried_points(spec)) if samples else []
     if fill_up or not samples:
         sets += generate(spec)
-    named = [dict(point) for point in points]
-    missing = _missing(named, sets)
-    covered = [dict(input_set.point) for input_set in sets]
-    if all(point in named for point in covered):
-        missing += _another_point(spec, named)
     if samples:
-        further = _resized(sets, spec, missing)
-        return [*sets, *further]
-    for point in missing:
-        generated = generate_at(spec, point, seed=len(sets))
-        sets.append(generated)
+        return _resized(sets, spec, points)
+    for point in _missing(points, sets):
+        sets.append(generate_at(spec, point, seed=len(sets)))
     return sets
 
 
-def _missing(points: Iterable[Point], sets: Sequence[InputSet]) -> list[Point]:
+def _missing(points: Points, sets: Sequence[InputSet]) -> Points:
     """The points without an input set."""
     covered = [dict(input_set.point) for input_set in sets]
     return [point for point in points if dict(point) not in covered]
 
 
 def _resized(sets: Sequence[InputSet], spec: InputSpec, points: Points) -> list[InputSet]:
-    """Sets at other points, each from one of some sets in turn."""
-    pairs = zip(cycle(sets), points, strict=False)
-    return [resize(source, spec, point) for source, point in pairs]
-
-
-def _another_point(spec: InputSpec, points: Points) -> Points:
-    """A declared point that is not among some; empty if there is none."""
-    names = [dim.name for dim in spec.dims]
-    for sizes in product(*(dim.sizes for dim in spec.dims)):
-        point = dict(zip(names, sizes, strict=True))
-        if point not in points:
-            return [point]
-    return []
+    """The sets, and one at each point that lacks one, each from one of the sets in turn."""
+    missing = _missing(points, sets)
+    further = [resize(each, spec, point) for each, point in zip(cycle(sets), missing, strict=False)]
+    return [*sets, *further]

@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from freezer.errors import JudgeError, SpecError
+from freezer.errors import JudgeError
 from freezer.freezing.models.calls import (
     DtypesSeen,
     copied,
@@ -31,7 +31,7 @@ from freezer.freezing.models.samples import input_sets, match_samples
 from freezer.runtime.devices import CPU, tensors_on
 from freezer.runtime.input_sets import InputSet, generate_at, needs_range, on_device, resize
 from freezer.runtime.tensors import dtypes_of, flatten, output_specs, program_tensors
-from freezer.spec import BAD_SAMPLES, DTYPES, InputSpec, OutputSpec, OutputStructure
+from freezer.spec import DTYPES, InputSpec, OutputSpec, OutputStructure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,6 @@ class Subject:
         generated: whether further sets may be generated; otherwise they are made of these.
         points: sizes by dim name at which the model is timed and may get its own payload. The
             verdict is taken at the first.
-        scripted: whether the source was TorchScript.
         preserve: attributes, methods and attributes of submodules (`sub.attr`) that the frozen
             model must keep.
         reset: the method that clears the model's state; it is preserved too.
@@ -64,7 +63,6 @@ class Subject:
     outputs: tuple[OutputSpec, ...]
     sets: tuple[InputSet, ...]
     points: tuple[Mapping[str, int], ...]
-    scripted: bool
     generated: bool = False
     preserve: tuple[str, ...] = ()
     reset: str | None = None
@@ -72,6 +70,11 @@ class Subject:
     host: Subject | None = None
     observed: bool = False
     dtypes: frozenset[str] = frozenset()
+
+    @property
+    def scripted(self) -> bool:
+        """Whether the source is TorchScript."""
+        return isinstance(self.model, torch.jit.ScriptModule)
 
     @property
     def on_host(self) -> Subject:
@@ -86,35 +89,23 @@ class Subject:
     @property
     def kept_names(self) -> tuple[str, ...]:
         """All names that the frozen model must keep: `preserve` and `reset`."""
-        resets = () if self.reset is None else (self.reset,)
-        return tuple(dict.fromkeys((*self.preserve, *resets)))
+        names = dict.fromkeys([*self.preserve, self.reset])
+        return tuple(name for name in names if name is not None)
 
     def fresh(self) -> nn.Module:
         """A copy of the model in its initial state."""
         return copied(self.model)
 
     def set_at(self, point: Mapping[str, int]) -> InputSet:
-        """The first input set at a point.
-
-        Raises:
-            SpecError: no set has these sizes; code CP-SAMPLES.
-        """
-        for input_set in self.sets:
-            if dict(input_set.point) == dict(point):
-                return input_set
-        raise SpecError(
-            f"no input set has the sizes {dict(point)}; add samples of these sizes",
-            code=BAD_SAMPLES,
-        )
+        """The first input set at a point of `spec.points()` or `points`."""
+        return next(each for each in self.sets if dict(each.point) == dict(point))
 
     def further_set(self, point: Mapping[str, int]) -> InputSet:
         """Make another input set at a point, on the subject's device."""
         if self.generated:
-            seed = sum(point.values())
-            made = generate_at(self.spec, point, seed=seed)
+            made = generate_at(self.spec, point, seed=sum(point.values()))
         else:
-            first = self.on_host.sets[0]
-            made = resize(first, self.spec, point)
+            made = resize(self.on_host.sets[0], self.spec, point)
         return on_device(made, self.device)
 
 
@@ -168,7 +159,6 @@ def prepare(
         outputs=outputs,
         sets=tuple(sets),
         points=spec.named_points(options.points),
-        scripted=isinstance(model, torch.jit.ScriptModule),
         generated=options.fill_up or not samples,
         observed=bool(options.fill_up and samples),
         dtypes=frozenset(dtypes),
@@ -190,16 +180,14 @@ def _spec_and_sets(
     spec = with_found_ranges(name, model, spec, sample, generated=generated)
     points = spec.named_points(options.points)
 
-    def sets_of(spec: InputSpec) -> list[InputSet]:
-        return input_sets(samples, spec, points, fill_up=options.fill_up)
-
     def tried_sets(spec: InputSpec) -> list[InputSet]:
-        if any(map(needs_range, spec.tensors)):
-            return sets_of(spec)
-        return [*sets_of(spec), generate_at(spec, points[0], seed=1)]  # as timing may
+        sets = input_sets(samples, spec, points, fill_up=options.fill_up)
+        if not any(map(needs_range, spec.tensors)):
+            sets.append(generate_at(spec, points[0], seed=1))  # as timing may
+        return sets
 
     spec = with_found_relations(name, model, spec, tried_sets)
-    return spec, sets_of(spec)
+    return spec, input_sets(samples, spec, points, fill_up=options.fill_up)
 
 
 def _first_answer(
@@ -221,11 +209,6 @@ def _first_answer(
 
 def _checked(name: str, model: nn.Module, spec: InputSpec, options: SubjectOptions) -> nn.Module:
     """The model on the CPU, after the checks that need no call."""
-    if not isinstance(model, nn.Module):
-        raise SpecError(
-            f"{name}: got a {type(model).__name__}, expected an nn.Module; freeze the source model"
-            " again"
-        )
     check_weights(name, model)
     if device_of_model(model).type != "cpu":
         model = model_on(model, CPU)
@@ -250,17 +233,11 @@ def _result_of(
     outputs = output_specs(structure, leaves)
     device = torch.empty(0, device=device).device
     for output, leaf in zip(outputs, leaves, strict=True):
-        place = f"{name}: output {output.name!r}"
-        if output.dtype not in DTYPES:
-            dtypes = ", ".join(DTYPES)
+        dense = leaf.layout is torch.strided and leaf.device == device
+        if output.dtype not in DTYPES or not dense:
             raise JudgeError(
-                f"{place} is {output.dtype}, expected one of {dtypes}; cast it at the end of"
-                " forward",
-                code="CP-OUTPUTS",
-            )
-        if leaf.layout is not torch.strided or leaf.device != device:
-            raise JudgeError(
-                f"{place} is {leaf.layout} on {leaf.device}, expected a dense tensor on {device};"
+                f"{name}: output {output.name!r} is {output.dtype}, {leaf.layout} on {leaf.device},"
+                f" expected a dense tensor on {device} of one of {', '.join(DTYPES)}; cast it,"
                 " return .to_dense(), or move it to the device of the inputs",
                 code="CP-OUTPUTS",
             )

@@ -7,12 +7,13 @@ captured and frozen models, and errors, as text.
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
+from operator import itemgetter
 from pathlib import Path
+from traceback import format_exception
 
 from torch import Tensor
 
@@ -26,6 +27,7 @@ from freezer.artifact import (
     thread_counts_of,
     torch_folder,
 )
+from freezer.codec import finite
 from freezer.compare import Slices
 from freezer.compare.tensor_values import comparable, values_of
 from freezer.freezing.candidates import EVIDENCE, Builds, Candidate
@@ -33,6 +35,7 @@ from freezer.freezing.drift import Call, DriftRow, Reference
 from freezer.freezing.judging import Judgement, Session, Trial
 from freezer.freezing.models import Subject
 from freezer.runtime.tensor_files import save_tensors
+from freezer.runtime.tensors import tensors_bytes
 
 GOLDEN_BYTES = 8 * 1024 * 1024
 """Limit on the size of the golden inputs; at least one set for each payload is kept."""
@@ -61,8 +64,8 @@ _Table = dict[str, list[object]]
 
 def write_tables(judgement: Judgement, folder: Path) -> None:
     """Write latency.parquet (a row per sample) and drift.parquet (a row per `DriftRow`) to an
-    existing folder. Without pyarrow they end in `.json` and contain an object of columns, with NaN
-    and infinities as strings.
+    existing folder. Without pyarrow they end in `.json` and contain an object of columns, with null
+    for NaN and infinities.
     """
     tables = (
         ("latency", _LATENCY, _latency(judgement)),
@@ -73,35 +76,20 @@ def write_tables(judgement: Judgement, folder: Path) -> None:
         import pyarrow.parquet as pq
     except ImportError:
         for name, _, columns in tables:
-            plain = {column: _plain(values) for column, values in columns.items()}
-            (folder / f"{name}.json").write_text(json.dumps(plain, allow_nan=False))
+            (folder / f"{name}.json").write_text(json.dumps(finite(columns)))
         return
     for name, types, columns in tables:
-        fields = [(column, getattr(pa, kind)()) for column, kind in types.items()]
-        table = pa.table(columns, schema=pa.schema(fields))
+        table = pa.table(columns, schema=pa.schema(types))
         pq.write_table(table, folder / f"{name}.parquet")
 
 
-def _plain(values: list[object]) -> list[object]:
-    plain = []
-    for value in values:
-        is_finite = not isinstance(value, float) or math.isfinite(value)
-        plain.append(value if is_finite else str(value))
-    return plain
-
-
 def _drift(judgement: Judgement) -> _Table:
-    """The drift table: a list for each column."""
-    table: _Table = {name: [] for name in _DRIFT}
-    for trial in judgement.trials:
-        for row in trial.drift.rows if trial.drift else ():
-            for name, values in table.items():
-                values.append(getattr(row, name))
-    return table
+    drifts = [trial.drift for trial in judgement.trials if trial.drift]
+    rows = [asdict(row) for drift in drifts for row in drift.rows]
+    return {name: list(map(itemgetter(name), rows)) for name in _DRIFT}
 
 
 def _latency(judgement: Judgement) -> _Table:
-    """The latency table: a list for each column."""
     table: _Table = {name: [] for name in _LATENCY}
     for cell in judgement.cells:
         point = ", ".join(f"{name}={size}" for name, size in cell.point.items())
@@ -139,7 +127,6 @@ def clear_evidence(out: Path, classes: Sequence[str]) -> None:
     """
     for name in classes:
         shutil.rmtree(evidence_of(out) / name, ignore_errors=True)
-    (evidence_of(out) / "errors.txt").unlink(missing_ok=True)
     if (torch_folder(out) / MANIFEST).is_file():
         shutil.rmtree(torch_folder(out))
     with suppress(OSError):
@@ -171,7 +158,9 @@ def write_refused(
     for recipe, build in builds.folders.items():
         write_texts(build, dest / recipe)
     if builds.errors:
-        texts = [f"{name}\n{text}" for name, text in builds.tracebacks.items()]
+        texts = [
+            f"{name}\n{''.join(format_exception(error))}" for name, error in builds.errors.items()
+        ]
         (dest / "errors.txt").write_text("\n".join(texts))
     return folder
 
@@ -190,10 +179,7 @@ def write_golden(
     (folder / "golden").mkdir()
     subject, names = session.subject, session.output_names
     reference = replace(session.reference, calls=winner.ties or session.reference.calls)
-    scales = {}
-    for name, limits in zip(names, reference.scales, strict=True):
-        if limits:
-            scales[name] = limits
+    scales = {name: limits for name, limits in zip(names, reference.scales, strict=True) if limits}
     slice_errors = _slice_errors(names, reference, indices)
     inputs: dict[str, Tensor] = {}
     outputs: dict[str, Tensor] = {}
@@ -219,11 +205,8 @@ def _golden_outputs(call: Call) -> list[Tensor]:
     """The reference, cast to the outputs' dtypes; eager's where it returns NaN, Inf or integers."""
     golden = []
     for r, e in zip(call.reference, call.eager, strict=True):
-        if comparable(e):
-            both_finite = e.isfinite() & r.isfinite()
-            golden.append(r.to(e.dtype).where(both_finite, e))
-        else:
-            golden.append(e)
+        both_finite = e.isfinite() & r.isfinite()
+        golden.append(r.to(e.dtype).where(both_finite, e) if comparable(e) else e)
     return golden
 
 
@@ -250,11 +233,7 @@ def _slice_errors(
         for call in calls:
             if comparable(call.eager[number]):
                 eager = values_of(call.eager[number])
-                slices.add(
-                    values_of(call.reference[number]),
-                    eager,
-                    eager,
-                )
+                slices.add(values_of(call.reference[number]), eager, eager)
         share = slices.native_share()
         if share is not None:
             errors[name] = share
@@ -265,24 +244,21 @@ def golden_indices(subject: Subject, candidate: Candidate) -> list[int]:
     """Select the first set at each point, the smallest first, within GOLDEN_BYTES; always one for
     each payload.
     """
-    sizes: dict[int, int] = {}
-    points: list[Mapping[str, int]] = []
-    for index, inputs in enumerate(subject.sets):
-        if inputs.point not in points:
-            points.append(inputs.point)
-            tensors = inputs.tensors.values()
-            sizes[index] = sum(tensor.nbytes for tensor in tensors)
     counts = thread_counts_of(candidate.payloads) or (0,)
+    sizes = [tensors_bytes(inputs.tensors.values()) for inputs in subject.sets]
     chosen: list[int] = []
+    points: list[Mapping[str, int]] = []
     served: set[str] = set()
     total = 0
-    for index in sorted(sizes, key=sizes.__getitem__):
-        serves = set()
-        for count in counts:
-            payloads = payloads_for_threads(candidate.payloads, count)
-            payload = payload_at(payloads, subject.sets[index].point)
-            if payload is not None:
-                serves.add(payload.path)
+    for index in sorted(range(len(sizes)), key=sizes.__getitem__):
+        point = subject.sets[index].point
+        if point in points:
+            continue
+        points.append(point)
+        payloads = [
+            payload_at(payloads_for_threads(candidate.payloads, count), point) for count in counts
+        ]
+        serves = {payload.path for payload in payloads if payload is not None}
         if not serves <= served or total + sizes[index] <= GOLDEN_BYTES:
             chosen.append(index)
             served |= serves

@@ -52,29 +52,16 @@ def with_further_threads(session: Session, judgement: Judgement, folder: Path) -
     winner, target = judgement.winner, session.target
     if winner is None or not target.further_threads:
         return judgement
-    logger.info(
-        "building %s for %s threads",
-        winner.recipe,
-        target.further_threads,
-    )
+    logger.info("building %s for %s threads", winner.recipe, target.further_threads)
     try:
-        candidate = build_further(
-            session.subject,
-            winner.candidate,
-            target,
-            folder,
-        )
+        candidate = build_further(session.subject, winner.candidate, target, folder)
     except FreezeError as error:
         failed = [
             Dropped(payload="not built", num_threads=count, reason=str(error))
             for count in target.further_threads
         ]
         return judgement.with_winner(winner.without_payloads(failed))
-    return judge_further(
-        session,
-        judgement,
-        candidate,
-    )
+    return judge_further(session, judgement, candidate)
 
 
 def judge_further(session: Session, judgement: Judgement, candidate: Candidate) -> Judgement:
@@ -89,19 +76,13 @@ def judge_further(session: Session, judgement: Judgement, candidate: Candidate) 
     assert winner is not None, "only a winner gets payloads for further counts"
     assert winner.drift is not None, "a winner has passed the drift gate"
     with judging_conditions(session.target):
-        candidate, rows, dropped = _passing_gate(session, candidate)
+        rows, dropped = _passing_gate(session, candidate)
+        candidate = candidate.without(dropped)
         built = [count for count in counts if payloads_for_threads(candidate.payloads, count)]
-        cells = time_further_threads(
-            session,
-            candidate,
-            built,
-        )
-    candidate, slow = kept_payloads(
-        session,
-        candidate,
-        (*judgement.cells, *cells),
-    )
-    candidate, large = _within_size(session, candidate)
+        cells = time_further_threads(session, candidate, built)
+    candidate, slow = kept_payloads(session, candidate, (*judgement.cells, *cells))
+    large = _too_large(session, candidate)
+    candidate = candidate.without(large)
     points = tuple(point_figures(candidate, cells, session.policy, 1))
     trial = replace(
         winner,
@@ -115,11 +96,9 @@ def judge_further(session: Session, judgement: Judgement, candidate: Candidate) 
     return judgement.with_winner(trial, text=text).with_cells(cells)
 
 
-def _passing_gate(
-    session: Session, candidate: Candidate
-) -> tuple[Candidate, list[DriftRow], list[Dropped]]:
-    """Drop the payloads for the counts at which the candidate fails the drift gate; return the
-    drift at the others too.
+def _passing_gate(session: Session, candidate: Candidate) -> tuple[list[DriftRow], list[Dropped]]:
+    """The drift at the counts at which the candidate passes the drift gate, and the payloads to
+    drop for the others.
     """
     rows: list[DriftRow] = []
     dropped: list[Dropped] = []
@@ -131,37 +110,26 @@ def _passing_gate(
         if trial.problem is None and trial.drift is not None:
             rows += trial.drift.rows
         else:
-            candidate, gone = _without(
-                candidate,
-                count,
-                trial.problem or "not compared",
-            )
-            dropped += gone
-    return candidate, rows, dropped
+            dropped += _dropped(candidate, count, trial.problem or "not compared")
+    return rows, dropped
 
 
-def _within_size(session: Session, candidate: Candidate) -> tuple[Candidate, list[Dropped]]:
-    """Drop the payloads of the last counts until the rest is within `size_mb_max`."""
+def _too_large(session: Session, candidate: Candidate) -> list[Dropped]:
+    """The payloads of the last counts, so that the rest is within `size_mb_max`."""
     most_mb = session.limits.size_mb_max
     dropped: list[Dropped] = []
     for count in reversed(session.target.further_threads):
-        size_mb = candidate.size_bytes / 1e6
+        size_mb = candidate.without(dropped).size_bytes / 1e6
         if most_mb is not None and size_mb > most_mb:
             reason = f"{size_mb:.1f} MB with it; size_mb_max is {most_mb:g}"
-            candidate, removed = _without(
-                candidate,
-                count,
-                reason,
-            )
-            dropped += removed
-    return candidate, dropped
+            dropped += _dropped(candidate, count, reason)
+    return dropped
 
 
-def _without(candidate: Candidate, count: int, reason: str) -> tuple[Candidate, list[Dropped]]:
-    """The candidate without its payloads for a thread count, and these."""
-    gone = [payload.path for payload in candidate.payloads if payload.num_threads == count]
-    dropped = [Dropped(payload=path, num_threads=count, reason=reason) for path in gone]
-    return candidate.without(gone), dropped
+def _dropped(candidate: Candidate, count: int, reason: str) -> list[Dropped]:
+    """The payloads of a candidate for a thread count, dropped for a reason."""
+    paths = [payload.path for payload in candidate.payloads if payload.num_threads == count]
+    return [Dropped(payload=path, num_threads=count, reason=reason) for path in paths]
 
 
 def with_torch_only(session: Session, judgement: Judgement, folder: Path) -> Judgement:
@@ -187,21 +155,17 @@ def with_torch_only(session: Session, judgement: Judgement, folder: Path) -> Jud
     if not alone:
         return judgement
     sampling = judgement.sampling
-    to_the_end = [
-        trial for trial in alone if sampling is None or not sampling.stopped(trial.recipe)
-    ]
-    best = max(to_the_end or alone, key=lambda trial: trial.speedup.value if trial.speedup else 0.0)
-    second = replace(
-        judgement,
-        winner=best,
-        best=best,
-        previous=None,
-    )
+
+    def rank(trial: Trial) -> tuple[bool, float]:
+        to_the_end = sampling is None or not sampling.stopped(trial.recipe)
+        return to_the_end, trial.speedup.value if trial.speedup else 0.0
+
+    best = max(alone, key=rank)
+    second = replace(judgement, winner=best, best=best, previous=None)
     try:
         second = second.with_winner(with_cold_start(session, best))
     except JudgeError as error:
-        text = f"no artifact that needs torch alone: {error}"
-        return judgement.with_winner(winner, text=text)
+        return judgement.with_winner(winner, text=f"no artifact that needs torch alone: {error}")
     engine = ENGINES[winner.candidate.payloads[0].kind]
     text = f"{best.recipe} serves where {engine} is not installed"
     return replace(

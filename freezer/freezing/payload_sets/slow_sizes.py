@@ -14,10 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from freezer.artifact import Dropped, Payload, is_exact, slower_places
+from freezer.artifact import Dropped, is_exact, slower_places
 from freezer.errors import FreezeError, JudgeError
-from freezer.files import link_or_copy
-from freezer.freezing.candidates import EVIDENCE, Candidate, build
+from freezer.freezing.candidates import Candidate, build
 from freezer.freezing.drift import report
 from freezer.freezing.judging import (
     CAPTURED,
@@ -71,9 +70,9 @@ def with_captured(session: Session, judgement: Judgement, folder: Path) -> Judge
     candidate = _in_one_folder(winner.candidate, captured, dims, folder)
     served = [cell for cell in gains if _within(cell.point, dims)]
     merged = _merged(session, winner, replace(trial, candidate=candidate), served, dims)
-    cells = {str(cell): cell for cell in judgement.cells}
-    cells |= {str(cell): cell for cell in served}
-    judgement = replace(judgement, cells=tuple(cells.values()))
+    places = [str(cell) for cell in served]
+    others = tuple(cell for cell in judgement.cells if str(cell) not in places)
+    judgement = replace(judgement, cells=others).with_cells(served)
     return judgement.with_winner(merged, text=_serves(dims))
 
 
@@ -82,12 +81,12 @@ def _slow_sizes(judgement: Judgement, winner: Trial) -> list[Sizes]:
     payload always serves.
     """
     deciding = judgement.cells[0]
-    sizes = []
-    for figures in slower_places(winner.points):
-        same_threads = figures.num_threads == deciding.num_threads
-        if same_threads and dict(figures.point) != dict(deciding.point):
-            sizes.append(figures.point)
-    return sizes
+    return [
+        figures.point
+        for figures in slower_places(winner.points)
+        if figures.num_threads == deciding.num_threads
+        and dict(figures.point) != dict(deciding.point)
+    ]
 
 
 def _build(session: Session, winner: Trial, folder: Path) -> Candidate:
@@ -101,13 +100,7 @@ def _build(session: Session, winner: Trial, folder: Path) -> Candidate:
         raise JudgeError("state and preserved names belong to one payload")
     folder.mkdir()
     ways = tuple(way for way in KEPT_EAGER.ways if way[1] == "exported")
-    exported = replace(KEPT_EAGER, ways=ways)
-    captured = build(
-        session.subject,
-        exported,
-        session.target,
-        folder,
-    )
+    captured = build(session.subject, replace(KEPT_EAGER, ways=ways), session.target, folder)
     size_mb = (winner.candidate.size_bytes + captured.size_bytes) / 1e6
     if limit is not None and size_mb > limit:
         raise JudgeError(f"{size_mb:.1f} MB with it; size_mb_max is {limit:g}")
@@ -127,29 +120,14 @@ def _try(
         trial = run_trial(session, captured)
         if trial.problem is not None:
             raise JudgeError(trial.problem)
-        cells = time_sizes(
-            session,
-            [winner.candidate, captured],
-            slow,
-        )
-    gains: list[Cell] = []
-    bounds: list[str] = []
+        cells = time_sizes(session, [winner.candidate, captured], slow)
+    gains = []
     for cell in cells:
-        faster = cell.faster(
-            CAPTURED,
-            winner.recipe,
-            1,
-            session.policy,
-        )
-        if faster is None:
-            continue
-        bounds.append(f"{cell} (at least {faster.low:.2f} times)")
-        if faster.low > 1:
+        faster = cell.faster(CAPTURED, winner.recipe, 1, session.policy)
+        if faster is not None and faster.low > 1:
             gains.append(cell)
-    if not bounds:
-        raise JudgeError("it could not be timed")
     if not gains:
-        raise JudgeError(f"it is not faster with {'; '.join(bounds)}")
+        raise JudgeError("it is not faster there")
     return trial, gains
 
 
@@ -169,16 +147,11 @@ def _merged(
     assert captured.drift is not None
     places = [str(cell) for cell in served]
     points = [figures for figures in winner.points if figures.place not in places]
-    points += point_figures(
-        captured.candidate,
-        served,
-        session.policy,
-        1,
-    )
+    points += point_figures(captured.candidate, served, session.policy, 1)
     replaced = [
         Dropped(payload=payload.path, num_threads=payload.num_threads or 0, reason=_serves(dims))
         for payload in winner.candidate.payloads
-        if payload.path not in captured.candidate.reports
+        if payload not in captured.candidate.payloads
     ]
     merged = replace(
         winner,
@@ -202,38 +175,23 @@ def nearest_sizes(
     If other timed points are among them, those of the last of the points alone.
     """
     others = [point for point in timed if point not in gains]
-    nearest = []
-    for dim in dims:
-        sizes = [point[dim.name] for point in gains]
-        other_sizes = [point[dim.name] for point in others]
-        nearest.append(_nearest(dim, sizes, other_sizes))
+    nearest = tuple(_nearest(dim, gains, others) for dim in dims)
     if len(gains) > 1 and any(_within(point, nearest) for point in others):
-        return nearest_sizes(
-            dims,
-            gains[-1:],
-            timed,
-        )
-    return tuple(nearest)
+        return nearest_sizes(dims, gains[-1:], timed)
+    return nearest
 
 
-def _nearest(dim: Dim, sizes: Sequence[int], others: Sequence[int]) -> Dim:
+def _nearest(dim: Dim, gains: Sequence[Sizes], others: Sequence[Sizes]) -> Dim:
     """The dim with the bounds halfway, by ratio, to the next sizes of `others`."""
-    smallest, largest = min(sizes), max(sizes)
-    below = [size for size in others if size < smallest]
-    above = [size for size in others if size > largest]
-    low, high = dim.min, dim.max
-    if below:
-        low = math.isqrt(max(below) * smallest) + 1
-    if above:
-        high = math.isqrt(largest * min(above))
-    step = dim.multiple_of
-    low = -(-low // step) * step
-    high = high // step * step
-    return replace(
-        dim,
-        min=min(low, smallest),
-        max=max(high, largest),
-    )
+    sizes = [point[dim.name] for point in gains]
+    other_sizes = [point[dim.name] for point in others]
+    smallest, largest, step = min(sizes), max(sizes), dim.multiple_of
+    low = max((size for size in other_sizes if size < smallest), default=0)
+    high = min((size for size in other_sizes if size > largest), default=0)
+    least = math.isqrt(low * smallest) + 1 if low else dim.min
+    most = math.isqrt(largest * high) if high else dim.max
+    least, most = -(-least // step) * step, most // step * step
+    return replace(dim, min=min(least, smallest), max=max(most, largest))
 
 
 def _within(point: Sizes, dims: Sequence[Dim]) -> bool:
@@ -243,14 +201,21 @@ def _within(point: Sizes, dims: Sequence[Dim]) -> bool:
 def _in_one_folder(
     winner: Candidate, captured: Candidate, dims: tuple[Dim, ...], folder: Path
 ) -> Candidate:
-    """The winner with the captured program as one more payload, in a folder of their own."""
-    payloads = _in_order(winner.payloads, replace(captured.payloads[0], dims=dims))
-    for payload in payloads:
-        origin = captured if payload.path == PAYLOAD else winner
-        link_or_copy(origin.folder / payload.path, folder / payload.path)
+    """The winner with the captured program as one more payload, in a folder of their own.
+
+    First the payloads for single sizes, without those that it replaces, then it, then those for all
+    sizes.
+    """
+    added = replace(captured.payloads[0], dims=dims)
+    single, rest = [], []
+    for payload in winner.payloads:
+        if not is_exact(payload):
+            rest.append(payload)
+        elif not added.accepts({dim.name: dim.min for dim in payload.dims}):
+            single.append(payload)
+    payloads = (*single, added, *rest)
     for origin in (winner, captured):
-        for text in (origin.folder / EVIDENCE).glob("*"):
-            link_or_copy(text, folder / EVIDENCE / text.name)
+        origin.link_files(folder)
     reports = {**winner.reports, **captured.reports}
     return replace(
         winner,
@@ -259,16 +224,3 @@ def _in_one_folder(
         reports={payload.path: reports[payload.path] for payload in payloads},
         build_s=winner.build_s + captured.build_s,
     )
-
-
-def _in_order(payloads: Sequence[Payload], added: Payload) -> tuple[Payload, ...]:
-    """Payloads for single sizes, without those that the added one replaces, then it, then those for
-    all sizes.
-    """
-    single, rest = [], []
-    for payload in payloads:
-        if not is_exact(payload):
-            rest.append(payload)
-        elif not added.accepts({dim.name: dim.min for dim in payload.dims}):
-            single.append(payload)
-    return (*single, added, *rest)

@@ -45,7 +45,7 @@ def test_reduced_precision_is_refused_by_name() -> None:
         ({"MKL_CBWR": "COMPATIBLE"}, "expected unset, or auto or off"),
         (
             {"MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},
-            r"other instructions than those of cpu-x86-64-v4; expected unset, or AVX512",
+            r"other instructions than the device class.s; expected unset, or AVX512",
         ),
         ({"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}, "in fewer bits"),
         ({"TORCH_DISABLE_FUNCTIONALIZATION_META_REFERENCE": "1"}, "strides"),
@@ -64,7 +64,11 @@ def test_changed_numbers_or_packing_are_refused(environ: Mapping[str, str], matc
     [
         {},
         dict.fromkeys(REFUSED_VARIABLES, ""),
-        {name: refused.plain[0].upper() for name, refused in REFUSED_VARIABLES.items()},
+        {
+            name: refused.plain[0].upper()
+            for name, refused in REFUSED_VARIABLES.items()
+            if refused.plain
+        },
         V4.limits,
         {
             "OMP_NUM_THREADS": "3",

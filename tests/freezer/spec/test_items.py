@@ -131,7 +131,6 @@ def test_errors_of_nested_declarations(inputs: Any, path: str) -> None:
         ("uint8", [-1, 5]),
         ("int64", [0.5, 2]),
         ("int64", [0, float("inf")]),
-        ("float16", [0, 1e6]),
         ("complex64", [0, 1]),
     ],
 )
