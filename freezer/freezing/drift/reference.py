@@ -71,10 +71,8 @@ def run_reference(subject: Subject) -> Reference:
             restore the initial state.
     """
     stateful, deterministic = _nature(subject)
-
-    def run_eager() -> Iterator[list[Tensor]]:
-        return run_calls(partial(_fresh_runner, subject), subject, stateful=stateful)
-
+    fresh = partial(_fresh_runner, subject)
+    run_eager = partial(run_calls, fresh, subject, stateful=stateful)
     eagers = list(run_eager())
     if subject.reset is not None and deterministic:
         _check_reset(subject, eagers)

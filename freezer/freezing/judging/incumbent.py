@@ -130,11 +130,10 @@ def compare_with_incumbent(session: Session, judgement: Judgement) -> Judgement:
     cell, policy, timing = judgement.cells[0], session.policy, timing_of(session.objective)
     faster = cell.faster(new.recipe if new else EAGER, PREVIOUS, 1, policy, timing)
     assert faster is not None, "the timing was undisturbed"
-    old = replace(
-        old,
-        latency_ms=percentiles_of(cell.sampling, PREVIOUS, policy),
-        speedup=cell.faster(PREVIOUS, EAGER, 1, policy, timing),
-    )
+    latency_ms = percentiles_of(cell.sampling, PREVIOUS, policy)
+    over_eager = cell.faster(PREVIOUS, EAGER, 1, policy, timing)
+    old = replace(old, latency_ms=latency_ms, speedup=over_eager)
+    interval = (faster.low, faster.high)
     subject = "" if new else "eager is "
     compared = f"{subject}{faster} times ({faster.low:.2f}-{faster.high:.2f}) as fast as {record}"
     worse = _worse(session, new, old, record, faster)
@@ -152,12 +151,7 @@ def compare_with_incumbent(session: Session, judgement: Judgement) -> Judgement:
         verdict=verdict,
         reason=f"{judgement.reason}; {compared}",
         winner=new if verdict == "published" else None,
-        previous=replace(
-            record,
-            speedup=faster.value,
-            speedup_ci=(faster.low, faster.high),
-            p50_ms=old.latency_ms.p50,
-        ),
+        previous=replace(record, speedup=faster.value, speedup_ci=interval, p50_ms=latency_ms.p50),
     )
 
 
