@@ -7,22 +7,24 @@ probabilities of 1e-4. The rms of the whole output hides errors of the small val
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from freezer.compare.gate import (
     DIGITS,
+    EPS,
     HALVES,
     POOL_BELOW,
     OutputError,
     Sums,
-    absolute_bound,
-    eps_of,
     judge_rmse,
+    openvino_bounds,
 )
-from freezer.compare.outputs import Block, Numbers, Values
+from freezer.compare.outputs import Numbers, Values
 
 SCALES_APART = 500.0
 """Values at least this many times the rms of all smaller ones are judged apart; see `Magnitudes`.
@@ -44,50 +46,32 @@ class Magnitudes:
     """
 
     def __init__(self) -> None:
-        self._bins: dict[int, Numbers] = {}
+        self._bins: defaultdict[int, Numbers] = defaultdict(partial(np.zeros, 3))
         """Count, sum of squares, and sum of the eager model's squared errors, by b: 2 ** (b - 1) <=
         size < 2 ** b.
         """
-        self._total = 0
         self._eager = False
 
-    def add(
-        self,
-        r: Values,
-        e: Values | None = None,
-    ) -> None:
+    def add(self, r: Values, e: Values | None = None) -> None:
         """Count the finite elements of a reference that are not 0, with the errors of eager unless
         it is the reference.
         """
         self._eager = e is not None
         for block in r.blocks():
             reference = r.wide(block)
-            eager = reference if e is None else e.wide(block)
-            used = np.isfinite(reference) & np.isfinite(eager)
-            used &= reference != 0
-            self._add(reference[used], eager[used])
-
-    def _add(
-        self,
-        reference: Numbers,
-        eager: Numbers,
-    ) -> None:
-        self._total += reference.size
-        sizes = abs(reference)
-        with np.errstate(all="ignore"):  # squares may overflow
-            squares = sizes**2
-            errors = abs(eager - reference) ** 2
-        _, exponents = np.frexp(sizes)
-        lowest = int(exponents.min(initial=0))
-        bins = exponents - lowest
-        counts = np.bincount(bins)
-        powers = np.bincount(bins, squares)
-        noises = np.bincount(bins, errors)
-        columns = np.stack([counts, powers, noises], axis=1)
-        for index in counts.nonzero()[0].tolist():
-            exponent = index + lowest
-            sums = self._bins.get(exponent, np.zeros(3))
-            self._bins[exponent] = sums + columns[index]
+            eager = (e or r).wide(block)
+            used = np.isfinite(reference) & np.isfinite(eager) & (reference != 0)
+            sizes = abs(reference[used])
+            with np.errstate(all="ignore"):  # squares may overflow
+                squares = sizes**2
+                errors = abs(eager[used] - reference[used]) ** 2
+            _, exponents = np.frexp(sizes)
+            lowest = int(exponents.min(initial=0))
+            bins = exponents - lowest
+            counts = np.bincount(bins)
+            columns = np.stack([counts, np.bincount(bins, squares), np.bincount(bins, errors)])
+            for index in counts.nonzero()[0].tolist():
+                self._bins[index + lowest] += columns[:, index]
 
     def limits(self, dtype: str) -> tuple[float, ...]:
         """Magnitudes from which values of an output of a dtype are judged apart from all smaller
@@ -100,18 +84,15 @@ class Magnitudes:
         apart = HALF_SCALES_APART if dtype in HALVES else SCALES_APART
         least = 2
         if not self._eager:
-            tenth = math.ceil(self._total / 10)
-            least = max(2, min(POOL_BELOW, tenth))
+            num_all = sum(float(sums[0]) for sums in self._bins.values())
+            least = max(2, min(POOL_BELOW, math.ceil(num_all / 10)))
         limits: list[float] = []
-        num = 0.0
-        power = 0.0
-        errors = 0.0
+        num = power = errors = 0.0
         for exponent, sums in sorted(self._bins.items()):
             limit = 2.0 ** (exponent - 1)
-            if num >= least and errors <= DIGITS**2 * power:
-                rms = math.sqrt(power / num)
-                if limit >= apart * rms:
-                    limits.append(limit)
+            judged = num >= least and errors <= DIGITS**2 * power
+            if judged and limit >= apart * math.sqrt(power / num):
+                limits.append(limit)
             count, squares, wrong = sums.tolist()
             num += count
             power += squares
@@ -145,47 +126,20 @@ class Slices:
         the count, each by index.
         """
 
-    def add(
-        self,
-        r: Values,
-        c: Values,
-        e: Values | None = None,
-    ) -> None:
+    def add(self, r: Values, c: Values, e: Values | None = None) -> None:
         """Add the elements of one call that are finite in all of its outputs."""
-        shape = r.shape
-        for axis, size in list(enumerate(shape))[1:]:
-            key = (len(shape), axis)
-            known = self._sums.get(key, np.zeros((4, 0)))
-            missing = max(0, size - known.shape[1])
-            self._sums[key] = np.pad(known, ((0, 0), (0, missing)))
-        eager = e or r
-        for block in r.blocks() if len(shape) > 1 else ():
-            self._add_block(
-                block,
-                r.wide(block),
-                c.wide(block),
-                eager.wide(block),
-            )
-
-    def _add_block(
-        self,
-        block: Block,
-        r: Numbers,
-        c: Numbers,
-        e: Numbers,
-    ) -> None:
-        with np.errstate(all="ignore"):  # of values that are not finite
-            small = abs(r) < self._below
-            used = small & np.isfinite(e) & np.isfinite(c)
-            squares = [abs(values) ** 2 for values in (c - r, e - r, r)]
-            parts = [np.where(used, values, 0.0) for values in squares]
-            parts.append(used)
-            dims = range(r.ndim)
-            for axis in dims[1:]:
-                others = tuple(dim for dim in dims if dim != axis)
-                sums = self._sums[r.ndim, axis]
-                for row, values in enumerate(parts):
-                    sums[row, block[axis]] += values.sum(others)
+        dims = range(len(r.shape))
+        for axis in dims[1:]:
+            known = self._sums.get((len(dims), axis), np.zeros((4, 0)))
+            missing = max(0, r.shape[axis] - known.shape[1])
+            self._sums[len(dims), axis] = np.pad(known, ((0, 0), (0, missing)))
+        for block in r.blocks() if len(dims) > 1 else ():
+            with np.errstate(all="ignore"):  # of values that are not finite
+                parts = _squares(r.wide(block), c.wide(block), (e or r).wide(block), self._below)
+                for axis in dims[1:]:
+                    others = tuple(dim for dim in dims if dim != axis)
+                    sums = [part.sum(others) for part in parts]
+                    self._sums[len(dims), axis][:, block[axis]] += sums
 
     def native_share(self) -> float | None:
         """The largest relative error of eager in a slice; None where eager has no correct digits in
@@ -196,8 +150,7 @@ class Slices:
             judged = (count >= MIN_SLICE) & (power > 0)
             with np.errstate(all="ignore"):
                 shares = native[judged] / power[judged]
-            for share in shares.tolist():
-                worst = max(worst, share)
+            worst = max([worst, *shares.tolist()])
         if self._sums and worst <= DIGITS**2:
             return math.sqrt(worst)
         return None
@@ -218,57 +171,54 @@ class Slices:
                 OpenVINO's absolute bound fails.
             native_share: relative error of eager to assume, where eager was not given.
         """
-        float64 = error_ratio_max is not None
         for (_, axis), sums in self._sums.items():
             columns = sums.copy()
             if native_share is not None:
                 with np.errstate(all="ignore"):
                     columns[1] = native_share**2 * columns[2]
-            for index in _suspects(columns, dtype, float64=float64):
+            for index in _suspects(columns, dtype, float64=error_ratio_max is not None):
                 wrong, native, power, count = columns[:, index].tolist()
                 part = Sums(num_elements=int(count), noise=wrong, native=native, signal=power)
                 error = part.error(dtype, part.num_elements)
-                where = f"at {index} of dim {axis}"
-                problem = _slice_problem(error, error_ratio_max, where)
+                problem = _slice_problem(error, error_ratio_max, f"at {index} of dim {axis}")
                 if problem:
                     return problem
         return None
 
 
-def _suspects(
-    columns: Numbers,
-    dtype: str,
-    *,
-    float64: bool,
-) -> list[int]:
+def _squares(r: Numbers, c: Numbers, e: Numbers, below: float) -> list[Numbers]:
+    """Squared errors of the output and of eager, and squares of the reference, where it is below a
+    limit and all are finite, and where that is.
+    """
+    used = (abs(r) < below) & np.isfinite(e) & np.isfinite(c)
+    squares = [abs(values) ** 2 for values in (c - r, e - r, r)]
+    return [*(np.where(used, values, 0.0) for values in squares), used]
+
+
+def _suspects(columns: Numbers, dtype: str, *, float64: bool) -> list[int]:
     """Indices of slices whose error rounding does not explain, and where eager has correct
     digits.
     """
     wrong, native, power, count = columns
-    rounding = (SLICE_FACTOR * eps_of(dtype)) ** 2
     with np.errstate(all="ignore"):
-        suspects = wrong > rounding * power
+        suspects = wrong > (SLICE_FACTOR * EPS[dtype]) ** 2 * power
         suspects &= count >= MIN_SLICE
         suspects &= native <= DIGITS**2 * power
         if float64:
             suspects &= power > 0
         else:
-            suspects &= wrong > absolute_bound(dtype) ** 2 * count
+            suspects &= wrong > openvino_bounds(dtype).absolute ** 2 * count
     return [int(index) for index in suspects.nonzero()[0]]
 
 
 def _slice_problem(
-    error: OutputError,
-    error_ratio_max: float | None,
-    where: str,
+    error: OutputError, error_ratio_max: float | None, where: str
 ) -> SliceProblem | None:
-    native_rmse = SLICE_FACTOR * error.native_rmse
-    allowed_error = replace(error, native_rmse=native_rmse)
+    allowed_error = replace(error, native_rmse=SLICE_FACTOR * error.native_rmse)
     ratio, allowed = judge_rmse(allowed_error, error_ratio_max or 0.0)
     bound: float | None = allowed
     if error_ratio_max is None:
-        allowed = DIGITS * error.rms
-        bound = None
+        allowed, bound = DIGITS * error.rms, None
     if error.rmse <= allowed:
         return None
     return SliceProblem(

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from freezer.compare.gate import Sums, eager_tolerance, eps_of
+from freezer.compare.gate import EPS, Sums, eager_tolerance
 
 Numbers: TypeAlias = NDArray[Any]
 
@@ -36,10 +36,7 @@ class Values:
     @classmethod
     def of(cls, array: Numbers) -> Values:
         """The values of an array whose dtype torch and numpy have in common."""
-        return cls(
-            array=array,
-            dtype=str(array.dtype),
-        )
+        return cls(array=array, dtype=str(array.dtype))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -58,11 +55,8 @@ class Values:
 
     def wide(self, block: Block) -> Numbers:
         """A block in float64 or complex128."""
-        is_complex = self.array.dtype.kind == "c"
-        return np.asarray(
-            self.array[block],
-            np.complex128 if is_complex else np.float64,
-        )
+        dtype = np.result_type(self.array.dtype, np.float64)
+        return np.asarray(self.array[block], dtype)
 
     def blocks(self) -> Iterator[Block]:
         """Indices of parts of up to BLOCK elements that cover the array in order, the last dims
@@ -73,15 +67,10 @@ class Values:
         for size in reversed(self.shape):
             extents.insert(0, max(1, min(size, room)))
             room //= max(size, 1)
-        starts = map(
-            range,
-            itertools.repeat(0),
-            self.shape,
-            extents,
-        )
-        for corner in itertools.product(*starts):
-            pairs = zip(corner, extents, strict=True)
-            yield tuple(slice(start, start + extent) for start, extent in pairs)
+        axes = []
+        for size, extent in zip(self.shape, extents, strict=True):
+            axes.append([slice(start, start + extent) for start in range(0, size, extent)])
+        yield from itertools.product(*axes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,11 +105,7 @@ def pooled(comparisons: Iterable[Comparison]) -> Sums:
 
 
 def compare(
-    r: Values,
-    c: Values,
-    limits: Sequence[float] = (),
-    *,
-    drawn: bool = False,
+    r: Values, c: Values, limits: Sequence[float] = (), *, drawn: bool = False
 ) -> Comparison:
     """Compare an output with its golden output.
 
@@ -163,20 +148,12 @@ def structure_problem(
         num_wrong = 0 if drawn else int(np.count_nonzero(r.array != c.array))
         return f"{num_wrong} of {r.size} elements differ" if num_wrong else None
     for block in r.blocks():
-        reference = _without_numbers(r.array[block])
-        output = _without_numbers(c.array[block])
-        if not np.array_equal(reference, output, equal_nan=True):
+        odd, other = (
+            np.where(np.isfinite(array), 0, array) for array in (r.array[block], c.array[block])
+        )
+        if not np.array_equal(odd, other, equal_nan=True):
             return "NaN or Inf at other places"
     return None
-
-
-def _without_numbers(array: Numbers) -> Numbers:
-    """NaN and Inf of an array; 0 elsewhere."""
-    return np.where(
-        np.isfinite(array),
-        0,
-        array,
-    )
 
 
 def distances(
@@ -202,57 +179,42 @@ def distances(
         are not finite in all of the outputs belong to no group.
     """
     groups = [Sums() for _ in range(len(limits) + 1)]
-    outputs = [by or r, r, c]
-    if e is not None:
-        outputs.append(e)
-    eps = eps_of(c.dtype if c.rounds else "float64")
+    outputs = [by or r, r, c, *filter(None, [e])]
+    eps = EPS[c.dtype if c.rounds else "float64"]
     for block in r.blocks():
         parts = [values.wide(block).ravel() for values in outputs]
-        finite = [np.isfinite(part) for part in parts]
-        used = np.all(finite, axis=0)
+        used = np.all(list(map(np.isfinite, parts)), axis=0)
         sizes, *parts = [part[used] for part in parts]
         group_of = np.searchsorted(limits, abs(sizes), side="right")
         for index, sums in enumerate(groups):
             chosen = group_of == index
-            selected = [part[chosen] for part in parts]
-            _add(sums, selected, eps)
+            if chosen.any():
+                sums.include(_sums([part[chosen] for part in parts], eps))
     return groups
 
 
-def _add(
-    sums: Sums,
-    parts: Sequence[Numbers],
-    eps: float,
-) -> None:
-    """Add elements of the reference, the output and, if given, eager.
+def _sums(parts: Sequence[Numbers], eps: float) -> Sums:
+    """Sums of elements of the reference, the output and, if given, eager.
 
     Args:
-        sums: the sums to add to.
         parts: equally many values of each, all finite and in double precision.
         eps: eps of the output's dtype.
     """
     r, c = parts[:2]
-    if not r.size:
-        return
     with np.errstate(all="ignore"):
         error = abs(c - r)
-        sizes = abs(r)
-        output_sizes = abs(c)
-        product = c * r.conj()
-        largest = np.maximum(sizes, output_sizes)
-        relative = error / np.maximum(largest, eps)
-        part = Sums(
+        sizes, output_sizes = abs(r), abs(c)
+        relative = error / np.maximum(np.maximum(sizes, output_sizes), eps)
+        return Sums(
             num_elements=r.size,
             noise=_total(error**2),
             signal=_total(sizes**2),
             power=_total(output_sizes**2),
-            inner=_total(product.real),
+            native=sum(_total(abs(e - r) ** 2) for e in parts[2:]),
+            inner=_total((c * r.conj()).real),
             max_abs_err=float(error.max()),
             max_rel_err=float(relative.max()),
         )
-        for e in parts[2:]:
-            part.native = _total(abs(e - r) ** 2)
-    sums.include(part)
 
 
 def _total(values: Numbers) -> float:
@@ -273,15 +235,8 @@ def _total(values: Numbers) -> float:
     return float(np.concatenate([rest, lanes]).sum())
 
 
-def _rows(
-    values: Numbers,
-    size: int,
-) -> tuple[Numbers, Numbers]:
+def _rows(values: Numbers, size: int) -> tuple[Numbers, Numbers]:
     """Rows of so many values, and the rest."""
     num_rows = len(values) // size
     whole, rest = np.split(values, [num_rows * size])
-    return whole.reshape(
-        num_rows,
-        size,
-        *values.shape[1:],
-    ), rest
+    return whole.reshape(num_rows, size, *values.shape[1:]), rest

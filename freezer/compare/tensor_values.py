@@ -44,16 +44,8 @@ def same_tensors(
         other = other.to_dense()
     if torch.equal(one, other):
         return True
-    if not comparable(one):
-        return False
     numbers = ~one.isnan()
-    other_numbers = ~other.isnan()
-    if not torch.equal(numbers, other_numbers):
-        return False
-    return torch.equal(
-        one[numbers],
-        other[numbers],
-    )
+    return torch.equal(numbers, ~other.isnan()) and torch.equal(one[numbers], other[numbers])
 
 
 def in_double(tensor: Tensor) -> Tensor:

@@ -21,7 +21,6 @@ from freezer.compare import (
     Sums,
     Values,
     compare,
-    golden_bound,
     golden_problem,
     pooled,
 )
@@ -218,8 +217,7 @@ def _figure(
         error = replace(error, native_rmse=native)
         float64 = manifest.reference == "float64"
         gate = Gate(error_ratio_max=manifest.gate.error_ratio_max, float64=float64)
-        ratio, _ = golden_bound(error, gate)
-        problem = golden_problem(error, gate, small)
+        ratio, problem = golden_problem(error, gate, small)
     return CanaryFigure(
         set_index=index,
         output=output,

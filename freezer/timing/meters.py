@@ -154,11 +154,9 @@ class GpuMeter(CpuMeter):
 
     def facts(self) -> dict[str, Any]:
         """How rounds were timed and watched, and the number of shared rounds."""
-        if self._count_others is None:
-            return {"timed_by": "device events", "watched": False}
         return {
             "timed_by": "device events",
-            "watched": True,
+            "watched": self._count_others is not None,
             "num_rounds_shared": self._num_shared,
         }
 

@@ -116,8 +116,7 @@ class _Rounds:
         self._order = list(entrants)
         self._shuffle = random.Random(policy.seed)
         timed = set(entrants)
-        among = {name: timed.intersection(rivals[name]) for name in timed.intersection(rivals)}
-        self._halving = Halving(among)
+        self._halving = Halving({name: timed & set(rivals.get(name, ())) for name in timed})
         self._tried: list[dict[str, _Block]] = []
         self._undisturbed: list[Round] = []
 
@@ -187,14 +186,13 @@ class _Rounds:
         """The undisturbed rounds; if they are too few, all rounds by CPU time if that is valid, or
         if noise is accepted.
         """
-        num_tried = len(self._tried)
-        num_dropped = num_tried - len(self._undisturbed)
+        num_dropped = len(self._tried) - len(self._undisturbed)
         disturbance = self._meter.disturbance() if num_dropped else ""
         clock, rounds = self._valid_rounds()
         stable = _enough(rounds, self._policy)
         if disturbance and (not stable or clock != "wall"):
             message = "%d of %d rounds were disturbed; %s"
-            logger.warning(message, num_dropped, num_tried, disturbance)
+            logger.warning(message, num_dropped, len(self._tried), disturbance)
         samples_ms: dict[str, list[Sequence[float]]] = {}
         for name in self._calls:
             samples_ms[name] = [blocks[name] for blocks in rounds if name in blocks]
@@ -242,9 +240,7 @@ def _by_clock(clock: Clock, rounds: Sequence[Mapping[str, _Block]]) -> list[Roun
 
 def _enough(rounds: Sequence[Round], policy: SamplingPolicy) -> bool:
     """Whether the rounds are enough for a result."""
-    if len(rounds) < policy.min_rounds:
-        return False
-    return policy.min_samples == 0 or _has_samples(rounds, policy.min_samples)
+    return len(rounds) >= policy.min_rounds and _has_samples(rounds, policy.min_samples)
 
 
 def _has_samples(rounds: Sequence[Round], needed: int) -> bool:

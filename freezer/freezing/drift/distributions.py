@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cache
 
@@ -33,6 +34,7 @@ from torch import Tensor
 
 from freezer.compare import tolerance
 from freezer.compare.tensor_values import comparable, in_double
+from freezer.runtime.tensors import dtype_name
 
 NUM_RUNS = 16
 """Runs of each side: 6e8 ways to split them, many more than are tried."""
@@ -79,24 +81,18 @@ def distribution_problem(
         if any(map(_sizes_vary, calls)):
             return f"the shape of output {name!r} varies, so its distribution cannot be compared"
         for statistic, gram, allowed in _statistics(calls):
-            products = (labels @ gram) * labels
-            values = products.sum(1)
-            center = values.mean()
-            spread = values.std()
+            values = ((labels @ gram) * labels).sum(1)
+            center, spread = values.mean(), values.std()
             if spread > 0:
-                permuted = (values[1:] - center) / spread
-                highest = torch.maximum(highest, permuted)
-                difference = values[0] - allowed - center
-                distance = difference / spread
+                highest = torch.maximum(highest, (values[1:] - center) / spread)
+                distance = float((values[0] - allowed - center) / spread)
                 if distance > largest:
-                    largest = float(distance)
-                    label = f"{statistic} of output {name!r}"
+                    largest, label = distance, f"{statistic} of output {name!r}"
     if largest <= float(highest.max()):
         return None
-    rate = 1 / (NUM_PERMUTATIONS + 1)
     return (
-        f"the {label} differ from eager's over {len(eager)} runs of each (by chance in {rate:.0e}"
-        " of cases)"
+        f"the {label} differ from eager's over {len(eager)} runs of each (by chance in"
+        f" {1 / (NUM_PERMUTATIONS + 1):.0e} of cases)"
     )
 
 
@@ -119,48 +115,27 @@ def _labels(num_runs: int) -> Tensor:
     and one for each permutation.
     """
     generator = torch.Generator().manual_seed(0)
-    size = (NUM_PERMUTATIONS, 2 * num_runs)
-    keys = torch.rand(size, generator=generator)
-    permutations = keys.argsort(1)
-    identity = torch.arange(2 * num_runs)
-    order = torch.cat([identity[None], permutations])
-    signs = torch.where(
-        order < num_runs,
-        -1.0,
-        1.0,
-    )
-    return signs.double() / num_runs
+    keys = torch.rand((NUM_PERMUTATIONS, 2 * num_runs), generator=generator)
+    order = torch.cat([torch.arange(2 * num_runs)[None], keys.argsort(1)])
+    return torch.where(order < num_runs, -1.0, 1.0).double() / num_runs
 
 
 def _statistics(calls: Sequence[Sequence[Tensor]]) -> Iterator[tuple[str, Tensor, float]]:
     """The statistics of one output, from the elements of each run in each call: the name, the Gram
     matrix G of the runs, and the allowance for rounding. T is l' G l for labels l.
     """
-    means = []
-    variances = []
-    frequencies = []
+    grams: defaultdict[str, list[_Gram]] = defaultdict(list)
     for outputs in calls:
         values = torch.stack(list(outputs))
-        mean, variance = _moments(values)
-        means.append(mean)
-        variances.append(variance)
+        means, variances = _moments(values)
+        grams["means"].append(means)
+        grams["variances"].append(variances)
         if not comparable(values):
-            equal = _num_equal(values)
-            frequencies.append((equal.double(), 0.0))
-    yield "means", *_summed(means)
-    yield "variances", *_summed(variances)
-    if frequencies:
-        yield "frequencies", *_summed(frequencies)
-
-
-def _summed(grams: Sequence[_Gram]) -> _Gram:
-    stacked = torch.stack([matrix for matrix, _ in grams])
-    return stacked.sum(0), sum(allowed for _, allowed in grams)
-
-
-def _num_equal(values: Tensor) -> Tensor:
-    """Number of equal elements of every two runs."""
-    return torch.stack([(run == values).sum(1) for run in values])
+            equal = torch.stack([(run == values).sum(1) for run in values])
+            grams["frequencies"].append((equal.double(), 0.0))
+    for statistic, parts in grams.items():
+        matrices, allowed = zip(*parts, strict=True)
+        yield statistic, torch.stack(matrices).sum(0), sum(allowed)
 
 
 def _moments(values: Tensor) -> tuple[_Gram, _Gram]:
@@ -171,43 +146,25 @@ def _moments(values: Tensor) -> tuple[_Gram, _Gram]:
     element. The allowance is the sum of t^2 / s^2 over the elements with s > t. The others vary by
     no more than rounding, and the gate judges them.
     """
-    used = values.isfinite().all(0)
-    finite = values[:, used]
-    wide = in_double(finite)
+    wide = in_double(values[:, values.isfinite().all(0)])
     if wide.is_complex():
         wide = torch.view_as_real(wide).flatten(1)
     center = wide.mean(0)
     share = 0.0
     if comparable(values):
-        dtype = str(values.dtype).removeprefix("torch.")
-        share = max(
-            tolerance(dtype),
-            4 * torch.finfo(values.dtype).eps,
-        )
+        share = max(tolerance(dtype_name(values.dtype)), 4 * torch.finfo(values.dtype).eps)
     size = center.abs()
     typical = size.median() if size.numel() else 0.0
     rounding = share * (size + typical)
     deviation = wide - center
     squares = deviation.square()
-    variance = squares.mean(0)
-    spread = variance.sqrt()
-    means = _gram(deviation, rounding)
-    variances = _gram(
-        squares - spread.square(),
-        2 * rounding * spread,
-    )
-    return means, variances
+    spread = squares.mean(0).sqrt()
+    return _gram(deviation, rounding), _gram(squares - spread.square(), 2 * rounding * spread)
 
 
-def _gram(
-    deviation: Tensor,
-    rounding: Tensor,
-) -> _Gram:
-    variance = deviation.square().mean(0)
-    spread = variance.sqrt()
+def _gram(deviation: Tensor, rounding: Tensor) -> _Gram:
+    spread = deviation.square().mean(0).sqrt()
     used = spread > rounding
-    spread = spread[used]
-    scaled = deviation[:, used] / spread
-    shares = rounding[used] / spread
-    allowed = shares.square().sum()
+    scaled = deviation[:, used] / spread[used]
+    allowed = (rounding[used] / spread[used]).square().sum()
     return scaled @ scaled.T, float(allowed)

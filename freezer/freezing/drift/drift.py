@@ -13,6 +13,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -25,7 +26,6 @@ from freezer.compare import (
     OutputError,
     Slices,
     Sums,
-    Values,
     distances,
     judge_rmse,
     openvino_problem,
@@ -74,10 +74,7 @@ def assess(
                 num_elements=call.eager[index].numel(),
             )
             output.add(row, call, index)
-    rows = []
-    for output in outputs:
-        rows += output.rows()
-    return rows
+    return list(chain.from_iterable(output.rows() for output in outputs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,117 +89,72 @@ class _Compared:
     """
 
     row: DriftRow
-    dtype: str
-    parts: Sequence[Sums] = ()
-    against: Sequence[Sums] = ()
-    noisy: bool = False
+    parts: Sequence[Sums]
+    against: Sequence[Sums]
+    noisy: bool
 
 
 class _Output:
     """One output of a candidate, over all calls."""
 
-    def __init__(
-        self,
-        gate: Gate,
-        limits: Sequence[float],
-    ) -> None:
+    def __init__(self, gate: Gate, limits: Sequence[float]) -> None:
         self._gate = gate
         self._limits = limits
+        self._dtype = ""
         self._compared: list[_Compared] = []
         self._slices: Slices | None = Slices(limits)
-        self._num_elements = self._num_finite = 0
+        self._num_finite = 0
 
-    def add(
-        self,
-        row: DriftRow,
-        call: Call,
-        index: int,
-    ) -> None:
+    def add(self, row: DriftRow, call: Call, index: int) -> None:
         """Compare the output of one call."""
-        e = values_of(call.eager[index])
-        finite = np.isfinite(e.array)
-        self._num_elements += e.size
-        self._num_finite += int(finite.sum())
-        if len(call.candidate) != len(call.eager):
-            problem = f"{len(call.candidate)} outputs, eager gives {len(call.eager)}"
-            row = replace(row, num_elements=0, problem=problem)
-            compared = _Compared(row=row, dtype=e.dtype)
-        else:
-            compared = self._compare(row, call, index, e)
-        self._compared.append(compared)
-        has_figures = compared.parts and not compared.row.problem
-        if compared.noisy or not has_figures:
-            self._slices = None
-        elif self._slices and call.kind == "single":
-            self._slices.add(
-                values_of(call.reference[index]),
-                values_of(call.candidate[index]),
-                e,
-            )
-
-    def _compare(
-        self,
-        row: DriftRow,
-        call: Call,
-        index: int,
-        e: Values,
-    ) -> _Compared:
         r = values_of(call.reference[index])
+        e = values_of(call.eager[index])
         c = values_of(call.candidate[index])
+        self._dtype = e.dtype
+        self._num_finite += int(np.isfinite(e.array).sum())
         noise_rmse = call.noise_rmse[index]
         drawn = noise_rmse > 0 and not e.rounds
         problem = structure_problem(e, c, drawn=drawn)
         if problem is None:
             problem = _strides_problem(call.eager[index], call.candidate[index])
         row = replace(row, problem=problem, native_rmse=noise_rmse if drawn else None)
-        if not e.rounds or c.shape != e.shape:
-            return _Compared(row=row, dtype=e.dtype)
-        parts = distances(r, c, e, limits=self._limits)
-        for sums in parts:
-            sums.native += noise_rmse**2 * sums.num_elements
+        parts: Sequence[Sums] = ()
         against: Sequence[Sums] = ()
-        if self._gate.float64 and any(_is_doubtful(sums) for sums in parts):
-            against = distances(e, c, limits=self._limits, by=r)
-        return _Compared(
-            row=row,
-            dtype=e.dtype,
-            parts=parts,
-            against=against,
-            noisy=noise_rmse > 0,
-        )
+        if e.rounds and c.shape == e.shape:
+            parts = distances(r, c, e, limits=self._limits)
+            for sums in parts:
+                sums.native += noise_rmse**2 * sums.num_elements
+            if self._gate.float64 and any(map(_is_doubtful, parts)):
+                against = distances(e, c, limits=self._limits, by=r)
+        noisy = noise_rmse > 0 and bool(parts)
+        self._compared.append(_Compared(row=row, parts=parts, against=against, noisy=noisy))
+        if noisy or problem or not parts:
+            self._slices = None
+        elif self._slices and call.kind == "single":
+            self._slices.add(r, c, e)
 
     def rows(self) -> list[DriftRow]:
         """The rows of all calls, judged."""
         pools: defaultdict[tuple[str, int], Sums] = defaultdict(Sums)
-        noisy_kinds = set()
         for compared in self._compared:
-            kind = compared.row.kind
             for part, sums in enumerate(compared.parts):
-                pools[kind, part].include(sums)
-            if compared.noisy:
-                noisy_kinds.add(kind)
-        rows = [
-            self._judged(compared, pools, noisy=compared.row.kind in noisy_kinds)
-            for compared in self._compared
-        ]
-        if self._num_elements and not self._num_finite:
+                pools[compared.row.kind, part].include(sums)
+        noisy_kinds = {compared.row.kind for compared in self._compared if compared.noisy}
+        rows = []
+        for compared in self._compared:
+            rows.append(self._judged(compared, pools, noisy=compared.row.kind in noisy_kinds))
+        if not self._num_finite and any(row.num_elements for row in rows):
             problem = "eager returns only NaN or Inf, no output was compared; fix the model"
             rows[0] = replace(rows[0], problem=problem)
-        passed = not any(row.problem for row in rows)
-        if self._slices and rows and passed:
-            dtype = self._compared[0].dtype
+        if self._slices and not any(row.problem for row in rows):
             limit = self._gate.error_ratio_max if self._gate.float64 else None
-            failed = self._slices.problem(dtype, limit)
+            failed = self._slices.problem(self._dtype, limit)
             if failed:
                 rows[0] = replace(rows[0], **asdict(failed))
         return rows
 
     def _judged(
-        self,
-        compared: _Compared,
-        pools: Mapping[tuple[str, int], Sums],
-        *,
-        noisy: bool,
+        self, compared: _Compared, pools: Mapping[tuple[str, int], Sums], *, noisy: bool
     ) -> DriftRow:
         """Add the figures, the bound and the problem of the first part that does not pass, or else
         of the first part.
@@ -213,39 +165,32 @@ class _Output:
         for part, sums in enumerate(compared.parts):
             if self._limits and not sums.num_elements:
                 continue
-            pool = sums
-            if noisy or sums.num_elements < POOL_BELOW:
-                pool = pools[compared.row.kind, part]
+            pooled = noisy or sums.num_elements < POOL_BELOW
+            pool = pools[compared.row.kind, part] if pooled else sums
             against = compared.against[part] if compared.against and not noisy else None
-            rows.append(
-                self._part_judged(
-                    compared,
-                    sums,
-                    pool,
-                    against,
-                    noisy=noisy,
-                )
-            )
+            row = replace(compared.row, max_abs_err=sums.max_abs_err)
+            rows.append(self._part_judged(row, sums, pool, against, noisy=noisy))
         failed = [row for row in rows if row.problem]
         return [*failed, *rows, compared.row][0]
 
     def _part_judged(
-        self,
-        compared: _Compared,
-        sums: Sums,
-        pool: Sums,
-        against: Sums | None,
-        *,
-        noisy: bool,
+        self, row: DriftRow, sums: Sums, pool: Sums, against: Sums | None, *, noisy: bool
     ) -> DriftRow:
         """Add the figures, the bound and the problem of one part."""
-        row = replace(compared.row, max_abs_err=sums.max_abs_err)
-        error = pool.error(compared.dtype, sums.num_elements)
+        error = pool.error(self._dtype, sums.num_elements)
         if not all(map(math.isfinite, (error.rmse, error.native_rmse, error.rms))):
             return replace(row, problem=OVERFLOW)
         limit = self._gate.error_ratio_max
-        ratio, bound = judge_rmse(error, limit)
-        row = replace(
+        ratio, allowed = judge_rmse(error, limit)
+        bound: float | None = allowed
+        if not self._gate.float64 and not noisy:
+            problem, bound = openvino_problem(sums, error.dtype, error.rms), None
+        elif error.rmse > allowed:
+            problem = f"error_ratio {ratio:.3g} > {limit:g}"
+        else:
+            problem = _digits_problem(error, against)
+            bound = None if problem else allowed
+        return replace(
             row,
             max_rel_err=sums.max_rel_err,
             rmse=error.rmse,
@@ -255,21 +200,12 @@ class _Output:
             sqnr_db=sums.sqnr_db,
             cosine=sums.cosine,
             gain=sums.gain,
+            bound=bound,
+            problem=problem,
         )
-        if not self._gate.float64 and not noisy:
-            problem = openvino_problem(sums, error.dtype, error.rms)
-            return replace(row, problem=problem)
-        if error.rmse > bound:
-            problem = f"error_ratio {ratio:.3g} > {limit:g}"
-            return replace(row, bound=bound, problem=problem)
-        problem = _digits_problem(error, against)
-        return replace(row, bound=None if problem else bound, problem=problem)
 
 
-def _digits_problem(
-    error: OutputError,
-    against: Sums | None,
-) -> str | None:
+def _digits_problem(error: OutputError, against: Sums | None) -> str | None:
     """Why an output is too far from eager where eager has no correct digits; the ratio accepts
     anything of the right size there.
     """
@@ -278,22 +214,15 @@ def _digits_problem(
     if against.max_abs_err <= ABSOLUTE:
         return None
     apart = openvino_problem(against, error.dtype, against.rms)
-    if apart is None:
-        return None
-    return f"eager has no correct digits here, and the distance from eager: {apart}"
+    return apart and f"eager has no correct digits here, and the distance from eager: {apart}"
 
 
 def _is_doubtful(sums: Sums) -> bool:
     """Whether eager may have no correct digits in a part, alone or pooled."""
-    if sums.num_elements < POOL_BELOW:
-        return True
-    return sums.native_rmse > DIGITS * sums.rms
+    return sums.num_elements < POOL_BELOW or sums.native_rmse > DIGITS * sums.rms
 
 
-def _strides_problem(
-    e: Tensor,
-    c: Tensor,
-) -> str | None:
+def _strides_problem(e: Tensor, c: Tensor) -> str | None:
     """Where eager returns a view with gaps, its dense copy is right, too."""
     dense = torch.empty_like(e, device="meta")
     if _strides(c) in (_strides(e), _strides(dense)):

@@ -85,33 +85,25 @@ class DriftReport:
         }
 
 
-def report(
-    rows: Sequence[DriftRow],
-    gate: Gate,
-) -> DriftReport:
+def report(rows: Sequence[DriftRow], gate: Gate) -> DriftReport:
     """The drift of one candidate in all of its runs."""
-    decibels = [row.sqnr_db for row in rows if row.sqnr_db is not None]
     margins = [row.bound / row.rmse for row in rows if row.bound is not None and row.rmse]
     return DriftReport(
         passed=bool(rows) and not any(row.problem for row in rows),
-        error_ratio=_largest(row.error_ratio for row in rows),
-        max_abs_err=_largest(row.max_abs_err for row in rows),
-        sqnr_db=min(decibels, default=None),
+        error_ratio=finite(max(_known(row.error_ratio for row in rows), default=None)),
+        max_abs_err=finite(max(_known(row.max_abs_err for row in rows), default=None)),
+        sqnr_db=min(_known(row.sqnr_db for row in rows), default=None),
         margin=finite(min(margins, default=None)),
         nearest_miss=_nearest_miss(rows, gate),
         rows=tuple(rows),
     )
 
 
-def _largest(figures: Iterable[float | None]) -> float | None:
-    known = [figure for figure in figures if figure is not None]
-    return finite(max(known, default=None))
+def _known(figures: Iterable[float | None]) -> list[float]:
+    return [figure for figure in figures if figure is not None]
 
 
-def _nearest_miss(
-    rows: Sequence[DriftRow],
-    gate: Gate,
-) -> str | None:
+def _nearest_miss(rows: Sequence[DriftRow], gate: Gate) -> str | None:
     """The worst row in one sentence, with the limit that would have passed, up to
     MAX_ADVISED_RATIO; None if all rows passed.
     """
@@ -120,15 +112,8 @@ def _nearest_miss(
     failed = [row for row in rows if row.problem]
     if not failed:
         return None
-    worst = max(
-        failed,
-        key=lambda row: (row.error_ratio is None, row.error_ratio or 0.0),
-    )
-    run: str = worst.kind
-    runs = {(row.payload, row.num_threads) for row in rows}
-    if len(runs) > 1:
-        run = f"{worst.kind}, {worst.payload} with {worst.num_threads} threads"
-    miss = f"output {worst.output!r}, input set {worst.set_index} ({run}): {worst.problem}"
+    worst = max(failed, key=lambda row: math.inf if row.error_ratio is None else row.error_ratio)
+    miss = f"output {worst.output!r}, input set {worst.set_index} ({worst.kind}): {worst.problem}"
     ratio = worst.error_ratio
     if ratio is None or worst.bound is None:
         return miss

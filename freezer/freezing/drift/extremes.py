@@ -10,10 +10,9 @@ reference, and that of reruns with operands changed in their last place (`reruns
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -42,6 +41,8 @@ NEAR = 64
 OWN_ERROR = 3.0
 """Multiple of eager's own error that passes."""
 
+MISSING = {"NaN": torch.nan, "Inf": torch.inf}
+
 
 @dataclass(frozen=True)
 class Extreme:
@@ -64,41 +65,43 @@ class Extreme:
         """The input tensors by path."""
         return self.subject.sets[0].tensors
 
+    @property
+    def missing(self) -> bool:
+        """Whether each floating-point input has a NaN or an Inf."""
+        return self.name in MISSING
+
     def problem(self, names: Sequence[str], answers: Sequence[Tensor]) -> str | None:
         """What is wrong with a candidate's outputs; None if nothing is, or ties explain it.
 
         Of integers and bools, three times as many may differ as differ between eager's reruns.
         """
-        if len(answers) != len(names):
-            return f"{self.name}: {len(answers)} outputs, eager gives {len(names)}"
-        for index, name in enumerate(names):
-            problem = self._problem_of(index, self.eager[index], answers[index])
-            settled = at_ties([self._call(answers)], {index}, self._rerun) if problem else None
+        for index, (name, e, c) in enumerate(zip(names, self.eager, answers, strict=True)):
+            problem = self._problem_of(index, e, c)
+            if problem is None:
+                continue
+            call = Call(
+                kind="single",
+                set_index=0,
+                reference=self._float64 or self.eager,
+                eager=self.eager,
+                noise_rmse=[0.0] * len(names),
+                candidate=answers,
+            )
+            settled = at_ties([call], {index}, self._rerun)
             if settled is not None:
                 (call,), _ = settled
-                problem = self._problem_of(index, call.eager[index], answers[index])
+                problem = self._problem_of(index, call.eager[index], c)
             if problem:
                 return f"{self.name}: output {name!r}: {problem}"
         return None
 
-    def _call(self, answers: Sequence[Tensor]) -> Call:
-        return Call(
-            kind="single",
-            set_index=0,
-            reference=self._float64 or self.eager,
-            eager=self.eager,
-            noise_rmse=[0.0] * len(self.eager),
-            candidate=answers,
-        )
-
     def lost(self, names: Sequence[str], answers: Sequence[Tensor]) -> str | None:
         """Where a candidate has numbers in place of eager's NaN or Inf; None if nowhere."""
         for name, e, c in zip(names, self.eager, answers, strict=True):
-            if not comparable(e) or e.shape != c.shape:
-                continue
-            num_lost = int((~e.isfinite() & c.isfinite()).sum())
-            if num_lost:
-                return f"output {name!r} has numbers in place of {num_lost} of eager's {self.name}"
+            if comparable(e) and e.shape == c.shape:
+                num = int((~e.isfinite() & c.isfinite()).sum())
+                if num:
+                    return f"output {name!r} has numbers in place of {num} of eager's {self.name}"
         return None
 
     def _problem_of(self, index: int, e: Tensor, c: Tensor) -> str | None:
@@ -122,7 +125,7 @@ class Extreme:
         if apart.any():
             return f"NaN or Inf at other places than eager's ({int(apart.sum())} of {e.numel()})"
         r = right if self._float64 is None else others[0]
-        own = max((_rms(answer - r) for answer in (right, *others)), default=0.0)
+        own = max(_rms(answer - r) for answer in (right, *others))
         error, size = _rms(wide - r), _rms(r)
         if error <= max(least * size, OWN_ERROR * own):
             return None
@@ -161,43 +164,38 @@ def _rms(values: Tensor) -> float:
     return float(finite.abs().square().mean().sqrt()) if finite.numel() else 0.0
 
 
-Extremes = tuple[tuple[Extreme, ...], tuple[Extreme, ...], tuple[Extreme, ...]]
+def extremes_of(subject: Subject, stateful: bool) -> tuple[Extreme, ...]:
+    """The extreme sets that eager takes, those with NaN and Inf last."""
+    makers = [*MAKERS, ("integer", _counts)] if subject.observed else MAKERS
+    first, middle = _bases(subject)
+    changed = list(_changed(subject.spec, first, makers).items())
+    others = list(_changed(subject.spec, middle, makers).items())
+    changed[1::2] = others[1::2]
+    further = [(f"sizes {point}", subject.further_set(point)) for point in _points(subject)]
+    missing = _changed(subject.spec, first, [("float", _missing)]).items()
+    return tuple(_taken(subject, [*changed, *further, *missing], stateful))
 
 
-def extremes_of(subject: Subject, stateful: bool) -> Extremes:
-    """The extreme sets that eager takes, those with NaN and Inf, and two normal ones alike."""
-    kinds = {_kind(item) for item in subject.spec.tensors}
-    few = FEW if subject.observed else ()
-    changes = [change for change in (*CHANGES, *few) if change[0] in kinds]
-    bases = _bases(subject)
-    numbers = []
-    for number, change in enumerate(changes):
-        base = bases[number % len(bases)]
-        numbers.append((change[1], _changed(subject.spec, base, change)))
-    for point in _further_points(subject):
-        sizes = ", ".join(f"{name}={size}" for name, size in point.items())
-        numbers.append((f"sizes {sizes}", subject.further_set(point)))
-    missing = [(change[1], _changed(subject.spec, bases[0], change)) for change in MISSING]
-    others = (other for other in subject.sets if other.point == bases[0].point)
-    another = next((other for other in others if not other.equals(bases[0])), None)
-    another = another or subject.further_set(bases[0].point)
-    normal = [("normal values", bases[0]), ("other values", another)]
-    return (
-        tuple(_taken(subject, numbers, stateful)),
-        tuple(_taken(subject, missing, stateful)),
-        tuple(_taken(subject, normal, stateful)),
-    )
+def normal_sets(subject: Subject, stateful: bool) -> tuple[Extreme, ...]:
+    """Two normal sets of the deciding sizes, if eager takes them."""
+    first, _ = _bases(subject)
+    alike = (inputs for inputs in subject.sets if inputs.point == first.point)
+    other = next((inputs for inputs in alike if not inputs.equals(first)), None)
+    other = other or subject.further_set(first.point)
+    return tuple(_taken(subject, [("normal values", first), ("other values", other)], stateful))
 
 
 def _taken(
-    subject: Subject, sets: Sequence[tuple[str, InputSet]], stateful: bool
+    subject: Subject, sets: Iterable[tuple[str, InputSet]], stateful: bool
 ) -> Iterator[Extreme]:
     """The sets that eager takes; where it fails, a candidate may."""
-    first = subject.sets[0]
+    first, host = subject.sets[0], subject.host
     for name, inputs in sets:
         if inputs is not first and inputs.equals(first):
             continue
-        alone = _alone(subject, inputs)
+        if host is not None:
+            host = replace(host, sets=(on_device(inputs, host.device),))
+        alone = replace(subject, sets=(inputs,), host=host)
         try:
             eager = copied(source_runner(alone.fresh(), alone).call(inputs.tensors))
         except Exception:  # it may also give another structure, which no candidate can
@@ -205,50 +203,56 @@ def _taken(
         yield Extreme(name, alone, eager, stateful)
 
 
-def _alone(subject: Subject, inputs: InputSet) -> Subject:
-    """The subject with one set."""
-    host = subject.host
-    if host is not None:
-        host = replace(host, sets=(on_device(inputs, host.device),))
-    return replace(subject, sets=(inputs,), host=host)
-
-
-def _bases(subject: Subject) -> list[InputSet]:
+def _bases(subject: Subject) -> tuple[InputSet, InputSet]:
     """A normal set at the deciding point, and one of middle size."""
     by_size = sorted(subject.sets, key=lambda inputs: sum(inputs.point.values()))
-    first = subject.set_at(subject.points[0])
-    return [first, by_size[len(by_size) // 2]]
+    return subject.set_at(subject.points[0]), by_size[len(by_size) // 2]
 
 
-def _further_points(subject: Subject) -> list[dict[str, int]]:
+def _points(subject: Subject) -> list[dict[str, int]]:
     """Points that no other set has: one to three above a multiple of 16, and one that depends on
     the weights, so that no lowering can be made for it.
     """
-    spec, drawn = subject.spec, random.Random(subject.weights)
-    points = [{dim.name: drawn.choice(dim.sizes[:NEAR]) for dim in spec.dims}]
+    drawn = random.Random(subject.weights)
+    dims = {dim.name: dim.sizes[:NEAR] for dim in subject.spec.dims}
+    points = [{name: drawn.choice(sizes) for name, sizes in dims.items()}]
     for beyond in (1, 2, 3):
         point = {}
-        for dim in spec.dims:
-            near = dim.sizes[:NEAR]
-            sizes = [size for size in near if size % 16 == beyond] or near
-            point[dim.name] = sizes[-1]
+        for name, sizes in dims.items():
+            chosen = [size for size in sizes if size % 16 == beyond] or sizes
+            point[name] = chosen[-1]
         points.append(point)
     known = [dict(inputs.point) for inputs in subject.sets]
-    further: list[dict[str, int]] = []
     for point in points:
-        if point not in (*known, *further):
-            further.append(point)
-    return further
+        if point not in known:
+            known.append(point)
+    return known[len(subject.sets) :]
 
 
-Kind = Literal["float", "mask", "integer", "other"]
-Change = tuple[Kind, str, Callable[[Tensor, float, float], Tensor]]
-"""The kind of inputs that are changed, what they are afterwards, and how to make them of a tensor,
-the least and the greatest value.
-"""
+Changes = dict[str, Tensor]
+"""An input changed in several ways, by what is extreme then."""
 
 
-def _kind(item: TensorSpec) -> Kind:
+def _changed(
+    spec: InputSpec,
+    base: InputSet,
+    makers: Sequence[tuple[str, Callable[[TensorSpec, Tensor], Changes]]],
+) -> dict[str, InputSet]:
+    """Sets with all inputs of a kind changed, by what is extreme in them."""
+    sets: dict[str, InputSet] = {}
+    for kind, make in makers:
+        for item in spec.tensors:
+            tensor = base.tensors[item.name]
+            if _kind(item) != kind or not tensor.numel():
+                continue
+            for name, made in make(item, tensor).items():
+                inputs = sets.get(name, base)
+                tensors = {**inputs.tensors, item.name: made.to(tensor.dtype)}
+                sets[name] = replace(base, tensors=tensors)
+    return sets
+
+
+def _kind(item: TensorSpec) -> str:
     if item.dtype == "bool" or is_mask(item):
         return "mask"
     if item.dtype in INTEGRAL:
@@ -256,75 +260,63 @@ def _kind(item: TensorSpec) -> Kind:
     return "float" if item.dtype in FLOATING else "other"
 
 
-def _ends(item: TensorSpec, tensor: Tensor) -> tuple[float, float]:
-    """The least and the greatest value of an input."""
-    if item.indices or item.range or _kind(item) != "integer":
-        return item.indices or item.range or (0, 1)
-    return int(tensor.min()), int(tensor.max())
+def _floats(item: TensorSpec, x: Tensor) -> Changes:
+    low, high = item.range or (0, 1)
+    changes = {
+        "all values at the low end, or 0": torch.full_like(x, low),
+        "all values at the high end, or 1": torch.full_like(x, high),
+        "whole numbers": (4 * x).round(),
+        "values 10 times as large": 10 * x,
+        "values 100 times as large": 100 * x,
+        "values 1e-6 times as large": 1e-6 * x,
+    }
+    return _within(item, changes)
 
 
-def _changed(spec: InputSpec, base: InputSet, change: Change) -> InputSet:
-    """A set with the inputs of a kind changed, floating-point ones within their range."""
-    kind, _, make = change
-    tensors = dict(base.tensors)
-    for item in spec.tensors:
-        tensor = tensors[item.name]
-        if _kind(item) != kind or not tensor.numel():
-            continue
-        made = make(tensor, *_ends(item, tensor))
-        if kind == "float" and item.range is not None:
-            made = made.clamp(*item.range)  # keeps NaN
-        tensors[item.name] = made.to(tensor.dtype)
-    return replace(base, tensors=tensors)
+def _missing(item: TensorSpec, x: Tensor) -> Changes:
+    changes = {}
+    for name, value in MISSING.items():
+        changes[name] = x.clone()
+        changes[name].view(-1)[x.numel() // 2] = value
+    return _within(item, changes)
 
 
-def _with_rows(mask: Tensor, value: int, rows: slice, columns: slice) -> Tensor:
-    """A mask with a value in some rows and columns, and the other value elsewhere."""
-    changed = torch.full_like(mask, 1 - value)
-    changed.view(-1, mask.shape[-1] if mask.dim() else 1)[rows, columns] = value
-    return changed
+def _within(item: TensorSpec, changes: Changes) -> Changes:
+    """The values within the range of the input; NaN stays."""
+    if item.range is None:
+        return changes
+    return {name: made.clamp(*item.range) for name, made in changes.items()}
 
 
-def _with_element(tensor: Tensor, value: float) -> Tensor:
-    changed = tensor.clone()
-    changed.view(-1)[tensor.numel() // 2] = value
-    return changed
+def _masks(_: TensorSpec, x: Tensor) -> Changes:
+    zeros, ones = torch.zeros_like(x), torch.ones_like(x)
+    hole, empty, one = ones.clone(), ones.clone(), zeros.clone()
+    width = x.shape[-1] if x.dim() else 1
+    hole.view(-1, width)[:, width // 2] = 0
+    empty.view(-1, width)[-1] = 0
+    one.view(-1, width)[:, 0] = 1
+    return {
+        "masks of zeros": zeros,
+        "masks of ones": ones,
+        "masks with a hole": hole,
+        "an empty mask": empty,
+        "masks of one": one,
+    }
 
 
-def _run(tensor: Tensor, low: float, high: float) -> Tensor:
-    steps = torch.arange(tensor.numel(), device=tensor.device)
-    return (steps % int(high - low + 1) + int(low)).view(tensor.shape)
+def _integers(item: TensorSpec, x: Tensor) -> Changes:
+    low, high = map(int, item.indices or item.range or (x.min(), x.max()))
+    steps = torch.arange(x.numel(), device=x.device).view(x.shape)
+    return {
+        "the least integers": torch.full_like(x, low),
+        "the greatest integers": torch.full_like(x, high),
+        "integers that run through their range": steps % (high - low + 1) + low,
+    }
 
 
-def _hole(mask: Tensor, low: float, high: float) -> Tensor:
-    middle = mask.shape[-1] // 2 if mask.dim() else 0
-    return _with_rows(mask, 0, slice(None), slice(middle, middle + 1))
+def _counts(_: TensorSpec, x: Tensor) -> Changes:
+    """Lengths and counts that an example may lack."""
+    return {"integers of 0": torch.zeros_like(x), "integers of 1": torch.ones_like(x)}
 
 
-CHANGES: tuple[Change, ...] = (
-    ("float", "all values at the low end, or 0", lambda x, low, high: torch.full_like(x, low)),
-    ("float", "all values at the high end, or 1", lambda x, low, high: torch.full_like(x, high)),
-    ("float", "whole numbers", lambda x, low, high: (4 * x).round()),
-    ("float", "values 10 times as large", lambda x, low, high: 10 * x),
-    ("float", "values 100 times as large", lambda x, low, high: 100 * x),
-    ("float", "values 1e-6 times as large", lambda x, low, high: 1e-6 * x),
-    ("mask", "masks of zeros", lambda x, low, high: torch.zeros_like(x)),
-    ("mask", "masks of ones", lambda x, low, high: torch.ones_like(x)),
-    ("mask", "masks with a hole", _hole),
-    ("mask", "an empty mask", lambda x, low, high: _with_rows(x, 0, slice(-1, None), slice(None))),
-    ("mask", "masks of one", lambda x, low, high: _with_rows(x, 1, slice(None), slice(0, 1))),
-    ("integer", "the least integers", lambda x, low, high: torch.full_like(x, int(low))),
-    ("integer", "the greatest integers", lambda x, low, high: torch.full_like(x, int(high))),
-    ("integer", "integers that run through their range", _run),
-)
-
-FEW: tuple[Change, ...] = (
-    ("integer", "integers of 0", lambda x, low, high: torch.zeros_like(x)),
-    ("integer", "integers of 1", lambda x, low, high: torch.ones_like(x)),
-)
-"""Lengths and counts that an example may lack."""
-
-MISSING: tuple[Change, ...] = (
-    ("float", "NaN", lambda x, low, high: _with_element(x, torch.nan)),
-    ("float", "Inf", lambda x, low, high: _with_element(x, torch.inf)),
-)
+MAKERS = [("float", _floats), ("mask", _masks), ("integer", _integers)]

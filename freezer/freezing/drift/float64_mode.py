@@ -8,9 +8,9 @@ rounding errors would be attributed to eager.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -77,49 +77,30 @@ class Widening(TorchDispatchMode):
         """Run an operator in float64."""
         named = dict(kwargs or {})
         if not isinstance(func, torch._ops.OpOverload):  # higher-order, such as torch.cond
-            operands = pytree.tree_map(self._within, list(args))
-            functions = pytree.tree_map(self._within, named)
+            operands, functions = pytree.tree_map(self._within, (list(args), named))
             return func(*operands, **functions)
         schema = func._schema
-        names = [argument.name for argument in schema.arguments]
-        written = [argument.name for argument in schema.arguments if _is_written(argument)]
-        aliases = False
-        if schema.name not in _FRESH:
-            aliases = any(result.alias_info is not None for result in schema.returns)
+        written = {argument.name for argument in schema.arguments if _is_written(argument)}
+        aliases = any(result.alias_info is not None for result in schema.returns)
+        aliases &= schema.name not in _FRESH
         if aliases and not written:
             with self:  # `x.to(dtype)` may be a view, and is not decomposed yet
                 parts = func.decompose(*args, **named)
-            if parts is NotImplemented:
-                return func(*args, **named)
-            return parts
-        given = zip(names, args, strict=False)
-        values = [self._operand(name, value, written) for name, value in given]
-        named = {name: self._operand(name, value, written) for name, value in named.items()}
-        result = func(*values, **named)
-        operands = [*values, *named.values()]
-        self._record_narrow(schema, operands, result)
-        if aliases:
-            return result
-        return pytree.tree_map(self.widen, result)
-
-    def _operand(
-        self,
-        name: str,
-        value: Any,
-        written: Sequence[str],
-    ) -> Any:
-        """Widen an operand unless the operator writes into it."""
-        if name in written:
-            return value
-        return pytree.tree_map(self.widen, value)
+            return func(*args, **named) if parts is NotImplemented else parts
+        names = [argument.name for argument in schema.arguments[: len(args)]]
+        given = dict(zip(names, args, strict=True)) | named
+        for name in given.keys() - written:
+            given[name] = pytree.tree_map(self.widen, given[name])
+        result = func(*(given[name] for name in names), **{name: given[name] for name in named})
+        self._record_narrow(schema, list(given.values()), result)
+        return result if aliases else pytree.tree_map(self.widen, result)
 
     def widen(self, value: Any) -> Any:
         """Widen a tensor or a dtype; return any other value unchanged."""
         if isinstance(value, torch.dtype):
             return self._wide.get(value, value)
         if isinstance(value, Tensor) and value.dtype in self._wide:
-            dtype = self._wide[value.dtype]
-            return value.to(dtype)
+            return value.to(self._wide[value.dtype])
         return value
 
     def _within(self, value: Any) -> Any:
@@ -133,18 +114,12 @@ class Widening(TorchDispatchMode):
 
         return within
 
-    def _record_narrow(
-        self,
-        schema: Any,
-        operands: Sequence[Any],
-        result: Any,
-    ) -> None:
+    def _record_narrow(self, schema: Any, operands: Sequence[Any], result: Any) -> None:
         """Record an operator that takes float64 and returns the model's own precision."""
-        if not any(tensor.dtype in _DOUBLE for tensor in _tensors(operands)):
+        if _dtypes(operands).isdisjoint(_DOUBLE):
             return
-        for tensor in _tensors(result):
-            if tensor.dtype in self._wide:
-                self.narrow = f"{schema.name} gives {tensor.dtype}"
+        for dtype in _dtypes(result) & self._wide.keys():
+            self.narrow = f"{schema.name} gives {dtype}"
 
     def widen_attributes(self, model: nn.Module) -> None:
         """Widen tensors that are plain attributes, which `.double()` skips."""
@@ -157,26 +132,23 @@ class Widening(TorchDispatchMode):
                     attributes[name] = self.widen(value)
 
 
-@contextlib.contextmanager
+@contextmanager
 def widening(mode: Widening | None) -> Iterator[None]:
     """Run in the mode, if given, without torch.compile, which torch.cond uses.
 
     Otherwise torch.compile would remember that it could not compile the code in this mode, and fail
     on it later outside the mode.
     """
-    with contextlib.ExitStack() as stack:
-        if mode is not None:
-            if "torch._dynamo" in sys.modules:  # the eager model ran before
-                stance = torch.compiler.set_stance("force_eager")
-                stack.enter_context(stance)
-            stack.enter_context(mode)
+    stance: AbstractContextManager[object] = nullcontext()
+    if mode is not None and "torch._dynamo" in sys.modules:  # the eager model ran before
+        stance = torch.compiler.set_stance("force_eager")
+    with stance, mode or nullcontext():
         yield
 
 
-def _tensors(values: Any) -> Iterator[Tensor]:
-    for value in pytree.tree_leaves(values):
-        if isinstance(value, Tensor):
-            yield value
+def _dtypes(values: Any) -> set[torch.dtype]:
+    """The dtypes of all tensors among values."""
+    return {value.dtype for value in pytree.tree_leaves(values) if isinstance(value, Tensor)}
 
 
 def _is_written(argument: torch.Argument) -> bool:

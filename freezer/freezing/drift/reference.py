@@ -13,7 +13,7 @@ from freezer.compare import Magnitudes, distances
 from freezer.compare.tensor_values import comparable, same_tensors, values_of
 from freezer.errors import JudgeError
 from freezer.freezing.drift.distributions import NUM_RUNS, Run, sampled
-from freezer.freezing.drift.extremes import Extreme, Extremes, extremes_of
+from freezer.freezing.drift.extremes import Extreme, extremes_of, normal_sets
 from freezer.freezing.drift.runs import (
     Call,
     Runner,
@@ -44,7 +44,6 @@ class Reference:
         scales: for each output, the magnitudes from which values are judged apart; see
             `Magnitudes`.
         extremes: extreme sets with eager's answers; none if eager is not deterministic.
-        missing: sets with a NaN or an Inf in each floating-point input.
         normal: two sets of one size, for the calling protocol.
     """
 
@@ -56,7 +55,6 @@ class Reference:
     scales: tuple[tuple[float, ...], ...]
     runs: tuple[Run, ...] = ()
     extremes: tuple[Extreme, ...] = ()
-    missing: tuple[Extreme, ...] = ()
     normal: tuple[Extreme, ...] = ()
 
     @property
@@ -73,54 +71,16 @@ def run_reference(subject: Subject) -> Reference:
             restore the initial state.
     """
     stateful, deterministic = _nature(subject)
-
-    def run_eager() -> Iterator[list[Tensor]]:
-        return run_calls(
-            partial(_fresh_runner, subject),
-            subject,
-            stateful=stateful,
-        )
-
+    fresh = partial(_fresh_runner, subject)
+    run_eager = partial(run_calls, fresh, subject, stateful=stateful)
     eagers = list(run_eager())
     if subject.reset is not None and deterministic:
         _check_reset(subject, eagers)
-    num_reruns = 0 if deterministic else NUM_RUNS - 1
-    noises, runs = _noise(eagers, run_eager, num_reruns)
+    noises, runs = _noise(eagers, run_eager, 0 if deterministic else NUM_RUNS - 1)
     wide, note = run_float64(subject.on_host, eagers, stateful=stateful)
     float64 = wide is not None
-    calls = _calls(subject, wide or eagers, eagers, noises)
-    outputs = range(len(subject.outputs))
-    scales = [scales_of(calls, index, float64=float64) for index in outputs]
-    none: Extremes = ((), (), ())
-    extremes, missing, normal = extremes_of(subject, stateful) if deterministic else none
-    return Reference(
-        calls=tuple(calls),
-        stateful=stateful,
-        deterministic=deterministic,
-        float64=float64,
-        note=note,
-        runs=runs,
-        scales=tuple(scales),
-        extremes=extremes,
-        missing=missing,
-        normal=normal,
-    )
-
-
-def _calls(
-    subject: Subject,
-    references: _Outputs,
-    eagers: _Outputs,
-    noises: list[list[float]],
-) -> list[Call]:
     calls = []
-    answers = zip(
-        schedule(subject),
-        references,
-        eagers,
-        noises,
-        strict=True,
-    )
+    answers = zip(schedule(subject), wide or eagers, eagers, noises, strict=True)
     for (kind, set_index), r, e, noise in answers:
         call = Call(
             kind=kind,
@@ -130,7 +90,18 @@ def _calls(
             noise_rmse=noise,
         )
         calls.append(call)
-    return calls
+    outputs = range(len(subject.outputs))
+    return Reference(
+        calls=tuple(calls),
+        stateful=stateful,
+        deterministic=deterministic,
+        float64=float64,
+        note=note,
+        runs=runs,
+        scales=tuple(scales_of(calls, index, float64=float64) for index in outputs),
+        extremes=extremes_of(subject, stateful) if deterministic else (),
+        normal=normal_sets(subject, stateful) if deterministic else (),
+    )
 
 
 def _fresh_runner(subject: Subject) -> Runner:
@@ -153,8 +124,7 @@ def _noise(
         answers = list(rerun())
         runs.append(sampled(answers))
         for noise, e, answer in zip(noises, eagers, answers, strict=True):
-            differences = map(_rms_difference, e, answer)
-            noise[:] = map(max, noise, differences)
+            noise[:] = map(max, noise, map(_rms_difference, e, answer))
     for index, output in enumerate(eagers[0]):
         if comparable(output):
             continue
@@ -183,22 +153,16 @@ def _nature(subject: Subject) -> tuple[bool, bool]:
     second = copied(used.call(first_set))
     last = copied(used.call(last_set))
 
-    def repeats(
-        answer: list[Tensor],
-        tensors: Mapping[str, Tensor],
-    ) -> bool:
+    def repeats(answer: list[Tensor], tensors: Mapping[str, Tensor]) -> bool:
         """Whether a fresh copy gives an answer each time."""
-        return same_each_time(
-            lambda: _all_same(answer, _fresh_runner(subject).call(tensors)),
-        )
+        return same_each_time(lambda: _all_same(answer, _fresh_runner(subject).call(tensors)))
 
     deterministic = repeats(first, first_set)
     if deterministic and unchanged:
         last_alone = _fresh_runner(subject).call(last_set)
         deterministic = repeats(last_alone, last_set)
-        same_first = _all_same(first, second)
-        same_last = _all_same(last, last_alone)
-        unchanged = not deterministic or (same_first and same_last)
+        same = _all_same((*first, *last), (*second, *last_alone))
+        unchanged = not deterministic or same
     return not unchanged or subject.reset is not None, deterministic
 
 
@@ -214,8 +178,7 @@ def _check_reset(
     for (kind, index), answer in zip(schedule(subject), eagers, strict=True):
         if kind == "sequence":
             continue
-        runner = _fresh_runner(subject)
-        expected = runner.call(subject.sets[index].tensors)
+        expected = _fresh_runner(subject).call(subject.sets[index].tensors)
         if not _all_same(answer, expected):
             raise JudgeError(
                 f"{subject.name}: after {subject.reset}() the model answers input set {index}"
@@ -238,9 +201,8 @@ def scales_of(
         return ()
     magnitudes = Magnitudes()
     for call in calls:
-        r = values_of(call.reference[index])
         e = values_of(call.eager[index])
-        magnitudes.add(r, e if float64 else None)
+        magnitudes.add(values_of(call.reference[index]), e if float64 else None)
     return magnitudes.limits(e.dtype)
 
 
@@ -260,17 +222,12 @@ def _within(
     """
     if not comparable(eager) or reference.dtype == eager.dtype:
         return reference
-    largest = torch.finfo(eager.dtype).max
-    small = reference.abs() <= largest
+    small = reference.abs() <= torch.finfo(eager.dtype).max
     beyond = eager.isfinite() & ~small
-    wide = eager.to(reference.dtype)
-    return torch.where(beyond, wide, reference)
+    return torch.where(beyond, eager.to(reference.dtype), reference)
 
 
-def _rms_difference(
-    one: Tensor,
-    other: Tensor,
-) -> float:
+def _rms_difference(one: Tensor, other: Tensor) -> float:
     if one.shape != other.shape:
         return 0.0
     return distances(values_of(other), values_of(one))[0].rmse

@@ -23,8 +23,8 @@ from freezer.freezing.drift.float64_mode import Widening, own_dtype, widening
 from freezer.freezing.models import RESET, Subject, call_source
 from freezer.runtime.tensors import flatten
 
-SEQUENCE_CALLS = 4
-"""Calls on one instance; state that freezing baked in shows only there."""
+SEQUENCE = (0, 1, 0, 2)
+"""Input sets of the calls on one instance; state that freezing baked in shows only there."""
 
 ULPS = 8
 """Largest change of an operand in units of the last place, as a sum of many loses several; in half
@@ -72,14 +72,8 @@ def schedule(subject: Subject) -> list[tuple[CallKind, int]]:
     The sequence has the first set between others, so that state shows as a difference.
     """
     last = len(subject.sets) - 1
-    calls: list[tuple[CallKind, int]] = []
-    for index in range(last + 1):
-        calls.append(("single", index))
-    for position in range(SEQUENCE_CALLS):
-        index = 0
-        if position % 2 == 1:
-            index = min((position + 1) // 2, last)
-        calls.append(("sequence", index))
+    calls: list[tuple[CallKind, int]] = [("single", index) for index in range(last + 1)]
+    calls += [("sequence", min(index, last)) for index in SEQUENCE]
     if subject.reset is not None:
         calls.append(("after-reset", 0))
     return calls
@@ -130,9 +124,9 @@ def source_runner(
     def run(tensors: Mapping[str, Tensor]) -> list[Tensor]:
         given = {}
         for name, tensor in tensors.items():
-            given[name] = tensor.clone()  # a model may write into its inputs
-            if mode is not None and comparable(tensor):
-                given[name] = in_double(tensor)
+            wide = mode is not None and comparable(tensor)
+            copy = tensor.clone()  # a model may write into its inputs
+            given[name] = in_double(copy) if wide else copy
         with widening(mode):
             result = call_source(model, subject.spec, given)
         structure, leaves = flatten(result)
@@ -145,9 +139,7 @@ def source_runner(
             )
         return [leaf.cpu() for leaf in leaves]  # outputs are compared on the CPU
 
-    reset = None
-    if subject.reset is not None:
-        reset = partial(_reset, model, subject, mode)
+    reset = partial(_reset, model, subject, mode) if subject.reset else None
     return Runner(call=run, reset=reset)
 
 
@@ -175,12 +167,8 @@ def run_float64(
     stateful: bool,
 ) -> tuple[list[list[Tensor]] | None, str | None]:
     """The first calls in float64, as many as eager's, or None and why they cannot run."""
-    inputs = []
-    for spec in subject.spec.tensors:
-        dtype = getattr(torch, spec.dtype)
-        inputs.append(dtype)
-    own = own_dtype(subject.model, inputs)
-    mode = Widening(own)
+    inputs = [getattr(torch, spec.dtype) for spec in subject.spec.tensors]
+    mode = Widening(own_dtype(subject.model, inputs))
 
     def fresh() -> Runner:
         model = subject.fresh().double()
@@ -188,18 +176,12 @@ def run_float64(
         return source_runner(model, subject, mode)
 
     try:
-        calls = run_calls(fresh, subject, stateful=stateful)
-        results = list(islice(calls, len(eagers)))
+        results = list(islice(run_calls(fresh, subject, stateful=stateful), len(eagers)))
     except Exception as error:
-        problem = f"{type(error).__name__}: {first_line(error)}"
-        return None, f"float64 does not run: {problem}"
+        return None, f"float64 does not run: {type(error).__name__}: {first_line(error)}"
     if mode.narrow is not None:
         return None, f"float64 does not run throughout: {mode.narrow}"
-    for r, e in zip(
-        chain(*results),
-        chain(*eagers),
-        strict=True,
-    ):
+    for r, e in zip(chain(*results), chain(*eagers), strict=True):
         if r.shape != e.shape:
             return None, f"float64 gives shape {list(r.shape)}, eager {list(e.shape)}"
         wanted = torch.complex128 if e.is_complex() else torch.float64
@@ -229,8 +211,7 @@ def eager_reruns(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             try:
-                calls = run_calls(fresh, subject, stateful=stateful)
-                return list(islice(calls, num_calls))
+                return list(islice(run_calls(fresh, subject, stateful=stateful), num_calls))
             except Exception:  # a changed index may be out of range
                 return None
 
@@ -252,28 +233,16 @@ class _Changing(TorchDispatchMode):
         """Run an operator with changed operands, unless its result shares memory with one
         of them.
         """
-        named = dict(kwargs or {})
         schema = getattr(func, "_schema", None)  # a higher-order operator has none
-        if schema is None:
-            return func(*args, **named)
-        values = (*schema.arguments, *schema.returns)
-        if any(value.alias_info is not None for value in values):
-            return func(*args, **named)
-        return func(
-            *pytree.tree_map(_changed, tuple(args)),
-            **pytree.tree_map(_changed, named),
-        )
+        values = (*schema.arguments, *schema.returns) if schema else ()
+        if schema and all(value.alias_info is None for value in values):
+            args, kwargs = pytree.tree_map(_changed, (tuple(args), kwargs))
+        return func(*args, **(kwargs or {}))
 
 
 def _changed(value: Any) -> Any:
     if not isinstance(value, Tensor) or not comparable(value) or value.layout is not torch.strided:
         return value
     most = 1 if value.dtype in HALVES else ULPS
-    ulps = torch.randint(
-        -most,
-        most + 1,
-        value.shape,
-        device=value.device,
-    )
-    eps = torch.finfo(value.dtype).eps
-    return value * (1 + eps * ulps.to(value.dtype))
+    ulps = torch.randint(-most, most + 1, value.shape, device=value.device)
+    return value * (1 + torch.finfo(value.dtype).eps * ulps.to(value.dtype))

@@ -40,15 +40,13 @@ decides, and eager's choice counts.
 FEW = 4
 """Elements of a call that may differ in outputs too small for the share."""
 
-_Masks = Mapping[tuple[int, int], Tensor]
-"""Masks of elements by call and output."""
+Masks = Mapping[int, Tensor]
+"""Masks of elements by output, in one call."""
 
 
 def at_ties(
-    calls: Sequence[Call],
-    outputs: Collection[int],
-    rerun: Rerun,
-) -> tuple[list[Call], _Masks] | None:
+    calls: Sequence[Call], outputs: Collection[int], rerun: Rerun
+) -> tuple[list[Call], list[Masks]] | None:
     """The calls with the candidate's answers in place of the reference's and eager's wherever a tie
     explains the difference.
 
@@ -61,26 +59,27 @@ def at_ties(
         rerun: see `eager_reruns`.
 
     Returns:
-        The calls and masks of the ties; None if nothing differs, or a tie does not explain it.
+        The calls, and the masks of the ties in each; None if nothing differs, or a tie does not
+        explain it.
     """
-    masks: dict[tuple[int, int], Tensor] = {}
-    num_apart = 0
-    for position, call in enumerate(calls):
-        if len(call.candidate) != len(call.eager):
-            return None
+    masks: list[Masks] = []
+    differences = []
+    for call in calls:
+        here = {}
         for index in outputs:
-            if call.candidate[index].shape != call.eager[index].shape:
+            c = call.candidate[index]
+            if c.shape != call.eager[index].shape:
                 return None
-            mask = _apart(call, index, call.candidate[index])
-            num_here = int(mask.sum())
-            if num_here > FEW and num_here > _most(call, index) * mask.numel():
+            mask = _apart(call, index, c)
+            num_apart = int(mask.sum())
+            if num_apart > FEW and num_apart > _most(call, index) * mask.numel():
                 return None
-            num_apart += num_here
-            masks[position, index] = mask
-    if not num_apart or not _explained(calls, masks, rerun):
+            here[index] = mask
+            differences.append(_Difference(calls, call, index, mask))
+        masks.append(here)
+    if not _explained(calls, differences, rerun):
         return None
-    settled = [_settled(call, position, masks) for position, call in enumerate(calls)]
-    return settled, masks
+    return list(map(_settled, calls, masks)), masks
 
 
 def _most(call: Call, index: int) -> float:
@@ -99,24 +98,23 @@ class _Difference:
         missing: elements whose answer no run has given yet.
     """
 
-    def __init__(
-        self,
-        calls: Sequence[Call],
-        position: int,
-        index: int,
-        mask: Tensor,
-    ) -> None:
-        call = calls[position]
+    def __init__(self, calls: Sequence[Call], call: Call, index: int, mask: Tensor) -> None:
         self._call = call
         self._index = index
         self._mask = mask
         self._wanted = in_double(call.candidate[index][mask])
         self._bound = _rounding(call, index)[mask]
-        self._twins = _twins(calls, position, index)
         self.missing = mask[mask]
+        self._twins = []
+        """The calls with the same inputs in which eager answers alike, this one among them."""
+        for number, other in enumerate(calls):
+            alike = same_tensors(other.eager[index], call.eager[index])
+            if alike and other.set_index == call.set_index:
+                self._twins.append(number)
 
     def explain(self, answers: Sequence[Sequence[Tensor]]) -> None:
-        """Remove the elements that a right candidate may answer so.
+        """Remove the elements that a right candidate may answer so: with a step away from the
+        reference.
 
         Args:
             answers: outputs of such a candidate in each call.
@@ -125,28 +123,22 @@ class _Difference:
             answer = answers[twin][self._index]
             if answer.shape != self._mask.shape or not self.missing.any():
                 continue
-            given = in_double(answer[self._mask])
-            error = given - self._wanted
+            error = in_double(answer[self._mask]) - self._wanted
             near = error.abs() <= self._bound
-            if near.any():
-                jumps = _jumps(
-                    self._call,
-                    self._index,
-                    answer,
-                )
-                self.missing &= ~(near & jumps[self._mask])
+            if comparable(answer) and near.any():
+                r = in_double(self._call.reference[self._index])
+                jumps = (in_double(answer) - r).abs() > _typical(answer, r)
+                near &= jumps[self._mask]
+            self.missing &= ~near
 
 
-def _explained(
-    calls: Sequence[Call],
-    masks: _Masks,
-    rerun: Rerun,
-) -> bool:
-    """Whether the candidate's answer to each of the differing elements is one that a right
+def _explained(calls: Sequence[Call], differences: Sequence[_Difference], rerun: Rerun) -> bool:
+    """Whether there are differing elements, and the candidate's answer to each is one that a right
     candidate may give.
     """
-    differences = [_Difference(calls, *key, mask) for key, mask in masks.items()]
     num_missing = sum(len(difference.missing) for difference in differences)
+    if not num_missing:
+        return False
     num_fruitless = 0
     for answers in _answers(calls, rerun):
         for difference in differences:
@@ -159,67 +151,23 @@ def _explained(
     return not num_missing
 
 
-def _twins(
-    calls: Sequence[Call],
-    position: int,
-    index: int,
-) -> list[int]:
-    """The calls with the same inputs in which eager answers alike, this one among them."""
-    call = calls[position]
-    return [
-        number
-        for number, other in enumerate(calls)
-        if other.set_index == call.set_index and same_tensors(other.eager[index], call.eager[index])
-    ]
-
-
-def _answers(
-    calls: Sequence[Call],
-    rerun: Rerun,
-) -> Iterator[Sequence[Sequence[Tensor]]]:
+def _answers(calls: Sequence[Call], rerun: Rerun) -> Iterator[Sequence[Sequence[Tensor]]]:
     """Answers that a right candidate may give: eager's, the reference's, and those of the
     reruns.
     """
     yield [call.eager for call in calls]
     yield [call.reference for call in calls]
-    for seed in range(_NUM_RUNS):
-        answers = rerun(seed)
-        if answers is not None:
-            yield answers
+    yield from filter(None, map(rerun, range(_NUM_RUNS)))
 
 
-def _typical(
-    answer: Tensor,
-    r: Tensor,
-) -> float:
+def _typical(answer: Tensor, r: Tensor) -> float:
     """Sixteen times the median error of an answer, which rounding hardly ever exceeds."""
     used = (r != 0) & answer.isfinite() & r.isfinite()
-    difference = in_double(answer) - r
-    error = difference.abs()[used]
-    if not error.numel():
-        return 0.0
-    return 16 * float(error.median())
+    error = (in_double(answer) - r).abs()[used]
+    return 16 * float(error.median()) if error.numel() else 0.0
 
 
-def _jumps(
-    call: Call,
-    index: int,
-    answer: Tensor,
-) -> Tensor:
-    """The elements in which an answer differs from the reference by a step; all of integers and
-    bools.
-    """
-    if not comparable(answer):
-        return torch.ones(answer.shape, dtype=torch.bool)
-    r = in_double(call.reference[index])
-    difference = in_double(answer) - r
-    return difference.abs() > _typical(answer, r)
-
-
-def _rounding(
-    call: Call,
-    index: int,
-) -> Tensor:
+def _rounding(call: Call, index: int) -> Tensor:
     """For each element, the distance up to which two answers are one: by rounding of the value, and
     of the typical element.
     """
@@ -227,61 +175,35 @@ def _rounding(
     if not comparable(e):
         return torch.zeros(e.shape, dtype=torch.float64)
     r = in_double(call.reference[index])
-    c = in_double(call.candidate[index])
-    largest = torch.maximum(r.abs(), c.abs())
-    eps = torch.finfo(e.dtype).eps
-    typical = _typical(in_double(e), r)
-    return 32 * eps * largest + typical
+    largest = torch.maximum(r.abs(), in_double(call.candidate[index]).abs())
+    return 32 * torch.finfo(e.dtype).eps * largest + _typical(in_double(e), r)
 
 
-def _apart(
-    call: Call,
-    index: int,
-    output: Tensor,
-) -> Tensor:
+def _apart(call: Call, index: int, output: Tensor) -> Tensor:
     """The elements of an output that differ from the reference by more than rounding; of integers
     and bools, from eager.
     """
     if not comparable(call.eager[index]):
         return call.eager[index] != output
-    r = in_double(call.reference[index])
-    difference = in_double(output) - r
+    difference = in_double(output) - in_double(call.reference[index])
     return difference.abs() > _rounding(call, index)
 
 
-def _settled(
-    call: Call,
-    position: int,
-    masks: _Masks,
-) -> Call:
+def _settled(call: Call, masks: Masks) -> Call:
     reference = list(call.reference)
     eager = list(call.eager)
-    for (mask_position, index), mask in masks.items():
-        if mask_position != position:
-            continue
+    for index, mask in masks.items():
         c = call.candidate[index]
         if comparable(c):
-            flips = _apart(
-                call,
-                index,
-                call.eager[index],
-            )
+            flips = _apart(call, index, eager[index])
             if flips.sum() <= MAX_OUT_OF_ORDER * flips.numel():
-                eager[index] = _with(
-                    eager[index],
-                    flips,
-                    reference[index],
-                )
+                eager[index] = _with(eager[index], flips, reference[index])
         reference[index] = _with(reference[index], mask, c)
         eager[index] = _with(eager[index], mask, c)
     return replace(call, reference=reference, eager=eager)
 
 
-def _with(
-    tensor: Tensor,
-    mask: Tensor,
-    values: Tensor,
-) -> Tensor:
+def _with(tensor: Tensor, mask: Tensor, values: Tensor) -> Tensor:
     """A copy with other values at a mask, and the same strides."""
     changed = tensor.clone(memory_format=torch.preserve_format)
     changed[mask] = values[mask].to(tensor.dtype)

@@ -38,37 +38,25 @@ def point_figures(
     paths = {payload.path for payload in candidate.payloads}
     entrants = dict.fromkeys((CAPTURED, candidate.recipe, general(candidate.recipe)))
     for cell in cells:
+        eager = cell.sampling.percentiles(EAGER, policy)
         for entrant in entrants:  # the first serves
-            if cell.payloads.get(entrant) in paths:
-                yield _figures(
-                    cell,
-                    entrant,
-                    policy,
-                    num_candidates,
-                )
-
-
-def _figures(cell: Cell, entrant: str, policy: SamplingPolicy, num_candidates: int) -> PointFigures:
-    values = cell.sampling.percentiles(entrant, policy)
-    faster = cell.faster(
-        entrant,
-        EAGER,
-        num_candidates,
-        policy,
-    )
-    return PointFigures(
-        num_threads=cell.num_threads,
-        point=cell.point,
-        payload=cell.payloads[entrant],
-        eager_p50=cell.sampling.percentiles(EAGER, policy).get("p50"),
-        p50=values.get("p50"),
-        p90=values.get("p90"),
-        p99=values.get("p99"),
-        speedup=faster.value if faster else None,
-        speedup_ci=(faster.low, faster.high) if faster else None,
-        verdict=_verdict(cell.sampling, faster),
-        clock=cell.sampling.clock,
-    )
+            if cell.payloads.get(entrant) not in paths:
+                continue
+            values = cell.sampling.percentiles(entrant, policy)
+            faster = cell.faster(entrant, EAGER, num_candidates, policy)
+            yield PointFigures(
+                num_threads=cell.num_threads,
+                point=cell.point,
+                payload=cell.payloads[entrant],
+                eager_p50=eager.get("p50"),
+                p50=values.get("p50"),
+                p90=values.get("p90"),
+                p99=values.get("p99"),
+                speedup=faster.value if faster else None,
+                speedup_ci=(faster.low, faster.high) if faster else None,
+                verdict=_verdict(cell.sampling, faster),
+                clock=cell.sampling.clock,
+            )
 
 
 def _verdict(sampling: Sampling, faster: Speedup | None) -> PointVerdict:
@@ -89,83 +77,59 @@ def kept_payloads(
         candidate: a candidate that was timed.
         cells: cells in which it was timed, the deciding one first.
     """
-    counts = dict.fromkeys(payload.num_threads for payload in candidate.payloads)
+    deciding = cells[0]
     dropped: list[Dropped] = []
-    for count in counts:
+    for count in dict.fromkeys(payload.num_threads for payload in candidate.payloads):
         if count is None:
             continue
         payloads = payloads_for_threads(candidate.payloads, count)
         at_count = [cell for cell in cells if cell.num_threads == count]
         nothing = None
-        if count != cells[0].num_threads:
-            nothing = _gains_nothing(
-                session,
-                candidate,
-                count,
-                at_count,
-            )
+        if count != deciding.num_threads:
+            nothing = _gains_nothing(session, candidate.recipe, count, at_count)
         for payload in payloads:
             reason = nothing
             if reason is None and is_specialized(payload, payloads):
-                reason = _no_faster(
-                    session,
-                    candidate,
-                    payload,
-                    at_count,
-                    cells[0],
-                )
+                reason = _no_faster(session, candidate.recipe, payload, at_count, deciding)
             if reason is not None:
                 dropped.append(Dropped(payload=payload.path, num_threads=count, reason=reason))
     return candidate.without(dropped), tuple(dropped)
 
 
-def _gains_nothing(
-    session: Session, candidate: Candidate, count: int, cells: Sequence[Cell]
-) -> str | None:
+def _gains_nothing(session: Session, recipe: str, count: int, cells: Sequence[Cell]) -> str | None:
     """Why the payloads of a further thread count are dropped; None if the best of them is fast
     enough.
     """
-    names = (candidate.recipe, general(candidate.recipe))
+    names = (recipe, general(recipe))
     entrants = [(cell, name) for cell in cells for name in names if name in cell.payloads]
-    best: tuple[Speedup, Cell] | None = None
+    speeds: list[tuple[Speedup, Cell]] = []
     for cell, name in entrants:
-        faster = cell.faster(
-            name,
-            EAGER,
-            len(entrants),
-            session.policy,
-        )
-        if faster and (best is None or faster.low > best[0].low):
-            best = faster, cell
-    if best is None:
+        faster = cell.faster(name, EAGER, len(entrants), session.policy)
+        if faster:
+            speeds.append((faster, cell))
+    if not speeds:
         return f"with {place_text(count, {})} the machine was too disturbed to measure"
-    faster, cell = best
-    if faster.low > session.limits.speedup_min:
+    best, cell = max(speeds, key=lambda speed: speed[0].low)
+    if best.low > session.limits.speedup_min:
         return None
     return (
-        f"at best ({cell}) {faster} times as fast as eager, {faster.least};"
+        f"at best ({cell}) {best} times as fast as eager, {best.least};"
         f" speedup_min is {session.limits.speedup_min:g}"
     )
 
 
 def _no_faster(
-    session: Session, candidate: Candidate, payload: Payload, cells: Sequence[Cell], deciding: Cell
+    session: Session, recipe: str, payload: Payload, cells: Sequence[Cell], deciding: Cell
 ) -> str | None:
     """Why the payload of a point is dropped; None if it decides, was not timed, or is faster than
     the payload for all sizes.
     """
-    recipe = candidate.recipe
     timed = [cell for cell in cells if cell.payloads.get(recipe) == payload.path]
     if not timed or timed[0] is deciding:  # not timed: stopped at the deciding point
         return None
     cell = timed[0]
     for_all = cell.payloads[general(recipe)]
-    gain = cell.faster(
-        recipe,
-        general(recipe),
-        1,
-        session.policy,
-    )
+    gain = cell.faster(recipe, general(recipe), 1, session.policy)
     if gain is None:
         return f"at {cell} the machine was too disturbed to measure; {for_all} serves"
     if gain.low > 1.0:

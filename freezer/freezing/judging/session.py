@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +53,11 @@ class Session:
     def num_threads(self) -> int:
         """The deciding thread count."""
         return self.target.num_threads
+
+    @property
+    def further_sizes(self) -> tuple[Mapping[str, int], ...]:
+        """The middle and the largest sizes, beside the points."""
+        return self.subject.spec.further_sizes(self.subject.points)
 
     @property
     def output_names(self) -> list[str]:

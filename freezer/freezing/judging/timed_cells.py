@@ -40,17 +40,27 @@ def time_entrants(session: Session, judgement: Judgement) -> Judgement:
 
     Payloads that gain nothing are dropped.
     """
-    if not judgement.passing:
+    passing = judgement.passing
+    if not passing:
         return judgement
     cells = _time_points(session, judgement)
-    num_candidates = len(judgement.passing)
-    timed = judgement.with_passing(lambda trial: _timed(session, trial, cells, num_candidates))
-    eager_ms = cells[0].sampling.percentiles(EAGER, session.policy)
-    return replace(
-        timed,
-        cells=cells,
-        eager_ms=eager_ms,
-    )
+    policy, timing, sampling = session.policy, timing_of(session.objective), cells[0].sampling
+
+    def timed(trial: Trial) -> Trial:
+        """The trial with its latency and speedup, without the payloads that gain nothing."""
+        recipe = trial.recipe
+        candidate, dropped = kept_payloads(session, trial.candidate, cells)
+        return replace(
+            trial,
+            candidate=candidate,
+            latency_ms=percentiles_of(sampling, recipe, policy),
+            speedup=cells[0].faster(recipe, EAGER, len(passing), policy, timing),
+            points=tuple(point_figures(candidate, cells, policy, len(passing))),
+            dropped=dropped,
+        )
+
+    eager_ms = sampling.percentiles(EAGER, policy)
+    return replace(judgement.with_passing(timed), cells=cells, eager_ms=eager_ms)
 
 
 def _time_points(session: Session, judgement: Judgement) -> tuple[Cell, ...]:
@@ -59,49 +69,21 @@ def _time_points(session: Session, judgement: Judgement) -> tuple[Cell, ...]:
     At the deciding point, candidates that are clearly slower than another are not timed to the end;
     nor at the other points.
     """
-    candidates = [trial.candidate for trial in judgement.passing]
-    entrants = [*candidates, *_incumbents(session, judgement.old)]
-    rivals = _rivals(entrants, could_win(session, judgement.passing))
+    threads, old = session.num_threads, judgement.old
     deciding_point, *points = session.subject.points
-    deciding_policy, *policies = _shares(session)
-    threads = session.num_threads
-    deciding = _time_cell(
-        session, entrants, threads, deciding_point, deciding_policy, rivals=rivals
-    )
-    stopped = deciding.sampling.stopped
+    candidates = [trial.candidate for trial in judgement.passing]
+    entrants = list(candidates)
+    if old is not None:  # with the payload that serves in the deciding cell alone
+        deciding = payload_at(old.candidate.payloads, deciding_point)
+        assert deciding is not None, "an artifact serves all sizes"
+        entrants.append(replace(old.candidate, payloads=(deciding,)))
+    rivals = _rivals(entrants, could_win(session, judgement.passing))
+    policy, further_policy = _shares(session)
+    first = _time_cell(session, entrants, threads, deciding_point, policy, rivals=rivals)
+    stopped = first.sampling.stopped
     to_the_end = [each for each in candidates if not stopped(each.recipe)]
-    further = [
-        _time_cell(session, to_the_end, threads, point, policy)
-        for point, policy in zip(points, policies, strict=False)
-    ]
-    return deciding, *further
-
-
-def _timed(session: Session, trial: Trial, cells: tuple[Cell, ...], num_candidates: int) -> Trial:
-    """The trial with its latency and speedup, without the payloads that gain nothing."""
-    deciding, policy, timing = cells[0], session.policy, timing_of(session.objective)
-    candidate, dropped = kept_payloads(
-        session,
-        trial.candidate,
-        cells,
-    )
-    return replace(
-        trial,
-        candidate=candidate,
-        latency_ms=percentiles_of(deciding.sampling, trial.recipe, policy),
-        speedup=deciding.faster(trial.recipe, EAGER, num_candidates, policy, timing),
-        points=tuple(point_figures(candidate, cells, policy, num_candidates)),
-        dropped=dropped,
-    )
-
-
-def _incumbents(session: Session, old: Trial | None) -> list[Candidate]:
-    """The incumbent with the payload that serves in the deciding cell alone, if it competes."""
-    if old is None:
-        return []
-    deciding = payload_at(old.candidate.payloads, session.subject.points[0])
-    assert deciding is not None, "an artifact serves all sizes"
-    return [replace(old.candidate, payloads=(deciding,))]
+    further = [_time_cell(session, to_the_end, threads, at, further_policy) for at in points]
+    return first, *further
 
 
 def _rivals(candidates: Sequence[Candidate], able: Sequence[str]) -> Rivals:
@@ -112,41 +94,28 @@ def _rivals(candidates: Sequence[Candidate], able: Sequence[str]) -> Rivals:
     """
     rivals: dict[str, set[str]] = {}
     for candidate in candidates:
-        needs_engine = candidate.lowering in ENGINES
         names = set()
         for rival in candidates:
-            alike = needs_engine or rival.lowering not in ENGINES
+            alike = candidate.lowering in ENGINES or rival.lowering not in ENGINES
             if alike and rival.recipe in able and rival is not candidate:
                 names.add(rival.recipe)
-        rivals[candidate.recipe] = names
-        rivals[general(candidate.recipe)] = names
+        rivals[candidate.recipe] = rivals[general(candidate.recipe)] = names
     return rivals
 
 
 def time_sizes(
-    session: Session,
-    candidates: Sequence[Candidate],
-    sizes: Sequence[Mapping[str, int]] | None = None,
+    session: Session, candidates: Sequence[Candidate], sizes: Sequence[Mapping[str, int]]
 ) -> tuple[Cell, ...]:
-    """Time eager and candidates at sizes, by default the middle and the largest.
+    """Time eager and candidates at sizes.
 
     A size at which the least number of rounds takes longer than twice the time limit is not
     measured: its cell has no samples.
     """
-    policy = _shares(session)[-1]
-    most_s = 2 * session.policy.time_limit_s
-    cells = []
-    for size in _further_sizes(session) if sizes is None else sizes:
-        cell = _time_cell(
-            session,
-            candidates,
-            session.num_threads,
-            size,
-            policy,
-            most_s=most_s,
-        )
-        cells.append(cell)
-    return tuple(cells)
+    _, policy = _shares(session)
+    threads, most_s = session.num_threads, 2 * session.policy.time_limit_s
+    return tuple(
+        _time_cell(session, candidates, threads, size, policy, most_s=most_s) for size in sizes
+    )
 
 
 def time_further_threads(
@@ -155,38 +124,33 @@ def time_further_threads(
     """Time eager and the winner at every point with further thread counts that it has payloads for,
     in half of the time limit.
     """
-    points = session.subject.points
-    policy = shared_out(session.policy, 1 + len(thread_counts) * len(points))[-1]
-    places = itertools.product(thread_counts, points)
+    places = list(itertools.product(thread_counts, session.subject.points))
+    _, policy = _shared_out(session.policy, len(places))
     return tuple(_time_cell(session, [winner], count, at, policy) for count, at in places)
 
 
-def _further_sizes(session: Session) -> tuple[Mapping[str, int], ...]:
-    return session.subject.spec.further_sizes(session.subject.points)
+def _shares(session: Session) -> tuple[SamplingPolicy, SamplingPolicy]:
+    """The policies of the deciding cell, and of each at the other points and the further sizes."""
+    num_further = len(session.subject.points) - 1 + len(session.further_sizes)
+    return _shared_out(session.policy, num_further)
 
 
-def _shares(session: Session) -> list[SamplingPolicy]:
-    """The policies of the cells at the points and the further sizes."""
-    num_cells = len(session.subject.points) + len(_further_sizes(session))
-    return shared_out(session.policy, num_cells)
-
-
-def shared_out(policy: SamplingPolicy, num_cells: int) -> list[SamplingPolicy]:
-    """The policy of each cell: half of the time limit for the deciding cell, the other half shared
-    by the others.
+def _shared_out(policy: SamplingPolicy, num_further: int) -> tuple[SamplingPolicy, SamplingPolicy]:
+    """The policies of the deciding cell and of each further one: half of the time limit for the
+    deciding cell, the other half shared by the others.
 
     Only the deciding cell needs the calls of an objective.
     """
-    if num_cells == 1:
-        return [policy]
-    rest_s = max(policy.time_limit_s / 2 / (num_cells - 1), policy.time_limit_s * _LEAST_SHARE)
+    if not num_further:
+        return policy, policy
+    half_s = policy.time_limit_s / 2
     further = replace(
         policy,
-        time_limit_s=rest_s,
+        time_limit_s=max(half_s / num_further, policy.time_limit_s * _LEAST_SHARE),
         warmup_s=policy.warmup_s / 2,
         min_samples=0,
     )
-    return [replace(policy, time_limit_s=policy.time_limit_s / 2), *[further] * (num_cells - 1)]
+    return replace(policy, time_limit_s=half_s), further
 
 
 def _time_cell(
@@ -200,34 +164,22 @@ def _time_cell(
     rivals: Rivals | None = None,
 ) -> Cell:
     """Time one cell with freshly opened payloads; `most_s` and `rivals` as in `_time_at`."""
-    served: dict[str, tuple[Candidate, Payload]] = {}
-    for candidate in candidates:
-        payloads = payloads_for_threads(candidate.payloads, num_threads)
-        first = payload_at(payloads, point)
-        for_all = payload_at(without_specialized(payloads), point)
-        assert first is not None, "every recipe builds a payload for all sizes"
-        served[candidate.recipe] = candidate, first
-        if for_all is not None and for_all is not first:
-            served[general(candidate.recipe)] = candidate, for_all
+    served: dict[str, Payload] = {}
     models: dict[str, FrozenModel] = {}
     with threads(num_threads):
-        for name, (candidate, payload) in served.items():
-            models[name] = candidate.open(session.subject, [payload])
-        sampling = _time_at(
-            session.subject,
-            point,
-            models,
-            policy,
-            most_s=most_s,
-            rivals=rivals,
-        )
-    paths = {name: payload.path for name, (_, payload) in served.items()}
-    return Cell(
-        num_threads=num_threads,
-        point=point,
-        sampling=sampling,
-        payloads=paths,
-    )
+        for candidate in candidates:
+            payloads = payloads_for_threads(candidate.payloads, num_threads)
+            serving = {candidate.recipe: payload_at(payloads, point)}
+            for_all = payload_at(without_specialized(payloads), point)
+            if for_all is not serving[candidate.recipe]:
+                serving[general(candidate.recipe)] = for_all
+            for name, payload in serving.items():
+                if payload is not None:
+                    served[name] = payload
+                    models[name] = candidate.open(session.subject, [payload])
+        sampling = _time_at(session.subject, point, models, policy, most_s, rivals)
+    paths = {name: payload.path for name, payload in served.items()}
+    return Cell(num_threads=num_threads, point=point, sampling=sampling, payloads=paths)
 
 
 def _time_at(
@@ -235,7 +187,6 @@ def _time_at(
     point: Mapping[str, int],
     candidates: Mapping[str, FrozenModel],
     policy: SamplingPolicy,
-    *,
     most_s: float | None,
     rivals: Rivals | None,
 ) -> Sampling:
@@ -245,18 +196,17 @@ def _time_at(
     `rivals` as in `sample`, also of entrants that are not timed here.
     """
     eager = _fresh_eager(subject)
-    models: dict[str, Callable[..., object]] = {EAGER: partial(without_grad, eager), **candidates}
-    resets: dict[str, Callable[[], object]] = {}
+    calls = _calls(subject, point, {EAGER: partial(without_grad, eager), **candidates})
+    resets: dict[str, _Call] = {}
     if subject.reset is not None:
         resets = {name: model.preserved[subject.reset] for name, model in candidates.items()}
         resets[EAGER] = partial(without_grad, getattr(eager, subject.reset))
     with meter_of(subject.device, policy) as meter:
-        calls = _calls(subject, point, models)
         if most_s is not None:
             least_s = policy.min_rounds * _round_s(calls, meter.timed_ms)
             if least_s > most_s:
-                samples_ms: dict[str, list[list[float]]] = {name: [] for name in calls}
-                return Sampling(samples_ms=samples_ms, num_dropped=0, settled=False, stable=False)
+                none: dict[str, list[list[float]]] = {name: [] for name in calls}
+                return Sampling(samples_ms=none, num_dropped=0, settled=False, stable=False)
             policy = replace(policy, time_limit_s=max(policy.time_limit_s, least_s))
         return sample(calls, policy, resets, meter, rivals)
 
@@ -264,8 +214,8 @@ def _time_at(
 def _round_s(calls: Mapping[str, Sequence[_Call]], timed_ms: Callable[[_Call], float]) -> float:
     """Time of a first round, in seconds: the faster of two calls of each entrant."""
     round_s = 0.0
-    for entrant_calls in calls.values():
-        first, second = (*entrant_calls, entrant_calls[0])[:2]
+    for each in calls.values():
+        first, second = (*each, each[0])[:2]
         round_s += min(timed_ms(first), timed_ms(second)) / 1e3
     return round_s
 

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
 
 from freezer.artifact import ENGINES, Payload, payload_at, payloads_for_threads, without_specialized
+from freezer.errors import JudgeError
 from freezer.freezing.candidates import Candidate
 from freezer.freezing.diagnostics import sentence
 from freezer.freezing.drift import (
@@ -36,68 +37,48 @@ from freezer.freezing.target import check_unlimited
 from freezer.runtime.tensors import leaves_of
 from freezer.runtime.torch_settings import threads
 
-_Fresh = Callable[[], Runner]
-_Outputs = list[list[Tensor]]
-
 
 def apply_gate(session: Session, judgement: Judgement) -> Judgement:
     """Run every candidate, and apply the drift gate."""
     return judgement.with_passing(lambda trial: run_trial(session, trial.candidate))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Way:
-    """Result of one way to serve.
-
-    Attributes:
-        rows: drift of every output in every call.
-        ties: calls with the candidate's answers at ties; none if no tie explains a difference.
-        random: how its random numbers are wrong; None if they are not.
-    """
-
-    rows: list[DriftRow]
-    ties: tuple[Call, ...]
-    random: str | None
-
-
 def run_trial(session: Session, candidate: Candidate) -> Trial:
     """Run a candidate in every way it may serve, and apply the gate."""
-    ways: list[_Way] = []
     try:
-        if candidate.lowering in ENGINES:  # it may have been built on another machine
-            check_unlimited(session.target, ENGINES[candidate.payloads[0].kind])
-        for num_threads, payloads in _ways_to_serve(session, candidate):
-            with threads(num_threads):
-                way = _run_way(
-                    session,
-                    candidate,
-                    payloads,
-                    any(way.random for way in ways),
-                )
-            rows = [
-                _placed_row(
-                    session,
-                    row,
-                    num_threads,
-                    payloads,
-                )
-                for row in way.rows
-            ]
-            ways.append(replace(way, rows=rows))
-        drift = report([row for way in ways for row in way.rows], session.gate)
-        random = next((way.random for way in ways if way.random), None)
-        problem = random if drift.passed else drift.nearest_miss
-        warnings = _tie_warnings(drift)
-        if problem is None:
-            problem, lost = _at_extremes(session, candidate)
-            warnings += lost
+        return _judged(session, candidate)
     except Exception as error:  # a payload may raise anything; the others go on
         return Trial(candidate=candidate, problem=sentence(error, "run"))
+
+
+def _judged(session: Session, candidate: Candidate) -> Trial:
+    if candidate.lowering in ENGINES:  # it may have been built on another machine
+        check_unlimited(session.target, ENGINES[candidate.payloads[0].kind])
+    rows: list[DriftRow] = []
+    ties: list[Sequence[Call]] = []
+    random = None
+    for num_threads, payloads in _ways_to_serve(session, candidate):
+        fresh = partial(_runner, session.subject, candidate, payloads)
+        with threads(num_threads):
+            judged, calls, outputs = _run(session, candidate.recipe, fresh)
+            if outputs and not (random or any(row.problem for row in judged)):
+                random = _random_problem(session, fresh, outputs)
+        ties.append(calls)
+        for row in judged:
+            payload = payload_at(payloads, session.subject.sets[row.set_index].point)
+            path = payload.path if payload else ""
+            rows.append(replace(row, num_threads=num_threads, payload=path))
+    drift = report(rows, session.gate)
+    problem = random if drift.passed else drift.nearest_miss
+    warnings = _tie_warnings(drift)
+    if problem is None:
+        problem, lost = _at_extremes(session, candidate)
+        warnings += lost
     return Trial(
         candidate=replace(candidate, warnings=(*candidate.warnings, *warnings)),
         drift=drift,
         problem=problem,
-        ties=ways[0].ties if ways else (),
+        ties=tuple(ties[0]) if ties else (),
     )
 
 
@@ -111,14 +92,14 @@ def _at_extremes(session: Session, candidate: Candidate) -> tuple[str | None, li
     lost: list[str] = []
     with threads(num_threads):
         runner = fresh()
-        for extreme in (*reference.extremes, *reference.missing):
+        for extreme in reference.extremes:
             runner = fresh() if reference.stateful else runner
             try:
                 answers = copied(runner.call(extreme.inputs))
             except Exception as error:  # eager answers
                 raised = sentence(error, "run")
                 return f"{extreme.name}: {raised}", []
-            if extreme in reference.missing:
+            if extreme.missing:
                 lost += filter(None, [extreme.lost(names, answers)])
             elif problem := extreme.problem(names, answers):
                 return problem, []
@@ -143,64 +124,37 @@ def _tie_warnings(drift: DriftReport) -> list[str]:
     ]
 
 
-def _run_way(
-    session: Session, candidate: Candidate, payloads: Sequence[Payload], random_known: bool
-) -> _Way:
-    """Run a candidate with these payloads, and compare its outputs with the reference."""
-    reference, names = session.reference, session.output_names
-    fresh = partial(_runner, session.subject, candidate, payloads)
-    outputs: _Outputs | None = None if reference.deterministic else []
-    calls = _calls(session, fresh, outputs)
-    rows = assess(candidate.recipe, names, calls, session.gate, reference.scales)
-    failed = any(row.problem for row in rows)
-    ties: tuple[Call, ...] = ()
-    random = None
-    if outputs is None and failed:
-        rows, ties = _without_ties(session, rows, list(_calls(session, fresh)))
-    elif outputs is not None and not failed and not random_known:
-        random = _random_problem(session, fresh, outputs)
-    return _Way(rows=rows, ties=ties, random=random)
+def _run(
+    session: Session, recipe: str, fresh: Callable[[], Runner]
+) -> tuple[list[DriftRow], Sequence[Call], list[list[Tensor]]]:
+    """Run a candidate, and compare its outputs with the reference.
 
-
-def _calls(
-    session: Session,
-    fresh: _Fresh,
-    outputs: _Outputs | None = None,
-) -> Iterator[Call]:
-    """Make the calls one by one, so that only one call's outputs are in memory.
-
-    Args:
-        session: the session.
-        fresh: opens the candidate.
-        outputs: collects all outputs of every call.
+    Returns:
+        The drift of every output in every call; the calls with the candidate's answers at ties, if
+        ties explain a difference; and its outputs in every call if eager is not deterministic.
     """
     reference = session.reference
-    each = run_calls(
-        fresh,
-        session.subject,
-        stateful=reference.stateful,
-    )
-    for call, leaves in zip(reference.calls, each, strict=True):
-        if outputs is not None:
-            outputs.append(leaves)
-        yield replace(call, candidate=leaves)
+    outputs: list[list[Tensor]] = []
 
+    def calls() -> Iterator[Call]:
+        """Make the calls one by one, so that only one call's outputs are in memory."""
+        answers = run_calls(fresh, session.subject, stateful=reference.stateful)
+        for call, leaves in zip(reference.calls, answers, strict=True):
+            if len(leaves) != len(call.eager):
+                raise JudgeError(f"{len(leaves)} outputs, eager gives {len(call.eager)}")
+            if not reference.deterministic:
+                outputs.append(leaves)
+            yield replace(call, candidate=leaves)
 
-def _placed_row(
-    session: Session, row: DriftRow, num_threads: int, payloads: Sequence[Payload]
-) -> DriftRow:
-    """The row with the thread count and the payload that served."""
-    payload = payload_at(payloads, session.subject.sets[row.set_index].point)
-    return replace(
-        row,
-        num_threads=num_threads,
-        payload=payload.path if payload else "",
-    )
+    rows = assess(recipe, session.output_names, calls(), session.gate, reference.scales)
+    if reference.deterministic and any(row.problem for row in rows):
+        return *_without_ties(session, rows, list(calls())), []
+    return rows, (), outputs
 
 
 def _without_ties(
     session: Session, rows: list[DriftRow], again: list[Call]
-) -> tuple[list[DriftRow], tuple[Call, ...]]:
+) -> tuple[list[DriftRow], Sequence[Call]]:
     """Judge a candidate that failed again without its differences at ties.
 
     Args:
@@ -214,30 +168,18 @@ def _without_ties(
     names, reference = session.output_names, session.reference
     failed = {names.index(row.output) for row in rows if row.problem}
     rerun = eager_reruns(session.subject, stateful=reference.stateful)
-    settled = at_ties(
-        again,
-        failed,
-        rerun,
-    )
+    settled = at_ties(again, failed, rerun)
     if settled is None:
         return rows, ()
     calls, ties = settled
-    judged = assess(
-        rows[0].recipe,
-        names,
-        calls,
-        session.gate,
-        reference.scales,
-    )
+    judged = assess(rows[0].recipe, names, calls, session.gate, reference.scales)
     if any(row.problem for row in judged):
         return rows, ()
-    # `assess` returns the rows of one output after the other
-    counted = []
-    for number, row in enumerate(judged):
-        output, call = divmod(number, len(calls))
-        tied = ties.get((call, output))
-        counted.append(row if tied is None else replace(row, num_ties=int(tied.sum())))
-    return counted, tuple(calls)
+    for call, masks in enumerate(ties):
+        for output, tied in masks.items():
+            number = output * len(calls) + call  # `assess` returns one output after the other
+            judged[number] = replace(judged[number], num_ties=int(tied.sum()))
+    return judged, calls
 
 
 def _ways_to_serve(
@@ -264,42 +206,28 @@ def _runner(subject: Subject, candidate: Candidate, payloads: Sequence[Payload])
 
     def call(tensors: Mapping[str, Tensor]) -> list[Tensor]:
         copies = {name: tensor.clone() for name, tensor in tensors.items()}
-        outputs = leaves_of(model(**copies))
-        return [tensor.cpu() for tensor in outputs]
+        return [tensor.cpu() for tensor in leaves_of(model(**copies))]
 
-    if subject.reset is None:
-        return Runner(call=call)
-    return Runner(call=call, reset=model.preserved[subject.reset])
+    return Runner(call=call, reset=model.preserved[subject.reset] if subject.reset else None)
 
 
-def _random_problem(session: Session, fresh: _Fresh, outputs: _Outputs) -> str | None:
+def _random_problem(
+    session: Session, fresh: Callable[[], Runner], outputs: list[list[Tensor]]
+) -> str | None:
     """Detect constants in place of a model's random numbers, and other distributions; return the
     problem or None.
     """
     reference, subject = session.reference, session.subject
-    eager, answers = [], []
-    for call, leaves in zip(reference.calls, outputs, strict=True):
-        if call.set_index == 0:
-            eager.append(call.eager)
-            answers.append(leaves)
-    call_again = partial(fresh().call, subject.sets[0].tensors)
+    of_first = [index for index, call in enumerate(reference.calls) if call.set_index == 0]
     problem = baked_in(
-        eager,
-        answers,
-        call_again,
+        [reference.calls[index].eager for index in of_first],
+        [outputs[index] for index in of_first],
+        partial(fresh().call, subject.sets[0].tensors),
     )
     if problem:
         return problem
     runs = [sampled(outputs)]
     for _ in reference.runs[1:]:
-        again = run_calls(
-            fresh,
-            subject,
-            stateful=reference.stateful,
-        )
+        again = run_calls(fresh, subject, stateful=reference.stateful)
         runs.append(sampled(list(again)))
-    return distribution_problem(
-        session.output_names,
-        reference.runs,
-        runs,
-    )
+    return distribution_problem(session.output_names, reference.runs, runs)

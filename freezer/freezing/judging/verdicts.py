@@ -7,7 +7,7 @@ docs/reference/contract.md describes both.
 from __future__ import annotations
 
 import math
-import statistics
+import operator
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from freezer.artifact import Tradeoff, num_items
 from freezer.freezing.judging.judgement import Cell, Judgement, Trial, Verdict
 from freezer.freezing.judging.session import Session
 from freezer.spec import CLOCKS, Limits, timing_of
-from freezer.timing import MIN_SAMPLES, Sampling, Speedup
+from freezer.timing import Sampling, Speedup
 
 ALIKE = 1.05
 """Sizes within this ratio of the least count as equal: the fastest of these candidates wins."""
@@ -36,7 +36,7 @@ def decide(session: Session, judgement: Judgement) -> Judgement:
     return replace(
         judgement,
         verdict=verdict,
-        reason=reason + conversion(session, judgement),
+        reason=reason,
         best=best,
         winner=best if verdict == "published" else None,
         pareto=pareto(judgement),
@@ -55,14 +55,9 @@ def _decided(session: Session, judgement: Judgement) -> tuple[Verdict, str, Tria
         return "published", f"{best.candidate.capture} program, judged on drift alone", best
     sampling = judgement.cells[0].sampling
     if not sampling.stable:
-        return "unstable", _unstable(session, sampling), passing[0]
-    measured = [trial for trial in passing if trial.speedup]
-    able = [trial for trial in measured if over_limit(session, trial) is None]
-    best = _best(
-        session,
-        able or measured,
-        sampling,
-    )
+        return "unstable", sampling.problem, passing[0]
+    able = [trial for trial in passing if over_limit(session, trial) is None]
+    best = _best(session, able or passing, sampling)
     clock = ""
     if sampling.clock != "wall":
         clock = f"; {CLOCKS[sampling.clock]}, since {sampling.disturbance}"
@@ -89,7 +84,7 @@ def refuse_contradicted(session: Session, judgement: Judgement) -> Judgement:
             reason = (
                 f"{winner.recipe}: ~{deciding.speedup:.2f} times as fast as eager with"
                 f" {deciding.place}, contradicted by {other.speedup:.2f} with {other.place};"
-                f" {_unstable(session, sampling)}"
+                f" {sampling.problem}"
             )
             return replace(judgement, verdict="unstable", reason=reason, winner=None)
     return judgement
@@ -98,37 +93,6 @@ def refuse_contradicted(session: Session, judgement: Judgement) -> Judgement:
 def _distance(trial: Trial) -> float:
     error_ratio = trial.measured.drift.error_ratio
     return math.inf if error_ratio is None else error_ratio
-
-
-def conversion(session: Session, judgement: Judgement) -> str:
-    """What moving a TorchScript model to torch.export gains, as the end of a reason; empty unless
-    its converted program was judged.
-    """
-    converted = [trial for trial in judgement.trials if trial.candidate.capture == "convert"]
-    if not converted:
-        return ""
-    start = f"; {converted[0].recipe}, converted to torch.export,"
-    if converted[0].problem is not None:
-        return f"{start} does not pass the drift gate"
-    cell = judgement.cells[0]
-    medians: dict[str, float] = {}
-    for trial in judgement.passing:
-        if trial.candidate.lowering == "torchscript":
-            samples_ms = cell.sampling.pooled(trial.recipe)
-            medians[trial.recipe] = statistics.median_high(samples_ms)
-    if not medians:
-        return f"{start} passes the drift gate"
-    against = min(medians, key=medians.__getitem__)
-    faster = cell.faster(
-        converted[0].recipe,
-        against,
-        1,
-        session.policy,
-    )
-    if faster is None:
-        return f"{start} was not timed"
-    bounds = f"({faster.low:.2f}-{faster.high:.2f})"
-    return f"{start} is {faster} times {bounds} as fast as {against}"
 
 
 def could_win(session: Session, trials: Sequence[Trial]) -> list[str]:
@@ -155,17 +119,6 @@ def _best(session: Session, trials: Sequence[Trial], sampling: Sampling) -> Tria
 def _speedup(trial: Trial) -> Speedup:
     assert trial.speedup is not None, "the trial was timed"
     return trial.speedup
-
-
-def _unstable(session: Session, sampling: Sampling) -> str:
-    reason, needed = sampling.problem, MIN_SAMPLES["p95"]
-    num_calls = min(len(sampling.pooled(name)) for name in sampling.samples_ms)
-    if session.objective == "p95" and 0 < num_calls < needed:
-        reason += f"; {num_calls} calls of the slowest entrant, of {needed} for p95"
-    num_shared = (sampling.device or {}).get("num_rounds_shared")
-    if num_shared:
-        reason += f"; in {num_shared} of them another process used the GPU"
-    return reason
 
 
 def _praise(session: Session, trial: Trial) -> str:
@@ -211,12 +164,11 @@ def pareto(judgement: Judgement) -> tuple[Tradeoff, ...]:
     It is about the speedup in the objective's figure, the size, and, where they were measured, load
     time and memory. Limits do not matter.
     """
-    timed = [trial for trial in judgement.passing if trial.speedup]
-    costs = [_costs(trial) for trial in timed]
+    costs = [(_costs(trial), trial) for trial in judgement.passing if trial.speedup]
     front = []
-    for trial in sorted(timed, key=_costs):
-        cost = _costs(trial)
-        if not any(_dominates(better, cost) for better in costs):
+    for cost, trial in sorted(costs, key=operator.itemgetter(0)):
+        better = [other for other, _ in costs if all(map(operator.le, other, cost))]
+        if set(better) == {cost}:
             front.append(_tradeoff(trial, judgement.cells[0]))
     return tuple(front)
 
@@ -226,10 +178,6 @@ def _costs(trial: Trial) -> tuple[float, ...]:
     cold = trial.cold_start
     footprint = (cold.load_ms, cold.memory_mb) if cold else ()
     return (-_speedup(trial).value, trial.candidate.size_bytes, *footprint)
-
-
-def _dominates(better: tuple[float, ...], cost: tuple[float, ...]) -> bool:
-    return better != cost and all(a <= b for a, b in zip(better, cost, strict=True))
 
 
 def _tradeoff(trial: Trial, cell: Cell) -> Tradeoff:

@@ -68,8 +68,8 @@ def test_facts_without_nvml() -> None:
     found = meter(fails)
     found.begin()
     assert not found.disturbed()
-    assert found.facts() == {"timed_by": "device events", "watched": False}
-    assert meter(None).facts() == {"timed_by": "device events", "watched": False}
+    assert not found.facts()["watched"]
+    assert not meter(None).facts()["watched"]
 
 
 def test_cpu_calls_are_timed_by_the_clock() -> None:

@@ -134,7 +134,7 @@ def test_answers_must_be_eagers_or_the_references() -> None:
     found = at_ties([given], {0}, lambda _: [[rerun]])
     assert found is not None
     (settled,), places = found
-    assert places[0, 0].nonzero().flatten().tolist() == [0, 1, 2]
+    assert places[0][0].nonzero().flatten().tolist() == [0, 1, 2]
     assert torch.equal(settled.eager[0], c)
     c[3] = 9
     assert at_ties([given], {0}, lambda _: [[rerun]]) is None
