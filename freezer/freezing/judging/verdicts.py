@@ -7,7 +7,6 @@ docs/reference/contract.md describes both.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -36,7 +35,7 @@ def decide(session: Session, judgement: Judgement) -> Judgement:
     return replace(
         judgement,
         verdict=verdict,
-        reason=reason + conversion(session, judgement),
+        reason=reason,
         best=best,
         winner=best if verdict == "published" else None,
         pareto=pareto(judgement),
@@ -98,37 +97,6 @@ def refuse_contradicted(session: Session, judgement: Judgement) -> Judgement:
 def _distance(trial: Trial) -> float:
     error_ratio = trial.measured.drift.error_ratio
     return math.inf if error_ratio is None else error_ratio
-
-
-def conversion(session: Session, judgement: Judgement) -> str:
-    """What moving a TorchScript model to torch.export gains, as the end of a reason; empty unless
-    its converted program was judged.
-    """
-    converted = [trial for trial in judgement.trials if trial.candidate.capture == "convert"]
-    if not converted:
-        return ""
-    start = f"; {converted[0].recipe}, converted to torch.export,"
-    if converted[0].problem is not None:
-        return f"{start} does not pass the drift gate"
-    cell = judgement.cells[0]
-    medians: dict[str, float] = {}
-    for trial in judgement.passing:
-        if trial.candidate.lowering == "torchscript":
-            samples_ms = cell.sampling.pooled(trial.recipe)
-            medians[trial.recipe] = statistics.median_high(samples_ms)
-    if not medians:
-        return f"{start} passes the drift gate"
-    against = min(medians, key=medians.__getitem__)
-    faster = cell.faster(
-        converted[0].recipe,
-        against,
-        1,
-        session.policy,
-    )
-    if faster is None:
-        return f"{start} was not timed"
-    bounds = f"({faster.low:.2f}-{faster.high:.2f})"
-    return f"{start} is {faster} times {bounds} as fast as {against}"
 
 
 def could_win(session: Session, trials: Sequence[Trial]) -> list[str]:
