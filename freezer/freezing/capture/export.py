@@ -56,13 +56,8 @@ def export(original: Original, *, strict: bool = False) -> Captured:
             CP-EXPORT-DIMS), or the program differs from the model (code CP-CAPTURE-DIFFERS).
     """
     subject = original.subject
-
-    def fresh() -> FlatModule:
-        module = FlatModule(subject.fresh(), subject.spec)
-        module.eval()
-        return module
-
-    return export_flat(fresh, "export-strict" if strict else "export", original)
+    name: CaptureName = "export-strict" if strict else "export"
+    return export_flat(lambda: FlatModule(subject.fresh(), subject.spec).eval(), name, original)
 
 
 def export_flat(fresh: Callable[[], FlatModule], name: CaptureName, original: Original) -> Captured:
