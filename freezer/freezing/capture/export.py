@@ -128,10 +128,10 @@ class _Exporter:
 
     def _export(self, example: InputSet) -> ExportedProgram:
         symbols = {dim.name: _symbol(dim) for dim in self.spec.dims if dim.min < dim.max}
-        shapes = [
-            {axis: symbols[size] for axis, size in enumerate(item.shape) if size in symbols}
-            for item in self.spec.tensors
-        ]
+        shapes = []
+        for item in self.spec.tensors:
+            sizes = enumerate(item.shape)
+            shapes.append({axis: symbols[size] for axis, size in sizes if size in symbols})
         inputs = tuple(example.cloned().values())
         with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
