@@ -55,7 +55,6 @@ from freezer.spec.sizes import (
     combinations,
     distinct,
     interior_points,
-    points_beside,
 )
 
 __all__ = [
@@ -93,7 +92,6 @@ __all__ = [
     "interior_points",
     "limit_problem",
     "match_headers",
-    "points_beside",
     "put_together",
     "read_header",
     "take_apart",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import re
 from collections.abc import Iterable, Sequence
 from itertools import cycle, islice, product
 
@@ -13,9 +12,6 @@ from freezer.spec.items import Sizes
 
 MAX_COMBINATIONS = 4096
 """The most combinations of sizes to try."""
-
-_MAX_BESIDE = 24
-_NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
 
 Points = list[Sizes]
 
@@ -34,27 +30,6 @@ def interior_points(spec: InputSpec, count: int) -> Points:
         choices = inner if index % 2 else odd
         drawn.append({name: chosen.choice(sizes) for name, sizes in choices.items()})
     return distinct(drawn, list(spec.points()))[:count]
-
-
-def points_beside(
-    texts: Iterable[str],
-    spec: InputSpec,
-) -> Points:
-    """For each number in texts such as `20 <= seq`: each dim at it and at the next sizes on both
-    sides, the others at random.
-    """
-    numbers: dict[int, None] = {}
-    for text in texts:
-        numbers.update(dict.fromkeys(map(int, _NUMBER.findall(text))))
-    chosen = random.Random(1)
-    points = (
-        {**_random_point(spec, chosen), dim.name: size}
-        for number in numbers
-        for dim in spec.dims
-        for size in dim.sizes
-        if abs(size - number) <= dim.multiple_of
-    )
-    return list(islice(distinct(points), _MAX_BESIDE))
 
 
 def all_sizes(spec: InputSpec) -> Points:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils import cpp_extension
 
 import freezer
 from freezer.artifact import Manifest, Needs, Payload
 from freezer.errors import ContractError, IncompatibleError, UsageError
 from freezer.freezing.lowering.inductor.compilation import configuration, known
+from freezer.freezing.lowering.inductor.cuda_toolkit import cuda_toolkit
 from freezer.freezing.lowering.isa_check import host_class
 from freezer.freezing.recipes import KEPT_EAGER, RECIPES, made_for, select
 from freezer.freezing.target import Target
@@ -57,6 +60,24 @@ def test_inductor_settings_for_a_gpu(name: str) -> None:
     assert "TRITON" in str(config["max_autotune_gemm_backends"])
     assert not [setting for setting in config if setting not in known(config)]
     assert host_class(SM90).name == "cpu-x86-64-v3"
+
+
+def test_headers_of_packages_stand_in_for_a_toolkit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = ("include/cuda_runtime_api.h", "lib/libcudart.so.13")
+    for file in files:
+        path = tmp_path / "packages" / "nvidia" / "cu13" / file
+        path.parent.mkdir(parents=True)
+        path.touch()
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
+    with cuda_toolkit(tmp_path):
+        home = Path(str(cpp_extension.CUDA_HOME))
+        assert (home / "include" / "cuda_runtime_api.h").exists()
+        assert (home / "lib64" / "libcudart.so").exists()
+    assert cpp_extension.CUDA_HOME is None
+    assert not home.exists()
 
 
 def test_gpu_recipes_fix_the_precision() -> None:

@@ -17,7 +17,6 @@ import freezer
 from freezer.artifact import GOLDEN_OUTPUTS, MEDIA_SAFETENSORS, Artifact, file_ref
 from freezer.errors import ContractError, IncompatibleError
 from freezer.freezing.freeze import FreezeOptions, FreezeResult, freeze
-from freezer.freezing.lowering.inductor.cuda_toolkit import driver_library
 from freezer.freezing.models import Dims
 from freezer.freezing.recipes import INDUCTOR_SETTINGS, RECIPES
 from freezer.hardware import cuda as nvml
@@ -71,8 +70,8 @@ def frozen(
 ) -> Case:
     if recipe.startswith("inductor"):
         missing = [name for name in ("g++", "objdump") if shutil.which(name) is None]
-        if missing or driver_library() is None:
-            pytest.skip(f"{recipe} needs {', '.join(missing) or 'libcuda.so.1'} to build")
+        if missing:
+            pytest.skip(f"{recipe} needs {', '.join(missing)} to build")
     options = replace(options, recipes=[recipe])
     return Case(model, x, freeze(model, {"x": x}, out=out, dims=dims, options=options))
 

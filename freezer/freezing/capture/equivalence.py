@@ -99,7 +99,7 @@ def run_eager(subject: Subject) -> EagerAnswers:
     first, *others = subject.sets
     model = subject.fresh()
     before = [buffer.clone() for buffer in model.buffers()]
-    call = native_call(model, subject)
+    call = caller(model, subject)
     answers = [
         eager_answer(call, set_name(index, input_set), input_set)
         for index, input_set in enumerate(subject.sets)
@@ -107,11 +107,10 @@ def run_eager(subject: Subject) -> EagerAnswers:
     unchanged = all(map(same_bytes, before, model.buffers()))
 
     def fresh() -> ProgramCall:
-        return native_call(subject.fresh(), subject)
+        return caller(subject.fresh(), subject)
 
     def same_answer(call: ProgramCall) -> bool:
-        answer = call(first.tensors)
-        return _problem(answers[0], answer, subject) is None
+        return _problem(answers[0], call(first.tensors), subject) is None
 
     if unchanged and same_each_time(lambda: same_answer(call)):
         return EagerAnswers(first=answers, second=None, deterministic=True)
@@ -145,13 +144,10 @@ def check_answers(
     eager = original.eager
     if not eager.deterministic:
         return (f"{what} was not compared with the model, whose answers to the same inputs differ",)
-    call = fresh_call(program, original, flat=flat)
     for index, input_set in enumerate(subject.sets):
-        if eager.stateful:
-            call = fresh_call(program, original, flat=flat)
+        call = fresh_call(program, original, flat=flat)
         name = set_name(index, input_set)
-        expected = eager.first[index]
-        compare_call(what, name, call, input_set, expected, subject)
+        compare_call(what, name, call, input_set, eager.first[index], subject)
     if eager.second is not None:
         first = subject.sets[0]
         call = fresh_call(program, original, flat=flat)
@@ -200,9 +196,7 @@ def fresh_call(program: nn.Module, original: Original, *, flat: bool) -> Program
     """Calls a program from its initial state: a copy if a call changes it."""
     if original.eager.stateful:
         program = copy_of(program)
-    if flat:
-        return flat_call(program)
-    return native_call(program, original.subject)
+    return caller(program, original.subject, flat=flat)
 
 
 def copy_of(program: nn.Module) -> nn.Module:
@@ -212,30 +206,21 @@ def copy_of(program: nn.Module) -> nn.Module:
         return copy.deepcopy(program)
 
 
-def native_call(program: nn.Module, subject: Subject) -> ProgramCall:
-    """Calls the source model, or a program with the same signature."""
+def caller(program: nn.Module, subject: Subject, *, flat: bool = False) -> ProgramCall:
+    """Calls the source model or a program with its signature, or with `flat` a program that takes
+    tensors in order. Outputs are copied: a later call may write into one that is a buffer.
+    """
 
     def call(tensors: Inputs) -> list[Tensor]:
         copies = {name: tensor.clone() for name, tensor in tensors.items()}
-        return _copies(leaves_of(call_source(program, subject.spec, copies)))
-
-    return call
-
-
-def flat_call(program: nn.Module) -> ProgramCall:
-    """Calls a program with its tensors in order."""
-
-    def call(tensors: Inputs) -> list[Tensor]:
-        copies = [tensor.clone() for tensor in tensors.values()]
         with torch.no_grad():
-            return _copies(program(*copies))
+            if flat:
+                result = program(*copies.values())
+            else:
+                result = call_source(program, subject.spec, copies)
+        return [leaf.detach().clone() for leaf in leaves_of(result)]
 
     return call
-
-
-def _copies(leaves: Tensors) -> list[Tensor]:
-    """Copies of outputs: a later call may write into an output that is a buffer."""
-    return [leaf.detach().clone() for leaf in leaves]
 
 
 def set_name(index: int, input_set: InputSet) -> str:
@@ -269,23 +254,17 @@ def _difference(expected: Tensor, got: Tensor) -> str | None:
     right, other = in_double(expected), in_double(got)
     if expected.is_complex():
         right, other = torch.view_as_real(right), torch.view_as_real(other)
-    finite = torch.isfinite(right) & torch.isfinite(other)
-    right, other = right[finite], other[finite]
-    magnitude = right.abs()
-    nonzero = magnitude[right != 0]
-    median = nonzero.median() if nonzero.numel() else 0.0  # a mask's -1e9 must not widen it
+    sizes = right[right.isfinite() & (right != 0)].abs()
+    median = float(sizes.median()) if sizes.numel() else 0.0  # a mask's -1e9 must not widen it
     tolerance = _TOLERANCES.get(expected.dtype, _TOLERANCE)
-    allowed = tolerance * (magnitude + median)
-    difference = (right - other).abs()
-    if not bool((difference > allowed).any()):
+    atol = tolerance * median
+    if torch.allclose(other, right, rtol=tolerance, atol=atol, equal_nan=True):
         return None
+    difference = (right - other).abs().nan_to_num()  # Inf is at the same places
     return f"is off by up to {float(difference.max()):.3g}"
 
 
 def first_lines(lines: Sequence[str]) -> str:
     """The first of many source lines."""
-    first = ", at ".join(lines[:_MAX_LINES])
-    num_more = len(lines) - _MAX_LINES
-    if num_more > 0:
-        return f"at {first} and {num_more} more"
-    return f"at {first}"
+    more = ["others"] if len(lines) > _MAX_LINES else []
+    return "at " + ", at ".join([*lines[:_MAX_LINES], *more])

@@ -12,10 +12,11 @@ import operator
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.export import ExportedProgram
 
 from freezer.errors import CaptureError
 from freezer.freezing.capture.equivalence import (
@@ -35,7 +36,7 @@ from freezer.freezing.diagnostics import sentence
 from freezer.freezing.recipes import CaptureName
 from freezer.runtime.input_sets import InputSet
 from freezer.runtime.tensors import address_of, addresses_of, program_tensors
-from freezer.spec import Dim, InputSpec, TensorSpec
+from freezer.spec import Dim, InputSpec
 
 _LAYOUTS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
 _COMPARED = re.compile(
@@ -55,13 +56,8 @@ def export(original: Original, *, strict: bool = False) -> Captured:
             CP-EXPORT-DIMS), or the program differs from the model (code CP-CAPTURE-DIFFERS).
     """
     subject = original.subject
-
-    def fresh() -> FlatModule:
-        module = FlatModule(subject.fresh(), subject.spec)
-        module.eval()
-        return module
-
-    return export_flat(fresh, "export-strict" if strict else "export", original)
+    name: CaptureName = "export-strict" if strict else "export"
+    return export_flat(lambda: FlatModule(subject.fresh(), subject.spec).eval(), name, original)
 
 
 def export_flat(fresh: Callable[[], FlatModule], name: CaptureName, original: Original) -> Captured:
@@ -69,114 +65,85 @@ def export_flat(fresh: Callable[[], FlatModule], name: CaptureName, original: Or
     spec = original.subject.spec
     if original.point is not None:
         spec = spec.at(original.point)
-    exporter = _Exporter(fresh, name, original, spec)
-    examples = _examples(original)
-    exported, unchecked = exporter.checked(examples, {})
-    layouts = _other_layouts(exported, original)
-    if layouts:  # the other program is the one that serves
-        example = exported.example
-        exported, unchecked = exporter.checked([example], layouts)
+    exporter = _Exporter(fresh=fresh, strict=name == "export-strict", original=original, spec=spec)
+    example, program = exporter.first_that_works(_examples(original))
+    unchecked = exporter.check(program)
+    exporter.layouts = _other_layouts(program, example, original)
+    if exporter.layouts:  # the other program is the one that serves
+        _, program = exporter.first_that_works([example])
+        unchecked = exporter.check(program)
+    tensors = program_tensors(program)
     return Captured(
         name=name,
-        program=exported.program,
+        program=program,
         convention="flat",
-        mutates=changed_state(exported.program),
+        mutates=changed_state(program),
         warnings=(*lines_of(exporter.caught), *unchecked),
-        guards=guards_of(exported.program, spec),
-        owned=exported.owned,
+        guards=guards_of(program, spec),
+        owned=tuple(each for each in tensors if address_of(each) in exporter.copies),
         inputs=spec.tensors,
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Exported:
-    """A program, the set that it was exported with, and the copied weights that only the program
-    refers to.
-
-    Its other tensors are the user's: torch.export takes tensors of Python modules, classes and
-    closures without copying, and a model's own __deepcopy__ may share weights.
-    """
-
-    program: torch.export.ExportedProgram
-    example: InputSet
-    owned: tuple[Tensor, ...]
 
 
 Layouts = Mapping[int, torch.memory_format]
 """Memory formats of outputs, by index."""
 
 
+@dataclass(kw_only=True)
 class _Exporter:
     """Calls torch.export.
 
     Attributes:
+        fresh: makes the flat model in its initial state.
+        layouts: the memory formats to give to outputs.
         caught: warnings so far.
+        copies: memory addresses of the last program's tensors that are not the user's. torch.export
+            takes tensors of Python modules, classes and closures without copying, and a model's own
+            __deepcopy__ may share weights.
     """
 
-    def __init__(
-        self,
-        fresh: Callable[[], FlatModule],
-        name: CaptureName,
-        original: Original,
-        spec: InputSpec,
-    ) -> None:
-        self._fresh = fresh
-        self._name = name
-        self._original = original
-        self._spec = spec
-        self._dynamic = {dim.name: _symbol(dim) for dim in spec.dims if dim.min < dim.max}
-        self.caught: list[warnings.WarningMessage] = []
+    fresh: Callable[[], FlatModule]
+    strict: bool
+    original: Original
+    spec: InputSpec
+    layouts: Layouts = field(default_factory=dict)
+    caught: list[warnings.WarningMessage] = field(default_factory=list)
+    copies: set[int] = field(default_factory=set)
 
-    def checked(
-        self, examples: Sequence[InputSet], layouts: Layouts
-    ) -> tuple[_Exported, tuple[str, ...]]:
-        """The program of the first example that torch.export takes, and warnings of its check."""
-        exported = self._first(examples, layouts)
-        program = exported.program
-        if self._dynamic:
-            check_guards(program, self._spec)
-        module = program.module()
-        unchecked = check_answers("the exported program", module, self._original, flat=True)
-        return exported, unchecked
-
-    def _first(self, examples: Sequence[InputSet], layouts: Layouts) -> _Exported:
+    def first_that_works(self, examples: Sequence[InputSet]) -> tuple[InputSet, ExportedProgram]:
         """Export with the first example; with another only if a size came out as a constant."""
         for example in examples:
             try:
-                return self._export(example, layouts)
+                return example, self._export(example)
             except Exception as error:
-                message = str(error)
-                is_last = example is examples[-1]
-                if is_last or FIXED not in message:
-                    raise refusal(error, self._spec) from error
+                if example is examples[-1] or FIXED not in str(error):
+                    raise refusal(error, self.spec) from error
         raise AssertionError("no example")
 
-    def _export(self, example: InputSet, layouts: Layouts) -> _Exported:
-        specs = self._spec.tensors
-        shapes = tuple(map(self._dynamic_axes, specs))
+    def check(self, program: ExportedProgram) -> tuple[str, ...]:
+        """Check the sizes and answers of a program; return warnings."""
+        if self.spec.dims:
+            check_guards(program, self.spec)
+        return check_answers("the exported program", program.module(), self.original, flat=True)
+
+    def _export(self, example: InputSet) -> ExportedProgram:
+        symbols = {dim.name: _symbol(dim) for dim in self.spec.dims if dim.min < dim.max}
+        shapes = []
+        for item in self.spec.tensors:
+            sizes = enumerate(item.shape)
+            shapes.append({axis: symbols[size] for axis, size in sizes if size in symbols})
         inputs = tuple(example.cloned().values())
-        original_tensors = program_tensors(self._original.subject.model)
         with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            module = self._fresh()
-            module.layouts = layouts
-            copied_tensors = program_tensors(module)
-            copies = addresses_of(copied_tensors) - addresses_of(original_tensors)
+            module = self.fresh()
+            module.layouts = self.layouts
+            users = addresses_of(program_tensors(self.original.subject.model))
+            self.copies = addresses_of(program_tensors(module)) - users
             program = torch.export.export(
-                module,
-                inputs,
-                dynamic_shapes={"tensors": shapes} if self._dynamic else None,
-                strict=self._name == "export-strict",
+                module, inputs, dynamic_shapes={"tensors": tuple(shapes)}, strict=self.strict
             )
         self.caught.extend(caught)
-        owned = tuple(each for each in program_tensors(program) if address_of(each) in copies)
-        return _Exported(program=program, example=example, owned=owned)
-
-    def _dynamic_axes(self, tensor: TensorSpec) -> dict[int, object] | None:
-        """The symbols of a tensor's axes that vary; None if none does."""
-        sizes = enumerate(tensor.shape)
-        symbols = {axis: self._dynamic[size] for axis, size in sizes if size in self._dynamic}
-        return symbols or None
+        return program
 
 
 def strict_may_help(error: CaptureError) -> bool:
@@ -220,25 +187,22 @@ def _examples(original: Original) -> list[InputSet]:
     return [subject.set_at(point) for point in points]
 
 
-def _other_layouts(exported: _Exported, original: Original) -> Layouts:
+def _other_layouts(program: ExportedProgram, example: InputSet, original: Original) -> Layouts:
     """By index, eager's memory formats of outputs that the program lays out differently, such as
     nn.MultiheadAttention's without its fast path. Outputs without such a format are omitted.
     """
     eager = original.eager
     answers = zip(original.subject.sets, eager.first, strict=True)
-    example = exported.example
     expected = next(answer for input_set, answer in answers if input_set is example)
-    module: nn.Module = exported.program.module()
+    module: nn.Module = program.module()
     if eager.stateful or not eager.deterministic:
         module = copy_of(module)
-    inputs = example.cloned().values()
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        got = module(*inputs)
+        got = module(*example.cloned().values())
     layouts: dict[int, torch.memory_format] = {}
-    for index, output in enumerate(got):
-        right = expected[index]
-        layout = _layout_of(right)
+    for index, (output, right) in enumerate(zip(got, expected, strict=True)):
+        layout = next((each for each in _LAYOUTS if right.is_contiguous(memory_format=each)), None)
         if layout is None or output.shape != right.shape:
             continue
         if not output.is_contiguous(memory_format=layout):
@@ -246,14 +210,7 @@ def _other_layouts(exported: _Exported, original: Original) -> Layouts:
     return layouts
 
 
-def _layout_of(tensor: Tensor) -> torch.memory_format | None:
-    for layout in _LAYOUTS:
-        if tensor.is_contiguous(memory_format=layout):
-            return layout
-    return None
-
-
-def changed_state(program: torch.export.ExportedProgram) -> tuple[str, ...]:
+def changed_state(program: ExportedProgram) -> tuple[str, ...]:
     """Names of the buffers and parameters that a call changes.
 
     The signature names no changed buffer until the graph is functionalized, which takes seconds for

@@ -42,7 +42,8 @@ def refusal(error: Exception, spec: InputSpec) -> CaptureError:
     mentioned = re.findall(r"[A-Za-z]\w*", expressions)
     names = [dim.name for dim in spec.dims if dim.name in mentioned]
     lines = re.findall(r"^  - (.*)$", text, re.MULTILINE)
-    needed = list(dict.fromkeys(_condition(line, spec) for line in lines))[:_MAX_CONDITIONS]
+    guards = [line.rpartition("satisfy the generated guard ")[2].rstrip(".") for line in lines]
+    needed = list(dict.fromkeys(with_names(guard, spec) for guard in guards))[:_MAX_CONDITIONS]
     _, _, fixes = text.partition("Suggested fixes:\n")
     return CaptureError(
         f"torch.export: no program takes all declared sizes of {' and '.join(names)}: it needs "
@@ -51,40 +52,21 @@ def refusal(error: Exception, spec: InputSpec) -> CaptureError:
     )
 
 
-def _condition(line: str, spec: InputSpec) -> str:
-    """A condition on sizes from a message of torch.export, with the names of dims."""
-    fixed = re.search(rf"You marked (\S+) as dynamic.*{FIXED} \((\d+)\)", line)
-    if fixed:
-        return " == ".join(fixed.groups())
-    equal = re.search(r"The values of (\w+) = .* and (\w+) = .* must always be equal", line)
-    if equal:
-        return " == ".join(equal.groups())
-    _, _, guard = line.partition("satisfy the generated guard ")
-    return with_names(guard.rstrip(".") or line, spec)
-
-
 def _remedy(fixes: str, names: Collection[str]) -> str:
     """The fixes that torch.export suggests for dims (multiples, bounds, or another dim or a
     number), in the words of a catalog.
     """
     remedies = []
-    suggested = re.findall(r"^ *(\w+) = (.+)$", fixes, re.MULTILINE)
-    for name, value in suggested:
-        if name not in names:
-            continue
-        multiple = re.match(r"(\d+)\*", value)
+    for name, value in re.findall(r"^ *(\w+) = (.+)$", fixes, re.MULTILINE):
+        multiple = [("multiple_of", number) for number in re.findall(r"^(\d+)\*", value)]
         bounds = re.findall(r"\b(min|max)=(\d+)", value)
-        if multiple:
-            remedies.append(f"declare multiple_of: {multiple[1]} for {name}")
-        elif bounds:
-            declared = ", ".join(map(": ".join, bounds))
+        declared = ", ".join(map(": ".join, multiple or bounds))
+        if name in names and declared:
             remedies.append(f"declare {declared} for {name}")
-        else:
+        elif name in names:
             remedies.append(f"write {value} for {name} in the shapes")
     default = "declare other bounds, or remove the condition on sizes from forward"
-    if not remedies:
-        return default
-    return " and ".join(remedies)
+    return " and ".join(remedies) or default
 
 
 def guards_of(program: torch.export.ExportedProgram, spec: InputSpec) -> tuple[str, ...]:
@@ -99,10 +81,7 @@ def guards_of(program: torch.export.ExportedProgram, spec: InputSpec) -> tuple[s
             texts.append(text)
     for node in program.graph.nodes:
         if node.target is torch.ops.aten._assert_scalar.default:
-            message = str(node.args[1])
-            expression = message.removeprefix("Runtime assertion failed for expression ")
-            condition, _, _ = expression.partition(" on node")
-            texts.append(f"at run time: {condition}")
+            texts.append(str(node.args[1]))
     return tuple(dict.fromkeys(texts))
 
 
@@ -140,12 +119,9 @@ def with_names(guard: str, spec: InputSpec) -> str:
     """A condition of torch.export with the names of dims, or of inputs and axes."""
 
     def name(match: re.Match[str]) -> str:
-        numbers = filter(None, match.groups())
-        index, axis = map(int, numbers)
+        index, axis = map(int, filter(None, match.groups()))
         tensor = spec.tensors[index]
         size = tensor.shape[axis]
-        if isinstance(size, str):
-            return size
-        return f"{tensor.name}.shape[{axis}]"
+        return size if isinstance(size, str) else f"{tensor.name}.shape[{axis}]"
 
     return _SIZE.sub(name, guard)

@@ -109,16 +109,10 @@ def convert(original: Original) -> Captured:
     spec = original.subject.spec
     program = _converted(original)
     in_order = replace(spec, inputs=spec.tensors, style="positional")
-
-    def fresh() -> FlatModule:
-        module = FlatModule(module_of(program), in_order)
-        module.eval()
-        return module
-
     with torch.no_grad(), torchscript_deprecations_silenced(), quiet("torch._export"):
-        captured = export_flat(fresh, "convert", original)
-    note = "PyTorch's converter made the program from TorchScript."
-    return replace(captured, notes=(note,))
+        return export_flat(
+            lambda: FlatModule(module_of(program), in_order).eval(), "convert", original
+        )
 
 
 def _converted(original: Original) -> torch.export.ExportedProgram:
@@ -126,8 +120,7 @@ def _converted(original: Original) -> torch.export.ExportedProgram:
     point = original.point
     if point is None:
         point = max(subject.spec.points(), key=total_size)
-    input_set = subject.set_at(point)
-    example = tuple(input_set.cloned().values())
+    example = tuple(subject.set_at(point).cloned().values())
     try:
         with torch.no_grad(), torchscript_deprecations_silenced(), quiet("torch._export"):
             # not a public interface: a release may lack it
@@ -136,9 +129,7 @@ def _converted(original: Original) -> torch.export.ExportedProgram:
             source = flat_forward(_reloaded(subject), subject.spec)
             return TS2EPConverter(source, example, {}).convert()
     except Exception as error:
-        cause = root_cause(error)
-        kind = type(cause).__name__
-        raise CaptureError(f"PyTorch's converter: {kind}: {first_line(cause)}") from error
+        raise CaptureError(f"PyTorch's converter: {first_line(root_cause(error))}") from error
 
 
 def _reloaded(subject: Subject) -> torch.jit.ScriptModule:
@@ -148,6 +139,4 @@ def _reloaded(subject: Subject) -> torch.jit.ScriptModule:
     file = io.BytesIO()
     torch.jit.save(subject.fresh(), file)
     file.seek(0)
-    module = torch.jit.load(file)
-    module.eval()
-    return cast(torch.jit.ScriptModule, module)
+    return cast(torch.jit.ScriptModule, torch.jit.load(file).eval())

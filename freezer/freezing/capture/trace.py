@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from freezer.errors import CaptureError
 from freezer.freezing.capture.equivalence import (
     Original,
+    caller,
     check_answers,
     compare_call,
     eager_answer,
     first_lines,
     fresh_call,
-    native_call,
 )
 from freezer.freezing.capture.program import (
     Captured,
@@ -67,24 +67,20 @@ def trace(original: Original, *, every_size: bool = False) -> Captured:
     """
     subject = original.subject
     point = original.point
-    sizes = point
-    if sizes is None:
-        sizes = subject.spec.first_point()
-    example = subject.set_at(sizes)
+    example = subject.set_at(subject.spec.first_point() if point is None else point)
     program, caught = _traced(subject, example)
     size_lines = _refuse_reads(subject, example)
     size_lines += _iterations(caught)
     _restore(program, _flat(subject))
     unchecked = check_answers("the trace", program, original, flat=True)
-    largest = max(subject.sets, key=_total_size)
+    largest = max(subject.sets, key=lambda input_set: total_size(input_set.point))
     if dict(largest.point) != dict(example.point):  # where Python may read other values
         size_lines += _refuse_reads(subject, largest)
-    size_lines = list(dict.fromkeys(size_lines))
     notes: tuple[str, ...] = ()
-    varying = [dim for dim in subject.spec.dims if dim.min < dim.max]
-    many_sizes = bool(varying) and point is None
-    if size_lines and many_sizes:
-        reads = f"Python reads sizes {first_lines(size_lines)}, which a trace keeps for all sizes"
+    varies = any(dim.min < dim.max for dim in subject.spec.dims)
+    if size_lines and varies and point is None:
+        lines = first_lines(list(dict.fromkeys(size_lines)))
+        reads = f"Python reads sizes {lines}, which a trace keeps for all sizes"
         if not every_size:
             raise CaptureError(f"{reads}; torch.jit.script is tried first", code=SIZES)
         number = _check_sizes(program, original)
@@ -134,8 +130,7 @@ def _refuse_reads(subject: Subject, input_set: InputSet) -> list[str]:
         ) from error
     size_lines = reads.pop(OF_SIZES, [])
     if reads:
-        every = chain.from_iterable(reads.values())
-        lines = list(dict.fromkeys(every))
+        lines = list(dict.fromkeys(chain.from_iterable(reads.values())))
         raise CaptureError(
             f"the trace would keep for all calls what Python reads of {' and '.join(reads)}"
             f" {first_lines(lines)}; use torch.where or torch.cond there, or write it so that"
@@ -158,12 +153,9 @@ def _restore(program: nn.Module, initial: nn.Module) -> None:
     """Reset buffers and parameters to their initial state: tracing runs the model, which may change
     them.
     """
-    before = dict(initial.named_buffers())
-    before.update(initial.named_parameters())
+    before = {**dict(initial.named_buffers()), **dict(initial.named_parameters())}
     with torch.no_grad():
-        buffers = program.named_buffers()
-        parameters = program.named_parameters()
-        for name, tensor in (*buffers, *parameters):
+        for name, tensor in (*program.named_buffers(), *program.named_parameters()):
             value = before.get(name)
             if value is not None and value.shape == tensor.shape:
                 tensor.copy_(value)
@@ -182,15 +174,14 @@ def _check_sizes(program: nn.Module, original: Original) -> int:
         why = "a trace cannot be compared at every size with a model whose answers differ"
         raise CaptureError(why, code=SIZES)
     needed = all_sizes(subject.spec)
-    further = combinations(subject.spec)
-    points = distinct([*needed, *further])
+    points = distinct([*needed, *combinations(subject.spec)])
     ends = time.monotonic() + SIZES_LIMIT_S
     num_compared = 0
     for point in points:
         if time.monotonic() > ends:
             break
         if eager.stateful or num_compared == 0:
-            model = native_call(subject.fresh(), subject)
+            model = caller(subject.fresh(), subject)
             call = fresh_call(program, original, flat=True)
         input_set = subject.further_set(point)
         name = sizes_text(point)
@@ -205,7 +196,3 @@ def _check_sizes(program: nn.Module, original: Original) -> int:
             code=SIZES,
         )
     return num_compared
-
-
-def _total_size(input_set: InputSet) -> int:
-    return total_size(input_set.point)

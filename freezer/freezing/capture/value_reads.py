@@ -78,7 +78,8 @@ def values_read(
     """
     reads: dict[str, list[str]] = {}
     for functions in (True, False):
-        model = _Called(make())
+        model, completed = make(), list[object]()
+        model.register_forward_hook(lambda *_, completed=completed: completed.append(1))
         inputs = [tensor.clone() for tensor in tensors]
         with warnings.catch_warnings(record=True) as caught, ExitStack() as modes:
             warnings.simplefilter("always")
@@ -90,28 +91,13 @@ def values_read(
                 trace(model, inputs)
             except Exception:
                 # after a whole call only the discarded trace failed, because of the modes
-                if not model.called:
+                if not completed:
                     raise
         for origin, line in values.reads():
             lines = reads.setdefault(origin, [])
             if line not in lines:
                 lines.append(line)
     return reads
-
-
-class _Called(nn.Module):
-    """A model, and whether a call completed."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.called = False
-
-    def forward(self, *tensors: Tensor) -> object:
-        """The model's result."""
-        result = self.model(*tensors)
-        self.called = True
-        return result
 
 
 def _key(tensor: Tensor) -> object:
@@ -145,8 +131,7 @@ class _Values(TorchDispatchMode):
         self._changed = 0
         self._noted: list[tuple[int, str]] = []
         bit = _FIRST_STATE
-        buffers = model.buffers()
-        for tensor in (*buffers, *model.parameters()):
+        for tensor in (*model.buffers(), *model.parameters()):
             self._state[_key(tensor)] |= bit
             bit <<= 1
         for tensor in inputs:
@@ -267,9 +252,7 @@ class _Functions(TorchFunctionMode):
     ) -> object:
         name = getattr(func, "__name__", "")
         first = args[0] if args else None
-        makes = False
-        if name in _MAKES:
-            makes = not isinstance(first, Tensor)
+        makes = name in _MAKES and not isinstance(first, Tensor)
         if _READS.fullmatch(name) or makes:
             self._values.note(tensors_in(args))
         if name == "stride":
@@ -277,6 +260,5 @@ class _Functions(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         sized = isinstance(result, torch.Size)
         if sized or name in _SIZES:
-            tensor = cast(Tensor, first)
-            self._values.note_sizes(tensor, tensors_in(result))
+            self._values.note_sizes(cast(Tensor, first), tensors_in(result))
         return result

@@ -269,7 +269,7 @@ def explain(text: str, family: Family) -> Remedy | None:
     for pattern, means, remedy in (*REMEDIES[family], _FILE):
         found = re.search(pattern, text)
         if found:
-            groups = {name: (value or "").strip() for name, value in found.groupdict().items()}
+            groups = {name: value.strip() for name, value in found.groupdict("").items()}
             return Remedy(pattern, means.format(**groups), remedy.format(**groups))
     return None
 

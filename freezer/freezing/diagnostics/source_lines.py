@@ -45,18 +45,13 @@ def running_at() -> str | None:
     """The innermost of the user's lines that runs now, below freezer's own; None if no line is the
     user's.
     """
-    stack = traceback.walk_stack(sys._getframe(1))
-    frames: list[tuple[str, int]] = []
-    last = None
-    for frame, number in stack:
-        file = frame.f_code.co_filename
-        if file.startswith(_FREEZER):
-            last = len(frames)
-        frames.append((file, number))
-    for file, number in frames[:last]:
-        if _is_users(file):
-            return _line(file, number)
-    return None
+    frames = [
+        (frame.f_code.co_filename, number)
+        for frame, number in traceback.walk_stack(sys._getframe(1))
+    ]
+    own = [index for index, (file, _) in enumerate(frames) if file.startswith(_FREEZER)]
+    below = frames[: own[-1]] if own else frames
+    return next((_line(file, number) for file, number in below if _is_users(file)), None)
 
 
 def warned_at(warning: warnings.WarningMessage) -> str | None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.export.graph_signature import InputKind
 from torch.fx import Interpreter, Node
 
 from freezer.errors import BuildError
@@ -39,14 +38,15 @@ def check_integers(captured: Captured, engine: str, *, in_64_bits: bool) -> None
     Raises:
         BuildError: a value may leave 32 bits, or a divisor may be 0 or -1.
     """
-    examples = captured.program.example_inputs[0]
+    program = captured.program
+    examples = program.example_inputs[0]
     for value in _PROBES:
         pairs = zip(captured.inputs, examples, strict=True)
-        inputs = iter([_filled(item, example, value) for item, example in pairs])
-        watch = _Watch(captured.program.graph_module, in_64_bits=in_64_bits)
+        inputs = tuple(_filled(item, example, value) for item, example in pairs)
+        watch = _Watch(program.graph_module, in_64_bits=in_64_bits)
         try:
             with torch.no_grad():
-                watch.run(*_arguments(captured.program, inputs))
+                watch.run(*program._graph_module_flat_inputs(inputs, {}))
         except Exception:  # the program takes no such values, or a problem was found
             pass
         if watch.problem:
@@ -70,18 +70,6 @@ def _filled(item: TensorSpec, example: Tensor, value: int) -> Tensor:
         limits = torch.iinfo(example.dtype)
         value = min(max(value, limits.min), limits.max)
     return torch.full_like(example, value)
-
-
-def _arguments(program: torch.export.ExportedProgram, inputs: Any) -> list[Any]:
-    """The values of all placeholders: the program's state, and the inputs in order."""
-    tensors = {**program.state_dict, **program.constants}
-    arguments = []
-    for spec in program.graph_signature.input_specs:
-        if spec.kind is InputKind.USER_INPUT:
-            arguments.append(next(inputs))
-        else:
-            arguments.append(tensors.get(spec.target))
-    return arguments
 
 
 class _Watch(Interpreter):

@@ -1,11 +1,10 @@
 """Check a package's machine code against the instruction sets of its device class.
 
 Executable sections are disassembled by binutils' objdump, which g++ requires anyway. Weights are in
-other sections. Only the
-differences between device classes matter: x86-64-v3 is the least on x86, armv8-a on Arm, and
-instructions of these belong to no family. All others belong to a level or a feature that some
-classes have, or to no class. Hints, which older CPUs ignore (endbr64, prefetches, bti), and system
-instructions, which no compiler emits from C++, are not checked.
+other sections. Only the differences between device classes matter: x86-64-v3 is the least on x86,
+armv8-a on Arm, and instructions of these belong to no family. All others belong to a feature that
+some classes have, or to no class. Hints, which older CPUs ignore (endbr64, prefetches, bti), and
+system instructions, which no compiler emits from C++, are not checked.
 
 Sources: instruction set references of Intel and AMD, the `-m` options that gcc's `-march=native`
 may set, and Arm's A64 reference.
@@ -13,6 +12,7 @@ may set, and Arm's A64 reference.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import re
@@ -21,33 +21,23 @@ import subprocess
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from freezer.errors import BuildError, LeakError
 from freezer.hardware import DEVICE_CLASSES, DeviceClass
 
-X86_V4, NEOVERSE_V1, NEOVERSE_V2 = "x86-64-v4", "armv8.4-a+sve", "armv9-a"
-LEVELS: Mapping[str, str] = {X86_V4: "avx512f", NEOVERSE_V1: "sve", NEOVERSE_V2: "sve2"}
-"""Families that have several features, with one of them: a device class has all of them or none.
-
-Other families are features.
+NO_CLASS = "of no device class"
+"""The family of instructions that no class allows, and of those that objdump does not know. Other
+families are named by a feature of classes; `avx512f`, `sve`, `sve2` and `amx_tile` stand for all
+features that come with them.
 """
 
-NO_CLASS = "of no device class"
-"""The family of instructions that no class allows, and of those that objdump does not know."""
+Rule = tuple[str, str, str | None]
+"""A pattern of the whole mnemonic, a pattern of its context, and the family; None for the least
+class."""
 
-_VNNI, _BF16 = re.compile(r"vpdp(?:bus|wss)ds?"), re.compile(r"vdpbf16ps|vcvtne2?ps2bf16")
-"""In EVEX encoding; in VEX encoding they are newer features."""
-
-_AMX: Mapping[str, re.Pattern[str]] = {
-    "amx_int8": re.compile(r"tdpb[su][su]d"),
-    "amx_bf16": re.compile(r"tdpbf16ps"),
-    "amx_tile": re.compile(r"ldtilecfg|sttilecfg|tile(?:zero|release|stored|loaddt?1?)"),
-}
-_BMI = re.compile(r"andn|bextr|bls(?:i|r|msk)|bzhi|mulx|pdep|pext|rorx|s(?:ar|hl|hr)x")
-_X86_OF_NO_CLASS = re.compile(
+_X86_OF_NO_CLASS = (
     # In legacy encoding: AES, PCLMULQDQ, SHA, GFNI, ADX, random numbers, SSE4a and others.
     r"aes.*|pclmul.*|sha\d.*|gf2p8.*|ad[co]x|rdrand|rdseed|rdpid|(?:rd|wr)[fg]sbase|extrq|insertq|movnts[sd]|"
     r"xsave(?:opt|c|s)(?:64)?|xrstors(?:64)?|clflushopt|clwb|"
@@ -57,6 +47,24 @@ _X86_OF_NO_CLASS = re.compile(
     r"vpmultishiftqb|vp(?:compress|expand)[bw]|vpsh[lr]dv?[wdq]|vpopcnt.*|vpshufbitqmb|vp2intersect.*|vpdp.*|vbcstne.*|"
     r"vcvtne.*|v.*bf16"
 )
+_VEX, _EVEX = "^c[45]", "^62"
+_X86_RULES: Sequence[Rule] = (
+    # context: the first byte after the prefixes
+    (r"vpdp(?:bus|wss)ds?", _EVEX, "avx512_vnni"),  # in VEX encoding they are newer features
+    (r"vdpbf16ps|vcvtne2?ps2bf16", _EVEX, "avx512_bf16"),
+    (rf"\(bad\)|\.byte|{_X86_OF_NO_CLASS}", "", NO_CLASS),
+    (r"vmovw|(?!vcvtph2ps$|vcvtps2ph$)v.*[ps]h(?:2.*|x)?", _EVEX, "avx512_fp16"),
+    (r"v.*", _EVEX, "avx512f"),
+    (r".*", _EVEX, NO_CLASS),  # on general registers: APX
+    (r"v.*|andn|bextr|bls(?:i|r|msk)|bzhi|mulx|pdep|pext|rorx|s(?:ar|hl|hr)x", _VEX, None),
+    (r"k.*", _VEX, "avx512f"),
+    (
+        r"tdpb(?:[su][su]d|f16ps)|ldtilecfg|sttilecfg|tile(?:zero|release|stored|loaddt?1?)",
+        _VEX,
+        "amx_tile",
+    ),
+    (r".*", _VEX, NO_CLASS),
+)
 _X86_PREFIXES = re.compile(
     r"^(?:(?:[cdefgs]s|lock|rep\w*|data16|addr32|notrack|bnd|xacquire|xrelease|rex\S*|\{\w+\})(?:"
     r" +|$))*"
@@ -64,51 +72,41 @@ _X86_PREFIXES = re.compile(
 _PREFIX_BYTES = ("26", "2e", "36", "3e", "64", "65", "66", "67", "f0", "f2", "f3")
 
 _CHANGE = "(?:add|clr|eor|set|[su]max|[su]min)"
-_A64_OF_NO_CLASS = re.compile(
+_A64_OF_NO_CLASS = (
     r"aes(?:e|d|mc|imc)|sha\d\w+|eor3|rax1|xar|bcax|sm3\w+|sm4e(?:key)?|(?:bra|blra|reta|ereta|ldra)[ab]z?|retaa|retab|eretaa|eretab|"
     r"cpyf?[pme]\w*|setg?[pme]\w*|smstart|smstop|[su]mop[as]|b?fmop[as]"
 )
-_A64_V1 = re.compile(
+_A64_V1 = (
     # Atomics, CRC, and arithmetic of int8, bfloat16, float16 and complex numbers.
     rf"(?:cas|swp|ld{_CHANGE})(?:al?|l)?[bh]?|casp(?:al?|l)?|st{_CHANGE}l?[bh]?|crc32c?[bhwx]|sqrdml[as]h|[su]dot|fml[as]l2?|"
     r"us?mmla|smmla|usdot|sudot|bf(?:dot|mmla|cvt|cvtn2?|mlal[bt])|fcmla|fcadd|fjcvtzs|ldapr[bh]?|ldapurs?[bhw]?|stlur[bh]?|cfinv|"
     r"rmif|setf(?:8|16)"
 )
-_A64_V2 = re.compile(r"frint(?:32|64)[xz]|axflag|xaflag|sb")
-_SVE2 = re.compile(
+_SVE2 = (
     r"(?:[su]|sq|uq|sqd)?(?:abal|abdl|addl|addw|subl|subw|mull|mlal|mlsl|dmull|dmlal|dmlsl|shll)[bt]|r?(?:add|sub)hn[bt]|"
     r"sqdml[as]lbt|(?:sq|uq|sqr|uqr)?shrun?n[bt]|(?:sq|uq|r)?shrn[bt]|[su](?:aba|adalp|hadd|hsub|rhadd|rsra|rshl|rshr|sra)r?|"
     r"sq(?:abs|neg|rdml[as]h|dmulh|rdmulh|rshlr?|xtn[bt]|xtun[bt])|uqxtn[bt]|uqrshlr?|n?match|histcnt|histseg|while(?:rw|wr|g[et]|h[is])|"
     r"tbx|bsl[12]?n?|nbsl|bcax|eor3|eor[bt][bt]|xar|s[lr]i|c(?:add|dot|mla)|sqcadd|sqrdcmlah|pmul|pmull[bt]|fcvtlt|fcvtx?nt|fcvtx|flogb|"
     r"f(?:add|max|min|maxnm|minnm)p|fml[as]l[bt]|u?rsqrte|urecpe|addp|[su]maxp|[su]minp|suqadd|usqadd|bdep|bext|bgrp"
 )
-_SVE_REGISTER = re.compile(r"\b[zp]\d+\b")
-_SVE_COUNT = re.compile(r"(?:cnt|u?s?q?inc|u?s?q?dec)[bhwd]|rdvl|addvl|addpl")
-_HALF_REGISTER = re.compile(r"\bv\d+\.[48]h\b|\bh\d+\b")
-_HALF_ARITHMETIC = re.compile(r"(?!fcvt(?:l2?|n2?|xn)?$)f.*|[su]cvtf")
+_SVE_REGISTER = r"\b[zp]\d+\b"
+_A64_RULES: Sequence[Rule] = (
+    # context: the operands
+    (r"(?:aes|sm4|rax1).*", _SVE_REGISTER, NO_CLASS),
+    (_SVE2, _SVE_REGISTER, "sve2"),
+    (r".*", _SVE_REGISTER, "sve"),
+    (r"pmull2?", r"\.1q", NO_CLASS),
+    (rf"\.inst|{_A64_OF_NO_CLASS}", "", NO_CLASS),
+    (r"frint(?:32|64)[xz]|axflag|xaflag|sb", "", "sve2"),
+    (r"(?!fcvt(?:l2?|n2?|xn)?$)f.*|[su]cvtf", r"\bv\d+\.[48]h\b|\bh\d+\b", "sve"),
+    (r"(?:cnt|u?s?q?inc|u?s?q?dec)[bhwd]|rdvl|addvl|addpl", r"^[xw]", "sve"),
+    (_A64_V1, "", "sve"),
+)
 _CHECKED_AT_RUN_TIME = re.compile(r"__aarch64_(?:cas|swp|ld(?:add|clr|eor|set))\w*")
 """Functions of libgcc that check the CPU before they use an atomic instruction."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
-    """An instruction family in some code.
-
-    Attributes:
-        family: its name.
-        count: number of its instructions.
-        instruction: the first of them, as disassembled.
-        symbol: the demangled function that contains it.
-    """
-
-    family: str
-    count: int
-    instruction: str
-    symbol: str
-
-    def __str__(self) -> str:
-        more = f", and {self.count - 1} more" if self.count > 1 else ""
-        return f"{self.family}: {self.instruction} in {self.symbol}{more}"
+_X86_MACHINE, _A64_MACHINE, _GPU_MACHINES = 62, 183, (190, 224)
+"""Machines of ELF headers."""
 
 
 def check_package(package: Path, folder: Path, device_class: DeviceClass) -> dict[str, int]:
@@ -130,12 +128,17 @@ def check_package(package: Path, folder: Path, device_class: DeviceClass) -> dic
                 if file.read(4) != b"\x7fELF":
                     continue
             with tempfile.TemporaryDirectory(dir=folder) as unpacked:
-                found = families_of(Path(archive.extract(item, unpacked)))
-            leaks = outside(found, device_class)
+                counts, examples = families_of(Path(archive.extract(item, unpacked)))
+            leaks = outside(counts, device_class)
             if leaks:
-                raise LeakError(leak_message(item.filename, leaks, device_class.name))
-            for family in found:
-                total[family.family] += family.count
+                found = "; ".join(f"{leak}: {examples[leak]} ({counts[leak]})" for leak in leaks)
+                raise LeakError(
+                    f"inductor: {item.filename} holds instructions outside of {device_class.name},"
+                    f" which would stop the process with SIGILL: {found}. Check your own compiler"
+                    " flags, compiler (CXX) and custom headers that switch the target, or build"
+                    " for a class that has them"
+                )
+            total += counts
     return dict(sorted(total.items()))
 
 
@@ -146,60 +149,47 @@ def host_class(device_class: DeviceClass) -> DeviceClass:
     return DEVICE_CLASSES[device_class.host] if device_class.host else device_class
 
 
-def outside(found: Iterable[Found], device_class: DeviceClass) -> list[Found]:
-    """The families that CPUs of the class may lack, the most frequent first."""
-    allowed = host_class(device_class).features
-    leaks = [leak for leak in found if LEVELS.get(leak.family, leak.family) not in allowed]
-    return sorted(leaks, key=lambda leak: (-leak.count, leak.family))
+def outside(families: Iterable[str], device_class: DeviceClass) -> list[str]:
+    """The families that CPUs of the class may lack."""
+    return sorted(set(families) - host_class(device_class).features)
 
 
-def leak_message(library: str, leaks: Sequence[Found], name: str) -> str:
-    """The message of a LeakError."""
-    return (
-        f"inductor: {library} holds instructions outside of {name}, which would stop the process"
-        f" with SIGILL: {'; '.join(map(str, leaks))}. Check your own compiler flags, compiler (CXX)"
-        " and custom headers that switch the target, or build for a class that has them"
-    )
-
-
-def families_of(library: Path) -> list[Found]:
+def families_of(library: Path) -> tuple[Counter[str], dict[str, str]]:
     """The instruction families in the executable sections of a library or object; none for GPU
     code.
+
+    Returns:
+        The number of instructions of each family, and the first one with its function.
 
     Raises:
         BuildError: objdump is missing or cannot read the file, or the file is for an unknown CPU.
     """
+    counts: Counter[str] = Counter()
+    examples: dict[str, str] = {}
     with library.open("rb") as file:
-        machine = int.from_bytes(file.read(20)[18:], "little")  # e_machine of the ELF header
-    if machine in (190, 224):  # GPUs
-        return []
-    if machine not in _CPUS:
+        machine = int.from_bytes(file.read(20)[18:], "little")
+    family_of: Callable[[str, str], str | None]
+    if machine in _GPU_MACHINES:
+        return counts, examples
+    if machine == _X86_MACHINE:
+        family_of = x86_family
+    elif machine == _A64_MACHINE:
+        family_of = a64_family
+    else:
         raise BuildError(f"inductor: {library.name} is for the unknown ELF machine {machine}")
-    family_of, syntax = _CPUS[machine]
-    found: dict[str, Found] = {}
-    for symbol, code, text in _disassembled(library, syntax):
-        family = family_of(
-            symbol,
-            code,
-            text,
-        )
-        if family is None:
+    syntax = ("-M", "intel") if machine == _X86_MACHINE else ()
+    for symbol, code, text in _disassembled(library, *syntax):
+        family = family_of(code, text)
+        if family is None or _CHECKED_AT_RUN_TIME.match(symbol):
             continue
-        if family in found:
-            first = found[family]
-            found[family] = replace(first, count=first.count + 1)
-        else:
+        counts[family] += 1
+        if family not in examples:
             instruction = " ".join(text.split())
-            found[family] = Found(
-                family=family,
-                count=1,
-                instruction=instruction,
-                symbol=symbol,
-            )
-    return list(found.values())
+            examples[family] = f"{instruction} in {symbol}"
+    return counts, examples
 
 
-def _disassembled(library: Path, syntax: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+def _disassembled(library: Path, *options: str) -> Iterator[tuple[str, str, str]]:
     """Symbol, bytes and text of each instruction in the executable sections, as objdump prints
     them.
     """
@@ -210,108 +200,55 @@ def _disassembled(library: Path, syntax: Sequence[str]) -> Iterator[tuple[str, s
             " needs too (Debian: apt-get install binutils)",
             code="CP-OBJDUMP",
         )
-    command = [objdump, "-d", "-C", "--insn-width=16", *syntax, str(library)]
-    environ = {**os.environ, "LC_ALL": "C"}
-    symbol, last, any_section = "", "", False
     with subprocess.Popen(
-        command,
+        [objdump, "-d", "-C", "--insn-width=16", *options, str(library)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        env=environ,
+        env={**os.environ, "LC_ALL": "C"},
     ) as process:
         assert process.stdout is not None
+        symbol, last = "", ""
         for line in process.stdout:
             parts = line.rstrip("\n").split("\t", 2)
             if len(parts) == 3:
                 yield symbol, parts[1], parts[2]
             elif line.endswith(">:\n"):
                 symbol = line[line.index("<") + 1 : -3]
-            elif line.startswith("Disassembly of section "):
-                any_section = True
             elif line.strip():
                 last = line.strip()
-    if process.returncode or not any_section:
-        raise BuildError(
-            f"inductor: objdump cannot disassemble {library.name}:"
-            f" {last or 'it has no executable section'}"
-        )
+    if process.returncode:
+        raise BuildError(f"inductor: objdump cannot disassemble {library.name}: {last}")
 
 
-def x86_family(symbol: str, code: str, text: str) -> str | None:
+def x86_family(code: str, text: str) -> str | None:
     """The family of an x86-64 instruction; None for those of x86-64-v3.
 
     Args:
-        symbol: the function that contains it.
         code: its bytes in hexadecimal, separated by spaces.
         text: as disassembled, in Intel's syntax.
     """
     mnemonic = _X86_PREFIXES.sub("", text, count=1).partition(" ")[0]
     encoding = itertools.dropwhile(_PREFIX_BYTES.__contains__, code.split())
-    first, second = next(encoding, ""), next(encoding, "")  # of a prefix alone nothing is left
-    if first == "62":
-        return _evex_family(mnemonic, opcode_map=int(second, 16) & 7)
-    unknown = mnemonic in ("(bad)", ".byte") or first == "d5"  # APX
-    unknown |= first == "8f" and int(second, 16) & 0x1F >= 8  # XOP
-    if unknown or _X86_OF_NO_CLASS.fullmatch(mnemonic):
-        return NO_CLASS
-    if first not in ("c4", "c5") or mnemonic.startswith("v") or _BMI.fullmatch(mnemonic):
-        return None
-    if mnemonic.startswith("k"):
-        return X86_V4
-    for family, pattern in _AMX.items():
-        if pattern.fullmatch(mnemonic):
-            return family
-    return NO_CLASS
+    return _family(_X86_RULES, mnemonic, next(encoding, ""))
 
 
-def _evex_family(mnemonic: str, opcode_map: int) -> str:
-    if _VNNI.fullmatch(mnemonic):
-        return "avx512_vnni"
-    if _BF16.fullmatch(mnemonic):
-        return "avx512_bf16"
-    if not mnemonic.startswith("v") or _X86_OF_NO_CLASS.fullmatch(
-        mnemonic
-    ):  # without v: general registers, APX
-        return NO_CLASS
-    half = opcode_map in (5, 6) or (mnemonic.endswith(("ph", "sh")) and mnemonic != "vcvtps2ph")
-    return "avx512_fp16" if half else X86_V4
-
-
-def a64_family(symbol: str, code: str, text: str) -> str | None:
+def a64_family(code: str, text: str) -> str | None:
     """The family of an aarch64 instruction; None for those of armv8-a.
 
     Args:
-        symbol: the function that contains it.
         code: its bytes, which are not needed.
         text: as disassembled; a conditional branch includes its condition.
     """
     mnemonic, _, operands = text.partition("\t")
-    if _CHECKED_AT_RUN_TIME.match(symbol) and _A64_V1.fullmatch(mnemonic):
-        return None
-    if _SVE_REGISTER.search(operands):
-        crypto = mnemonic.startswith(("aes", "sm4", "rax1"))
-        if crypto:
-            return NO_CLASS
-        return NEOVERSE_V2 if _SVE2.fullmatch(mnemonic) else NEOVERSE_V1
-    if (
-        mnemonic == ".inst"
-        or (mnemonic in ("pmull", "pmull2") and ".1q" in operands)
-        or _A64_OF_NO_CLASS.fullmatch(mnemonic)
-    ):
-        return NO_CLASS
-    if _A64_V2.fullmatch(mnemonic):
-        return NEOVERSE_V2
-    half = _HALF_ARITHMETIC.fullmatch(mnemonic) and _HALF_REGISTER.search(operands)
-    counts = _SVE_COUNT.fullmatch(mnemonic) and operands.startswith(("x", "w"))
-    return NEOVERSE_V1 if half or counts or _A64_V1.fullmatch(mnemonic) else None
+    return _family(_A64_RULES, mnemonic, operands)
 
 
-_CPUS: Mapping[int, tuple[Callable[[str, str, str], str | None], Sequence[str]]] = {
-    62: (x86_family, ("-M", "intel")),
-    183: (a64_family, ()),
-}
-"""The function that finds an instruction's family, and objdump's options, by machine of the ELF
-header.
-"""
+@functools.lru_cache(1 << 16)
+def _family(rules: Sequence[Rule], mnemonic: str, context: str) -> str | None:
+    """The family of the first rule that an instruction matches; None if it matches none."""
+    for pattern, of_context, family in rules:
+        if re.search(of_context, context) and re.fullmatch(pattern, mnemonic):
+            return family
+    return None

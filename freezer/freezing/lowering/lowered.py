@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import Any, Literal
 
 import torch
@@ -78,8 +77,10 @@ CODE, GRAPH = "code.txt", "graph.txt"
 _CAPTURED = "captured-"
 """Prefix of the names of texts of the captured model."""
 
-_PLACE = re.compile(r"(?P<before># (?:File: )?)(?P<file>/[^\s:]+)(?=:\d+)")
-_INSTALLED = re.compile(r".*/(?:site|dist)-packages/")
+_FOLDER = re.compile(
+    r"(# (?:File: )?)/(?:[^\s:]*/(?:site|dist)-packages/|[^\s:]*/)?(?=[^\s:]+:\d+)"
+)
+"""The folder of a source file in a comment; for an installed file, that of all packages."""
 
 
 def captured_texts(program: Any) -> dict[str, str]:
@@ -116,15 +117,7 @@ def shortened(text: str) -> str:
     """Shorten source paths, so that the text does not depend on the machine: `# model.py:12`, `#
     torch/nn/functional.py:1491`.
     """
-    return _PLACE.sub(_short, text)
-
-
-def _short(place: re.Match[str]) -> str:
-    path = place["file"]
-    inside = _INSTALLED.sub("", path)
-    if inside == path:
-        inside = PurePosixPath(path).name
-    return place["before"] + inside
+    return _FOLDER.sub(r"\1", text)
 
 
 def _code(module: Any, methods: Sequence[str]) -> str:
@@ -178,12 +171,16 @@ _COMPILED = frozenset(("quantized_decomposed",))
 
 _TARGET = re.compile(r"^(\w+)\.(\w+)\.\w+$")
 
-_NO_OPERATORS = frozenset(
-    f"prim::{name}"
-    for name in (
-        *("Constant", "GetAttr", "ListConstruct", "ListUnpack", "DictConstruct"),
-        *("TupleConstruct", "TupleUnpack", "TupleIndex", "TupleSlice"),
-    )
+_NO_OPERATORS = (
+    "prim::Constant",
+    "prim::GetAttr",
+    "prim::ListConstruct",
+    "prim::ListUnpack",
+    "prim::DictConstruct",
+    "prim::TupleConstruct",
+    "prim::TupleUnpack",
+    "prim::TupleIndex",
+    "prim::TupleSlice",
 )
 """Kinds of TorchScript's nodes that compute nothing: constants, attribute reads, packing and
 unpacking.
@@ -211,26 +208,20 @@ def operators_of(program: Any) -> set[str]:
     """Operators called by an ExportedProgram or by any method of a ScriptModule: `aten::add`,
     `torchvision::nms`.
     """
-    kinds: set[str] = set()
     if isinstance(program, torch.export.ExportedProgram):
-        for name in fx_operators(program.graph_module):
-            target = _TARGET.match(name)
-            if target:
-                kinds.add(f"{target[1]}::{target[2]}")
-        return kinds
-    for name in program._c._method_names():
-        method = program._c._get_method(name)
-        kinds |= set(script_operators(method.inlined_graph))
-    return kinds
+        targets = map(_TARGET.match, fx_operators(program.graph_module))
+        return {f"{target[1]}::{target[2]}" for target in targets if target}
+    methods = map(program._c._get_method, program._c._method_names())
+    return {kind for method in methods for kind in script_operators(method.inlined_graph)}
 
 
 def fx_operators(module: torch.fx.GraphModule) -> Counter[str]:
     """Number of operators by kind in a graph of torch.fx and in its branches and loops."""
-    graphs = (part.graph for part in module.modules() if isinstance(part, torch.fx.GraphModule))
-    names = (
-        str(node.target) for graph in graphs for node in graph.nodes if node.op == "call_function"
-    )
-    return Counter(name for name in names if "getitem" not in name)
+    calls: Counter[str] = Counter()
+    for part in module.modules():
+        if isinstance(part, torch.fx.GraphModule):
+            calls.update(str(n.target) for n in part.graph.nodes if n.op == "call_function")
+    return Counter({name: count for name, count in calls.items() if "getitem" not in name})
 
 
 def script_operators(graph: Any) -> Counter[str]:

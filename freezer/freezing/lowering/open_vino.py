@@ -55,20 +55,6 @@ _PADDING = 0xD935
 _NO_OPERATORS = ("Parameter", "Result", "Constant")
 
 
-_TYPES = {
-    **{
-        torch.bool: "boolean",
-        torch.uint8: "u8",
-        torch.int8: "i8",
-        torch.int16: "i16",
-        torch.int32: "i32",
-        torch.int64: "i64",
-    },
-    **{torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"},
-}
-"""OpenVINO's names of dtypes."""
-
-
 def build(captured: Captured, path: Path, target: Target, settings: Settings) -> Lowered:
     """Convert a program to OpenVINO's IR, with the ranges of its sizes.
 
@@ -95,26 +81,11 @@ def _build(captured: Captured, path: Path, openvino: ModuleType) -> Lowered:
     with timed(phases_s, "convert"):
         model = _converted(program, openvino)
         inputs = _inputs_of(program, model)
-        model = _with_sizes_and_layouts(
-            program,
-            model,
-            inputs,
-            orders,
-            openvino,
-        )
+        model = _with_sizes_and_layouts(program, model, inputs, orders, openvino)
     with timed(phases_s, "save"):
         calls = EngineCalls(inputs=inputs, orders=tuple(orders))
-        _save(
-            model,
-            path,
-            calls,
-            openvino,
-        )
-    report = replace(
-        report,
-        ops_after=_operators(model),
-        phases_s=phases_s,
-    )
+        _save(model, path, calls, openvino)
+    report = replace(report, ops_after=_operators(model), phases_s=phases_s)
     return Lowered(report=report, texts={GRAPH: _text(model)})
 
 
@@ -150,9 +121,8 @@ def _inputs_of(program: torch.export.ExportedProgram, model: Model) -> tuple[int
     """
     signature = program.graph_signature
     names, num_outputs = list(signature.user_inputs), len(set(signature.user_outputs))
-    indices = []
-    for port in model.inputs:
-        indices += [names.index(name) for name in port.names if name in names][:1]
+    known = [port.names.intersection(names) for port in model.inputs]
+    indices = [names.index(min(own)) for own in known if own]
     same_inputs = len(set(indices)) == len(model.inputs)
     if not same_inputs or len(model.outputs) != num_outputs:
         raise BuildError(
@@ -173,6 +143,7 @@ def _with_sizes_and_layouts(
     memory.
     """
     from openvino import opset13 as ops
+    from openvino.frontend.pytorch.utils import pt_to_ov_type_map as types
 
     values = values_named(program, program.graph_signature.user_inputs)
     sizes = {}
@@ -184,7 +155,7 @@ def _with_sizes_and_layouts(
     by_name = dict(zip(dict.fromkeys(names), model.get_results(), strict=True))
     for name, order, value in zip(names, orders, values_named(program, names), strict=True):
         port = by_name[name].input_value(0)
-        dtype = getattr(openvino.Type, _TYPES[value.dtype])
+        dtype = types[str(value.dtype)]
         if port.get_element_type() != dtype:
             port = ops.convert(port, dtype.get_type_name()).output(0)
         if order is not None:
@@ -246,12 +217,6 @@ def _text(model: Model) -> str:
     """The graph, one operator a line, without the values of its weights."""
     lines = []
     for op in model.get_ordered_ops():
-        values = [op.input_value(index) for index in range(op.get_input_size())]
-        sources = [value.get_node().get_friendly_name() for value in values]
-        outputs = [
-            f"{port.get_element_type().get_type_name()}{port.get_partial_shape()}"
-            for port in op.outputs()
-        ]
-        call = f"{op.get_type_name()}({', '.join(sources)})"
-        lines.append(f"{op.get_friendly_name()} = {call} -> {', '.join(outputs)}\n")
+        sources = [value.get_node().get_friendly_name() for value in op.input_values()]
+        lines.append(f"{op} <- {', '.join(sources)}\n")
     return "".join(lines)

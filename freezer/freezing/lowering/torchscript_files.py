@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from freezer.artifact import FreezingReport, KeptTensor, PreservedName, stored_as_captured
 from freezer.errors import BuildError
@@ -26,7 +24,7 @@ from freezer.freezing.lowering.lowered import (
 from freezer.freezing.recipes import Settings
 from freezer.freezing.target import Target
 from freezer.runtime.loaders import torchscript_deprecations_silenced
-from freezer.runtime.tensors import identity_of, named_tensors, storage_of, tensors_bytes
+from freezer.runtime.tensors import identity_of, named_tensors, tensors_bytes
 
 SUFFIX = ".pt"
 
@@ -46,18 +44,9 @@ def build(captured: Captured, path: Path, target: Target, settings: Settings) ->
         before = captured.program
         if getattr(before, "training", True):  # a module that was frozen before has no mode
             before = before.eval()
-        _check_kept(
-            before,
-            captured.preserve,
-            captured.name,
-        )
+        _check_kept(before, captured.preserve, captured.name)
         try:
-            return _build(
-                captured,
-                before,
-                path,
-                settings,
-            )
+            return _build(captured, before, path, settings)
         except RuntimeError as error:
             raise BuildError(f"torchscript: {sentence(error, 'script')}") from error
 
@@ -66,7 +55,7 @@ def _build(
     captured: Captured, before: torch.jit.ScriptModule, path: Path, settings: Settings
 ) -> Lowered:
     phases_s: dict[str, float] = {}
-    after = before
+    after, texts, report = before, {}, _report(captured)
     if settings["freeze"]:
         with timed(phases_s, "freeze"):
             after = torch.jit.freeze(
@@ -74,17 +63,11 @@ def _build(
                 preserved_attrs=list(captured.preserve),
                 optimize_numerics=settings["optimize_numerics"],
             )
-        _check_kept(
-            after,
-            captured.preserve,
-            "torch.jit.freeze",
-        )
+        _check_kept(after, captured.preserve, "torch.jit.freeze")
+        report = _report_frozen(report, captured, after)
+        texts = torchscript_texts(after, _methods(captured))
     with timed(phases_s, "save"):
         torch.jit.save(after, str(path))
-    with timed(phases_s, "report"):
-        report = _report(captured)
-        report = _report_frozen(report, captured, after) if settings["freeze"] else report
-    texts = torchscript_texts(after, _methods(captured)) if settings["freeze"] else {}
     return Lowered(report=replace(report, phases_s=phases_s), texts=texts)
 
 
@@ -119,8 +102,9 @@ def _methods(captured: Captured) -> list[str]:
     ]
 
 
-def _graphs(module: Any, methods: Sequence[str]) -> list[Any]:
-    return [module._c._get_method(method).inlined_graph for method in methods]
+def _operators(module: Any, methods: Sequence[str]) -> Counter[str]:
+    graphs = [module._c._get_method(method).inlined_graph for method in methods]
+    return sum(map(script_operators, graphs), Counter())
 
 
 def _report(captured: Captured) -> FreezingReport:
@@ -134,7 +118,7 @@ def _report(captured: Captured) -> FreezingReport:
         )
         for name in captured.preserve
     ]
-    ops = sum(map(script_operators, _graphs(program, methods)), Counter[str]())
+    ops = _operators(program, methods)
     notes = (stored_as_captured(len(dict(named_tensors(program)))),)
     return FreezingReport(
         ops_before=ops,
@@ -148,12 +132,7 @@ def _report_frozen(report: FreezingReport, captured: Captured, after: Any) -> Fr
     """Report what freezing changed, by comparing the graphs of the captured module with those of
     the payload's.
     """
-    methods = _methods(captured)
-    graphs, frozen = _graphs(captured.program, methods), _graphs(after, methods)
-    ops_after = sum(map(script_operators, frozen), Counter[str]())
     tensors = dict(named_tensors(captured.program))
-    known = [storage_of(tensor) for tensor in (*tensors.values(), *_constants_in(graphs))]
-    new = {storage_of(tensor) for tensor in _constants_in(frozen)} - set(known)
     constants: dict[str, Tensor] = {}
     kept: list[KeptTensor] = []
     for name, tensor in tensors.items():
@@ -165,21 +144,14 @@ def _report_frozen(report: FreezingReport, captured: Captured, after: Any) -> Fr
     identities = {identity_of(tensor) for tensor in constants.values()}
     return replace(
         report,
-        ops_after=ops_after,
+        ops_after=_operators(after, _methods(captured)),
         notes=(),
         num_constants=len(identities),
         constants_bytes=tensors_bytes(constants.values()),
         constants=tuple(map(captured.source_name, constants)),
-        folded_bytes=sum(storage[1] for storage in new if storage),
         kept=tuple(kept),
     )
 
 
 def _requested(name: str, preserve: Sequence[str]) -> bool:
     return any(f"{name}.".startswith(f"{requested}.") for requested in preserve)
-
-
-def _constants_in(graphs: Sequence[Any]) -> list[Tensor]:
-    nodes = itertools.chain(*(graph.findAllNodes("prim::Constant") for graph in graphs))
-    leaves = pytree.tree_leaves([node.output().toIValue() for node in nodes])
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]

@@ -12,7 +12,6 @@ from freezer.spec import (
     all_sizes,
     combinations,
     interior_points,
-    points_beside,
 )
 
 
@@ -44,15 +43,6 @@ def test_interior_points_are_declared_and_new(low: int, more: int, step: int, co
     points = [point["n"] for point in interior_points(spec, count)]
     assert len({*points}) == len(points) <= count
     assert {*points} <= {*spec.dims[0].sizes} - {point["n"] for point in spec.points()}
-
-
-def test_points_beside_are_on_both_sides_of_each_number() -> None:
-    text = "it needs 4 <= seq and seq <= 19; x.shape[1] 1.5 y2"
-    for step, expected in ((1, [4, 5, 18, 19, 20]), (4, [4, 8, 16, 20])):
-        points = points_beside([text], spec_of(seq=(4, 64, step)))
-        assert sorted(point["seq"] for point in points) == expected
-    two = points_beside(["h < 30"], spec_of(h=(4, 64, 1), w=(8, 16, 1)))
-    assert [point["h"] for point in two] == [29, 30, 31]
 
 
 def test_every_size_of_each_dim_is_tried() -> None:

@@ -9,8 +9,8 @@ import contextlib
 import gc
 import json
 import operator
-import time
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,7 +24,6 @@ from freezer.freezing.capture import Captured
 from freezer.freezing.environment import compiler
 from freezer.freezing.lowering.exported_programs import report_before
 from freezer.freezing.lowering.inductor.cuda_toolkit import cuda_toolkit
-from freezer.freezing.lowering.inductor.inductor_report import Observed
 from freezer.freezing.lowering.inductor.torch_patches import (
     clip_windows,
     linears_of_vectors,
@@ -49,10 +48,13 @@ from freezer.freezing.recipes import BESIDE, Settings
 from freezer.freezing.target import Target, packed_layouts
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.runtime.native import ALIGNMENT, TABLE, WeightEntry
-from freezer.runtime.tensors import addresses_of, program_bytes, program_dtypes, program_tensors
+from freezer.runtime.tensors import program_bytes, program_dtypes
 from freezer.runtime.torch_settings import plain_precision
 
 SUFFIX = ".pt2"
+
+KERNEL = "kernel of Inductor"
+"""Operator kind of Inductor's own kernels."""
 
 MAX_PRINTED = 16
 """Elements of a tensor that is not freed while Inductor works: it prints those of up to 4, also
@@ -82,57 +84,43 @@ def _build(captured: Captured, path: Path, target: Target, settings: Settings) -
     packs = settings["inductor"]["freezing"] and settings["inductor"]["cpp.weight_prepack"]
     layouts = packed_layouts(target, program_dtypes(captured.program)) if packs else {}
     config = configuration(settings["inductor"], target, beside=beside)
-    report, observed, phases_s = report_before(captured), Observed(), dict[str, float]()
+    report = report_before(captured)
+    watched = _Watched(captured, beside=beside)
+    phases_s: dict[str, float] = {}
     with own_cache(path.parent) as cache:
-        files, table = _compile(
-            captured,
-            target,
-            config,
-            cache,
-            observed,
-            phases_s,
-        )
+        with timed(phases_s, "compile"):
+            files = _compile(captured.program, target, config, cache, watched)
         gc.collect()  # Inductor's graphs are cyclic, and hold the frozen weights
         with timed(phases_s, "package"):
             from torch.export.pt2_archive._package import package_pt2
 
-            package_pt2(str(path), aoti_files=files, extra_files={TABLE: table} if table else None)
+            extra = {TABLE: watched.table} if beside else None
+            package_pt2(str(path), aoti_files=files, extra_files=extra)
         with timed(phases_s, "instructions"):
             instructions = check_package(path, cache, target.device_class)
     stored = "beside the shared library" if beside else "in the shared library"
     report = replace(
         report,
-        ops_after=observed.ops,
-        changes=tuple(observed.changes()),
-        folded_bytes=observed.folded_bytes,
+        ops_after=watched.ops,
         phases_s=phases_s,
         instructions=instructions,
         instructions_of=target.device_class.name,
         notes=(f"The weights are stored {stored} ({size_mb:.1f} MB).",),
     )
-    return Lowered(
-        report=report,
-        texts={GRAPH: shortened(observed.graph), CODE: observed.code},
-        layouts=layouts,
-    )
+    texts = {GRAPH: shortened(watched.graph), CODE: watched.code}
+    return Lowered(report=report, texts=texts, layouts=layouts)
 
 
 def _compile(
-    captured: Captured,
+    program: torch.export.ExportedProgram,
     target: Target,
     config: Mapping[str, object],
     cache: Path,
-    observed: Observed,
-    phases_s: dict[str, float],
-) -> tuple[list[Any], str | None]:
-    """Freeze and compile the program; free the tensors that it owns.
-
-    Returns:
-        The files to package, and the table of the weights if they are stored beside the library.
-    """
+    watched: _Watched,
+) -> list[Any]:
+    """Freeze and compile a program; return the files to package."""
     from torch._inductor import aot_compile, codecache, freezing  # the first import uses torch.jit
 
-    watched = _Watched(captured, observed, beside=BESIDE.items() <= config.items())
     is_cpu = target.device.type == "cpu"
     with (
         plain_precision(target.device),
@@ -145,17 +133,13 @@ def _compile(
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # from torch's own code while it tunes
-        args, kwargs = captured.program.example_inputs
-        options = known({**_changed_by_program(), **config, **_passes(observed)})
-        program = captured.program.module(check_guards=False)
-        files = aot_compile(program, args, kwargs, options=options)
-    ended = time.monotonic()
-    phases_s["lower"] = watched.written_s - watched.started_s
-    phases_s["compile"] = ended - watched.written_s
-    return list(files), watched.table
+        args, kwargs = program.example_inputs
+        options = known({**_changed_by_program(), **config, **_passes(watched)})
+        module = program.module(check_guards=False)
+        return list(aot_compile(module, args, kwargs, options=options))
 
 
-def _passes(observed: Observed) -> dict[str, object]:
+def _passes(watched: _Watched) -> dict[str, object]:
     """Further passes of Inductor over graphs: plain functions, because torch copies its
     configuration, with the owner of a method.
     """
@@ -166,7 +150,7 @@ def _passes(observed: Observed) -> dict[str, object]:
 
     def finish(graph: torch.fx.Graph) -> None:
         module: Any = graph.owning_module
-        observed.graph = module.print_readable(print_output=False, include_stride=True)
+        watched.graph = module.print_readable(print_output=False, include_stride=True)
 
     return {"joint_custom_post_pass": repair, "post_grad_custom_post_pass": finish}
 
@@ -175,45 +159,49 @@ class _Watched:
     """Inductor's functions that freeze a program and compile its code, observed.
 
     Attributes:
+        ops: number of calls by kind: Inductor's kernels, and operators of oneDNN, MKL or torch.
+        code: code of the wrapper and the kernels.
+        graph: text of the final graph.
         table: table of the weights, if they are stored beside the library.
-        started_s, written_s: times of the start, and when the code was written.
     """
 
-    def __init__(self, captured: Captured, observed: Observed, *, beside: bool) -> None:
+    def __init__(self, captured: Captured, *, beside: bool) -> None:
         from torch._inductor import codecache, freezing
 
         self._freeze, self._compile = freezing.freeze, codecache.AotCodeCompiler.compile
-        self._captured, self._observed, self._beside = captured, observed, beside
-        self._addresses = addresses_of(program_tensors(captured.program))
-        self.table: str | None = None
-        self.started_s = self.written_s = time.monotonic()
+        self._owned = captured.owned
+        self._beside = beside
+        self.ops: Counter[str] = Counter()
+        self.code = self.graph = self.table = ""
 
     def freeze(self, *args: Any) -> Any:
         """Freeze a program, and free the tensors that it owns."""
         module, inputs = self._freeze(*args)
-        constants = _tensors_in(module.graph)
-        self._observed.see_constants(constants, self._addresses)
-        owned = [tensor for tensor in self._captured.owned if tensor.numel() > MAX_PRINTED]
-        free_tensors(owned, constants)
+        owned = [tensor for tensor in self._owned if tensor.numel() > MAX_PRINTED]
+        free_tensors(owned, _tensors_in(module.graph))
         return module, inputs
 
     def compile(self, graph: Any, wrapper: str, kernels: str, *args: Any, **kwargs: Any) -> Any:
         """Compile the code of a graph."""
-        self.written_s = time.monotonic()
-        self._observed.see_code(
-            graph,
-            wrapper,
-            kernels,
-        )
+        self.ops = _calls(graph)
+        self.code = f"{wrapper}\n\n// kernels\n\n{kernels}"
         if self._beside:
             self.table = weights_table(graph)
-        return self._compile(
-            graph,
-            wrapper,
-            kernels,
-            *args,
-            **kwargs,
-        )
+        return self._compile(graph, wrapper, kernels, *args, **kwargs)
+
+
+def _calls(graph: Any) -> Counter[str]:
+    """Number of kernels and operators that Inductor's GraphLowering calls, by kind."""
+    calls: Counter[str] = Counter()
+    for scheduled in graph.scheduler.nodes:
+        parts = scheduled.get_nodes()
+        operators = [part.node for part in parts if part.is_extern()]
+        calls[KERNEL] += len(operators) < len(parts)
+        for node in operators:
+            kind = getattr(node, "op_overload", None) or getattr(node, "python_kernel_name", None)
+            if type(node).__name__ != "MultiOutput":
+                calls[str(kind or type(node).__name__)] += 1
+    return calls
 
 
 def configuration(settings: Settings, target: Target, *, beside: bool) -> dict[str, object]:
@@ -227,10 +215,10 @@ def configuration(settings: Settings, target: Target, *, beside: bool) -> dict[s
     config = {
         **settings,
         "aot_inductor.package": True,
+        "aot_inductor.metadata": {},  # torch adds to the one it finds
         "cpp.cxx": (None, compiler()),
         **(BESIDE if beside else {}),
     }
-    config["aot_inductor.metadata"] = {}  # torch adds to the one it finds
     cpu = host_class(target.device_class)
     if cpu.kind == "cpu":
         config |= {
@@ -273,26 +261,17 @@ def weights_table(graph: Any) -> str:
         if name in graph.folded_constants:
             continue
         tensor = graph.get_original_value_of_constant(name)
+        packed = _description(tensor) if tensor.is_mkldnn else None
         entry = WeightEntry(
             name=name,
             position=position,
             dtype=str(tensor.dtype).removeprefix("torch."),
             shape=tuple(tensor.shape),
-            stride=(),
-            offset=0,
-            packed=None,
+            stride=() if packed else tuple(tensor.stride()),
+            offset=0 if packed else tensor.storage_offset(),
+            packed=packed,
         )
-        if tensor.is_mkldnn:
-            entry = replace(entry, packed=_description(tensor))
-            size = torch.ops.mkldnn._nbytes(tensor)
-        else:
-            offset = tensor.storage_offset()
-            entry = replace(
-                entry,
-                stride=tuple(tensor.stride()),
-                offset=offset,
-            )
-            size = tensor.untyped_storage().nbytes()
+        size = torch.ops.mkldnn._nbytes(tensor) if packed else tensor.untyped_storage().nbytes()
         entries.append(asdict(entry))
         position += -(-size // ALIGNMENT) * ALIGNMENT
     return json.dumps({"size_bytes": position, "constants": entries})

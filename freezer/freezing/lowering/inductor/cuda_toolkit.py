@@ -9,30 +9,21 @@ names that a linker looks for.
 from __future__ import annotations
 
 import contextlib
-import os
-import re
-import shutil
-import sys
+import importlib.util
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
+
+import psutil
 
 from freezer.errors import BuildError
-
-_HEADER = "cuda_runtime_api.h"
-_DRIVER = (
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib64",
-    "/usr/lib/aarch64-linux-gnu",
-    "/usr/local/nvidia/lib64",
-    "/usr/lib/wsl/lib",
-)
 
 
 @contextlib.contextmanager
 def cuda_toolkit(folder: Path) -> Iterator[None]:
     """Let torch find CUDA's headers and libraries during a build: an installed toolkit's, or else
-    those of torch's packages.
+    those of torch's packages and the driver that this process uses.
 
     Args:
         folder: where to make a temporary folder of links.
@@ -45,59 +36,32 @@ def cuda_toolkit(folder: Path) -> Iterator[None]:
     if cpp_extension.CUDA_HOME is not None:
         yield
         return
-    packages = nvidia_folders(sys.path)
-    home = Path(tempfile.mkdtemp(prefix=".cuda-", dir=folder))
-    try:
-        link_toolkit(
-            home,
-            packages,
-            driver_library(),
-        )
-        cpp_extension.CUDA_HOME = str(home)
-        yield
-    finally:
-        cpp_extension.CUDA_HOME = None
-        shutil.rmtree(home, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=".cuda-", dir=folder) as home:
+        _link_toolkit(Path(home))
+        with mock.patch.object(cpp_extension, "CUDA_HOME", home):
+            yield
 
 
-def nvidia_folders(search_path: Sequence[str]) -> list[Path]:
-    """The folders of NVIDIA's packages, in the order of the search path."""
-    roots = [Path(entry) / "nvidia" for entry in search_path if entry]
-    return [
-        part for root in roots if root.is_dir() for part in sorted(root.iterdir()) if part.is_dir()
-    ]
-
-
-def link_toolkit(home: Path, packages: Sequence[Path], driver: Path | None) -> None:
+def _link_toolkit(home: Path) -> None:
     """Link headers and libraries as in a toolkit: `include`, and `lib64` with the names that a
     linker looks for.
-
-    Raises:
-        BuildError: no package has the headers.
     """
-    include, lib = home / "include", home / "lib64"
-    include.mkdir()
-    lib.mkdir()
-    for package in packages:
-        for item in sorted((package / "include").glob("*")):
-            if not (include / item.name).exists():
-                (include / item.name).symlink_to(item)
-        for item in sorted((package / "lib").glob("lib*.so*")):
-            for name in (item.name, re.sub(r"\.so.*", ".so", item.name)):
-                if not (lib / name).exists():
-                    (lib / name).symlink_to(item)
-    if not (include / _HEADER).exists():
+    nvidia = importlib.util.find_spec("nvidia")
+    roots = [Path(root) for root in (nvidia and nvidia.submodule_search_locations) or ()]
+    headers = [header for root in roots for header in root.glob("*/include/*")]
+    libraries = [library for root in roots for library in root.glob("*/lib/lib*.so*")]
+    loaded = [Path(mapped.path) for mapped in psutil.Process().memory_maps()]
+    driver = [library for library in loaded if library.name.startswith("libcuda.so")]
+    links = {home / "include" / header.name: header for header in headers}
+    for library in (*libraries, *driver):
+        name, _, _ = library.name.partition(".so")
+        links[home / "lib64" / f"{name}.so"] = library
+    if home / "include" / "cuda_runtime_api.h" not in links:
         raise BuildError(
-            f"inductor: no {_HEADER} to compile the host code with; install CUDA's toolkit and set"
-            " CUDA_HOME, or pip install nvidia-cuda-runtime for the CUDA of this torch",
+            "inductor: no cuda_runtime_api.h to compile the host code with; install CUDA's toolkit"
+            " and set CUDA_HOME, or pip install nvidia-cuda-runtime for the CUDA of this torch",
             code="CP-CUDA-HEADERS",
         )
-    if driver is not None and not (lib / "libcuda.so").exists():
-        (lib / "libcuda.so").symlink_to(driver)
-
-
-def driver_library(folders: Sequence[str] = _DRIVER) -> Path | None:
-    """The driver's libcuda.so.1, if it is found."""
-    places = [*folders, *os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)]
-    libraries = [Path(place) / "libcuda.so.1" for place in places if place]
-    return next((library for library in libraries if library.exists()), None)
+    for link, file in links.items():
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(file)

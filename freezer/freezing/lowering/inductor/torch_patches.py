@@ -145,11 +145,8 @@ def linears_of_vectors() -> Iterator[None]:
     """
     from torch._inductor.fx_passes import mkldnn_fusion
 
-    def product(function: Callable[[int, int], int], sizes: Iterable[int]) -> int | None:
-        sizes = list(sizes)
-        if not sizes:
-            return None  # equals no size, so the reshapes around the layer stay
-        return functools.reduce(function, sizes)
+    def product(multiply: Callable[[int, int], int], sizes: list[int]) -> int:
+        return functools.reduce(multiply, sizes or [-1])  # equals no size
 
     with mock.patch.object(mkldnn_fusion, "reduce", product):
         yield
@@ -179,11 +176,7 @@ def _without_packing(patterns: Any) -> Any:
     from torch._inductor.pattern_matcher import PatternMatcherPass
 
     def packs(entry: object) -> bool:
-        handler = getattr(
-            entry,
-            "handler",
-            None,
-        )
+        handler = getattr(entry, "handler", None)
         return getattr(handler, "__module__", None) in _MKLDNN_PASSES
 
     copied = PatternMatcherPass()
@@ -202,15 +195,12 @@ def name_scalars(graph: torch.fx.Graph) -> None:
         graph: graph of a GraphModule with aten operators and weights as attributes.
     """
     module: Any = graph.owning_module
-    number = 0
     for conv in graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default):
         node = _folded_next(conv)
         while node is not None:
             factor = node.args[1]
             if isinstance(factor, float):
-                while hasattr(module, f"coldpress_scalar_{number}"):
-                    number += 1
-                name = f"coldpress_scalar_{number}"
+                name = f"coldpress_scalar_{node.name}"
                 value = node.meta["val"]
                 with torch.utils._python_dispatch._disable_current_modes():
                     module.register_buffer(name, torch.tensor([factor], dtype=value.dtype))
@@ -293,15 +283,11 @@ def _both(value: int | Iterable[int]) -> list[int]:
 
 def _folded_next(node: torch.fx.Node) -> torch.fx.Node | None:
     """The arithmetic node that folding would take into a node's convolution next."""
-    if len(node.users) != 1:
-        return None
-    (user,) = node.users
-    if user.target not in _FOLDED or len(user.args) != 2 or user.kwargs:
+    user = next(iter(node.users), None)
+    if user is None or len(node.users) > 1 or user.target not in _FOLDED or user.kwargs:
         return None
     left, right = user.args
-    value = user.meta.get("val")
-    if left is not node or not isinstance(value, torch.Tensor) or not value.is_floating_point():
+    if left is not node or not user.meta["val"].is_floating_point():
         return None
-    if isinstance(right, torch.fx.Node):
-        return user if right.op == "get_attr" else None
-    return user if isinstance(right, float) else None
+    constant = isinstance(right, float) or getattr(right, "op", None) == "get_attr"
+    return user if constant else None

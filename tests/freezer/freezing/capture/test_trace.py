@@ -152,22 +152,3 @@ def test_unproven_trace_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_size_needs_no_proof() -> None:
     assert captured_by(varying(checking), "trace", {"batch": 1, "seq": 4}).name == "trace"
     assert captured_by(subject(Calling(checking)), "trace").name == "trace"
-
-
-def test_sizes_beside_a_refused_guard_are_compared() -> None:
-    """Torch.export names 19; the script is wrong at 20 only."""
-
-    class AtTheGuard(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            if x.shape[1] < 20:
-                return x
-            wrong = torch.jit.is_scripting() and x.shape[1] == 20  # type: ignore[attr-defined]
-            return x * 3 if wrong else x * 2
-
-    attempt = Attempt(subject_of(AtTheGuard(), {"x": random_inputs(2, 8)}, {"x": {1: SEQ}}), None)
-    with pytest.raises(CaptureError, match="seq <= 19"):
-        attempt.capture("export")
-    with pytest.raises(
-        CaptureError, match=r"the script differs from the model on input set \d+ \(seq=20\)"
-    ):
-        attempt.capture("script")

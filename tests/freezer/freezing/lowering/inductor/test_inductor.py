@@ -126,18 +126,6 @@ def test_report_counts_kernels_calls_and_constants(frozen: Built) -> None:
         "mkldnn._linear_pointwise.default": 5,
         "kernel of Inductor": kernels,
     }
-    notes = {change.name: (change.count, change.note) for change in report.changes}
-    assert notes["operations fused into convolutions and linear layers"] == (
-        4,
-        "2 relu, 1 sigmoid, 1 tanh",
-    )
-    assert notes["weights packed"][0] == 8
-    num_loops, note = notes["loops fused into kernels"]
-    assert num_loops > kernels > 0
-    assert note == f"in {kernels} kernels"
-    # three biases of 8, of which two came with batch norms; the sum of the product; and the buffer
-    # that is given back
-    assert report.folded_bytes == 4 * (3 * 8 + 100 + 100)
     model = seeded(Known)
     names = [*dict(model.named_parameters(remove_duplicate=False)), *dict(model.named_buffers())]
     assert set(report.constants) == set(names)
@@ -149,7 +137,6 @@ def test_report_counts_kernels_calls_and_constants(frozen: Built) -> None:
 @pytest.mark.slow
 def test_packing_is_decided_per_build(unpacked: Built) -> None:
     assert_answers_as_eager(unpacked)
-    assert "weights packed" not in {change.name for change in unpacked.report.changes}
     assert {name for name in unpacked.report.ops_after if name != "kernel of Inductor"} == {
         "aten.convolution.default",
         "aten.addmm.out",
@@ -161,7 +148,6 @@ def test_packing_is_decided_per_build(unpacked: Built) -> None:
 def test_an_unfrozen_program_keeps_its_weights(tmp_path: Path) -> None:
     made = built(seeded(Known), tmp_path / "candidate", RECIPES["inductor-unfrozen"])
     assert_answers_as_eager(made)
-    assert {"freezing", "weights packed"}.isdisjoint(change.name for change in made.report.changes)
 
 
 def test_constant_outputs_are_copies(frozen: Built) -> None:
@@ -230,7 +216,6 @@ def test_build_leaves_the_process_and_the_model_unchanged(frozen: Built) -> None
     )
     assert list(frozen.report.phases_s) == [
         "capture",
-        "lower",
         "compile",
         "package",
         "instructions",
