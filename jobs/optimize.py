@@ -56,13 +56,7 @@ EXCLUSIONS = {
 }
 """Options without an effect beside another one."""
 
-REGISTRY_OPTIONS = {
-    "filter_": "--filter only applies to `mlflow:` catalogs; use --only GLOB for a file",
-    "watch": "--watch only applies to `mlflow:` catalogs; run the command again after a catalog"
-    " file has changed",
-    "trust": "--trust only applies to `mlflow:` catalogs; in a file, write `trust: true` in the"
-    " entries that need it",
-}
+REGISTRY_OPTIONS = ("filter_", "watch", "trust")
 """Options that only apply to registries, by parameter."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -242,9 +236,7 @@ def _check(config: Config) -> None:
     """Read the catalog, and print the number of its entries."""
     catalog = read(config)
     refuse_bad_entries(catalog.problems, keep_going=False)
-    num_entries = len(catalog.entries)
-    entries = "1 entry" if num_entries == 1 else f"{num_entries} entries"
-    say(f"{config.catalog}: {entries}, no errors")
+    say(f"{config.catalog}: entries: {len(catalog.entries)}, errors: 0")
 
 
 @contextlib.contextmanager
@@ -259,8 +251,7 @@ def _each_problem() -> Iterator[None]:
 
 
 def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=LOG_WIDTH)  # a log has no width
+    return Console(width=None if sys.stdout.isatty() else LOG_WIDTH)
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -280,9 +271,9 @@ def check_options(options: Mapping[str, Any]) -> None:
         if name != "auto":
             known_class(name)
     if not is_registry(options["catalog"]):
-        for name, problem in REGISTRY_OPTIONS.items():
+        for name in REGISTRY_OPTIONS:
             if options[name]:
-                raise UsageError(problem)
+                raise UsageError(f"--{name.strip('_')} only applies to `mlflow:` catalogs")
     for name, others in EXCLUSIONS.items():
         for other in others:
             if options[name] and options[other]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -38,7 +37,6 @@ def list_models(
 ) -> None:
     """List the models of a store, or all versions of one, newest first."""
     opened = Store.open(store)
-    logging.getLogger("coldpress").info("reading the indexes of %s", opened.uri)
     problems: list[ColdpressError] = []
     if model is None:
         listed, problems = newest_versions(opened)

@@ -29,6 +29,7 @@ from freezer.files.digest import (
     check_digest,
     digest_bytes,
     digest_file,
+    reading,
     verify_file,
 )
 from freezer.files.download import (
@@ -81,6 +82,7 @@ __all__ = [
     "open_regular",
     "path_in_bucket",
     "read_document",
+    "reading",
     "remedy",
     "remove",
     "replacing",
