@@ -5,12 +5,10 @@ Exit codes and the JSON: see docs/guides/run-a-fleet.md.
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -31,10 +29,9 @@ from freezer.files import check_file
 from freezer.freezing.recipes import select
 from freezer.hardware import device_class as known_class
 from freezer.spec import SamplingPolicy
-from freezer.store import NAME
 from jobs.replay import MlflowArtifactsOption, TrackingOption
 from pipeline.campaign import Config
-from pipeline.catalog import BadEntriesError, is_registry, refuse_bad_entries
+from pipeline.catalog import is_registry, refuse_bad_entries
 from pipeline.cluster import check_absolute, in_job
 from pipeline.ledger import check_campaign
 from pipeline.reporting import (
@@ -198,14 +195,13 @@ def main(
         wait_s=WAIT_S if wait_for_nodes else None,
     )
     signal.signal(signal.SIGTERM, interrupt)
-    with _each_problem():
-        if check:
-            _check(config)
-        elif explain:
-            explain_(config, LineDisplay(_console()))
-        else:
-            once = partial(_run, config, json=json, metrics=metrics, verbose=verbose)
-            sys.exit(once() if watch is None else _watch(once, watch))
+    if check:
+        _check(config)
+    elif explain:
+        explain_(config, LineDisplay(_console()))
+    else:
+        once = partial(_run, config, json=json, metrics=metrics, verbose=verbose)
+        sys.exit(once() if watch is None else _watch(once, watch))
 
 
 def _watch(once: Callable[[], int], interval_s: float) -> int:
@@ -237,17 +233,6 @@ def _check(config: Config) -> None:
     catalog = read(config)
     refuse_bad_entries(catalog.problems, keep_going=False)
     say(f"{config.catalog}: entries: {len(catalog.entries)}, errors: 0")
-
-
-@contextlib.contextmanager
-def _each_problem() -> Iterator[None]:
-    """Print each problem of a catalog that is rejected."""
-    try:
-        yield
-    except BadEntriesError as error:
-        for problem in error.problems:
-            say_error(problem)
-        raise
 
 
 def _console() -> Console:
@@ -291,11 +276,10 @@ def check_locations(options: Mapping[str, Any]) -> None:
 
 
 def campaign_name(catalog: str) -> str:
-    """Return the catalog's name, or the time if that is not a valid name."""
+    """Return the catalog's name."""
     if is_registry(catalog):
         return "-".join(("mlflow", *catalog.removeprefix("mlflow:").strip("@/").lower().split()))
-    stem = Path(catalog).stem.lower()
-    return stem if NAME.fullmatch(stem) else datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    return Path(catalog).stem.lower()
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:

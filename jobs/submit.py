@@ -135,8 +135,6 @@ def checked_options(arguments: list[str]) -> dict[str, Any]:
         sys.exit(0)
     except _REFUSED as error:
         raise UsageError(f"{error.format_message()} See `coldpress optimize --help`.") from error
-    if options["address"] is not None:
-        raise UsageError("--address was given twice")
     optimize.check_options(options)
     optimize.check_locations(options)
     return options

@@ -198,11 +198,7 @@ def _key(path: Path, *, private: bool) -> Any:
     try:
         data = path.read_bytes()
         key = load_pem_private_key(data, password=None) if private else load_pem_public_key(data)
-    except OSError as error:
-        raise UsageError(
-            f"key {path} cannot be read: {error.strerror or error}; {remedy}"
-        ) from None
-    except (ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"key {path}: {first_line(error)}; {remedy}") from None
     if getattr(getattr(key, "curve", None), "name", None) != _CURVE:
         raise UsageError(f"key {path}: got a {type(key).__name__}; {remedy}")

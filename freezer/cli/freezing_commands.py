@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -43,10 +43,6 @@ InputsOption = Annotated[
 ]
 DimsOption = Annotated[str, typer.Option(help='Bounds of named dims: \'{"batch": {"max": 16}}\'.')]
 ArgsOption = Annotated[str, typer.Option(help="Arguments of the source: '{\"hidden\": 256}'.")]
-WeightsOption = Annotated[
-    Literal["random"] | None,
-    typer.Option(help="Initialize a transformers model from its config."),
-]
 MethodOption = Annotated[
     str | None, typer.Option(help="Method to freeze, of a file with several. Default: forward.")
 ]
@@ -91,7 +87,6 @@ def freeze(
     dims: DimsOption = "{}",
     name: Annotated[str, typer.Option(help="Name of the model in the manifest.")] = "model",
     args: ArgsOption = "{}",
-    weights: WeightsOption = None,
     method: MethodOption = None,
     sha256: Annotated[str | None, typer.Option(help="Expected SHA-256 of the file.")] = None,
     trust: TrustOption = False,
@@ -122,7 +117,6 @@ def freeze(
         folder=Path.cwd(),
         search_path=(str(Path.cwd()),),
         args=source_args,
-        weights=weights,
         method=method,
         sha256=sha256,
         trust=trust,

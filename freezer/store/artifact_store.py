@@ -140,15 +140,11 @@ class Store:
         tag = tag or LATEST
         layout = self.layout(model)
         tags = layout.tags()
-        if not tags:
-            known = ", ".join(self.models()) or "none"
-            raise NotPublishedError(
-                f"model {model!r} is not in store {self.uri}; published are: {known}"
-            )
         if tag not in tags:
-            known = ", ".join(name for name in tags if not name.endswith(SIGNED))
+            known = [name for name in tags if not name.endswith(SIGNED)]
             raise NotPublishedError(
-                f"model {model!r} has no version {tag!r} in store {self.uri}; it has: {known}"
+                f"{model}:{tag} is not in store {self.uri}; versions of this model:"
+                f" {', '.join(known) or 'none'}"
             )
         index = layout.index(tags[tag])
         return version_of(model, tag, index, store=self.uri)

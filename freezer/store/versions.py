@@ -99,12 +99,10 @@ def version_of(
     Raises:
         IntegrityError: the index lacks annotations, or is of another version than the tag.
     """
-    number = index.annotations.get(VERSION, "")
-    source_key = index.annotations.get(SOURCE_KEY)
-    has_classes = all(image.device_class for image in index.manifests)
+    annotations, number = index.annotations, index.annotations.get(VERSION, "")
+    is_complete = SOURCE_KEY in annotations and all(image.device_class for image in index.manifests)
     right_number = number == tag or not NUMBER.fullmatch(tag)
-    is_complete = NUMBER.fullmatch(number) and has_classes
-    if not is_complete or source_key is None or not right_number:
+    if not is_complete or not right_number or not NUMBER.fullmatch(number):
         raise IntegrityError(
             f"{store}: the index of {model}:{tag} lacks {SOURCE_KEY} or a {DEVICE_CLASS}, or is of"
             " another version; the store was changed or damaged"
@@ -112,7 +110,7 @@ def version_of(
     return Version(
         model=model,
         number=int(number),
-        source_key=source_key,
+        source_key=annotations[SOURCE_KEY],
         index=index.manifests,
     )
 
