@@ -17,11 +17,11 @@ from pathlib import Path
 from freezer.artifact.manifest import FileRef, Manifest, Payload
 from freezer.errors import NotPublishedError
 from freezer.files import (
+    artifact_errors,
     digest_file,
     move,
     open_regular,
     read_document,
-    reading,
     scratch_folder,
     sync,
     verify_file,
@@ -56,7 +56,7 @@ class Artifact:
             IntegrityError: the manifest is damaged, or names a file outside the folder.
         """
         path = folder / MANIFEST
-        with reading(path):
+        with artifact_errors(path):
             if not path.exists():
                 raise NotPublishedError(
                     f"{folder} contains no {MANIFEST}; expected a folder written by freeze or pull"
@@ -97,7 +97,7 @@ class Artifact:
         for item in self.manifest.contents:
             if item.path in paths:
                 origin, link = self.folder / item.path, folder / item.path
-                with reading(origin):
+                with artifact_errors(origin):
                     opened = stack.enter_context(open_regular(origin)).fileno()
                 link.parent.mkdir(parents=True, exist_ok=True)
                 file = Path(f"/proc/self/fd/{opened}")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from freezer.codec import encode, read_json, read_record
 from freezer.errors import IntegrityError, MissingDependencyError, UsageError, first_line
-from freezer.files import digest_bytes, read_document, reading
+from freezer.files import artifact_errors, digest_bytes, read_document
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import (
@@ -66,7 +66,7 @@ class Signatures:
             IntegrityError: signature.json cannot be read.
         """
         path = folder / SIGNATURE
-        with reading(path):
+        with artifact_errors(path):
             if not path.exists():
                 return None
             return read_record(cls, read_document(path), origin=str(path))
@@ -133,11 +133,10 @@ def problem_of(
     """
     if signatures is None or not signatures.signed:
         return "no signature"
-    vouching = [
-        read_json(part.payload, origin="a signature")
-        for part in signatures.signed
-        if any(_made(key, part) for key in trusted)
-    ]
+    vouching = []
+    for signed in signatures.signed:
+        if any(_made(key, signed) for key in trusted):
+            vouching.append(read_json(signed.payload, origin="a signature"))
     if not vouching:
         return "signatures by other keys"
     image = digest_bytes(signatures.image)

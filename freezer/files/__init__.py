@@ -25,11 +25,11 @@ from freezer.files.buckets import (
     remedy,
 )
 from freezer.files.digest import (
+    artifact_errors,
     begin_of,
     check_digest,
     digest_bytes,
     digest_file,
-    reading,
     verify_file,
 )
 from freezer.files.download import (
@@ -61,6 +61,7 @@ __all__ = [
     "VARIABLE",
     "WAITS_S",
     "Bucket",
+    "artifact_errors",
     "begin_of",
     "cache_folder",
     "check_digest",
@@ -82,7 +83,6 @@ __all__ = [
     "open_regular",
     "path_in_bucket",
     "read_document",
-    "reading",
     "remedy",
     "remove",
     "replacing",

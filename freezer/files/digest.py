@@ -37,7 +37,7 @@ def verify_file(
         IntegrityError: the file is missing or differs.
     """
     name = origin or path
-    with reading(name):
+    with artifact_errors(name):
         found_size = path.stat().st_size
         if found_size != size_bytes:
             raise IntegrityError(f"{name} has {found_size} bytes, expected {size_bytes}; {CHANGED}")
@@ -47,7 +47,7 @@ def verify_file(
 
 
 @contextmanager
-def reading(name: object) -> Iterator[None]:
+def artifact_errors(name: object) -> Iterator[None]:
     """Turn errors of the system about a file of an artifact into IntegrityError."""
     try:
         yield
