@@ -31,14 +31,7 @@ _Type = Any
 
 MAX_INT = 2**63
 
-_SCALARS: Mapping[_Type, tuple[type, ...]] = {
-    bool: (bool,),
-    int: (int,),
-    float: (float, int),
-    str: (str,),
-    NoneType: (NoneType,),
-}
-"""JSON types of each scalar type."""
+_SCALARS = (bool, int, float, str, NoneType)
 
 OMIT_DEFAULT: Mapping[str, bool] = {"omit_default": True}
 """Metadata of a field that is written only where it differs from its default."""
@@ -184,9 +177,9 @@ def _decode(kind: _Type, value: Any) -> object:
     if kind is Any:
         return value
     if kind in _SCALARS:
-        return _scalar(_SCALARS[kind], value)
+        return _scalar(kind, value)
     if kind is Path:  # records of work in progress pass their own folder
-        return Path(_scalar((str, Path), value))
+        return value if isinstance(value, Path) else Path(_scalar(str, value))
     if kind is bytes:
         return _bytes(value)
     form: _Type = get_origin(kind)
@@ -208,34 +201,29 @@ def _mismatch(value: object, expected: str) -> _MismatchError:
     return _MismatchError(f"is {value!r:.80}; expected {expected}")
 
 
-def _scalar(allowed: tuple[type, ...], value: Any) -> Any:
-    if not isinstance(value, allowed) or (isinstance(value, int) and abs(value) > MAX_INT):
-        raise _mismatch(value, " or ".join(item.__name__ for item in allowed))
+def _scalar(kind: type, value: Any) -> Any:
+    fits = isinstance(value, float | int if kind is float else kind)
+    if not fits or (isinstance(value, int) and abs(value) > MAX_INT):
+        raise _mismatch(value, kind.__name__)
     return value
 
 
 def _bytes(value: object) -> bytes:
     try:
-        return b64decode(_scalar((str,), value), validate=True)
+        return b64decode(_scalar(str, value), validate=True)
     except ValueError as error:
         raise _MismatchError(f"is not base64: {error}") from None
 
 
 def _union(members: tuple[_Type, ...], value: Any) -> object:
-    """A scalar as it is; of several dataclasses the first whose required fields are all there."""
-    scalars: tuple[type, ...] = ()
-    others = []
+    """The value as the first member that it fits; else the mismatch that is deepest in it."""
+    mismatches = []
     for member in members:
-        if member in _SCALARS:
-            scalars += _SCALARS[member]
-        else:
-            others.append(member)
-    if not others or isinstance(value, scalars):
-        return _scalar(scalars, value)
-    if len(others) > 1:
-        keys = _object(value).keys()
-        others = [kind for kind in others if _required(kind) <= keys] or others
-    return _decode(others[0], value)
+        try:
+            return _decode(member, value)
+        except _MismatchError as error:
+            mismatches.append(error)
+    raise max(mismatches, key=lambda error: len(error.path))
 
 
 def _tuple(args: tuple[_Type, ...], value: Any) -> tuple[object, ...]:
@@ -256,8 +244,6 @@ def _object(value: object) -> Mapping[str, Any]:
 
 def _record(kind: _Type, value: object) -> object:
     data = _object(value)
-    if missing := sorted(_required(kind) - data.keys()):
-        raise _MismatchError(f"lacks {missing[0]!r}")
     arguments = {}
     for item, hint in _hinted(kind):
         key, attribute = _key(item), item.metadata.get("keyed_by")
@@ -266,6 +252,8 @@ def _record(kind: _Type, value: object) -> object:
             if attribute is not None:
                 part = [{attribute: name, **_object(part[name])} for name in _object(part)]
             arguments[item.name] = _at(key, hint, part)
+        elif _default(item) is MISSING:
+            raise _MismatchError(f"lacks {key!r}")
     try:
         return kind(**arguments)
     except (ColdpressError, ValueError) as error:  # of __post_init__
@@ -285,11 +273,3 @@ def _hinted(kind: _Type) -> list[tuple[Field[Any], _Type]]:
     """Every field of a dataclass with its type."""
     hints = get_type_hints(kind)
     return [(item, hints[item.name]) for item in fields(kind)]
-
-
-@functools.cache
-def _required(kind: _Type) -> frozenset[str]:
-    missing = [
-        item for item in fields(kind) if item.default is MISSING and item.default_factory is MISSING
-    ]
-    return frozenset(map(_key, missing))

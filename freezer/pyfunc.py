@@ -75,7 +75,7 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Py
             target = read_record(StorePointer, read_document(pointer), origin=str(pointer))
             registered = Artifact.read(folder).manifest
             folder = Path(stack.enter_context(scratch_folder())) / "artifact"
-            _fetch(target, registered, folder, stack)
+            _fetch(target, registered, folder)
         model = load(
             folder,
             threads=config.get("threads"),
@@ -89,7 +89,6 @@ def _fetch(
     pointer: StorePointer,
     registered: Manifest,
     folder: Path,
-    stack: ExitStack,
 ) -> None:
     """Fetch the files of the registered artifact that a call needs.
 
@@ -101,14 +100,14 @@ def _fetch(
     version = store.version(f"{pointer.model}:{pointer.version}")
     payloads = [file.path for file in registered.contents if isinstance(file, Payload)]
     paths = [*payloads, GOLDEN_INPUTS, GOLDEN_OUTPUTS]
-    stored = store.materialize(version, name, folder, paths=paths, stack=stack)
+    stored = store.materialize(version, name, folder, paths=paths)
     if replace(stored.manifest, version=None) != replace(registered, version=None):
         raise IntegrityError(
             f"store {pointer.store} has another {pointer.model}:{pointer.version} for {name} than"
             f" was registered ({MANIFEST} differs); register it again"
         )
     if len(version.images_of(name)) > 1:
-        store.materialize(version, name, torch_folder(folder), rank=1, stack=stack)
+        store.materialize(version, name, torch_folder(folder), rank=1)
 
 
 class PyfuncModel:

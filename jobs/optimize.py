@@ -5,12 +5,10 @@ Exit codes and the JSON: see docs/guides/run-a-fleet.md.
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -31,10 +29,9 @@ from freezer.files import check_file
 from freezer.freezing.recipes import select
 from freezer.hardware import device_class as known_class
 from freezer.spec import SamplingPolicy
-from freezer.store import NAME
 from jobs.replay import MlflowArtifactsOption, TrackingOption
 from pipeline.campaign import Config
-from pipeline.catalog import BadEntriesError, is_registry, refuse_bad_entries
+from pipeline.catalog import is_registry, refuse_bad_entries
 from pipeline.cluster import check_absolute, in_job
 from pipeline.ledger import check_campaign
 from pipeline.reporting import (
@@ -56,13 +53,7 @@ EXCLUSIONS = {
 }
 """Options without an effect beside another one."""
 
-REGISTRY_OPTIONS = {
-    "filter_": "--filter only applies to `mlflow:` catalogs; use --only GLOB for a file",
-    "watch": "--watch only applies to `mlflow:` catalogs; run the command again after a catalog"
-    " file has changed",
-    "trust": "--trust only applies to `mlflow:` catalogs; in a file, write `trust: true` in the"
-    " entries that need it",
-}
+REGISTRY_OPTIONS = ("filter_", "watch", "trust")
 """Options that only apply to registries, by parameter."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -204,14 +195,13 @@ def main(
         wait_s=WAIT_S if wait_for_nodes else None,
     )
     signal.signal(signal.SIGTERM, interrupt)
-    with _each_problem():
-        if check:
-            _check(config)
-        elif explain:
-            explain_(config, LineDisplay(_console()))
-        else:
-            once = partial(_run, config, json=json, metrics=metrics, verbose=verbose)
-            sys.exit(once() if watch is None else _watch(once, watch))
+    if check:
+        _check(config)
+    elif explain:
+        explain_(config, LineDisplay(_console()))
+    else:
+        once = partial(_run, config, json=json, metrics=metrics, verbose=verbose)
+        sys.exit(once() if watch is None else _watch(once, watch))
 
 
 def _watch(once: Callable[[], int], interval_s: float) -> int:
@@ -242,25 +232,11 @@ def _check(config: Config) -> None:
     """Read the catalog, and print the number of its entries."""
     catalog = read(config)
     refuse_bad_entries(catalog.problems, keep_going=False)
-    num_entries = len(catalog.entries)
-    entries = "1 entry" if num_entries == 1 else f"{num_entries} entries"
-    say(f"{config.catalog}: {entries}, no errors")
-
-
-@contextlib.contextmanager
-def _each_problem() -> Iterator[None]:
-    """Print each problem of a catalog that is rejected."""
-    try:
-        yield
-    except BadEntriesError as error:
-        for problem in error.problems:
-            say_error(problem)
-        raise
+    say(f"{config.catalog}: entries: {len(catalog.entries)}, errors: 0")
 
 
 def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=LOG_WIDTH)  # a log has no width
+    return Console(width=None if sys.stdout.isatty() else LOG_WIDTH)
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -280,9 +256,9 @@ def check_options(options: Mapping[str, Any]) -> None:
         if name != "auto":
             known_class(name)
     if not is_registry(options["catalog"]):
-        for name, problem in REGISTRY_OPTIONS.items():
+        for name in REGISTRY_OPTIONS:
             if options[name]:
-                raise UsageError(problem)
+                raise UsageError(f"--{name.strip('_')} only applies to `mlflow:` catalogs")
     for name, others in EXCLUSIONS.items():
         for other in others:
             if options[name] and options[other]:
@@ -300,11 +276,10 @@ def check_locations(options: Mapping[str, Any]) -> None:
 
 
 def campaign_name(catalog: str) -> str:
-    """Return the catalog's name, or the time if that is not a valid name."""
+    """Return the catalog's name."""
     if is_registry(catalog):
         return "-".join(("mlflow", *catalog.removeprefix("mlflow:").strip("@/").lower().split()))
-    stem = Path(catalog).stem.lower()
-    return stem if NAME.fullmatch(stem) else datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    return Path(catalog).stem.lower()
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:

@@ -72,9 +72,8 @@ def compare_campaigns(
     changes = compare(history.outcomes(before), history.outcomes(after))
     regressions = sum(change.is_regression for change in changes)
     if as_json:
-        encoded = [encode(change) for change in changes]
         summary = {"before": before, "after": after, "regressions": regressions}
-        say_json({**summary, "changes": encoded}, indent=1)
+        say_json({**summary, "changes": list(map(encode, changes))}, indent=1)
     else:
         _print_changes(changes)
     sys.exit(FAILED if regressions else OK)
@@ -107,9 +106,7 @@ def history(
             f"the ledger of {store} has no outcome of {model!r}; it has models: {models}"
         )
     if as_json:
-        encoded = {}
-        for name, outcomes in by_class.items():
-            encoded[name] = [encode(outcome) for outcome in outcomes]
+        encoded = {name: list(map(encode, outcomes)) for name, outcomes in by_class.items()}
         say_json(encoded, indent=1)
         return
     console = Console(highlight=False)

@@ -6,10 +6,10 @@ See docs/guides/run-a-fleet.md.
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,12 +21,6 @@ from jobs import optimize
 from pipeline.catalog import is_registry
 from pipeline.cluster import PACKAGES, Job, Jobs, Upload, gather, job_prefix, stage
 from pipeline.sources import named_files
-
-STAGED = "coldpress-job-"
-"""Prefix of the temporary folders with uploads."""
-
-NUM_LISTED = 20
-"""Number of files listed after a submission; --dry-run lists all."""
 
 _REFUSED: Any = typer.BadParameter.__bases__[0]
 """Typer's error for invalid options; newer releases bundle their own click."""
@@ -66,7 +60,7 @@ def main(
     upload = _gathered(options["catalog"], include or [])
     if dry_run:
         say(f"would submit {_described(upload)}")
-        _list_files(upload, limit=None)
+        _list_files(upload)
         return
     campaign = options["campaign"] or optimize.campaign_name(options["catalog"])
     arguments = list(context.args)
@@ -77,8 +71,7 @@ def main(
     entrypoint = f"exec {shlex.join([python, '-m', 'jobs.optimize', *arguments])}"
     jobs = Jobs(address)
     job = _submitted(jobs, job_prefix(campaign, options["store"]), entrypoint, upload, environ)
-    places = ["--store", options["store"], "--address", address]
-    status = shlex.join(["coldpress", "status", campaign, *places])
+    status = shlex.join(["coldpress", "status", campaign, "--store", options["store"]])
     if detach:
         say(f"detached; {status}")
     else:
@@ -99,18 +92,20 @@ def _submitted(
 ) -> Job:
     """Submit a job, or return the running one of the same campaign."""
     try:
-        with tempfile.TemporaryDirectory(prefix=STAGED) as folder:
+        with tempfile.TemporaryDirectory(prefix="coldpress-job-") as folder:
             stage(upload.files, Path(folder))
             job, is_new = jobs.submit(prefix, entrypoint, working_dir=Path(folder), environ=environ)
     except OSError as error:  # of this machine's disks; those of the cluster are converted
-        raise _upload_error(error) from error
+        raise InfrastructureError(
+            f"the upload cannot be packed in a temporary folder: {error}; make the files readable,"
+            " make room there, or set TMPDIR to another folder",
+            code="CP-TEMPORARY",
+        ) from error
     if is_new:
         say(f"submitted {job.id}: {_described(upload)}")
-        _list_files(upload, limit=NUM_LISTED)
+        _list_files(upload)
     else:
         say(f"the campaign is running already as {job.id}; attached to it, nothing was submitted")
-        if job.entrypoint != entrypoint:
-            say(f"it was submitted with other options: {job.entrypoint}")
     return job
 
 
@@ -118,42 +113,13 @@ def _described(upload: Upload) -> str:
     return f"{len(upload.files)} files, {upload.size_bytes / 1e6:.1f} MB"
 
 
-def _list_files(upload: Upload, *, limit: int | None) -> None:
-    """Print the names of the uploaded files besides Coldpress's own, and of those left out; at most
-    `limit` of each.
-    """
-    sent = []
+def _list_files(upload: Upload) -> None:
+    """Print the names of the uploaded files besides Coldpress's own, and of those left out."""
     for name, path in upload.files.items():
         if name.partition("/")[0] not in PACKAGES:
-            sent.append(f"  {name} ({path.stat().st_size / 1e3:.1f} kB)")
-    say(f"  {', '.join(PACKAGES)} ({len(upload.files) - len(sent)} files)")
-    left_out = [
-        f"  not sent: {name} (outside of the catalog's folder and the current one)"
-        for name in upload.left_out
-    ]
-    for lines in (sent, left_out):
-        for line in lines[:limit]:
-            say(line)
-        if limit is not None and len(lines) > limit:
-            say(f"  and {len(lines) - limit} more; --dry-run lists all")
-
-
-def _upload_error(error: OSError) -> UsageError | InfrastructureError:
-    """Return the error for files that cannot be staged in a temporary folder, or packed by Ray in
-    another.
-    """
-    # the name of a staged file in the working directory
-    file = re.sub(rf"^.*/{STAGED}[^/]*/?", "", str(error.filename or ""))
-    if file and isinstance(error, PermissionError | FileNotFoundError):
-        return UsageError(
-            f"{file} cannot be uploaded ({error.strerror}); make it readable, or remove it from the"
-            " catalog and --include"
-        )
-    return InfrastructureError(
-        f"the upload cannot be packed in the temporary folder {tempfile.gettempdir()} ({error});"
-        " make room there, or set TMPDIR to another folder",
-        code="CP-TEMPORARY",
-    )
+            say(f"  {name} ({path.stat().st_size / 1e3:.1f} kB)")
+    for name in upload.left_out:
+        say(f"  not sent: {name} (outside of the catalog's folder and the current one)")
 
 
 def checked_options(arguments: list[str]) -> dict[str, Any]:
@@ -169,8 +135,6 @@ def checked_options(arguments: list[str]) -> dict[str, Any]:
         sys.exit(0)
     except _REFUSED as error:
         raise UsageError(f"{error.format_message()} See `coldpress optimize --help`.") from error
-    if options["address"] is not None:
-        raise UsageError("--address was given twice")
     optimize.check_options(options)
     optimize.check_locations(options)
     return options
@@ -189,20 +153,14 @@ def _environ(variables: list[str]) -> dict[str, str]:
 def _follow(jobs: Jobs, job: Job, status: str) -> int:
     """Print a job's log until it ends or the user leaves; return the exit code."""
     try:
-        ended = jobs.follow(job.id, _write)
+        ended = jobs.follow(job.id, partial(print, end="", flush=True))
     except KeyboardInterrupt:
         say(f"job {job.id} keeps running; {status}")
         say(f"to stop it: ray job stop {job.id} --address {jobs.address}")
         return INTERRUPTED
     if ended.status != "SUCCEEDED":
-        message = "" if ended.exit_code in (1, 2, 3) else f": {ended.message}"
-        say(f"job {job.id}: {ended.status.lower()}{message}")
+        say(f"job {job.id}: {ended.status.lower()}: {ended.message}")
     return ended.verdict
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -20,7 +20,6 @@ from freezer.cli import exiting
 from freezer.errors import UsageError
 from freezer.hardware import (
     PORTABLE,
-    Machine,
     available_cpus,
     best_level,
     detect,
@@ -44,30 +43,17 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Worker:
-    """Resources of a worker.
+    """A worker.
 
     Attributes:
         classes: device classes of its labels.
-        num_cpus, num_gpus, memory_bytes: what Ray schedules.
+        arguments: arguments of `ray start`, without spaces.
         environment: variables to start Ray with.
     """
 
-    classes: tuple[str, ...]
-    num_cpus: int
-    num_gpus: int
-    memory_bytes: int
+    classes: list[str]
+    arguments: list[str]
     environment: Mapping[str, str]
-
-    @property
-    def arguments(self) -> list[str]:
-        """Arguments of `ray start`, without spaces."""
-        return [
-            f"--labels={','.join(f'{LABEL}{name}=true' for name in self.classes)}",
-            f"--num-cpus={self.num_cpus}",
-            f"--num-gpus={self.num_gpus}",
-            f"--memory={self.memory_bytes}",
-            f"--object-store-memory={_OBJECT_STORE_BYTES}",
-        ]
 
 
 @app.command()
@@ -87,10 +73,8 @@ def main(
 ) -> None:
     """Print the arguments of `ray start` for this machine: labels, CPUs, GPUs, memory."""
     worker = this_worker(device_class_ or ())
-    words = worker.arguments
-    if environment:
-        words = [f"{name}={value}" for name, value in worker.environment.items()]
-    print(" ".join(words))
+    variables = [f"{name}={value}" for name, value in worker.environment.items()]
+    print(*(variables if environment else worker.arguments))
 
 
 def this_worker(wanted: Collection[str]) -> Worker:
@@ -104,42 +88,35 @@ def this_worker(wanted: Collection[str]) -> Worker:
             Ray cannot choose.
     """
     machine = detect()
-    problem = _problem(machine, wanted)
-    if problem is not None:
-        raise UsageError(problem, code="CP-DEVICE-CLASS")
-    names = wanted or machine.classes
-    classes = [name for name in machine.classes if name != PORTABLE and name in names]
-    gpus = [name for name in classes if device_class(name).kind == "cuda"]
-    return Worker(
-        classes=tuple(classes),
-        num_cpus=available_cpus(),
-        num_gpus=_num_visible(len(this_host().gpus)) if gpus else 0,
-        memory_bytes=int(machine_bytes() * MEMORY_SHARE),
-        environment=_environment(classes, machine.classes),
-    )
-
-
-def _problem(machine: Machine, wanted: Collection[str]) -> str | None:
-    """The reason why the machine cannot be a worker of the classes."""
     for name in wanted:
         device_class(name)  # raises for an unknown one
         if name not in machine.classes:
             reason = machine.why_not.get(name, "the hardware is different")
-            served = ", ".join(machine.classes)
-            return f"this machine cannot serve {name}: {reason}; it can serve {served}"
-    if set(wanted or machine.classes) == {PORTABLE}:
-        return (
-            "this machine has no device class but portable, and a worker needs one; see `coldpress"
-            " classes`"
-        )
+            _refuse(f"this machine cannot serve {name}: {reason}")
+    names = wanted or machine.classes
+    classes = [name for name in machine.classes if name != PORTABLE and name in names]
+    if not classes:
+        _refuse("this machine has no device class but portable; see `coldpress classes`")
     gpus = [name for name in machine.classes if device_class(name).kind == "cuda"]
     if len(gpus) > 1:
-        return (
-            f"this machine has GPUs of several classes ({', '.join(gpus)}), and Ray cannot choose"
-            " among them; set CUDA_VISIBLE_DEVICES to the GPUs of one class, and start one worker"
-            " for each class"
+        _refuse(
+            f"this machine has GPUs of several classes ({', '.join(gpus)}); set"
+            " CUDA_VISIBLE_DEVICES to those of one class, and start one worker for each class"
         )
-    return None
+    num_gpus = _num_visible(len(this_host().gpus)) if set(gpus) & set(classes) else 0
+    arguments = [
+        f"--labels={','.join(f'{LABEL}{name}=true' for name in classes)}",
+        f"--num-cpus={available_cpus()}",
+        f"--num-gpus={num_gpus}",
+        f"--memory={int(machine_bytes() * MEMORY_SHARE)}",
+        f"--object-store-memory={_OBJECT_STORE_BYTES}",
+    ]
+    environment = _environment(classes, machine.classes)
+    return Worker(classes=classes, arguments=arguments, environment=environment)
+
+
+def _refuse(problem: str) -> NoReturn:
+    raise UsageError(problem, code="CP-DEVICE-CLASS")
 
 
 def _environment(classes: Sequence[str], served: Sequence[str]) -> dict[str, str]:

@@ -5,7 +5,7 @@ graphs. Imports no torch.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from freezer.artifact.folder import Artifact
@@ -14,12 +14,11 @@ from freezer.artifact.manifest import Manifest, Payload
 from freezer.artifact.sections import (
     NOT_TRIED,
     CandidateRecord,
-    Change,
     FreezingRecord,
     FreezingReport,
 )
 from freezer.errors import NotPublishedError
-from freezer.spec import CLOCKS, MARKS, Clock, Dim
+from freezer.spec import CLOCKS, MARKS, Clock
 
 FREEZING = "freezing.md"
 """File name of the page."""
@@ -29,13 +28,6 @@ MAX_SHOWN = 12
 
 _Row = tuple[str, str]
 """Name and value of one row."""
-
-
-_STRIDES = {
-    None: "not compared with eager's",
-    True: "of all outputs equal to eager's",
-    False: "of an output differ from eager's",
-}
 
 
 def describe(
@@ -62,11 +54,8 @@ def describe(
     for dropped in manifest.freezing.dropped:
         yield "left out", f"{dropped.payload}: {dropped.reason}"
     yield from describe_freezing(manifest.freezing, manifest.recipe.tried)
-    versions = [f"{name} {value}" for name, value in manifest.toolchain.items() if value]
-    yield "made with", ", ".join(versions)
-    source = manifest.provenance.get("source", "unknown")
-    weights = manifest.provenance.get("weights", "unknown")
-    yield "source", f"{source}, weights {weights!s:.19}…"
+    yield "made with", _joined(manifest.toolchain)
+    yield "source", str(manifest.provenance.get("source", "unknown"))
 
 
 def _identity(
@@ -77,9 +66,7 @@ def _identity(
     yield "model", f"{manifest.model}, {version}"
     classes = f" (published: {', '.join(published)})" if published else ""
     yield "device class", manifest.device_class + classes
-    yield "verdict", manifest.verdict
-    if manifest.gate.objective != "p50":
-        yield "objective", manifest.gate.objective
+    yield "verdict", f"{manifest.verdict}, by {manifest.gate.objective}"
     recipe = manifest.recipe
     yield "recipe", f"{recipe.name}: {recipe.capture} -> {recipe.lowering}"
 
@@ -92,7 +79,7 @@ def _contract(manifest: Manifest) -> Iterator[_Row]:
     for name, value in spec.constants.items():
         yield "constant", f"{name} = {value!r}"
     if spec.dims:
-        yield "dims", ", ".join(map(_sizes, spec.dims))
+        yield "dims", ", ".join(map(str, spec.dims))
     for output in manifest.outputs:
         yield "output", f"{output.name}: {output.dtype}, rank {output.rank}"
 
@@ -101,33 +88,18 @@ def _payload(payload: Payload) -> str:
     threads = "any thread count"
     if payload.num_threads:
         threads = place_text(payload.num_threads, {})
-    parts = [f"{payload.path}: {size_text(payload.size_bytes)}", threads]
-    parts.extend(map(_sizes, payload.dims))
-    return ", ".join(parts)
+    size = size_text(payload.size_bytes)
+    return ", ".join([f"{payload.path}: {size}", threads, *map(str, payload.dims)])
 
 
 def _latency(latency: LatencyRecord) -> Iterator[_Row]:
-    speed = _speed(latency.ms.get("p50"), latency.eager_ms.get("p50"), latency)
-    if latency.num_threads:
-        speed += f", {place_text(latency.num_threads, {})}"
-    yield "speed", speed
+    yield "speed", _speed(latency.ms.get("p50"), latency.eager_ms.get("p50"), latency)
     cold = latency.cold_start
     if cold is not None:
-        yield (
-            "cold start",
-            f"opens in {cold.open_ms:.0f} ms, first call {cold.first_call_ms:.1f} ms,"
-            f" peak {cold.memory_peak_mb:.0f} MB",
-        )
-    if len(latency.points) > 1:
-        for point in latency.points:
-            yield "point", f"{point.place}: {point.payload}, {_outcome(point)}"
-
-
-def _outcome(point: PointFigures) -> str:
-    if point.verdict == "not measured":
-        return "calls take too long to measure"
-    speed = _speed(point.p50, point.eager_p50, point)
-    return f"{speed}, {point.verdict}" if point.speedup and point.verdict else speed
+        yield "cold start", f"{cold.load_ms:.0f} ms, peak {cold.memory_peak_mb:.0f} MB"
+    for point in latency.points:
+        speed = _speed(point.p50, point.eager_p50, point)
+        yield "point", f"{point.place}: {point.payload}, {speed}, {point.verdict}"
 
 
 def _speed(
@@ -137,15 +109,12 @@ def _speed(
 ) -> str:
     parts = []
     if p50 is not None and eager is not None:
-        parts.append(f"p50 {p50:.3g} ms")
-        parts.append(f"eager {eager:.3g} ms")
+        parts.append(f"p50 {p50:.3g} ms, eager {eager:.3g} ms")
     if figures.speedup is not None and figures.speedup_ci is not None:
         low, high = figures.speedup_ci
-        clock = CLOCKS[figures.clock]
-        mark = MARKS[figures.clock]
-        speedup = f"{mark}{figures.speedup:.2f}x ({low:.2f} to {high:.2f}) {clock}"
-        parts.append(speedup.rstrip())
-    return ", ".join(parts) or "too disturbed to measure"
+        speedup = f"{MARKS[figures.clock]}{figures.speedup:.2f}x ({low:.2f} to {high:.2f})"
+        parts.append(f"{speedup} {CLOCKS[figures.clock]}".rstrip())
+    return ", ".join(parts) or "not measured"
 
 
 def describe_freezing(
@@ -156,17 +125,16 @@ def describe_freezing(
     for attempt in tried:
         outcome = attempt.get("outcome", "unknown")
         if not outcome.startswith(NOT_TRIED):
-            known = [attempt.get(name, "unknown") for name in ("payload", "capture", "lowering")]
-            payload, capture, lowering = known
-            yield "tried", f"{payload}: {capture} -> {lowering}: {outcome}"
+            steps = " -> ".join(attempt.get(name, "unknown") for name in ("capture", "lowering"))
+            yield "tried", f"{attempt.get('payload', 'unknown')}: {steps}: {outcome}"
     for warning in freezing.warnings:
         yield "warning", warning
     for path, report in freezing.reports.items():
         if len(freezing.reports) > 1:
             yield "frozen", path
         yield from _report(report)
-    if freezing.reports:
-        yield "strides", _STRIDES[freezing.strides_equal]
+    if freezing.strides_equal is False:
+        yield "strides", "of an output differ from eager's"
     for candidate in freezing.candidates:
         yield "candidate", _candidate(candidate)
     for recipe, failure in freezing.failures.items():
@@ -183,66 +151,40 @@ def _candidate(candidate: CandidateRecord) -> str:
 
 def _report(report: FreezingReport) -> Iterator[_Row]:
     """Rows of one payload's report."""
-    yield "operators", _operators(report)
+    before, after = Counter(report.ops_before), Counter(report.ops_after)
+    kinds = [_change(kind, before[kind], after[kind]) for kind in before | after]
+    yield "operators", f"{before.total()} -> {after.total()}: {_listed(kinds)}"
     if report.changes:
-        yield "done", _changes(report.changes)
-    if report.num_constants or report.folded_bytes:
+        changes = [f"{change.name} {change.count} {change.note}" for change in report.changes]
+        yield "done", "; ".join(map(str.rstrip, changes))
+    if report.num_constants:
         size = size_text(report.constants_bytes)
-        if report.folded_bytes:
-            size += f"; folding computed {size_text(report.folded_bytes)} of new constants"
         names = _listed(report.constants)
         yield "constants", f"{report.num_constants} parameters and buffers, {size}: {names}"
-    yield from _remaining(report)
+    stays = {name.name: name.why for name in report.preserved}
+    stays |= {tensor.name: tensor.reason for tensor in report.kept}
+    for name, reason in stays.items():
+        yield "stays", f"{name}: {reason}"
     if report.unused:
         yield "unused", _listed(report.unused)
-    before, after = size_text(report.size_before_bytes), size_text(report.size_after_bytes)
-    yield "size", f"{before} of parameters and buffers -> {after}"
-    if report.instructions_of:
-        families = " ".join(sorted(report.instructions)) or "baseline only"
+    before_bytes, after_bytes = report.size_before_bytes, report.size_after_bytes
+    yield "size", f"{size_text(before_bytes)} -> {size_text(after_bytes)}"
+    if report.instructions:
+        families = " ".join(sorted(report.instructions))
         yield "instructions", f"{families} (of {report.instructions_of})"
-    if report.phases_s:
-        times = [f"{name} {time_s:.2f} s" for name, time_s in report.phases_s.items()]
-        yield "time", ", ".join(times)
-    if report.memory_peak_bytes is not None:
-        yield "build memory", f"peak {size_text(report.memory_peak_bytes)}"
+    yield "time", _joined({name: f"{time_s:.2f} s" for name, time_s in report.phases_s.items()})
     for guard in report.guards:
         yield "guard", guard
     for note in report.notes:
         yield "note", note
 
 
-def _operators(report: FreezingReport) -> str:
-    """Numbers before and after: of all operators, and of each kind, most frequent first."""
-    before, after = Counter(report.ops_before), Counter(report.ops_after)
-    most_frequent = before | after
-    changes = []
-    for kind in sorted(most_frequent, key=lambda kind: (-most_frequent[kind], kind)):
-        change = _change(before[kind], after[kind])
-        changes.append(f"{kind} {change}")
-    total = _change(before.total(), after.total())
-    return f"{total}: {_listed(changes)}"
+def _change(name: str, before: int, after: int) -> str:
+    return f"{name} {before}" if before == after else f"{name} {before} -> {after}"
 
 
-def _change(before: int, after: int) -> str:
-    return str(before) if before == after else f"{before} -> {after}"
-
-
-def _changes(changes: Iterable[Change]) -> str:
-    texts = []
-    for change in changes:
-        note = f" ({change.note})" if change.note else ""
-        texts.append(f"{change.name} {change.count}{note}")
-    return "; ".join(texts)
-
-
-def _remaining(report: FreezingReport) -> Iterator[_Row]:
-    """Attributes, methods and tensors that the payload keeps."""
-    for name in report.preserved:
-        yield "stays", f"{name.kind} {name.name}: {name.why}"
-    preserved = {name.name for name in report.preserved}
-    for tensor in report.kept:
-        if tensor.name not in preserved:
-            yield "stays", f"{tensor.name}: {tensor.reason}"
+def _joined(values: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items() if value)
 
 
 def freezing_markdown(
@@ -323,19 +265,11 @@ def _code(artifact: Artifact, payload: Payload) -> str:
     )
 
 
-def _sizes(dim: Dim) -> str:
-    if dim.min == dim.max:
-        return f"{dim.name} {dim.min}"
-    return str(dim).replace(" from ", " ", 1)
-
-
 def size_text(num_bytes: int) -> str:
     """A size for people."""
     return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e5 else f"{num_bytes / 1e3:.1f} kB"
 
 
 def _listed(names: Sequence[str]) -> str:
-    shown = list(names[:MAX_SHOWN])
-    if len(names) > MAX_SHOWN:
-        shown.append("…")
-    return ", ".join(shown)
+    rest = ["…"] if len(names) > MAX_SHOWN else []
+    return ", ".join([*names[:MAX_SHOWN], *rest])

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from freezer.artifact.manifest import FileRef, Manifest, Payload
-from freezer.errors import IntegrityError, NotPublishedError
+from freezer.errors import NotPublishedError
 from freezer.files import (
+    artifact_errors,
     digest_file,
     move,
     open_regular,
@@ -55,16 +56,12 @@ class Artifact:
             IntegrityError: the manifest is damaged, or names a file outside the folder.
         """
         path = folder / MANIFEST
-        try:
+        with artifact_errors(path):
+            if not path.exists():
+                raise NotPublishedError(
+                    f"{folder} contains no {MANIFEST}; expected a folder written by freeze or pull"
+                )
             data = read_document(path)
-        except (FileNotFoundError, NotADirectoryError):
-            raise NotPublishedError(
-                f"{folder} contains no {MANIFEST}; expected a folder written by freeze or pull"
-            ) from None
-        except OSError as error:
-            raise IntegrityError(
-                f"{path} cannot be read: {error.strerror}; pull the artifact again"
-            ) from None
         return cls(folder=folder, manifest=Manifest.from_bytes(data, origin=str(path)))
 
     def verify(self, items: tuple[Payload | FileRef, ...] | None = None) -> None:
@@ -100,14 +97,8 @@ class Artifact:
         for item in self.manifest.contents:
             if item.path in paths:
                 origin, link = self.folder / item.path, folder / item.path
-                try:
+                with artifact_errors(origin):
                     opened = stack.enter_context(open_regular(origin)).fileno()
-                except (FileNotFoundError, NotADirectoryError):
-                    raise IntegrityError(f"{origin} is missing; pull the artifact again") from None
-                except OSError as error:
-                    raise IntegrityError(
-                        f"{origin} cannot be read: {error.strerror}; pull the artifact again"
-                    ) from None
                 link.parent.mkdir(parents=True, exist_ok=True)
                 file = Path(f"/proc/self/fd/{opened}")
                 if private and file.stat().st_size == item.size_bytes:

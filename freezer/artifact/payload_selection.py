@@ -48,14 +48,11 @@ def is_specialized(
     others: Iterable[Payload],
 ) -> bool:
     """Whether another payload of the same thread count accepts the single sizes of this one too."""
-    if not is_exact(payload):
-        return False
     point = {dim.name: dim.min for dim in payload.dims}
-    for other in others:
-        same_threads = other.num_threads == payload.num_threads
-        if same_threads and not is_exact(other) and other.accepts(point):
-            return True
-    return False
+    return is_exact(payload) and any(
+        other.num_threads == payload.num_threads and not is_exact(other) and other.accepts(point)
+        for other in others
+    )
 
 
 def without_specialized(payloads: Iterable[Payload]) -> tuple[Payload, ...]:
@@ -76,7 +73,4 @@ def payload_at(
     """The most specific payload that accepts these sizes, which is the first; None if there is
     none.
     """
-    for payload in payloads:
-        if payload.accepts(point):
-            return payload
-    return None
+    return next((payload for payload in payloads if payload.accepts(point)), None)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from freezer.codec import encode, read_json, read_record
 from freezer.errors import IntegrityError, MissingDependencyError, UsageError, first_line
-from freezer.files import digest_bytes, read_document
+from freezer.files import artifact_errors, digest_bytes, read_document
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import (
@@ -66,14 +66,10 @@ class Signatures:
             IntegrityError: signature.json cannot be read.
         """
         path = folder / SIGNATURE
-        try:
+        with artifact_errors(path):
+            if not path.exists():
+                return None
             return read_record(cls, read_document(path), origin=str(path))
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise IntegrityError(
-                f"{path} cannot be read: {error}; pull the artifact again"
-            ) from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,34 +134,29 @@ def problem_of(
     if signatures is None or not signatures.signed:
         return "no signature"
     vouching = []
-    for one in signatures.signed:
-        if any(_made(key, one) for key in trusted):
-            vouching.append(one)
+    for signed in signatures.signed:
+        if any(_made(key, signed) for key in trusted):
+            vouching.append(read_json(signed.payload, origin="a signature"))
     if not vouching:
         return "signatures by other keys"
+    image = digest_bytes(signatures.image)
     try:
-        payloads = [read_json(one.payload, origin="a signature") for one in vouching]
-        image = digest_bytes(signatures.image)
-        ours = [
-            part
-            for part in payloads
-            if part["critical"]["image"]["docker-manifest-digest"] == image
-        ]
-        ours = [part for part in ours if part["critical"]["type"] == _TYPE]
-        if not ours:
-            return "a signature of another artifact"
         places = [
             _place(part["critical"]["identity"]["docker-reference"], part["optional"] or {})
-            for part in ours
+            for part in vouching
+            if part["critical"]["image"]["docker-manifest-digest"] == image
+            and part["critical"]["type"] == _TYPE
         ]
-        if asked is not None and str(asked) not in places:
-            return f"a signature of {' and '.join(places)}"
         config = read_json(signatures.image, origin="the image")["config"]["digest"]
     except (IntegrityError, KeyError, TypeError, AttributeError):
         return "a signature of something else"
-    return (
-        None if config == digest_bytes(manifest_bytes) else "a signature of another manifest.json"
-    )
+    if not places:
+        return "a signature of another artifact"
+    if asked is not None and str(asked) not in places:
+        return f"a signature of {' and '.join(places)}"
+    if config != digest_bytes(manifest_bytes):
+        return "a signature of another manifest.json"
+    return None
 
 
 def _place(
@@ -206,11 +197,7 @@ def _key(path: Path, *, private: bool) -> Any:
     try:
         data = path.read_bytes()
         key = load_pem_private_key(data, password=None) if private else load_pem_public_key(data)
-    except OSError as error:
-        raise UsageError(
-            f"key {path} cannot be read: {error.strerror or error}; {remedy}"
-        ) from None
-    except (ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"key {path}: {first_line(error)}; {remedy}") from None
     if getattr(getattr(key, "curve", None), "name", None) != _CURVE:
         raise UsageError(f"key {path}: got a {type(key).__name__}; {remedy}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 
@@ -29,11 +28,9 @@ CHECKS: Mapping[str, Check] = {
 GROUP = "coldpress.checks"
 """Entry points of further checks. The wheel names them too, but contains no code for them."""
 
-_LOG = logging.getLogger("coldpress")
-
 
 def run_checks(request: CheckRequest) -> Iterator[Finding]:
-    """Run all checks, and log the name of each before it runs."""
+    """Run all checks."""
     findings = list(_run({"torch": check_torch}, request))
     yield from findings
     further, missing = _further()
@@ -48,8 +45,7 @@ def _run(
     checks: Mapping[str, Check],
     request: CheckRequest,
 ) -> Iterator[Finding]:
-    for name, check in checks.items():
-        _LOG.info("checking: %s", name)
+    for check in checks.values():
         yield from check(request)
 
 
@@ -58,7 +54,6 @@ def _further() -> tuple[dict[str, Check], list[Finding]]:
     checks: dict[str, Check] = {}
     missing = []
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name, reverse=True):
-        _LOG.info("importing %s", entry.name)
         try:
             checks[entry.name] = entry.load()
         except ImportError as error:

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
-import threading
-import time
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points, version
 from importlib.util import find_spec
@@ -27,12 +24,6 @@ CAMPAIGN_COMMANDS = "coldpress.commands"
 
 Each names a typer application.
 """
-
-FIRST_S = 5.0
-"""A command that takes longer than this reports its progress."""
-
-EVERY_S = 30.0
-"""Seconds between further reports: rare, so that they do not disturb measurements."""
 
 
 class _Commands(typer.core.TyperGroup):
@@ -73,13 +64,16 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-VERSION_HELP = "Print the versions of Coldpress and torch."
-
-
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help=VERSION_HELP)
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the versions of Coldpress and torch.",
+        ),
     ] = False,
 ) -> None:
     """Freeze PyTorch models for the hardware that serves them.
@@ -101,42 +95,14 @@ def main() -> None:
 
 @contextlib.contextmanager
 def progress() -> Iterator[None]:
-    """Print the newest message of the logger `coldpress`, and its warnings at once, while the block
-    runs.
-    """
-    handler = _NewestMessage()
+    """Print the messages of the logger `coldpress` on stderr while the block runs."""
+    handler = logging.StreamHandler()
     logger = logging.getLogger("coldpress")
     level = logger.level
-    ended = threading.Event()
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
-    thread = threading.Thread(target=_report, args=(handler, ended), daemon=True)
-    thread.start()
     try:
         yield
     finally:
-        ended.set()
-        thread.join()
         logger.setLevel(level)
         logger.removeHandler(handler)
-
-
-class _NewestMessage(logging.Handler):
-    """Stores the newest message; prints warnings."""
-
-    text = "working"
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Take a message."""
-        if record.levelno >= logging.WARNING:
-            sys.stderr.write(f"{record.getMessage()}\n")
-        else:
-            self.text = record.getMessage()
-
-
-def _report(handler: _NewestMessage, ended: threading.Event) -> None:
-    started = time.monotonic()
-    wait_s = FIRST_S
-    while not ended.wait(wait_s):
-        sys.stderr.write(f"{time.monotonic() - started:.0f} s: {handler.text}\n")
-        wait_s = EVERY_S

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
@@ -36,7 +36,7 @@ from freezer.cli.arguments import (
 )
 from freezer.cli.store_commands import pick
 from freezer.codec import encode
-from freezer.errors import ColdpressError, UsageError
+from freezer.errors import FAILED, UsageError
 from freezer.files import check_file, replacing, scratch_folder
 from freezer.hardware import detect
 from freezer.store import Store
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from freezer.runtime.frozen_model import FrozenModel
-    from freezer.serving.verify import Verification
 
 
 def verify(
@@ -73,12 +72,6 @@ def verify(
         trusted_keys=key or (),
         min_version=min_version,
     )
-    _print_verification(reference, verification)
-    if speed and verification.speed is None:
-        say("portable itself serves here, so no speed is compared")
-
-
-def _print_verification(reference: str, verification: Verification) -> None:
     for refusal in verification.ladder:
         say(f"skipped {refusal}")
     rows = table("golden set", "output", "error ratio", "max abs err")
@@ -90,8 +83,8 @@ def _print_verification(reference: str, verification: Verification) -> None:
         f"{reference}: {verification.num_files} files match their digests, and"
         f" {verification.device_class} gives the golden outputs here"
     )
-    if verification.speed is not None:
-        say(f"speed: {verification.speed}")
+    if speed:
+        say(f"speed: {verification.speed or 'not compared, portable itself serves here'}")
 
 
 def inspect(
@@ -106,7 +99,7 @@ def inspect(
     """Print an artifact's manifest and what freezing did, or the code of its model."""
     with scratch_folder() as scratch:
         folder = folder_of(reference)
-        published = tuple[str, ...]()
+        published: Sequence[str] = ()
         if folder is not None:
             artifact = Artifact.read(folder)
         else:
@@ -114,23 +107,18 @@ def inspect(
             version = opened.version(reference)
             published = tuple(version.images)
             name = pick(version, device_class_)
-            paths = None if code else ()
-            artifact = opened.materialize(version, name, Path(scratch), paths=paths)
+            artifact = opened.materialize(version, name, Path(scratch), paths=None if code else ())
         if as_json:
             sys.stdout.write(artifact.manifest.to_bytes().decode())
         elif code:
             sys.stdout.write(frozen_code(artifact))
         else:
-            _print_description(artifact, published)
-
-
-def _print_description(artifact: Artifact, published: Sequence[str]) -> None:
-    rows = table()
-    rows.add_column(style="bold", no_wrap=True)
-    rows.add_column(overflow="fold")
-    for name, value in describe(artifact.manifest, published):
-        rows.add_row(name, Text(value))
-    console.print(rows, highlight=False)
+            rows = table()
+            rows.add_column(style="bold", no_wrap=True)
+            rows.add_column(overflow="fold")
+            for title, value in describe(artifact.manifest, published):
+                rows.add_row(title, Text(value))
+            console.print(rows, highlight=False)
 
 
 def run(
@@ -138,7 +126,7 @@ def run(
     input_: Annotated[
         Path, typer.Option("--input", help="Tensors by input name: .safetensors or .npz.")
     ],
-    output: Annotated[Path, typer.Option(help="File to write: .safetensors or .npz.")],
+    output: Annotated[Path, typer.Option(help="File to write: .safetensors.")],
     store: FolderOrStoreOption = None,
     device_class_: ClassOption = "auto",
     threads: ThreadsOption = None,
@@ -147,10 +135,10 @@ def run(
     min_version: MinVersionOption = 0,
 ) -> None:
     """Run a frozen model on a file of inputs."""
-    if output.suffix not in (".safetensors", ".npz"):
-        raise UsageError(f"--output {output}: expected a .safetensors or .npz file")
+    if output.suffix != ".safetensors":
+        raise UsageError(f"--output {output}: expected a .safetensors file")
     check_file(output, "--output")
-    from freezer.runtime.tensor_files import read_inputs
+    from freezer.runtime.tensor_files import read_inputs, save_tensors
     from freezer.serving.load import load
 
     model = load(
@@ -164,7 +152,12 @@ def run(
         min_version=min_version,
     )
     outputs = _outputs(model, read_inputs(input_, model.inputs))
-    _write(outputs, output)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(output, None) as partial:
+            save_tensors(outputs, partial)
+    except (OSError, SafetensorError) as error:
+        raise UsageError(f"--output {output} cannot be written: {error}") from error
     say(f"wrote {', '.join(outputs)} to {output}")
 
 
@@ -183,37 +176,6 @@ def _outputs(model: FrozenModel, sets: Sequence[Mapping[str, Tensor]]) -> dict[s
     return outputs
 
 
-def _write(outputs: Mapping[str, Tensor], path: Path) -> None:
-    """Write a whole file of outputs, or none.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
-    from freezer.runtime.tensor_files import save_tensors
-
-    save = save_tensors if path.suffix == ".safetensors" else _save_numpy
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path, None) as partial:
-            save(outputs, partial)
-    except (OSError, SafetensorError) as error:
-        raise UsageError(
-            f"--output {path} cannot be written: {error}; free space, or name another file"
-        ) from error
-
-
-def _save_numpy(outputs: Mapping[str, Tensor], path: Path) -> None:
-    """Save tensors for numpy, which lacks bfloat16: those become float32."""
-    import numpy as np
-
-    arrays: dict[str, Any] = {}
-    for name, value in outputs.items():
-        is_bfloat16 = str(value.dtype) == "torch.bfloat16"
-        arrays[name] = (value.float() if is_bfloat16 else value).numpy()
-    with path.open("wb") as file:
-        np.savez(file, **arrays)
-
-
 def classes(as_json: JsonOption = False) -> None:
     """Print this machine's device classes, most specific first, and the reasons against the next
     better ones.
@@ -230,9 +192,6 @@ def classes(as_json: JsonOption = False) -> None:
 
 _STYLES = {"ok": "green", "warning": "yellow", "error": "red"}
 
-CHECK_WIDTH = 16
-"""Length of the longest name, `temporary folder`."""
-
 
 def doctor(
     store: Annotated[
@@ -248,33 +207,24 @@ def doctor(
 ) -> None:
     """Check this machine, and name a remedy for each problem; exit code 1 if there are errors."""
     findings = []
-    request = CheckRequest(store=store, tracking_uri=tracking_uri, address=address)
-    for finding in run_checks(request):
-        findings.append(finding)
+    for finding in run_checks(
+        CheckRequest(store=store, tracking_uri=tracking_uri, address=address)
+    ):
+        findings.append(encode(finding))
         if not as_json:
             _print(finding)
-    counts = Counter(finding.level for finding in findings)
+    counts = Counter(finding["level"] for finding in findings)
+    num_errors, num_warnings = counts["error"], counts["warning"]
     if as_json:
-        say_json(
-            {
-                "num_errors": counts["error"],
-                "num_warnings": counts["warning"],
-                "findings": [encode(finding) for finding in findings],
-            }
-        )
+        say_json({"num_errors": num_errors, "num_warnings": num_warnings, "findings": findings})
     else:
-        say(f"errors: {counts['error']}, warnings: {counts['warning']}")
-    if counts["error"]:
-        sys.exit(ColdpressError.exit_code)
+        say(f"errors: {num_errors}, warnings: {num_warnings}")
+    if num_errors:
+        sys.exit(FAILED)
 
 
 def _print(finding: Finding) -> None:
     """Print a finding, with its remedy unwrapped, so that it can be copied."""
-    row = table()
-    row.add_column(width=max(map(len, _STYLES)))
-    row.add_column(width=CHECK_WIDTH)
-    row.add_column(overflow="fold")
-    row.add_row(Text(finding.level, _STYLES[finding.level]), finding.check, Text(finding.text))
-    console.print(row, highlight=False)
+    say(f"{finding.level:7}  {finding.check:16}  {finding.text}", _STYLES[finding.level])
     if finding.remedy:
         say(f"         remedy: {finding.remedy}")

@@ -8,8 +8,10 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,13 +25,6 @@ if TYPE_CHECKING:
     from freezer.freezing.freeze import FreezeOptions, FreezeResult
     from freezer.freezing.sources import Source
 
-EXAMPLES = {
-    "args": '{"hidden": 256}',
-    "dims": '{"batch": {"min": 1, "max": 16}}',
-    "inputs": '{"x": {"shape": ["batch", 8]}}',
-}
-"""A value of each option that takes JSON."""
-
 CAMPAIGN_LIMITS = ("timeout_s", "memory_gb")
 """Limits of the processes in which a campaign builds and judges."""
 
@@ -42,16 +37,12 @@ SourceArgument = Annotated[
 InputsOption = Annotated[
     str | None,
     typer.Option(
-        help=f"JSON, as in a catalog: '{EXAMPLES['inputs']}', or a samples file. Not needed for"
-        " exported programs."
+        help='JSON, as in a catalog: \'{"x": {"shape": ["batch", 8]}}\', or a samples file. Not'
+        " needed for exported programs."
     ),
 ]
-DimsOption = Annotated[str, typer.Option(help=f"Bounds of named dims: '{EXAMPLES['dims']}'.")]
-ArgsOption = Annotated[str, typer.Option(help=f"Arguments of the source: '{EXAMPLES['args']}'.")]
-WeightsOption = Annotated[
-    Literal["random"] | None,
-    typer.Option(help="Initialize a transformers model from its config."),
-]
+DimsOption = Annotated[str, typer.Option(help='Bounds of named dims: \'{"batch": {"max": 16}}\'.')]
+ArgsOption = Annotated[str, typer.Option(help="Arguments of the source: '{\"hidden\": 256}'.")]
 MethodOption = Annotated[
     str | None, typer.Option(help="Method to freeze, of a file with several. Default: forward.")
 ]
@@ -96,7 +87,6 @@ def freeze(
     dims: DimsOption = "{}",
     name: Annotated[str, typer.Option(help="Name of the model in the manifest.")] = "model",
     args: ArgsOption = "{}",
-    weights: WeightsOption = None,
     method: MethodOption = None,
     sha256: Annotated[str | None, typer.Option(help="Expected SHA-256 of the file.")] = None,
     trust: TrustOption = False,
@@ -127,7 +117,6 @@ def freeze(
         folder=Path.cwd(),
         search_path=(str(Path.cwd()),),
         args=source_args,
-        weights=weights,
         method=method,
         sha256=sha256,
         trust=trust,
@@ -181,8 +170,6 @@ def _print_result(result: FreezeResult) -> None:
         for recipe, reason in result.failures.items():
             say(f"{recipe} was not built: {reason}")
     say(f"{result.verdict}: {result.reason}")
-    if result.verdict == "unstable":
-        say("repeat it on a quieter machine, with --threads 1, or with --accept-noise")
     if result.evidence is not None:
         say(f"evidence and full errors: {result.evidence}")
     if result.artifact is not None:
@@ -198,18 +185,18 @@ def _inputs(inputs: str | None, dims: str) -> tuple[InputSpec | None, Path | Non
         return None, None
     if inputs.endswith((".safetensors", ".npz")):
         return None, Path(inputs)
-    return declared_spec(_parsed(inputs, "inputs"), _parsed(dims, "dims")), None
+    return declared_spec(_parsed(inputs, "inputs", dict | list), _parsed(dims, "dims")), None
 
 
 def _point(text: str) -> dict[str, int]:
     """Parse `batch=8,length=128`."""
-    sizes: dict[str, int] = {}
-    for part in text.split(","):
-        name, _, size = part.partition("=")
-        if not size.strip().isdecimal() or name.strip() in sizes:
-            raise UsageError(f"--point {text!r}: expected one size per dim: batch=8,length=128")
-        sizes[name.strip()] = int(size)
-    return sizes
+    try:
+        sizes = dict(part.split("=") for part in text.split(","))
+        return {name.strip(): int(size) for name, size in sizes.items()}
+    except ValueError:
+        raise UsageError(
+            f"--point {text!r}: expected one size per dim: batch=8,length=128"
+        ) from None
 
 
 def _limits(options: Sequence[str]) -> Limits:
@@ -217,10 +204,9 @@ def _limits(options: Sequence[str]) -> Limits:
     limits: dict[str, Any] = {}
     for text in options:
         name, _, value = text.partition("=")
-        try:
-            limits[name] = value if name == "nan" else float(value)
-        except ValueError:
-            raise UsageError(f"--limit {text!r}: expected a number: size_mb_max=100") from None
+        limits[name] = value
+        with suppress(ValueError):
+            limits[name] = float(value)
         problem = limit_problem(name, limits[name])
         if name in CAMPAIGN_LIMITS:
             problem = f"only campaigns apply {name}; remove it, or write a catalog"
@@ -229,13 +215,12 @@ def _limits(options: Sequence[str]) -> Limits:
     return Limits(**limits)
 
 
-def _parsed(text: str, option: str) -> Any:
+def _parsed(text: str, option: str, kind: type | UnionType = dict) -> Any:
     """Parse the JSON of an option."""
     try:
         value = json.loads(text)
     except ValueError as error:
         raise UsageError(f"--{option} {text!r} is not JSON: {error}") from None
-    if not isinstance(value, dict | list if option == "inputs" else dict):
-        expected = "an object or a list" if option == "inputs" else "a JSON object"
-        raise UsageError(f"--{option} {text!r}: expected {expected}: '{EXAMPLES[option]}'")
+    if not isinstance(value, kind):
+        raise UsageError(f"--{option} {text!r}: expected a JSON object")
     return value

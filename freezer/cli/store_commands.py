@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -38,7 +37,6 @@ def list_models(
 ) -> None:
     """List the models of a store, or all versions of one, newest first."""
     opened = Store.open(store)
-    logging.getLogger("coldpress").info("reading the indexes of %s", opened.uri)
     problems: list[ColdpressError] = []
     if model is None:
         listed, problems = newest_versions(opened)
@@ -150,6 +148,7 @@ def rollback(model: ModelArgument, store: StoreOption = "./store") -> None:
     version = opened.roll_back(name, int(number))
     classes = ", ".join(sorted(version.images))
     say(f"latest of {name} is version {version.number} (before: {before.number}), for {classes}")
-    for missing in sorted(before.images.keys() - version.images.keys()):
-        lost = f"{missing} has no artifact in version {version.number}"
-        say(f"{lost}: a lesser class or portable serves it", "yellow")
+    missing = before.images.keys() - version.images.keys()
+    if missing:
+        names = ", ".join(sorted(missing))
+        say(f"it has no artifact for {names}; a lesser class or portable serves there", "yellow")

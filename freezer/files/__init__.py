@@ -25,6 +25,7 @@ from freezer.files.buckets import (
     remedy,
 )
 from freezer.files.digest import (
+    artifact_errors,
     begin_of,
     check_digest,
     digest_bytes,
@@ -60,6 +61,7 @@ __all__ = [
     "VARIABLE",
     "WAITS_S",
     "Bucket",
+    "artifact_errors",
     "begin_of",
     "cache_folder",
     "check_digest",

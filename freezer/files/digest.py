@@ -8,6 +8,8 @@ import hashlib
 import re
 import struct
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from freezer.errors import IntegrityError
@@ -35,19 +37,26 @@ def verify_file(
         IntegrityError: the file is missing or differs.
     """
     name = origin or path
-    try:
+    with artifact_errors(name):
         found_size = path.stat().st_size
         if found_size != size_bytes:
             raise IntegrityError(f"{name} has {found_size} bytes, expected {size_bytes}; {CHANGED}")
         found = digest_file(path)
+    if found != digest:
+        raise IntegrityError(f"{name} is {found}, expected {digest}; {CHANGED}")
+
+
+@contextmanager
+def artifact_errors(name: object) -> Iterator[None]:
+    """Turn errors of the system about a file of an artifact into IntegrityError."""
+    try:
+        yield
     except (FileNotFoundError, NotADirectoryError):
         raise IntegrityError(f"{name} is missing; pull the artifact again") from None
     except OSError as error:
         raise IntegrityError(
             f"{name} cannot be read: {error.strerror}; pull the artifact again"
         ) from None
-    if found != digest:
-        raise IntegrityError(f"{name} is {found}, expected {digest}; {CHANGED}")
 
 
 def check_digest(digest: str) -> None:

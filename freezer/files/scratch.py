@@ -114,11 +114,9 @@ def _try(folder: Path, *, executable: bool) -> None:
                 mmap.mmap(
                     file.fileno(), 1, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC
                 ).close()
-    except PermissionError as error:
+    except OSError as error:
         noexec = executable and os.statvfs(folder).f_flag & os.ST_NOEXEC
         raise OSError(f"{folder}: {'mounted with noexec' if noexec else error.strerror}") from error
-    except OSError as error:
-        raise OSError(f"{folder}: {error.strerror}") from error
 
 
 def check_folder(path: Path, name: str) -> None:
@@ -134,12 +132,8 @@ def check_folder(path: Path, name: str) -> None:
     """
     if path.is_symlink() or (path.exists() and not path.is_dir()):
         raise UsageError(f"{name} {path} is a file or a link; name a new folder")
-    if path.exists() and path.samefile("."):
-        raise UsageError(
-            f"{name} {path} is the working directory, which cannot be replaced; name a new folder"
-        )
-    if path.exists() and any(path.iterdir()):
-        raise UsageError(f"{name} {path} is not empty; name a new folder")
+    if path.exists() and (path.samefile(".") or any(path.iterdir())):
+        raise UsageError(f"{name} {path} is not empty or the working directory; name a new folder")
     _check_above(path, name)
 
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlparse
@@ -40,7 +41,7 @@ from freezer.files import (
 )
 from freezer.store.local_files import LocalFiles, local_folder
 from freezer.store.oci_layout import INDEX, Descriptor, Layout, OvertakenError
-from freezer.store.publication import Publication
+from freezer.store.publication import write_version
 from freezer.store.versions import (
     LATEST,
     NAME,
@@ -139,15 +140,11 @@ class Store:
         tag = tag or LATEST
         layout = self.layout(model)
         tags = layout.tags()
-        if not tags:
-            known = ", ".join(self.models()) or "none"
-            raise NotPublishedError(
-                f"model {model!r} is not in store {self.uri}; published are: {known}"
-            )
         if tag not in tags:
-            known = ", ".join(name for name in tags if not name.endswith(SIGNED))
+            known = [name for name in tags if not name.endswith(SIGNED)]
             raise NotPublishedError(
-                f"model {model!r} has no version {tag!r} in store {self.uri}; it has: {known}"
+                f"{model}:{tag} is not in store {self.uri}; versions of this model:"
+                f" {', '.join(known) or 'none'}"
             )
         index = layout.index(tags[tag])
         return version_of(model, tag, index, store=self.uri)
@@ -230,7 +227,6 @@ class Store:
         *,
         rank: int = 0,
         paths: Collection[str] | None = None,
-        stack: ExitStack | None = None,
     ) -> Artifact:
         """Make a read-only artifact folder of links to the store's blobs.
 
@@ -238,11 +234,9 @@ class Store:
             version, device_class, rank: see `manifest`.
             folder: a new or empty folder.
             paths: the files to link; None links all.
-            stack: holds the files open, so that this process reads them also after the cache was
-                deleted.
         """
         layout, image = self.layout(version.model), version.image(device_class, rank)
-        return link_image(layout, image, folder, paths, stack)
+        return link_image(layout, image, folder, paths)
 
     def signatures(
         self, version: Version, device_class: str, *, rank: int = 0
@@ -339,15 +333,8 @@ class Store:
                 for artifact in artifacts:
                     layout.write_files(artifact)
 
-        publication = Publication(
-            store=self,
-            model=model,
-            source_key=source_key,
-            artifacts=artifacts,
-            carried=carried,
-            decided=decided,
-        )
-        return self._written(model, publication.write)
+        write = partial(write_version, self, model, source_key, artifacts, carried, decided)
+        return self._written(model, write)
 
     def roll_back(self, model: str, number: int) -> Version:
         """Make `latest` an earlier version, and return that. Later ones stay; the next one that is

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import platform
 import shutil
 import time
@@ -37,7 +36,7 @@ from freezer.files import (
 )
 
 _NUM_READS = 50
-"""Attempts at reading an object while others replace it, or delete its copy."""
+"""Attempts at reading an object while others replace it."""
 
 WRITTEN_ONCE = ("/blobs/", ".arrow")
 """Parts of the paths of objects that never change."""
@@ -118,16 +117,11 @@ class RemoteFiles:
             try:
                 content = b"".join(self.chunks(path, limit_bytes))
             except RemoteError as error:
-                if OVERFLOW in str(error):
-                    continue
-                raise
-            if immutable:
-                return content
-            size = self._size(path)
-            if size == len(content):
-                return content
-            if size is None:
-                raise FileNotFoundError(self.where(path))
+                if OVERFLOW not in str(error):
+                    raise
+            else:
+                if immutable or self._size(path) == len(content):
+                    return content
         raise RemoteError(
             f"{self.where(path)}: {_NUM_READS} reads differ from the size that the server reports;"
             " other processes replace the object all the time, or the server decompresses it:"
@@ -173,40 +167,25 @@ class RemoteFiles:
             StoreUnreachableError: the cache cannot be written.
         """
         copy = self.cached(digest)
-        for _ in range(_NUM_READS):
-            with contextlib.suppress(IntegrityError):  # missing or damaged
-                verify_file(copy, digest=digest, size_bytes=size_bytes)
-                return copy
-            try:
-                self._download(path, copy, digest, size_bytes)
-            except FileNotFoundError:  # the cache, which was deleted meanwhile, or the object
-                if self._size(path) is None:
-                    raise
-            except RemoteError:
-                raise
-            except OSError as error:
-                raise StoreUnreachableError(
-                    f"the cache {copy.parent} cannot be written: {error}; set XDG_CACHE_HOME to a"
-                    " writable folder"
-                ) from error
-            else:
-                return copy
-        raise StoreUnreachableError(
-            f"the cache {copy.parent} is deleted all the time; keep it while a model is loaded"
-        )
-
-    def _download(self, path: str, copy: Path, digest: str, size_bytes: int) -> None:
-        """Download an object to the cache, and compare it with its digest."""
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        with scratch_folder(place=copy.parent) as folder:
-            partial = Path(folder, copy.name)
-            with partial.open("wb") as file:
-                file.writelines(self.chunks(path, size_bytes))
-                file.flush()
-                written = Path(f"/proc/self/fd/{file.fileno()}")  # also if the cache was deleted
-                verify_file(written, digest=digest, size_bytes=size_bytes, origin=self.where(path))
-            partial.chmod(0o444)
-            move(partial, copy)
+        with contextlib.suppress(IntegrityError):  # missing or damaged
+            verify_file(copy, digest=digest, size_bytes=size_bytes)
+            return copy
+        try:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            with scratch_folder(place=copy.parent) as folder:
+                partial = Path(folder, copy.name)
+                self.fetch(path, partial, size_bytes)
+                verify_file(partial, digest=digest, size_bytes=size_bytes, origin=self.where(path))
+                partial.chmod(0o444)
+                move(partial, copy)
+        except (FileNotFoundError, RemoteError):
+            raise
+        except OSError as error:
+            raise StoreUnreachableError(
+                f"the cache {copy.parent} cannot be written: {error}; set XDG_CACHE_HOME to a"
+                " writable folder"
+            ) from error
+        return copy
 
     def cached(self, digest: str) -> Path:
         """Where the cache of this user keeps a blob, also one that it lacks."""
@@ -280,12 +259,7 @@ class RemoteFiles:
                     self.remove(path)
 
     def _lock(self, path: str, name: str) -> bytes:
-        holder = {
-            "token": uuid.uuid4().hex,
-            "host": platform.node(),
-            "pid": os.getpid(),
-        }
-        token = json.dumps(holder).encode()
+        token = json.dumps({"token": uuid.uuid4().hex, "host": platform.node()}).encode()
         until = time.monotonic() + PATIENCE_S
         seen, since = self._peek(path), time.monotonic()
         while True:

@@ -82,11 +82,9 @@ def versions_of(store: Store, model: str) -> list[ListedVersion]:
     """
     store.version(model)
     tags = store.layout(model).tags()
-    wanted = [LATEST]
-    numbers = filter(NUMBER.fullmatch, tags)
-    for number in sorted(numbers, key=int, reverse=True):
-        if tags[number].digest != tags[LATEST].digest:
-            wanted.append(number)
+    latest = tags[LATEST].digest
+    numbers = [tag for tag in tags if NUMBER.fullmatch(tag) and tags[tag].digest != latest]
+    wanted = [LATEST, *sorted(numbers, key=int, reverse=True)]
     with ThreadPoolExecutor(NUM_READERS) as pool:
         return list(pool.map(partial(_listed_version, store, model), wanted))
 
@@ -108,18 +106,18 @@ def _listed_version(
     layout, version = store.layout(model), store.version(f"{model}:{tag}")
     tags = layout.tags()
     descriptor = tags[tag]
-    names = []
-    for name in (str(version.number), LATEST):
-        if name in tags and tags[name].digest == descriptor.digest:
-            names.append(name)
+    names = [
+        name
+        for name in (str(version.number), LATEST)
+        if name in tags and tags[name].digest == descriptor.digest
+    ]
     artifacts = []
     for image in version.index:
         content = layout.image(image)
-        sizes = [layer.size_bytes for layer in content.layers]
         artifact = ListedArtifact(
             device_class=image.device_class,
             digest=image.digest,
-            size_bytes=content.config.size_bytes + sum(sizes),
+            size_bytes=sum(blob.size_bytes for blob in (content.config, *content.layers)),
             signed=signature_tag(image) in tags,
         )
         artifacts.append(artifact)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from freezer.artifact import (
     ANNOTATION,
@@ -52,7 +52,6 @@ TITLE = "org.opencontainers.image.title"
 TAG = "org.opencontainers.image.ref.name"
 INDEX = "index.json"
 _BLOBS = "blobs/sha256"
-_Record = TypeVar("_Record")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,19 +153,11 @@ class Layout:
 
     def index(self, descriptor: Descriptor) -> OciIndex:
         """The verified OCI index of a version."""
-        return self._record(OciIndex, descriptor)
+        return read_record(OciIndex, self.blob(descriptor), origin=descriptor.digest)
 
     def image(self, descriptor: Descriptor) -> OciImage:
         """A verified OCI image manifest: an artifact's, or of signatures."""
-        return self._record(OciImage, descriptor)
-
-    def _record(
-        self,
-        kind: type[_Record],
-        descriptor: Descriptor,
-    ) -> _Record:
-        origin = self._files.where(self._path(descriptor.digest))
-        return read_record(kind, self.blob(descriptor), origin=origin)
+        return read_record(OciImage, self.blob(descriptor), origin=descriptor.digest)
 
     def artifact_manifest(self, image: Descriptor) -> bytes:
         """The manifest.json of the artifact in an image, byte for byte."""
@@ -281,19 +272,10 @@ class Layout:
             layer = self._write_blob(signature.payload, MEDIA_SIGNATURE)
             text = b64encode(signature.signature).decode()
             layers.append(replace(layer, annotations={ANNOTATION: text}))
-        diffs = [layer.digest for layer in layers]
-        config = {
-            "architecture": "",
-            "os": "",
-            "config": {},
-            "rootfs": {"type": "layers", "diff_ids": diffs},
-        }
+        rootfs = {"type": "layers", "diff_ids": [layer.digest for layer in layers]}
+        config = {"architecture": "", "os": "", "config": {}, "rootfs": rootfs}
         content = OciImage(config=self._write_json(config, MEDIA_CONFIG), layers=tuple(layers))
-        image = {
-            "schemaVersion": 2,
-            "mediaType": MEDIA_IMAGE,
-            **encode(content),
-        }
+        image = {"schemaVersion": 2, "mediaType": MEDIA_IMAGE, **encode(content)}
         return self._write_json(image, MEDIA_IMAGE)
 
     def write_tags(self, tags: Mapping[str, Descriptor]) -> None:
@@ -302,15 +284,10 @@ class Layout:
         Raises:
             OvertakenError: where the lock is advisory, another writer has replaced index.json.
         """
-        manifests = []
-        for tag in sorted(tags, key=lambda tag: (not tag.isdigit(), len(tag), tag)):
-            tagged = replace(tags[tag], annotations={TAG: tag})
-            manifests.append(encode(tagged))
-        layout = {
-            "schemaVersion": 2,
-            "mediaType": MEDIA_INDEX,
-            "manifests": manifests,
-        }
+        manifests = [
+            encode(replace(descriptor, annotations={TAG: tag})) for tag, descriptor in tags.items()
+        ]
+        layout = {"schemaVersion": 2, "mediaType": MEDIA_INDEX, "manifests": manifests}
         self._files.write(self._index, _json_bytes(layout))
         if self._files.exact:
             return

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from freezer.artifact import (
@@ -21,7 +20,7 @@ from freezer.artifact import (
 )
 from freezer.codec import decode
 from freezer.errors import IntegrityError, NotPublishedError, UsageError
-from freezer.files import move, open_regular, read_document, scratch_folder, write_whole
+from freezer.files import move, read_document, scratch_folder, write_whole
 from freezer.store.oci_layout import (
     DEVICE_CLASS,
     SOURCE_KEY,
@@ -100,12 +99,10 @@ def version_of(
     Raises:
         IntegrityError: the index lacks annotations, or is of another version than the tag.
     """
-    number = index.annotations.get(VERSION, "")
-    source_key = index.annotations.get(SOURCE_KEY)
-    has_classes = all(image.device_class for image in index.manifests)
+    annotations, number = index.annotations, index.annotations.get(VERSION, "")
+    is_complete = SOURCE_KEY in annotations and all(image.device_class for image in index.manifests)
     right_number = number == tag or not NUMBER.fullmatch(tag)
-    is_complete = NUMBER.fullmatch(number) and has_classes
-    if not is_complete or source_key is None or not right_number:
+    if not is_complete or not right_number or not NUMBER.fullmatch(number):
         raise IntegrityError(
             f"{store}: the index of {model}:{tag} lacks {SOURCE_KEY} or a {DEVICE_CLASS}, or is of"
             " another version; the store was changed or damaged"
@@ -113,7 +110,7 @@ def version_of(
     return Version(
         model=model,
         number=int(number),
-        source_key=source_key,
+        source_key=annotations[SOURCE_KEY],
         index=index.manifests,
     )
 
@@ -225,7 +222,6 @@ def link_image(
     image: Descriptor,
     folder: Path,
     paths: Collection[str] | None,
-    stack: ExitStack | None,
 ) -> Artifact:
     """Make a folder of links to the blobs of an artifact; see `Store.materialize`."""
     data = layout.artifact_manifest(image)
@@ -235,15 +231,6 @@ def link_image(
         if paths is None or file.path in paths:
             link = folder / file.path
             link.parent.mkdir(parents=True, exist_ok=True)
-            blob = partial(layout.local, digest=file.digest, size_bytes=file.size_bytes)
-            link.symlink_to(blob() if stack is None else _held(blob, stack))
+            link.symlink_to(layout.local(digest=file.digest, size_bytes=file.size_bytes))
     (folder / MANIFEST).write_bytes(data)
     return Artifact.read(folder)
-
-
-def _held(blob: Callable[[], Path], stack: ExitStack) -> str:
-    """The path of an open file of a blob, which stays valid if users delete the cache."""
-    for _ in range(5):
-        with suppress(FileNotFoundError):
-            return f"/proc/self/fd/{stack.enter_context(open_regular(blob())).fileno()}"
-    raise IntegrityError(f"{blob()} is missing; pull the artifact again, or repair the store")

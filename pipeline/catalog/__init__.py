@@ -9,7 +9,6 @@ from pipeline.catalog.files import (
 )
 from pipeline.catalog.reading import (
     SOURCE_RUN,
-    BadEntriesError,
     Catalog,
     Entry,
     is_registry,
@@ -21,7 +20,6 @@ from pipeline.catalog.reading import (
 
 __all__ = [
     "SOURCE_RUN",
-    "BadEntriesError",
     "Catalog",
     "Entry",
     "is_registry",

@@ -103,6 +103,8 @@ class BadEntriesError(CatalogError):
         message = f"{count}; fix them, or run the others with --keep-going"
         super().__init__(message, code="CP-CATALOG-ENTRIES")
         self.problems = tuple(problems)
+        for problem in problems:
+            self.add_note(problem.coded)
 
 
 def refuse_bad_entries(problems: Sequence[CatalogError], *, keep_going: bool) -> None:

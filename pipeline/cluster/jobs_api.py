@@ -71,17 +71,12 @@ class Job:
         status: PENDING, RUNNING, SUCCEEDED, FAILED or STOPPED.
         message: Ray's message.
         exit_code: exit code of the driver, or None.
-        started, ended: seconds since the epoch by the head's clock, or None.
-        entrypoint: command.
     """
 
     id: str
     status: str
     message: str
     exit_code: int | None
-    started: float | None
-    ended: float | None
-    entrypoint: str
 
     @property
     def has_ended(self) -> bool:
@@ -95,11 +90,6 @@ class Job:
             return INTERRUPTED
         code = OK if self.status == "SUCCEEDED" else self.exit_code
         return code if code in (OK, FAILED, USAGE, INFRASTRUCTURE, INTERRUPTED) else INFRASTRUCTURE
-
-    def to_json(self) -> dict[str, object]:
-        """Return the JSON form."""
-        fields = ("id", "status", "message", "exit_code", "started", "ended")
-        return {name: getattr(self, name) for name in fields}
 
 
 def job_prefix(campaign: str, store: str) -> str:
@@ -294,7 +284,4 @@ def _job(details: Any) -> Job:
         status=str(getattr(details.status, "value", details.status)),
         message=str(details.message or ""),
         exit_code=details.driver_exit_code,
-        started=details.start_time / 1000 if details.start_time else None,
-        ended=details.end_time / 1000 if details.end_time else None,
-        entrypoint=str(details.entrypoint),
     )

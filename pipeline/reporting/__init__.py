@@ -18,7 +18,6 @@ from pipeline.reporting.status import (
     campaign_status,
     campaigns_in_words,
     in_words,
-    status_if_known,
 )
 
 __all__ = [
@@ -39,5 +38,4 @@ __all__ = [
     "print_report",
     "report_page",
     "result_table",
-    "status_if_known",
 ]

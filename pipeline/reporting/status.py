@@ -7,13 +7,10 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Literal
-from urllib.parse import urlparse
 
 from freezer.errors import INFRASTRUCTURE, StoreUnreachableError
-from freezer.files import SCHEMES
-from freezer.store import Store, one_spelling
+from freezer.store import Store
 from pipeline.ledger import (
     LEDGER,
     CampaignRecord,
@@ -104,27 +101,6 @@ def campaign_status(
     """
     driver = _driver(store, campaign, note)
     return _status(History(store), campaign, *driver)
-
-
-def status_if_known(
-    uri: str, campaign: str, note: Callable[[str], None] = lambda _: None
-) -> Status | None:
-    """Return the status of a campaign; None if the folder of the store or the campaign does not
-    exist yet.
-
-    Args:
-        uri: of the store that it publishes to.
-        campaign, note: as in `campaign_status`.
-
-    Raises:
-        StoreUnreachableError: the bucket or the ledger cannot be read.
-    """
-    if urlparse(uri).scheme not in SCHEMES and not Path(one_spelling(uri)).exists():
-        return None
-    store = Store.open(uri)
-    driver = _driver(store, campaign, note)
-    history = History(store)
-    return _status(history, campaign, *driver) if campaign in history.campaigns() else None
 
 
 def _status(history: History, campaign: str, holder: Holder | None, alive: bool) -> Status:

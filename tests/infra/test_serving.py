@@ -164,7 +164,7 @@ def test_unready_until_an_artifact_has_loaded(scripted: Frozen, tmp_path: Path) 
             started.predict(json_of(X)),
         ):
             assert answer.status_code == 503
-            assert "model 'mlp' is not in store" in answer.json()["detail"]
+            assert "mlp:latest is not in store" in answer.json()["detail"]
         assert started.get("/live").status_code == 200
         publish(store, with_golden(scripted.artifact, tmp_path / "wrong", error=1.0))
         started.wait_for("canary_failures_total")

@@ -107,7 +107,7 @@ def test_check_reads_the_catalog_alone(tmp_path: Path) -> None:
     catalog = written(tmp_path, "auto")
     arguments = [catalog, "--check", "--store", str(tmp_path / "store")]
     done = CliRunner().invoke(jobs.optimize.app, arguments, catch_exceptions=False)
-    assert (done.exit_code, done.stdout) == (0, f"{catalog}: 1 entry, no errors\n")
+    assert (done.exit_code, done.stdout) == (0, f"{catalog}: entries: 1, errors: 0\n")
     written(tmp_path, "no-such-class")
     done = CliRunner().invoke(jobs.optimize.app, arguments, catch_exceptions=False)
     assert done.exit_code == 2

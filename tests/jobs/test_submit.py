@@ -153,7 +153,7 @@ def test_a_dry_run_lists_files_and_submits_nothing(
     )
     assert done.exit_code == 0, done.output
     assert re.search(
-        r"^would submit \d+ files, \d\.\d MB\n  freezer, pipeline, jobs \(\d+ files\)\n",
+        r"^would submit \d+ files, \d\.\d MB\n",
         done.output,
     )
     assert "  bert/config.json (0.0 kB)\n" in done.output
@@ -179,21 +179,17 @@ def test_a_large_working_directory_is_rejected(tmp_path: Path) -> None:
     ],
 )
 def test_the_exit_code_is_the_jobs_own(status: str, code: int | None, verdict: int) -> None:
-    job = Job(
-        id="j", status=status, message="", exit_code=code, started=None, ended=None, entrypoint=""
-    )
+    job = Job(id="j", status=status, message="", exit_code=code)
     assert job.verdict == verdict
 
 
 # Status
 
 
-def status(
-    *arguments: str, environ: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
+def status(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-W", "ignore", "-m", "jobs.status", *arguments]
     return subprocess.run(
-        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
 
 
@@ -266,43 +262,31 @@ def test_submit_attaches_to_a_running_job(head: Head, tmp_path: Path) -> None:
         f"the campaign is running already as {prefix}1; attached to it, nothing was submitted"
         in second.stdout
     ), second.stderr
-    assert "with other options" in second.stdout
-    places = ["c", "--store", str(tmp_path / "store"), "--address", head.address]
+    places = ["c", "--store", str(tmp_path / "store")]
     for _ in range(60):
-        found = json.loads(status(*places, "--json", environ=head.environ).stdout)
-        assert found["job"]["status"] in ("PENDING", "RUNNING"), "shown before it has a record"
-        if found.get("planned"):
+        shown = status(*places, "--json")
+        if shown.returncode == 0 and json.loads(shown.stdout)["planned"]:
             break
         time.sleep(1)
-    assert (found["state"], found["planned"], found["job"]["status"]) == ("running", 1, "RUNNING")
+    found = json.loads(shown.stdout)
+    assert (found["state"], found["planned"]) == ("running", 1)
     ray = str(Path(sys.executable).with_name("ray"))
     stop = [ray, "job", "stop", f"{prefix}1", "--no-wait", "--address", head.address]
     subprocess.run(stop, env=head.environ, check=True, capture_output=True)
     for _ in range(60):
-        found = json.loads(status(*places, "--json", environ=head.environ).stdout)
-        if found["job"]["status"] == "STOPPED" and found["state"] != "running":
+        found = json.loads(status(*places, "--json").stdout)
+        if found["state"] != "running":
             break
         time.sleep(1)
-    assert (found["job"]["status"], found["state"], found["exit_code"]) == (
-        "STOPPED",
-        "interrupted",
-        130,
-    )
+    assert (found["state"], found["exit_code"]) == ("interrupted", 130)
     (tmp_path / "catalog.yaml").write_text(RAISES)
     again = head.submit(tmp_path, "catalog.yaml", "--campaign", "c")
     assert again.returncode == 1, again.stdout + again.stderr
     assert f"submitted {prefix}2" in again.stdout
     assert "outcome raises portable failed (source) CP-SOURCE" in again.stdout
-    ended = status(*places, environ=head.environ).stdout
+    ended = status(*places).stdout
     assert re.search(r"campaign c of catalog.yaml: finished, exit code 1\n", ended)
     assert "raises portable: failed: CP-SOURCE: " in ended
-    assert f"job {prefix}2: FAILED" in ended
-    lost = status("c", "--store", str(tmp_path / "store"), "--address", "http://127.0.0.1:9")
-    assert (lost.returncode, "finished, exit code 1" in lost.stdout, "CP-RAY" in lost.stderr) == (
-        3,
-        True,
-        True,
-    )
 
 
 @pytest.mark.cluster

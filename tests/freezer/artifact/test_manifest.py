@@ -119,7 +119,7 @@ def test_nan_is_not_written() -> None:
             b'{"format_version": 2}',
             "here: format_version 2, this release reads 1; upgrade coldpress",
         ),
-        (b'{"format_version": 1}', "here: the record lacks 'device_class'"),
+        (b'{"format_version": 1}', "here: the record lacks 'model'"),
         (
             json.dumps(encode(full_manifest()) | {"payloads": [{"path": "x"}]}).encode(),
             "here: field 'payloads.0' lacks",

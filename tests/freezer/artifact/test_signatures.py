@@ -283,7 +283,7 @@ def test_the_signature_image_follows_cosign(store: Store, pair: tuple[Path, Path
 
 def test_bad_keys_are_usage_errors(tmp_path: Path) -> None:
     remedy = "expected a public EC key on P-256, PEM"
-    with pytest.raises(UsageError, match=f"cannot be read: No such file or directory; {remedy}"):
+    with pytest.raises(UsageError, match=f"No such file or directory.*; {remedy}"):
         read_keys([tmp_path / "absent"])
     (tmp_path / "text").write_text("hello")
     with pytest.raises(UsageError, match=remedy):

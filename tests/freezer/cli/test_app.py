@@ -94,7 +94,7 @@ def test_older_versions_are_refused(
     more = {
         "pull": ["--dest", tmp_path / "pulled"],
         "verify": [],
-        "run": ["--input", tmp_path / "x.safetensors", "--output", tmp_path / "y.npz"],
+        "run": ["--input", tmp_path / "x.safetensors", "--output", tmp_path / "y.safetensors"],
     }[command]
     arguments = (command, "mlp", "--store", published.root, *more, "--min-version")
     code, _, err = coldpress(*arguments, 2)
@@ -113,7 +113,7 @@ def test_inspect_prints_words_or_json(coldpress: Run, published: Store, scripted
         "portable",
         "torchscript-frozen: trace -> torchscript",
         "x: float32",
-        "batch 1 to 4",
+        "batch from 1 to 4",
     ):
         assert part in out
     code, out, _ = coldpress("inspect", scripted.artifact.folder, "--json")
@@ -177,7 +177,6 @@ def test_exit_code_2_usage(
         exit_code, _, err = coldpress(*arguments)
         assert (exit_code, err.partition(":")[0]) == (2, code), err
     assert coldpress("no-such-command")[0] == 2
-    assert coldpress(*freeze, "--weights", "zero")[0] == 2
 
 
 FREEZE_ONLY_PARSES = """
@@ -193,8 +192,8 @@ finally:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--args", "[256]"), """--args '[256]': expected a JSON object: '{"hidden": 256}'"""),
-        (("--inputs", "4"), "--inputs '4': expected an object or a list"),
+        (("--args", "[256]"), "--args '[256]': expected a JSON object"),
+        (("--inputs", "4"), "--inputs '4': expected a JSON object"),
         (("--point", "batch"), "--point 'batch': expected one size per dim"),
     ],
 )
@@ -238,7 +237,7 @@ def test_run_matches_eager(coldpress: Run, scripted: Frozen, tmp_path: Path, suf
         ("two", {f"{index}/x": x for index, x in enumerate(sets)}),
     ):
         given = tmp_path / f"{name}{suffix}"
-        written = tmp_path / "new" / f"{name}-out{suffix}"
+        written = tmp_path / "new" / f"{name}-out.safetensors"
         if suffix == ".npz":
             np.savez(given, **{key: tensor.numpy() for key, tensor in tensors.items()})  # type: ignore[arg-type]
         else:
@@ -247,11 +246,7 @@ def test_run_matches_eager(coldpress: Run, scripted: Frozen, tmp_path: Path, suf
             "run", scripted.artifact.folder, "--input", given, "--output", written
         )
         assert code == 0, err
-        if suffix == ".npz":
-            with np.load(written) as arrays:
-                found = {key: torch.from_numpy(arrays[key]) for key in arrays.files}
-        else:
-            found = load_file(written)
+        found = load_file(written)
         expected = (
             {"output": sets[0]}
             if name == "one"
@@ -261,14 +256,11 @@ def test_run_matches_eager(coldpress: Run, scripted: Frozen, tmp_path: Path, suf
         assert f"wrote {', '.join(expected)} to" in out
         for key, x in expected.items():
             torch.testing.assert_close(found[key], mlp()(x).detach())
-    assert sorted(path.name for path in tmp_path.rglob(f"*{suffix}")) == sorted(
-        f"{name}{part}{suffix}" for name in ("one", "two") for part in ("", "-out")
-    )
 
 
 def test_run_refuses_a_damaged_input(coldpress: Run, published: Store, tmp_path: Path) -> None:
     (tmp_path / "x.npz").write_bytes(b"no array")
-    places = ["--input", tmp_path / "x.npz", "--output", tmp_path / "y.npz"]
+    places = ["--input", tmp_path / "x.npz", "--output", tmp_path / "y.safetensors"]
     code, _, err = coldpress("run", "mlp", "--store", published.root, *places)
     assert (code, "CP-SAMPLES" in err) == (2, True), err
 
@@ -281,18 +273,18 @@ def test_run_checks_the_input_contract(coldpress: Run, scripted: Frozen, tmp_pat
         "--input",
         tmp_path / "x.npz",
         "--output",
-        tmp_path / "y.npz",
+        tmp_path / "y.safetensors",
     )
     assert code == 1
     assert "CP-CONTRACT: " in err
-    assert not (tmp_path / "y.npz").exists()
+    assert not (tmp_path / "y.safetensors").exists()
 
 
 @pytest.mark.parametrize("name", ["self", "args", "y"])
 def test_run_refuses_other_names(
     coldpress: Run, scripted: Frozen, tmp_path: Path, name: str
 ) -> None:
-    given, written = tmp_path / "x.safetensors", tmp_path / "y.npz"
+    given, written = tmp_path / "x.safetensors", tmp_path / "y.safetensors"
     save_file({name: torch.zeros(2, 4)}, given)
     places = ["--input", given, "--output", written]
     code, _, err = coldpress("run", scripted.artifact.folder, *places)

@@ -46,10 +46,10 @@ def test_writable_places_are_accepted(
 @pytest.mark.parametrize(
     ("check", "path", "message"),
     [
-        (check_folder, ".", r"^--out \. is the working directory, .*; name a new folder"),
-        (check_folder, "../here", "is the working directory"),
-        (check_folder, "..", r"^--out \.\. is not empty; name a new folder"),
-        (check_folder, "../full", r"^--out \.\./full is not empty; name a new folder"),
+        (check_folder, ".", r"^--out \. is not empty or the working directory; name a new folder"),
+        (check_folder, "../here", "the working directory"),
+        (check_folder, "..", r"^--out \.\. is not empty"),
+        (check_folder, "../full", r"^--out \.\./full is not empty"),
         (
             check_folder,
             "../full/mine",

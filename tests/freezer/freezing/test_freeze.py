@@ -226,7 +226,7 @@ def test_invalid_arguments_are_refused(
 def test_nonempty_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").touch()
     for folder, message in (
-        (tmp_path, "is not empty; name a new folder"),
+        (tmp_path, "is not empty or the working directory; name a new folder"),
         (tmp_path / "mine", "is a file or a link"),
     ):
         with pytest.raises(UsageError, match=message):

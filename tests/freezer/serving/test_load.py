@@ -284,7 +284,7 @@ def test_a_folder_is_loaded_by_path(
 def test_missing_references_raise(tmp_path: Path, published: Store) -> None:
     with pytest.raises(NotPublishedError, match=r"contains no manifest\.json"):
         freezer.load(tmp_path)
-    with pytest.raises(NotPublishedError, match="model 'none' is not in store"):
+    with pytest.raises(NotPublishedError, match="none:latest is not in store"):
         freezer.load("none", store=str(published.root))
     with pytest.raises(StoreUnreachableError, match="is not there"):
         freezer.load("mlp", store=str(tmp_path / "none"))

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from freezer.errors import InfrastructureError
-from freezer.store import Store
-from jobs import status, submit
-from pipeline.cluster import Jobs, job_prefix, jobs_api
+from jobs import submit
+from pipeline.cluster import Jobs, jobs_api
 from tests.support.dashboards import Dashboard, serving
 from tests.support.raylets import LOOPBACK
 
@@ -106,79 +102,3 @@ def test_a_slow_upload_is_not_a_timeout(
     job, submitted = Jobs(dashboard.address).submit("c-", "e", working_dir=tmp_path, environ={})
     assert (job.id, job.status, submitted) == ("c-1", "PENDING", True)
     assert dashboard.num_bytes > 24 << 20
-
-
-# Failed uploads
-
-
-def submitted(folder: Path, address: str) -> list[str]:
-    """Write a catalog and a file; return the arguments of its submission."""
-    (folder / "catalog.yaml").write_text("models: [{name: m}]\n")
-    (folder / "weights.bin").write_bytes(b"weights")
-    places = ["--store", str(folder / "store"), "--tracking-uri", "http://127.0.0.1:9"]
-    return [str(folder / "catalog.yaml"), *places, "--address", address, "--detach"]
-
-
-# Status
-
-
-def shown(folder: Path, address: str, *arguments: str) -> Result:
-    return CliRunner().invoke(
-        status.app, ["c", "--store", str(folder / "store"), "--address", address, *arguments]
-    )
-
-
-@pytest.mark.parametrize(
-    ("job", "line"),
-    [
-        (
-            {"status": "PENDING", "message": "Job has not started yet."},
-            r"PENDING; Job has not started yet\.",
-        ),
-        (
-            {
-                "status": "FAILED",
-                "message": "no such catalog",
-                "driver_exit_code": 2,
-                "start_time": 1000,
-                "end_time": 2000,
-            },
-            (
-                r"FAILED, started 1970-01-01T00:00:01\+00:00, ended 1970-01-01T00:00:02\+00:00; no"
-                r" such catalog"
-            ),
-        ),
-    ],
-)
-def test_a_job_without_a_record_has_a_status(
-    dashboard: Dashboard, tmp_path: Path, job: dict[str, Any], line: str
-) -> None:
-    job_id = f"{job_prefix('c', str(tmp_path / 'store'))}1"
-    dashboard.job(job_id, **job)
-    done = shown(tmp_path, dashboard.address)
-    assert done.exit_code == 0, done.output
-    assert re.search(
-        r"campaign c: the store \S+, as this machine sees it, has no record yet\njob"
-        rf" {job_id}: {line}\n",
-        done.output,
-    )
-    found = json.loads(shown(tmp_path, dashboard.address, "--json").output)
-    assert (found["campaign"], found["status"], found["job"]["status"]) == (
-        "c",
-        None,
-        job["status"],
-    )
-    assert found["job"]["message"] == job["message"]
-
-
-def test_a_campaign_with_neither_job_nor_record_is_unknown(
-    dashboard: Dashboard, tmp_path: Path
-) -> None:
-    dashboard.job(f"{job_prefix('c', str(tmp_path / 'other'))}1", "PENDING")
-    assert shown(tmp_path, dashboard.address).exit_code == 3
-    Store.open(str(tmp_path / "store"), create=True)
-    done = shown(tmp_path, dashboard.address)
-    assert (done.exit_code, "has no campaign 'c'; it has: none" in done.output) == (
-        2,
-        True,
-    ), done.output
