@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -53,7 +54,7 @@ def main(
         campaign_status(Store.open(store), campaign, note)  # raises
     if as_json:
         record = {"campaign": campaign, "status": None} if status is None else status.to_json()
-        say_json({**record, "job": job.to_json() if job else None}, indent=1)
+        say_json({**record, "job": asdict(job) if job else None}, indent=1)
         return
     if status is None:
         say(f"campaign {campaign}: the store {store}, as this machine sees it, has no record yet")
