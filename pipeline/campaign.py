@@ -26,7 +26,6 @@ from pipeline.tracking import (
     Tracker,
     TrackerProcess,
     outcomes_digest,
-    replay_command,
 )
 
 
@@ -102,7 +101,8 @@ class Campaign:
             self._interrupted = True
         except (StoreError, InfrastructureError, IntegrityError) as error:
             self._failures.append(str(error))
-        reached, unreached = self._divided(planned.members)
+        final = self._final
+        reached = [final[_place(one)] for one in planned.members if _place(one) in final]
         ended = self._report((*reached, *skipped), started, time.time())
         # The recorded exit code is that without MLflow, which can be replayed.
         without_mlflow = replace(ended, infrastructure=tuple(self._failures))
@@ -112,7 +112,7 @@ class Campaign:
             exit_code=without_mlflow.exit_code,
             interrupted=self._interrupted,
             members=members_of(reached),
-            unreached=unreached,
+            unreached=tuple(one for one in planned.members if _place(one) not in final),
         )
         try:
             self._record(record)
@@ -124,18 +124,6 @@ class Campaign:
             self._failures.append(str(error))
         self._finish_tracking(ended, record)
         return self._report(ended.outcomes, started, ended.finished)
-
-    def _divided(self, members: Iterable[Member]) -> tuple[list[Outcome], tuple[Member, ...]]:
-        """The outcomes of members, and the members without one."""
-        reached: list[Outcome] = []
-        unreached: list[Member] = []
-        for member in members:
-            outcome = self._final.get(_place(member))
-            if outcome is None:
-                unreached.append(member)
-            else:
-                reached.append(outcome)
-        return reached, tuple(unreached)
 
     def _planned(self, skipped: Sequence[Outcome], continued: Continued) -> CampaignRecord:
         members = []
@@ -201,13 +189,9 @@ class Campaign:
             self.tracker.finish(ended.outcomes, record, page)
         except KeyboardInterrupt:
             self._interrupted = True
-            config = self.config
-            again = replay_command(
-                config.tracking_uri, config.campaign, config.store, config.mlflow_artifacts
-            )
             self._failures.append(
                 "interrupted before MLflow was up to date; the store and the ledger are complete,"
-                f" and `{again}` updates it"
+                f" and `coldpress replay {self.config.campaign}` updates it"
             )
 
     def _record(self, record: CampaignRecord) -> None:

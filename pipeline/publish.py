@@ -84,9 +84,7 @@ class Publisher:
         except IntegrityError as error:
             if not _new(gathered):
                 raise StoreUnreachableError(str(error)) from error
-            rest: _Gathered = []
-            for item, outcome in gathered:
-                rest.append((item, self._damaged(item, outcome, error)))
+            rest = [(item, self._damaged(item, outcome, error)) for item, outcome in gathered]
             return rest, self._publish(rest)
 
     def _taken_over(self, gathered: _Gathered) -> _Gathered:
@@ -95,11 +93,7 @@ class Publisher:
             return gathered
         with suppress(StoreUnreachableError):  # which publishing then reports
             self._ledger.refresh()
-        current: _Gathered = []
-        for item, outcome in gathered:
-            published = self._of_another(item, outcome)
-            current.append((item, published or outcome))
-        return current
+        return [(item, self._of_another(item, outcome) or outcome) for item, outcome in gathered]
 
     def _publish(self, gathered: _Gathered) -> Version | None:
         """Publish a version, if an artifact is new.
@@ -217,22 +211,20 @@ class Publisher:
 
     def _keep(self, final: Sequence[tuple[Item, Outcome]]) -> None:
         """Append outcomes to the ledger."""
-        drafts = []
-        for item, outcome in final:
-            draft = Draft(
+        drafts = [
+            Draft(
                 kind="outcome",
                 key=item.judge.digest,
                 model=outcome.model,
                 device_class=outcome.device_class,
                 data={"outcome": outcome.to_json(), "parts": item.parts},
             )
-            drafts.append(draft)
+            for item, outcome in final
+        ]
         self._ledger.append_all(drafts)
 
     def _is_kept(self, item: Item, outcome: Outcome) -> bool:
         """Whether the ledger has the outcome; a cached one may be in another version now."""
-        if not outcome.cached and outcome.verdict != "failed":
-            return False
         row = self._ledger.find("outcome", item.judge.digest, model=outcome.model)
         if row is None:
             return False

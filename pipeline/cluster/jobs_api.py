@@ -18,9 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import requests
-
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
 
@@ -125,11 +122,7 @@ class Jobs:
                 f"--address {address!r}: expected the head's dashboard, like http://HEAD:8265"
             )
         self.address = address
-        for name in (
-            "dashboard.modules.dashboard_sdk",
-            "dashboard.modules.job.sdk",
-            "_private.runtime_env.packaging",
-        ):
+        for name in ("dashboard", "_private.runtime_env"):
             logging.getLogger(f"ray.{name}").setLevel(logging.ERROR)
         for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):  # Ray would prefer them
             os.environ.pop(name, None)

@@ -156,12 +156,10 @@ def check_absolute(locations: Mapping[str, str]) -> None:
     """
     for option, location in locations.items():
         if is_relative(location):
-            expected = "an absolute path that all nodes reach"
-            if option == "--tracking-uri":
-                expected = "a server, or sqlite:////PATH/mlflow.db"
             raise UsageError(
                 f"{option} {location!r} is relative, but a job runs in a temporary folder of the"
-                f" cluster, deleted with it; expected {expected}"
+                " cluster, deleted with it; expected a server, or an absolute path that all nodes"
+                " reach (of a database, sqlite:////PATH/mlflow.db)"
             )
 
 

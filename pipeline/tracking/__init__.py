@@ -31,7 +31,6 @@ from pipeline.tracking.source_models import (
 )
 from pipeline.tracking.tracker import (
     Tracker,
-    replay_command,
 )
 
 __all__ = [
@@ -46,7 +45,6 @@ __all__ = [
     "list_registry",
     "outcomes_digest",
     "replay",
-    "replay_command",
     "resolve_model",
     "slug",
 ]

@@ -68,11 +68,11 @@ def judge(request: JudgeRequest) -> JudgeResult:
         damage = _bring_candidates(place, request, folders)
         if damage is not None:
             failure = Failure(kind="disk", code=IntegrityError.code, message=damage)
-            return JudgeResult.of_failure(request.key, failure)
+            return JudgeResult.of_failure(failure)
         request = replace(request, entry=download_sources(entry, place))
         end = _judge_in_child(request, staging, list(folders.values()))
         place.keep_log(staging / LOG, log_path(str(place.root), request.key))
-        result, is_final = _result_of(request.key, end)
+        result, is_final = _result_of(end)
         if not is_final:
             return result
         # Kept until it is published: a driver may die before all classes of a model are judged.
@@ -86,14 +86,14 @@ def judge(request: JudgeRequest) -> JudgeResult:
         return _stored(place, name) or result
 
 
-def _result_of(key: str, end: End) -> tuple[JudgeResult, bool]:
+def _result_of(end: End) -> tuple[JudgeResult, bool]:
     """Return the result of a judge, and whether it is kept."""
     failure = end.failure
     if failure is None:
         result: JudgeResult = end.value
         is_final = result.verdict != "unstable"
     else:
-        result = JudgeResult.of_failure(key, failure)
+        result = JudgeResult.of_failure(failure)
         is_final = decide(failure.kind, failure.code).kept == "key"
     return replace(result, judge_s=end.wall_s, peak_bytes=end.peak_bytes), is_final
 

@@ -50,8 +50,6 @@ START_LIMIT_S = 300.0
 """Limit for the start of a child. The first one of a worker waits until its forkserver has imported
 torch: seconds, or a minute from a cold disk. That time does not count against the limits of the
 item."""
-GRACE_S = 60.0
-"""Time beyond the limits of an item after which a silent supervisor counts as dead."""
 LOG_TAIL_LINES = 20
 _TAIL_BYTES = 20_000
 _LINE_CHARACTERS = 400
@@ -128,9 +126,7 @@ def _supervised(payload: bytes, folder: Path, log: Path, bounds: Bounds) -> Supe
     supervisor, pid = _fork_supervisor()
     try:
         supervisor.send((payload, folder, log, bounds))
-        report: SupervisorReport | None = _receive(
-            supervisor, bounds.num_parts * bounds.timeout_s + GRACE_S
-        )
+        report: SupervisorReport | None = _receive(supervisor, None)
     finally:
         supervisor.close()  # a supervisor that still runs ends everything now
         _await_end(pid)
@@ -199,7 +195,7 @@ def _fork_supervisor() -> tuple[Connection, int]:
     return supervisor, pid
 
 
-def _receive(supervisor: Connection, limit_s: float) -> Any:
+def _receive(supervisor: Connection, limit_s: float | None) -> Any:
     """Return the next message of a supervisor; None if it died or sent nothing in time."""
     with contextlib.suppress(EOFError, OSError):
         if supervisor.poll(limit_s):

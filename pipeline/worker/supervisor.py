@@ -64,7 +64,6 @@ class Bounds:
 
     Attributes:
         timeout_s: wall time of each part that the child sends, and of what follows the last.
-        num_parts: number of parts, at most.
         memory_bytes: resident memory of the child and everything it starts.
         asked: whether the entry sets that; otherwise it is a share of this machine.
         bounds_requests: whether to limit mapped memory too. Not for CUDA, whose processes map more
@@ -73,7 +72,6 @@ class Bounds:
 
     timeout_s: float
     memory_bytes: int
-    num_parts: int = 1
     asked: bool = True
     bounds_requests: bool = True
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,14 +38,12 @@ def in_child(
     *args: object,
 ) -> End:
     """Run a child in a staging folder, where its output is appended to LOG."""
-    num_parts = len(request.builds) if isinstance(request, BuildRequest) else 1
-    bounds = replace(bounds_of(request.entry.limits, request.device_class), num_parts=num_parts)
     return run_isolated(
         child,
         (request, staging, *args),
         folder=staging,
         log=staging / LOG,
-        bounds=bounds,
+        bounds=bounds_of(request.entry.limits, request.device_class),
     )
 
 

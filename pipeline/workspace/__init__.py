@@ -26,9 +26,7 @@ from pipeline.workspace.staging import (
     staging_folder,
 )
 from pipeline.workspace.work_folders import (
-    WALL_TIME,
     Workplace,
-    build_wall_s,
     damage_of,
     judged_name,
     log_path,
@@ -39,11 +37,9 @@ from pipeline.workspace.work_folders import (
 
 __all__ = [
     "KILL_WAIT_S",
-    "WALL_TIME",
     "Workplace",
     "become_subreaper",
     "boot_id",
-    "build_wall_s",
     "damage_of",
     "descendants",
     "die_with",

@@ -56,7 +56,7 @@ class Answers(NoRay):
     ) -> Handle:
         on_gpu = class_name == GPU
         name = node.node_id
-        handle = Handle((name, class_name))
+        handle = (name, class_name)
         self._ended = [done for done in self._ended if done.handle != handle]
         toolchain = NEWER if name in self._newer else PLAIN
         facts = facts_of(ON_GPU if on_gpu else toolchain, args[1])
