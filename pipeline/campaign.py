@@ -105,11 +105,10 @@ class Campaign:
         reached = [final[_place(one)] for one in planned.members if _place(one) in final]
         ended = self._report((*reached, *skipped), started, time.time())
         # The recorded exit code is that without MLflow, which can be replayed.
-        without_mlflow = replace(ended, infrastructure=tuple(self._failures))
         record = replace(
             planned,
             finished=ended.finished,
-            exit_code=without_mlflow.exit_code,
+            exit_code=replace(ended, infrastructure=tuple(self._failures)).exit_code,
             interrupted=self._interrupted,
             members=members_of(reached),
             unreached=tuple(one for one in planned.members if _place(one) not in final),

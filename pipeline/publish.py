@@ -111,8 +111,7 @@ class Publisher:
                     f"the judged artifact of {outcome.model} for {outcome.device_class} is missing"
                     " from the store"
                 )
-        first, outcome = gathered[0]
-        model = outcome.model
+        first, _ = gathered[0]
         artifacts: list[Artifact] = []
         carried: list[Descriptor] = []
         decided: set[str] = set()
@@ -123,14 +122,14 @@ class Publisher:
                 continue
             folder = self._folder(outcome) / "artifact"
             if outcome.cached and outcome.version is not None:
-                before = self._store.version(f"{model}:{outcome.version}")
+                before = self._store.version(f"{outcome.model}:{outcome.version}")
                 carried += before.images_of(outcome.device_class)
             elif not outcome.cached and (outcome.verdict == "published" or folder.is_dir()):
                 artifacts += read_artifacts(folder)
         if not artifacts and not carried:
             return None
         return self._store.publish(
-            model,
+            first.entry.name,
             source_key=first.source.digest,
             artifacts=artifacts,
             carried=carried,
