@@ -211,7 +211,6 @@ def idle_judge(request: JudgeRequest) -> JudgeResult:
     """A judge that returns the template as the model's artifact."""
     template = Artifact.read(Path(request.store) / WORK / TEMPLATE)
     result = JudgeResult(
-        key=request.key,
         verdict="published",
         reason="not judged",
         has_artifact=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import metadata
@@ -23,12 +23,9 @@ from pipeline.reporting import CampaignReport, Display, ItemWork, report_page
 from pipeline.scheduling import Executor
 from pipeline.tracking import (
     ArtifactMode,
-    CampaignEnd,
-    CampaignStart,
     Tracker,
     TrackerProcess,
     outcomes_digest,
-    replay_command,
 )
 
 
@@ -99,22 +96,22 @@ class Campaign:
         planned = self._planned(skipped, continued)
         self._record(planned)
         try:
-            self._execute(skipped, continued, planned.parameters)
+            self._execute(skipped, continued, planned)
         except KeyboardInterrupt:
             self._interrupted = True
         except (StoreError, InfrastructureError, IntegrityError) as error:
             self._failures.append(str(error))
-        reached, unreached = self._divided(planned.members)
+        final = self._final
+        reached = [final[_place(one)] for one in planned.members if _place(one) in final]
         ended = self._report((*reached, *skipped), started, time.time())
         # The recorded exit code is that without MLflow, which can be replayed.
-        without_mlflow = replace(ended, infrastructure=tuple(self._failures))
         record = replace(
             planned,
             finished=ended.finished,
-            exit_code=without_mlflow.exit_code,
+            exit_code=replace(ended, infrastructure=tuple(self._failures)).exit_code,
             interrupted=self._interrupted,
             members=members_of(reached),
-            unreached=unreached,
+            unreached=tuple(one for one in planned.members if _place(one) not in final),
         )
         try:
             self._record(record)
@@ -124,20 +121,8 @@ class Campaign:
             return self._report(ended.outcomes, started, ended.finished)
         except StoreError as error:
             self._failures.append(str(error))
-        self._finish_tracking(ended, record.exit_code or 0)
+        self._finish_tracking(ended, record)
         return self._report(ended.outcomes, started, ended.finished)
-
-    def _divided(self, members: Iterable[Member]) -> tuple[list[Outcome], tuple[Member, ...]]:
-        """The outcomes of members, and the members without one."""
-        reached: list[Outcome] = []
-        unreached: list[Member] = []
-        for member in members:
-            outcome = self._final.get(_place(member))
-            if outcome is None:
-                unreached.append(member)
-            else:
-                reached.append(outcome)
-        return reached, tuple(unreached)
 
     def _planned(self, skipped: Sequence[Outcome], continued: Continued) -> CampaignRecord:
         members = []
@@ -160,7 +145,7 @@ class Campaign:
         )
 
     def _execute(
-        self, skipped: Sequence[Outcome], continued: Continued, parameters: Mapping[str, str]
+        self, skipped: Sequence[Outcome], continued: Continued, planned: CampaignRecord
     ) -> None:
         """Show what is skipped; publish, log and show the outcomes of earlier campaigns, then those
         of the executor.
@@ -170,7 +155,11 @@ class Campaign:
         finished = [(item, item.finished) for item in items if item.finished is not None]
         self.display.plan(len(items) + len(skipped), self._work())
         self._show(skipped)
-        self._start_tracking([outcome for _, outcome in finished], continued, parameters)
+        # Without work left, MLflow may be complete already.
+        expected = None
+        if len(finished) == len(items):
+            expected = outcomes_digest([outcome for _, outcome in finished])
+        self.tracker.start(planned, expected)
         for item, outcome in chain(finished, self.executor.outcomes()):
             published = publisher.add(item, outcome)
             final = [continued.reached(done) for done in published]
@@ -185,20 +174,6 @@ class Campaign:
             what = f"{outcome.model} {outcome.device_class}"
             self.display.show(Event(kind="outcome", what=what, outcome=outcome))
 
-    def _start_tracking(
-        self, finished: Sequence[Outcome], continued: Continued, parameters: Mapping[str, str]
-    ) -> None:
-        """Open the campaign in MLflow."""
-        all_finished = len(finished) == len(self.plan.items)
-        self.tracker.start(
-            CampaignStart(
-                catalog=self.config.catalog,
-                started=continued.started,
-                parameters=parameters,
-                expected=outcomes_digest(finished) if all_finished else None,
-            )
-        )
-
     def _work(self) -> list[ItemWork]:
         """Return the work of each item."""
         work = []
@@ -207,25 +182,15 @@ class Campaign:
             work.append(ItemWork(what=what, recipes=recipes))
         return work
 
-    def _finish_tracking(self, ended: CampaignReport, exit_code: int) -> None:
+    def _finish_tracking(self, ended: CampaignReport, record: CampaignRecord) -> None:
         try:
             page = report_page(self.store, self.config.campaign)
-            end = CampaignEnd(
-                exit_code=exit_code,
-                interrupted=self._interrupted,
-                finished=ended.finished,
-                page=page,
-            )
-            self.tracker.finish(ended.outcomes, end)
+            self.tracker.finish(ended.outcomes, record, page)
         except KeyboardInterrupt:
             self._interrupted = True
-            config = self.config
-            again = replay_command(
-                config.tracking_uri, config.campaign, config.store, config.mlflow_artifacts
-            )
             self._failures.append(
                 "interrupted before MLflow was up to date; the store and the ledger are complete,"
-                f" and `{again}` updates it"
+                f" and `coldpress replay {self.config.campaign}` updates it"
             )
 
     def _record(self, record: CampaignRecord) -> None:

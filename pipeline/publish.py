@@ -66,7 +66,7 @@ class Publisher:
         final: _Gathered = []
         for member, reached in gathered:
             served = _final(reached, version)
-            final.append((member, self._with_server(member, served)))
+            final.append((member, self._with_server(served)))
             judged.discard(_name(reached))
         self._finish(final)
         for name in judged:  # outcomes of another campaign replaced these
@@ -80,14 +80,12 @@ class Publisher:
             StoreUnreachableError: an earlier version is damaged.
         """
         try:
-            return self._publish(gathered)
+            return gathered, self._publish(gathered)
         except IntegrityError as error:
             if not _new(gathered):
                 raise StoreUnreachableError(str(error)) from error
-            rest: _Gathered = []
-            for item, outcome in gathered:
-                rest.append((item, self._damaged(item, outcome, error)))
-            return self._publish(rest)
+            rest = [(item, self._damaged(item, outcome, error)) for item, outcome in gathered]
+            return rest, self._publish(rest)
 
     def _taken_over(self, gathered: _Gathered) -> _Gathered:
         """Replace outcomes by those that another campaign published meanwhile."""
@@ -95,46 +93,25 @@ class Publisher:
             return gathered
         with suppress(StoreUnreachableError):  # which publishing then reports
             self._ledger.refresh()
-        current: _Gathered = []
-        for item, outcome in gathered:
-            published = self._of_another(item, outcome)
-            current.append((item, published or outcome))
-        return current
+        return [(item, self._of_another(item, outcome) or outcome) for item, outcome in gathered]
 
-    def _publish(self, gathered: _Gathered) -> tuple[_Gathered, Version | None]:
-        """Publish a version; also return the outcomes, since another campaign may have published
-        and removed the same meanwhile.
+    def _publish(self, gathered: _Gathered) -> Version | None:
+        """Publish a version, if an artifact is new.
 
         Raises:
             IntegrityError: a judged artifact is damaged or missing.
         """
         if all(outcome.cached for _, outcome in gathered):
-            return gathered, None
+            return None
         self._ledger.check()
         for outcome in _new(gathered):
-            self._place.bring("judged", _name(outcome), self._folder(outcome))
-        try:
-            return self._publish_once(gathered)
-        except (IntegrityError, NotPublishedError, StoreUnreachableError) as error:
-            if not self._missing_from_store(gathered):
-                raise
-            gathered = self._taken_over(gathered)
-            missing = self._missing_from_store(gathered)
-            if missing:
-                classes = ", ".join(outcome.device_class for outcome in missing)
+            is_there = self._place.bring("judged", _name(outcome), self._folder(outcome))
+            if not is_there and outcome.verdict == "published":
                 raise IntegrityError(
-                    f"the judged artifact of {missing[0].model} for {classes} is missing from the"
-                    " store"
-                ) from error
-        return self._publish_once(gathered)
-
-    def _missing_from_store(self, gathered: _Gathered) -> list[Outcome]:
-        """The new outcomes whose judged artifact another campaign has removed."""
-        return [outcome for outcome in _new(gathered) if not self._folder(outcome).is_dir()]
-
-    def _publish_once(self, gathered: _Gathered) -> tuple[_Gathered, Version | None]:
-        first, outcome = gathered[0]
-        model = outcome.model
+                    f"the judged artifact of {outcome.model} for {outcome.device_class} is missing"
+                    " from the store"
+                )
+        first, _ = gathered[0]
         artifacts: list[Artifact] = []
         carried: list[Descriptor] = []
         decided: set[str] = set()
@@ -145,39 +122,32 @@ class Publisher:
                 continue
             folder = self._folder(outcome) / "artifact"
             if outcome.cached and outcome.version is not None:
-                before = self._store.version(f"{model}:{outcome.version}")
+                before = self._store.version(f"{outcome.model}:{outcome.version}")
                 carried += before.images_of(outcome.device_class)
             elif not outcome.cached and (outcome.verdict == "published" or folder.is_dir()):
                 artifacts += read_artifacts(folder)
         if not artifacts and not carried:
-            return gathered, None
-        version = self._store.publish(
-            model,
+            return None
+        return self._store.publish(
+            first.entry.name,
             source_key=first.source.digest,
             artifacts=artifacts,
             carried=carried,
             decided=decided,
         )
-        return gathered, version
 
-    def _with_server(self, item: Item, outcome: Outcome) -> Outcome:
+    def _with_server(self, outcome: Outcome) -> Outcome:
         """Add to the reason of an outcome without an artifact which version serves its class, if
         that can be read.
         """
+        name = outcome.device_class
         if outcome.cached or outcome.verdict not in KEPT:
             return outcome
-        name = outcome.device_class
         with suppress(IntegrityError, NotPublishedError):
             latest = self._store.version(outcome.model)
-            if name not in latest.images:
-                return outcome
-            number = self._store.manifest(latest, name).version
-            newest = self._store.version(f"{latest.model}:{latest.number}")
-            serves = f"version {number}"
-            if latest.source_key != item.source.digest or name not in newest.images:
-                serves += ", made from an earlier source,"
-            reason = f"{outcome.reason}; {serves} still serves {name}"
-            return replace(outcome, reason=reason)
+            if name in latest.images:
+                serves = f"version {self._store.manifest(latest, name).version}"
+                return replace(outcome, reason=f"{outcome.reason}; {serves} still serves {name}")
         return outcome
 
     def _damaged(self, item: Item, outcome: Outcome, error: IntegrityError) -> Outcome:
@@ -242,22 +212,20 @@ class Publisher:
 
     def _keep(self, final: Sequence[tuple[Item, Outcome]]) -> None:
         """Append outcomes to the ledger."""
-        drafts = []
-        for item, outcome in final:
-            draft = Draft(
+        drafts = [
+            Draft(
                 kind="outcome",
                 key=item.judge.digest,
                 model=outcome.model,
                 device_class=outcome.device_class,
                 data={"outcome": outcome.to_json(), "parts": item.parts},
             )
-            drafts.append(draft)
+            for item, outcome in final
+        ]
         self._ledger.append_all(drafts)
 
     def _is_kept(self, item: Item, outcome: Outcome) -> bool:
         """Whether the ledger has the outcome; a cached one may be in another version now."""
-        if not outcome.cached and outcome.verdict != "failed":
-            return False
         row = self._ledger.find("outcome", item.judge.digest, model=outcome.model)
         if row is None:
             return False

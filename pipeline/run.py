@@ -140,7 +140,7 @@ def explain(config: Config, display: Display) -> None:
                     workers = _workers(fleet)
         else:
             note("planning for this machine; --address plans for the workers of a cluster")
-            facts = facts_here(work.entries, requested, continued.facts, note)
+            facts = facts_here(work.entries, requested, note)
             workers = facts, auto_classes(detect().classes)
         plan, skipped = _plan(config, work, ledger, continued, display, workers)
         records = BuildRecords(work.store, ledger, lifted=config.lift_quarantine)
@@ -205,7 +205,7 @@ def _fleet(
 ) -> Fleet:
     files = Path.cwd() if is_registry(config.catalog) else Path(config.catalog).absolute()
     bucket_uri = store.uri if store.remote is not None else None
-    shared = SharedFiles(store=store.root / WORK, files=files, bucket_uri=bucket_uri)
+    shared = SharedFiles(store=store.root, files=files, bucket_uri=bucket_uri)
     return Fleet(cluster, display.show, shared, wait_s=config.wait_s, before=continued.facts)
 
 

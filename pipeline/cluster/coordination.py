@@ -47,8 +47,8 @@ start builds.
 class Board(Protocol):
     """A table shared by all drivers of a cluster."""
 
-    def read(self, *, besides: str) -> Mapping[str, str]:
-        """Return all rows but one."""
+    def read(self) -> Mapping[str, str]:
+        """Return all rows."""
 
     def write(self, key: str, value: str) -> None:
         """Set a row."""
@@ -99,15 +99,16 @@ class Turns:
             return
         if self._clock() >= self._next_heartbeat:
             self._write_heartbeat()
-        rows = self._board.read(besides=self._key)
+        rows = self._board.read()
         now = self._clock()
         self._next = now + READ_S
         seen: dict[str, tuple[str, float]] = {}
-        for key, text in rows.items():
-            known = self._seen.get(key)
-            since = known[1] if known is not None and known[0] == text else now
+        for key in rows.keys() - {self._key}:
+            before, since = self._seen.get(key, ("", now))
+            if before != rows[key]:
+                since = now
             if now - since <= SILENCE_S:
-                seen[key] = (text, since)
+                seen[key] = (rows[key], since)
             else:
                 self._board.erase(key)
         self._seen = seen
@@ -136,8 +137,8 @@ class ClusterBoard:
     def __init__(self, head: Head) -> None:
         self._head = head
 
-    def read(self, *, besides: str) -> Mapping[str, str]:
-        """Return all rows but one.
+    def read(self) -> Mapping[str, str]:
+        """Return all rows.
 
         Raises:
             InfrastructureError: the head stays silent.
@@ -145,14 +146,9 @@ class ClusterBoard:
         rows: dict[str, str] = {}
         with reported_by(self._head) as answers:
             for key in internal_kv._internal_kv_list(BOARD, namespace=NAMESPACE) if answers else ():
-                name = key.decode().removeprefix(BOARD)
-                value = (
-                    None
-                    if name == besides
-                    else internal_kv._internal_kv_get(key, namespace=NAMESPACE)
-                )
+                value = internal_kv._internal_kv_get(key, namespace=NAMESPACE)
                 if value is not None:
-                    rows[name] = value.decode()
+                    rows[key.decode().removeprefix(BOARD)] = value.decode()
         return rows
 
     def write(self, key: str, value: str) -> None:

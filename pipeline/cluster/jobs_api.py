@@ -18,9 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import requests
-
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
 
@@ -32,10 +29,9 @@ from freezer.errors import (
     USAGE,
     InfrastructureError,
     UsageError,
-    first_line,
 )
 from freezer.store import one_spelling
-from pipeline.cluster.client import TOKEN_CODE, token_rejected
+from pipeline.cluster.client import token_rejected
 
 STOP_WAIT_S = 60
 """Time for a stopped job to end by itself: it writes the ledger and MLflow."""
@@ -121,11 +117,7 @@ class Jobs:
                 f"--address {address!r}: expected the head's dashboard, like http://HEAD:8265"
             )
         self.address = address
-        for name in (
-            "dashboard.modules.dashboard_sdk",
-            "dashboard.modules.job.sdk",
-            "_private.runtime_env.packaging",
-        ):
+        for name in ("dashboard", "_private.runtime_env"):
             logging.getLogger(f"ray.{name}").setLevel(logging.ERROR)
         for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):  # Ray would prefer them
             os.environ.pop(name, None)
@@ -201,17 +193,15 @@ class Jobs:
                 job = self.info(job_id)  # before the log, which is whole if the job has ended
                 with self._errors():
                     log = "" if job.status == "PENDING" else self._client.get_job_logs(job_id)
-                failures = 0
             except InfrastructureError as error:
                 failures += 1
-                if failures > RETRIES or error.code == TOKEN_CODE:
-                    raise InfrastructureError(
-                        f"{error}; job {job_id} may still be running: submit it again to follow it,"
-                        " or see `coldpress status`",
-                        code=error.code,
-                    ) from error
-                time.sleep(min(2.0**failures, 10.0))
+                if failures > RETRIES:
+                    remedy = "submit it again to follow it, or see `coldpress status`"
+                    message = f"{error}; job {job_id} may still be running: {remedy}"
+                    raise InfrastructureError(message, code=error.code) from error
+                time.sleep(2 * failures)
                 continue
+            failures = 0
             write(log[num_written:])
             num_written = max(num_written, len(log))
             if job.has_ended:
@@ -225,12 +215,6 @@ class Jobs:
             yield
         except AuthenticationError as error:
             raise token_rejected(self.address, error) from error
-        except requests.exceptions.SSLError as error:
-            raise InfrastructureError(
-                f"the certificate of {self.address} cannot be verified; set"
-                " REQUESTS_CA_BUNDLE to a file with its authority",
-                code="CP-RAY",
-            ) from error
         except (ConnectionError, requests.RequestException) as error:
             raise InfrastructureError(
                 f"Ray's dashboard at {self.address} does not answer ({type(error).__name__}); check"
@@ -240,8 +224,9 @@ class Jobs:
                 code="CP-RAY",
             ) from error
         except (RuntimeError, ValueError) as error:
+            reason = str(error).strip().splitlines()[-1]  # it may be a traceback
             raise InfrastructureError(
-                f"Ray at {self.address} rejects the request: {_message(error)}", code="CP-RAY"
+                f"Ray at {self.address} rejects the request: {reason}", code="CP-RAY"
             ) from error
 
 
@@ -258,9 +243,8 @@ class _Client(JobSubmissionClient):  # type: ignore[misc]  # ray has no types
         data: bytes | None = None,
         json_data: dict[str, object] | None = None,
     ) -> requests.Response:
-        body = (
-            None if data is None else io.BytesIO(data)
-        )  # sent in pieces, so the limit applies to each
+        # sent in pieces, so the limit applies to each
+        body = None if data is None else io.BytesIO(data)
         response: requests.Response = super()._do_request(
             method,
             endpoint,
@@ -269,13 +253,6 @@ class _Client(JobSubmissionClient):  # type: ignore[misc]  # ray has no types
             timeout=(CONNECT_S, ANSWER_S),
         )
         return response
-
-
-def _message(error: Exception) -> str:
-    """Return the message of a response that may be a traceback."""
-    first = first_line(error)
-    text = str(error).strip().splitlines()[-1] if "Traceback" in first else first
-    return text.strip().rstrip('"')[:300]
 
 
 def _job(details: Any) -> Job:

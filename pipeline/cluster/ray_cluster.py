@@ -54,11 +54,8 @@ def classes_of(nodes: Collection[Node]) -> tuple[str, ...]:
     return tuple(name for name in DEVICE_CLASSES if name in served)
 
 
-@dataclass(frozen=True, slots=True)
-class Handle:
-    """A running task."""
-
-    ref: Any
+Handle = Any
+"""A running task: Ray's reference to its result."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,13 +76,10 @@ class Done:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ask:
-    """Resources of one waiting task, as requested from an autoscaler; no memory if any node has
-    enough.
-    """
+    """CPUs for one waiting task, as requested from an autoscaler."""
 
     device_class: str
     num_cpus: int = 1
-    memory_bytes: int | None = None
 
 
 class Cluster:
@@ -159,7 +153,6 @@ class Cluster:
                     name=f"ask {ask.device_class}",
                     class_name=ask.device_class,
                     num_cpus=ask.num_cpus,
-                    memory_bytes=ask.memory_bytes,
                 )
                 pending.append(handle)
 
@@ -201,26 +194,23 @@ class Cluster:
         remote = _remote(function).options(
             max_retries=0, name=name, runtime_env={"env_vars": environ}, **options
         )
-        return Handle(remote.remote(*args))
+        return remote.remote(*args)
 
     def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
         """Wait until a task ends, at most `timeout_s` seconds; return all that have ended."""
-        by_ref = {handle.ref: handle for handle in handles}
-        ended, others = ray.wait(list(by_ref), num_returns=1, timeout=timeout_s)
+        ended, others = ray.wait(list(handles), num_returns=1, timeout=timeout_s)
         if ended and others:
             ended += ray.wait(others, num_returns=len(others), timeout=0)[0]
-        return [self._done(by_ref[ref]) for ref in ended]
+        return [self._done(handle) for handle in ended]
 
     def _done(self, handle: Handle) -> Done:
         try:
-            return Done(handle=handle, value=ray.get(handle.ref))
+            return Done(handle=handle, value=ray.get(handle))
         except ray.exceptions.RayTaskError as error:
             failure = f"{type(error.cause).__name__}: {error.cause}"
             return Done(handle=handle, failure=failure, kind=kind_of_ray(error, error.cause))
         except ray.exceptions.RayError as error:
             failure = f"{type(error).__name__}: {first_line(error)}"
-            if isinstance(error, ray.exceptions.TaskUnschedulableError):  # it is bound to a node
-                failure = "the node has left"
             return Done(handle=handle, failure=failure, kind=kind_of_ray(error), lost=True)
 
     def cancel(self, handles: Sequence[Handle], *, grace_s: float = 5.0) -> None:
@@ -230,13 +220,11 @@ class Cluster:
         if not handles or self.head.is_silent:
             return
         for handle in handles:
-            ray.cancel(handle.ref, force=False)
-        _, alive = ray.wait(
-            [handle.ref for handle in handles], num_returns=len(handles), timeout=grace_s
-        )
-        for ref in alive:
+            ray.cancel(handle, force=False)
+        _, alive = ray.wait(list(handles), num_returns=len(handles), timeout=grace_s)
+        for handle in alive:
             with contextlib.suppress(ValueError, ray.exceptions.RayError):
-                ray.cancel(ref, force=True)
+                ray.cancel(handle, force=True)
 
 
 @lru_cache(maxsize=16)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -19,10 +20,6 @@ import freezer
 from freezer.errors import UsageError
 from freezer.files import link_or_copy
 
-MAX_BYTES = 500 * 1024 * 1024
-"""Limit of a working directory; Ray's own limit is 512 MB including the archive."""
-
-_NUM_NAMED = 5
 PACKAGES = ("freezer", "pipeline", "jobs")
 
 JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
@@ -63,85 +60,64 @@ def gather(
         named: files and folders that entries of the catalog name.
 
     Raises:
-        UsageError: a relative path does not exist, or the files are too large.
+        UsageError: a relative path does not exist, or a folder cannot be read.
     """
     here = here.resolve()
     root = Path(str(freezer.__file__)).resolve().parents[1]
-    collected = _Collected({root: Path()})
-    for package in PACKAGES:
-        collected.add(root / package)
-    collected.places = {here: Path()}
-    within = catalog if catalog is None else collected.add_catalog(catalog, here)
-    for name in include:
-        path = (here / name).resolve()
-        if not path.exists() or not path.is_relative_to(here):
-            raise UsageError(f"--include {name!r}: expected a file or folder below {here}")
-        collected.add(path)
-    for path in named:
-        collected.add(path)
-    return collected.upload(within)
+    own, _ = _placed([root / package for package in PACKAGES], {root: Path()})
+    paths = [_included(name, here) for name in include] + list(named)
+    places = {here: Path()}
+    if catalog is not None:
+        path = (here / catalog).resolve()
+        if path.is_file():
+            folder = path.parent
+            inner = folder.relative_to(here) if folder.is_relative_to(here) else Path("catalog")
+            places = {folder: inner, **places}
+            paths.append(path)
+            catalog = str(inner / path.name)
+        elif not Path(catalog).is_absolute():
+            raise UsageError(
+                f"catalog {catalog!r} does not exist; expected a file on this machine, or an"
+                " absolute path on the cluster's head"
+            )
+    files, left_out = _placed(paths, places)
+    return Upload(files=dict(sorted((own | files).items())), catalog=catalog, left_out=left_out)
+
+
+def _included(name: str, here: Path) -> Path:
+    path = (here / name).resolve()
+    if not path.exists() or not path.is_relative_to(here):
+        raise UsageError(f"--include {name!r}: expected a file or folder below {here}")
+    return path
+
+
+def _placed(
+    paths: Iterable[Path], places: Mapping[Path, Path]
+) -> tuple[dict[str, Path], list[str]]:
+    """Return the files at some paths, by their names in the working directory, and those that are
+    or link outside of all places.
+
+    Args:
+        paths: files and folders.
+        places: names of folders in the working directory.
+    """
+    files: dict[str, Path] = {}
+    left_out: set[str] = set()
+    for file in chain.from_iterable(map(_files_in, paths)):
+        real = file.resolve()
+        is_inside = any(real.is_relative_to(folder) for folder in places)
+        folders = [folder for folder in places if file.is_relative_to(folder)]
+        if is_inside and folders:
+            files[str(places[folders[0]] / file.relative_to(folders[0]))] = real
+        else:
+            left_out.add(str(file))
+    return files, sorted(left_out)
 
 
 def stage(files: Mapping[str, Path], folder: Path) -> None:
     """Put the files into a folder, as hard links if possible."""
     for name, path in files.items():
         link_or_copy(path, folder / name)
-
-
-class _Collected:
-    """The files to upload, by their names.
-
-    Args:
-        places: names of folders in the working directory; only files in them are uploaded.
-    """
-
-    def __init__(self, places: Mapping[Path, Path]) -> None:
-        self.places = places
-        self.files: dict[str, Path] = {}
-        self.left_out: set[str] = set()
-
-    def add(self, path: Path) -> None:
-        """Add a file, or the files of a folder."""
-        for file in _files_in(path):
-            real = file.resolve()
-            is_inside = any(real.is_relative_to(folder) for folder in self.places)
-            folders = [folder for folder in self.places if file.is_relative_to(folder)]
-            if is_inside and folders:
-                name = self.places[folders[0]] / file.relative_to(folders[0])
-                self.files[str(name)] = real
-            else:
-                self.left_out.add(str(file))
-
-    def add_catalog(self, catalog: str, here: Path) -> str:
-        """Add a catalog, unless it is on the cluster; return its path within."""
-        path = (here / catalog).resolve()
-        if path.is_file():
-            folder = path.parent
-            inner = folder.relative_to(here) if folder.is_relative_to(here) else Path("catalog")
-            self.places = {folder: inner, here: Path()}
-            self.add(path)
-            return str(inner / path.name)
-        if not Path(catalog).is_absolute():
-            raise UsageError(
-                f"catalog {catalog!r} does not exist; expected a file on this machine, or an"
-                " absolute path on the cluster's head"
-            )
-        return catalog
-
-    def upload(self, catalog: str | None) -> Upload:
-        """Return the upload, whose size is checked."""
-        files = dict(sorted(self.files.items()))
-        upload = Upload(files=files, catalog=catalog, left_out=sorted(self.left_out))
-        if upload.size_bytes > MAX_BYTES:
-            sizes = {name: path.stat().st_size / 1e6 for name, path in files.items()}
-            largest = sorted(sizes, key=lambda name: -sizes[name])[:_NUM_NAMED]
-            named = ", ".join(f"{name} ({sizes[name]:.0f} MB)" for name in largest)
-            raise UsageError(
-                f"the files to upload have {upload.size_bytes / 1e6:.0f} MB, expected at most"
-                f" {MAX_BYTES / 1e6:.0f}; the largest are {named}. Put them where the cluster can"
-                " read them, and name them in the catalog by absolute path or URL"
-            )
-        return upload
 
 
 def _files_in(path: Path) -> Iterator[Path]:
@@ -180,12 +156,10 @@ def check_absolute(locations: Mapping[str, str]) -> None:
     """
     for option, location in locations.items():
         if is_relative(location):
-            expected = "an absolute path that all nodes reach"
-            if option == "--tracking-uri":
-                expected = "a server, or sqlite:////PATH/mlflow.db"
             raise UsageError(
                 f"{option} {location!r} is relative, but a job runs in a temporary folder of the"
-                f" cluster, deleted with it; expected {expected}"
+                " cluster, deleted with it; expected a server, or an absolute path that all nodes"
+                " reach (of a database, sqlite:////PATH/mlflow.db)"
             )
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 
-from freezer.errors import IntegrityError, NotPublishedError, StoreUnreachableError
+from freezer.errors import IntegrityError, NotPublishedError
 from freezer.hardware import PORTABLE
 from freezer.store import Store
 from pipeline.failures import LIFT, MOST_STARTS, decide, is_kept, is_missed
@@ -52,16 +52,6 @@ class FinishedWork:
         if missed:
             return replace(item, why=why, before=finished, missed=missed)
         return replace(item, why=why, finished=finished)
-
-    def found_meanwhile(self, item: Item) -> Outcome | None:
-        """Return the outcome that another campaign reached since an item was planned; None if it
-        used fewer builds, or none did.
-        """
-        if item.before is not None:
-            return None
-        with suppress(StoreUnreachableError):  # the work is then done twice
-            self._ledger.refresh()
-        return self.applied_to(item).finished
 
     def _find(self, item: Item) -> tuple[Outcome | None, str]:
         """Return the finished outcome of an item if it still holds, and why or why not in

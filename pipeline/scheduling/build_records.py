@@ -7,11 +7,11 @@ from __future__ import annotations
 from freezer.store import Store
 from pipeline.failures import is_kept
 from pipeline.ledger import Ledger
-from pipeline.planning import EarlierSpeeds, FinishedWork, Item, demand_of, learned
-from pipeline.records import FinishedBuild, Outcome
+from pipeline.planning import EarlierSpeeds, Item, demand_of, learned
+from pipeline.records import FinishedBuild
 from pipeline.scheduling.item_state import ItemState, Step, start
 from pipeline.worker import BuildResult
-from pipeline.workspace import build_wall_s, workplace
+from pipeline.workspace import workplace
 
 
 class BuildRecords:
@@ -26,7 +26,6 @@ class BuildRecords:
     """
 
     def __init__(self, store: Store, ledger: Ledger, *, lifted: bool) -> None:
-        self._store = store
         self._ledger = ledger
         self._lifted = lifted
         self._workplace = workplace(store.uri)
@@ -68,25 +67,15 @@ class BuildRecords:
                 lifted=self._lifted,
             ):
                 return None
-        # A candidate that this campaign built before it was stopped, or whose row no driver wrote,
-        # counts as this campaign's work.
-        wall_s = 0.0
-        if row is None:
-            wall_s = build_wall_s(self._store.uri, key)
-        elif row.campaign == self._ledger.campaign:
-            wall_s = known.wall_s
+        # What this campaign built before it was stopped counts as its work.
+        is_own = row is not None and row.campaign == self._ledger.campaign
         return BuildResult(
             key=key,
             recipe=recipe,
             failure=failure,
-            wall_s=wall_s,
+            wall_s=known.wall_s if is_own else 0.0,
             architecture=known.architecture,
         )
-
-    def reached_meanwhile(self, item: Item) -> Outcome | None:
-        """Return the outcome that another campaign reached since the item was planned."""
-        work = FinishedWork(self._store, self._ledger, lifted=self._lifted)
-        return work.found_meanwhile(item)
 
     def add(self, item: Item, result: BuildResult) -> None:
         """Append a result to the ledger, with the number of campaign starts in which the build

@@ -28,7 +28,6 @@ from pipeline.scheduling.item_state import (
     ItemState,
     Step,
     TaskFailure,
-    end,
     end_build,
     end_judge,
 )
@@ -72,7 +71,7 @@ class Executor:
         self._materials = materials
         self._show = show
         self._records = BuildRecords(store, ledger, lifted=plan.lift_quarantine)
-        self._scheduler = Scheduler(fleet, show)
+        self._scheduler = Scheduler(fleet)
         self._running: dict[Handle, Sequence[Task]] = {}
         self._decided: deque[tuple[Item, Outcome]] = deque()
         self._classes = {item.device_class for item in plan.items}
@@ -168,16 +167,9 @@ class Executor:
         return self.may_disturb() or self._materials.is_ready(task.item.entry)
 
     def _start(self, tasks: Sequence[Task], slot: Slot) -> None:
-        """Start a group of builds, or one judge, unless its source cannot be brought, or another
-        campaign has reached the outcome meanwhile.
-        """
+        """Start a group of builds, or one judge, unless its source cannot be brought."""
         task = tasks[0]
         progress, item = task.progress, task.item
-        if task.recipe is None:
-            outcome = self._records.reached_meanwhile(item)
-            if outcome is not None:
-                self._follow(progress, end(progress.state, outcome))
-                return
         try:
             entry = self._materials.ready(item.entry)
         except ColdpressError as error:
@@ -248,8 +240,7 @@ class Executor:
         """End a task that cannot be started."""
         state = task.progress.state
         if task.recipe is None:
-            judged = JudgeResult.of_failure(task.item.judge.digest, failure)
-            self._follow(task.progress, end_judge(state, judged))
+            self._follow(task.progress, end_judge(state, JudgeResult.of_failure(failure)))
             return
         key = task.item.builds[task.recipe].digest
         built = BuildResult(
@@ -265,11 +256,7 @@ class Executor:
         progress = task.progress
         item = task.item
         if task.recipe is None:
-            lost = JudgeResult(
-                key=item.judge.digest,
-                verdict="failed",
-                reason="",
-            )
+            lost = JudgeResult(verdict="failed", reason="")
             self._judge_ended(task, done, done.value or lost)
             return
         recipes = [task.recipe for task in tasks if task.recipe]
@@ -291,21 +278,15 @@ class Executor:
         progress = task.progress
         failed = _failure_in(task, done, judged)
         self._follow(progress, end_judge(progress.state, judged, failed))
-        ended = Event(
-            kind="judged",
-            what=task.item.label(),
-            text=f"in {judged.judge_s:.1f} s",
-            seconds=judged.judge_s,
-            unstable=failed is not None and failed.kind == "unstable",
-        )
-        if progress.state.outcome is None:
-            ended = replace(
-                ended,
-                kind="retried",
-                text="",
-                seconds=0.0,
+        self._show(
+            Event(
+                kind="retried" if progress.state.outcome is None else "judged",
+                what=task.item.label(),
+                text=f"in {judged.judge_s:.1f} s",
+                seconds=judged.judge_s,
+                unstable=failed is not None and failed.kind == "unstable",
             )
-        self._show(ended)
+        )
 
 
 def _failure_in(task: Task, done: Done, result: BuildResult | JudgeResult) -> TaskFailure | None:

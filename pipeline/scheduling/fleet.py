@@ -17,10 +17,11 @@ from dataclasses import replace
 
 from freezer.artifact import version_tuple
 from freezer.errors import InfrastructureError
-from freezer.hardware import PORTABLE, auto_classes, detect
+from freezer.hardware import PORTABLE, auto_classes
 from pipeline.cluster import Ask, Cluster, Node, classes_of
 from pipeline.records import LABEL, ClassFacts, Event
 from pipeline.scheduling.node_check import NodeCheck, NodeChecks, SharedFiles
+from pipeline.workspace import staging_folder
 
 REFRESH_S = 2.0
 """Interval between two updates of the list of nodes."""
@@ -69,6 +70,7 @@ class Fleet:
         self.wait_s = wait_s if cluster.joined else None
         self._show = show
         self._before = before or {}
+        self._shared = shared
         self._checks = NodeChecks(cluster, self._note, shared)
         self.blind = False
         self._used: dict[str, Node] = {}
@@ -113,7 +115,7 @@ class Fleet:
                 none can build, or the only one of a class is in use by others.
         """
         wanted = set(requested) - {"auto"}
-        with self._checks.marked():
+        with staging_folder(str(self._shared.store)) as self._checks.mark:
             nodes = self._waited_for(wanted)
             wanted.add(PORTABLE)
             if "auto" in requested:
@@ -121,18 +123,26 @@ class Fleet:
             for node in nodes:
                 self._start_check(node, wanted)
             self._checks.wait(self.wait_s or 0)
-            checks = self._checks.take_complete()
-            _check_store(checks)
-            for name in classes_of([check.node for check in checks]):
-                facts = [check.facts(name) for check in checks]
-                self._choose_facts(name, [known for known in facts if known is not None])
-            for check in checks:
-                self._admit(check)
-            if not self._used:
-                ends = [done.failure for check in checks for done in check.ended.values()]
-                reason = next(filter(None, ends), "")
-                raise InfrastructureError(f"no node can build; the first one reports: {reason}")
+            self._begin(self._checks.take_complete())
             yield
+
+    def _begin(self, checks: Sequence[NodeCheck]) -> None:
+        """Choose the toolchains, and use the nodes that have them."""
+        for check in checks:
+            inspected = check.end_on_cpu.value
+            if inspected is not None and inspected.problem:
+                raise InfrastructureError(
+                    f"{check.node} cannot use the store: {inspected.problem}; put it on storage"
+                    " that all nodes mount at the same path, or in a bucket that they can reach",
+                    code="CP-STORE-UNSHARED",
+                )
+        for name in classes_of([check.node for check in checks]):
+            facts = [check.facts(name) for check in checks]
+            self._choose_facts(name, [known for known in facts if known is not None])
+        for check in checks:
+            self._admit(check)
+        if not self._used:
+            raise InfrastructureError("no node can build; the notes above say why")
 
     def tick(self) -> None:
         """Use nodes that joined, and drop nodes that left. Cheap to call often."""
@@ -156,28 +166,25 @@ class Fleet:
         """Return the nodes once every wanted class has one, or when the wait is over; the plan
         rejects classes without a node.
         """
-        started = time.monotonic()
-        wait_s = self.wait_s or 0
-        next_note = started
+        deadline = time.monotonic() + (self.wait_s or 0)
+        next_note = 0.0
         while True:
             nodes = self.cluster.nodes()
             problem = _problem(nodes)
             served = classes_of(nodes)
             missing = [name for name in wanted if name not in served]
-            if not problem and (not missing or self.wait_s is None):
-                return nodes
-            left_s = started + wait_s - time.monotonic()
-            if left_s <= 0:
-                if problem:
-                    raise problem
-                self._note(f"no node for {', '.join(missing)} after {wait_s:g} s")
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 and problem:
+                raise problem
+            if left_s <= 0 or not (problem or missing):
                 return nodes
             if time.monotonic() >= next_note:
-                next_note += SAY_S
-                names = missing or ["<device class>"]
-                labels = " and ".join(f"{LABEL}{name}=true" for name in names)
-                text = f"waiting up to {left_s:.0f} s for nodes labelled {labels}"
-                self._note(f"{text}; nodes serve {', '.join(served) or 'none'}")
+                next_note = time.monotonic() + SAY_S
+                labels = " and ".join(f"{LABEL}{name}=true" for name in missing)
+                self._note(
+                    f"waiting up to {left_s:.0f} s for nodes labelled {labels or LABEL}; nodes"
+                    f" serve {', '.join(served) or 'none'}"
+                )
             self.ask({Ask(device_class=name): 1 for name in missing or [PORTABLE]})
             time.sleep(1)
 
@@ -203,14 +210,8 @@ class Fleet:
     def _num_threads(self, name: str) -> int:
         counts = [node.num_cpus for node in self._used.values() if name in node.classes]
         before = self._before.get(name)
-        if before is None:
-            return min(counts)
-        if before.num_threads <= max(counts):
+        if before is not None and before.num_threads <= max(counts):
             return before.num_threads
-        self._note(
-            f"{name} now uses {min(counts)} threads, since no node has the {before.num_threads}"
-            " CPUs that the campaign started with; work finished for those is repeated"
-        )
         return min(counts)
 
     def _choose_facts(self, name: str, facts: Sequence[ClassFacts]) -> None:
@@ -227,16 +228,10 @@ class Fleet:
         def rank(text: str) -> tuple[int, tuple[int, ...], str]:
             return -counts[text], version_tuple(toolchains[text]["torch"]), text
 
-        chosen = min(counts, key=rank)
-        if name in self._before:
-            before = _text(self._before[name])
-            if before in toolchains:
-                chosen = before
-            else:
-                self._note(
-                    f"{name} is now built with {chosen}, since no node has the toolchain that the"
-                    f" campaign started with, {before}; work finished with that is repeated"
-                )
+        before = self._before.get(name)
+        chosen = min(counts, key=rank) if before is None else _text(before)
+        if chosen not in toolchains:
+            chosen = min(counts, key=rank)
         memory_bytes = max(known.memory_bytes or 0 for known in facts) or None
         self._facts[name] = ClassFacts(
             num_threads=0,
@@ -246,9 +241,10 @@ class Fleet:
 
     def _admit(self, check: NodeCheck) -> None:
         """Use a checked node for the classes that it fits, or report why not."""
-        node = check.node
-        if check.failure is not None:
-            reason = f"{check.failure}; checked again every {AGAIN_S:g} s"
+        node, done = check.node, check.end_on_cpu
+        failure = done.failure or done.value.problem
+        if failure:
+            reason = f"{failure}; checked again every {AGAIN_S:g} s"
             self._refuse(node, reason, time.monotonic() + AGAIN_S)
             return
         classes: list[str] = []
@@ -261,7 +257,8 @@ class Fleet:
         if not classes:
             self._refuse(node, "its toolchain differs from the other nodes", math.inf)
             return
-        self.blind = self.blind or not check.visibility.sees_files
+        if self.cluster.joined and not done.value.sees_files:
+            self.blind = True
         self._used[node.node_id] = replace(node, classes=tuple(classes))
         if self._next:
             self._note(f"{node} joined, for {', '.join(classes)}")
@@ -275,35 +272,22 @@ class Fleet:
 
     def _misfit(self, check: NodeCheck, name: str) -> str | None:
         """Return why a node is not used for a class; None if it has its toolchain."""
-        probed = check.probed(name)
-        if probed is None:
+        done = check.done(name)
+        if done is None:
             return "Ray has no GPU there; start it with --num-gpus"
-        if probed.failure is not None:
-            return probed.failure
+        if done.failure is not None:
+            return done.failure
         used = self._facts[name].toolchain
-        toolchain = probed.value.toolchain
-        differing = [
-            part for part in {**used, **toolchain} if toolchain.get(part) != used.get(part)
-        ]
+        toolchain = done.value.facts.toolchain
         differences = [
-            f"{part} {toolchain.get(part)} instead of {used.get(part)}" for part in differing
+            f"{part} {toolchain.get(part)} instead of {used.get(part)}"
+            for part in {**used, **toolchain}
+            if toolchain.get(part) != used.get(part)
         ]
         return f"its toolchain differs: {', '.join(differences)}" if differences else None
 
     def _note(self, text: str) -> None:
         self._show(Event(kind="note", text=text))
-
-
-def _check_store(checks: Collection[NodeCheck]) -> None:
-    blind = [check for check in checks if check.visibility.problem is not None]
-    if blind:
-        first = blind[0]
-        raise InfrastructureError(
-            f"{len(blind)} node(s) cannot use the store, the first is {first.node.node_id}:"
-            f" {first.visibility.problem}; put it on storage that all nodes mount at the same path,"
-            " or in a bucket that they can reach",
-            code="CP-STORE-UNSHARED",
-        )
 
 
 def _text(facts: ClassFacts) -> str:
@@ -313,16 +297,11 @@ def _text(facts: ClassFacts) -> str:
 
 def _problem(nodes: Collection[Node]) -> InfrastructureError | None:
     """Return why nothing can run on these nodes."""
+    remedy = "start workers with the options that `coldpress worker-labels` prints"
     if not nodes:
-        return InfrastructureError(
-            "the cluster has no node with a CPU; start workers with `ray start`", code="CP-RAY"
-        )
+        return InfrastructureError(f"the cluster has no node with a CPU; {remedy}", code="CP-RAY")
     if any(node.labelled for node in nodes):
         return None
-    level = next((name for name in detect().classes if name != PORTABLE), "cpu-x86-64-v3")
     return InfrastructureError(
-        f"no node of the cluster carries a label {LABEL}<device class>; start workers with `ray"
-        f" start --labels={LABEL}{level}=true`, or with the options that `coldpress"
-        " worker-labels` prints",
-        code="CP-NO-NODE",
+        f"no node of the cluster carries a label {LABEL}<device class>; {remedy}", code="CP-NO-NODE"
     )

@@ -202,14 +202,10 @@ def end_judge(
         )
     outcome = outcome_of(item, result, state.results)
     if item.before is None or outcome.verdict not in ("failed", "unstable"):
-        return end(state, outcome)
+        return Step(state=replace(state, outcome=outcome))
     text = f"{item.label()}: re-validation failed ({outcome.coded_reason})"
-    return end(state, item.before, (f"{text}; keeping the previous result",))
-
-
-def end(state: ItemState, outcome: Outcome, notes: tuple[str, ...] = ()) -> Step:
-    """The outcome is decided: by a judge, without one, or by another campaign."""
-    return Step(state=replace(state, outcome=outcome), notes=notes)
+    note = f"{text}; keeping the previous result"
+    return Step(state=replace(state, outcome=item.before), notes=(note,))
 
 
 def _queue_builds(step: Step, hopeless: Mapping[str, str], *, one_first: bool = False) -> Step:

@@ -214,13 +214,13 @@ class Queue:
         """Return the classes with tasks."""
         return [name for name, line in self._lines.items() if line]
 
-    def line(self, name: str) -> Iterator[Task]:
-        """Yield the tasks of a class, in order."""
-        yield from self._lines[name]
+    def num_of(self, name: str) -> int:
+        """Return the number of tasks of a class."""
+        return len(self._lines[name])
 
     def num_for(self, node: Node) -> int:
         """Return the number of tasks of the classes that a node serves."""
-        return sum(len(self._lines[name]) for name in node.classes)
+        return sum(map(self.num_of, node.classes))
 
     def take(self, slot: Slot, nodes: Collection[Node]) -> Task | None:
         """Remove and return the next task for a node; None if none fits.

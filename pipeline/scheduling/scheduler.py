@@ -8,13 +8,11 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
 
 from pipeline.cluster import REST_S, Ask, ClusterBoard, Done, Turns
 from pipeline.failures import CODES
-from pipeline.planning import BASE_BYTES
-from pipeline.records import Event, Failure
-from pipeline.scheduling.fleet import Fleet, Show
+from pipeline.records import Failure
+from pipeline.scheduling.fleet import Fleet
 from pipeline.scheduling.queue import (
     Queue,
     Slot,
@@ -39,22 +37,20 @@ class Scheduler:
 
     Args:
         fleet: the nodes.
-        show: takes the events.
 
     Attributes:
         turns: turns of the campaigns of the cluster.
     """
 
-    def __init__(self, fleet: Fleet, show: Show) -> None:
+    def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._show = show
         self._builds = Queue()
         self._judges = Queue()
         self.turns = Turns(ClusterBoard(fleet.cluster.head) if fleet.cluster.joined else None)
         self._slots: dict[str, Slot] = {}
         self._started: set[Task] = set()
         self._without_node: dict[str, float] = {}
-        self._unserved: dict[str, Ask] = {}
+        self._unserved: dict[str, int] = {}
         self._next_check = 0.0
 
     @property
@@ -180,9 +176,7 @@ class Scheduler:
             name = task.device_class
             serving = [node for node in self._fleet.nodes if serves(task, node)]
             if not any(node.num_cpus >= task.judge_cpus for node in serving):
-                ask = _ask_of(task, task.judge_cpus)
-                largest = self._unserved.get(name, ask)
-                self._unserved[name] = max(ask, largest, key=_size)
+                self._unserved[name] = max(task.judge_cpus, self._unserved.get(name, 0))
             if task in self._started:
                 continue
             if not serving:
@@ -192,14 +186,7 @@ class Scheduler:
                 continue
             problem = lacks_memory(task, serving)
             if problem is not None:
-                failed[task] = Failure(
-                    kind="memory",
-                    code=CODES["memory"],
-                    message=problem,
-                )
-        for name in without_node.keys() - self._without_node.keys():
-            patience = f"waiting up to {self._fleet.patience_s:g} s for one"
-            self._note(f"no node serves {name} now; {patience}")
+                failed[task] = Failure(kind="memory", code=CODES["memory"], message=problem)
         self._without_node = without_node
         for queue in (self._builds, self._judges):
             queue.remove(failed)
@@ -213,37 +200,18 @@ class Scheduler:
 
     def _asks(self) -> Counter[Ask]:
         """Return what to ask an autoscaler for: a node for each class that has none for its largest
-        task, and for other classes nodes for the waiting tasks, up to a doubling of the cores.
+        task, and for other classes cores for the waiting tasks, up to a doubling.
         """
-        asked = Counter(self._unserved.values())
-        slots = self._slots.values()
-        waiting = {*self._builds.classes(), *self._judges.classes()}
-        for name in waiting - self._unserved.keys():
-            cpus = [slot.node.num_cpus for slot in slots if name in slot.node.classes]
-            num_cpus = MAX_ASKED * sum(cpus)
-            for task in chain(self._builds.line(name), self._judges.line(name)):
-                num_cpus -= task.least_cpus
-                if num_cpus < 0:
-                    break
-                asked[_ask_of(task, task.least_cpus)] += 1
+        asked = Counter[Ask]()
+        for name in {*self._builds.classes(), *self._judges.classes(), *self._unserved}:
+            if name in self._unserved:
+                asked[Ask(device_class=name, num_cpus=self._unserved[name])] = 1
+                continue
+            slots = [slot for slot in self._slots.values() if name in slot.node.classes]
+            num_cpus = sum(slot.node.num_cpus for slot in slots)
+            num_waiting = self._builds.num_of(name) + self._judges.num_of(name)
+            asked[Ask(device_class=name)] = min(num_waiting, MAX_ASKED * num_cpus)
         return asked
-
-    def _note(self, text: str) -> None:
-        self._show(Event(kind="note", text=text))
-
-
-def _ask_of(task: Task, num_cpus: int) -> Ask:
-    """Return what to ask for a task.
-
-    A memory estimate is not part of it, since a task runs with less if no node has as much.
-    """
-    least = task.demand.least
-    memory_bytes = least if least > BASE_BYTES else None
-    return Ask(
-        device_class=task.device_class,
-        num_cpus=num_cpus,
-        memory_bytes=memory_bytes,
-    )
 
 
 def _without_node(task: Task, waited_s: float) -> Failure:
@@ -254,7 +222,3 @@ def _without_node(task: Task, waited_s: float) -> Failure:
         code="CP-NO-NODE",
         message=message,
     )
-
-
-def _size(ask: Ask) -> tuple[int, int]:
-    return ask.num_cpus, ask.memory_bytes or 0

@@ -5,7 +5,7 @@ May import: pipeline.cluster and below.
 Read first: projection.py.
 """
 
-from pipeline.tracking.campaign_summary import CampaignEnd, CampaignStart, outcomes_digest
+from pipeline.tracking.campaign_summary import outcomes_digest
 from pipeline.tracking.connection import (
     MODELS,
 )
@@ -31,14 +31,11 @@ from pipeline.tracking.source_models import (
 )
 from pipeline.tracking.tracker import (
     Tracker,
-    replay_command,
 )
 
 __all__ = [
     "MODELS",
     "ArtifactMode",
-    "CampaignEnd",
-    "CampaignStart",
     "Described",
     "RegistryModel",
     "Tracker",
@@ -48,7 +45,6 @@ __all__ = [
     "list_registry",
     "outcomes_digest",
     "replay",
-    "replay_command",
     "resolve_model",
     "slug",
 ]

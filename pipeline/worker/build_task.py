@@ -24,7 +24,6 @@ from pipeline.worker.requests import BuildRequest, BuildResult
 from pipeline.worker.sandbox import log_tail
 from pipeline.worker.task_child import LOG, in_child, load_subject
 from pipeline.workspace import (
-    WALL_TIME,
     Workplace,
     log_path,
     note_digests,
@@ -141,7 +140,10 @@ def _build_child(request: BuildRequest, staging: Path) -> Iterator[tuple[BuildRe
         failure = _build_candidate(subject, recipe, target, folder, attempts)
         wall_s = time.monotonic() - started
         if failure is None:
-            _keep_candidate(workplace(request.store), folder, key, wall_s)
+            place = workplace(request.store)
+            if place.remote is None:  # a bucket's marker has its own digests
+                note_digests(folder)
+            place.keep(folder, "candidates", key)
         result = BuildResult(
             key=key, recipe=recipe, failure=failure, wall_s=wall_s, architecture=architecture
         )
@@ -182,13 +184,6 @@ def _build_candidate(
         clear_frames(error)
         return failure
     return None
-
-
-def _keep_candidate(place: Workplace, folder: Path, key: str, wall_s: float) -> None:
-    write_whole(folder / WALL_TIME, str(wall_s).encode())
-    if place.remote is None:  # a bucket's marker has its own digests
-        note_digests(folder)
-    place.keep(folder, "candidates", key)
 
 
 def _printed_bytes() -> int:

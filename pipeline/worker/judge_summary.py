@@ -37,7 +37,6 @@ def summary(request: JudgeRequest, judgement: Judgement, host: Mapping[str, Any]
         if best is not None and best.task_metric is not None:
             metric[best.candidate.recipe] = best.task_metric
     return JudgeResult(
-        key=request.key,
         verdict=judgement.verdict,
         reason=judgement.reason,
         recipe=best.candidate.recipe if best else None,

@@ -68,11 +68,11 @@ def judge(request: JudgeRequest) -> JudgeResult:
         damage = _bring_candidates(place, request, folders)
         if damage is not None:
             failure = Failure(kind="disk", code=IntegrityError.code, message=damage)
-            return JudgeResult.of_failure(request.key, failure)
+            return JudgeResult.of_failure(failure)
         request = replace(request, entry=download_sources(entry, place))
         end = _judge_in_child(request, staging, list(folders.values()))
         place.keep_log(staging / LOG, log_path(str(place.root), request.key))
-        result, is_final = _result_of(request.key, end)
+        result, is_final = _result_of(end)
         if not is_final:
             return result
         # Kept until it is published: a driver may die before all classes of a model are judged.
@@ -86,14 +86,14 @@ def judge(request: JudgeRequest) -> JudgeResult:
         return _stored(place, name) or result
 
 
-def _result_of(key: str, end: End) -> tuple[JudgeResult, bool]:
+def _result_of(end: End) -> tuple[JudgeResult, bool]:
     """Return the result of a judge, and whether it is kept."""
     failure = end.failure
     if failure is None:
         result: JudgeResult = end.value
         is_final = result.verdict != "unstable"
     else:
-        result = JudgeResult.of_failure(key, failure)
+        result = JudgeResult.of_failure(failure)
         is_final = decide(failure.kind, failure.code).kept == "key"
     return replace(result, judge_s=end.wall_s, peak_bytes=end.peak_bytes), is_final
 
@@ -103,24 +103,20 @@ def _judge_in_child(request: JudgeRequest, staging: Path, folders: Sequence[Path
     child dies of them.
     """
     digest, problem = bring_previous(request, staging)
-    request, notes = replace(request, previous=digest), list[str]()
+    request = replace(request, previous=digest)
     uncompared = "not compared with the artifact that serves now"
-    if problem:
-        notes.append(f"{uncompared}: {problem}")
+    notes = [f"{uncompared}: {problem}"] if problem else []
     end = in_child(_judge_child, request, staging, folders)
-    failure, has_verdict = end.failure, (staging / FURTHER).exists()
-    # After a timeout, the previous artifact serves on.
-    died = failure is not None and failure.kind in ("crash", "memory")
-    if failure and died and (staging / OPENED).exists() and not has_verdict:
-        notes.append(f"{uncompared}: {failure.message}")
-        request = replace(request, previous=None)
-        end = in_child(_judge_child, request, staging, folders)
-        failure, has_verdict = end.failure, (staging / FURTHER).exists()
-    if failure and has_verdict:
+    failure = end.failure
+    if failure and (staging / FURTHER).exists():
         counts = ", ".join(map(str, request.further_threads))
         what = f"not frozen for threads {counts}" if counts else "no further payloads were tried"
         notes.append(f"{what}: {failure.message}")
         end = in_child(_judge_child, replace(request, further_threads=()), staging, folders)
+    # After a timeout, the previous artifact serves on.
+    elif failure and failure.kind in ("crash", "memory") and (staging / OPENED).exists():
+        notes.append(f"{uncompared}: {failure.message}")
+        end = in_child(_judge_child, replace(request, previous=None), staging, folders)
     if end.failure is None:
         reason = "; ".join([end.value.reason, *notes])
         end = replace(end, value=replace(end.value, reason=reason))

@@ -120,7 +120,6 @@ class JudgeResult:
         peak_bytes: of the child.
     """
 
-    key: str
     verdict: str
     reason: str
     has_artifact: bool = False
@@ -138,9 +137,9 @@ class JudgeResult:
     deciles_ms: Mapping[str, tuple[float, ...]] = field(default_factory=dict, metadata=OMIT_DEFAULT)
 
     @classmethod
-    def of_failure(cls, key: str, failure: Failure) -> JudgeResult:
+    def of_failure(cls, failure: Failure) -> JudgeResult:
         """Return the result of a judge that failed."""
-        return cls(key=key, verdict="failed", reason=failure.message, failure=failure)
+        return cls(verdict="failed", reason=failure.message, failure=failure)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JudgeResult:

@@ -37,7 +37,7 @@ from pipeline.failures import CODES, GPU_MEMORY, NODE_MEMORY
 from pipeline.records import Failure
 from pipeline.worker.child import End, received
 from pipeline.worker.supervisor import LOG_LIMIT_BYTES, MAX_PROCESSES, Bounds, SupervisorReport
-from pipeline.workspace import KILL_WAIT_S, children, descendants, kill, process_started, subreaper
+from pipeline.workspace import KILL_WAIT_S, descendants, kill, process_started
 
 PRELOAD = [
     "torch",
@@ -50,8 +50,6 @@ START_LIMIT_S = 300.0
 """Limit for the start of a child. The first one of a worker waits until its forkserver has imported
 torch: seconds, or a minute from a cold disk. That time does not count against the limits of the
 item."""
-GRACE_S = 60.0
-"""Time beyond the limits of an item after which a silent supervisor counts as dead."""
 LOG_TAIL_LINES = 20
 _TAIL_BYTES = 20_000
 _LINE_CHARACTERS = 400
@@ -125,18 +123,13 @@ def _with_log(failure: Failure, log: Path) -> Failure:
 
 def _supervised(payload: bytes, folder: Path, log: Path, bounds: Bounds) -> SupervisorReport | None:
     """Run a child to its end, and return its supervisor's report; None if that was killed."""
-    before = set(children(os.getpid()))
-    with subreaper():
-        supervisor, pid = _fork_supervisor()
-        try:
-            supervisor.send((payload, folder, log, bounds))
-            report: SupervisorReport | None = _receive(
-                supervisor, bounds.num_parts * bounds.timeout_s + GRACE_S
-            )
-        finally:
-            supervisor.close()  # a supervisor that still runs ends everything now
-            _await_end(pid)
-            _kill_adopted(before)
+    supervisor, pid = _fork_supervisor()
+    try:
+        supervisor.send((payload, folder, log, bounds))
+        report: SupervisorReport | None = _receive(supervisor, None)
+    finally:
+        supervisor.close()  # a supervisor that still runs ends everything now
+        _await_end(pid)
     return report
 
 
@@ -202,7 +195,7 @@ def _fork_supervisor() -> tuple[Connection, int]:
     return supervisor, pid
 
 
-def _receive(supervisor: Connection, limit_s: float) -> Any:
+def _receive(supervisor: Connection, limit_s: float | None) -> Any:
     """Return the next message of a supervisor; None if it died or sent nothing in time."""
     with contextlib.suppress(EOFError, OSError):
         if supervisor.poll(limit_s):
@@ -218,28 +211,6 @@ def _await_end(pid: int) -> None:
             kill([pid, *descendants(pid)])
             break
         time.sleep(0.01)
-
-
-def _kill_adopted(before: set[int]) -> None:
-    """Kill and reap what this process adopted from a dead supervisor or forkserver."""
-    deadline = time.monotonic() + KILL_WAIT_S
-    while time.monotonic() < deadline:
-        new = set(children(os.getpid())) - before
-        adopted = [pid for pid in new if _is_of_another_session(pid)]
-        if not adopted:
-            return
-        kill(adopted)
-        for pid in adopted:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
-        time.sleep(0.01)
-
-
-def _is_of_another_session(pid: int) -> bool:
-    try:
-        return os.getsid(pid) != os.getsid(0)
-    except ProcessLookupError:
-        return False
 
 
 def _failure_in(
@@ -269,13 +240,9 @@ def _failure_in(
             how = f"died of {signal.Signals(-code).name}"
         message = f"the process {how} without a result; the end of its log may say why"
         return _stopped("crash", message)
-    failure = end.failure
-    if failure is not None and failure.kind == "memory":
-        return _without_memory(failure, bounds)
-    if failure is not None and starved:
-        how = f"the kernel killed one of its processes: {failure.message}"
-        return _starved(how, report.peak_bytes)
-    return failure
+    if end.failure is not None and end.failure.kind == "memory":
+        return _without_memory(end.failure, bounds)
+    return end.failure
 
 
 def _without_memory(failure: Failure, bounds: Bounds) -> Failure:

@@ -3,15 +3,14 @@ with both.
 
     worker -> forkserver -> supervisor -> child -> compilers, and anything else the model starts
 
-The supervisor holds the child's output and result in files without a name in memory (memfd), and
-adopts every orphan of the child. It ends all processes when the child has ended, has passed a
-limit, or when the worker is gone (also by kill -9). It runs none of the item's code.
+The supervisor holds the child's result in a file without a name in memory (memfd), and adopts every
+orphan of the child. It ends all processes when the child has ended, has passed a limit, or when the
+worker is gone (also by kill -9). It runs none of the item's code.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib
 import os
 import select
@@ -31,19 +30,17 @@ from pipeline.failures import CODES, classify
 from pipeline.records import Failure
 from pipeline.worker.child import run_child
 from pipeline.workspace import (
+    become_subreaper,
     descendants,
     kill_descendants,
     oom_score,
     reap,
     remove_tree,
-    set_subreaper,
     tree_bytes,
 )
 
 POLL_S = 0.1
 LOG_LIMIT_BYTES = 64 * 1024 * 1024
-CHUNK_BYTES = 1024 * 1024
-"""Copied to the log at a time."""
 MAX_PROCESSES = 100
 """Limit of processes of one item at a time. A build runs a handful of compilers."""
 SPARE_BYTES = 2_000_000_000
@@ -67,7 +64,6 @@ class Bounds:
 
     Attributes:
         timeout_s: wall time of each part that the child sends, and of what follows the last.
-        num_parts: number of parts, at most.
         memory_bytes: resident memory of the child and everything it starts.
         asked: whether the entry sets that; otherwise it is a share of this machine.
         bounds_requests: whether to limit mapped memory too. Not for CUDA, whose processes map more
@@ -76,7 +72,6 @@ class Bounds:
 
     timeout_s: float
     memory_bytes: int
-    num_parts: int = 1
     asked: bool = True
     bounds_requests: bool = True
 
@@ -136,7 +131,7 @@ def forkserver(handle: int, preload: Sequence[str]) -> NoReturn:
 def supervise(worker: Connection) -> None:
     """In the supervisor: run the child to its end, and report to the worker."""
     os.setsid()
-    set_subreaper(True)
+    become_subreaper()
     oom_score(0)  # the OOM killer takes the child and its compilers first
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -145,10 +140,7 @@ def supervise(worker: Connection) -> None:
     payload, folder, log, bounds = worker.recv()
     try:
         with retried(lambda: open(log, "ab", buffering=0)) as file, _scratch(folder) as scratch:
-            watch = _ChildWatch(file, bounds, worker)
-            report = watch.run(payload, scratch)
-            while retried(watch.copy_log):
-                pass
+            report = _ChildWatch(file, bounds, worker).run(payload, scratch)
     except (
         OSError,
         subprocess.SubprocessError,
@@ -189,10 +181,8 @@ class _ChildWatch:
         self._log = log
         self._bounds = bounds
         self._worker = worker
-        self._output = os.memfd_create("output")
         self._result = os.memfd_create("result")
-        fcntl.fcntl(self._output, fcntl.F_SETFL, os.O_APPEND)
-        self._peak = self._logged = self._sent = 0
+        self._peak = self._sent = 0
         self._status: int | None = None
 
     def run(self, payload: bytes, scratch: Path) -> SupervisorReport:
@@ -205,7 +195,7 @@ class _ChildWatch:
                 payload,
                 supervisor,
                 scratch,
-                self._output,
+                self._log.fileno(),
                 self._result,
                 self._bounds.data_bytes,
             )
@@ -215,24 +205,16 @@ class _ChildWatch:
         if stopped == "timeout":
             self._print_traceback()
         self._take(kill_descendants())
+        if self._is_too_long():
+            stopped = stopped or "output"
+            os.truncate(self._log.fileno(), LOG_LIMIT_BYTES)
         return SupervisorReport(
-            stopped=stopped or ("output" if self._is_too_long() else None),
+            stopped=stopped,
             status=self._status,
             result=os.pread(self._result, os.fstat(self._result).st_size, 0),
             peak_bytes=self._peak,
             wall_s=wall_s,
         )
-
-    def copy_log(self) -> int:
-        """Append what the child has printed since the last call to the log; return the number of
-        bytes, 0 at the end.
-        """
-        content = os.pread(
-            self._output, min(CHUNK_BYTES, LOG_LIMIT_BYTES - self._logged), self._logged
-        )
-        written = self._log.write(content)
-        self._logged += written
-        return written
 
     def _until_the_end(self) -> Stop | None:
         """Wait for the child, and check its limits every POLL_S seconds; return the limit that was
@@ -245,10 +227,6 @@ class _ChildWatch:
             if self._worker.fileno() in dict(poller.poll(POLL_S * 1000)):
                 return "worker"
             self._take(reap())
-            with contextlib.suppress(
-                OSError
-            ):  # copied again at the end, where a full disk is reported
-                self.copy_log()
             if self._status is None and (stopped := self._passed()) is not None:
                 return stopped
         return None
@@ -269,7 +247,7 @@ class _ChildWatch:
         return "output" if self._is_too_long() else None
 
     def _is_too_long(self) -> bool:
-        return os.fstat(self._output).st_size > LOG_LIMIT_BYTES
+        return os.fstat(self._log.fileno()).st_size > LOG_LIMIT_BYTES
 
     def _take(self, ended: dict[int, int]) -> None:
         if self._child in ended:

@@ -6,12 +6,8 @@ Imports no torch; the processes that it starts do.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,14 +38,12 @@ def in_child(
     *args: object,
 ) -> End:
     """Run a child in a staging folder, where its output is appended to LOG."""
-    num_parts = len(request.builds) if isinstance(request, BuildRequest) else 1
-    bounds = replace(bounds_of(request.entry.limits, request.device_class), num_parts=num_parts)
     return run_isolated(
         child,
         (request, staging, *args),
         folder=staging,
         log=staging / LOG,
-        bounds=bounds,
+        bounds=bounds_of(request.entry.limits, request.device_class),
     )
 
 
@@ -57,18 +51,14 @@ def bounds_of(limits: Limits, name: str) -> Bounds:
     """Return the limits of a child: those of the entry, and by default a share of the machine's
     memory.
     """
-    asked = limits.memory_gb is not None
-    memory_bytes = (
-        int(limits.memory_gb * 1e9)
-        if limits.memory_gb is not None
-        else int(machine_bytes() * _MEMORY_SHARE)
-    )
-    is_cuda = device_class(name).kind == "cuda"
+    memory_bytes = machine_bytes() * _MEMORY_SHARE
+    if limits.memory_gb is not None:
+        memory_bytes = limits.memory_gb * 1e9
     return Bounds(
         timeout_s=limits.timeout_s,
-        memory_bytes=memory_bytes,
-        asked=asked,
-        bounds_requests=not is_cuda,
+        memory_bytes=int(memory_bytes),
+        asked=limits.memory_gb is not None,
+        bounds_requests=device_class(name).kind != "cuda",
     )
 
 
@@ -98,11 +88,6 @@ def load_subject(entry: Entry, target: Target | None = None) -> Subject:
 
 PROBE_TIMEOUT_S = 120.0
 
-_PROBE = (
-    "import sys, json; from pipeline.worker.task_child import toolchain_of;"
-    " print(json.dumps(toolchain_of(sys.argv[1])))"
-)
-
 
 def probe(name: str, num_threads: int) -> ClassFacts:
     """Return what this worker builds with.
@@ -114,28 +99,15 @@ def probe(name: str, num_threads: int) -> ClassFacts:
     Raises:
         RuntimeError: torch cannot be imported there.
     """
-    command = [sys.executable, "-c", _PROBE, name]
-    env = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }  # Ray extends the path of its workers alone
-    done = subprocess.run(
-        command,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=PROBE_TIMEOUT_S,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(
-            f"the worker cannot be probed (exit code {done.returncode})\n{done.stderr[-4000:]}"
-        )
-    memory_bytes = bounds_of(Limits(), name).memory_bytes
+    bounds = bounds_of(Limits(timeout_s=PROBE_TIMEOUT_S), name)
+    with tempfile.TemporaryDirectory() as folder:
+        staging = Path(folder)
+        end = run_isolated(toolchain_of, (name,), folder=staging, log=staging / LOG, bounds=bounds)
+    if end.failure is not None:
+        message = f"the worker cannot be probed: {end.failure.message}\n{end.failure.log_tail}"
+        raise RuntimeError(message)
     return ClassFacts(
-        num_threads=num_threads,
-        toolchain=json.loads(done.stdout.splitlines()[-1]),
-        memory_bytes=memory_bytes,
+        num_threads=num_threads, toolchain=end.value, memory_bytes=bounds.memory_bytes
     )
 
 
@@ -143,6 +115,5 @@ def toolchain_of(name: str) -> dict[str, Any]:
     """Return the toolchain of a device class on this machine. Imports torch."""
     from freezer.freezing.target import target_here, toolchain
 
-    return (
-        toolchain(target_here(name, 1).device) if device_class(name).kind == "cuda" else toolchain()
-    )
+    is_cuda = device_class(name).kind == "cuda"
+    return toolchain(target_here(name, 1).device) if is_cuda else toolchain()

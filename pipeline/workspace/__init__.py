@@ -6,8 +6,8 @@ Read first: work_folders.py.
 
 from pipeline.workspace.processes import (
     KILL_WAIT_S,
+    become_subreaper,
     boot_id,
-    children,
     descendants,
     die_with,
     kill,
@@ -16,8 +16,6 @@ from pipeline.workspace.processes import (
     process_namespace,
     process_started,
     reap,
-    set_subreaper,
-    subreaper,
     tree_bytes,
 )
 from pipeline.workspace.staging import (
@@ -28,9 +26,7 @@ from pipeline.workspace.staging import (
     staging_folder,
 )
 from pipeline.workspace.work_folders import (
-    WALL_TIME,
     Workplace,
-    build_wall_s,
     damage_of,
     judged_name,
     log_path,
@@ -41,11 +37,9 @@ from pipeline.workspace.work_folders import (
 
 __all__ = [
     "KILL_WAIT_S",
-    "WALL_TIME",
     "Workplace",
+    "become_subreaper",
     "boot_id",
-    "build_wall_s",
-    "children",
     "damage_of",
     "descendants",
     "die_with",
@@ -63,9 +57,7 @@ __all__ = [
     "reap",
     "remove_abandoned",
     "remove_tree",
-    "set_subreaper",
     "staging_folder",
-    "subreaper",
     "tree_bytes",
     "workplace",
 ]

@@ -16,7 +16,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import psutil
@@ -31,25 +31,9 @@ One that the kernel does not release (a dead network disk) is left behind.
 """
 
 
-def set_subreaper(on: bool) -> None:
-    """Make this process the parent of all orphans below it, or stop."""
-    ctypes.CDLL(None).prctl(
-        _PR_SET_CHILD_SUBREAPER,
-        int(on),
-        0,
-        0,
-        0,
-    )
-
-
-@contextlib.contextmanager
-def subreaper() -> Iterator[None]:
-    """Be a subreaper inside the block."""
-    set_subreaper(True)
-    try:
-        yield
-    finally:
-        set_subreaper(False)
+def become_subreaper() -> None:
+    """Make this process the parent of all orphans below it."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with(parent: int) -> None:

@@ -44,8 +44,6 @@ from pipeline.workspace.staging import move_whole, own_path, remove_tree, stagin
 _Kind = Literal["candidates", "judged", "sources"]
 
 
-WALL_TIME = "wall_s"
-"""File in a candidate's folder: duration of its task, in seconds."""
 
 DIGESTS = "digests.json"
 """File in a candidate's folder that contains the digest of every other file, by path."""
@@ -250,16 +248,6 @@ def workplace(store: str) -> Workplace:
 
 
 # Names
-
-
-def build_wall_s(store: str, key: str) -> float:
-    """Return the duration of a build whose driver died before it wrote a ledger row, in seconds; 0
-    if unknown.
-    """
-    try:
-        return float(workplace(store).read("candidates", key, WALL_TIME) or 0.0)
-    except (OSError, ValueError, IntegrityError):
-        return 0.0
 
 
 def judged_name(key: str, model: str, missing: Collection[str] = ()) -> str:

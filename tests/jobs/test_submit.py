@@ -160,17 +160,6 @@ def test_a_dry_run_lists_files_and_submits_nothing(
     assert f"  not sent: {tmp_path}/bert/linked (" in done.output
 
 
-def test_a_large_working_directory_is_rejected(tmp_path: Path) -> None:
-    write_catalog(tmp_path / "proj", RAISES)
-    with (tmp_path / "proj" / "weights.bin").open("wb") as file:
-        file.truncate(working_dir.MAX_BYTES + 1)  # a sparse file
-    with pytest.raises(
-        UsageError,
-        match=r"have 52\d MB, expected at most 524; the largest are proj/weights.bin \(524 MB\), ",
-    ):
-        gather("proj/catalog.yaml", ["proj/weights.bin"], tmp_path)
-
-
 @pytest.mark.parametrize(
     ("status", "code", "verdict"),
     [

@@ -12,9 +12,9 @@ class DictBoard:
         self.rows: dict[str, str] = {}
         self.num_read = self.num_written = 0
 
-    def read(self, *, besides: str) -> Mapping[str, str]:
+    def read(self) -> Mapping[str, str]:
         self.num_read += 1
-        return {key: value for key, value in self.rows.items() if key != besides}
+        return dict(self.rows)
 
     def write(self, key: str, value: str) -> None:
         self.num_written += 1

@@ -35,7 +35,7 @@ from pipeline.sources import Materials
 from pipeline.tracking import Tracker
 from pipeline.worker import BuildRequest, BuildResult, JudgeResult, build_task, judge_task
 from pipeline.worker.child import End
-from pipeline.workspace import WALL_TIME, remove_abandoned, workplace
+from pipeline.workspace import remove_abandoned, workplace
 from tests.support.campaigns import entry, plan_of
 from tests.support.one_node import NoRay, OneNode
 from tests.support.steps import HERE
@@ -78,7 +78,7 @@ class InProcess(NoRay):
         self._ended: list[Done] = []
 
     def start(self, function: Callable[..., Any], *args: Any, **_: Any) -> Handle:
-        handle = Handle(object())
+        handle = object()
         self._ended.append(Done(handle=handle, value=function(*args)))
         return handle
 
@@ -129,13 +129,9 @@ def child_of(artifacts: dict[str, Artifact]) -> Callable[..., End]:
             for recipe, key in request.builds.items():
                 (staging / recipe).mkdir()
                 (staging / recipe / "payload").write_text(key)
-                (staging / recipe / WALL_TIME).write_text("1.5")
                 workplace(request.store).keep(staging / recipe, "candidates", key)
-            built = [
-                BuildResult(key=key, recipe=recipe, wall_s=1.5)
-                for recipe, key in request.builds.items()
-            ]
-            return End(parts=tuple((result, 0) for result in built), wall_s=1.5)
+            built = [BuildResult(key=key, recipe=recipe) for recipe, key in request.builds.items()]
+            return End(parts=tuple((result, 0) for result in built))
         if verdict == "crashed":
             return End(
                 failure=Failure(kind="crash", code="CP-CRASH", message="it died"), wall_s=0.5
@@ -150,7 +146,6 @@ def child_of(artifacts: dict[str, Artifact]) -> Callable[..., End]:
             )
         recipe = next(iter(request.builds))
         value = JudgeResult(
-            key=request.key,
             verdict=verdict,
             reason="because",
             has_artifact=verdict == "published",

@@ -36,14 +36,12 @@ class Fake(NoRay):
         self.groups.append(name)
         self.started += [name] if isinstance(request, JudgeRequest) else _builds_of(request)
         self._requests.append(request)
-        return Handle(len(self._requests))
+        return len(self._requests)
 
     def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
-        request, done = self._requests[handles[0].ref - 1], self.ends.pop(0)
+        request, done = self._requests[handles[0] - 1], self.ends.pop(0)
         value = done.value
-        if value and isinstance(request, JudgeRequest):
-            value = replace(value, key=request.key)
-        elif value and isinstance(request, BuildRequest):
+        if value and isinstance(request, BuildRequest):
             first, *others = request.builds.values()
             value = (
                 replace(value, key=first),

@@ -124,9 +124,8 @@ def detach(pids: str, then: str) -> None:
         segfault()
 
 
-def kill_its_parent(pids: str) -> None:
-    """Kill the supervisor while a detached process runs."""
-    detach(pids, "return")
+def kill_its_parent() -> None:
+    """Kill the supervisor."""
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(1000)
 

@@ -23,7 +23,6 @@ import pipeline.scheduling.fleet
 import pipeline.scheduling.node_check
 import pipeline.worker.build_task
 import pipeline.worker.judge_task
-import pipeline.worker.task_child
 from freezer.cli import exiting
 from freezer.errors import INFRASTRUCTURE
 from freezer.spec import SamplingPolicy
@@ -91,7 +90,9 @@ def main(catalog: str, store: str, tracking_uri: str, campaign: str, *options: s
     pipeline.scheduling.fleet.GONE_S = float(given.get("gone_s", pipeline.scheduling.fleet.GONE_S))
     pipeline.scheduling.executor.build = watcher("build", pipeline.worker.build_task.build, store)  # type: ignore[attr-defined]
     pipeline.scheduling.executor.judge = watcher("judge", pipeline.worker.judge_task.judge, store)  # type: ignore[attr-defined]
-    pipeline.scheduling.node_check.probe = watcher("probe", pipeline.worker.task_child.probe, store)  # type: ignore[attr-defined]
+    pipeline.scheduling.node_check.inspect = watcher(
+        "probe", pipeline.scheduling.node_check.inspect, store
+    )
     config = Config(
         catalog=catalog,
         store=store,

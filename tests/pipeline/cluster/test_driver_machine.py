@@ -32,8 +32,7 @@ models:
 """
 
 CONNECTS = (
-    "import sys; from pipeline.cluster import client; client.RAYLET_S = 1.0;"
-    " client.connect(sys.argv[1]).__enter__()"
+    "import sys; from pipeline.cluster import client; client.connect(sys.argv[1]).__enter__()"
 )
 STANDS_ON = """
 from pipeline.cluster.client import connect
@@ -75,24 +74,6 @@ def test_a_missing_raylet_is_detected_without_ray(tmp_path: Path) -> None:
         f"InfrastructureError: no node of the Ray cluster at {address} runs on this machine"
         in done.stderr
     ), done.stderr
-
-
-@pytest.mark.slow
-def test_a_starting_node_is_awaited(site: Site) -> None:
-    ray = Path(sys.executable).with_name("ray")
-    joins = (
-        f"{ray} start --address={site.cluster.address} --node-ip-address={site.network.there}"
-        " --num-cpus=0"
-    )
-    later = [
-        "sh",
-        "-c",
-        f'(sleep 4; {joins} --object-store-memory=100000000 >&2) & exec "$@"',
-        "sh",
-    ]
-    done = site.cluster.run([*site.there, *later, sys.executable, "-c", STANDS_ON])
-    home, worker = done.stdout.splitlines()[-1].split()
-    assert home != worker, done.stdout
 
 
 def drives(site: Site, folder: Path, *before: str) -> None:

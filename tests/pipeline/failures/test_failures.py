@@ -24,7 +24,7 @@ from freezer.errors import (
 )
 from freezer.spec import Limits
 from freezer.store import Store
-from pipeline.cluster import Done, Handle
+from pipeline.cluster import Done
 from pipeline.failures import CODES, attempts_left, classify, decide, is_kept, kind_of_ray
 from pipeline.failures.policy import BY_CODE, MOST_ATTEMPTS, POLICY, RAY, Decision
 from pipeline.ledger import Ledger
@@ -150,7 +150,7 @@ def ended(
         else None
     )
     return Done(
-        handle=Handle(0),
+        handle=0,
         value=BuildResult(key="b", recipe="portable", failure=found, peak_bytes=peak_bytes),
     )
 

@@ -12,7 +12,7 @@ import pytest
 
 from freezer.spec import SamplingPolicy
 from freezer.store import Store
-from pipeline.cluster import Done, Handle
+from pipeline.cluster import Done
 from pipeline.failures import CODES, MOST_STARTS
 from pipeline.ledger import Ledger
 from pipeline.planning import Item, Plan
@@ -59,16 +59,14 @@ def built(recipe: str, failure: str | None = None, code: str | None = None) -> D
         else None
     )
     result = BuildResult(key="", recipe=recipe, failure=found)
-    return Done(handle=Handle(0), value=result)
+    return Done(handle=0, value=result)
 
 
 def judged(verdict: str = "kept-eager") -> Done:
     failed: dict[str, Any] = (
         {"failure": Failure(kind="timeout", code="CP-TIMEOUT")} if verdict == "failed" else {}
     )
-    return Done(
-        handle=Handle(0), value=JudgeResult(key="", verdict=verdict, reason="because", **failed)
-    )
+    return Done(handle=0, value=JudgeResult(verdict=verdict, reason="because", **failed))
 
 
 def in_store(store: Store, item: Item, recipe: str) -> None:

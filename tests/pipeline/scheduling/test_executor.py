@@ -52,7 +52,7 @@ class Workers(NoRay):
         kind = "build" if isinstance(request, BuildRequest) else "judge"
         self.said.append(f"{kind} {request.entry.name} {node.node_id}")
         self.asked.append((request, memory_bytes))
-        handle = Handle(len(self.said))
+        handle = len(self.said)
         self._tasks[handle] = request
         return handle
 
@@ -67,7 +67,7 @@ class Workers(NoRay):
                 BuildResult(key=key, recipe=recipe) for recipe, key in request.builds.items()
             )
             return [Done(handle=handles[0], value=value)]
-        result = JudgeResult(key=request.key, verdict="rejected", reason="as it is")
+        result = JudgeResult(verdict="rejected", reason="as it is")
         if request.entry.name in self._damaged:
             self._damaged.remove(request.entry.name)
             for key in request.builds.values():
@@ -75,7 +75,7 @@ class Workers(NoRay):
                     workplace(request.store).folder("candidates", key), ignore_errors=True
                 )
             result = JudgeResult.of_failure(
-                request.key, Failure(kind="disk", code="CP-INTEGRITY", message="a byte is wrong")
+                Failure(kind="disk", code="CP-INTEGRITY", message="a byte is wrong")
             )
         return [Done(handle=handles[0], value=result)]
 

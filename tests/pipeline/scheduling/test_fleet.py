@@ -12,7 +12,7 @@ from freezer.errors import InfrastructureError
 from pipeline.cluster import Done, Handle, Node
 from pipeline.records import ClassFacts, Event
 from pipeline.scheduling import Fleet, SharedFiles
-from pipeline.scheduling.node_check import Visibility
+from pipeline.scheduling.node_check import Inspected
 from tests.support.one_node import NoRay
 
 V4 = "cpu-x86-64-v4"
@@ -20,7 +20,6 @@ GPU = "cuda-sm90"
 PLAIN = {"torch": "2.13.0", "driver": None}
 NEWER = {"torch": "2.14.0", "cuda": "13.0"}
 ON_GPU = {"torch": "2.13.0", "driver": "570.1"}
-BLIND = Visibility(problem="it does not see the store", sees_files=False)
 
 
 def facts_of(toolchain: Mapping[str, Any], num_threads: int = 4) -> ClassFacts:
@@ -48,36 +47,24 @@ class Answers(NoRay):
     def nodes(self) -> list[Node]:
         return self._nodes
 
-    def visibility(self, node: Node, function: Callable[..., Any], *args: Any) -> Any:
-        """What a node sees; None if it does not answer."""
-        return function(*args)
+    def problem(self, node: Node) -> str | None:
+        """Why a node cannot use the store."""
+        return None
 
     def start(  # type: ignore[override]
-        self,
-        function: Callable[..., Any],
-        *args: Any,
-        class_name: str,
-        node: Node,
-        num_cpus: int = 1,
-        **_: Any,
+        self, _: Callable[..., Any], *args: Any, class_name: str, node: Node, **__: Any
     ) -> Handle:
         on_gpu = class_name == GPU
         name = node.node_id
-        handle = Handle((name, class_name, num_cpus))
-        failure = None
-        if not num_cpus:
-            value = self.visibility(node, function, *args)
-        elif on_gpu and name in self._held:
-            value = None
-        elif on_gpu and name in self._broken:
-            value = None
-            failure = "RuntimeError: no driver"
-        else:
-            toolchain = NEWER if name in self._newer else PLAIN
-            value = facts_of(ON_GPU if on_gpu else toolchain, args[1])
+        handle = (name, class_name)
         self._ended = [done for done in self._ended if done.handle != handle]
-        if value or failure:
-            self._ended.append(Done(handle=handle, value=value, failure=failure))
+        toolchain = NEWER if name in self._newer else PLAIN
+        facts = facts_of(ON_GPU if on_gpu else toolchain, args[1])
+        done = Done(handle=handle, value=Inspected(facts=facts, problem=self.problem(node)))
+        if on_gpu and name in self._broken:
+            done = Done(handle=handle, failure="RuntimeError: no driver")
+        if not on_gpu or name not in self._held:
+            self._ended.append(done)
         return handle
 
     def wait(self, handles: Sequence[Handle], timeout_s: float) -> list[Done]:
@@ -168,8 +155,8 @@ def test_node_is_used_once_it_sees_the_store(
     class Joined(Answers):
         sighted: tuple[str, ...] = ("a",)
 
-        def visibility(self, node: Node, function: Callable[..., Any], *args: Any) -> Any:
-            return function(*args) if node.node_id in self.sighted else BLIND
+        def problem(self, node: Node) -> str | None:
+            return None if node.node_id in self.sighted else "it does not see the store"
 
     monkeypatch.setattr("pipeline.scheduling.fleet.REFRESH_S", 0.0)
     monkeypatch.setattr("pipeline.scheduling.fleet.AGAIN_S", 0.0)
@@ -190,23 +177,6 @@ def test_node_is_used_once_it_sees_the_store(
     assert notes[1:] == [f"node b joined, for {V4}, portable"]
 
 
-def test_a_node_that_hangs_at_the_store_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Hanging(Answers):
-        def visibility(self, node: Node, *_: Any) -> Any:
-            return None if node.node_id == "a" else Visibility()
-
-    monkeypatch.setattr("pipeline.scheduling.node_check.LATE_S", 0.1)
-    cluster = Hanging([node("a", V4), node("b")])
-    cluster.joined = True
-    with pytest.raises(
-        InfrastructureError, match=f"node a, .*: it does not say whether it sees {tmp_path}"
-    ) as caught:
-        fleet_of(tmp_path, cluster)
-    assert caught.value.code == "CP-STORE-UNSHARED"
-
-
 @pytest.mark.parametrize(
     ("sizes", "before", "num_threads"),
     [([4, 8], None, 4), ([8], None, 8), ([8], 4, 4), ([4, 6], 8, 4)],
@@ -219,10 +189,8 @@ def test_threads_of_a_class(
     known = {}
     if before is not None:
         known = dict.fromkeys((V4, "portable"), ClassFacts(num_threads=before, toolchain=PLAIN))
-    fleet, notes = fleet_of(tmp_path, Answers(nodes), known)
+    fleet, _ = fleet_of(tmp_path, Answers(nodes), known)
     assert fleet.facts()[V4].num_threads == num_threads
-    is_reported = any(f"{V4} now uses {num_threads} threads" in note for note in notes)
-    assert is_reported == (before is not None and before != num_threads)
 
 
 def test_continued_campaign_keeps_its_toolchain(tmp_path: Path) -> None:
@@ -230,15 +198,8 @@ def test_continued_campaign_keeps_its_toolchain(tmp_path: Path) -> None:
     before = dict.fromkeys(
         (V4, "portable"), ClassFacts(num_threads=4, toolchain={"driver": None, "torch": "2.13.0"})
     )
-    fleet, notes = fleet_of(tmp_path, Answers(nodes, newer=["a", "b"]), before)
+    fleet, _ = fleet_of(tmp_path, Answers(nodes, newer=["a", "b"]), before)
     assert fleet.facts()[V4].toolchain == PLAIN
     assert [found.node_id for found in fleet.nodes] == ["c"]
-    fleet, notes = fleet_of(tmp_path, Answers(nodes, newer=["a", "b", "c"]), before)
+    fleet, _ = fleet_of(tmp_path, Answers(nodes, newer=["a", "b", "c"]), before)
     assert fleet.facts()[V4].toolchain == NEWER
-    assert [
-        note
-        for note in notes
-        if note.startswith(
-            f'{V4} is now built with {{"cuda": "13.0", "torch": "2.14.0"}}, since no node '
-        )
-    ]

@@ -18,7 +18,6 @@ from pipeline.scheduling.item_state import (
     ItemState,
     Step,
     TaskFailure,
-    end,
     end_build,
     end_judge,
     start,
@@ -136,7 +135,7 @@ class LifeOfAModel(RuleBasedStateMachine):
         verdict = data.draw(st.sampled_from(["published", "rejected"]))
         if found is not None:
             verdict = "unstable" if found.kind == "unstable" else "failed"
-        result = JudgeResult(key="j", verdict=verdict, reason="because")
+        result = JudgeResult(verdict=verdict, reason="because")
         self.follow(end_judge(state, result, failure or None))
 
     @precondition(lambda self: self.queued)
@@ -150,15 +149,8 @@ class LifeOfAModel(RuleBasedStateMachine):
         if recipe is not None:
             self.follow(end_build(state, built_as(recipe, "infrastructure")))
         else:
-            result = JudgeResult.of_failure("j", Failure(kind="infrastructure"))
+            result = JudgeResult.of_failure(Failure(kind="infrastructure"))
             self.follow(end_judge(state, result))
-
-    @precondition(lambda self: any(recipe is None for _, recipe in self.queued))
-    @rule()
-    def another_campaign_was_faster(self) -> None:
-        name = next(name for name in self.queued if name[1] is None)
-        self.queued.remove(name)
-        self.follow(end(self.states[name[0]], outcome_of_earlier(name[0])))
 
     @invariant()
     def a_queued_judge_has_all_builds(self) -> None:

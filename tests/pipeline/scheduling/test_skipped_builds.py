@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from freezer.artifact import Measured
 from freezer.store import Store
-from pipeline.cluster import Done, Handle
+from pipeline.cluster import Done
 from pipeline.ledger import Ledger
 from pipeline.planning import Plan
 from pipeline.records import SKIPPED, CandidateReport, Failure, Outcome
@@ -39,7 +39,7 @@ def built(
     result = BuildResult(
         key="", recipe=recipe, failure=found, wall_s=wall_s, architecture=architecture
     )
-    return Done(handle=Handle(0), value=result)
+    return Done(handle=0, value=result)
 
 
 def judged(speedups: Mapping[str, float]) -> Done:
@@ -53,10 +53,8 @@ def judged(speedups: Mapping[str, float]) -> Done:
         for name, value in speedups.items()
     )
     winner = max(speedups, key=speedups.__getitem__)
-    result = JudgeResult(
-        key="", verdict="kept-eager", reason="because", recipe=winner, candidates=reports
-    )
-    return Done(handle=Handle(0), value=result)
+    result = JudgeResult(verdict="kept-eager", reason="because", recipe=winner, candidates=reports)
+    return Done(handle=0, value=result)
 
 
 def finish(plan: Plan, store: Store, ledger: Ledger, ends: Sequence[Done]) -> tuple[Outcome, Fake]:

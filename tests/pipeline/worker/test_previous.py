@@ -117,7 +117,7 @@ def test_death_with_the_old_artifact(
     def in_child(child: Any, request: JudgeRequest, staging: Path, *args: Any) -> End:
         asked.append(request.previous is not None)
         if request.previous is None:
-            return End(value=JudgeResult(key="j", verdict="published", reason="it is fast"))
+            return End(value=JudgeResult(verdict="published", reason="it is fast"))
         (staging / OPENED).touch()
         return End(failure=Failure(kind=kind, code=CODES[kind], message="the child ended"))
 

@@ -110,7 +110,7 @@ def test_death_in_a_further_build_leaves_the_verdict(
     def isolated(child: Any, request: JudgeRequest, staging: Path, *args: Any) -> End:
         asked.append(request.further_threads)
         if not request.further_threads:
-            return End(value=JudgeResult(key="j", verdict="published", reason="it is fast"))
+            return End(value=JudgeResult(verdict="published", reason="it is fast"))
         (staging / FURTHER).mkdir()
         return End(
             failure=Failure(kind="memory", code="CP-MEMORY", message="used more than 8.0 GB")
@@ -138,7 +138,7 @@ def test_final_failure_is_read_back(tmp_path: Path) -> None:
 
 def kept(store: Path, result: JudgeResult, *, missing: Sequence[str] = ()) -> None:
     """Write a result of the model `good`, as a judge does."""
-    folder = judged_folder(store, result.key, "good", missing)
+    folder = judged_folder(store, "j", "good", missing)
     folder.mkdir(parents=True)
     (folder / "result.json").write_text(json.dumps(flat_json(result)))
 
@@ -147,7 +147,7 @@ def test_missing_recipes_make_another_result(tmp_path: Path) -> None:
     both = of_a_broken_model(tmp_path, {"torchscript-frozen": "b", "inductor-frozen": "c"})
     for key in ("b", "c"):
         workplace(str(tmp_path)).folder("candidates", key).mkdir(parents=True)
-    before = JudgeResult(key="j", verdict="kept-eager", reason="as it was")
+    before = JudgeResult(verdict="kept-eager", reason="as it was")
     kept(tmp_path, before, missing=["inductor-frozen"])
     assert (
         judge(
