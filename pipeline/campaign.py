@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import metadata
@@ -23,6 +23,8 @@ from pipeline.reporting import CampaignReport, Display, ItemWork, report_page
 from pipeline.scheduling import Executor
 from pipeline.tracking import (
     ArtifactMode,
+    CampaignEnd,
+    CampaignStart,
     Tracker,
     TrackerProcess,
     outcomes_digest,
@@ -96,7 +98,7 @@ class Campaign:
         planned = self._planned(skipped, continued)
         self._record(planned)
         try:
-            self._execute(skipped, continued, planned)
+            self._execute(skipped, continued, planned.parameters)
         except KeyboardInterrupt:
             self._interrupted = True
         except (StoreError, InfrastructureError, IntegrityError) as error:
@@ -121,7 +123,7 @@ class Campaign:
             return self._report(ended.outcomes, started, ended.finished)
         except StoreError as error:
             self._failures.append(str(error))
-        self._finish_tracking(ended, record)
+        self._finish_tracking(ended, record.exit_code or 0)
         return self._report(ended.outcomes, started, ended.finished)
 
     def _planned(self, skipped: Sequence[Outcome], continued: Continued) -> CampaignRecord:
@@ -145,7 +147,7 @@ class Campaign:
         )
 
     def _execute(
-        self, skipped: Sequence[Outcome], continued: Continued, planned: CampaignRecord
+        self, skipped: Sequence[Outcome], continued: Continued, parameters: Mapping[str, str]
     ) -> None:
         """Show what is skipped; publish, log and show the outcomes of earlier campaigns, then those
         of the executor.
@@ -155,11 +157,7 @@ class Campaign:
         finished = [(item, item.finished) for item in items if item.finished is not None]
         self.display.plan(len(items) + len(skipped), self._work())
         self._show(skipped)
-        # Without work left, MLflow may be complete already.
-        expected = None
-        if len(finished) == len(items):
-            expected = outcomes_digest([outcome for _, outcome in finished])
-        self.tracker.start(planned, expected)
+        self._start_tracking([outcome for _, outcome in finished], continued, parameters)
         for item, outcome in chain(finished, self.executor.outcomes()):
             published = publisher.add(item, outcome)
             final = [continued.reached(done) for done in published]
@@ -174,6 +172,20 @@ class Campaign:
             what = f"{outcome.model} {outcome.device_class}"
             self.display.show(Event(kind="outcome", what=what, outcome=outcome))
 
+    def _start_tracking(
+        self, finished: Sequence[Outcome], continued: Continued, parameters: Mapping[str, str]
+    ) -> None:
+        """Open the campaign in MLflow."""
+        all_finished = len(finished) == len(self.plan.items)
+        self.tracker.start(
+            CampaignStart(
+                catalog=self.config.catalog,
+                started=continued.started,
+                parameters=parameters,
+                expected=outcomes_digest(finished) if all_finished else None,
+            )
+        )
+
     def _work(self) -> list[ItemWork]:
         """Return the work of each item."""
         work = []
@@ -182,10 +194,16 @@ class Campaign:
             work.append(ItemWork(what=what, recipes=recipes))
         return work
 
-    def _finish_tracking(self, ended: CampaignReport, record: CampaignRecord) -> None:
+    def _finish_tracking(self, ended: CampaignReport, exit_code: int) -> None:
         try:
             page = report_page(self.store, self.config.campaign)
-            self.tracker.finish(ended.outcomes, record, page)
+            end = CampaignEnd(
+                exit_code=exit_code,
+                interrupted=self._interrupted,
+                finished=ended.finished,
+                page=page,
+            )
+            self.tracker.finish(ended.outcomes, end)
         except KeyboardInterrupt:
             self._interrupted = True
             self._failures.append(

@@ -5,7 +5,7 @@ May import: pipeline.cluster and below.
 Read first: projection.py.
 """
 
-from pipeline.tracking.campaign_summary import outcomes_digest
+from pipeline.tracking.campaign_summary import CampaignEnd, CampaignStart, outcomes_digest
 from pipeline.tracking.connection import (
     MODELS,
 )
@@ -36,6 +36,8 @@ from pipeline.tracking.tracker import (
 __all__ = [
     "MODELS",
     "ArtifactMode",
+    "CampaignEnd",
+    "CampaignStart",
     "Described",
     "RegistryModel",
     "Tracker",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from freezer.codec import finite
@@ -19,6 +19,50 @@ FORM = 2
 
 Increase it to invalidate every existing COMPLETE tag; existing runs of candidates stay.
 """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CampaignStart:
+    """What opens a campaign's run.
+
+    Attributes:
+        catalog: description of the catalog for people.
+        started: seconds since the epoch.
+        parameters: versions and other settings of the campaign.
+        resume: whether to set a run that has ended to running.
+        expected: `outcomes_digest` of a campaign that has no work left. If the run's tag matches
+            it, the runs of candidates are not searched.
+    """
+
+    catalog: str
+    started: float
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    resume: bool = True
+    expected: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CampaignEnd:
+    """What ends a campaign's run.
+
+    Attributes:
+        exit_code: exit code of the campaign; 0 and 1 end the run as FINISHED, others as FAILED.
+        interrupted: whether the campaign was interrupted; ends the run as KILLED.
+        finished: seconds since the epoch.
+        page: HTML report of the campaign; empty for none.
+    """
+
+    exit_code: int
+    interrupted: bool = False
+    finished: float
+    page: bytes = b""
+
+    @property
+    def status(self) -> str:
+        """MLflow's status of the run."""
+        if self.interrupted:
+            return "KILLED"
+        return "FINISHED" if self.exit_code in (0, 1) else "FAILED"
 
 
 SUMMARY_COLUMNS = (

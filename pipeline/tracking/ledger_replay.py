@@ -12,6 +12,7 @@ from functools import partial
 from freezer.errors import INTERRUPTED, InfrastructureError
 from freezer.store import Store
 from pipeline.ledger import CampaignRecord, History, Reached, campaign_lock, ledger_folder
+from pipeline.tracking.campaign_summary import CampaignEnd, CampaignStart
 from pipeline.tracking.registry import ArtifactMode
 from pipeline.tracking.tracker import Tracker
 
@@ -79,13 +80,21 @@ def _replay_one(
         for item in (*history.others(campaign, record), *members):
             models.setdefault(item.outcome.model, []).append(item)
         tracker = Tracker(tracking_uri, campaign, store, mode=mode)
-        tracker.start(record, resume=False)
+        tracker.start(
+            CampaignStart(
+                catalog=record.catalog,
+                started=record.started,
+                parameters=record.parameters,
+                resume=False,
+            )
+        )
         for reached in models.values():
             outcomes = [item.outcome for item in reached]
             tracker.log(outcomes, max(item.time for item in reached))
-        end = _ended(record, [item.time for item in members])
-        outcomes = [*(item.outcome for item in members), *record.problems]
-        tracker.finish(outcomes, end, page(store, campaign) if page else b"")
+        end = _end_of(record, [item.time for item in members])
+        if page is not None:
+            end = replace(end, page=page(store, campaign))
+        tracker.finish([*(item.outcome for item in members), *record.problems], end)
     say(
         f"campaign {campaign}: {tracker.num_logged} outcomes logged, {tracker.num_unchanged}"
         " already there"
@@ -95,11 +104,12 @@ def _replay_one(
     return tracker
 
 
-def _ended(record: CampaignRecord, times: Sequence[float]) -> CampaignRecord:
-    """Return the record of a campaign that ended; one whose driver was killed ended with its last
-    outcome.
-    """
+def _end_of(record: CampaignRecord, times: Sequence[float]) -> CampaignEnd:
+    """Return how a campaign ended; one whose driver was killed ended with its last outcome."""
     if record.finished is None:
         finished = max([record.started, *times])
-        return replace(record, exit_code=INTERRUPTED, interrupted=True, finished=finished)
-    return record
+        return CampaignEnd(exit_code=INTERRUPTED, interrupted=True, finished=finished)
+    exit_code = INTERRUPTED if record.exit_code is None else record.exit_code
+    return CampaignEnd(
+        exit_code=exit_code, interrupted=record.interrupted, finished=record.finished
+    )

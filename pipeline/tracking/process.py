@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any, Self
 from freezer.errors import ColdpressError, UsageError
 from freezer.files import scratch_folder
 from freezer.store import Store
-from pipeline.ledger import CampaignRecord
 from pipeline.records import Outcome
+from pipeline.tracking.campaign_summary import CampaignEnd, CampaignStart
 from pipeline.tracking.connection import preload, resolve
 from pipeline.tracking.registry import ArtifactMode
 from pipeline.tracking.tracker import Tracker, replay_command
@@ -144,9 +144,9 @@ class TrackerProcess:
         """
         return self._num_given - self.num_logged
 
-    def start(self, record: CampaignRecord, expected: str | None = None) -> None:
+    def start(self, begin: CampaignStart) -> None:
         """Queue `Tracker.start`."""
-        self._call("start", record, expected)
+        self._call("start", begin)
 
     def log(self, outcomes: Sequence[Outcome]) -> None:
         """Queue `Tracker.log` for outcomes reached now; wait if AHEAD calls are queued.
@@ -160,14 +160,14 @@ class TrackerProcess:
         else:
             self._call("log", tuple(outcomes), time.time())
 
-    def finish(self, outcomes: Sequence[Outcome], end: CampaignRecord, page: bytes = b"") -> None:
+    def finish(self, outcomes: Sequence[Outcome], end: CampaignEnd) -> None:
         """Wait until everything is logged and `Tracker.finish` is done.
 
         Raises:
             ColdpressError: as of `log`.
         """
         self._hurries = True
-        self._call("finish", tuple(outcomes), end, page)
+        self._call("finish", tuple(outcomes), end)
         self._put(None)
         self._thread.join()
         self._check()

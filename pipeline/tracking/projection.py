@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from freezer.errors import InfrastructureError
-from pipeline.ledger import CampaignRecord
 from pipeline.records import Outcome
 from pipeline.tracking.campaign_summary import (
+    CampaignEnd,
+    CampaignStart,
     campaign_metrics,
     outcomes_digest,
     recipes_parameter,
@@ -88,7 +89,7 @@ class Projection:
         self.num_written = 0
         self.is_complete = self.is_resumed = False
         self._parent = ""
-        self._record = CampaignRecord(catalog="", started=0.0)
+        self._begin = CampaignStart(catalog="", started=0.0)
         self._runs: dict[tuple[str, str], dict[str, LoggedRun]] = {}
 
     @classmethod
@@ -105,61 +106,52 @@ class Projection:
             experiment_id = _open_experiment(client, uri)
         return cls(client=client, experiment_id=experiment_id, tracking_uri=uri, campaign=campaign)
 
-    def start(
-        self, record: CampaignRecord, expected: str | None = None, *, resume: bool = True
-    ) -> str:
-        """Find or create the campaign's parent run, and find the runs of its candidates.
-
-        Args:
-            record: of the campaign.
-            expected: `outcomes_digest` of a campaign that has no work left. If the run's tag
-                matches it, the runs of candidates are not searched.
-            resume: whether to set a run that has ended to running.
-
-        Returns:
-            The id of the parent run.
+    def start(self, begin: CampaignStart) -> str:
+        """Find or create the campaign's parent run, and find the runs of its candidates; return the
+        id of the parent run.
         """
-        self._record = record
+        self._begin = begin
         with reaching(self.tracking_uri):
             parents = self._find("campaign")
             shown = [run.data.tags.get(COMPLETE) for run in parents]
-            self.is_complete = expected is not None and shown == [expected]
+            self.is_complete = begin.expected is not None and shown == [begin.expected]
             candidates = [] if self.is_complete else self._find("candidate")
             named = {run.data.tags.get(PARENT, "") for run in candidates}
             run = self._only_parent(parents, named)
             self.is_resumed = run is not None
-            self._parent = self._create_parent() if run is None else self._reopen(run, resume)
+            self._parent = self._create_parent() if run is None else self._reopen(run)
             self._runs = {}
             for candidate in candidates:
                 self._remember(candidate)
         return self._parent
 
     def _create_parent(self) -> str:
+        begin = self._begin
         tags = {
             "coldpress.campaign": self.campaign,
             "coldpress.kind": "campaign",
-            "coldpress.catalog": self._record.catalog,
+            "coldpress.catalog": begin.catalog,
         }
         run = self.client.create_run(
             self.experiment_id,
-            start_time=int(self._record.started * 1000),
+            start_time=int(begin.started * 1000),
             tags=tags,
             run_name=f"campaign {self.campaign}",
         )
         self._log(run.info.run_id, params=self._parameters)
         return str(run.info.run_id)
 
-    def _reopen(self, run: Run, resume: bool) -> str:
+    def _reopen(self, run: Run) -> str:
         run_id = str(run.info.run_id)
         if not self.is_complete and run.data.tags.get(COMPLETE):
             self.client.set_tag(run_id, COMPLETE, "")
-        if resume and run.info.status != "RUNNING":
+        if self._begin.resume and run.info.status != "RUNNING":
             self.client.update_run(run_id, status="RUNNING")
         return run_id
 
     @property
     def _parameters(self) -> dict[str, str]:
-        return {"catalog": self._record.catalog, **self._record.parameters}
+        return {"catalog": self._begin.catalog, **self._begin.parameters}
 
     def log_outcome(self, outcome: Outcome, *, reached: float | None = None) -> str | None:
         """Log a run for each candidate, or one for an outcome without candidates.
@@ -182,19 +174,13 @@ class Projection:
         return runs[outcome.recipe].run_id if outcome.recipe in runs else None
 
     def finish(
-        self,
-        outcomes: Sequence[Outcome],
-        end: CampaignRecord,
-        page: bytes = b"",
-        *,
-        complete: bool = False,
+        self, outcomes: Sequence[Outcome], end: CampaignEnd, *, complete: bool = False
     ) -> None:
         """Write the campaign's description, summary and counts, and end its run.
 
         Args:
             outcomes: all outcomes of the campaign, in the order to show.
-            end: record of the campaign that ended.
-            page: HTML report of the campaign; empty for none.
+            end: how the campaign ended.
             complete: whether every outcome was completely logged and registered.
         """
         tags = {
@@ -205,9 +191,9 @@ class Projection:
             NOTE: campaign_description(outcomes, self._parameters),
         }
         files = {SUMMARY: summary_table(outcomes).encode()}
-        if page:
-            files[REPORT] = page
-        ended_ms = int((end.finished or end.started) * 1000)
+        if end.page:
+            files[REPORT] = end.page
+        ended_ms = int(end.finished * 1000)
         metrics = {name: {0: value} for name, value in campaign_metrics(outcomes).items()}
         params = self._parameters | recipes_parameter(outcomes)
         with reaching(self.tracking_uri):
@@ -216,7 +202,7 @@ class Projection:
             # MLflow rejects another value of a parameter: the first pass's stays.
             new = {name: text for name, text in params.items() if name not in run.data.params}
             self._log(self._parent, metrics, params=new, tags=tags, timestamp_ms=ended_ms)
-            self.client.set_terminated(self._parent, status=_status(end), end_time=ended_ms)
+            self.client.set_terminated(self._parent, status=end.status, end_time=ended_ms)
 
     def _log_record(self, record: RunRecord, known: LoggedRun | None, ended: float) -> LoggedRun:
         if known is not None and known.digest != record.digest:
@@ -342,10 +328,3 @@ def _open_experiment(client: MlflowClient, tracking_uri: str) -> str:
             " `mlflow experiments restore -x ID` or remove it permanently with `mlflow gc`"
         )
     return str(found.experiment_id)
-
-
-def _status(end: CampaignRecord) -> str:
-    """MLflow's status of the run of a campaign that ended."""
-    if end.interrupted:
-        return "KILLED"
-    return "FINISHED" if end.exit_code in (0, 1) else "FAILED"

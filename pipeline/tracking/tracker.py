@@ -24,8 +24,8 @@ from freezer.errors import (
     without_credentials,
 )
 from freezer.store import Store, Version
-from pipeline.ledger import CampaignRecord
 from pipeline.records import SOURCE_MODEL, SOURCE_VERSION, Outcome, iso
+from pipeline.tracking.campaign_summary import CampaignEnd, CampaignStart
 from pipeline.tracking.connection import MISSING, MODELS, reaching
 from pipeline.tracking.registry import ArtifactMode, Registration, Registry
 from pipeline.tracking.run_records import ARTIFACT, CAMPAIGN
@@ -75,16 +75,14 @@ class Tracker:
         self.notes: list[str] = []
         self.num_logged = self.num_unchanged = 0
 
-    def start(
-        self, record: CampaignRecord, expected: str | None = None, *, resume: bool = True
-    ) -> None:
-        """Connect to MLflow and open the campaign's parent run; see `Projection.start`."""
+    def start(self, begin: CampaignStart) -> None:
+        """Connect to MLflow and open the campaign's parent run."""
 
         def opened() -> Projection:
             from pipeline.tracking.projection import Projection  # mlflow takes 2 s to import
 
             projection = Projection.open(self._uri, self._campaign)
-            projection.start(record, expected, resume=resume)
+            projection.start(begin)
             return projection
 
         self._projection = self._tried(opened)
@@ -122,12 +120,12 @@ class Tracker:
             self.num_unchanged += changed is False
         self._tried(lambda: tag_source(projection.client, self._campaign, outcomes, at))
 
-    def finish(self, outcomes: Sequence[Outcome], end: CampaignRecord, page: bytes = b"") -> None:
+    def finish(self, outcomes: Sequence[Outcome], end: CampaignEnd) -> None:
         """Write the summary and the report, and end the parent run."""
         projection = self._projection
         if projection is not None:
             complete = not self.failures and not self.notes and not end.interrupted
-            self._tried(lambda: projection.finish(outcomes, end, page, complete=complete))
+            self._tried(lambda: projection.finish(outcomes, end, complete=complete))
 
     def _log(
         self, projection: Projection, registry: Registry, outcome: Outcome, reached: float

@@ -45,15 +45,15 @@ def test_an_unwritable_json_file_exits_with_3(
         (
             [],
             (
-                r"the address 'http://head:8265' .* is that of a dashboard, .* `coldpress submit"
-                r" .*, leave it out for a local Ray"
+                r"RAY_ADDRESS 'http://head:8265' is that of a dashboard, .* `coldpress submit"
+                r" .*, unset it for a local Ray"
             ),
         ),
         (
             ["--address", "https://h:1"],
             (
-                r"the address 'https://h:1' .* is that of a dashboard, .* leave it out for a local"
-                r" Ray, or set .*"
+                r"--address 'https://h:1' is that of a dashboard, .* leave it out for a local Ray,"
+                r" or set .*"
             ),
         ),
     ],

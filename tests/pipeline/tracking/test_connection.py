@@ -14,7 +14,7 @@ import pytest
 
 from freezer.checks import CheckRequest, Finding
 from freezer.errors import InfrastructureError, UsageError
-from pipeline.ledger import CampaignRecord
+from pipeline.tracking import CampaignStart
 from pipeline.tracking.connection import check_mlflow, resolve
 from pipeline.tracking.projection import Projection
 from tests.support.raylets import LOOPBACK, free_port
@@ -72,7 +72,7 @@ def test_a_killed_database_creation_is_repeated(tmp_path: Path) -> None:
     assert maker.wait(30) == -signal.SIGKILL
     assert not (tmp_path / "mlflow.db").exists()
     projection = Projection.open(uri, "next")
-    projection.start(CampaignRecord(catalog="catalog.yaml", started=1.0))
+    projection.start(CampaignStart(catalog="catalog.yaml", started=1.0))
     assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
 
 
@@ -80,10 +80,10 @@ def test_a_killed_database_creation_is_repeated(tmp_path: Path) -> None:
 def test_concurrent_processes_create_one_database(tmp_path: Path) -> None:
     code = (
         "import sys\n"
-        "from pipeline.ledger import CampaignRecord\n"
+        "from pipeline.tracking import CampaignStart\n"
         "from pipeline.tracking.projection import Projection\n"
         "p = Projection.open(sys.argv[1], sys.argv[2])\n"
-        "p.start(CampaignRecord(catalog='c', started=0.0)); print(p.experiment_id)\n"
+        "p.start(CampaignStart(catalog='c', started=0.0)); print(p.experiment_id)\n"
     )
     command = [sys.executable, "-c", code, f"sqlite:///{tmp_path}/new/mlflow.db"]
     started = [

@@ -10,9 +10,8 @@ import pytest
 from mlflow.entities import Run
 
 from freezer.artifact import Artifact
-from pipeline.ledger import CampaignRecord
 from pipeline.records import SOURCE_MODEL, SOURCE_VERSION, Failure, Outcome, OutputDrift
-from pipeline.tracking import resolve_model
+from pipeline.tracking import CampaignEnd, CampaignStart, resolve_model
 from pipeline.tracking.descriptions import (
     MAX_CHARS,
     NOTE,
@@ -45,9 +44,7 @@ def parent_of(projection: Projection) -> Run:
 def finished(projection: Projection, outcomes: list[Outcome]) -> Run:
     for item in outcomes:
         projection.log_outcome(item)
-    projection.finish(
-        outcomes, CampaignRecord(catalog="c", started=0.0, exit_code=1, finished=1_700_000_100.0)
-    )
+    projection.finish(outcomes, CampaignEnd(exit_code=1, finished=1_700_000_100.0))
     return parent_of(projection)
 
 
@@ -73,9 +70,7 @@ def test_a_description_is_never_cut_by_mlflow(projection: Projection) -> None:
         failed(f"model-{number}-{'x' * 90}", reason=f"{number} {'why ' * 500}")
         for number in range(300)
     ]
-    projection.finish(
-        outcomes, CampaignRecord(catalog="c", started=0.0, exit_code=1, finished=1_700_000_100.0)
-    )
+    projection.finish(outcomes, CampaignEnd(exit_code=1, finished=1_700_000_100.0))
     text = parent_of(projection).data.tags[NOTE]
     assert text.startswith("**300 outcomes: 300 failed**")
     assert len(text) <= MAX_CHARS
@@ -83,10 +78,10 @@ def test_a_description_is_never_cut_by_mlflow(projection: Projection) -> None:
 
 def test_a_campaign_has_parameters_and_its_catalog(projection: Projection) -> None:
     projection.start(
-        CampaignRecord(
+        CampaignStart(
             catalog="models/catalog.yaml",
             started=0.0,
-            driver={"torch": "2.13.0", "git_commit": "abc"},
+            parameters={"torch": "2.13.0", "git_commit": "abc"},
         )
     )
     run = finished(projection, [outcome("one"), gain("two", 2.0)])
@@ -99,10 +94,10 @@ def test_a_campaign_has_parameters_and_its_catalog(projection: Projection) -> No
     assert run.data.params == expected
     again = Projection.open(projection.tracking_uri, projection.campaign)
     again.start(
-        CampaignRecord(
+        CampaignStart(
             catalog="models/catalog.yaml",
             started=0.0,
-            driver={"torch": "2.14.0", "git_commit": "abc"},
+            parameters={"torch": "2.14.0", "git_commit": "abc"},
         )
     )
     run = finished(again, [outcome("one"), gain("two", 3.0)])

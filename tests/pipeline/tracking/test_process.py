@@ -18,9 +18,8 @@ from mlflow.tracking._model_registry.client import ModelRegistryClient
 from freezer.artifact import Artifact
 from freezer.errors import IntegrityError
 from freezer.store import Store
-from pipeline.ledger import CampaignRecord
 from pipeline.records import Failure, Outcome
-from pipeline.tracking import TrackerProcess
+from pipeline.tracking import CampaignEnd, CampaignStart, TrackerProcess
 from pipeline.tracking.process import AHEAD
 from tests.conftest import Frozen
 from tests.support.campaigns import run_judged
@@ -114,7 +113,7 @@ def test_nothing_is_written_while_work_is_forbidden(uri: str, store: Store) -> N
     judging = True
     with TrackerProcess(uri, "quiet", str(store.root), mode="copy") as tracker:
         tracker.may_work = lambda: not judging
-        tracker.start(CampaignRecord(catalog="catalog.yaml", started=1.0))
+        tracker.start(CampaignStart(catalog="catalog.yaml", started=1.0))
         tracker.log([outcome("a")])
         time.sleep(1)
         assert shown(uri)["runs"] == {}
@@ -124,10 +123,7 @@ def test_nothing_is_written_while_work_is_forbidden(uri: str, store: Store) -> N
         assert len(run_names(uri)) == 2
         judging = True
         tracker.log([outcome("b")])
-        tracker.finish(
-            [outcome("a"), outcome("b")],
-            CampaignRecord(catalog="c", started=0.0, exit_code=1, finished=2.0),
-        )
+        tracker.finish([outcome("a"), outcome("b")], CampaignEnd(exit_code=1, finished=2.0))
     assert len(run_names(uri)) == 3
     assert tracker.failures == ()
 
@@ -135,14 +131,11 @@ def test_nothing_is_written_while_work_is_forbidden(uri: str, store: Store) -> N
 def test_signals_meant_for_the_driver_are_ignored(uri: str, store: Store) -> None:
     outcomes = [outcome(f"m{number}") for number in range(3)]
     with TrackerProcess(uri, "signals", str(store.root), mode="copy") as tracker:
-        tracker.start(CampaignRecord(catalog="catalog.yaml", started=1.0))
+        tracker.start(CampaignStart(catalog="catalog.yaml", started=1.0))
         wait_until(lambda: len(run_names(uri)) == 1)
         for number in (signal.SIGINT, signal.SIGTERM):
             tracker._process.send_signal(number)
-        tracker.finish(
-            outcomes,
-            CampaignRecord(catalog="c", started=0.0, exit_code=130, interrupted=True, finished=2.0),
-        )
+        tracker.finish(outcomes, CampaignEnd(exit_code=130, interrupted=True, finished=2.0))
     assert tracker.failures == ()
     (run,) = shown(uri)["runs"].values()
     assert run["data"]["metrics"]["outcomes/total"] == len(outcomes)
@@ -150,12 +143,12 @@ def test_signals_meant_for_the_driver_are_ignored(uri: str, store: Store) -> Non
 
 def test_a_killed_process_is_reported_with_the_replay(uri: str, store: Store) -> None:
     with TrackerProcess(uri, "killed", str(store.root), mode="copy") as tracker:
-        tracker.start(CampaignRecord(catalog="catalog.yaml", started=1.0))
+        tracker.start(CampaignStart(catalog="catalog.yaml", started=1.0))
         wait_until(lambda: len(run_names(uri)) == 1)
         tracker._process.kill()
         for number in range(2 * AHEAD):
             tracker.log([outcome(f"m{number}")])
-        tracker.finish([], CampaignRecord(catalog="c", started=0.0, exit_code=0, finished=2.0))
+        tracker.finish([], CampaignEnd(exit_code=0, finished=2.0))
     assert (tracker.num_logged, tracker.num_unlogged) == (0, 2 * AHEAD), (
         "MLflow lacks them until a replay"
     )

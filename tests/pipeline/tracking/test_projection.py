@@ -12,9 +12,8 @@ from freezer.artifact import (
     MeasuredDrift,
     MeasuredLatency,
 )
-from pipeline.ledger import CampaignRecord
 from pipeline.records import Failure
-from pipeline.tracking import outcomes_digest
+from pipeline.tracking import CampaignEnd, CampaignStart, outcomes_digest
 from pipeline.tracking.campaign_summary import summary_table
 from pipeline.tracking.projection import Projection
 from pipeline.tracking.run_records import run_records
@@ -105,8 +104,8 @@ def test_logging_twice_changes_nothing(projection: Projection) -> None:
     assert [projection.log_outcome(item) for item in both] == first
     resumed = Projection.open(projection.tracking_uri, projection.campaign)
     assert resumed.start(
-        CampaignRecord(catalog="catalog.yaml", started=1_800_000_000.0)
-    ) == projection.start(CampaignRecord(catalog="catalog.yaml", started=1_700_000_000.0))
+        CampaignStart(catalog="catalog.yaml", started=1_800_000_000.0)
+    ) == projection.start(CampaignStart(catalog="catalog.yaml", started=1_700_000_000.0))
     assert [resumed.log_outcome(item.as_cached()) for item in both] == first
     assert {run.info.run_id: run.to_dictionary() for run in runs_of(projection)} == before
     assert len(before) == 3
@@ -127,7 +126,7 @@ def test_an_incomplete_run_is_completed(projection: Projection) -> None:
     )
     projection.client.log_metric(run.info.run_id, "drift/error_ratio", 1.25, timestamp=123)
     resumed = Projection.open(projection.tracking_uri, projection.campaign)
-    resumed.start(CampaignRecord(catalog="catalog.yaml", started=0.0))
+    resumed.start(CampaignStart(catalog="catalog.yaml", started=0.0))
     assert resumed.log_outcome(outcome("broke-off")) == run.info.run_id
     completed = by_recipe(projection)["portable"]
     assert completed.info.status == "FINISHED"
@@ -156,7 +155,7 @@ def test_duplicate_runs_are_removed(projection: Projection) -> None:
     ):
         projection.client.create_run(projection.experiment_id, start_time=123, tags=dict(kind_tags))
     resumed = Projection.open(projection.tracking_uri, projection.campaign)
-    resumed.start(CampaignRecord(catalog="catalog.yaml", started=0.0))
+    resumed.start(CampaignStart(catalog="catalog.yaml", started=0.0))
     assert resumed.log_outcome(outcome("doubled")) == kept
     assert len(runs_of(projection)) == 2
     assert len(runs_of(projection, "campaign")) == 1
@@ -171,12 +170,8 @@ def test_finish_writes_table_figures_and_counts(projection: Projection) -> None:
         failed("two", reason="a | b"),
         outcome("three", drift=MeasuredDrift(error_ratio=float("inf"))).as_cached(),
     ]
-    projection.finish(
-        outcomes, CampaignRecord(catalog="c", started=0.0, exit_code=1, finished=1_700_000_100.0)
-    )
-    projection.finish(
-        outcomes, CampaignRecord(catalog="c", started=0.0, exit_code=1, finished=1_700_000_100.0)
-    )
+    projection.finish(outcomes, CampaignEnd(exit_code=1, finished=1_700_000_100.0))
+    projection.finish(outcomes, CampaignEnd(exit_code=1, finished=1_700_000_100.0))
     (parent,) = runs_of(projection, "campaign")
     assert parent.info.status == "FINISHED"
     assert parent.data.metrics["outcomes/published"] == 2
@@ -201,14 +196,7 @@ def test_the_parent_run_ends_with_a_status(
     projection: Projection, exit_code: int, interrupted: bool, status: str
 ) -> None:
     projection.finish(
-        [],
-        CampaignRecord(
-            catalog="c",
-            started=0.0,
-            exit_code=exit_code,
-            interrupted=interrupted,
-            finished=1_700_000_100.0,
-        ),
+        [], CampaignEnd(exit_code=exit_code, interrupted=interrupted, finished=1_700_000_100.0)
     )
     assert runs_of(projection, "campaign")[0].info.status == status
 
@@ -219,33 +207,25 @@ def test_a_killed_driver_invalidates_the_completeness_mark(projection: Projectio
         outcome("edited", judge_key="b", candidates=(candidate("portable", speedup=3.0),)),
     )
     projection.log_outcome(first)
-    projection.finish(
-        [first],
-        CampaignRecord(catalog="c", started=0.0, exit_code=0, finished=1_700_000_100.0),
-        complete=True,
-    )
+    projection.finish([first], CampaignEnd(exit_code=0, finished=1_700_000_100.0), complete=True)
     killed = Projection.open(projection.tracking_uri, projection.campaign)
     killed.start(
-        CampaignRecord(catalog="catalog.yaml", started=0.0), expected=outcomes_digest([edited])
+        CampaignStart(catalog="catalog.yaml", started=0.0, expected=outcomes_digest([edited]))
     )
     killed.log_outcome(edited)
     assert set(by_recipe(projection)) == {"portable"}
     again = Projection.open(projection.tracking_uri, projection.campaign)
     again.start(
-        CampaignRecord(catalog="catalog.yaml", started=0.0), expected=outcomes_digest([first])
+        CampaignStart(catalog="catalog.yaml", started=0.0, expected=outcomes_digest([first]))
     )
     assert not again.is_complete
     again.log_outcome(first)
-    again.finish(
-        [first],
-        CampaignRecord(catalog="c", started=0.0, exit_code=0, finished=1_700_000_100.0),
-        complete=True,
-    )
+    again.finish([first], CampaignEnd(exit_code=0, finished=1_700_000_100.0), complete=True)
     assert set(by_recipe(projection)) == {"portable", "torchscript-frozen"}
     assert by_recipe(projection)["portable"].data.metrics["speedup/value"] == 2.0
     last = Projection.open(projection.tracking_uri, projection.campaign)
     last.start(
-        CampaignRecord(catalog="catalog.yaml", started=0.0), expected=outcomes_digest([first])
+        CampaignStart(catalog="catalog.yaml", started=0.0, expected=outcomes_digest([first]))
     )
     assert last.is_complete
 
@@ -253,21 +233,18 @@ def test_a_killed_driver_invalidates_the_completeness_mark(projection: Projectio
 @pytest.mark.parametrize("complete", [True, False])
 def test_a_replay_updates_the_completeness_mark(projection: Projection, complete: bool) -> None:
     projection.finish(
-        [outcome("one")],
-        CampaignRecord(catalog="c", started=0.0, exit_code=0, finished=1_700_000_100.0),
-        complete=True,
+        [outcome("one")], CampaignEnd(exit_code=0, finished=1_700_000_100.0), complete=True
     )
     replay = Projection.open(projection.tracking_uri, projection.campaign)
-    replay.start(CampaignRecord(catalog="catalog.yaml", started=0.0), resume=False)
+    replay.start(CampaignStart(catalog="catalog.yaml", started=0.0, resume=False))
     replay.finish(
-        [outcome("one")],
-        CampaignRecord(catalog="c", started=0.0, exit_code=0, finished=1_700_000_100.0),
-        complete=complete,
+        [outcome("one")], CampaignEnd(exit_code=0, finished=1_700_000_100.0), complete=complete
     )
     later = Projection.open(projection.tracking_uri, projection.campaign)
     later.start(
-        CampaignRecord(catalog="catalog.yaml", started=0.0),
-        expected=outcomes_digest([outcome("one")]),
+        CampaignStart(
+            catalog="catalog.yaml", started=0.0, expected=outcomes_digest([outcome("one")])
+        )
     )
     assert later.is_complete == complete
 

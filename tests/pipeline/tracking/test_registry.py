@@ -15,7 +15,7 @@ from torch import nn
 from freezer.artifact import Artifact, manifest_markdown
 from freezer.errors import ContractError, IntegrityError
 from freezer.store import Store
-from pipeline.ledger import CampaignRecord
+from pipeline.tracking import CampaignStart
 from pipeline.tracking.projection import Projection
 from tests.support.outcomes import X, outcome
 from tests.support.projections import registered
@@ -96,7 +96,7 @@ def test_a_broken_upload_is_deleted_and_a_complete_one_reused(
     broken = projection.client.create_logged_model(
         projection.experiment_id, name="broken", tags=tags
     )
-    projection.start(CampaignRecord(catalog="catalog.yaml", started=0.0))
+    projection.start(CampaignStart(catalog="catalog.yaml", started=0.0))
     registered(projection, item, artifact)
     (upload,) = uploads(projection, str(item.artifact))
     assert upload.model_id != broken.model_id
