@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -85,6 +85,12 @@ class Row:
     def speedup_text(self) -> str:
         """The speedup with its interval, like `1.84x (1.79-1.90)`; empty if it was not measured."""
         return speedup_text(self.speedup, self.speedup_ci_low, self.speedup_ci_high, self.mark)
+
+
+def outcome_table(outcomes: Sequence[Outcome]) -> dict[str, object]:
+    """Return the rows of outcomes as a JSON table."""
+    columns = [column.name for column in fields(Row)]
+    return {"columns": columns, "data": [astuple(Row.of(outcome)) for outcome in outcomes]}
 
 
 def speedup_text(value: float | None, low: float | None, high: float | None, mark: str = "") -> str:

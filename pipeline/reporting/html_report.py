@@ -21,7 +21,7 @@ from freezer.codec import encode
 from freezer.hardware import DEVICE_CLASSES, PORTABLE, can_run
 from freezer.store import Store
 from pipeline.ledger import CampaignRecord, History
-from pipeline.records import CandidateReport, Outcome, Row, iso, summarize
+from pipeline.records import CandidateReport, Outcome, iso, outcome_table, summarize
 from pipeline.reporting.comparison import PastOutcome, past_outcomes
 
 CHUNK = 50
@@ -128,27 +128,6 @@ MAX_LOG_CHARS = 8000
 
 Json = dict[str, object]
 
-COLUMNS = (
-    "model",
-    "device_class",
-    "verdict",
-    "recipe",
-    "mark",
-    "speedup",
-    "speedup_ci_low",
-    "speedup_ci_high",
-    "margin",
-    "size_mb",
-    "version",
-    "cached",
-    "code",
-    "reason",
-    "build_s",
-    "judge_s",
-    "failed",
-)
-"""Fields of the rows, in order."""
-
 
 def overview(outcomes: Sequence[Outcome], store: str) -> Json:
     """Return what the page shows at once: its classes, and a row for each outcome.
@@ -158,18 +137,8 @@ def overview(outcomes: Sequence[Outcome], store: str) -> Json:
         store: URI of its store, as commands name it.
     """
     classes = {outcome.device_class for outcome in outcomes}
-    rows = [_row(outcome) for outcome in outcomes]
-    return {
-        "store": store,
-        "classes": sorted(classes, key=_specific_first),
-        "columns": COLUMNS,
-        "rows": rows,
-    }
-
-
-def _row(outcome: Outcome) -> list[object]:
-    row = Row.of(outcome)
-    return [getattr(row, name) for name in COLUMNS]
+    shown = {"store": store, "classes": sorted(classes, key=_specific_first)}
+    return {**shown, **outcome_table(outcomes)}
 
 
 def details(history: History, model: str, outcomes: Sequence[Outcome]) -> Json:

@@ -242,7 +242,7 @@ def serve(handle: int, parent: int) -> None:
             error = raised
         status = _Status(
             failures=tuple(tracker.failures),
-            num_logged=tracker.num_logged + tracker.num_unchanged,
+            num_logged=tracker.num_logged,
             is_complete=tracker.is_complete,
             error=error,
         )

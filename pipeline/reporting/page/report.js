@@ -8,7 +8,7 @@ const VERDICTS = [...FAILED, "kept-previous", "kept-eager", "published"];
 const ALL_AT_ONCE = 400; // models; of more, only those in view are in the document
 
 const models = new Map();
-for (const values of overview.rows) {
+for (const values of overview.data) {
   const row = Object.fromEntries(overview.columns.map((name, place) => [name, values[place]]));
   row.text = [row.model, row.device_class, row.verdict, row.recipe, row.code, row.reason].join(" ").toLowerCase();
   if (!models.has(row.model)) models.set(row.model, { name: row.model, place: models.size, cells: new Map() });
@@ -297,7 +297,7 @@ function setTheme(theme) {
 
 setTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
 byId("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
-choose("verdict", VERDICTS.filter((verdict) => overview.rows.some((values) => values[overview.columns.indexOf("verdict")] === verdict)));
+choose("verdict", VERDICTS.filter((verdict) => overview.data.some((values) => values[overview.columns.indexOf("verdict")] === verdict)));
 choose("class", overview.classes);
 byId("filters").addEventListener("submit", (event) => event.preventDefault());
 byId("filters").addEventListener("input", refresh);

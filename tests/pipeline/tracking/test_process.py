@@ -202,7 +202,7 @@ def test_the_next_start_registers_what_failed(
         def refuse(*_: object, **__: object) -> None:
             raise IntegrityError("the artifact is damaged")
 
-        broken.setattr("pipeline.tracking.registry.Registry.register", refuse)
+        broken.setattr("pipeline.tracking.registry.Registration.register", refuse)
         assert run_judged(store, uri, "told", artifacts).infrastructure
     assert shown(uri)["aliases"] == {}
     assert run_judged(store, uri, "told", artifacts).infrastructure == ()
