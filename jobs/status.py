@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from freezer.cli import JsonOption, StoreOption, exiting, note, say, say_json
-from freezer.errors import INFRASTRUCTURE, UsageError
+from freezer.errors import INFRASTRUCTURE, ColdpressError, UsageError
 from freezer.store import Store
 from pipeline.records import iso
-from pipeline.reporting import campaign_status, campaigns_in_words, in_words, status_if_known
+from pipeline.reporting import Status, campaign_status, campaigns_in_words, in_words
 
 if TYPE_CHECKING:
     from pipeline.cluster import Job
@@ -41,22 +41,26 @@ def main(
         for line in campaigns_in_words(Store.open(store), note):
             say(line)
         return
-    # A job may wait for nodes, or die, before it records anything.
-    status = status_if_known(store, campaign, note) if address is not None else None
-    if address is None:
+    status: Status | None = None
+    problem: ColdpressError | None = None
+    try:
         status = campaign_status(Store.open(store), campaign, note)
+    except ColdpressError as error:
+        if address is None:
+            raise
+        problem = error  # a job may wait for nodes, or die, before it records anything
     if status is not None and not as_json:  # first: the head may be lost
         for line in in_words(status, store):
             say(line)
     job = None if address is None else _newest_job(campaign, store, address)
-    if status is None and job is None:
-        campaign_status(Store.open(store), campaign, note)  # raises
+    if problem is not None and job is None:
+        raise problem
     if as_json:
         record = {"campaign": campaign, "status": None} if status is None else status.to_json()
         say_json({**record, "job": job.to_json() if job else None}, indent=1)
         return
-    if status is None:
-        say(f"campaign {campaign}: the store {store}, as this machine sees it, has no record yet")
+    if problem is not None:
+        say(f"campaign {campaign}: {problem}")
     if address is not None:
         _print_job(job, address)
 

@@ -15,10 +15,10 @@ from pipeline.reporting.display import Display, ItemWork, LineDisplay, display_f
 from pipeline.reporting.html_report import report_page
 from pipeline.reporting.metrics import metered
 from pipeline.reporting.status import (
+    Status,
     campaign_status,
     campaigns_in_words,
     in_words,
-    status_if_known,
 )
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "LineDisplay",
     "OutcomeChange",
     "PastOutcome",
+    "Status",
     "campaign_status",
     "campaigns_in_words",
     "compare",
@@ -39,5 +40,4 @@ __all__ = [
     "print_report",
     "report_page",
     "result_table",
-    "status_if_known",
 ]

@@ -24,9 +24,6 @@ from pipeline.ledger import CampaignRecord, History
 from pipeline.records import CandidateReport, Outcome, iso, outcome_table, summarize
 from pipeline.reporting.comparison import PastOutcome, past_outcomes
 
-CHUNK = 50
-"""Models whose details are compressed together, and opened together."""
-
 MAX_UNPUBLISHED = 20
 """Unpublished models that the summary lists; the table has all."""
 
@@ -47,9 +44,6 @@ def report_page(store: Store, campaign: str) -> bytes:
     for outcome in outcomes:
         by_model.setdefault(outcome.model, []).append(outcome)
     models = [details(history, name, of_model) for name, of_model in by_model.items()]
-    chunks = []
-    for first in range(0, len(models), CHUNK):
-        chunks.append(_compressed(models[first : first + CHUNK]))
     summary = summarize(outcomes)
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(PAGE), autoescape=True, undefined=jinja2.StrictUndefined
@@ -64,7 +58,7 @@ def report_page(store: Store, campaign: str) -> bytes:
         css=Markup((PAGE / "report.css").read_text()),
         js=Markup((PAGE / "report.js").read_text()),
         overview=_script(overview(outcomes, store.uri)),
-        chunks=_script({"size": CHUNK, "texts": chunks}),
+        details=_script(_compressed(models)),
     )
     return page.encode()
 

@@ -1,7 +1,6 @@
 "use strict";
-// The data: overview (a row for each model and device class), and chunks of details, gzip in base64, opened when a model is selected.
+// The data: overview (a row for each model and device class), and the details, gzip in base64, opened when a model is selected.
 const overview = JSON.parse(document.getElementById("overview").textContent);
-const chunks = JSON.parse(document.getElementById("chunks").textContent);
 const byId = (id) => document.getElementById(id);
 const FAILED = ["failed", "rejected", "unstable"];
 const VERDICTS = [...FAILED, "kept-previous", "kept-eager", "published"];
@@ -153,16 +152,16 @@ function drawRows(everything = false) {
 
 // Details of a model
 
-const opened = new Map();
+let opened;
 
 async function detailsOf(model) {
-  const place = Math.floor(model.place / chunks.size);
-  if (!opened.has(place)) {
-    const bytes = Uint8Array.from(atob(chunks.texts[place]), (char) => char.charCodeAt(0));
+  if (!opened) {
+    const packed = JSON.parse(byId("all-details").textContent);
+    const bytes = Uint8Array.from(atob(packed), (char) => char.charCodeAt(0));
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-    opened.set(place, JSON.parse(await new Response(stream).text()));
+    opened = JSON.parse(await new Response(stream).text());
   }
-  return opened.get(place)[model.place % chunks.size];
+  return opened[model.place];
 }
 
 async function show(name, device) {
