@@ -160,15 +160,7 @@ def details(history: History, model: str, outcomes: Sequence[Outcome]) -> Json:
 
 
 def _past(past: PastOutcome) -> Json:
-    speed = past.speed
-    return {
-        **encode(past),
-        "time": iso(past.time),
-        "mark": speed.mark if speed else "",
-        "speedup": speed.value if speed else None,
-        "ci": [speed.low, speed.high] if speed else None,
-        "change": past.change.kind if past.change else None,
-    }
+    return {**encode(past), "time": iso(past.time)}
 
 
 def _detail(outcome: Outcome) -> Json:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from freezer.codec import finite
@@ -14,7 +14,7 @@ from freezer.hardware import PORTABLE
 from pipeline.records import STYLES, Outcome, Row, outcome_table
 from pipeline.tracking.run_records import shortened
 
-FORM = 2
+FORM = 3
 """Version of what is logged.
 
 Increase it to invalidate every existing COMPLETE tag; existing runs of candidates stay.
@@ -98,7 +98,6 @@ def outcomes_digest(outcomes: Iterable[Outcome]) -> str:
     digest = hashlib.sha256(str(FORM).encode())
     for outcome in sorted(outcomes, key=lambda outcome: (outcome.model, outcome.device_class)):
         if outcome.judge_key:
-            shown = {**outcome.to_json(), "cached": False}
-            facts = [shown, outcome.judge_key, outcome.registered_as, sorted(outcome.tags.items())]
-            digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
+            shown = replace(outcome, cached=False).to_json()
+            digest.update(json.dumps(shown, sort_keys=True, default=str).encode())
     return digest.hexdigest()

@@ -170,10 +170,10 @@ class Projection:
         if end.page:
             files[REPORT] = end.page
         ended_ms = int(end.finished * 1000)
-        metrics = {name: {0: value} for name, value in campaign_metrics(outcomes).items()}
         info = self._parent.info
         with reaching(self.tracking_uri):
             self._upload(info.artifact_uri, files)
+            metrics = campaign_metrics(outcomes)
             self._log(info.run_id, metrics, tags=tags, timestamp_ms=ended_ms)
             self.client.set_terminated(info.run_id, status=end.status, end_time=ended_ms)
 
@@ -208,21 +208,19 @@ class Projection:
     def _log(
         self,
         run_id: str,
-        metrics: Mapping[str, Mapping[int, float]] | None = None,
+        metrics: Mapping[str, float] | None = None,
         *,
         params: Mapping[str, str] | None = None,
         tags: Mapping[str, str] | None = None,
         timestamp_ms: int = 0,
     ) -> None:
-        """Log to a run in one request; metrics have a value by step, all at the same time."""
+        """Log to a run in one request."""
         from mlflow.entities import Metric, Param, RunTag
 
         self.client.log_batch(
             run_id,
             metrics=[
-                Metric(name, value, timestamp_ms, step)
-                for name, values in (metrics or {}).items()
-                for step, value in values.items()
+                Metric(name, value, timestamp_ms, step=0) for name, value in (metrics or {}).items()
             ],
             params=[Param(name, value) for name, value in (params or {}).items()],
             tags=[RunTag(name, value) for name, value in (tags or {}).items()],

@@ -55,7 +55,6 @@ class RunRecord:
     """Contents of one run.
 
     Attributes:
-        metrics: values by name and step.
         texts: text files by name.
         duration_s: wall time of the build.
     """
@@ -64,7 +63,7 @@ class RunRecord:
     name: str
     tags: Mapping[str, str]
     params: Mapping[str, str]
-    metrics: Mapping[str, Mapping[int, float]]
+    metrics: Mapping[str, float]
     texts: Mapping[str, str]
     status: Literal["FINISHED", "FAILED"]
     duration_s: float
@@ -132,7 +131,7 @@ def _candidate_record(outcome: Outcome, candidate: CandidateReport, campaign: st
         name=f"{outcome.model} · {outcome.device_class} · {candidate.recipe}",
         tags=_tags(outcome, candidate.recipe, campaign) | _present(own),
         params=_params(outcome) | _candidate_params(candidate),
-        metrics=_metrics(outcome, candidate) | _series(outcome, candidate),
+        metrics=_metrics(outcome, candidate),
         texts=texts,
         status="FAILED" if candidate.failure else "FINISHED",
         duration_s=candidate.build_s,
@@ -180,7 +179,7 @@ def _candidate_params(candidate: CandidateReport) -> dict[str, str]:
     return params
 
 
-def _metrics(outcome: Outcome, candidate: CandidateReport) -> dict[str, dict[int, float]]:
+def _metrics(outcome: Outcome, candidate: CandidateReport) -> dict[str, float]:
     measured = candidate.figures
     metrics: dict[str, float | None] = {}
     for section, figures in (("drift", measured.drift), ("latency_ms", measured.latency_ms)):
@@ -204,7 +203,7 @@ def _metrics(outcome: Outcome, candidate: CandidateReport) -> dict[str, dict[int
     if candidate.task_metric is not None and outcome.task_metric:
         metrics["task_metric/eager"] = outcome.task_metric.get("eager")
     metrics |= _point_metrics(candidate)
-    return {name: {0: shortened(value)} for name, value in metrics.items() if value is not None}
+    return {name: shortened(value) for name, value in metrics.items() if value is not None}
 
 
 def shortened(value: float) -> float:
@@ -213,26 +212,6 @@ def shortened(value: float) -> float:
     The ledger keeps them all.
     """
     return float(f"{value:.5g}")
-
-
-def _series(outcome: Outcome, candidate: CandidateReport) -> dict[str, dict[int, float]]:
-    """Return latencies by percentile, and the error ratios of each output by input set if there are
-    several sets.
-    """
-    series: dict[str, dict[int, float]] = {}
-    deciles = outcome.deciles_ms.get(candidate.recipe, ())
-    if deciles:
-        series["latency_ms/by percentile"] = {
-            10 * step: shortened(value) for step, value in enumerate(deciles)
-        }
-    for drift in candidate.outputs:
-        if drift.error_ratio is None:
-            continue
-        output = re.sub(r"[^\w\-. ]", "_", drift.output)
-        kind = "" if drift.kind == "single" else f" {drift.kind}"
-        name = f"drift by input set/{output}{kind}"[:MAX_TAG_NAME_CHARS]
-        series.setdefault(name, {})[drift.set_index] = shortened(drift.error_ratio)
-    return {name: values for name, values in series.items() if len(values) > 1}
 
 
 def _point_metrics(candidate: CandidateReport) -> dict[str, float | None]:

@@ -252,25 +252,25 @@ function boxes(spread) {
 }
 
 function past(history) {
-  const timed = history.filter((one) => typeof one.speedup === "number");
+  const timed = history.filter((one) => one.speed);
   const parts = [element("h4", {}, "History")];
   if (timed.length > 1) parts.push(trend(timed));
   parts.push(table(["time", "verdict", "recipe", "#speedup", "#95% interval", "#error ratio", "#size", "#build", "torch", "change"],
     [...history].reverse().map((one) => ({
-      cells: [one.time.slice(0, 16).replace("T", " "), one.version ? `${one.verdict} (version ${one.version})` : one.verdict, one.recipe, times(one.speedup, one.mark), one.ci ? range(one.mark, ...one.ci) : "",
+      cells: [one.time.slice(0, 16).replace("T", " "), one.version ? `${one.verdict} (version ${one.version})` : one.verdict, one.recipe, one.speed ? times(one.speed.value, one.speed.mark) : "", one.speed ? range(one.speed.mark, one.speed.low, one.speed.high) : "",
         short(one.error_ratio), megabytes(one.size_mb), duration(one.build_s), one.torch,
-        one.change && one.change !== "unchanged" ? element("span", { class: isWorse(one.change) ? "worse" : "better" }, one.change) : ""],
+        one.change && one.change.kind !== "unchanged" ? element("span", { class: isWorse(one.change.kind) ? "worse" : "better" }, one.change.kind) : ""],
     })), "History"));
   return parts;
 }
 
 function trend(timed) {
-  const width = 620, height = 90, pad = 24, high = Math.max(...timed.map((one) => one.speedup)) * 1.1;
+  const width = 620, height = 90, pad = 24, high = Math.max(...timed.map((one) => one.speed.value)) * 1.1;
   const x = (place) => pad + (place / (timed.length - 1)) * (width - 2 * pad), y = (value) => height - 16 - (value / high) * (height - 28);
-  const made = drawing("svg", { viewBox: `0 0 ${width} ${height}`, width, role: "img", "aria-label": `Speedups over time: ${timed.map((one) => one.speedup.toFixed(2)).join(", ")}` });
+  const made = drawing("svg", { viewBox: `0 0 ${width} ${height}`, width, role: "img", "aria-label": `Speedups over time: ${timed.map((one) => one.speed.value.toFixed(2)).join(", ")}` });
   made.append(drawing("line", { class: "axis", x1: pad, x2: width - pad, y1: y(1), y2: y(1) }),
-    drawing("polyline", { class: "trend", points: timed.map((one, place) => `${x(place)},${y(one.speedup)}`).join(" ") }),
-    ...timed.map((one, place) => drawing("circle", { class: isWorse(one.change) ? "dot worse" : "dot", cx: x(place), cy: y(one.speedup), r: 4 })));
+    drawing("polyline", { class: "trend", points: timed.map((one, place) => `${x(place)},${y(one.speed.value)}`).join(" ") }),
+    ...timed.map((one, place) => drawing("circle", { class: isWorse(one.change?.kind) ? "dot worse" : "dot", cx: x(place), cy: y(one.speed.value), r: 4 })));
   const label = drawing("text", { x: pad, y: height - 2 });
   label.textContent = "speedup of what served; the line is eager";
   made.append(label);

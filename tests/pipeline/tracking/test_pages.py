@@ -5,7 +5,7 @@ from __future__ import annotations
 from mlflow.entities import Run
 
 from freezer.artifact import Artifact
-from pipeline.records import Failure, Outcome, OutputDrift
+from pipeline.records import Failure, Outcome
 from pipeline.tracking import CampaignEnd, CampaignStart
 from pipeline.tracking.descriptions import NOTE
 from pipeline.tracking.projection import Projection
@@ -79,35 +79,10 @@ def test_a_campaign_has_parameters_and_its_catalog(projection: Projection) -> No
 # Candidates
 
 
-def test_a_candidate_has_series_of_latency_and_drift(projection: Projection) -> None:
-    sets = tuple(
-        OutputDrift(output="out/0", kind="single", set_index=index, error_ratio=1.0 + index)
-        for index in (2, 0, 1)
-    )
+def test_a_candidate_names_its_point(projection: Projection) -> None:
     point = (past_point({"batch": 1, "length": 8}, speedup=2.0),)
-    made = (
-        candidate("portable", outputs=sets, points=point),
-        candidate("torchscript-frozen", outputs=sets[:1]),
-    )
-    deciles = {
-        "eager": tuple(float(n) for n in range(2, 13)),
-        "portable": tuple(float(n) for n in range(1, 12)),
-    }
-    projection.log_outcome(outcome("series", candidates=made, deciles_ms=deciles))
-    runs = by_recipe(projection)
-
-    def history(recipe: str, name: str) -> dict[int, float]:
-        return {
-            item.step: item.value
-            for item in projection.client.get_metric_history(runs[recipe].info.run_id, name)
-        }
-
-    assert history("portable", "latency_ms/by percentile") == {
-        10 * step: 1.0 + step for step in range(11)
-    }
-    assert history("portable", "drift by input set/out_0") == {0: 1.0, 1: 2.0, 2: 3.0}
-    assert runs["portable"].data.params["point"] == "batch 1, length 8"
-    assert not [name for name in runs["torchscript-frozen"].data.metrics if "by " in name]
+    projection.log_outcome(outcome("point", candidates=(candidate("portable", points=point),)))
+    assert by_recipe(projection)["portable"].data.params["point"] == "batch 1, length 8"
 
 
 # The registry
