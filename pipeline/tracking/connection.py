@@ -112,10 +112,10 @@ def connect(tracking_uri: str) -> MlflowClient:
         ) from error
     from mlflow import MlflowClient
 
-    with reaching(tracking_uri), _initialized_once(tracking_uri):
+    with reaching(tracking_uri):
         path = database_file(tracking_uri)
-        if path is not None and (not path.exists() or path.stat().st_size == 0):
-            _make_database(path)
+        if path is not None:
+            _ensure_database(path)
         _probe(tracking_uri)
         client = MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
         client.search_experiments(max_results=1)
@@ -228,6 +228,21 @@ def _probe(tracking_uri: str) -> None:
         )
 
 
+def _ensure_database(path: Path) -> None:
+    """Create a sqlite database unless it exists; processes of this machine wait for each other."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Lock the folder: closing a second handle of the file would release sqlite's own locks in this
+    # process.
+    handle = os.open(path.parent, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if not path.exists() or path.stat().st_size == 0:
+            _make_database(path)
+    finally:
+        os.close(handle)
+
+
 def _make_database(path: Path) -> None:
     """Create a sqlite database in a temporary folder and move it; MLflow cannot use one whose
     creation was killed.
@@ -243,25 +258,6 @@ def _make_database(path: Path) -> None:
         if done.returncode:
             raise RuntimeError(done.stderr.strip().rpartition("\n")[2])
         move(made, path)
-
-
-@contextmanager
-def _initialized_once(tracking_uri: str) -> Iterator[None]:
-    """Serialize the creation of a sqlite database among processes of this machine."""
-    path = database_file(tracking_uri)
-    if path is None:
-        yield
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Lock the folder: closing a second handle of the file would release sqlite's own locks in this
-    # process.
-    handle = os.open(path.parent, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def check_mlflow(request: CheckRequest) -> Iterator[Finding]:
