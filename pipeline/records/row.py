@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -87,6 +87,12 @@ class Row:
         return speedup_text(self.speedup, self.speedup_ci_low, self.speedup_ci_high, self.mark)
 
 
+def outcome_table(outcomes: Sequence[Outcome]) -> dict[str, object]:
+    """Return the rows of outcomes as a JSON table."""
+    columns = [column.name for column in fields(Row)]
+    return {"columns": columns, "data": [astuple(Row.of(outcome)) for outcome in outcomes]}
+
+
 def speedup_text(value: float | None, low: float | None, high: float | None, mark: str = "") -> str:
     """Return a speedup with its interval, like `1.84x (1.79-1.90)`, or with a mark, like `~1.84x`;
     empty if it was not measured.
@@ -112,22 +118,6 @@ NUM_GAINS = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Unpublished:
-    """Outcomes of one model with the same verdict and reason.
-
-    Attributes:
-        code: error code or type of failure; empty if it did not fail.
-    """
-
-    model: str
-    device_classes: tuple[str, ...]
-    verdict: str
-    code: str
-    reason: str
-    failed: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
     """Summary of a campaign.
 
@@ -135,12 +125,12 @@ class Summary:
         counts: number of outcomes by verdict, the most frequent first.
         gains: the published outcomes with the largest speedups, one for each model, without
             `portable` and disturbed rounds.
-        unpublished: failed ones first.
+        unpublished: groups as of `alike`, failed ones first.
     """
 
     counts: dict[str, int]
     gains: tuple[Outcome, ...]
-    unpublished: tuple[Unpublished, ...]
+    unpublished: list[list[Outcome]]
 
 
 def summarize(outcomes: Sequence[Outcome]) -> Summary:
@@ -150,34 +140,20 @@ def summarize(outcomes: Sequence[Outcome]) -> Summary:
     for one in sorted(timed, key=lambda one: one.figures.speedup or 0.0, reverse=True):
         if one.verdict == "published" and one.figures.speedup:
             best.setdefault(one.model, one)
-    alike: dict[tuple[str, str, str, str, bool], list[str]] = {}
-    for one in outcomes:
-        if one.verdict != "published":
-            kind = (
-                one.model,
-                one.verdict,
-                one.code or one.failure_kind or "",
-                one.reason or "",
-                one.failed,
-            )
-            alike.setdefault(kind, []).append(one.device_class)
+    unpublished = alike(one for one in outcomes if one.verdict != "published")
     return Summary(
         counts=dict(Counter(one.verdict for one in outcomes).most_common()),
         gains=tuple(best.values())[:NUM_GAINS],
-        unpublished=tuple(
-            Unpublished(
-                model=model,
-                device_classes=tuple(classes),
-                verdict=verdict,
-                code=code,
-                reason=reason,
-                failed=failed,
-            )
-            for (model, verdict, code, reason, failed), classes in sorted(
-                alike.items(), key=lambda item: not item[0][4]
-            )
-        ),
+        unpublished=sorted(unpublished, key=lambda group: not group[0].failed),
     )
+
+
+def alike(outcomes: Iterable[Outcome]) -> list[list[Outcome]]:
+    """Group the outcomes of a model that have the same verdict and reason."""
+    groups: dict[tuple[str, str, str | None], list[Outcome]] = {}
+    for one in outcomes:
+        groups.setdefault((one.model, one.verdict, one.coded_reason), []).append(one)
+    return list(groups.values())
 
 
 STYLES = {

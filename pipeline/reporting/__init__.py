@@ -15,6 +15,7 @@ from pipeline.reporting.display import Display, ItemWork, LineDisplay, display_f
 from pipeline.reporting.html_report import report_page
 from pipeline.reporting.metrics import metered
 from pipeline.reporting.status import (
+    Status,
     campaign_status,
     campaigns_in_words,
     in_words,
@@ -27,6 +28,7 @@ __all__ = [
     "LineDisplay",
     "OutcomeChange",
     "PastOutcome",
+    "Status",
     "campaign_status",
     "campaigns_in_words",
     "compare",

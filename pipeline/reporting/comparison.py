@@ -69,29 +69,24 @@ def served_speed(outcome: Outcome) -> ServedSpeed | None:
     is the speedup of the best candidate divided by its speedup over the artifact that stays, both
     measured in the same rounds.
     """
-    figures, previous, mark = outcome.figures, outcome.previous, MARKS[outcome.clock]
     if outcome.verdict == "kept-eager":
         return ServedSpeed(recipe=EAGER, value=1.0, low=1.0, high=1.0)
+    figures, previous = outcome.figures, outcome.previous
     if figures.speedup is None or figures.speedup_ci is None:
         return None
-    if outcome.verdict == "published":
-        return ServedSpeed(
-            recipe=outcome.recipe or "",
-            value=figures.speedup,
-            low=figures.speedup_ci[0],
-            high=figures.speedup_ci[1],
-            mark=mark,
-        )
+    recipe, divisor = outcome.recipe or "", 1.0
     if outcome.verdict == "kept-previous" and previous is not None and previous.speedup:
-        low, high = figures.speedup_ci
-        return ServedSpeed(
-            recipe=previous.recipe,
-            value=figures.speedup / previous.speedup,
-            low=low / previous.speedup,
-            high=high / previous.speedup,
-            mark=mark,
-        )
-    return None
+        recipe, divisor = previous.recipe, previous.speedup
+    elif outcome.verdict != "published":
+        return None
+    low, high = figures.speedup_ci
+    return ServedSpeed(
+        recipe=recipe,
+        value=figures.speedup / divisor,
+        low=low / divisor,
+        high=high / divisor,
+        mark=MARKS[outcome.clock],
+    )
 
 
 def compare(before: Sequence[Outcome], after: Sequence[Outcome]) -> list[OutcomeChange]:

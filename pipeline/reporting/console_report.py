@@ -4,7 +4,7 @@ with `--explain`, what it would do with each item, and why.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from urllib.parse import urlparse
@@ -18,7 +18,7 @@ from freezer.files import SCHEMES
 from freezer.hardware import PORTABLE
 from freezer.store import one_spelling
 from pipeline.planning import Item, Plan
-from pipeline.records import SKIPPED, STYLES, Event, Outcome, Row, rounded
+from pipeline.records import SKIPPED, STYLES, Event, Outcome, Row, alike, rounded
 from pipeline.reporting.campaign_report import CampaignReport
 from pipeline.reporting.display import Display
 from pipeline.scheduling import BuildRecords
@@ -116,30 +116,20 @@ def _reasons(outcomes: Iterable[Outcome], store: str) -> Iterable[Text]:
     """Yield why outcomes are unpublished, or slower than eager somewhere, with their logs; one line
     for equal reasons of a model.
     """
-    groups = defaultdict[tuple[str, str], list[Outcome]](list)
-    for outcome in outcomes:
-        reason = outcome.coded_reason
-        if reason and (outcome.verdict != "published" or _is_slow_somewhere(outcome)):
-            groups[outcome.model, reason].append(outcome)
-    for (_, reason), alike in groups.items():
-        yield _about(alike, reason)
-        first = alike[0]
-        if first.log_tail and first.failure_kind in UNEXPLAINED:
+    shown = [one for one in outcomes if one.verdict != "published" or _is_slow_somewhere(one)]
+    for group in alike(one for one in shown if one.reason):
+        first = group[0]
+        classes = ", ".join(outcome.device_class for outcome in group)
+        yield Text.assemble((f"{first.model} {classes}: ", "bold"), first.coded_reason or "")
+        if first.failure_kind in UNEXPLAINED:
             lines = first.log_tail.splitlines()
             for line in lines[-MAX_LOG_LINES:]:
                 yield Text(f"    {line}", style="dim")
-        logs = dict[str, None]()
-        for outcome in alike:
-            logs |= dict.fromkeys(_logs(outcome, store))
-        for log in logs:
+        logs: set[str] = set()
+        for outcome in group:
+            logs.update(_logs(outcome, store))
+        for log in sorted(logs):
             yield Text(f"    log: {log}")
-
-
-def _about(alike: Sequence[Outcome], text: str, style: str = "") -> Text:
-    """Return a line about outcomes of one model."""
-    classes = ", ".join(outcome.device_class for outcome in alike)
-    head = f"{alike[0].model} {classes}: "
-    return Text.assemble((head, "bold"), (text, style))
 
 
 def _is_slow_somewhere(outcome: Outcome) -> bool:
@@ -167,15 +157,13 @@ def _logs(outcome: Outcome, store: str) -> list[str]:
 
 
 def _warnings(outcomes: Iterable[Outcome]) -> Iterable[Text]:
-    """Yield the warnings of captures of published outcomes."""
-    groups = defaultdict[tuple[str, str], list[Outcome]](list)
+    """Yield the warnings of captures of published outcomes, each once for a model."""
+    found: dict[tuple[str, str], None] = {}
     for outcome in outcomes:
-        if outcome.verdict != "published":
-            continue
-        for warning in outcome.warnings:
-            groups[outcome.model, warning].append(outcome)
-    for (_, warning), alike in groups.items():
-        yield _about(alike, f"warning: {warning}", "yellow")
+        if outcome.verdict == "published":
+            found |= dict.fromkeys((outcome.model, warning) for warning in outcome.warnings)
+    for model, warning in found:
+        yield Text.assemble((f"{model}: ", "bold"), (f"warning: {warning}", "yellow"))
 
 
 def _summary(report: CampaignReport, outcomes: Sequence[Outcome]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self
@@ -54,68 +53,47 @@ class Running:
 
 
 class CampaignProgress:
-    """Counts and time left of a campaign.
+    """Counts of a campaign.
 
     Attributes:
         total: number of outcomes to reach.
-        verdicts: number of outcomes by verdict.
+        num_done: number of outcomes reached.
         running: items that are built or judged, by `model device_class`, the oldest first.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self.plan(0, ())
 
     def plan(self, num_items: int, work: Sequence[ItemWork]) -> None:
         """Begin with the number of outcomes to reach, and the work that they need."""
         self.total = num_items
-        self.verdicts = Counter[str]()
+        self.num_done = 0
         self.running: dict[str, Running] = {}
-        self._left = {item.what: item for item in work}
-        self._num_work = len(self._left)
-        self._started = self._clock()
-
-    @property
-    def num_done(self) -> int:
-        """Number of outcomes reached."""
-        return self.verdicts.total()
+        self._left = {item.what for item in work}
 
     @property
     def num_waiting(self) -> int:
         """Number of items with work left that are neither built nor judged now."""
-        return len(self._left.keys() - self.running.keys())
-
-    def recipes_of(self, what: str) -> tuple[str, ...]:
-        """Return the recipes to build of an item."""
-        return self._left[what].recipes if what in self._left else ()
+        return len(self._left - self.running.keys())
 
     def add(self, event: Event) -> None:
         """Take in an event."""
         match event.kind:
             case "build" | "judge":
                 running = self.running.get(event.what)
+                recipes = running.recipes if running else ()
                 self.running[event.what] = Running(
-                    kind=event.kind,
-                    recipes=(*running.recipes, *event.recipes) if running else event.recipes,
+                    kind=event.kind, recipes=(*recipes, *event.recipes)
                 )
             case "built" | "retried":
                 self._stop(event)
             case "judged":
                 self._stop(event)
-                self._left.pop(event.what, None)
-            case "outcome" if event.outcome is not None:
+                self._left.discard(event.what)
+            case "outcome":
                 self.running.pop(event.what, None)
-                self.verdicts[event.outcome.verdict] += 1
-                self._left.pop(event.what, None)
-
-    def time_left(self) -> float | None:
-        """Return the seconds left if the items left end as fast as the others; None before the
-        first one has.
-        """
-        num_ended = self._num_work - len(self._left)
-        if not num_ended:
-            return None
-        return (self._clock() - self._started) / num_ended * len(self._left)
+                self.num_done += 1
+                self._left.discard(event.what)
 
     def _stop(self, event: Event) -> None:
         """Remove recipes that ended, and the item if nothing of it runs any more."""
@@ -127,10 +105,6 @@ class CampaignProgress:
             self.running[event.what] = replace(running, recipes=left)
             return
         del self.running[event.what]
-
-
-Clock = Callable[[], float]
-"""Returns seconds from any start."""
 
 
 class Display:
@@ -171,17 +145,13 @@ class LineDisplay(Display):
         console: console to print on.
         verbose: whether to print a line for each recipe and step, instead of one for the builds and
             one for the judge of an item.
-        clock: the clock of the times.
     """
 
-    def __init__(
-        self, console: Console, *, verbose: bool = False, clock: Clock = time.monotonic
-    ) -> None:
+    def __init__(self, console: Console, *, verbose: bool = False) -> None:
         self._console = console
         self._verbose = verbose
-        self._clock = clock
-        self._started = clock()
-        self._progress = CampaignProgress(clock)
+        self._started = time.monotonic()
+        self._progress = CampaignProgress()
         self._begun: set[str] = set()
 
     def __exit__(self, *_: object) -> None:
@@ -196,31 +166,22 @@ class LineDisplay(Display):
 
     def show(self, event: Event) -> None:
         """Print the event."""
-        planned = self._progress.recipes_of(event.what)
         self._progress.add(event)
+        line = f"{event.kind} {event.what}"
         if event.kind == "note":
             self._print(event.text)
         elif event.outcome is not None:
-            self._print(f"outcome {event.what} {verdict_text(event.outcome)}{self._so_far()}")
+            done = f"({self._progress.num_done} of {self._progress.total} done)"
+            self._print(f"{line} {verdict_text(event.outcome)} {done}")
         elif self._verbose:
-            for line in step_lines(event):
-                self._print(line)
-        elif event.kind == "judge":
-            self._print(f"judge {event.what}")
-        elif event.kind == "build" and event.what not in self._begun:
-            self._begun.add(event.what)
-            self._print(f"build {event.what} {counted_recipes(planned or event.recipes)}")
-
-    def _so_far(self) -> str:
-        """Return how far the campaign is, while there is work left."""
-        progress = self._progress
-        left = progress.time_left()
-        if not left or progress.num_done >= progress.total:
-            return ""
-        return f" ({progress.num_done} of {progress.total} done, about {duration(left)} left)"
+            for step in step_lines(event):
+                self._print(step)
+        elif event.kind in ("build", "judge") and line not in self._begun:
+            self._begun.add(line)
+            self._print(line)
 
     def _print(self, text: str) -> None:
-        line = f"{self._clock() - self._started:7.1f}s {text}"
+        line = f"{time.monotonic() - self._started:7.1f}s {text}"
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -232,7 +193,7 @@ class LiveDisplay(Display):
     """
 
     def __init__(self, console: Console) -> None:
-        self._progress = CampaignProgress(time.monotonic)
+        self._progress = CampaignProgress()
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -290,17 +251,3 @@ def step_lines(event: Event) -> list[str]:
         words = (event.kind, event.what, recipe, event.text)
         lines.append(" ".join(filter(None, words)))
     return lines
-
-
-def counted_recipes(recipes: Sequence[str]) -> str:
-    """Return the name of a single recipe, or the number of several."""
-    return recipes[0] if len(recipes) == 1 else f"{len(recipes)} recipes"
-
-
-def duration(seconds: float) -> str:
-    """Return a duration with about two digits: `41 s`, `7 min`, `2.5 h`."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    if seconds < 6000:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"

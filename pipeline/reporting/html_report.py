@@ -21,11 +21,8 @@ from freezer.codec import encode
 from freezer.hardware import DEVICE_CLASSES, PORTABLE, can_run
 from freezer.store import Store
 from pipeline.ledger import CampaignRecord, History
-from pipeline.records import CandidateReport, Outcome, Row, iso, summarize
+from pipeline.records import CandidateReport, Outcome, iso, outcome_table, summarize
 from pipeline.reporting.comparison import PastOutcome, past_outcomes
-
-CHUNK = 50
-"""Models whose details are compressed together, and opened together."""
 
 MAX_UNPUBLISHED = 20
 """Unpublished models that the summary lists; the table has all."""
@@ -47,9 +44,6 @@ def report_page(store: Store, campaign: str) -> bytes:
     for outcome in outcomes:
         by_model.setdefault(outcome.model, []).append(outcome)
     models = [details(history, name, of_model) for name, of_model in by_model.items()]
-    chunks = []
-    for first in range(0, len(models), CHUNK):
-        chunks.append(_compressed(models[first : first + CHUNK]))
     summary = summarize(outcomes)
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(PAGE), autoescape=True, undefined=jinja2.StrictUndefined
@@ -64,7 +58,7 @@ def report_page(store: Store, campaign: str) -> bytes:
         css=Markup((PAGE / "report.css").read_text()),
         js=Markup((PAGE / "report.js").read_text()),
         overview=_script(overview(outcomes, store.uri)),
-        chunks=_script({"size": CHUNK, "texts": chunks}),
+        details=_script(_compressed(models)),
     )
     return page.encode()
 
@@ -128,27 +122,6 @@ MAX_LOG_CHARS = 8000
 
 Json = dict[str, object]
 
-COLUMNS = (
-    "model",
-    "device_class",
-    "verdict",
-    "recipe",
-    "mark",
-    "speedup",
-    "speedup_ci_low",
-    "speedup_ci_high",
-    "margin",
-    "size_mb",
-    "version",
-    "cached",
-    "code",
-    "reason",
-    "build_s",
-    "judge_s",
-    "failed",
-)
-"""Fields of the rows, in order."""
-
 
 def overview(outcomes: Sequence[Outcome], store: str) -> Json:
     """Return what the page shows at once: its classes, and a row for each outcome.
@@ -158,18 +131,8 @@ def overview(outcomes: Sequence[Outcome], store: str) -> Json:
         store: URI of its store, as commands name it.
     """
     classes = {outcome.device_class for outcome in outcomes}
-    rows = [_row(outcome) for outcome in outcomes]
-    return {
-        "store": store,
-        "classes": sorted(classes, key=_specific_first),
-        "columns": COLUMNS,
-        "rows": rows,
-    }
-
-
-def _row(outcome: Outcome) -> list[object]:
-    row = Row.of(outcome)
-    return [getattr(row, name) for name in COLUMNS]
+    shown = {"store": store, "classes": sorted(classes, key=_specific_first)}
+    return {**shown, **outcome_table(outcomes)}
 
 
 def details(history: History, model: str, outcomes: Sequence[Outcome]) -> Json:
@@ -197,15 +160,7 @@ def details(history: History, model: str, outcomes: Sequence[Outcome]) -> Json:
 
 
 def _past(past: PastOutcome) -> Json:
-    speed = past.speed
-    return {
-        **encode(past),
-        "time": iso(past.time),
-        "mark": speed.mark if speed else "",
-        "speedup": speed.value if speed else None,
-        "ci": [speed.low, speed.high] if speed else None,
-        "change": past.change.kind if past.change else None,
-    }
+    return {**encode(past), "time": iso(past.time)}
 
 
 def _detail(outcome: Outcome) -> Json:

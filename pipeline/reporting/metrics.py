@@ -7,7 +7,6 @@ when Prometheus asks.
 
 from __future__ import annotations
 
-import time
 from collections import Counter as Counted
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -87,7 +86,7 @@ class CampaignMetrics(Display):
 
     def __init__(self, display: Display, campaign: str) -> None:
         self._display, self._campaign = display, campaign
-        self._progress = CampaignProgress(time.monotonic)
+        self._progress = CampaignProgress()
         self._look: Callable[[], LiveFigures] = LiveFigures
         disable_created_metrics()  # they would double the number of series
         self.registry = CollectorRegistry()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
@@ -99,12 +98,8 @@ def campaign_status(
         UsageError: the store has no such campaign; the message lists those that it has.
         StoreUnreachableError: the ledger cannot be read.
     """
-    driver = _driver(store, campaign, note)
-    return _status(History(store), campaign, *driver)
-
-
-def _status(history: History, campaign: str, holder: Holder | None, alive: bool) -> Status:
-    """Return the status of a campaign from a history that was read after the lease."""
+    holder, alive = _driver(store, campaign, note)
+    history = History(store)  # read after the lease
     record = history.record(campaign)
     signs = [record.started, record.finished or 0.0]
     if holder:
@@ -234,9 +229,12 @@ def in_words(status: Status, store: str) -> list[str]:
     """Return the lines for people, with the command that continues an unfinished campaign."""
     counts = [f"{count} {name}" for name, count in sorted(status.verdicts.items())]
     verdicts = ", ".join(counts) or "none yet"
+    ended = "not ended"
+    if status.finished is not None:
+        ended = f"ended {iso(status.finished)} with exit code {status.exit_code}"
     lines = [
-        _first_line(status),
-        _times(status),
+        f"campaign {status.campaign} of {status.catalog}: {status.state}",
+        f"started {iso(status.started)}, {ended}",
         f"{status.reached} of {status.planned} outcomes: {verdicts}; {status.unchanged} unchanged",
         f"{status.built} built, {status.builds_failed} builds failed",
     ]
@@ -262,17 +260,3 @@ def _listed(state: str, items: Sequence[str]) -> str:
     line = f"{state}: {', '.join(items[:MAX_LISTED])}"
     more = len(items) - MAX_LISTED
     return f"{line}, and {more} more (--json lists all)" if more > 0 else line
-
-
-def _first_line(status: Status) -> str:
-    line = f"campaign {status.campaign} of {status.catalog}: {status.state}"
-    if status.exit_code is None or status.state == "running":
-        return line
-    return f"{line}, exit code {status.exit_code}"
-
-
-def _times(status: Status) -> str:
-    started = f"started {iso(status.started)}"
-    if status.finished is not None:
-        return f"{started}, ended {iso(status.finished)}"
-    return f"{started}, {time.time() - status.started:.0f} s ago"

@@ -11,10 +11,10 @@ from statistics import median
 
 from freezer.codec import finite
 from freezer.hardware import PORTABLE
-from pipeline.records import STYLES, Outcome, Row
+from pipeline.records import STYLES, Outcome, Row, outcome_table
 from pipeline.tracking.run_records import shortened
 
-FORM = 2
+FORM = 3
 """Version of what is logged.
 
 Increase it to invalidate every existing COMPLETE tag; existing runs of candidates stay.
@@ -29,7 +29,6 @@ class CampaignStart:
         catalog: description of the catalog for people.
         started: seconds since the epoch.
         parameters: versions and other settings of the campaign.
-        resume: whether to set a run that has ended to running.
         expected: `outcomes_digest` of a campaign that has no work left. If the run's tag matches
             it, the runs of candidates are not searched.
     """
@@ -37,7 +36,6 @@ class CampaignStart:
     catalog: str
     started: float
     parameters: Mapping[str, str] = field(default_factory=dict)
-    resume: bool = True
     expected: str | None = None
 
 
@@ -65,30 +63,6 @@ class CampaignEnd:
         return "FINISHED" if self.exit_code in (0, 1) else "FAILED"
 
 
-SUMMARY_COLUMNS = (
-    "model",
-    "device_class",
-    "verdict",
-    "cached",
-    "recipe",
-    "mark",
-    "speedup",
-    "speedup_ci_low",
-    "speedup_ci_high",
-    "eager_p50_ms",
-    "p50_ms",
-    "error_ratio",
-    "max_abs_err",
-    "margin",
-    "num_threads",
-    "version",
-    "artifact",
-    "build_s",
-    "judge_s",
-    "reason",
-)
-
-
 def campaign_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
     """Count the outcomes by verdict, add up the time of the campaign's own builds and judges, and
     sum up what was published.
@@ -112,21 +86,9 @@ def campaign_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
     return metrics
 
 
-def recipes_parameter(outcomes: Sequence[Outcome]) -> dict[str, str]:
-    """Return the parameter with the recipes of all candidates; none if there is no candidate."""
-    names = sorted({candidate.recipe for outcome in outcomes for candidate in outcome.candidates})
-    return {"recipes": ", ".join(names)} if names else {}
-
-
 def summary_table(outcomes: Sequence[Outcome]) -> str:
-    """Return the summary in the JSON form that `mlflow.load_table` reads; infinite values and NaN
-    become null.
-    """
-    rows = []
-    for outcome in outcomes:
-        row = replace(Row.of(outcome), reason=outcome.coded_reason)
-        rows.append([finite(getattr(row, name)) for name in SUMMARY_COLUMNS])
-    return json.dumps({"columns": list(SUMMARY_COLUMNS), "data": rows}, allow_nan=False)
+    """Return the summary as a JSON table; infinite values and NaN become null."""
+    return json.dumps(finite(outcome_table(outcomes)), allow_nan=False)
 
 
 def outcomes_digest(outcomes: Iterable[Outcome]) -> str:
@@ -136,7 +98,6 @@ def outcomes_digest(outcomes: Iterable[Outcome]) -> str:
     digest = hashlib.sha256(str(FORM).encode())
     for outcome in sorted(outcomes, key=lambda outcome: (outcome.model, outcome.device_class)):
         if outcome.judge_key:
-            shown = {**outcome.to_json(), "cached": False}
-            facts = [shown, outcome.judge_key, outcome.registered_as, sorted(outcome.tags.items())]
-            digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
+            shown = replace(outcome, cached=False).to_json()
+            digest.update(json.dumps(shown, sort_keys=True, default=str).encode())
     return digest.hexdigest()

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import glob
 import os
 import sqlite3
 import subprocess
@@ -51,6 +50,11 @@ ENVIRONMENT = {
 PROBE_S = 5
 """Time limit of the first response."""
 
+REMEDY = (
+    "start the server (`mlflow server`), fix the database or its disk, or set another"
+    " --tracking-uri"
+)
+
 REFUSED = {
     "UNAUTHENTICATED": (
         "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to those of a user of the server"
@@ -70,7 +74,6 @@ MODELS = "models:/"
 
 SQLITE = "sqlite:///"
 
-_PARTIAL = ".partial"
 _MAKE = (
     "import sys; from mlflow import MlflowClient; MlflowClient(sys.argv[1],"
     " sys.argv[1]).search_experiments(max_results=1)"
@@ -109,10 +112,10 @@ def connect(tracking_uri: str) -> MlflowClient:
         ) from error
     from mlflow import MlflowClient
 
-    with reaching(tracking_uri), _initialized_once(tracking_uri):
+    with reaching(tracking_uri):
         path = database_file(tracking_uri)
-        if path is not None and (not path.exists() or path.stat().st_size == 0):
-            _make_database(path)
+        if path is not None:
+            _ensure_database(path)
         _probe(tracking_uri)
         client = MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
         client.search_experiments(max_results=1)
@@ -155,11 +158,7 @@ def reaching(tracking_uri: str) -> Iterator[None]:
     except ColdpressError:
         raise
     except Exception as error:
-        remedy = (
-            "start the server (`mlflow server`), fix the database or its disk, or set another"
-            " --tracking-uri"
-        )
-        remedy = REFUSED.get(getattr(error, "error_code", ""), remedy)
+        remedy = REFUSED.get(getattr(error, "error_code", ""), REMEDY)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             remedy = (
                 "make room where MLflow keeps its artifacts, and in the temporary folder"
@@ -200,33 +199,19 @@ def all_pages(search: Callable[[str | None], PagedList[T]]) -> list[T]:
             return items
 
 
-def quoted(text: str) -> str:
-    """Return a text for `=` in an MLflow filter; one with both kinds of quotes cannot be
-    written.
-    """
-    quote = '"' if "'" in text else "'"
-    return f"{quote}{text}{quote}"
-
-
 def named(name: str) -> str:
-    """Return the condition of an MLflow filter for the versions of a model; a name with both kinds
-    of quotes needs a list, which servers support since 3.17.
+    """Return the condition of an MLflow filter for the versions of a model. `=` could not express a
+    name with both kinds of quotes.
     """
-    if "'" in name and '"' in name:
-        return f"name IN ({name!r})"
-    return f"name = {quoted(name)}"
+    return f"name IN ({name!r})"
 
 
 def _probe(tracking_uri: str) -> None:
     """Fail fast if nothing answers; MLflow itself retries for minutes."""
     path = database_file(tracking_uri)
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        database = sqlite3.connect(path, timeout=PROBE_S)
-        with closing(database):
-            database.execute(
-                "BEGIN IMMEDIATE"
-            )  # takes the write lock, to detect a read-only or locked file
+        with closing(sqlite3.connect(path, timeout=PROBE_S)) as database:
+            database.execute("BEGIN IMMEDIATE")  # fails if the file is read-only or locked
             database.rollback()
     elif tracking_uri.startswith(("http:", "https:")):
         from mlflow.utils.credentials import get_default_host_creds
@@ -243,40 +228,8 @@ def _probe(tracking_uri: str) -> None:
         )
 
 
-def _make_database(path: Path) -> None:
-    """Create a sqlite database under a temporary name and rename it; MLflow cannot use one whose
-    creation was killed.
-
-    Raises:
-        OSError, RuntimeError: it cannot be created.
-    """
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*{_PARTIAL}*"):  # of killed processes
-        left.unlink(missing_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}{_PARTIAL}")
-    try:
-        # In another process, so that this one does not have the file open when it is renamed.
-        done = subprocess.run(
-            [sys.executable, "-c", _MAKE, f"{SQLITE}{partial}"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise RuntimeError(
-                (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-            )
-        move(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-@contextmanager
-def _initialized_once(tracking_uri: str) -> Iterator[None]:
-    """Serialize the creation of a sqlite database among processes of this machine."""
-    path = database_file(tracking_uri)
-    if path is None:
-        yield
-        return
+def _ensure_database(path: Path) -> None:
+    """Create a sqlite database unless it exists; processes of this machine wait for each other."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # Lock the folder: closing a second handle of the file would release sqlite's own locks in this
     # process.
@@ -284,49 +237,48 @@ def _initialized_once(tracking_uri: str) -> Iterator[None]:
     try:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+        if not path.exists() or path.stat().st_size == 0:
+            _make_database(path)
     finally:
         os.close(handle)
+
+
+def _make_database(path: Path) -> None:
+    """Create a sqlite database in a temporary folder and move it; MLflow cannot use one whose
+    creation was killed.
+
+    Raises:
+        OSError, RuntimeError: it cannot be created.
+    """
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        made = Path(folder, path.name)
+        # In another process, so that this one does not have the file open when it is moved.
+        command = [sys.executable, "-c", _MAKE, f"{SQLITE}{made}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(done.stderr.strip().rpartition("\n")[2])
+        move(made, path)
 
 
 def check_mlflow(request: CheckRequest) -> Iterator[Finding]:
     """The installed MLflow, and the server or database at the requested URI; a database that does
     not exist is not made.
     """
+    text = f"MLflow {version('mlflow')}"
     if request.tracking_uri is None:
-        yield Finding(
-            check="MLflow",
-            text=f"MLflow {version('mlflow')} (--tracking-uri checks a server or database)",
-        )
+        yield Finding(check="MLflow", text=f"{text} (--tracking-uri checks a server or database)")
         return
-    text = f"MLflow {version('mlflow')}, {without_credentials(request.tracking_uri)}"
+    text += f", {without_credentials(request.tracking_uri)}"
     try:
-        path = database_file(resolve(request.tracking_uri))
+        uri = resolve(request.tracking_uri)
+        path = database_file(uri)
         if path is not None and not path.exists():
             check_file(path, "--tracking-uri")
-            yield Finding(
-                check="MLflow", text=f"{text}: does not exist; the first campaign makes it"
-            )
-            return
-        connect(resolve(request.tracking_uri))
+            text += ": does not exist; the first campaign makes it"
+        else:
+            connect(uri)
+            text += " answers"
     except ColdpressError as error:
-        yield Finding(
-            check="MLflow", level="error", text=error.coded, remedy=_remedy(request.tracking_uri)
-        )
+        yield Finding(check="MLflow", level="error", text=error.coded, remedy=REMEDY)
         return
-    yield Finding(check="MLflow", text=f"{text} answers")
-
-
-def _remedy(tracking_uri: str) -> str:
-    if tracking_uri.startswith(("http:", "https:")):
-        server = without_credentials(tracking_uri).rstrip("/")
-        return (
-            f"curl -i {server}/health   # if nothing answers: mlflow server --host HOST --port 5000"
-        )
-    path = database_file(tracking_uri)
-    if path is not None:
-        return (
-            f"ls -ld {path} {path.parent}; df -h {path.parent}   # grant write access, free space,"
-            " or name another database"
-        )
-    return "coldpress doctor --tracking-uri sqlite:///mlflow.db   # or http://HOST:5000"
+    yield Finding(check="MLflow", text=text)

@@ -82,10 +82,7 @@ def _replay_one(
         tracker = Tracker(tracking_uri, campaign, store, mode=mode)
         tracker.start(
             CampaignStart(
-                catalog=record.catalog,
-                started=record.started,
-                parameters=record.parameters,
-                resume=False,
+                catalog=record.catalog, started=record.started, parameters=record.parameters
             )
         )
         for reached in models.values():
@@ -95,10 +92,7 @@ def _replay_one(
         if page is not None:
             end = replace(end, page=page(store, campaign))
         tracker.finish([*(item.outcome for item in members), *record.problems], end)
-    say(
-        f"campaign {campaign}: {tracker.num_logged} outcomes logged, {tracker.num_unchanged}"
-        " already there"
-    )
+    say(f"campaign {campaign}: MLflow shows {tracker.num_logged} outcomes")
     for line in (*tracker.notes, *tracker.failures):
         say(line)
     return tracker

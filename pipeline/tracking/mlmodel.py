@@ -10,7 +10,7 @@ import re
 import unicodedata
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -46,12 +46,6 @@ Inputs = dict[str, dict[str, object]] | list[dict[str, object]]
 BATCH = "batch"
 LEAST_BATCH_MAX = 8
 
-EXAMPLE_DTYPES: Mapping[str, str] = {"float64": "float32"}
-"""Examples are stored as JSON, without dtypes; without a signature, fractions get torch's default
-dtype.
-"""
-
-
 SLUG_DIGITS = 8
 SLUG_CHARS = 100
 
@@ -64,20 +58,24 @@ class Described:
         kind: content of `path`: an exported program, TorchScript, or a pickled module.
         path: the file to load.
         code: folders for the search path that were logged with the model.
-        needs_trust: whether loading executes code of the model.
         inputs: the catalog's field `inputs`: by name, or a list if the signature has no names; None
             without signature and example, and for an exported program.
         dims: the catalog's field `dims`.
-        samples: the input example by input name (`input_0` if unnamed), or None.
+        samples: the input example by input name (`input_0` if unnamed); None without one, or
+            without `inputs`.
     """
 
     kind: Literal["export", "torchscript", "pickle"]
     path: Path
     code: tuple[Path, ...] = ()
-    needs_trust: bool = False
     inputs: Inputs | None = None
     dims: dict[str, dict[str, int]] = field(default_factory=dict)
     samples: dict[str, Array] | None = None
+
+    @property
+    def needs_trust(self) -> bool:
+        """Whether loading executes code of the model."""
+        return self.kind == "pickle"
 
 
 def describe(folder: Path, *, inputs: bool = True) -> Described:
@@ -105,17 +103,13 @@ def describe(folder: Path, *, inputs: bool = True) -> Described:
             code="CP-REGISTRY",
         )
     kind, path = _file(_inside(folder, str(flavor.get("model_data", "data"))))
+    code = flavor.get("code")
+    described = Described(kind=kind, path=path, code=(_inside(folder, str(code)),) if code else ())
+    if kind == "export" or not inputs:
+        return described
     example = _Example(model, folder)
-    declared, dims = example.fields() if inputs and kind != "export" else (None, {})
-    return Described(
-        kind=kind,
-        path=path,
-        code=tuple(_inside(folder, str(name)) for name in (flavor.get("code"),) if name),
-        needs_trust=kind == "pickle",
-        inputs=declared,
-        dims=dims,
-        samples=example.samples,
-    )
+    declared, dims = example.fields()
+    return replace(described, inputs=declared, dims=dims, samples=example.samples)
 
 
 def _read(folder: Path) -> Model:
@@ -172,13 +166,13 @@ class _Example:
         if schema is not None and schema.is_tensor_spec():
             self._specs = schema.inputs
         self._rows = False
-        self._problem: str | None = None
-        self.samples: dict[str, Array] | None = None
         try:
             self.samples = self._arrays(model.load_input_example(str(folder)))
         # a missing or damaged file, or one that does not match the signature
         except Exception as error:
-            self._problem = f"the input example cannot be read: {type(error).__name__}: {error}"
+            raise _unclear(
+                f"the input example cannot be read: {type(error).__name__}: {error}"
+            ) from error
 
     def fields(self) -> tuple[Inputs | None, dict[str, dict[str, int]]]:
         """Return the fields `inputs` and `dims` of a catalog's entry.
@@ -186,8 +180,6 @@ class _Example:
         Raises:
             SourceError: neither the signature nor the example determines a shape.
         """
-        if self._problem is not None:
-            raise _unclear(self._problem)
         dims = _Dims()
         if self._specs:
             declared = {
@@ -246,10 +238,12 @@ class _Example:
         if not isinstance(example, Mapping):
             return None
         arrays = {}
+        # Examples are stored as JSON, without dtypes; without a signature, fractions get torch's
+        # default dtype.
         for name, array in example.items():
             if not isinstance(array, np.ndarray):
                 return None
-            dtype = EXAMPLE_DTYPES.get(array.dtype.name, array.dtype)
+            dtype = np.dtype(np.float32) if array.dtype == np.float64 else array.dtype
             if name in specs:
                 dtype = specs[name].type
             arrays[str(name)] = np.ascontiguousarray(array, dtype=dtype)

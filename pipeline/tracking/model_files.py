@@ -8,7 +8,6 @@ zip file on Python's search path.
 from __future__ import annotations
 
 import io
-import json
 import platform
 import zipfile
 from collections.abc import Sequence
@@ -20,12 +19,9 @@ import yaml
 
 import freezer
 from freezer.artifact import FREEZING, MANIFEST, Manifest, manifest_markdown
-from freezer.codec import encode
 
 if TYPE_CHECKING:
     from mlflow.models import ModelSignature
-
-    from freezer.pyfunc import StorePointer
 
 DATA = "artifact"
 LOADER = "freezer.pyfunc"
@@ -49,16 +45,6 @@ campaigns need.
 
 NOT_SERVING = ("cli", "freezing")
 """Packages of `freezer` that serving never imports."""
-
-
-def write_reference(folder: Path, pointer: StorePointer) -> Path:
-    """Write a reference to an artifact in the store; return the folder to upload."""
-    from freezer.pyfunc import STORE_POINTER  # here: it imports torch
-
-    data = folder / "reference" / DATA
-    data.mkdir(parents=True)
-    (data / STORE_POINTER).write_text(json.dumps(encode(pointer)))
-    return data.parent
 
 
 def write_model_files(folder: Path, manifest: Manifest, model_id: str, run_id: str | None) -> None:
@@ -124,24 +110,15 @@ def _write_environment(folder: Path, torch: str, engines: Sequence[str]) -> dict
     """
     (folder / CODE).parent.mkdir()
     (folder / CODE).write_bytes(_zipped())
-    for name, text in _environments(torch, tuple(engines)).items():
-        (folder / name).write_text(text)
-    return {"virtualenv": PYTHON_ENV}
-
-
-@lru_cache(maxsize=8)
-def _environments(torch: str, engines: Sequence[str]) -> dict[str, str]:
-    """Return the texts of the environment's files, by name."""
     requirements = [*REQUIREMENTS, f"torch=={torch}.*", *engines]
+    (folder / "requirements.txt").write_text("\n".join(requirements) + "\n")
     environment = {
         "python": platform.python_version(),
         "build_dependencies": ["pip"],
         "dependencies": ["-r requirements.txt"],
     }
-    return {
-        "requirements.txt": "".join(f"{line}\n" for line in requirements),
-        PYTHON_ENV: yaml.dump(environment, Dumper=yaml.CSafeDumper),
-    }
+    (folder / PYTHON_ENV).write_text(yaml.dump(environment, Dumper=yaml.CSafeDumper))
+    return {"virtualenv": PYTHON_ENV}
 
 
 @lru_cache(maxsize=1)

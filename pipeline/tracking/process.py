@@ -204,10 +204,7 @@ class TrackerProcess:
     def _failure(self, error: Exception) -> str:
         how = f"failed ({type(error).__name__}: {error})"
         if isinstance(error, EOFError | OSError):
-            code = self._process.wait(END_S)
-            how = f"ended with exit code {code}"
-            if code < 0:
-                how = f"was killed by {signal.Signals(-code).name}"
+            how = f"ended with exit code {self._process.wait(END_S)}"
         again = replay_command(*self._arguments)
         return (
             f"the process that writes to MLflow {how}; the store and the ledger are complete, and"
@@ -242,7 +239,7 @@ def serve(handle: int, parent: int) -> None:
             error = raised
         status = _Status(
             failures=tuple(tracker.failures),
-            num_logged=tracker.num_logged + tracker.num_unchanged,
+            num_logged=tracker.num_logged,
             is_complete=tracker.is_complete,
             error=error,
         )

@@ -5,7 +5,7 @@ device class.
     alias
 
 Deployments see only the last step. Every step can be repeated after a crash: an artifact gets one
-version, and a broken upload is deleted. A registered version holds:
+version, and an upload without a version is deleted. A registered version holds:
 
     MLmodel         python_function, loader_module freezer.pyfunc, data: artifact, and the signature
     code/freezer.zip   with requirements.txt and python_env.yaml: the environment of `mlflow models
@@ -18,18 +18,19 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlparse
 
 from freezer.artifact import Artifact
+from freezer.codec import encode
 from freezer.spec import MARKS
 from pipeline.records import Outcome
-from pipeline.tracking.connection import MODELS, named, reaching, upload
+from pipeline.tracking.connection import MISSING, MODELS, named, reaching, upload
 from pipeline.tracking.descriptions import model_description, version_description
-from pipeline.tracking.model_files import DATA, write_model_files, write_reference
+from pipeline.tracking.model_files import DATA, write_model_files
 from pipeline.tracking.run_records import (
     ARTIFACT,
     CAMPAIGN,
@@ -41,6 +42,7 @@ from pipeline.tracking.run_records import (
 )
 
 if TYPE_CHECKING:
+    from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
     from pipeline.tracking.projection import Projection
@@ -59,212 +61,173 @@ class Registration:
     Attributes:
         outcome: outcome with an artifact and a version.
         serving: device class of the artifact: the outcome's, or `portable` if eager is kept.
+        mode: whether to upload the artifact or a reference.
+        store_uri: store that contains the artifact.
         lay_out: creates the artifact in an empty folder; called only if the artifact is not
             registered.
+        rolled_back: whether the store serves an older artifact; called before an alias moves.
         run_id: run that made the artifact.
     """
 
+    projection: Projection
     outcome: Outcome
     serving: str
+    mode: ArtifactMode
+    store_uri: str
     lay_out: Callable[[Path], Artifact]
+    rolled_back: Callable[[], bool]
     run_id: str | None = None
 
-
-class Registry:
-    """Registered models, as one campaign writes the outcomes of one model.
-
-    Sets the tracking URI of the process: MLflow's registry looks logged models up there.
-
-    Args:
-        outcomes: outcomes of the model.
-        mode: whether to upload artifacts or references.
-        store_uri: store that contains the artifacts.
-        rolled_back: whether the store serves an older artifact than an outcome's, which is for the
-            named class; called before an alias moves.
-    """
-
-    def __init__(
-        self,
-        projection: Projection,
-        outcomes: Sequence[Outcome],
-        *,
-        mode: ArtifactMode,
-        store_uri: str,
-        rolled_back: Callable[[Outcome, str], bool],
-    ) -> None:
-        import mlflow
-
-        self._rolled_back = rolled_back
-        self._projection, self._client, self._mode = projection, projection.client, mode
-        self._store = store_uri if urlparse(store_uri).scheme else str(Path(store_uri).absolute())
-        self._outcomes = outcomes
-        mlflow.set_tracking_uri(self._client.tracking_uri)
-
-    def register(self, registration: Registration) -> bool:
+    def register(self) -> None:
         """Register the artifact that serves an outcome's class, and set the class's alias to it.
 
         The alias never moves to an older version of the same store, in any order of logging, nor to
         one that was rolled back. If several campaigns register an artifact at the same time, the
         first version stays.
 
-        Returns:
-            Whether anything was changed.
+        Sets the tracking URI of the process: MLflow's registry looks logged models up there.
 
         Raises:
             InfrastructureError: MLflow cannot be reached or rejects a request, or a disk is full.
             IntegrityError: a file of the artifact does not match its manifest.
         """
+        import mlflow
+
+        mlflow.set_tracking_uri(self._client.tracking_uri)
         with reaching(self._client.tracking_uri):
-            return self._registered(registration)
+            current = self._current()
+            if current is None or not _is_current(current, self.outcome):
+                self._point(self._find() or self._create(), current)
 
-    def _registered(self, registration: Registration) -> bool:
-        outcome = registration.outcome
-        name = outcome.registered_as
-        aliases = self._aliases(name)
-        number = aliases.get(outcome.device_class)
-        current = None if number is None else self._client.get_model_version(name, number)
-        if current is not None and _is_current(current, outcome):
-            return False
-        version = self._find(name, outcome)
-        if version is not None:
-            return self._point(version, current, registration)
-        model_id = self._find_upload(outcome) or self._upload(registration)
-        self._create_model(name)
-        self._client.finalize_logged_model(model_id, "READY")
-        version = self._create_version(registration, model_id)
-        if version.source == f"{MODELS}{model_id}":
-            self._link(model_id, version, registration.run_id)
-        self._point(version, current, registration)
-        return True
+    @property
+    def _client(self) -> MlflowClient:
+        return self.projection.client
 
-    def _aliases(self, name: str) -> dict[str, str]:
-        """Return the versions by alias; none if the model does not exist."""
+    @property
+    def _name(self) -> str:
+        return self.outcome.registered_as
+
+    @property
+    def _store(self) -> str:
+        if urlparse(self.store_uri).scheme:
+            return self.store_uri
+        return str(Path(self.store_uri).absolute())
+
+    def _current(self) -> ModelVersion | None:
+        """Return the version that the class's alias points to."""
         from mlflow.exceptions import MlflowException
 
         try:
-            aliases = self._client.get_registered_model(name).aliases
+            return self._client.get_model_version_by_alias(self._name, self.outcome.device_class)
         except MlflowException as error:
-            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            if error.error_code not in MISSING:
                 raise
-            return {}
-        return {alias: str(number) for alias, number in aliases.items()}
+            return None
 
-    def _find(self, name: str, outcome: Outcome) -> ModelVersion | None:
-        """Return the first version of an outcome's artifact."""
+    def _find(self) -> ModelVersion | None:
+        """Return the first version of the artifact."""
         found = self._client.search_model_versions(
-            f"{named(name)} AND tags.`{ARTIFACT}` = '{outcome.artifact}'"
+            f"{named(self._name)} AND tags.`{ARTIFACT}` = '{self.outcome.artifact}'"
         )
-        alike = [version for version in found if version.name == name]
-        return min(alike, key=lambda version: int(version.version), default=None)
+        return min(found, key=lambda version: int(version.version), default=None)
 
-    def _point(
-        self, version: ModelVersion, current: ModelVersion | None, registration: Registration
-    ) -> bool:
-        """Set the alias, which is at `current`, unless it must not move; return whether anything
-        was changed.
+    def _create(self) -> ModelVersion:
+        """Upload the artifact and create a version of it; if another campaign has created one
+        meanwhile, delete the new one and return the other.
         """
-        outcome = registration.outcome
-        name, number, target = version.name, outcome.version or 0, str(version.version)
-        changed = number > int(version.tags.get(VERSION, 0))
-        if changed:  # the store carries unchanged artifacts over to newer versions
-            self._client.set_model_version_tag(name, target, VERSION, str(number))
+        self._delete_uploads()
+        model_id = self._upload()
+        self._create_model()
+        self._client.finalize_logged_model(model_id, "READY")
+        created = self._client.create_model_version(
+            self._name,
+            source=f"{MODELS}{model_id}",  # MLflow leaves the version's `model_id` empty
+            run_id=self.run_id,
+            tags={**self._tags(), **_figures(self.outcome)},
+            description=version_description(self.outcome, self._store),
+            model_id=model_id,
+        )
+        first = self._find()
+        if first is None or str(first.version) == str(created.version):
+            self._link(model_id, created)
+            return created
+        self._client.delete_model_version(self._name, str(created.version))
+        self._client.delete_logged_model(model_id)
+        return first
+
+    def _point(self, version: ModelVersion, current: ModelVersion | None) -> None:
+        """Set the alias, which is at `current`, unless it must not move."""
+        number, target = self.outcome.version or 0, str(version.version)
+        if number > int(version.tags.get(VERSION, 0)):
+            # the store carries unchanged artifacts over to newer versions
+            self._client.set_model_version_tag(self._name, target, VERSION, str(number))
         if current is not None:
             tags = current.tags
             is_newer = int(tags.get(VERSION, 0)) > number and tags.get(STORE) == self._store
             if is_newer or str(current.version) == target:
-                return changed
-        if self._rolled_back(outcome, registration.serving):
-            return changed
-        self._client.set_registered_model_alias(name, outcome.device_class, target)
-        self._client.update_registered_model(name, model_description(self._outcomes))
-        return True
+                return
+        if not self.rolled_back():
+            alias = self.outcome.device_class
+            self._client.set_registered_model_alias(self._name, alias, target)
 
-    def _find_upload(self, outcome: Outcome) -> str | None:
-        """Return the id of a finished upload that lacks a version; delete broken uploads of this
-        campaign.
-        """
-        complete: str | None = None
-        if self._projection.is_resumed:
-            wanted = f"tags.`{ARTIFACT}` = '{outcome.artifact}'"
-            for model in self._client.search_logged_models(
-                [self._projection.experiment_id], wanted
-            ):
-                if str(model.status) == "READY":
-                    complete = str(model.model_id)
-                elif model.tags.get(CAMPAIGN) == self._projection.campaign:
-                    self._client.delete_logged_model(model.model_id)
-        return complete
+    def _delete_uploads(self) -> None:
+        """Delete uploads that an earlier driver of this campaign left without a version."""
+        wanted = f"tags.`{ARTIFACT}` = '{self.outcome.artifact}'"
+        for model in self._client.search_logged_models([self.projection.experiment_id], wanted):
+            if model.tags.get(CAMPAIGN) == self.projection.campaign:
+                self._client.delete_logged_model(model.model_id)
 
-    def _upload(self, registration: Registration) -> str:
-        from freezer.pyfunc import StorePointer  # here: it imports torch
-
-        outcome, serving, run_id = registration.outcome, registration.serving, registration.run_id
+    def _upload(self) -> str:
         with tempfile.TemporaryDirectory(prefix="coldpress-") as scratch:
             folder = Path(scratch)
             (folder / DATA).mkdir()
-            artifact = registration.lay_out(folder / DATA)
-            if self._mode == "copy":
+            artifact = self.lay_out(folder / DATA)
+            if self.mode == "copy":
                 artifact.verify()
             else:
-                assert outcome.version is not None, "only published artifacts are registered"
-                pointer = StorePointer(
-                    store=self._store,
-                    model=outcome.model,
-                    version=outcome.version,
-                    device_class=serving,
-                )
-                folder = write_reference(folder, pointer)
+                folder = self._refer(folder)
             manifest = artifact.manifest
             if manifest.version is None:
-                manifest = replace(manifest, version=outcome.version)
+                manifest = replace(manifest, version=self.outcome.version)
             model = self._client.create_logged_model(
-                self._projection.experiment_id,
-                name=f"{outcome.model}-{serving}".replace(".", "-"),  # MLflow rejects dots here
-                source_run_id=run_id,
-                tags={**self._tags(outcome, serving), CAMPAIGN: self._projection.campaign},
-                params={
-                    "recipe": manifest.recipe.name,
-                    "device_class": serving,
-                    "num_threads": str(outcome.num_threads),
-                },
+                self.projection.experiment_id,
+                # MLflow rejects dots here
+                name=f"{self.outcome.model}-{self.serving}".replace(".", "-"),
+                source_run_id=self.run_id,
+                tags={**self._tags(), CAMPAIGN: self.projection.campaign},
                 model_type="coldpress",
             )
-            write_model_files(folder, manifest, str(model.model_id), run_id)
+            write_model_files(folder, manifest, str(model.model_id), self.run_id)
             upload(self._client, model.artifact_location, folder)
         return str(model.model_id)
 
-    def _create_model(self, name: str) -> None:
+    def _refer(self, folder: Path) -> Path:
+        """Write a reference to the artifact in the store; return the folder to upload."""
+        from freezer.pyfunc import STORE_POINTER, StorePointer  # here: it imports torch
+
+        assert self.outcome.version is not None, "only published artifacts are registered"
+        pointer = StorePointer(
+            store=self._store,
+            model=self.outcome.model,
+            version=self.outcome.version,
+            device_class=self.serving,
+        )
+        data = folder / "reference" / DATA
+        data.mkdir(parents=True)
+        (data / STORE_POINTER).write_text(json.dumps(encode(pointer)))
+        return data.parent
+
+    def _create_model(self) -> None:
         from mlflow.exceptions import MlflowException
 
+        about = model_description(self.outcome)
         try:
-            self._client.create_registered_model(name, tags={KIND: FROZEN})
+            self._client.create_registered_model(self._name, {KIND: FROZEN}, about)
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
 
-    def _create_version(self, registration: Registration, model_id: str) -> ModelVersion:
-        """Create a version; if another campaign has created one of the same artifact, delete the
-        new one and return the other.
-        """
-        outcome, serving = registration.outcome, registration.serving
-        name = outcome.registered_as
-        created = self._client.create_model_version(
-            name,
-            source=f"{MODELS}{model_id}",  # MLflow leaves the version's `model_id` empty
-            run_id=registration.run_id,
-            tags={**self._tags(outcome, serving), **_figures(outcome)},
-            description=version_description(outcome, serving, self._store),
-            model_id=model_id,
-        )
-        first = self._find(name, outcome)
-        if first is None or str(first.version) == str(created.version):
-            return created
-        self._client.delete_model_version(name, str(created.version))
-        if created.source != first.source:
-            self._client.delete_logged_model(model_id)
-        return first
-
-    def _link(self, model_id: str, version: ModelVersion, run_id: str | None) -> None:
+    def _link(self, model_id: str, version: ModelVersion) -> None:
         """Link a logged model to its version, as `mlflow.register_model` does, and to the run that
         made it.
         """
@@ -272,15 +235,15 @@ class Registry:
 
         versions = [{"name": version.name, "version": version.version}]
         self._client.set_logged_model_tags(model_id, {MODEL_VERSIONS: json.dumps(versions)})
-        if run_id is not None:
-            self._client.log_outputs(run_id, [LoggedModelOutput(model_id, 0)])
+        if self.run_id is not None:
+            self._client.log_outputs(self.run_id, [LoggedModelOutput(model_id, 0)])
 
-    def _tags(self, outcome: Outcome, serving: str) -> dict[str, str]:
+    def _tags(self) -> dict[str, str]:
         return {
-            **free_tags(outcome),
-            ARTIFACT: str(outcome.artifact),
-            VERSION: str(outcome.version),
-            "coldpress.device_class": serving,
+            **free_tags(self.outcome),
+            ARTIFACT: str(self.outcome.artifact),
+            VERSION: str(self.outcome.version),
+            "coldpress.device_class": self.serving,
             STORE: self._store,
         }
 

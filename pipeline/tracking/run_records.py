@@ -13,7 +13,7 @@ import posixpath
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from freezer.artifact import (
     FREEZING,
@@ -24,10 +24,6 @@ from freezer.artifact import (
 )
 from freezer.codec import encode
 from pipeline.records import SKIPPED, CandidateReport, Outcome
-from pipeline.tracking.descriptions import NOTE, candidate_description
-
-if TYPE_CHECKING:
-    from mlflow.entities import Run
 
 NO_RECIPE = "none"
 """Recipe of the single run of an outcome without candidates."""
@@ -44,9 +40,7 @@ VERSION = "coldpress.version"
 STORE = "coldpress.store"
 
 CAMPAIGN = "coldpress.campaign"
-"""Tag of a logged model with the campaign that uploads it, and of a source with the campaign that
-judged it last.
-"""
+"""Tag of a run, and of a logged model, with the campaign that writes it."""
 
 KIND, FROZEN = "coldpress.kind", "frozen"
 """Tag of a registered model that Coldpress created, and its value."""
@@ -61,7 +55,6 @@ class RunRecord:
     """Contents of one run.
 
     Attributes:
-        metrics: values by name and step.
         texts: text files by name.
         duration_s: wall time of the build.
     """
@@ -70,7 +63,7 @@ class RunRecord:
     name: str
     tags: Mapping[str, str]
     params: Mapping[str, str]
-    metrics: Mapping[str, Mapping[int, float]]
+    metrics: Mapping[str, float]
     texts: Mapping[str, str]
     status: Literal["FINISHED", "FAILED"]
     duration_s: float
@@ -79,36 +72,6 @@ class RunRecord:
     def digest(self) -> str:
         """Digest of all contents; a run with another digest is out of date."""
         return self.tags[OUTCOME]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoggedRun:
-    """Existing run of a candidate.
-
-    Attributes:
-        digest: digest of the record it was created for.
-        started_ms: timestamp of all its metrics; logging a metric again with the same timestamp
-            changes nothing.
-        artifact_uri: where its files are stored.
-        complete: whether everything was logged.
-    """
-
-    run_id: str
-    digest: str
-    started_ms: int
-    artifact_uri: str
-    complete: bool
-
-    @classmethod
-    def of(cls, run: Run) -> LoggedRun:
-        """Read one from MLflow's record."""
-        return cls(
-            run_id=run.info.run_id,
-            digest=run.data.tags[OUTCOME],
-            started_ms=run.info.start_time,
-            artifact_uri=run.info.artifact_uri,
-            complete=run.info.status != "RUNNING",
-        )
 
 
 def free_tags(outcome: Outcome) -> dict[str, str]:
@@ -136,39 +99,24 @@ def run_records(outcome: Outcome, campaign: str) -> tuple[RunRecord, ...]:
         built = [candidate for candidate in outcome.candidates if candidate.failure != SKIPPED]
         return tuple(_candidate_record(outcome, candidate, campaign) for candidate in built)
     kind = outcome.failure_kind
-    why = {
-        "problem": outcome.reason or kind or outcome.verdict,
-        "failure": kind,
-        "code": outcome.code,
-    }
     ending = f"{outcome.verdict}: {kind}" if kind else outcome.verdict
-    return (
-        RunRecord(
-            recipe=NO_RECIPE,
-            name=f"{outcome.model} · {outcome.device_class} · {ending}",
-            tags=_tags(outcome, NO_RECIPE, campaign)
-            | _present(why)
-            | {NOTE: candidate_description(outcome, None)},
-            params=_params(outcome),
-            metrics={},
-            texts={"log.txt": outcome.log_tail} if outcome.log_tail else {},
-            status="FAILED" if outcome.failed else "FINISHED",
-            duration_s=outcome.build_s + outcome.judge_s,
-        ),
+    record = RunRecord(
+        recipe=NO_RECIPE,
+        name=f"{outcome.model} · {outcome.device_class} · {ending}",
+        tags=_tags(outcome, NO_RECIPE, campaign),
+        params=_params(outcome),
+        metrics={},
+        texts={"log.txt": outcome.log_tail} if outcome.log_tail else {},
+        status="FAILED" if outcome.failed else "FINISHED",
+        duration_s=outcome.build_s + outcome.judge_s,
     )
+    return (record,)
 
 
 def _candidate_record(outcome: Outcome, candidate: CandidateReport, campaign: str) -> RunRecord:
-    own = {
-        "problem": candidate.problem,
-        "failure": candidate.failure,
-        "code": outcome.code,
-        "build_key": candidate.build_key,
-        "winner": (
-            str(outcome.verdict == "published" and candidate.recipe == outcome.recipe).lower()
-        ),
-    }
-    texts = {"warnings.txt": "\n".join(candidate.warnings)} if candidate.warnings else {}
+    won = outcome.verdict == "published" and candidate.recipe == outcome.recipe
+    own = {"problem": candidate.problem, "winner": str(won).lower()}
+    texts = {}
     if candidate.reports:
         texts[FREEZING] = freezing_markdown(
             title=f"{outcome.model} for {outcome.device_class}, {candidate.recipe}",
@@ -181,11 +129,9 @@ def _candidate_record(outcome: Outcome, candidate: CandidateReport, campaign: st
     return RunRecord(
         recipe=candidate.recipe,
         name=f"{outcome.model} · {outcome.device_class} · {candidate.recipe}",
-        tags=_tags(outcome, candidate.recipe, campaign)
-        | _present(own)
-        | {NOTE: candidate_description(outcome, candidate)},
+        tags=_tags(outcome, candidate.recipe, campaign) | _present(own),
         params=_params(outcome) | _candidate_params(candidate),
-        metrics=_metrics(outcome, candidate) | _series(outcome, candidate),
+        metrics=_metrics(outcome, candidate),
         texts=texts,
         status="FAILED" if candidate.failure else "FINISHED",
         duration_s=candidate.build_s,
@@ -209,13 +155,9 @@ def _tags(outcome: Outcome, recipe: str, campaign: str) -> dict[str, str]:
             "recipe": recipe,
             "verdict": outcome.verdict,
             "reason": None if outcome.verdict == "published" else outcome.coded_reason,
-            "objective": None if outcome.objective == "p50" else outcome.objective,
-            "cached": str(outcome.cached).lower(),
-            "source_key": outcome.source_key,
-            "judge_key": outcome.judge_key,
+            "code": outcome.code,
             "artifact": outcome.artifact,
             "version": None if outcome.version is None else str(outcome.version),
-            "host": str(outcome.host.get("cpu") or "") or None,
             OUTCOME.removeprefix("coldpress."): _digest(outcome, recipe),
         }
     )
@@ -226,23 +168,18 @@ def _present(tags: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def _params(outcome: Outcome) -> dict[str, str]:
-    return {
-        "model": outcome.model,
-        "device_class": outcome.device_class,
-        "source": outcome.source,
-        "num_threads": str(outcome.num_threads),
-    }
+    return {"source": outcome.source, "num_threads": str(outcome.num_threads)}
 
 
 def _candidate_params(candidate: CandidateReport) -> dict[str, str]:
-    params = {"recipe": candidate.recipe, "capture": candidate.capture or "none"}
+    params = {"capture": candidate.capture or "none"}
     if candidate.points and candidate.points[0].point:
         point = candidate.points[0].point
         params["point"] = ", ".join(f"{name} {size}" for name, size in point.items())
     return params
 
 
-def _metrics(outcome: Outcome, candidate: CandidateReport) -> dict[str, dict[int, float]]:
+def _metrics(outcome: Outcome, candidate: CandidateReport) -> dict[str, float]:
     measured = candidate.figures
     metrics: dict[str, float | None] = {}
     for section, figures in (("drift", measured.drift), ("latency_ms", measured.latency_ms)):
@@ -266,7 +203,7 @@ def _metrics(outcome: Outcome, candidate: CandidateReport) -> dict[str, dict[int
     if candidate.task_metric is not None and outcome.task_metric:
         metrics["task_metric/eager"] = outcome.task_metric.get("eager")
     metrics |= _point_metrics(candidate)
-    return {name: {0: shortened(value)} for name, value in metrics.items() if value is not None}
+    return {name: shortened(value) for name, value in metrics.items() if value is not None}
 
 
 def shortened(value: float) -> float:
@@ -275,26 +212,6 @@ def shortened(value: float) -> float:
     The ledger keeps them all.
     """
     return float(f"{value:.5g}")
-
-
-def _series(outcome: Outcome, candidate: CandidateReport) -> dict[str, dict[int, float]]:
-    """Return latencies by percentile, and the error ratios of each output by input set if there are
-    several sets.
-    """
-    series: dict[str, dict[int, float]] = {}
-    deciles = outcome.deciles_ms.get(candidate.recipe, ())
-    if deciles:
-        series["latency_ms/by percentile"] = {
-            10 * step: shortened(value) for step, value in enumerate(deciles)
-        }
-    for drift in candidate.outputs:
-        if drift.error_ratio is None:
-            continue
-        output = re.sub(r"[^\w\-. ]", "_", drift.output)
-        kind = "" if drift.kind == "single" else f" {drift.kind}"
-        name = f"drift by input set/{output}{kind}"[:MAX_TAG_NAME_CHARS]
-        series.setdefault(name, {})[drift.set_index] = shortened(drift.error_ratio)
-    return {name: values for name, values in series.items() if len(values) > 1}
 
 
 def _point_metrics(candidate: CandidateReport) -> dict[str, float | None]:

@@ -5,7 +5,8 @@ A version that is a frozen artifact of ours is never a source. mlmodel.py reads 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,13 +29,13 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion, RegisteredModel
     from mlflow.store.entities import PagedList
 
+URI = re.compile(r"models:/([^/]+?)(?:@([^/@]+)|/([^/]+))?")
+"""Name, alias and version."""
+
 MODELS_PAGE = 1000
 """MLflow's limit of registered models in one response."""
 
 VERSIONS_PAGE = 10_000
-
-_NUM_NAMED = 20
-"""Models or versions listed in an error message."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,26 +81,34 @@ def resolve_model(tracking_uri: str, uri: str) -> RegistryModel:
             artifact.
         InfrastructureError: MLflow cannot be reached.
     """
+    from mlflow.exceptions import MlflowException
+
     name, alias, number = _parse(uri)
     address = resolve(tracking_uri)
     client = connect(address)
     with reaching(address):
-        registered = _registered_model(client, name)
-        if alias is not None:
-            number = registered.aliases.get(alias)
-            if number is None:
-                known = sorted(registered.aliases.items())
-                aliases = ", ".join(f"{alias} (version {of})" for alias, of in known) or "none"
-                raise _registry_error(f"model {name!r} has no alias {alias!r}; it has {aliases}")
-        if number is None:
-            return _newest(client, registered)
-        return _numbered(client, name, str(number))
+        try:
+            if alias is not None:
+                return _checked(client.get_model_version_by_alias(name, alias))
+            if number is not None:
+                return _checked(client.get_model_version(name, number))
+            newest = _newest_usable(client, client.get_registered_model(name))
+        except MlflowException as error:
+            if error.error_code not in MISSING:
+                raise
+            raise _registry_error(f"{uri} does not exist: {error.message}") from None
+    if newest is None:
+        raise _registry_error(
+            f"all versions of model {name!r} are frozen artifacts (tag {ARTIFACT}) or not ready;"
+            " log one with mlflow.pytorch.log_model"
+        )
+    return newest
 
 
 def list_registry(
     tracking_uri: str, filter_string: str | None, alias: str | None
-) -> Iterator[RegistryModel]:
-    """Yield one version of each registered model that matches, ordered by name.
+) -> list[RegistryModel]:
+    """Return one version of each registered model that matches, ordered by name.
 
     Models without such a version are omitted: models that Coldpress registered, models with only
     frozen versions, models without the alias, prompts.
@@ -115,15 +124,12 @@ def list_registry(
     """
     address = resolve(tracking_uri)
     client = connect(address)
-    token: str | None = None
-    while True:
-        with reaching(address):
-            page = _search_models(client, filter_string, token)
-            listed = [_listed(client, registered, alias) for registered in page]
-        yield from filter(None, listed)
-        token = page.token
-        if not token:
-            return
+    with reaching(address):
+        found: list[RegisteredModel] = all_pages(
+            lambda token: _search_models(client, filter_string, token)
+        )
+        listed = [_listed(client, registered, alias) for registered in found]
+    return [model for model in listed if model is not None]
 
 
 def download(tracking_uri: str, model: RegistryModel, dest: Path) -> Path:
@@ -172,81 +178,31 @@ def _location(client: MlflowClient, model: RegistryModel) -> str:
 
 def _parse(uri: str) -> tuple[str, str | None, str | None]:
     """Return name, alias and version of a URI; no version means the newest."""
-    rest = uri.removeprefix(MODELS)
-    name, slash, number = rest.partition("/")
-    alias: str | None = None
-    if not slash and "@" in rest:
-        name, _, alias = rest.rpartition("@")
-    if (
-        not uri.startswith(MODELS)
-        or not name
-        or alias == ""
-        or (slash and not number)
-        or "/" in number
-    ):
+    found = URI.fullmatch(uri)
+    if found is None:
         raise _registry_error(
             f"{uri!r} is not a registered model; expected models:/NAME@ALIAS, models:/NAME/VERSION"
             " or models:/NAME"
         )
-    return name, alias, number if number not in ("", "latest") else None
+    name, alias, number = found.groups()
+    return name, alias, None if number == "latest" else number
 
 
-def _registered_model(client: MlflowClient, name: str) -> RegisteredModel:
-    """Return MLflow's record of a model, with its aliases; the error lists existing models."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        return client.get_registered_model(name)
-    except MlflowException as error:
-        if error.error_code not in MISSING:
-            raise
-    listed = client.search_registered_models(max_results=MODELS_PAGE, order_by=["name ASC"])
-    raise _registry_error(
-        f"MLflow has no registered model {name!r}; it has {_some(model.name for model in listed)}"
-    )
-
-
-def _numbered(client: MlflowClient, name: str, number: str) -> RegistryModel:
-    """Return one version of an existing model."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        version = client.get_model_version(name, number)
-    except MlflowException as error:
-        if error.error_code not in MISSING:
-            raise
-        existing = _some(str(version.version) for version in _versions(client, name))
-        raise _registry_error(
-            f"model {name!r} has no version {number!r}; it has {existing}"
-        ) from None
-    uri = f"{MODELS}{name}/{number}"
+def _checked(version: ModelVersion) -> RegistryModel:
+    """Return a version if it may be a source."""
+    model = RegistryModel.of(version)
     if ARTIFACT in version.tags:
         raise _registry_error(
-            f"{uri} is a frozen artifact (tag {ARTIFACT}), which cannot be a source; name the model"
-            f" it was made from, or {MODELS}{name} for the newest version that is not frozen"
+            f"{model.model_uri} is a frozen artifact (tag {ARTIFACT}), which cannot be a source;"
+            f" name the model it was made from, or {MODELS}{model.name} for the newest version that"
+            " is not frozen"
         )
     if not _usable(version):
         raise _registry_error(
-            f"{uri} is {version.status} ({version.status_message or 'no reason given'}); log it"
-            " again"
+            f"{model.model_uri} is {version.status}"
+            f" ({version.status_message or 'no reason given'}); log it again"
         )
-    return RegistryModel.of(version)
-
-
-def _newest(client: MlflowClient, registered: RegisteredModel) -> RegistryModel:
-    """Return the newest version of a model that is not a frozen artifact."""
-    model = _newest_usable(client, registered)
-    if model is not None:
-        return model
-    name = registered.name
-    if registered.latest_versions:
-        raise _registry_error(
-            f"all versions of model {name!r} are frozen artifacts (tag {ARTIFACT}) or not ready;"
-            " name the model they were made from"
-        )
-    raise _registry_error(
-        f"model {name!r} has no version that is ready; log one with mlflow.pytorch.log_model"
-    )
+    return model
 
 
 def _search_models(client: MlflowClient, filter_string: str | None, token: str | None) -> PagedList:
@@ -275,10 +231,7 @@ def _listed(
         return None if frozen else _newest_usable(client, registered)
     if alias not in registered.aliases:
         return None
-    number = str(registered.aliases[alias])  # an int from a database, a text from a server
-    version = _latest(registered)
-    if version is None or str(version.version) != number:
-        version = client.get_model_version(registered.name, number)
+    version = client.get_model_version(registered.name, str(registered.aliases[alias]))
     return RegistryModel.of(version) if _usable(version) else None
 
 
@@ -286,17 +239,12 @@ def _newest_usable(client: MlflowClient, registered: RegisteredModel) -> Registr
     """Return the newest version that may be a source; it is searched for only if it is not the
     newest of all, which MLflow returns with the model.
     """
-    latest = _latest(registered)
+    versions = registered.latest_versions or ()
+    latest = max(versions, key=lambda version: int(version.version), default=None)
     if latest is None:
         return None
     versions = [latest] if _usable(latest) else _versions(client, registered.name)
-    usable = [version for version in versions if _usable(version)]
-    return RegistryModel.of(usable[0]) if usable else None
-
-
-def _latest(registered: RegisteredModel) -> ModelVersion | None:
-    versions = registered.latest_versions or ()
-    return max(versions, key=lambda version: int(version.version), default=None)
+    return next((RegistryModel.of(version) for version in versions if _usable(version)), None)
 
 
 def _versions(client: MlflowClient, name: str) -> list[ModelVersion]:
@@ -313,12 +261,6 @@ def _versions(client: MlflowClient, name: str) -> list[ModelVersion]:
 
 def _usable(version: ModelVersion) -> bool:
     return ARTIFACT not in version.tags and str(version.status) == "READY"
-
-
-def _some(names: Iterable[str]) -> str:
-    known = list(names)
-    more = f" and {len(known) - _NUM_NAMED} more" if len(known) > _NUM_NAMED else ""
-    return f"{', '.join(known[:_NUM_NAMED])}{more}" if known else "none"
 
 
 def _registry_error(message: str) -> SourceError:

@@ -2,19 +2,15 @@
 reached.
 
 The ledger is written first; `coldpress replay` brings MLflow up to date from it, with this class.
-
-Of a source in the registry, tags name what campaigns made of it. They do not include
-`coldpress.artifact`, which marks frozen versions. No key depends on them.
 """
 
 from __future__ import annotations
 
 import shlex
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from freezer.artifact import Artifact, torch_folder
 from freezer.errors import (
@@ -24,28 +20,15 @@ from freezer.errors import (
     without_credentials,
 )
 from freezer.store import Store, Version
-from pipeline.records import SOURCE_MODEL, SOURCE_VERSION, Outcome, iso
+from pipeline.records import Outcome
 from pipeline.tracking.campaign_summary import CampaignEnd, CampaignStart
-from pipeline.tracking.connection import MISSING, MODELS, reaching
-from pipeline.tracking.registry import ArtifactMode, Registration, Registry
-from pipeline.tracking.run_records import ARTIFACT, CAMPAIGN
+from pipeline.tracking.registry import ArtifactMode, Registration
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
-
     from pipeline.tracking.projection import Projection
-
-T = TypeVar("T")
 
 RACED = ("UNIQUE constraint failed", "UniqueViolation", "Duplicate entry")
 """Errors of sqlite, PostgreSQL and MySQL for a row that another driver has just inserted."""
-
-STATUS = "coldpress.status"
-"""Tag of a source with the verdict for each device class."""
-
-JUDGED = "coldpress.judged"
-"""Tag of a source with the time of its outcomes, in UTC; older outcomes never replace newer ones.
-"""
 
 
 class Tracker:
@@ -61,8 +44,7 @@ class Tracker:
         failures: errors, one sentence each. A damaged artifact concerns its own outcome alone.
         broke_off: whether MLflow could not be reached; nothing more is tried then.
         notes: outcomes that are shown without their artifact, because the store lacks it.
-        num_logged, num_unchanged: outcomes that were written, and outcomes that MLflow showed
-            already.
+        num_logged: outcomes that MLflow shows.
     """
 
     def __init__(
@@ -73,19 +55,19 @@ class Tracker:
         self.failures: list[str] = []
         self.broke_off = False
         self.notes: list[str] = []
-        self.num_logged = self.num_unchanged = 0
+        self.num_logged = 0
 
     def start(self, begin: CampaignStart) -> None:
         """Connect to MLflow and open the campaign's parent run."""
 
-        def opened() -> Projection:
+        def opened() -> None:
             from pipeline.tracking.projection import Projection  # mlflow takes 2 s to import
 
-            projection = Projection.open(self._uri, self._campaign)
+            projection = Projection(self._uri, self._campaign)
             projection.start(begin)
-            return projection
+            self._projection = projection
 
-        self._projection = self._tried(opened)
+        self._tried(opened)
 
     @property
     def is_complete(self) -> bool:
@@ -100,25 +82,15 @@ class Tracker:
             outcomes: outcomes of one model.
             reached: seconds since the epoch; None means now.
         """
-        # A class that keeps eager refers to the portable artifact, which is registered first.
-        projection = self._projection
-        if projection is None or self.is_complete:
+        if self.is_complete:
             return
-        at = time.time() if reached is None else reached
-        registry = Registry(
-            projection,
-            outcomes,
-            mode=self._mode,
-            store_uri=self._store.uri,
-            rolled_back=self._rolled_back,
-        )
+        # A class that keeps eager refers to the portable artifact, which is registered first.
         for outcome in sorted(outcomes, key=lambda outcome: outcome.verdict == "kept-eager"):
-            if self.broke_off:
-                return
-            changed = self._tried(partial(self._log, projection, registry, outcome, at))
-            self.num_logged += changed is True
-            self.num_unchanged += changed is False
-        self._tried(lambda: tag_source(projection.client, self._campaign, outcomes, at))
+            projection = self._projection
+            if projection is not None and self._tried(
+                partial(self._log, projection, outcome, reached)
+            ):
+                self.num_logged += 1
 
     def finish(self, outcomes: Sequence[Outcome], end: CampaignEnd) -> None:
         """Write the summary and the report, and end the parent run."""
@@ -127,16 +99,12 @@ class Tracker:
             complete = not self.failures and not self.notes and not end.interrupted
             self._tried(lambda: projection.finish(outcomes, end, complete=complete))
 
-    def _log(
-        self, projection: Projection, registry: Registry, outcome: Outcome, reached: float
-    ) -> bool:
-        """Log and register one outcome; return whether anything was changed."""
-        before = projection.num_written
+    def _log(self, projection: Projection, outcome: Outcome, reached: float | None) -> None:
+        """Log and register one outcome."""
         published = self._published(outcome)
         run_id = projection.log_outcome(outcome, reached=reached)
-        changed = projection.num_written > before
         if published is None:
-            return changed
+            return
         version, serving = published
 
         def lay_out(folder: Path) -> Artifact:
@@ -144,11 +112,16 @@ class Tracker:
                 self._store.materialize(version, serving, torch_folder(folder), rank=1)
             return self._store.materialize(version, serving, folder)
 
-        registration = Registration(
-            outcome=outcome, serving=serving, lay_out=lay_out, run_id=run_id
-        )
-        registered = registry.register(registration)
-        return registered or changed
+        Registration(
+            projection=projection,
+            outcome=outcome,
+            serving=serving,
+            mode=self._mode,
+            store_uri=self._store.uri,
+            lay_out=lay_out,
+            rolled_back=partial(self._rolled_back, outcome, serving),
+            run_id=run_id,
+        ).register()
 
     def _published(self, outcome: Outcome) -> tuple[Version, str] | None:
         """Return the version that contains an outcome's artifact, and the artifact's device
@@ -191,11 +164,13 @@ class Tracker:
         )
         return serves_from < made_in
 
-    def _tried(self, call: Callable[[], T]) -> T | None:
+    def _tried(self, call: Callable[[], None]) -> bool:
+        """Return whether a call succeeded; otherwise record its failure."""
         try:
-            return _repeated_if_raced(call)
+            _repeated_if_raced(call)
         except IntegrityError as error:
             self.failures.append(f"MLflow is incomplete: {error}")
+            return False
         except InfrastructureError as error:
             self._projection, self.broke_off = None, True
             again = replay_command(self._uri, self._campaign, self._store.uri, self._mode)
@@ -203,19 +178,20 @@ class Tracker:
                 f"MLflow: {error}; the store and the ledger are complete, and `{again}` brings"
                 " MLflow up to date"
             )
-        return None
+            return False
+        return True
 
 
-def _repeated_if_raced(call: Callable[[], T]) -> T:
+def _repeated_if_raced(call: Callable[[], None]) -> None:
     """Repeat a call if another driver inserted the same alias or tag at the same moment: MLflow
     reads a row, then inserts it.
     """
     try:
-        return call()
+        call()
     except InfrastructureError as error:
         if not any(words in str(error) for words in RACED):
             raise
-    return call()
+        call()
 
 
 def replay_command(tracking_uri: str, campaign: str, store: str, mode: ArtifactMode) -> str:
@@ -225,53 +201,3 @@ def replay_command(tracking_uri: str, campaign: str, store: str, mode: ArtifactM
     uri = without_credentials(tracking_uri)
     words = ["coldpress", "replay", campaign, "--store", store, "--tracking-uri", uri]
     return shlex.join([*words, *(("--mlflow-artifacts", mode) if mode != "copy" else ())])
-
-
-def tag_source(
-    client: MlflowClient, campaign: str, outcomes: Sequence[Outcome], reached: float
-) -> None:
-    """Tag the registry version that outcomes were made from; do nothing for other sources.
-    Repeating it changes nothing.
-
-    Args:
-        client: of the registry.
-        campaign: name.
-        outcomes: of one model.
-        reached: seconds since the epoch.
-
-    Raises:
-        InfrastructureError: MLflow cannot be reached or rejects a request.
-    """
-    tags = outcomes[0].tags
-    if not {SOURCE_MODEL, SOURCE_VERSION} <= tags.keys() or all(
-        outcome.cached for outcome in outcomes
-    ):
-        return
-    from mlflow.exceptions import MlflowException
-
-    name, version = tags[SOURCE_MODEL], tags[SOURCE_VERSION]
-    with reaching(client.tracking_uri):
-        try:
-            existing = client.get_model_version(name, version).tags
-        except MlflowException as error:
-            if error.error_code not in MISSING:  # the source was deleted since
-                raise
-            return
-        judged = iso(reached)
-        found = {CAMPAIGN: campaign, **_results(outcomes)}
-        if found.items() <= existing.items() or existing.get(JUDGED, "") > judged:
-            return
-        for key, text in {**found, JUDGED: judged}.items():
-            client.set_model_version_tag(name, version, key, text)
-
-
-def _results(outcomes: Sequence[Outcome]) -> dict[str, str]:
-    """Return the tags with verdicts, and with the registered model and alias of each device
-    class.
-    """
-    status = "; ".join(f"{outcome.device_class}: {outcome.verdict}" for outcome in outcomes)
-    made = [outcome for outcome in outcomes if outcome.artifact]
-    return {STATUS: status} | {
-        f"{ARTIFACT}.{one.device_class}": f"{MODELS}{one.registered_as}@{one.device_class}"
-        for one in made
-    }

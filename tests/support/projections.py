@@ -12,7 +12,7 @@ from mlflow.entities import Run
 from freezer.artifact import Artifact
 from pipeline.records import Outcome
 from pipeline.tracking.projection import Projection
-from pipeline.tracking.registry import Registration, Registry
+from pipeline.tracking.registry import Registration
 
 
 def runs_of(projection: Projection, kind: str = "candidate") -> list[Run]:
@@ -31,22 +31,23 @@ def registered(
     item: Outcome,
     artifact: Artifact,
     *,
-    run_id: str | None = None,
     serving: str = "portable",
     **changes: Any,
-) -> bool:
-    """Register a copy of an artifact; whether anything was changed."""
-
+) -> None:
+    """Register a copy of an artifact."""
     settings: dict[str, Any] = {
         "mode": "copy",
         "store_uri": "store",
-        "rolled_back": lambda *_: False,
+        "rolled_back": lambda: False,
         **changes,
     }
-    registration = Registration(
-        outcome=item, serving=serving, lay_out=partial(copied, artifact), run_id=run_id
-    )
-    return Registry(projection, [item], **settings).register(registration)
+    Registration(
+        projection=projection,
+        outcome=item,
+        serving=serving,
+        lay_out=partial(copied, artifact),
+        **settings,
+    ).register()
 
 
 def copied(artifact: Artifact, folder: Path) -> Artifact:

@@ -1,14 +1,13 @@
 "use strict";
-// The data: overview (a row for each model and device class), and chunks of details, gzip in base64, opened when a model is selected.
+// The data: overview (a row for each model and device class), and the details, gzip in base64, opened when a model is selected.
 const overview = JSON.parse(document.getElementById("overview").textContent);
-const chunks = JSON.parse(document.getElementById("chunks").textContent);
 const byId = (id) => document.getElementById(id);
 const FAILED = ["failed", "rejected", "unstable"];
 const VERDICTS = [...FAILED, "kept-previous", "kept-eager", "published"];
 const ALL_AT_ONCE = 400; // models; of more, only those in view are in the document
 
 const models = new Map();
-for (const values of overview.rows) {
+for (const values of overview.data) {
   const row = Object.fromEntries(overview.columns.map((name, place) => [name, values[place]]));
   row.text = [row.model, row.device_class, row.verdict, row.recipe, row.code, row.reason].join(" ").toLowerCase();
   if (!models.has(row.model)) models.set(row.model, { name: row.model, place: models.size, cells: new Map() });
@@ -153,16 +152,16 @@ function drawRows(everything = false) {
 
 // Details of a model
 
-const opened = new Map();
+let opened;
 
 async function detailsOf(model) {
-  const place = Math.floor(model.place / chunks.size);
-  if (!opened.has(place)) {
-    const bytes = Uint8Array.from(atob(chunks.texts[place]), (char) => char.charCodeAt(0));
+  if (!opened) {
+    const packed = JSON.parse(byId("all-details").textContent);
+    const bytes = Uint8Array.from(atob(packed), (char) => char.charCodeAt(0));
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-    opened.set(place, JSON.parse(await new Response(stream).text()));
+    opened = JSON.parse(await new Response(stream).text());
   }
-  return opened.get(place)[model.place % chunks.size];
+  return opened[model.place];
 }
 
 async function show(name, device) {
@@ -253,25 +252,25 @@ function boxes(spread) {
 }
 
 function past(history) {
-  const timed = history.filter((one) => typeof one.speedup === "number");
+  const timed = history.filter((one) => one.speed);
   const parts = [element("h4", {}, "History")];
   if (timed.length > 1) parts.push(trend(timed));
   parts.push(table(["time", "verdict", "recipe", "#speedup", "#95% interval", "#error ratio", "#size", "#build", "torch", "change"],
     [...history].reverse().map((one) => ({
-      cells: [one.time.slice(0, 16).replace("T", " "), one.version ? `${one.verdict} (version ${one.version})` : one.verdict, one.recipe, times(one.speedup, one.mark), one.ci ? range(one.mark, ...one.ci) : "",
+      cells: [one.time.slice(0, 16).replace("T", " "), one.version ? `${one.verdict} (version ${one.version})` : one.verdict, one.recipe, one.speed ? times(one.speed.value, one.speed.mark) : "", one.speed ? range(one.speed.mark, one.speed.low, one.speed.high) : "",
         short(one.error_ratio), megabytes(one.size_mb), duration(one.build_s), one.torch,
-        one.change && one.change !== "unchanged" ? element("span", { class: isWorse(one.change) ? "worse" : "better" }, one.change) : ""],
+        one.change && one.change.kind !== "unchanged" ? element("span", { class: isWorse(one.change.kind) ? "worse" : "better" }, one.change.kind) : ""],
     })), "History"));
   return parts;
 }
 
 function trend(timed) {
-  const width = 620, height = 90, pad = 24, high = Math.max(...timed.map((one) => one.speedup)) * 1.1;
+  const width = 620, height = 90, pad = 24, high = Math.max(...timed.map((one) => one.speed.value)) * 1.1;
   const x = (place) => pad + (place / (timed.length - 1)) * (width - 2 * pad), y = (value) => height - 16 - (value / high) * (height - 28);
-  const made = drawing("svg", { viewBox: `0 0 ${width} ${height}`, width, role: "img", "aria-label": `Speedups over time: ${timed.map((one) => one.speedup.toFixed(2)).join(", ")}` });
+  const made = drawing("svg", { viewBox: `0 0 ${width} ${height}`, width, role: "img", "aria-label": `Speedups over time: ${timed.map((one) => one.speed.value.toFixed(2)).join(", ")}` });
   made.append(drawing("line", { class: "axis", x1: pad, x2: width - pad, y1: y(1), y2: y(1) }),
-    drawing("polyline", { class: "trend", points: timed.map((one, place) => `${x(place)},${y(one.speedup)}`).join(" ") }),
-    ...timed.map((one, place) => drawing("circle", { class: isWorse(one.change) ? "dot worse" : "dot", cx: x(place), cy: y(one.speedup), r: 4 })));
+    drawing("polyline", { class: "trend", points: timed.map((one, place) => `${x(place)},${y(one.speed.value)}`).join(" ") }),
+    ...timed.map((one, place) => drawing("circle", { class: isWorse(one.change?.kind) ? "dot worse" : "dot", cx: x(place), cy: y(one.speed.value), r: 4 })));
   const label = drawing("text", { x: pad, y: height - 2 });
   label.textContent = "speedup of what served; the line is eager";
   made.append(label);
@@ -297,7 +296,7 @@ function setTheme(theme) {
 
 setTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
 byId("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
-choose("verdict", VERDICTS.filter((verdict) => overview.rows.some((values) => values[overview.columns.indexOf("verdict")] === verdict)));
+choose("verdict", VERDICTS.filter((verdict) => overview.data.some((values) => values[overview.columns.indexOf("verdict")] === verdict)));
 choose("class", overview.classes);
 byId("filters").addEventListener("submit", (event) => event.preventDefault());
 byId("filters").addEventListener("input", refresh);

@@ -123,10 +123,8 @@ def test_outcomes_are_shown(tmp_path: Path, document: Any) -> None:
     place: dict[str, Any] = {"model": made.model, "device_class": made.device_class}
     for other in (replace(PUBLISHED, **place), replace(PUBLISHED, judge_key="k", **place)):
         [encode(change) for change in compare([other], [made]) + compare([made], [other])]
-    descriptions.campaign_description([made], {})
-    descriptions.candidate_description(made, made.report)
-    descriptions.model_description([made])
-    descriptions.version_description(made, "portable", "./store")
+    descriptions.campaign_description([made])
+    descriptions.version_description(made, "./store")
     run_records(made, "c")
     campaign_metrics([made])
     summary_table([made])

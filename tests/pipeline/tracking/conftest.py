@@ -50,6 +50,6 @@ def search_path_restored(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def projection(uri: str, request: pytest.FixtureRequest) -> Projection:
     """The projection of a campaign named like the test."""
-    opened = Projection.open(uri, request.node.name)
+    opened = Projection(uri, request.node.name)
     opened.start(CampaignStart(catalog="catalog.yaml", started=1_700_000_000.0))
     return opened

@@ -122,8 +122,6 @@ def test_an_exported_program_knows_its_inputs(
     found = describe(folder)
     assert (found.kind, found.needs_trust, found.inputs, found.dims) == ("export", False, None, {})
     assert found.path == folder / "data" / "model.pt2"
-    assert found.samples is not None
-    np.testing.assert_array_equal(found.samples["input_0"], X)
     program = torch.export.load(found.path)
     torch.testing.assert_close(
         program.module()(torch.from_numpy(X)), seeded(Mlp)(torch.from_numpy(X))

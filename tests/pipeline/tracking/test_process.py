@@ -153,7 +153,7 @@ def test_a_killed_process_is_reported_with_the_replay(uri: str, store: Store) ->
         "MLflow lacks them until a replay"
     )
     (failure,) = tracker.failures
-    assert "was killed by SIGKILL; the store and the ledger are complete" in failure
+    assert "ended with exit code -9; the store and the ledger are complete" in failure
     assert f"coldpress replay killed --store {store.root}" in failure
 
 
@@ -202,7 +202,7 @@ def test_the_next_start_registers_what_failed(
         def refuse(*_: object, **__: object) -> None:
             raise IntegrityError("the artifact is damaged")
 
-        broken.setattr("pipeline.tracking.registry.Registry.register", refuse)
+        broken.setattr("pipeline.tracking.registry.Registration.register", refuse)
         assert run_judged(store, uri, "told", artifacts).infrastructure
     assert shown(uri)["aliases"] == {}
     assert run_judged(store, uri, "told", artifacts).infrastructure == ()

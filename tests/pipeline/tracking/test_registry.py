@@ -38,7 +38,7 @@ def test_a_registered_artifact_loads_by_its_alias(
 ) -> None:
     item = outcome("by.alias", artifact="sha256:" + 64 * "1")
     run_id = projection.log_outcome(item)
-    assert registered(projection, item, artifact, run_id=run_id)
+    registered(projection, item, artifact, run_id=run_id)
     found = projection.client.get_model_version_by_alias("by.alias", "portable")
     assert (found.version, found.run_id) == (1, run_id)
     expected = {
@@ -77,10 +77,10 @@ def test_a_registered_version_holds_the_whole_artifact(
 
 def test_registering_twice_makes_one_version(projection: Projection, artifact: Artifact) -> None:
     item = outcome("once", artifact="sha256:" + 64 * "3")
-    assert registered(projection, item, artifact)
-    assert not registered(projection, item, artifact)
+    registered(projection, item, artifact)
+    registered(projection, item, artifact)
     projection.client.delete_registered_model_alias("once", "portable")
-    assert registered(projection, item, artifact)
+    registered(projection, item, artifact)
     assert alias_of(projection, "once") == "1"
     assert len(projection.client.search_model_versions("name = 'once'")) == 1
     assert len(uploads(projection, str(item.artifact))) == 1
@@ -88,9 +88,7 @@ def test_registering_twice_makes_one_version(projection: Projection, artifact: A
     assert alias_of(projection, "once") == "2"
 
 
-def test_a_broken_upload_is_deleted_and_a_complete_one_reused(
-    projection: Projection, artifact: Artifact
-) -> None:
+def test_an_upload_without_a_version_is_deleted(projection: Projection, artifact: Artifact) -> None:
     item = outcome("crashed", artifact="sha256:" + 64 * "5")
     tags = {"coldpress.artifact": str(item.artifact), "coldpress.campaign": projection.campaign}
     broken = projection.client.create_logged_model(
@@ -102,9 +100,8 @@ def test_a_broken_upload_is_deleted_and_a_complete_one_reused(
     assert upload.model_id != broken.model_id
     projection.client.delete_registered_model("crashed")
     registered(projection, item, artifact)
-    assert [found.model_id for found in uploads(projection, str(item.artifact))] == [
-        upload.model_id
-    ]
+    (again,) = uploads(projection, str(item.artifact))
+    assert again.model_id != upload.model_id, "uploaded again, since it had no version"
 
 
 def test_a_damaged_artifact_is_not_registered(
@@ -128,16 +125,14 @@ def test_a_class_that_keeps_eager_uses_the_portable_artifact(
         verdict="kept-eager",
         recipe=None,
     )
-    assert registered(projection, kept, artifact)
+    registered(projection, kept, artifact)
     assert (
         projection.client.get_model_version("kept", "1").tags["coldpress.device_class"]
         == "portable"
     )
     (upload,) = uploads(projection, str(kept.artifact))
-    assert (upload.name, upload.params["recipe"]) == ("kept-portable", "portable")
-    assert registered(
-        projection, replace(kept, device_class="portable", verdict="published"), artifact
-    )
+    assert upload.name == "kept-portable"
+    registered(projection, replace(kept, device_class="portable", verdict="published"), artifact)
     assert (alias_of(projection, "kept", "cpu-x86-64-v3"), alias_of(projection, "kept")) == (
         "1",
         "1",
@@ -153,14 +148,14 @@ def test_an_alias_never_moves_to_an_older_version(
     )
     registered(projection, old, artifact)
     registered(projection, new, artifact)
-    assert not registered(projection, old, artifact)
+    registered(projection, old, artifact)
     assert alias_of(projection, "forward") == "2"
-    assert registered(projection, replace(old, version=5), artifact), (
+    registered(projection, replace(old, version=5), artifact)
+    assert alias_of(projection, "forward") == "1", (
         "the older artifact, carried into a newer version"
     )
-    assert alias_of(projection, "forward") == "1"
     assert projection.client.get_model_version("forward", "1").tags["coldpress.version"] == "5"
-    assert not registered(projection, new, artifact)
+    registered(projection, new, artifact)
     assert alias_of(projection, "forward") == "1"
     registered(
         projection,
@@ -179,12 +174,12 @@ def test_an_alias_never_moves_to_a_rolled_back_version(
         outcome("back", artifact="sha256:" + 64 * "b", version=4),
     )
     registered(projection, old, artifact)
-    registered(projection, new, artifact, rolled_back=lambda item, _: item.version == 4)
+    registered(projection, new, artifact, rolled_back=lambda: True)
     assert alias_of(projection, "back") == "1"
     assert len(projection.client.search_model_versions("name = 'back'")) == 2, (
         "it is registered, for people"
     )
-    assert registered(projection, new, artifact)
+    registered(projection, new, artifact)
     assert alias_of(projection, "back") == "2"
 
 

@@ -113,7 +113,7 @@ def test_unreachable_mlflow_is_an_infrastructure_error(tmp_path: Path) -> None:
     model = RegistryModel(name="m", version="1", run_id=None, tags={}, model_uri="models:/m/1")
     for call in (
         lambda: resolve_model(down, "models:/m"),
-        lambda: next(list_registry(down, None, None)),
+        lambda: list_registry(down, None, None),
         lambda: download(down, model, tmp_path),
     ):
         with pytest.raises(InfrastructureError, match=r"127.0.0.1:9 failed"):
@@ -121,7 +121,7 @@ def test_unreachable_mlflow_is_an_infrastructure_error(tmp_path: Path) -> None:
 
 
 def test_list_registry_orders_by_name_and_omits_frozen(registry: str) -> None:
-    found = list(list_registry(registry, None, None))
+    found = list_registry(registry, None, None)
     assert [(model.name, model.version) for model in found] == [
         ("Credit Risk", "1"),
         ("digits", "2"),
@@ -151,7 +151,7 @@ def test_list_registry_applies_filter_and_alias(
 
 def test_an_invalid_filter_is_a_catalog_error(registry: str) -> None:
     with pytest.raises(CatalogError) as caught:
-        list(list_registry(registry, "name =", None))
+        list_registry(registry, "name =", None)
     assert caught.value.code == "CP-REGISTRY"
 
 
