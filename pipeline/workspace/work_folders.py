@@ -44,7 +44,6 @@ from pipeline.workspace.staging import move_whole, own_path, remove_tree, stagin
 _Kind = Literal["candidates", "judged", "sources"]
 
 
-
 DIGESTS = "digests.json"
 """File in a candidate's folder that contains the digest of every other file, by path."""
 
