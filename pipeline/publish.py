@@ -82,6 +82,9 @@ class Publisher:
         try:
             return gathered, self._publish(gathered)
         except IntegrityError as error:
+            taken = self._taken_over(gathered)  # another campaign may have published it meanwhile
+            if taken != gathered:
+                return taken, self._publish(taken)
             if not _new(gathered):
                 raise StoreUnreachableError(str(error)) from error
             rest = [(item, self._damaged(item, outcome, error)) for item, outcome in gathered]

@@ -160,7 +160,7 @@ def _store_image(
     def fetch(paths: Collection[str] | None) -> Artifact:
         scratch = stack.enter_context(scratch_folder())
         folder = Path(scratch)
-        return store.materialize(version, name, folder, rank=rank, paths=paths)
+        return store.materialize(version, name, folder, rank=rank, paths=paths, stack=stack)
 
     return Image(
         device_class=name,

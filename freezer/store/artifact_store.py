@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -227,6 +227,7 @@ class Store:
         *,
         rank: int = 0,
         paths: Collection[str] | None = None,
+        stack: ExitStack | None = None,
     ) -> Artifact:
         """Make a read-only artifact folder of links to the store's blobs.
 
@@ -234,9 +235,11 @@ class Store:
             version, device_class, rank: see `manifest`.
             folder: a new or empty folder.
             paths: the files to link; None links all.
+            stack: holds the files open, so that this process reads them also after the cache was
+                deleted.
         """
         layout, image = self.layout(version.model), version.image(device_class, rank)
-        return link_image(layout, image, folder, paths)
+        return link_image(layout, image, folder, paths, stack)
 
     def signatures(
         self, version: Version, device_class: str, *, rank: int = 0

@@ -167,25 +167,40 @@ class RemoteFiles:
             StoreUnreachableError: the cache cannot be written.
         """
         copy = self.cached(digest)
-        with contextlib.suppress(IntegrityError):  # missing or damaged
-            verify_file(copy, digest=digest, size_bytes=size_bytes)
-            return copy
-        try:
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            with scratch_folder(place=copy.parent) as folder:
-                partial = Path(folder, copy.name)
-                self.fetch(path, partial, size_bytes)
-                verify_file(partial, digest=digest, size_bytes=size_bytes, origin=self.where(path))
-                partial.chmod(0o444)
-                move(partial, copy)
-        except (FileNotFoundError, RemoteError):
-            raise
-        except OSError as error:
-            raise StoreUnreachableError(
-                f"the cache {copy.parent} cannot be written: {error}; set XDG_CACHE_HOME to a"
-                " writable folder"
-            ) from error
-        return copy
+        for _ in range(_NUM_READS):
+            with contextlib.suppress(IntegrityError):  # missing or damaged
+                verify_file(copy, digest=digest, size_bytes=size_bytes)
+                return copy
+            try:
+                self._download(path, copy, digest, size_bytes)
+            except FileNotFoundError:  # the cache, which was deleted meanwhile, or the object
+                if self._size(path) is None:
+                    raise
+            except RemoteError:
+                raise
+            except OSError as error:
+                raise StoreUnreachableError(
+                    f"the cache {copy.parent} cannot be written: {error}; set XDG_CACHE_HOME to a"
+                    " writable folder"
+                ) from error
+            else:
+                return copy
+        raise StoreUnreachableError(
+            f"the cache {copy.parent} is deleted all the time; keep it while a model is loaded"
+        )
+
+    def _download(self, path: str, copy: Path, digest: str, size_bytes: int) -> None:
+        """Download an object to the cache, and compare it with its digest."""
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with scratch_folder(place=copy.parent) as folder:
+            partial = Path(folder, copy.name)
+            with partial.open("wb") as file:
+                file.writelines(self.chunks(path, size_bytes))
+                file.flush()
+                written = Path(f"/proc/self/fd/{file.fileno()}")  # also if the cache was deleted
+                verify_file(written, digest=digest, size_bytes=size_bytes, origin=self.where(path))
+            partial.chmod(0o444)
+            move(partial, copy)
 
     def cached(self, digest: str) -> Path:
         """Where the cache of this user keeps a blob, also one that it lacks."""

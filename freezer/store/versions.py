@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from freezer.artifact import (
@@ -20,7 +21,7 @@ from freezer.artifact import (
 )
 from freezer.codec import decode
 from freezer.errors import IntegrityError, NotPublishedError, UsageError
-from freezer.files import move, read_document, scratch_folder, write_whole
+from freezer.files import move, open_regular, read_document, scratch_folder, write_whole
 from freezer.store.oci_layout import (
     DEVICE_CLASS,
     SOURCE_KEY,
@@ -222,6 +223,7 @@ def link_image(
     image: Descriptor,
     folder: Path,
     paths: Collection[str] | None,
+    stack: ExitStack | None,
 ) -> Artifact:
     """Make a folder of links to the blobs of an artifact; see `Store.materialize`."""
     data = layout.artifact_manifest(image)
@@ -231,6 +233,15 @@ def link_image(
         if paths is None or file.path in paths:
             link = folder / file.path
             link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(layout.local(digest=file.digest, size_bytes=file.size_bytes))
+            blob = partial(layout.local, digest=file.digest, size_bytes=file.size_bytes)
+            link.symlink_to(blob() if stack is None else _held(blob, stack))
     (folder / MANIFEST).write_bytes(data)
     return Artifact.read(folder)
+
+
+def _held(blob: Callable[[], Path], stack: ExitStack) -> str:
+    """The path of an open file of a blob, which stays valid if users delete the cache."""
+    for _ in range(5):
+        with suppress(FileNotFoundError):
+            return f"/proc/self/fd/{stack.enter_context(open_regular(blob())).fileno()}"
+    raise IntegrityError(f"{blob()} is missing; pull the artifact again, or repair the store")

@@ -76,10 +76,13 @@ class Done:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ask:
-    """CPUs for one waiting task, as requested from an autoscaler."""
+    """Resources for one waiting task, as requested from an autoscaler; no memory if any node has
+    enough.
+    """
 
     device_class: str
     num_cpus: int = 1
+    memory_bytes: int | None = None
 
 
 class Cluster:
@@ -153,6 +156,7 @@ class Cluster:
                     name=f"ask {ask.device_class}",
                     class_name=ask.device_class,
                     num_cpus=ask.num_cpus,
+                    memory_bytes=ask.memory_bytes,
                 )
                 pending.append(handle)
 

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Literal, Self
 
 from rich.console import Console
@@ -16,6 +17,7 @@ from rich.progress import (
     TaskID,
     TextColumn,
     TimeElapsedColumn,
+    TimeRemainingColumn,
 )
 from rich.text import Text
 
@@ -70,11 +72,25 @@ class CampaignProgress:
         self.num_done = 0
         self.running: dict[str, Running] = {}
         self._left = {item.what for item in work}
+        self._num_work = len(self._left)
+        self._started = time.monotonic()
 
     @property
     def num_waiting(self) -> int:
         """Number of items with work left that are neither built nor judged now."""
         return len(self._left - self.running.keys())
+
+    @property
+    def so_far(self) -> str:
+        """How far the campaign is, and the time left if the other items end as fast as those that
+        have.
+        """
+        done = f"{self.num_done} of {self.total} done"
+        num_ended = self._num_work - len(self._left)
+        if not num_ended or not self._left:
+            return done
+        left_s = (time.monotonic() - self._started) / num_ended * len(self._left)
+        return f"{done}, about {timedelta(seconds=round(left_s))} left"
 
     def add(self, event: Event) -> None:
         """Take in an event."""
@@ -171,8 +187,7 @@ class LineDisplay(Display):
         if event.kind == "note":
             self._print(event.text)
         elif event.outcome is not None:
-            done = f"({self._progress.num_done} of {self._progress.total} done)"
-            self._print(f"{line} {verdict_text(event.outcome)} {done}")
+            self._print(f"{line} {verdict_text(event.outcome)} ({self._progress.so_far})")
         elif self._verbose:
             for step in step_lines(event):
                 self._print(step)
@@ -199,7 +214,9 @@ class LiveDisplay(Display):
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
+            TimeRemainingColumn(),
             console=console,
+            speed_estimate_period=3600,
             transient=True,
         )
         self._outcomes = self._bars.add_task("outcomes", total=None)

@@ -8,9 +8,11 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from pipeline.cluster import REST_S, Ask, ClusterBoard, Done, Turns
 from pipeline.failures import CODES
+from pipeline.planning import BASE_BYTES
 from pipeline.records import Failure
 from pipeline.scheduling.fleet import Fleet
 from pipeline.scheduling.queue import (
@@ -50,7 +52,7 @@ class Scheduler:
         self._slots: dict[str, Slot] = {}
         self._started: set[Task] = set()
         self._without_node: dict[str, float] = {}
-        self._unserved: dict[str, int] = {}
+        self._unserved: dict[str, Ask] = {}
         self._next_check = 0.0
 
     @property
@@ -176,7 +178,8 @@ class Scheduler:
             name = task.device_class
             serving = [node for node in self._fleet.nodes if serves(task, node)]
             if not any(node.num_cpus >= task.judge_cpus for node in serving):
-                self._unserved[name] = max(task.judge_cpus, self._unserved.get(name, 0))
+                known = self._unserved.get(name, Ask(device_class=name))
+                self._unserved[name] = _larger(known, task)
             if task in self._started:
                 continue
             if not serving:
@@ -205,13 +208,25 @@ class Scheduler:
         asked = Counter[Ask]()
         for name in {*self._builds.classes(), *self._judges.classes(), *self._unserved}:
             if name in self._unserved:
-                asked[Ask(device_class=name, num_cpus=self._unserved[name])] = 1
+                asked[self._unserved[name]] = 1
                 continue
             slots = [slot for slot in self._slots.values() if name in slot.node.classes]
             num_cpus = sum(slot.node.num_cpus for slot in slots)
             num_waiting = self._builds.num_of(name) + self._judges.num_of(name)
             asked[Ask(device_class=name)] = min(num_waiting, MAX_ASKED * num_cpus)
         return asked
+
+
+def _larger(ask: Ask, task: Task) -> Ask:
+    """What a node must have for a task, too. An estimate of memory is no part of it, since a task
+    runs with less if no node has as much.
+    """
+    least = max(task.demand.least, ask.memory_bytes or 0)
+    return replace(
+        ask,
+        num_cpus=max(task.judge_cpus, ask.num_cpus),
+        memory_bytes=least if least > BASE_BYTES else None,
+    )
 
 
 def _without_node(task: Task, waited_s: float) -> Failure:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +28,7 @@ from freezer.files import buckets
 from freezer.files.scratch import PREFIX
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.serving.verify import verify
-from freezer.store import Store, Version
+from freezer.store import RemoteFiles, Store, Version
 from tests.conftest import Frozen
 from tests.support.buckets import Wire, cached_files, objects, overwrite
 from tests.support.steps import HERE, flip_a_byte, write_plain_artifact
@@ -162,6 +165,37 @@ def test_corrupted_blobs_are_rejected(
     assert payload_of("", scripted.artifact, "mlp").rpartition("/")[2] not in {
         path.name for path in cached_files(tmp_path / "cache")
     }
+
+
+@pytest.mark.parametrize("when", ["downloading", "downloaded"])
+def test_the_cache_may_be_deleted_during_a_load(
+    mlp: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """The best class serves, as if the cache had been there."""
+    num_deleted = 0
+
+    def delete(name: str) -> None:
+        nonlocal num_deleted
+        if name == when and num_deleted < 4:
+            num_deleted += 1
+            shutil.rmtree(tmp_path / "cache")
+
+    chunks, local = RemoteFiles.chunks, RemoteFiles.local
+
+    def chunks_then(self: RemoteFiles, path: str, limit_bytes: int) -> Iterator[bytes]:
+        yield from chunks(self, path, limit_bytes)
+        if (tmp_path / "cache").exists():
+            delete("downloading")
+
+    def local_then(self: RemoteFiles, path: str, **kwargs: Any) -> Path:
+        copy = local(self, path, **kwargs)
+        delete("downloaded")
+        return copy
+
+    monkeypatch.setattr(RemoteFiles, "chunks", chunks_then)
+    monkeypatch.setattr(RemoteFiles, "local", local_then)
+    model = freezer.load("mlp", store=mlp)
+    assert (served(model), model.ladder, num_deleted) == (HERE, (), 4)
 
 
 def test_killed_downloads_leave_nothing(mlp: str, tmp_path: Path) -> None:
