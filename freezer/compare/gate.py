@@ -157,7 +157,7 @@ def _usable(*squares: float) -> bool:
     return all(0 < value < math.inf for value in squares)
 
 
-class Bounds(NamedTuple):
+class OpenVinoBounds(NamedTuple):
     """OpenVINO's bounds: least cosine, and the absolute and relative error of which one must
     hold.
     """
@@ -168,13 +168,13 @@ class Bounds(NamedTuple):
 
 
 _OPENVINO = {
-    "float16": Bounds(cosine=0.995, absolute=1e-2, relative=5e-2),
-    "bfloat16": Bounds(cosine=0.99, absolute=2e-2, relative=1e-1),
+    "float16": OpenVinoBounds(cosine=0.995, absolute=1e-2, relative=5e-2),
+    "bfloat16": OpenVinoBounds(cosine=0.99, absolute=2e-2, relative=1e-1),
 }
-_OPENVINO_FLOAT32 = Bounds(cosine=0.999, absolute=1e-4, relative=1e-3)
+_OPENVINO_FLOAT32 = OpenVinoBounds(cosine=0.999, absolute=1e-4, relative=1e-3)
 
 
-def openvino_bounds(dtype: str) -> Bounds:
+def openvino_bounds(dtype: str) -> OpenVinoBounds:
     """OpenVINO's bounds on outputs with an rms of 1."""
     return _OPENVINO.get(dtype, _OPENVINO_FLOAT32)
 

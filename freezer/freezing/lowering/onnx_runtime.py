@@ -19,6 +19,7 @@ from freezer.freezing.environment import installed_versions
 from freezer.freezing.lowering.exported_programs import check_real, output_orders, report_before
 from freezer.freezing.lowering.integers import check_integers
 from freezer.freezing.lowering.lowered import GRAPH, Lowered, build_errors, check_stateless, timed
+from freezer.freezing.lowering.stable_forms import with_stable_forms
 from freezer.freezing.recipes import ENGINE_PACKAGES, Settings
 from freezer.freezing.target import Target, check_unlimited
 from freezer.runtime.loaders import OUTPUT_ORDERS, session_options
@@ -78,7 +79,7 @@ def _converted(program: torch.export.ExportedProgram) -> ModelProto:
         torch.no_grad(),
     ):  # with gradients attention is decomposed into operators whose results have other strides
         made = torch.onnx.export(
-            program,
+            with_stable_forms(program),
             dynamo=True,
             verbose=False,
         )

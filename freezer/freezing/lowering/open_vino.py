@@ -31,6 +31,7 @@ from freezer.freezing.lowering.exported_programs import (
 )
 from freezer.freezing.lowering.integers import check_integers
 from freezer.freezing.lowering.lowered import GRAPH, Lowered, build_errors, check_stateless, timed
+from freezer.freezing.lowering.stable_forms import with_stable_forms
 from freezer.freezing.recipes import Settings
 from freezer.freezing.target import Target, check_unlimited
 from freezer.runtime.loaders import (
@@ -110,7 +111,7 @@ def _without_repetitions(program: torch.export.ExportedProgram) -> torch.export.
 def _converted(program: torch.export.ExportedProgram, openvino: ModuleType) -> Model:
     """The program as OpenVINO's Model, with each output once. All of its sizes vary."""
     with quiet("root"):  # the converter warns of operators that this torch lacks
-        return openvino.convert_model(_without_repetitions(program))
+        return openvino.convert_model(_without_repetitions(with_stable_forms(program)))
 
 
 def _inputs_of(program: torch.export.ExportedProgram, model: Model) -> tuple[int, ...]:

@@ -94,7 +94,6 @@ def test_wrong_payload_for_another_count_is_rejected(tmp_path: Path) -> None:
     session = session_of(other, target_here(HERE, (THREADS, THREADS + 1)))
     found = judge(session, [replace(right, payloads=payloads)])
     assert found.verdict == "rejected"
-    assert f"payloads/wrong.pt with {THREADS + 1} threads" in found.reason
 
 
 @pytest.mark.slow

@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
-import psutil
-
 from freezer.errors import BuildError
 
 
@@ -50,8 +48,8 @@ def _link_toolkit(home: Path) -> None:
     roots = [Path(root) for root in (nvidia and nvidia.submodule_search_locations) or ()]
     headers = [header for root in roots for header in root.glob("*/include/*")]
     libraries = [library for root in roots for library in root.glob("*/lib/lib*.so*")]
-    loaded = [Path(mapped.path) for mapped in psutil.Process().memory_maps()]
-    driver = [library for library in loaded if library.name.startswith("libcuda.so")]
+    maps = Path("/proc/self/maps").read_text().split()
+    driver = {Path(word) for word in maps if Path(word).name.startswith("libcuda.so")}
     links = {home / "include" / header.name: header for header in headers}
     for library in (*libraries, *driver):
         name, _, _ = library.name.partition(".so")
