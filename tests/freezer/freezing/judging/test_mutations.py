@@ -9,14 +9,23 @@ import pytest
 from tests.support.mutated_models import ARCHITECTURES
 from tests.support.mutations import Mutation, judged, mutations
 
+SMALL = "moves answers by less than 1e-5 of the rms, which the gate allows"
+EQUAL = "changes no answer of the inputs that are tried beyond rounding"
+ROUGH = "is wrong at extremes alone, by less than 1e-3 of the rms"
+
 EXPLAINED = {
-    "clipped at 1": "no tried input leads beyond",
-    "small values lost": "1e-3 of the rms at extremes",
-    "small shares lost": "1e-3 of the rms at extremes",
+    "attentive: linear: weights off by 1e 4": SMALL,
+    "recurrent: linear: weights off by 1e 4": SMALL,
+    "attentive: linear_1: one bias lost": EQUAL,  # of all keys alike
+    "convolutional: relu: small values lost": EQUAL,  # the largest of four pixels
+    "listening: elu: exp minus 1": EQUAL,  # of normalized values
+    "listening: linear_1: clipped at 1": EQUAL,  # of a mean of tanh
+    "recurrent: linear_6: clipped at 1": EQUAL,  # of a mean of tanh
+    "segmenting: elu: exp minus 1": EQUAL,  # of normalized values
+    "detecting: softmax: small shares lost": ROUGH,
+    "tabular: softmax: small shares lost": ROUGH,
 }
-"""Wrong rewrites that the judge may accept somewhere, with the bound that explains it
-(docs/reference/measuring.md).
-"""
+"""Wrong rewrites that the judge accepts, and why (docs/reference/measuring.md)."""
 
 
 def mistakes(name: str, folder: Path, step: int = 1, start: int = 0) -> list[str]:
@@ -31,7 +40,7 @@ def mistakes(name: str, folder: Path, step: int = 1, start: int = 0) -> list[str
 
 
 def is_explained(item: Mutation) -> bool:
-    return item.rewrite.wrong and item.rewrite.name in EXPLAINED
+    return item.rewrite.wrong and str(item) in EXPLAINED
 
 
 @pytest.mark.parametrize("name", ["convolutional", "attentive", "ranking"])
