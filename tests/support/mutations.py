@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -438,25 +439,31 @@ def _replace(graph: GraphModule, node: Node, rewrite: Rewrite) -> None:
 
 
 def main(names: Sequence[str]) -> None:
-    """Print the confusion matrix."""
-    totals = [0, 0, 0, 0]
-    print("| architecture | wrong, refused | wrong, accepted | harmless, accepted | refused |")
-    print("|---|---|---|---|---|")
+    """Print the confusion matrix, and what the judge takes for the other kind."""
+    titles = ("wrong: rejected", "accepted", "harmless: accepted", "rejected")
+    print(f"| {'architecture':13} | {' | '.join(titles)} |")
+    print("|-".ljust(16, "-") + "".join("|-" + "-" * len(title) + "-" for title in titles) + "|")
+    totals = Counter[int]()
     mistaken: list[str] = []
     for name in names or ARCHITECTURES:
         chosen = [item for item in mutations() if item.architecture == name]
         with tempfile.TemporaryDirectory() as folder:
             trials = judged(ARCHITECTURES[name], chosen, Path(folder))
-        counts = [0, 0, 0, 0]
+        counts = Counter[int]()
         for item, trial in zip(chosen, trials, strict=True):
-            accepted = trial.problem is None
-            wrong = item.rewrite.wrong
-            counts[accepted if wrong else 2 + (not accepted)] += 1
+            accepted, wrong = trial.problem is None, item.rewrite.wrong
+            counts[accepted if wrong else 3 - accepted] += 1
             if accepted == wrong:
                 mistaken.append(f"{item}: {trial.problem or 'accepted'}")
-        totals = [a + b for a, b in zip(totals, counts, strict=True)]
-        print(f"| {name} | {' | '.join(map(str, counts))} |", flush=True)
-    print(f"| all | {' | '.join(map(str, totals))} |", *mistaken, sep="\n")
+        totals += counts
+        _print_row(name, counts, titles)
+    _print_row("all", totals, titles)
+    print(*mistaken, sep="\n")
+
+
+def _print_row(name: str, counts: Mapping[int, int], titles: Sequence[str]) -> None:
+    cells = [f"{counts[index]:{len(title)}}" for index, title in enumerate(titles)]
+    print(f"| {name:13} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":
