@@ -17,6 +17,7 @@ from freezer.freezing.judging.judgement import again
 from freezer.freezing.judging.verdicts import decide
 from freezer.freezing.models import Subject
 from freezer.freezing.recipes import EAGER
+from freezer.freezing.sources import find_function
 from freezer.freezing.target import target_here
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from freezer.spec import Limits
@@ -145,6 +146,21 @@ def test_second_process_times_eager_and_the_finalists(
     samples_ms = found.sampling.samples_ms
     assert list(samples_ms) == [EAGER, RECIPE, again(EAGER), again(RECIPE)]
     assert all(map(len, samples_ms.values()))
+
+
+def test_second_process_finds_a_catalogs_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = """
+from torch import nn
+class Own(nn.Module):
+    def forward(self, x):
+        return x * 2
+"""
+    (tmp_path / "own_models.py").write_text(code)
+    model = find_function("own_models:Own", [str(tmp_path)])()
+    found = near_anything(subject_of(model, {"x": random_inputs(2, 4)}), tmp_path, monkeypatch)
+    assert "; timed in two processes" in found.reason
 
 
 def test_model_that_cannot_be_pickled_is_published(
