@@ -53,7 +53,7 @@ def describe(
         yield from _latency(manifest.latency)
     for dropped in manifest.freezing.dropped:
         yield "left out", f"{dropped.payload}: {dropped.reason}"
-    yield from describe_freezing(manifest.freezing, manifest.recipe.tried)
+    yield from describe_freezing(manifest.freezing, manifest.recipe.tried, _clock(manifest))
     yield "made with", _joined(manifest.toolchain)
     yield "source", str(manifest.provenance.get("source", "unknown"))
 
@@ -120,8 +120,9 @@ def _speed(
 def describe_freezing(
     freezing: FreezingRecord,
     tried: Sequence[Mapping[str, str]],
+    clock: Clock = "wall",
 ) -> Iterator[_Row]:
-    """Rows about a freeze and its attempts."""
+    """Rows about a freeze and its attempts; `clock` measured the candidates that did not win."""
     for attempt in tried:
         outcome = attempt.get("outcome", "unknown")
         if not outcome.startswith(NOT_TRIED):
@@ -136,15 +137,19 @@ def describe_freezing(
     if freezing.strides_equal is False:
         yield "strides", "of an output differ from eager's"
     for candidate in freezing.candidates:
-        yield "candidate", _candidate(candidate)
+        yield "candidate", _candidate(candidate, clock)
     for recipe, failure in freezing.failures.items():
         yield "not built", f"{recipe}: {failure}"
 
 
-def _candidate(candidate: CandidateRecord) -> str:
+def _clock(manifest: Manifest) -> Clock:
+    return manifest.latency.clock if manifest.latency else "wall"
+
+
+def _candidate(candidate: CandidateRecord, clock: Clock) -> str:
     outcome = candidate.problem
     if not outcome:
-        outcome = f"passes, {figures_text(candidate.speedup, candidate.error_ratio)}"
+        outcome = f"passes, {figures_text(candidate.speedup, candidate.error_ratio, clock)}"
     size = size_text(candidate.size_bytes)
     return f"{candidate.recipe} ({candidate.capture} -> {candidate.lowering}, {size}): {outcome}"
 
@@ -193,6 +198,7 @@ def freezing_markdown(
     verdict: str,
     tried: Sequence[Mapping[str, str]],
     freezing: FreezingRecord,
+    clock: Clock = "wall",
 ) -> str:
     """The page of one candidate, as Markdown.
 
@@ -201,9 +207,10 @@ def freezing_markdown(
         verdict: verdict of the candidate, in a sentence.
         tried: the attempts, in order.
         freezing: what freezing did.
+        clock: see `describe_freezing`.
     """
     lines = [f"# What freezing did: {title}", "", verdict, "", "| | |", "|---|---|"]
-    for name, value in describe_freezing(freezing, tried):
+    for name, value in describe_freezing(freezing, tried, clock):
         words = value.replace("|", "\\|").split()
         lines.append(f"| {name} | {' '.join(words)} |")
     lines.append("")
@@ -215,11 +222,13 @@ def manifest_markdown(manifest: Manifest) -> str | None:
     if not manifest.freezing.reports:
         return None
     speedup = manifest.latency.speedup if manifest.latency else None
+    figures = figures_text(speedup, manifest.drift.error_ratio, _clock(manifest))
     return freezing_markdown(
         title=f"{manifest.model} for {manifest.device_class}, {manifest.recipe.name}",
-        verdict=f"{manifest.verdict}: {figures_text(speedup, manifest.drift.error_ratio)}",
+        verdict=f"{manifest.verdict}: {figures}",
         tried=manifest.recipe.tried,
         freezing=manifest.freezing,
+        clock=_clock(manifest),
     )
 
 

@@ -6,7 +6,7 @@ Read first: sampling.py.
 
 from freezer.timing.halving import Rivals
 from freezer.timing.meters import CpuMeter, meter_of
-from freezer.timing.samples import MIN_SAMPLES, Sampling, Speedup, speedup
+from freezer.timing.samples import MIN_SAMPLES, Sampling, Speedup, over_processes, speedup
 from freezer.timing.sampling import policy_for, sample
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Sampling",
     "Speedup",
     "meter_of",
+    "over_processes",
     "policy_for",
     "sample",
     "speedup",

@@ -190,6 +190,9 @@ def _metrics(outcome: Outcome, candidate: CandidateReport) -> dict[str, float]:
     metrics["speedup/value"] = measured.speedup
     if measured.speedup_ci:
         metrics["speedup/ci_low"], metrics["speedup/ci_high"] = measured.speedup_ci
+    clocks = [point.clock for point in candidate.points] or [outcome.clock]
+    if measured.speedup is not None and "disturbed" in clocks:
+        metrics["speedup/disturbed"] = 1.0  # as `~` elsewhere
     if outcome.previous is not None and candidate.recipe == outcome.recipe:
         metrics["speedup/over_previous"] = outcome.previous.speedup
     if candidate.num_payloads:

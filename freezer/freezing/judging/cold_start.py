@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -113,29 +114,35 @@ def measure(opening: fresh_process.Opening) -> ColdStart:
     Raises:
         JudgeError: the process fails or hangs.
     """
-    name = Path(opening.payload.path).name
+    task = f"open and call {Path(opening.payload.path).name}"
+    answer = ask_fresh_process(fresh_process.__file__, encode(opening), task, TIMEOUT_S)
+    return decode(ColdStart, answer, origin="the fresh process")
+
+
+def ask_fresh_process(program: str, request: object, task: str, timeout_s: float) -> Any:
+    """Run a program in a fresh process of the same environment, with the request as JSON on stdin;
+    return its answer, the last line of stdout, from JSON.
+
+    Args:
+        task: what the program does, for messages.
+
+    Raises:
+        JudgeError: the process fails or hangs.
+    """
     paths = os.pathsep.join(path for path in sys.path if path)
     try:
         done = subprocess.run(
-            [sys.executable, "-P", fresh_process.__file__],
-            input=json.dumps(encode(opening)),
+            [sys.executable, "-P", program],
+            input=json.dumps(request),
             capture_output=True,
             text=True,
-            timeout=TIMEOUT_S,
+            timeout=timeout_s,
             check=True,
             env={**os.environ, "PYTHONPATH": paths},
         )
     except subprocess.CalledProcessError as error:
         lines = error.stderr.strip().splitlines() or ["no message"]
-        raise JudgeError(
-            f"a fresh process could not open and call {name}: {lines[-1][:500]}"
-        ) from error
+        raise JudgeError(f"a fresh process could not {task}: {lines[-1][:500]}") from error
     except subprocess.TimeoutExpired as error:
-        raise JudgeError(
-            f"a fresh process took over {TIMEOUT_S} s to open and call {name}"
-        ) from error
-    return decode(
-        ColdStart,
-        json.loads(done.stdout.splitlines()[-1]),
-        origin="the fresh process",
-    )
+        raise JudgeError(f"a fresh process took over {timeout_s:g} s to {task}") from error
+    return json.loads(done.stdout.splitlines()[-1])

@@ -26,7 +26,6 @@ from freezer.freezing.judging.judgement import (
     Incumbent,
     Judgement,
     Trial,
-    percentiles_of,
 )
 from freezer.freezing.judging.session import Session
 from freezer.freezing.judging.trials import run_trial
@@ -130,9 +129,6 @@ def compare_with_incumbent(session: Session, judgement: Judgement) -> Judgement:
     cell, policy, timing = judgement.cells[0], session.policy, timing_of(session.objective)
     faster = cell.faster(new.recipe if new else EAGER, PREVIOUS, 1, policy, timing)
     assert faster is not None, "the timing was undisturbed"
-    latency_ms = percentiles_of(cell.sampling, PREVIOUS, policy)
-    over_eager = cell.faster(PREVIOUS, EAGER, 1, policy, timing)
-    old = replace(old, latency_ms=latency_ms, speedup=over_eager)
     interval = (faster.low, faster.high)
     subject = "" if new else "eager is "
     compared = f"{subject}{faster} times ({faster.low:.2f}-{faster.high:.2f}) as fast as {record}"
@@ -151,7 +147,9 @@ def compare_with_incumbent(session: Session, judgement: Judgement) -> Judgement:
         verdict=verdict,
         reason=f"{judgement.reason}; {compared}",
         winner=new if verdict == "published" else None,
-        previous=replace(record, speedup=faster.value, speedup_ci=interval, p50_ms=latency_ms.p50),
+        previous=replace(
+            record, speedup=faster.value, speedup_ci=interval, p50_ms=old.latency_ms.p50
+        ),
     )
 
 

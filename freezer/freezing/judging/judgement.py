@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -24,7 +25,7 @@ from freezer.freezing.candidates import Candidate
 from freezer.freezing.drift import STRIDES, Call, DriftReport, Reference
 from freezer.freezing.recipes import KEPT_EAGER
 from freezer.spec import SamplingPolicy, Timing
-from freezer.timing import Sampling, Speedup, speedup
+from freezer.timing import Sampling, Speedup, over_processes, speedup
 
 Verdict = Literal["published", "kept-eager", "kept-previous", "rejected", "failed", "unstable"]
 
@@ -40,6 +41,11 @@ def general(recipe: str) -> str:
     under the recipe's name.
     """
     return f"{recipe}, all sizes"
+
+
+def again(entrant: str) -> str:
+    """Name of an entrant in the second process (finalists.py)."""
+    return f"{entrant}, second process"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,19 +128,22 @@ class Cell:
         policy: SamplingPolicy,
         timing: Timing = "p50",
     ) -> Speedup | None:
-        """Speedup of one entrant over another, by medians by default; None if the machine was too
-        disturbed.
+        """Speedup of one entrant over another, by medians by default, in both processes if both
+        timed them; None if the machine was too disturbed.
         """
         if not self.sampling.stable:
             return None
-        return speedup(
+        ratio = partial(
+            speedup,
             self.sampling,
-            name,
-            eager=over,
             num_candidates=num_candidates,
             policy=policy,
             timing=timing,
         )
+        first = ratio(name, eager=over)
+        if not {again(name), again(over)} <= self.sampling.samples_ms.keys():
+            return first
+        return over_processes(first, ratio(again(name), eager=again(over)))
 
     def __str__(self) -> str:
         return place_text(self.num_threads, self.point)

@@ -17,6 +17,7 @@ from freezer.compare import finite
 from freezer.errors import JudgeError
 from freezer.freezing.candidates import Candidate
 from freezer.freezing.judging.cold_start import measure_memory, measure_winner
+from freezer.freezing.judging.finalists import time_again
 from freezer.freezing.judging.incumbent import compare_with_incumbent, enter_incumbent
 from freezer.freezing.judging.judgement import Incumbent, Judgement, Trial
 from freezer.freezing.judging.payload_gains import point_figures
@@ -64,6 +65,7 @@ STEPS: tuple[Step, ...] = (
     enter_incumbent,  # let the artifact that serves now compete (incumbent.py)
     time_entrants,  # with eager, side by side, and drop payloads that gain nothing (timed_cells.py)
     measure_quality,
+    time_again,  # in a second process, where that can change the verdict (finalists.py)
     decide,  # by the limits and the objective (verdicts.py)
     compare_with_incumbent,  # what is worse does not replace it (incumbent.py)
     time_other_sizes,

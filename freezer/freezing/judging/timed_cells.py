@@ -44,23 +44,33 @@ def time_entrants(session: Session, judgement: Judgement) -> Judgement:
     if not passing:
         return judgement
     cells = _time_points(session, judgement)
-    policy, timing, sampling = session.policy, timing_of(session.objective), cells[0].sampling
+
+    def kept(trial: Trial) -> Trial:
+        candidate, dropped = kept_payloads(session, trial.candidate, cells)
+        return replace(trial, candidate=candidate, dropped=dropped)
+
+    return with_figures(session, judgement.with_passing(kept), cells)
+
+
+def with_figures(session: Session, judgement: Judgement, cells: tuple[Cell, ...]) -> Judgement:
+    """The judgement with cells, and with latencies and speedups of all trials that they timed."""
+    policy, timing, num = session.policy, timing_of(session.objective), len(judgement.passing)
+    deciding = cells[0]
 
     def timed(trial: Trial) -> Trial:
-        """The trial with its latency and speedup, without the payloads that gain nothing."""
-        recipe = trial.recipe
-        candidate, dropped = kept_payloads(session, trial.candidate, cells)
         return replace(
             trial,
-            candidate=candidate,
-            latency_ms=percentiles_of(sampling, recipe, policy),
-            speedup=cells[0].faster(recipe, EAGER, len(passing), policy, timing),
-            points=tuple(point_figures(candidate, cells, policy, len(passing))),
-            dropped=dropped,
+            latency_ms=percentiles_of(deciding.sampling, trial.recipe, policy),
+            speedup=deciding.faster(trial.recipe, EAGER, num, policy, timing),
+            points=tuple(point_figures(trial.candidate, cells, policy, num)),
         )
 
-    eager_ms = sampling.percentiles(EAGER, policy)
-    return replace(judgement.with_passing(timed), cells=cells, eager_ms=eager_ms)
+    return replace(
+        judgement.with_passing(timed),
+        cells=cells,
+        eager_ms=deciding.sampling.percentiles(EAGER, policy),
+        old=judgement.old and timed(judgement.old),
+    )
 
 
 def _time_points(session: Session, judgement: Judgement) -> tuple[Cell, ...]:
@@ -78,11 +88,11 @@ def _time_points(session: Session, judgement: Judgement) -> tuple[Cell, ...]:
         assert deciding is not None, "an artifact serves all sizes"
         entrants.append(replace(old.candidate, payloads=(deciding,)))
     rivals = _rivals(entrants, could_win(session, judgement.passing))
-    policy, further_policy = _shares(session)
-    first = _time_cell(session, entrants, threads, deciding_point, policy, rivals=rivals)
+    policy, further_policy = shares(session)
+    first = time_cell(session.subject, entrants, threads, deciding_point, policy, rivals=rivals)
     stopped = first.sampling.stopped
     to_the_end = [each for each in candidates if not stopped(each.recipe)]
-    further = [_time_cell(session, to_the_end, threads, at, further_policy) for at in points]
+    further = [time_cell(session.subject, to_the_end, threads, at, further_policy) for at in points]
     return first, *further
 
 
@@ -111,10 +121,11 @@ def time_sizes(
     A size at which the least number of rounds takes longer than twice the time limit is not
     measured: its cell has no samples.
     """
-    _, policy = _shares(session)
+    _, policy = shares(session)
     threads, most_s = session.num_threads, 2 * session.policy.time_limit_s
     return tuple(
-        _time_cell(session, candidates, threads, size, policy, most_s=most_s) for size in sizes
+        time_cell(session.subject, candidates, threads, size, policy, most_s=most_s)
+        for size in sizes
     )
 
 
@@ -126,10 +137,10 @@ def time_further_threads(
     """
     places = list(itertools.product(thread_counts, session.subject.points))
     _, policy = _shared_out(session.policy, len(places))
-    return tuple(_time_cell(session, [winner], count, at, policy) for count, at in places)
+    return tuple(time_cell(session.subject, [winner], count, at, policy) for count, at in places)
 
 
-def _shares(session: Session) -> tuple[SamplingPolicy, SamplingPolicy]:
+def shares(session: Session) -> tuple[SamplingPolicy, SamplingPolicy]:
     """The policies of the deciding cell, and of each at the other points and the further sizes."""
     num_further = len(session.subject.points) - 1 + len(session.further_sizes)
     return _shared_out(session.policy, num_further)
@@ -153,8 +164,8 @@ def _shared_out(policy: SamplingPolicy, num_further: int) -> tuple[SamplingPolic
     return replace(policy, time_limit_s=half_s), further
 
 
-def _time_cell(
-    session: Session,
+def time_cell(
+    subject: Subject,
     candidates: Sequence[Candidate],
     num_threads: int,
     point: Mapping[str, int],
@@ -176,8 +187,8 @@ def _time_cell(
             for name, payload in serving.items():
                 if payload is not None:
                     served[name] = payload
-                    models[name] = candidate.open(session.subject, [payload])
-        sampling = _time_at(session.subject, point, models, policy, most_s, rivals)
+                    models[name] = candidate.open(subject, [payload])
+        sampling = _time_at(subject, point, models, policy, most_s, rivals)
     paths = {name: payload.path for name, payload in served.items()}
     return Cell(num_threads=num_threads, point=point, sampling=sampling, payloads=paths)
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from freezer.artifact import Tradeoff, num_items
-from freezer.freezing.judging.judgement import Cell, Judgement, Trial, Verdict
+from freezer.freezing.judging.judgement import Cell, Judgement, Trial, Verdict, again
 from freezer.freezing.judging.session import Session
-from freezer.spec import CLOCKS, Limits, timing_of
+from freezer.spec import CLOCKS, MARKS, Limits, timing_of
 from freezer.timing import Sampling, Speedup
 
 ALIKE = 1.05
@@ -36,7 +36,7 @@ def decide(session: Session, judgement: Judgement) -> Judgement:
     return replace(
         judgement,
         verdict=verdict,
-        reason=reason,
+        reason=reason + judgement.reason,
         best=best,
         winner=best if verdict == "published" else None,
         pareto=pareto(judgement),
@@ -56,8 +56,9 @@ def _decided(session: Session, judgement: Judgement) -> tuple[Verdict, str, Tria
     sampling = judgement.cells[0].sampling
     if not sampling.stable:
         return "unstable", sampling.problem, passing[0]
+    passing = [each for each in passing if _in_both(sampling, each)] or passing
     able = [trial for trial in passing if over_limit(session, trial) is None]
-    best = _best(session, able or passing, sampling)
+    best = ranked(session, able or passing, sampling)[0]
     clock = ""
     if sampling.clock != "wall":
         clock = f"; {CLOCKS[sampling.clock]}, since {sampling.disturbance}"
@@ -81,9 +82,10 @@ def refuse_contradicted(session: Session, judgement: Judgement) -> Judgement:
     for other in others:
         most = max(MOST_APART, deciding.num_threads / other.num_threads)
         if (deciding.speedup or 0) > most * (other.speedup or math.inf):
+            contrary = f"{MARKS[other.clock]}{other.speedup:.2f}"
             reason = (
                 f"{winner.recipe}: ~{deciding.speedup:.2f} times as fast as eager with"
-                f" {deciding.place}, contradicted by {other.speedup:.2f} with {other.place};"
+                f" {deciding.place}, contradicted by {contrary} with {other.place};"
                 f" {sampling.problem}"
             )
             return replace(judgement, verdict="unstable", reason=reason, winner=None)
@@ -104,16 +106,22 @@ def could_win(session: Session, trials: Sequence[Trial]) -> list[str]:
     return [trial.recipe for trial in trials if over_footprint(session.limits, trial) is None]
 
 
-def _best(session: Session, trials: Sequence[Trial], sampling: Sampling) -> Trial:
-    """The fastest trial; if the objective is the size, the fastest of about the least size."""
+def ranked(session: Session, trials: Sequence[Trial], sampling: Sampling) -> list[Trial]:
+    """The trials, the fastest first; for the objective `size`, those of about the least size."""
     if session.objective == "size":
         most = ALIKE * min(trial.candidate.size_bytes for trial in trials)
         trials = [trial for trial in trials if trial.candidate.size_bytes <= most]
 
     def rank(trial: Trial) -> tuple[bool, float]:
-        return not sampling.stopped(trial.recipe), _speedup(trial).value
+        to_the_end = _in_both(sampling, trial) or not sampling.stopped(trial.recipe)
+        return to_the_end, _speedup(trial).value
 
-    return max(trials, key=rank)
+    return sorted(trials, key=rank, reverse=True)
+
+
+def _in_both(sampling: Sampling, trial: Trial) -> bool:
+    """Whether a trial was timed in two processes."""
+    return again(trial.recipe) in sampling.samples_ms
 
 
 def _speedup(trial: Trial) -> Speedup:
@@ -142,7 +150,7 @@ def over_limit(session: Session, trial: Trial) -> str | None:
         name, latency_ms = "p95", trial.latency_ms.p95
     most_ms = limits.latency_ms_max
     if most_ms is not None and (latency_ms is None or latency_ms > most_ms):
-        return f"{name} {latency_ms} ms; latency_ms_max is {most_ms:g}"
+        return f"{name} {MARKS[faster.clock]}{latency_ms} ms; latency_ms_max is {most_ms:g}"
     return over_footprint(limits, trial)
 
 

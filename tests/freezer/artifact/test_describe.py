@@ -132,6 +132,17 @@ def test_speed_names_an_unusual_clock(tmp_path: Path) -> None:
     assert dict(describe(noisy))["speed"] == "~1.50x (1.10 to 2.00) by disturbed rounds"
 
 
+def test_figures_of_disturbed_rounds_are_marked(tmp_path: Path) -> None:
+    """Those of the winner and of the candidates that lost."""
+    latency = LatencyRecord(point={}, num_threads=1, speedup=1.5, clock="disturbed")
+    noisy = write_plain_artifact(tmp_path, latency=latency, freezing=FREEZING).manifest
+    assert "speedup ~1.25 over eager" in dict(describe(noisy))["candidate"]
+    page = str(manifest_markdown(noisy))
+    assert page.count("speedup ~1.") == 2
+    quiet = replace(noisy, latency=replace(latency, clock="cpu"))
+    assert "~" not in str(manifest_markdown(quiet))
+
+
 def test_long_lists_are_cut() -> None:
     kept = tuple(KeptTensor(name=f"b{i}", reason="a call changes it") for i in range(12))
     report = FreezingReport(

@@ -136,6 +136,14 @@ def test_a_changed_outcome_replaces_its_runs(projection: Projection) -> None:
     assert run.data.params["capture"] == "trace"
 
 
+def test_runs_with_figures_of_disturbed_rounds_are_marked() -> None:
+    mark = "speedup/disturbed"
+    noisy, wrong = run_records(outcome("noisy", clock="disturbed"), "c")
+    assert (noisy.metrics[mark], mark in wrong.metrics) == (1.0, False)
+    quiet, _ = run_records(outcome("quiet", clock="cpu"), "c")
+    assert mark not in quiet.metrics
+
+
 def test_duplicate_runs_are_removed(projection: Projection) -> None:
     kept = projection.log_outcome(outcome("doubled"))
     (record, *_) = run_records(outcome("doubled"), projection.campaign)
