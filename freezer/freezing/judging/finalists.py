@@ -12,7 +12,6 @@ import json
 import logging
 import pickle
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,6 +23,7 @@ import torch
 
 from freezer.codec import encode
 from freezer.errors import JudgeError, first_line
+from freezer.files import scratch_folder
 from freezer.freezing.candidates import Candidate
 from freezer.freezing.judging.cold_start import ask_fresh_process
 from freezer.freezing.judging.judgement import Judgement, Trial, again
@@ -101,12 +101,13 @@ def _in_second_process(session: Session, candidates: Sequence[Candidate]) -> Sam
     kind = type(subject.model)
     root = Path(inspect.getfile(kind)).parents[kind.__module__.count(".")]
     call = partial(time_cell, subject, candidates, session.num_threads, subject.points[0], policy)
-    with tempfile.NamedTemporaryFile(prefix="coldpress-") as file:
-        _Pickler(file).dump(call)
-        file.flush()
+    with scratch_folder() as folder:
+        path = Path(folder, "call.pickle")
+        with path.open("wb") as file:
+            _Pickler(file).dump(call)
         timeout_s = session.limits.timeout_s / 3
         answer = ask_fresh_process(
-            __file__, [file.name, str(root)], "time the finalists", timeout_s
+            __file__, [str(path), str(root)], "time the finalists", timeout_s
         )
     sampling = Sampling(**answer)
     if not sampling.stable:
