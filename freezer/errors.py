@@ -97,11 +97,27 @@ def _unpickled(
     return error
 
 
+_PLACES = re.compile(
+    r"\[ONNXRuntimeError\] : \d+ : \w+ : "
+    r"|Load model from [^\n]*? failed:\s*"
+    r"|This is an invalid model\. (In Node, [^\n]*?, Error )?(Type )?(Error: )?"
+    r"|\S+\.(cc|cpp|h|hpp|cu):\d+ [^\n]*?\)( \[with [^\]]*\])? (?=\S)"
+    r"|^(Exception from|Check '[^\n]*' failed at|While validating node) [^\n]*:\n",
+    re.MULTILINE,
+)
+
+
+def without_places(text: str) -> str:
+    """Return a message of ONNX Runtime or OpenVINO without files and functions of its own code."""
+    return _PLACES.sub("", text)
+
+
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, up to 400 characters; the name of its type where it has no
-    text.
+    """The first line of an error's text, up to 400 characters, without places in an engine's code;
+    the name of its type where it has no text.
     """
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:400]
+    lines = without_places(str(error)).strip().splitlines()
+    return next(iter(lines), type(error).__name__)[:400]
 
 
 def last_line(error: BaseException) -> str:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
-from safetensors import SafetensorError
 
 from freezer.artifact import Artifact, describe, folder_of, frozen_code
 from freezer.checks import CheckRequest, Finding, run_checks
@@ -36,7 +35,7 @@ from freezer.cli.arguments import (
 )
 from freezer.cli.store_commands import pick
 from freezer.codec import encode
-from freezer.errors import FAILED, UsageError
+from freezer.errors import FAILED, ColdpressError, ContractError, UsageError, first_line
 from freezer.files import check_file, replacing, scratch_folder
 from freezer.hardware import detect
 from freezer.store import Store
@@ -156,7 +155,7 @@ def run(
         output.parent.mkdir(parents=True, exist_ok=True)
         with replacing(output, None) as partial:
             save_tensors(outputs, partial)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise UsageError(f"--output {output} cannot be written: {error}") from error
     say(f"wrote {', '.join(outputs)} to {output}")
 
@@ -170,7 +169,15 @@ def _outputs(model: FrozenModel, sets: Sequence[Mapping[str, Tensor]]) -> dict[s
 
     outputs: dict[str, Tensor] = {}
     for index, tensors in enumerate(sets):
-        answer = model(**tensors_on(tensors, model.device))
+        try:
+            answer = model(**tensors_on(tensors, model.device))
+        except ColdpressError:
+            raise
+        except Exception as error:  # a payload may raise anything
+            raise ContractError(
+                f"input set {index}: the model fails: {type(error).__name__}: {first_line(error)};"
+                " compare its values with those that the source model takes"
+            ) from error
         for spec, leaf in zip(model.outputs, leaves_of(answer), strict=True):
             outputs[f"{index}/{spec.name}" if len(sets) > 1 else spec.name] = leaf.cpu()
     return outputs

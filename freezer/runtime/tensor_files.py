@@ -17,7 +17,16 @@ from safetensors import safe_open
 
 from freezer.errors import ContractError, IntegrityError, SpecError, first_line
 from freezer.runtime.native import Array
-from freezer.spec import COMPLEX128, InputSpec, as_sets, match_headers, read_header, unreadable
+from freezer.spec import (
+    COMPLEX128,
+    Headers,
+    InputSpec,
+    as_sets,
+    match_headers,
+    pairs_in,
+    read_header,
+    unreadable,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +55,7 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
     tensors: dict[str, Tensor] = {}
     with safe_open(path, framework="pt") as file:
-        pairs = _pairs(file.metadata())
+        pairs = pairs_in(file.metadata())
         for name in file.keys():  # noqa: SIM118  # not a mapping
             tensor = file.get_tensor(name)
             if name in pairs:
@@ -65,7 +74,7 @@ def load_arrays(path: Path) -> dict[str, Array]:
     """
     arrays: dict[str, Array] = {}
     with safe_open(path, framework="np") as file:
-        pairs = _pairs(file.metadata())
+        pairs = pairs_in(file.metadata())
         for name in file.keys():  # noqa: SIM118  # not a mapping
             array = file.get_tensor(name)
             if name in pairs:
@@ -75,20 +84,18 @@ def load_arrays(path: Path) -> dict[str, Array]:
     return arrays
 
 
-def _pairs(metadata: Mapping[str, str] | None) -> Sequence[str]:
-    """The names of the tensors that are stored as pairs of real numbers."""
-    listed = (metadata or {}).get(COMPLEX128, "[]")
-    pairs: list[str] = json.loads(listed)
-    return pairs
-
-
 def save_tensors(
     tensors: Mapping[str, Tensor],
     path: Path,
 ) -> None:
     """Write a file for `load_tensors`. The tensors may share memory and have any strides."""
+    path.write_bytes(tensor_bytes(tensors))
+
+
+def tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    """The bytes of the file that `save_tensors` writes."""
     import torch
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     pairs: list[str] = []
     stored: dict[str, Tensor] = {}
@@ -100,7 +107,7 @@ def save_tensors(
             copied = torch.view_as_real(copied)
         stored[name] = copied
     metadata = {COMPLEX128: json.dumps(pairs)} if pairs else None
-    save_file(stored, path, metadata=metadata)
+    return bytes(save(stored, metadata))
 
 
 def read_samples(path: Path) -> list[dict[str, Tensor]]:
@@ -135,12 +142,20 @@ def read_inputs(path: Path, spec: InputSpec) -> list[dict[str, Tensor]]:
         SpecError: as for `read_samples`.
         ContractError: names, dtypes or shapes differ from the spec.
     """
-    headers = read_header(path)
-    try:
-        match_headers(headers, spec)
-    except SpecError as error:
-        raise ContractError(f"{path}: {error}") from None
+    check_fit(read_header(path), spec, path)
     return read_samples(path)
+
+
+def check_fit(sets: Sequence[Headers], spec: InputSpec, origin: object) -> None:
+    """Check the headers of input sets against a spec.
+
+    Raises:
+        ContractError: names, dtypes or shapes differ; it names the origin.
+    """
+    try:
+        match_headers(sets, spec)
+    except SpecError as error:
+        raise ContractError(f"{origin}: {error}") from None
 
 
 def golden_sets(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 from zipfile import ZipFile
 
-from freezer.errors import SpecError
+from freezer.errors import SpecError, first_line
 from freezer.spec.inputs import InputSpec
 from freezer.spec.items import Sizes
 
@@ -84,15 +84,32 @@ def _safetensors_headers(path: Path) -> dict[str, Header]:
 
     headers: dict[str, Header] = {}
     with safe_open(path, framework="np") as file:
-        pairs = json.loads((file.metadata() or {}).get(COMPLEX128, "[]"))
+        pairs = pairs_in(file.metadata())
         for name in file.keys():  # noqa: SIM118  # not a mapping
             entry = file.get_slice(name)
-            kind, shape = entry.get_dtype(), tuple(entry.get_shape())
-            if name in pairs:
-                headers[name] = (COMPLEX128, shape[:-1])
-            else:
-                headers[name] = (_SAFETENSORS.get(kind, kind), shape)
+            headers[name] = header_of(entry.get_dtype(), entry.get_shape(), paired=name in pairs)
     return headers
+
+
+def pairs_in(metadata: Mapping[str, str] | None) -> Sequence[str]:
+    """The names of the tensors that a .safetensors file stores as pairs of real numbers."""
+    listed = (metadata or {}).get(COMPLEX128, "[]")
+    pairs: list[str] = json.loads(listed)
+    return pairs
+
+
+def header_of(kind: str, sizes: Sequence[int], *, paired: bool) -> Header:
+    """The dtype and shape of a tensor in a .safetensors file.
+
+    Args:
+        kind: its dtype in the file.
+        sizes: its shape in the file.
+        paired: whether the file lists it as complex128.
+    """
+    shape = tuple(sizes)
+    if paired and kind == "F64" and shape[-1:] == (2,):
+        return COMPLEX128, shape[:-1]
+    return _SAFETENSORS.get(kind, kind), shape
 
 
 def match_headers(sets: Sequence[Headers], spec: InputSpec) -> list[Sizes]:
@@ -140,16 +157,16 @@ def as_sets(path: Path, flat: Mapping[str, _Value]) -> list[dict[str, _Value]]:
         SpecError: the keys do not form sets; code CP-SAMPLES.
     """
     plain: dict[str, _Value] = {}
-    sets: dict[int, dict[str, _Value]] = {}
+    sets: dict[str, dict[str, _Value]] = {}
     for key, value in flat.items():
         index, slash, name = key.partition("/")
         if slash and index.isdecimal():
-            sets.setdefault(int(index), {})[name] = value
+            sets.setdefault(index, {})[name] = value
         else:
             plain[key] = value
     if not sets:
         return [plain]
-    indices = range(len(sets))
+    indices = [str(index) for index in range(len(sets))]
     if plain or set(sets) != set(indices):
         raise SpecError(
             f"samples {path}: got the keys {sorted(flat)[:5]}, expected names alone, or all of the"
@@ -161,7 +178,7 @@ def as_sets(path: Path, flat: Mapping[str, _Value]) -> list[dict[str, _Value]]:
 
 def unreadable(path: Path, error: Exception) -> SpecError:
     """The error for a file that cannot be read."""
-    what = str(error) or type(error).__name__
     return SpecError(
-        f"samples {path}: {what}; expected a readable .safetensors or .npz file", code=BAD_SAMPLES
+        f"samples {path}: {first_line(error)}; expected a readable .safetensors or .npz file",
+        code=BAD_SAMPLES,
     )

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncIterable, Mapping
+from collections.abc import AsyncIterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from safetensors import deserialize
 
-from freezer.errors import ContractError
+from freezer.errors import ContractError, first_line
 from freezer.runtime.native import Array
-from freezer.spec import InputSpec, TensorSpec, take_apart
+from freezer.runtime.tensor_files import check_fit, tensor_bytes
+from freezer.spec import Header, InputSpec, TensorSpec, header_of, pairs_in, take_apart
 
 _KINDS: Mapping[str, str] = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 """Kinds of numpy's dtypes that JSON's values may have, by the kind of the contract's dtype."""
@@ -101,29 +103,56 @@ def _array(item: TensorSpec, value: Any, *, native: bool) -> Any:
     return torch.from_numpy(array).to(getattr(torch, item.dtype))
 
 
-def read_safetensors(body: bytes, *, native: bool) -> dict[str, Any]:
+def read_safetensors(body: bytes, inputs: InputSpec, *, native: bool) -> dict[str, Any]:
     """The inputs in the bytes of a .safetensors file.
 
     Raises:
-        ContractError: the body is not such a file.
+        ContractError: the body is not such a file, or names, dtypes or shapes differ from the
+            contract.
     """
+    headers: dict[str, Header] = {}
     try:
-        if native:
-            from safetensors.numpy import load as load_arrays
-
-            return dict(load_arrays(body))
-        from safetensors.torch import load
-
-        return dict(load(body))
-    except Exception as error:  # of dtypes and shapes that numpy or torch lacks
+        stored = dict(deserialize(body))  # type: ignore[no-untyped-call]
+        length = int.from_bytes(body[:8], "little")
+        pairs = pairs_in(json.loads(body[8 : 8 + length]).get("__metadata__"))
+        for name, entry in stored.items():
+            headers[name] = header_of(entry["dtype"], entry["shape"], paired=name in pairs)
+    except Exception as error:  # safetensors and json share no base class
         raise ContractError(
-            f"the body is not a .safetensors file: {error}; write one with safetensors.torch.save"
+            f"the body is not a .safetensors file: {first_line(error)}; write one with"
+            " safetensors.torch.save"
         ) from None
+    check_fit([headers], inputs, "the body")
+    read = _stored_array if native else _stored_tensor
+    return {name: read(stored[name]["data"], *headers[name]) for name in headers}
+
+
+def _stored_array(data: bytearray, dtype: str, shape: Sequence[int]) -> Array:
+    return np.ndarray(shape, np.dtype(dtype), buffer=data)
+
+
+def _stored_tensor(data: bytearray, dtype: str, shape: Sequence[int]) -> Any:
+    import torch
+
+    kind = getattr(torch, dtype)
+    flat = torch.frombuffer(data, dtype=kind) if data else torch.empty(0, dtype=kind)
+    return flat.reshape(shape)
 
 
 def write_json(outputs: Mapping[str, Any]) -> bytes:
-    """Nested lists by output name; NaN and infinity as Python's json reads and writes them."""
-    return json.dumps({name: leaf.tolist() for name, leaf in outputs.items()}).encode()
+    """Nested lists by output name; NaN and infinity as Python's json reads and writes them.
+
+    Raises:
+        ContractError: an output is complex.
+    """
+    values = {name: leaf.tolist() for name, leaf in outputs.items()}
+    try:
+        return json.dumps(values).encode()
+    except TypeError:
+        raise ContractError(
+            "an output is complex, which JSON lacks; send the inputs as a .safetensors file with"
+            " content-type application/octet-stream"
+        ) from None
 
 
 def write_safetensors(outputs: Mapping[str, Any], *, native: bool) -> bytes:
@@ -132,14 +161,4 @@ def write_safetensors(outputs: Mapping[str, Any], *, native: bool) -> bytes:
         from safetensors.numpy import save as save_arrays
 
         return bytes(save_arrays(dict(outputs)))
-    import torch
-    from safetensors.torch import save
-
-    return bytes(
-        save(
-            {
-                name: leaf.clone(memory_format=torch.contiguous_format)
-                for name, leaf in outputs.items()
-            }
-        )
-    )
+    return tensor_bytes(outputs)

@@ -317,7 +317,7 @@ class ModelServer:
         """
         native = self._options.runtime == "native"
         inputs = (
-            read_safetensors(body, native=native)
+            read_safetensors(body, model.inputs, native=native)
             if binary
             else read_json(body, model.inputs, native=native)
         )

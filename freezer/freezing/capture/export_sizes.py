@@ -27,6 +27,9 @@ _SIZE = re.compile(
     r"L\['\w+'\]\[(\d+)\]\.size\(\)\[(\d+)\]|\btensors_(\d+)(?:_\d+)?\.size\(\)\[(\d+)\]"
 )
 _VIOLATED = re.compile(r"^Constraints violated \((?P<names>[^)]*)\)")
+_CONSTANT = re.compile(
+    rf"You marked (?P<name>\S+) as dynamic but your code {FIXED} \((?P<size>\d+)\).*"
+)
 _MAX_CONDITIONS = 2
 
 
@@ -43,6 +46,7 @@ def refusal(error: Exception, spec: InputSpec) -> CaptureError:
     names = [dim.name for dim in spec.dims if dim.name in mentioned]
     lines = re.findall(r"^  - (.*)$", text, re.MULTILINE)
     guards = [line.rpartition("satisfy the generated guard ")[2].rstrip(".") for line in lines]
+    guards = [_CONSTANT.sub(r"\g<name> == \g<size>", guard) for guard in guards]
     needed = list(dict.fromkeys(with_names(guard, spec) for guard in guards))[:_MAX_CONDITIONS]
     _, _, fixes = text.partition("Suggested fixes:\n")
     return CaptureError(

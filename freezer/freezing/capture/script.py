@@ -18,7 +18,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from freezer.errors import CaptureError, first_line
+from freezer.errors import CaptureError
 from freezer.freezing.capture.equivalence import Original, check_answers
 from freezer.freezing.capture.export import export_flat
 from freezer.freezing.capture.program import Captured, FlatModule, lines_of, total_size
@@ -129,7 +129,9 @@ def _converted(original: Original) -> torch.export.ExportedProgram:
             source = flat_forward(_reloaded(subject), subject.spec)
             return TS2EPConverter(source, example, {}).convert()
     except Exception as error:
-        raise CaptureError(f"PyTorch's converter: {first_line(root_cause(error))}") from error
+        raise CaptureError(
+            f"PyTorch's converter: {sentence(root_cause(error), 'export')}"
+        ) from error
 
 
 def _reloaded(subject: Subject) -> torch.jit.ScriptModule:

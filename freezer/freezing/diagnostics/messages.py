@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
-from freezer.errors import ColdpressError
+from freezer.errors import ColdpressError, without_places
 from freezer.freezing.diagnostics.source_lines import line_of_stack, marked_in, raised_at
 
 _FILE_MARK = re.compile(r'(\s+at)?\s+File "')
@@ -61,6 +61,11 @@ _SPARSE = Remedy(
 )
 _OTHER_OPERATIONS = (
     "write it in other operations of torch, or use inductor-frozen or torchscript-frozen"
+)
+_NODE = Remedy(
+    r"while running (?P<node>\w+) node\. Name:[^\n]*? Status Message: (?P<why>[^\n]+)",
+    "ONNX Runtime cannot run its operator {node} as the model uses it ({why})",
+    _OTHER_OPERATIONS,
 )
 
 REMEDIES: Mapping[Family, tuple[Remedy, ...]] = {
@@ -120,7 +125,7 @@ REMEDIES: Mapping[Family, tuple[Remedy, ...]] = {
             "make it an attribute of the module, or skip it with `torch.jit.is_scripting()`",
         ),
         Remedy(
-            r"'?(?P<type>[\w\[\], ]+)'? object has no attribute or method '(?P<name>\w+)'",
+            r"'?(?P<type>[\w\[\], ()]+)'? object has no attribute or method '(?P<name>\w+)'",
             "TorchScript's {type} has no {name!r}",
             "use torch's own operations in forward; move NumPy and Python code before or after the"
             " model",
@@ -129,6 +134,11 @@ REMEDIES: Mapping[Family, tuple[Remedy, ...]] = {
             r"(Python builtin <built-in (function|method)|undefined value) (?P<name>\w+)",
             "TorchScript does not know {name!r}",
             "use torch's own operations (torch.rand for random numbers), or compute it in __init__",
+        ),
+        Remedy(
+            r"^OSError: [Cc](an't|ould not) get source",
+            "TorchScript compiles source code, and forward's is in no file",
+            "define the model in a module",
         ),
         Remedy(
             r"Unknown builtin op: (?P<name>[\w:]+)",
@@ -168,6 +178,11 @@ REMEDIES: Mapping[Family, tuple[Remedy, ...]] = {
             "use torch.where or torch.cond",
         ),
         Remedy(
+            r"(UnsupportedOperatorException|unsupported operator): (?P<name>(aten|prims)\.[\w.]+)",
+            "the operator {name} has no fake kernel, which tells the shape of its result",
+            "write it in other operations of torch, or use torchscript-frozen",
+        ),
+        Remedy(
             r"(UnsupportedOperatorException: |unsupported operator: |no fake impl registered for"
             r" <?(CustomOpDef\()?)(?P<name>[\w.:]+)",
             "the operator {name} has no fake kernel, so torch.export does not know the shape of its"
@@ -180,7 +195,8 @@ REMEDIES: Mapping[Family, tuple[Remedy, ...]] = {
             "pass the padded batch and mask its results, or use torchscript-frozen",
         ),
         Remedy(
-            r"torch\.autograd\.grad|fake tensor in the exported program constant's list",
+            r"torch\.autograd\.grad|functorch tracing|"
+            r"fake tensor in the exported program constant's list",
             "forward computes gradients, or keeps a tensor between calls",
             "write the gradient in torch's operations, or serve the model in eager mode",
         ),
@@ -205,15 +221,17 @@ REMEDIES: Mapping[Family, tuple[Remedy, ...]] = {
             _OTHER_OPERATIONS,
         ),
         _SPARSE,
+        _NODE,
         Remedy(
-            r"Could not find an implementation for (?P<name>\w+)\(\d+\)",
-            "ONNX Runtime has no {name} for these dtypes on a CPU",
+            r"Could not find an implementation for (?P<name>\w+)\(\d+\)|"
+            r"Type '[^']*' of input parameter \([^)]*\) of operator \((?P<other>\w+)\)",
+            "ONNX Runtime has no {name}{other} for these dtypes on a CPU",
             "use float32 there, or inductor-frozen or torchscript-frozen",
         ),
     ),
     "openvino": (
         Remedy(
-            r"No conversion rule found for operations: (?P<names>[\w:., ]+)",
+            r"No conversion rule found for operations: (?P<names>[^\n]+)",
             "OpenVINO has no counterpart of {names}",
             _OTHER_OPERATIONS,
         ),
@@ -225,6 +243,7 @@ REMEDIES: Mapping[Family, tuple[Remedy, ...]] = {
         ),
     ),
     "run": (
+        _NODE,
         Remedy(
             r"annotated to be ignored and cannot be run",
             "forward calls a method marked @torch.jit.unused",
@@ -235,18 +254,35 @@ REMEDIES: Mapping[Family, tuple[Remedy, ...]] = {
 """Remedies by the origin of the message. The first pattern found in a message wins."""
 
 
-_FILE = Remedy(NOT_WRITTEN, "torch could not write the file", ROOM)
+_ANY = (
+    Remedy(NOT_WRITTEN, "torch could not write the file", ROOM),
+    Remedy(
+        r"required keyword attribute 'value' is undefined",
+        "torch.jit.optimize_for_inference was applied to the source, and torch cannot store its"
+        " result",
+        "give the source without it; the recipe torchscript-optimized applies it",
+    ),
+)
+_INSTEAD: Mapping[Family, str] = {
+    "inductor": "; use torchscript-frozen",
+    "onnxruntime": "; use inductor-frozen or torchscript-frozen",
+    "openvino": "; use inductor-frozen or torchscript-frozen",
+}
+"""Remedies for the other messages of engines."""
 
 
 def sentence(error: Exception, family: Family) -> str:
     """What an error of a family means, at which of the user's lines, and what to do about it.
 
-    An error without a known remedy is its type and the first sentence of its message; of messages
-    that begin with a traceback or with failed checks, the last line.
+    An error without a known remedy is its type and the first sentence of its message (of messages
+    that begin with a traceback or with failed checks, the last line), and for an engine the recipes
+    to use instead.
     """
     if isinstance(error, ColdpressError):
         return str(error)
-    text = str(error).rpartition(_STACK)[2]  # the error in a method that forward calls
+    text = without_places(str(error)).rpartition(_STACK)[
+        2
+    ]  # the error in a method that forward calls
     line = None
     if family not in ("inductor", "onnxruntime", "openvino"):
         line = marked_in(text) or line_of_stack(text) or raised_at(error)
@@ -259,14 +295,14 @@ def sentence(error: Exception, family: Family) -> str:
     at_end = family == "openvino" or lines[0].startswith(_INTERPRETER)
     message = _FILE_MARK.split(lines[-1 if at_end else 0])[0].removeprefix(f"{kind}: ")
     first, _, _ = _ADDRESS.sub("", message).partition(". ")
-    return f"{kind}: {first.strip().rstrip('.:')}{place}"
+    return f"{kind}: {first.strip().rstrip('.:')}{place}{_INSTEAD.get(family, '')}"
 
 
 def explain(text: str, family: Family) -> Remedy | None:
     """The remedy for a message, with the groups filled in; None if no pattern of its family
     matches.
     """
-    for pattern, means, remedy in (*REMEDIES[family], _FILE):
+    for pattern, means, remedy in (*REMEDIES[family], *_ANY):
         found = re.search(pattern, text)
         if found:
             groups = {name: value.strip() for name, value in found.groupdict("").items()}

@@ -27,6 +27,7 @@ _LIBRARIES = (
     *(f"{folder}/" for folder in (_TORCH and _TORCH.submodule_search_locations) or ()),
 )
 _PACKAGES = ("/site-packages/", "/dist-packages/")
+_ENGINES = re.compile(r"-packages/(torch|onnxruntime|onnxscript|onnx_ir|openvino)/")
 
 
 def raised_at(error: BaseException | None) -> str | None:
@@ -84,8 +85,8 @@ def line_of_stack(stack_trace: str | None) -> str | None:
 
 
 def _is_users(file: str) -> bool:
-    # the second: scripted on another machine
-    if file.startswith("<") or "/site-packages/torch/" in file:
+    # the second: also scripted on another machine
+    if file.startswith("<") or _ENGINES.search(file):
         return False
     for folder in _LIBRARIES:
         rest = file[len(folder) - 1 :]

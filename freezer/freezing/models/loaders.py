@@ -15,8 +15,9 @@ import torch
 from torch import nn
 from torch.jit import ScriptModule
 
-from freezer.errors import MissingDependencyError, SourceError, first_line
+from freezer.errors import MissingDependencyError, SourceError
 from freezer.files import digest_file
+from freezer.freezing.diagnostics import sentence
 from freezer.freezing.models.exported_program import module_of, spec_of
 from freezer.freezing.sources import TRUST, Source, find_function, on_path
 from freezer.runtime.loaders import LEGACY, code_in, torchscript_deprecations_silenced
@@ -40,9 +41,7 @@ def load_source(source: Source) -> nn.Module:
     except (SourceError, MissingDependencyError):
         raise
     except Exception as error:
-        raise SourceError(
-            f"source {source}: {type(error).__name__}: {first_line(error)}"
-        ) from error
+        raise SourceError(f"source {source}: {sentence(error, 'run')}") from error
     if not isinstance(model, torch.nn.Module):
         raise SourceError(
             f"source {source} returned a {type(model).__name__}, expected an nn.Module; return the"

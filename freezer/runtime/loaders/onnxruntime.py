@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from freezer.errors import MissingDependencyError
+from freezer.errors import MissingDependencyError, first_line
 from freezer.runtime.contract import Runner
 from freezer.runtime.devices import CPU
 
@@ -59,8 +59,9 @@ def open_onnxruntime(path: Path, settings: Mapping[str, Any], device: torch.devi
         )
     except Exception as error:
         raise RuntimeError(
-            f"{path.name}: ONNX Runtime {onnxruntime.__version__} does not open it: {error};"
-            " install the version that its manifest names (`coldpress inspect`)"
+            f"{path.name}: ONNX Runtime {onnxruntime.__version__} does not open it:"
+            f" {first_line(error)}; install the version that its manifest names (`coldpress"
+            " inspect`)"
         ) from error
     return _runner(session)
 

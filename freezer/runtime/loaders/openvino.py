@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from freezer.codec import decode
-from freezer.errors import ContractError, MissingDependencyError
+from freezer.errors import ContractError, MissingDependencyError, first_line
 from freezer.files import begin_of
 from freezer.runtime.contract import Runner
 from freezer.runtime.devices import CPU
@@ -83,8 +83,8 @@ def open_openvino(
         compiled = core.compile_model(model, "CPU", config)
     except Exception as error:
         raise RuntimeError(
-            f"{path.name}: OpenVINO {openvino.get_version()} does not open it: {error}; install the"
-            " version that its manifest names (`coldpress inspect`)"
+            f"{path.name}: OpenVINO {openvino.get_version()} does not open it: {first_line(error)};"
+            " install the version that its manifest names (`coldpress inspect`)"
         ) from error
     return _Runner(openvino, compiled, calls, weights)
 

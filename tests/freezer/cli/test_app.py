@@ -23,6 +23,7 @@ from tests.conftest import Frozen
 from tests.freezer.cli.conftest import Run
 from tests.support.models import mlp
 from tests.support.steps import HERE, QUICK, copy_of, flip_a_byte, python, random_inputs
+from tests.support.wrong_inputs import ARRAY_FILES, TENSOR_FILES, npy
 
 ROOT = Path(__file__).parents[3]
 
@@ -258,37 +259,42 @@ def test_run_matches_eager(coldpress: Run, scripted: Frozen, tmp_path: Path, suf
             torch.testing.assert_close(found[key], mlp()(x).detach())
 
 
-def test_run_refuses_a_damaged_input(coldpress: Run, published: Store, tmp_path: Path) -> None:
-    (tmp_path / "x.npz").write_bytes(b"no array")
-    places = ["--input", tmp_path / "x.npz", "--output", tmp_path / "y.safetensors"]
-    code, _, err = coldpress("run", "mlp", "--store", published.root, *places)
-    assert (code, "CP-SAMPLES" in err) == (2, True), err
+WRONG_FILES = [
+    *((f"{name}.safetensors", content) for name, content in TENSOR_FILES.items()),
+    *((f"{name}.npz", content) for name, content in ARRAY_FILES.items()),
+    ("array.npy", npy("<f4", (2, 4), bytes(32))),
+    ("array", b""),
+]
 
 
-def test_run_checks_the_input_contract(coldpress: Run, scripted: Frozen, tmp_path: Path) -> None:
-    np.savez(tmp_path / "x.npz", x=np.zeros((9, 4), np.float32))
-    code, _, err = coldpress(
-        "run",
-        scripted.artifact.folder,
-        "--input",
-        tmp_path / "x.npz",
-        "--output",
-        tmp_path / "y.safetensors",
-    )
-    assert code == 1
-    assert "CP-CONTRACT: " in err
-    assert not (tmp_path / "y.safetensors").exists()
-
-
-@pytest.mark.parametrize("name", ["self", "args", "y"])
-def test_run_refuses_other_names(
-    coldpress: Run, scripted: Frozen, tmp_path: Path, name: str
+@pytest.mark.parametrize(("name", "content"), WRONG_FILES, ids=[name for name, _ in WRONG_FILES])
+def test_run_refuses_wrong_input_files(
+    coldpress: Run, scripted: Frozen, tmp_path: Path, name: str, content: bytes
 ) -> None:
-    given, written = tmp_path / "x.safetensors", tmp_path / "y.safetensors"
-    save_file({name: torch.zeros(2, 4)}, given)
+    given, written = tmp_path / name, tmp_path / "y.safetensors"
+    given.write_bytes(content)
     places = ["--input", given, "--output", written]
     code, _, err = coldpress("run", scripted.artifact.folder, *places)
-    assert (code, "CP-CONTRACT: " in err) == (1, True), err
+    *_, line = err.splitlines()
+    assert (code, line.partition(": ")[0]) in [(1, "CP-CONTRACT"), (2, "CP-SAMPLES")], err
+    assert not written.exists()
+
+
+def test_run_reports_a_failing_payload(
+    coldpress: Run, scripted: Frozen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing:
+        inputs, device = scripted.artifact.manifest.inputs, torch.device("cpu")
+
+        def __call__(self, **inputs: Any) -> Any:
+            raise IndexError("index out of range in self")
+
+    monkeypatch.setattr("freezer.serving.load.load", lambda *_, **__: Failing())
+    given = tmp_path / "x.safetensors"
+    save_file({"x": torch.zeros(2, 4)}, given)
+    places = ["--input", given, "--output", tmp_path / "y.safetensors"]
+    code, _, err = coldpress("run", scripted.artifact.folder, *places)
+    assert (code, "CP-CONTRACT: " in err, "IndexError" in err) == (1, True, True), err
 
 
 # Freeze

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
-from freezer.artifact import Manifest, describe
+from freezer.artifact import MANIFEST, Manifest, describe
 from freezer.artifact.description import manifest_markdown
+from freezer.cli.app import app
 from freezer.codec import encode
 from freezer.errors import ColdpressError
 from freezer.store import Store
@@ -35,7 +36,8 @@ from pipeline.reporting import (
 )
 from pipeline.tracking import descriptions
 from pipeline.tracking.campaign_summary import campaign_metrics, summary_table
-from pipeline.tracking.run_records import run_records
+from pipeline.tracking.model_files import signature_of
+from pipeline.tracking.run_records import free_tags, run_records
 from tests.support.outcomes import failed, outcome
 from tests.support.past_outcomes import PUBLISHED
 
@@ -124,8 +126,10 @@ def test_outcomes_are_shown(tmp_path: Path, document: Any) -> None:
     for other in (replace(PUBLISHED, **place), replace(PUBLISHED, judge_key="k", **place)):
         [encode(change) for change in compare([other], [made]) + compare([made], [other])]
     descriptions.campaign_description([made])
+    descriptions.model_description(made)
     descriptions.version_description(made, "./store")
     run_records(made, "c")
+    free_tags(made)
     campaign_metrics([made])
     summary_table([made])
 
@@ -174,11 +178,16 @@ def test_ledgers_are_shown(tmp_path: Path, changed_kind: str) -> None:
     )
 )
 @SETTINGS
-def test_manifests_are_shown(document: Any) -> None:
+def test_manifests_are_shown(tmp_path: Path, document: Any) -> None:
+    data = json.dumps(document).encode()
     try:
-        manifest = Manifest.from_bytes(json.dumps(document).encode(), origin="it")
+        manifest = Manifest.from_bytes(data, origin="it")
     except ColdpressError:
         return
+    (tmp_path / MANIFEST).write_bytes(data)
+    for form in ([], ["--json"]):
+        done = CliRunner().invoke(app, ["inspect", str(tmp_path), *form])
+        assert (done.exit_code, done.exception) == (0, None), done.exception
     [f"{name} {value}".encode() for name, value in describe(manifest, ("portable",))]
-    manifest.to_bytes()
     manifest_markdown(manifest)
+    signature_of(manifest)

@@ -20,7 +20,7 @@ from freezer.freezing.recipes import RECIPES
 from freezer.freezing.target import target_here
 from freezer.spec import Dim, declared_spec
 from tests.support.models import Calling, seeded
-from tests.support.steps import candidate_of, captured_by, random_inputs
+from tests.support.steps import candidate_of, captured_by, random_inputs, subject_of
 
 BATCH = {"batch": {"max": 16}}
 
@@ -161,3 +161,13 @@ def test_declared_multiples_are_served_and_enforced(tmp_path: Path) -> None:
         match=r"got shape \[1, 3, 18, 16\], expected .* height from 16 to 64 in multiples of 4",
     ):
         served(random_inputs(1, 3, 18, 16))
+
+
+def test_size_made_constant_is_named() -> None:
+    """An LSTM over a varying length, which torch.export unrolls."""
+    dims = {"x": {0: Dim(name="length", min=2, max=9)}}
+    subject = subject_of(Calling(nn.LSTM(4, 8, proj_size=3)), {"x": random_inputs(5, 2, 4)}, dims)
+    with pytest.raises(CaptureError) as caught:
+        captured_by(subject, "export")
+    assert caught.value.code == "CP-EXPORT-DIMS"
+    assert ("length == " in str(caught.value), "mark_dynamic" in str(caught.value)) == (True, False)

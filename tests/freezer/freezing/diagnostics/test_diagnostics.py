@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.jit.frontend import NotSupportedError
 
-from freezer.freezing.diagnostics.messages import REMEDIES, Family, explain
+from freezer.freezing.diagnostics.messages import REMEDIES, Family, explain, sentence
 from freezer.freezing.diagnostics.source_lines import raised_at, warned_at
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from tests.support.lines import place_of
@@ -86,6 +86,23 @@ def test_remedies_use_only_groups_of_their_patterns() -> None:
         ("trace", "Could not export Python function call 'Double'", "Python function 'Double'"),
         ("export", "There was no fake impl registered for <CustomOpDef(a::b)>", "operator a::b"),
         ("inductor", "Cannot access storage of SparseTensorImpl", "sparse tensors"),
+        ("script", "'Tensor (inferred)' object has no attribute or method 'numpy'", "'numpy'"),
+        ("script", "OSError: Can't get source for <bound method A.forward of A()>", "no file"),
+        ("export", "UnsupportedOperatorException: aten._to_sparse.default", "_to_sparse"),
+        ("export", "Unsupported: Unsupported functorch tracing attempt", "gradients"),
+        ("openvino", "-- No conversion rule found for operations: <built-in a>\n", "<built-in a>"),
+        (
+            "run",
+            "Fail: Non-zero status code returned while running LSTM node. Name:'a' Status Message: "
+            "Input c must have shape {1,2,3}",
+            "LSTM as the model uses it (Input c must have shape {1,2,3})",
+        ),
+        (
+            "onnxruntime",
+            "Type 'tensor(bfloat16)' of input parameter (a) of operator (Conv)",
+            "Conv",
+        ),
+        ("run", "RuntimeError: required keyword attribute 'value' is undefined", "for_inference"),
         (
             "onnxruntime",
             "[enforce fail at inline_container.cc:672] . unexpected pos 64",
@@ -97,6 +114,12 @@ def test_message_is_explained(family: Family, text: str, means: str) -> None:
     found = explain(text, family)
     assert found is not None
     assert means in found.means
+
+
+def test_engine_messages_end_with_other_recipes() -> None:
+    error = AssertionError("\n")
+    assert "torchscript-frozen" in sentence(error, "onnxruntime")
+    assert sentence(error, "run") == "AssertionError: no message"
 
 
 def untyped(x: Tensor, times=2):  # type: ignore[no-untyped-def]

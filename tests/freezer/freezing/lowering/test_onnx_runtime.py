@@ -20,6 +20,7 @@ from freezer.hardware import detect, device_class
 from freezer.runtime.loaders.onnxruntime import open_onnxruntime
 from freezer.runtime.tensors import leaves_of
 from freezer.spec import Dim
+from tests.support.models import Calling
 from tests.support.models_engines import Kinds, convnet, encoder
 from tests.support.steps import (
     BATCH,
@@ -112,6 +113,19 @@ def test_views_become_dense(tmp_path: Path) -> None:
     subject, candidate = built(Views(), {"x": random_inputs(3, 4, 6)}, tmp_path, {"x": {0: BATCH}})
     assert_like_eager(subject, candidate)
     assert judgement_of(subject, [candidate]).trials[0].problem is None
+
+
+def test_failing_operator_is_named(tmp_path: Path) -> None:
+    """ONNX has no LSTM with a projection, and torch exports it as one without."""
+    model = Calling(nn.LSTM(4, 8, proj_size=3, batch_first=True))
+    subject, candidate = built(model, {"x": random_inputs(2, 5, 4)}, tmp_path)
+    problem = judgement_of(subject, [candidate]).trials[0].problem
+    assert problem is not None
+    assert ("LSTM" in problem, "ONNXRuntimeError" in problem, ".py:" in problem) == (
+        True,
+        False,
+        False,
+    )
 
 
 def lowered(model: nn.Module, folder: Path, *, x: Tensor = X, name: str = HERE) -> None:

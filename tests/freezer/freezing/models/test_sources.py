@@ -117,6 +117,16 @@ def test_load_source_explains_failures(tmp_path: Path, text: str, settings: Any)
     assert caught.value.code == "CP-SOURCE"
 
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="no oneDNN")
+def test_optimized_torchscript_names_its_cause(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+    with torchscript_deprecations_silenced():
+        traced = torch.jit.trace(model, random_inputs(2, 3, 8, 8))
+        torch.jit.save(torch.jit.optimize_for_inference(traced), tmp_path / "optimized.jit")
+    with pytest.raises(SourceError, match="optimize_for_inference"):
+        load("torchscript:optimized.jit", tmp_path)
+
+
 def test_digest_covers_parameters_and_buffers() -> None:
     digests = {
         weights_digest(mlp()),
