@@ -142,7 +142,11 @@ class Fleet:
         for check in checks:
             self._admit(check)
         if not self._used:
-            raise InfrastructureError("no node can build; the notes above say why")
+            lost = all(check.end_on_cpu.lost for check in checks)
+            raise InfrastructureError(
+                "no node can build; the notes above say why",
+                code="CP-RAY" if lost else None,
+            )
 
     def tick(self) -> None:
         """Use nodes that joined, and drop nodes that left. Cheap to call often."""

@@ -40,33 +40,18 @@ def test_an_unwritable_json_file_exits_with_3(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (
-            [],
-            (
-                r"RAY_ADDRESS 'http://head:8265' is that of a dashboard, .* `coldpress submit"
-                r" .*, unset it for a local Ray"
-            ),
-        ),
-        (
-            ["--address", "https://h:1"],
-            (
-                r"--address 'https://h:1' is that of a dashboard, .* leave it out for a local Ray,"
-                r" or set .*"
-            ),
-        ),
-    ],
+    ("arguments", "address"),
+    [([], "http://head:8265"), (["--address", "https://h:1"], "https://h:1")],
 )
 def test_the_address_of_a_dashboard_is_rejected(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], said: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], address: str
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "http://head:8265")
     done = CliRunner().invoke(
         jobs.optimize.app, ["catalog.yaml", "--store", str(tmp_path / "store"), *arguments]
     )
     assert done.exit_code == 2
-    assert re.match(f"CP-USAGE: {said}", done.stderr), done.stderr
+    assert done.stderr.startswith(f"CP-USAGE: the address {address!r}"), done.stderr
     assert not (tmp_path / "store").exists()
 
 
