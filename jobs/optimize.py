@@ -209,8 +209,7 @@ def main(
         drive = partial(explain_, config, LineDisplay(_console()))
     elif watch is not None:
         drive = partial(_watch, once, watch)
-    joined = joined_address(address)
-    sys.exit(in_child(exits()(drive), joined) if joined else drive())
+    sys.exit(in_child(exits()(drive)) if joined_address(address) else drive())
 
 
 def _watch(once: Callable[[], int], interval_s: float) -> int:

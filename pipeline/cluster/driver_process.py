@@ -21,12 +21,11 @@ REPORTED = 101
 """Exit code of a child in place of FAILED, with which Ray's C++ code ends one."""
 
 
-def in_child(drive: Callable[[], object], address: str) -> int:
+def in_child(drive: Callable[[], object]) -> int:
     """Run a driver in a child process, pass signals on to it, and return its exit code.
 
     Args:
         drive: returns an exit code, or None for 0.
-        address: address of the cluster, for the message.
 
     Raises:
         InfrastructureError: the child was ended.
@@ -43,8 +42,8 @@ def in_child(drive: Callable[[], object], address: str) -> int:
     if status != FAILED and status >= 0:
         return status
     raise InfrastructureError(
-        f"the driver was ended (status {status}), most likely because Ray at {address} died;"
-        " finished work is kept: start the cluster, then run the same command again",
+        f"the driver was ended (status {status}), most likely because Ray died; finished work is"
+        " kept: start the cluster, then run the same command again",
         code="CP-RAY",
     )
 

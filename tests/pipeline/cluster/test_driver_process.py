@@ -21,7 +21,7 @@ from jobs.optimize import exits, interrupt
 from pipeline.cluster import in_child
 signal.signal(signal.SIGTERM, interrupt)
 with exits():
-    sys.exit(in_child(exits()(partial(exec, sys.argv[1], globals())), "127.0.0.1:1"))
+    sys.exit(in_child(exits()(partial(exec, sys.argv[1], globals()))))
 """
 
 
