@@ -32,7 +32,7 @@ from freezer.spec import SamplingPolicy
 from jobs.replay import MlflowArtifactsOption, TrackingOption
 from pipeline.campaign import Config
 from pipeline.catalog import is_registry, refuse_bad_entries
-from pipeline.cluster import check_absolute, in_job
+from pipeline.cluster import check_absolute, check_address, in_child, in_job, joined_address
 from pipeline.ledger import check_campaign
 from pipeline.reporting import (
     LineDisplay,
@@ -142,11 +142,15 @@ VerboseOption = Annotated[
 ]
 
 
-@app.command()
-@exiting(
+exits = partial(
+    exiting,
     refused=INFRASTRUCTURE,
     interrupted="interrupted; finished work is kept, and the same command continues",
 )
+
+
+@app.command()
+@exits()
 def main(
     context: typer.Context,
     catalog: CatalogArgument,
@@ -174,6 +178,7 @@ def main(
 ) -> None:
     """Freeze, judge and publish every model of a catalog."""
     check_options(context.params)
+    check_address(address)
     if json is not None:
         check_file(json, "--json")
     config = Config(
@@ -197,11 +202,14 @@ def main(
     signal.signal(signal.SIGTERM, interrupt)
     if check:
         _check(config)
-    elif explain:
-        explain_(config, LineDisplay(_console()))
-    else:
-        once = partial(_run, config, json=json, metrics=metrics, verbose=verbose)
-        sys.exit(once() if watch is None else _watch(once, watch))
+        return
+    once = partial(_run, config, json=json, metrics=metrics, verbose=verbose)
+    drive: Callable[[], int | None] = once
+    if explain:
+        drive = partial(explain_, config, LineDisplay(_console()))
+    elif watch is not None:
+        drive = partial(_watch, once, watch)
+    sys.exit(in_child(exits()(drive)) if joined_address(address) else drive())
 
 
 def _watch(once: Callable[[], int], interval_s: float) -> int:

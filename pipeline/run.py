@@ -33,7 +33,7 @@ from pipeline.catalog import (
     read_registry,
     refuse_bad_entries,
 )
-from pipeline.cluster import Cluster, check_address, connect, joined_address
+from pipeline.cluster import Cluster, connect, joined_address
 from pipeline.ledger import Continued, Ledger
 from pipeline.planning import (
     FileDigests,
@@ -171,7 +171,6 @@ def prepare(config: Config) -> Work:
         CatalogError, UsageError, StoreUnreachableError: as `run`.
         InfrastructureError: MLflow is needed and cannot be reached.
     """
-    check_address(config.address)
     catalog = read(config)
     refuse_bad_entries(catalog.problems, keep_going=config.keep_going)
     store = Store.open(config.store, create=True)

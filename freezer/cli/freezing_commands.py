@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,7 +16,7 @@ import typer
 
 from freezer.cli.arguments import ClassOption, NoiseOption, say
 from freezer.errors import FAILED, FreezeError, UsageError
-from freezer.files import check_folder
+from freezer.files import check_folder, scratch_folder
 from freezer.hardware import device_class
 from freezer.spec import InputSpec, Limits, Objective, SamplingPolicy, declared_spec, limit_problem
 
@@ -149,7 +148,7 @@ def _freeze(
     from freezer.freezing.packaging import evidence_of
     from freezer.freezing.sources import fetched
 
-    with tempfile.TemporaryDirectory(prefix="coldpress-") as cache:
+    with scratch_folder() as cache:
         local = fetched(source, Path(cache))
         try:
             result = freeze_source(local, spec=spec, samples=samples, out=out, options=options)

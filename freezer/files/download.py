@@ -10,7 +10,6 @@ import contextlib
 import errno
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -20,6 +19,7 @@ from freezer.errors import IntegrityError, MissingDependencyError, SourceError, 
 from freezer.files.atomic import sync
 from freezer.files.buckets import SCHEMES, open_bucket
 from freezer.files.digest import digest_file
+from freezer.files.scratch import scratch_folder
 
 HTTP = ("https", "http")
 _CHUNK_BYTES = 1 << 20
@@ -61,7 +61,7 @@ def fetch(
             f"{url}: http:// needs a digest; use https://, or add {PIN}", code="CP-FETCH"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
+    with scratch_folder(place=folder) as scratch:
         unfinished = Path(scratch) / name
         with _opened(url, pinned=sha256 is not None) as source, unfinished.open("wb") as out:
             shutil.copyfileobj(source, out, _CHUNK_BYTES)

@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from torch import nn
 
 from freezer.artifact import Artifact
 from freezer.errors import FreezeError, SpecError, UsageError, expected_names
-from freezer.files import check_folder
+from freezer.files import check_folder, scratch_folder
 from freezer.freezing.candidates import build, build_all
 from freezer.freezing.freeze_options import DEFAULTS, FreezeOptions, FreezeResult
 from freezer.freezing.judging import Judgement, Session, judge, open_session
@@ -190,7 +189,7 @@ def _freeze_for(
     subject: Subject, target: Target, out: Path, source: str, options: FreezeOptions
 ) -> FreezeResult:
     """Build every recipe for one target, judge the candidates, and write the winner."""
-    with tempfile.TemporaryDirectory(prefix="coldpress-") as folder:
+    with scratch_folder() as folder:
         work = Path(folder)
         builds = build_all(subject, target, options.recipes, work)
         failures = builds.failures
@@ -282,7 +281,7 @@ def keep_eager(
     `write_judged`.
     """
     dest.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{dest.name}-", dir=dest.parent) as folder:
+    with scratch_folder(place=dest.parent) as folder:
         try:
             captured = build(session.subject, KEPT_EAGER, session.target, Path(folder))
         except FreezeError as error:

@@ -15,6 +15,7 @@ from pipeline.cluster.coordination import (
     ClusterBoard,
     Turns,
 )
+from pipeline.cluster.driver_process import in_child
 from pipeline.cluster.jobs_api import (
     Job,
     Jobs,
@@ -55,6 +56,7 @@ __all__ = [
     "classes_of",
     "connect",
     "gather",
+    "in_child",
     "in_job",
     "job_prefix",
     "joined_address",

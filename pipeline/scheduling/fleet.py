@@ -142,6 +142,12 @@ class Fleet:
         for check in checks:
             self._admit(check)
         if not self._used:
+            if all(check.end_on_cpu.lost for check in checks):
+                raise InfrastructureError(
+                    "Ray lost all nodes while they were checked; start the cluster, then run the"
+                    " same command again",
+                    code="CP-RAY",
+                )
             raise InfrastructureError("no node can build; the notes above say why")
 
     def tick(self) -> None:

@@ -17,7 +17,6 @@ version, and an upload without a version is deleted. A registered version holds:
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from urllib.parse import urlparse
 
 from freezer.artifact import Artifact
 from freezer.codec import encode
+from freezer.files import scratch_folder
 from freezer.spec import MARKS
 from pipeline.records import Outcome
 from pipeline.tracking.connection import MISSING, MODELS, named, reaching, upload
@@ -178,7 +178,7 @@ class Registration:
                 self._client.delete_logged_model(model.model_id)
 
     def _upload(self) -> str:
-        with tempfile.TemporaryDirectory(prefix="coldpress-") as scratch:
+        with scratch_folder() as scratch:
             folder = Path(scratch)
             (folder / DATA).mkdir()
             artifact = self.lay_out(folder / DATA)

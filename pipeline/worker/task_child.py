@@ -6,11 +6,11 @@ Imports no torch; the processes that it starts do.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from freezer.files import scratch_folder
 from freezer.hardware import device_class, machine_bytes
 from freezer.spec import Limits
 from pipeline.catalog import Entry
@@ -100,7 +100,7 @@ def probe(name: str, num_threads: int) -> ClassFacts:
         RuntimeError: torch cannot be imported there.
     """
     bounds = bounds_of(Limits(timeout_s=PROBE_TIMEOUT_S), name)
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         staging = Path(folder)
         end = run_isolated(toolchain_of, (name,), folder=staging, log=staging / LOG, bounds=bounds)
     if end.failure is not None:

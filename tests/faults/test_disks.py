@@ -119,14 +119,14 @@ def test_a_candidate_is_damaged_before_its_judge(shared_site: Site) -> None:
     site = shared_site
     driver = site.campaign_at(f"build a {V4}")
     work = site.store / ".coldpress"
-    wait_until(lambda: list(work.glob("staging/*/candidate")), "a build runs")
+    wait_until(lambda: list(work.glob("staging/*/torchscript-frozen")), "a build runs")
     driver.process.send_signal(signal.SIGSTOP)  # no judge starts before the damage is done
     wait_until(lambda: list(work.glob("candidates/*/payloads/*")), "a candidate exists")
     damaged = sorted(work.glob("candidates/*/payloads/*"))[0]
     flip_a_byte(damaged)
     driver.process.send_signal(signal.SIGCONT)
     assert driver.end() in (1, 3), driver.output
-    assert str(damaged) in driver.output
+    assert str(damaged) in (site.folder / "store.json").read_text()
     site.num_versions = (1, 2)
     site.strike()
     again = site.drive()

@@ -39,16 +39,19 @@ def test_an_unwritable_json_file_exits_with_3(
     assert re.fullmatch(r"CP-INFRASTRUCTURE: .*cannot be written: .*\n", done.stderr), done.stderr
 
 
-@pytest.mark.parametrize("arguments", [[], ["--address", "https://h:1"]])
+@pytest.mark.parametrize(
+    ("arguments", "address"),
+    [([], "http://head:8265"), (["--address", "https://h:1"], "https://h:1")],
+)
 def test_the_address_of_a_dashboard_is_rejected(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], address: str
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "http://head:8265")
     done = CliRunner().invoke(
         jobs.optimize.app, ["catalog.yaml", "--store", str(tmp_path / "store"), *arguments]
     )
     assert done.exit_code == 2
-    assert done.stderr.startswith("CP-USAGE: "), done.stderr
+    assert done.stderr.startswith(f"CP-USAGE: the address {address!r}"), done.stderr
     assert not (tmp_path / "store").exists()
 
 

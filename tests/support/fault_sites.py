@@ -75,7 +75,7 @@ class Driver:
         return Counter(
             " ".join(words[2:5])
             for words in lines
-            if words[1:2] == ["built"] and "failed:" not in words
+            if words[1:2] == ["built"] and "failed" not in words
         )
 
 

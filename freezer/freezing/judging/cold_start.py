@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,6 +20,7 @@ from torch import Tensor
 from freezer.artifact import ColdStart, payload_at, payloads_for_threads
 from freezer.codec import decode, encode
 from freezer.errors import JudgeError
+from freezer.files import scratch_folder
 from freezer.freezing.candidates import Candidate
 from freezer.freezing.judging import fresh_process
 from freezer.freezing.judging.judgement import Judgement, Trial
@@ -86,7 +86,7 @@ def _opening(session: Session, candidate: Candidate) -> Iterator[fresh_process.O
     payload = payload_at(payloads_for_threads(candidate.payloads, session.num_threads), point)
     assert payload is not None, "every recipe builds a payload for all sizes"
     example = distinct_at(subject.spec, subject.on_host.sets, point)[0]
-    with tempfile.TemporaryDirectory(prefix="coldpress-") as folder:
+    with scratch_folder() as folder:
         inputs = Path(folder) / "inputs.safetensors"
         others = (given for given in subject.on_host.sets if payload.accepts(given.point))
         by_point = {tuple(given.point.values()): given for given in others}

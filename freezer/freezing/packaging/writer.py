@@ -4,8 +4,6 @@ manifest. Measures nothing.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +33,7 @@ from freezer.artifact import (
     version_tuple,
     write_artifact,
 )
-from freezer.files import link_or_copy
+from freezer.files import link_or_copy, scratch_folder
 from freezer.freezing.candidates import EVIDENCE, Candidate
 from freezer.freezing.judging import Judgement, Session, Trial
 from freezer.freezing.packaging.evidence import (
@@ -81,8 +79,9 @@ def assemble(
     winner = judgement.winner
     assert winner is not None, "assemble requires a winner"
     dest.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{dest.name}-", dir=dest.parent))
-    try:
+    with scratch_folder(place=dest.parent) as scratch:
+        staging = Path(scratch) / "artifact"
+        staging.mkdir()
         golden, files = _write_files(session, judgement, winner, staging)
         origin = {"weights": session.subject.weights, "host": host_fingerprint()}
         manifest = replace(
@@ -92,10 +91,7 @@ def assemble(
             provenance={**provenance, **origin},
             freezing=_freezing(judgement, winner, failures),
         )
-        staging.chmod(0o755)
         return write_artifact(manifest, staging, dest)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _write_files(

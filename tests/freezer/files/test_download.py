@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import signal
 import ssl
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -21,6 +23,7 @@ from freezer.freezing.sources import fetched, parse_source
 from freezer.runtime.loaders import torchscript_deprecations_silenced
 from tests.support.buckets import overwrite
 from tests.support.models import mlp
+from tests.support.raylets import ROOT
 
 CONTENT = b"the bytes of a model" * 1000
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -111,6 +114,25 @@ def test_files_are_stored_under_their_digest(tmp_path: Path, https: str) -> None
     assert path == tmp_path / "fetched" / DIGEST / "model.pt"
     assert path.read_bytes() == CONTENT
     assert [item.name for item in (tmp_path / "fetched").iterdir()] == [DIGEST]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from freezer.files import download
+download.digest_file = lambda path: os.kill(os.getpid(), signal.SIGKILL)
+download.fetch(sys.argv[1], Path(sys.argv[2]))
+"""
+
+
+def test_a_killed_download_leaves_nothing(tmp_path: Path, https: str) -> None:
+    (tmp_path / "served" / "model.pt").write_bytes(CONTENT)
+    folder = tmp_path / "fetched"
+    command = [sys.executable, "-c", KILLED, f"{https}/model.pt", str(folder)]
+    assert subprocess.run(command, check=False, cwd=ROOT).returncode == -signal.SIGKILL
+    assert [path.read_bytes() for path in folder.glob("*/model.pt")] == [CONTENT]
+    path = fetch(f"{https}/model.pt", folder)
+    assert list(folder.iterdir()) == [path.parent]
 
 
 def test_pinned_files_are_fetched_once(tmp_path: Path, https: str, asked: list[str]) -> None:

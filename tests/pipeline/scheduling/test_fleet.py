@@ -203,3 +203,24 @@ def test_continued_campaign_keeps_its_toolchain(tmp_path: Path) -> None:
     assert [found.node_id for found in fleet.nodes] == ["c"]
     fleet, _ = fleet_of(tmp_path, Answers(nodes, newer=["a", "b", "c"]), before)
     assert fleet.facts()[V4].toolchain == NEWER
+
+
+class Dying(Answers):
+    """A cluster on which no check succeeds."""
+
+    lost = False
+
+    def start(self, *args: Any, **named: Any) -> Handle:
+        handle = super().start(*args, **named)
+        self._ended = [Done(handle=handle, failure="the check failed", lost=self.lost)]
+        return handle
+
+
+@pytest.mark.parametrize(("lost", "code"), [(True, "CP-RAY"), (False, "CP-INFRASTRUCTURE")])
+def test_checks_lost_on_all_nodes_are_rays(tmp_path: Path, lost: bool, code: str) -> None:
+    cluster = Dying([node("a", V4)])
+    cluster.lost = lost
+    shared = SharedFiles(store=tmp_path, files=tmp_path)
+    with pytest.raises(InfrastructureError) as raised:
+        Fleet(cluster, lambda _: None, shared, wait_s=None).assembled({V4}).__enter__()
+    assert raised.value.code == code
