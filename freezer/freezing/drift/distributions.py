@@ -69,7 +69,7 @@ def _elements(leaf: Tensor) -> Tensor:
         generator = torch.Generator().manual_seed(num)
         places = torch.randint(num, (MAX_ELEMENTS // 2,), generator=generator)
     num_rows = next((size for size in leaf.shape if size > 1), 1)
-    in_next_row = (places + num // num_rows) % max(num, 1)
+    in_next_row = (places + num // num_rows) % num
     return leaf.flatten()[torch.cat([places, in_next_row])]
 
 
@@ -165,12 +165,11 @@ def _grams(values: Tensor) -> dict[str, _Gram]:
     allowed = float(off.square().sum())
     here, in_next_row = scaled.chunk(2, 1)
     rows = here * in_next_row
-    num_used = int(scaled.any(0).sum())
     return {
         "means": (means, allowed),
         "variances": (squares @ squares.T, float(off_squares.square().sum())),
         "products of rows": (rows @ rows.T, 2 * allowed),
-        "products of elements": (means.square(), 4 * num_used * allowed),
+        "products of elements": (means.square(), 4 * scaled.shape[1] * allowed),
         "distributions": (-torch.cdist(scaled, scaled, p=1), 2 * float(off.sum())),
     }
 
@@ -182,8 +181,7 @@ def _deviations(values: Tensor) -> tuple[Tensor, Tensor]:
     """
     finite = values.isfinite().all(0)
     wide = torch.where(finite, in_double(values), 0)
-    sizes = wide.mean(0).abs()[finite]
-    typical = sizes.median() if sizes.numel() else 0.0
+    typical = wide.mean(0).abs()[finite].median().nan_to_num()
     if wide.is_complex():
         wide = torch.view_as_real(wide).flatten(1)
     share = 0.0

@@ -133,7 +133,7 @@ def signs(*shape: int) -> Tensor:
     ("right", "wrong"),
     [
         (lambda: torch.randn(4, 64), lambda: torch.randn(64).repeat(4, 1)),
-        (lambda: torch.randn(4, 64), lambda: torch.randn(2, 64).repeat(2, 1)),
+        (lambda: torch.randn(8, 64), lambda: torch.randn(2, 64).repeat(4, 1)),
         (lambda: torch.randint(50, (4, 8)), lambda: torch.randint(50, (8,)).repeat(4, 1)),
         (lambda: torch.randn(4, 64, 8), lambda: torch.randn(4, 64, 1).repeat(1, 1, 8)),
         (lambda: torch.randn(4, 64), lambda: signs(4, 64)),
