@@ -70,7 +70,7 @@ def _judged(session: Session, candidate: Candidate) -> Trial:
             rows.append(replace(row, num_threads=num_threads, payload=path))
     drift = report(rows, session.gate)
     problem = random if drift.passed else drift.nearest_miss
-    warnings = _tie_warnings(drift)
+    warnings = [*session.reference.warnings, *_tie_warnings(drift)]
     if problem is None:
         problem, lost = _at_extremes(session, candidate)
         warnings += lost
