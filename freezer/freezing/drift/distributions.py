@@ -1,5 +1,4 @@
-"""Compare the distributions of random outputs: means, variances and frequencies over repeated runs
-of eager and a candidate.
+"""Compare the distributions of random outputs over repeated runs of eager and a candidate.
 
 The error of a random output is compared with the noise of eager, which also covers other means. So
 both are run NUM_RUNS times, and a permutation test compares the runs. For each output it takes
@@ -8,17 +7,22 @@ of both:
 
 - means: T = sum over i of (mean_c,i - mean_e,i)^2 / s_i^2;
 - variances: the same for the squared deviations from the mean of all runs;
+- products of rows: sum over i of the squared difference of the mean products of element i and the
+  same element of the next row, so that one draw for several rows shows;
+- products of elements: the same for all pairs of elements, which is the square of the Gram matrix
+  of the means;
+- distributions: sum over i of the energy distance of the two samples of element i;
 - frequencies, for integers and bools: sum over i and values v of (share_c,i(v) - share_e,i(v))^2.
 
 If both have the same distribution, a random exchange of runs between them leaves the distribution
 of T unchanged, for any distribution and any dependence between elements. The candidate is rejected
-if, for any output and statistic, T (less the allowed rounding, see `_moments`) exceeds all
+if, for any output and statistic, T (less the allowed rounding, see `_grams`) exceeds all
 NUM_PERMUTATIONS exchanges, each statistic in units of its standard deviation over them. So a right
 candidate is rejected with a probability of at most 1 / (NUM_PERMUTATIONS + 1) = 1e-5.
 
 Sources: Phipson and Smyth, "Permutation P-values should never be zero" (2010), for the rate;
 Westfall and Young, "Resampling-Based Multiple Testing" (1993), maxT, for several statistics with
-one rate.
+one rate; Szekely and Rizzo, "Energy statistics" (2013), for the energy distance.
 """
 
 from __future__ import annotations
@@ -42,7 +46,9 @@ NUM_RUNS = 16
 NUM_PERMUTATIONS = 99_999
 
 MAX_ELEMENTS = 2**16
-"""Elements of an output that are compared in each call, at even distances."""
+"""Elements of an output that are compared in each call: those at up to half as many random places,
+then for each the same element of the next row.
+"""
 
 Run = Sequence[Sequence[Tensor]]
 """Elements of each output in each call of one run."""
@@ -57,8 +63,14 @@ def sampled(results: Sequence[Sequence[Tensor]]) -> Run:
 
 
 def _elements(leaf: Tensor) -> Tensor:
-    step = math.ceil(leaf.numel() / MAX_ELEMENTS) or 1
-    return leaf.flatten()[::step].clone()
+    num = leaf.numel()
+    places = torch.arange(num)
+    if num > MAX_ELEMENTS // 2:
+        generator = torch.Generator().manual_seed(num)
+        places = torch.randint(num, (MAX_ELEMENTS // 2,), generator=generator)
+    num_rows = next((size for size in leaf.shape if size > 1), 1)
+    in_next_row = (places + num // num_rows) % num
+    return leaf.flatten()[torch.cat([places, in_next_row])]
 
 
 def distribution_problem(
@@ -127,9 +139,8 @@ def _statistics(calls: Sequence[Sequence[Tensor]]) -> Iterator[tuple[str, Tensor
     grams: defaultdict[str, list[_Gram]] = defaultdict(list)
     for outputs in calls:
         values = torch.stack(list(outputs))
-        means, variances = _moments(values)
-        grams["means"].append(means)
-        grams["variances"].append(variances)
+        for statistic, gram in _grams(values).items():
+            grams[statistic].append(gram)
         if not comparable(values):
             equal = torch.stack([(run == values).sum(1) for run in values])
             grams["frequencies"].append((equal.double(), 0.0))
@@ -138,33 +149,52 @@ def _statistics(calls: Sequence[Sequence[Tensor]]) -> Iterator[tuple[str, Tensor
         yield statistic, torch.stack(matrices).sum(0), sum(allowed)
 
 
-def _moments(values: Tensor) -> tuple[_Gram, _Gram]:
-    """Gram matrices of means and of variances, each with its allowance, for the outputs of one call
-    as [run, element].
+def _grams(values: Tensor) -> dict[str, _Gram]:
+    """Gram matrix of each statistic with its allowance, for the outputs of one call as
+    [run, element], the second half in the next rows of the first.
 
-    A mean may be off by rounding, t: the tolerance of the gate, of the element and of the median
-    element. The allowance is the sum of t^2 / s^2 over the elements with s > t. The others vary by
-    no more than rounding, and the gate judges them.
+    A mean may be off by t of its standard deviation s (see `_deviations`), so a product of two by
+    the sum of their t, and a distance by t. The allowance is the sum of the squares over the
+    elements; of the distances, which it may reach twice, the sum.
     """
-    wide = in_double(values[:, values.isfinite().all(0)])
+    deviation, rounding = _deviations(values)
+    spread = deviation.square().mean(0).sqrt()
+    squares, off_squares = _scaled(deviation.square() - spread.square(), 2 * rounding * spread)
+    scaled, off = _scaled(deviation, rounding)
+    means = scaled @ scaled.T
+    allowed = float(off.square().sum())
+    here, in_next_row = scaled.chunk(2, 1)
+    rows = here * in_next_row
+    return {
+        "means": (means, allowed),
+        "variances": (squares @ squares.T, float(off_squares.square().sum())),
+        "products of rows": (rows @ rows.T, 2 * allowed),
+        "products of elements": (means.square(), 4 * scaled.shape[1] * allowed),
+        "distributions": (-torch.cdist(scaled, scaled, p=1), 2 * float(off.sum())),
+    }
+
+
+def _deviations(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Deviations of each run from the mean, 0 for elements that are not always finite; and by how
+    much rounding may change a mean: the tolerance of the gate, of the element and of the median
+    element.
+    """
+    finite = values.isfinite().all(0)
+    wide = torch.where(finite, in_double(values), 0)
+    typical = wide.mean(0).abs()[finite].median().nan_to_num()
     if wide.is_complex():
         wide = torch.view_as_real(wide).flatten(1)
-    center = wide.mean(0)
     share = 0.0
     if comparable(values):
         share = max(tolerance(dtype_name(values.dtype)), 4 * torch.finfo(values.dtype).eps)
-    size = center.abs()
-    typical = size.median() if size.numel() else 0.0
-    rounding = share * (size + typical)
-    deviation = wide - center
-    squares = deviation.square()
-    spread = squares.mean(0).sqrt()
-    return _gram(deviation, rounding), _gram(squares - spread.square(), 2 * rounding * spread)
+    center = wide.mean(0)
+    return wide - center, share * (center.abs() + typical)
 
 
-def _gram(deviation: Tensor, rounding: Tensor) -> _Gram:
+def _scaled(deviation: Tensor, rounding: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in units of the standard deviation; 0 for elements that vary by no more than rounding,
+    which the gate judges.
+    """
     spread = deviation.square().mean(0).sqrt()
     used = spread > rounding
-    scaled = deviation[:, used] / spread[used]
-    allowed = (rounding[used] / spread[used]).square().sum()
-    return scaled @ scaled.T, float(allowed)
+    return torch.where(used, deviation / spread, 0), torch.where(used, rounding / spread, 0)

@@ -27,7 +27,7 @@ from freezer.freezing.drift.runs import (
     run_float64,
     source_runner,
 )
-from freezer.freezing.drift.ties import at_ties
+from freezer.freezing.drift.ties import at_ties, misplaced
 from freezer.freezing.models import Subject
 from freezer.runtime.input_sets import InputSet, is_mask, on_device
 from freezer.runtime.tensors import dtype_name
@@ -116,12 +116,12 @@ class Extreme:
             return f"{num_wrong} of {e.numel()} elements differ"
         least = eager_tolerance(dtype_name(e.dtype))
         wide, right = in_double(c), in_double(e)
-        apart = _kinds(wide) != _kinds(right)
+        apart = misplaced(wide, right)
         if not apart.any() and _rms(wide - right) <= 0.5 * least * _rms(right):
             return None
         others = [in_double(answer) for answer in self._others(index)]
         for answer in others:
-            apart &= _kinds(answer) == _kinds(right)
+            apart &= ~misplaced(answer, right)
         if apart.any():
             return f"NaN or Inf at other places than eager's ({int(apart.sum())} of {e.numel()})"
         r = right if self._float64 is None else others[0]
@@ -151,12 +151,6 @@ class Extreme:
     def _reruns(self) -> list[Sequence[Tensor]]:
         runs = (self._rerun(seed) for seed in range(NUM_RERUNS))
         return [outputs[0] for outputs in runs if outputs is not None]
-
-
-def _kinds(values: Tensor) -> Tensor:
-    """0 where a value is finite, else which of NaN, Inf and -Inf it is."""
-    real = torch.view_as_real(values) if values.is_complex() else values
-    return real.isnan() * 1 + real.isposinf() * 2 + real.isneginf() * 3
 
 
 def _rms(values: Tensor) -> float:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from freezer.compare import Magnitudes, distances
-from freezer.compare.tensor_values import comparable, same_tensors, values_of
+from freezer.compare.tensor_values import comparable, in_double, same_tensors, values_of
 from freezer.errors import JudgeError
 from freezer.freezing.drift.distributions import NUM_RUNS, Run, sampled
 from freezer.freezing.drift.extremes import Extreme, extremes_of, normal_sets
@@ -23,6 +23,7 @@ from freezer.freezing.drift.runs import (
     schedule,
     source_runner,
 )
+from freezer.freezing.drift.ties import FEW
 from freezer.freezing.models import RESET, Subject, same_each_time, tensors_of
 
 _Outputs = list[list[Tensor]]
@@ -45,6 +46,7 @@ class Reference:
             `Magnitudes`.
         extremes: extreme sets with eager's answers; none if eager is not deterministic.
         normal: two sets of one size, for the calling protocol.
+        warnings: which outputs compare nothing.
     """
 
     calls: tuple[Call, ...]
@@ -56,6 +58,7 @@ class Reference:
     runs: tuple[Run, ...] = ()
     extremes: tuple[Extreme, ...] = ()
     normal: tuple[Extreme, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def singles(self) -> tuple[Call, ...]:
@@ -101,7 +104,33 @@ def run_reference(subject: Subject) -> Reference:
         scales=tuple(scales_of(calls, index, float64=float64) for index in outputs),
         extremes=extremes_of(subject, stateful) if deterministic else (),
         normal=normal_sets(subject, stateful) if deterministic else (),
+        warnings=tuple(_warnings(subject, eagers)),
     )
+
+
+def _warnings(subject: Subject, eagers: _Outputs) -> Iterator[str]:
+    """Warn of outputs whose drift cannot show."""
+    for index, output in enumerate(subject.outputs):
+        reason = _shows_nothing([e[index] for e in eagers[: len(subject.sets)]])
+        if reason:
+            yield f"output {output.name!r} {reason}: wrong values may not show; give other samples"
+
+
+def _shows_nothing(outputs: Sequence[Tensor]) -> str | None:
+    """Why the output of each set compares nothing; None if it does, or has too few elements."""
+    first, *others = outputs
+    if others and all(same_tensors(first, other) for other in others):
+        return "is the same in every input set"
+    values = torch.cat([in_double(output).flatten() for output in outputs])
+    if not values.numel():
+        return "is empty in every input set"
+    if values.is_complex() or values.numel() <= FEW:
+        return None
+    low, high = values.aminmax()
+    ends = ((values == low) | (values == high)).all()
+    if ends and (comparable(first) or low == high):
+        return f"has no values but {low:g} and {high:g}"
+    return None
 
 
 def _fresh_runner(subject: Subject) -> Runner:

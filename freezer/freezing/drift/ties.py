@@ -1,12 +1,13 @@
 """Ties: places where rounding decides a discrete answer, such as the order of nearly equal scores,
-or a value between two decimals.
+a value between two decimals, or whether `acos` of a value near 1 is a number.
 
 There a right candidate may answer differently: ids, boxes in sorted order, `torch.round(x,
 decimals=2)`. A difference is allowed if eager gives the same answer at the same place, or the
 float64 reference does, or eager when each operand of each operator changes at random by up to eight
 units in its last place. This is discrete stochastic arithmetic (Vignes 2004, "Discrete stochastic
 arithmetic for validating results of numerical software"): what changes with the last place is
-decided by rounding. Any other difference stays.
+decided by rounding. Any other difference stays. NaN and Inf at other places than eager's are
+allowed where the reruns have them, and numbers in their place up to twice as large as the reruns'.
 """
 
 from __future__ import annotations
@@ -40,27 +41,43 @@ decides, and eager's choice counts.
 FEW = 4
 """Elements of a call that may differ in outputs too small for the share."""
 
+
 Masks = Mapping[int, Tensor]
 """Masks of elements by output, in one call."""
 
 
+def misplaced(one: Tensor, other: Tensor) -> Tensor:
+    """The elements in which one of two outputs has a NaN or an Inf that the other has not."""
+    return _kinds(one) != _kinds(other)
+
+
+def _kinds(values: Tensor) -> Tensor:
+    """0 where a value is finite, else which of NaN, Inf and -Inf it is."""
+    if values.is_complex():
+        return _kinds(values.real) + 4 * _kinds(values.imag)
+    return values.isnan() * 1 + values.isposinf() * 2 + values.isneginf() * 3
+
+
 def at_ties(
-    calls: Sequence[Call], outputs: Collection[int], rerun: Rerun
+    calls: Sequence[Call],
+    outputs: Collection[int],
+    rerun: Rerun,
+    *,
+    only_misplaced: bool = False,
 ) -> tuple[list[Call], list[Masks]] | None:
     """The calls with the candidate's answers in place of the reference's and eager's wherever a tie
     explains the difference.
 
-    Where eager alone differs by a tie, the reference replaces its answer, so that such an error
-    does not count as its rounding.
+    Where eager alone differs, the reference replaces its answer; that is not its rounding.
 
     Args:
         calls: calls of a candidate.
         outputs: indices of the outputs that did not pass.
         rerun: see `eager_reruns`.
+        only_misplaced: see `misplaced`; other differences stay.
 
     Returns:
-        The calls, and the masks of the ties in each; None if nothing differs, or a tie does not
-        explain it.
+        The calls, and the masks of the ties; None if nothing differs, or ties do not explain it.
     """
     masks: list[Masks] = []
     differences = []
@@ -68,9 +85,10 @@ def at_ties(
         here = {}
         for index in outputs:
             c = call.candidate[index]
-            if c.shape != call.eager[index].shape:
+            e = call.eager[index]
+            if c.shape != e.shape:
                 return None
-            mask = _apart(call, index, c)
+            mask = misplaced(c, e) if only_misplaced else _apart(call, index, c)
             num_apart = int(mask.sum())
             if num_apart > FEW and num_apart > _most(call, index) * mask.numel():
                 return None
@@ -104,6 +122,7 @@ class _Difference:
         self._mask = mask
         self._wanted = in_double(call.candidate[index][mask])
         self._bound = _rounding(call, index)[mask]
+        self._misplaced = misplaced(call.candidate[index], call.eager[index])[mask]
         self.missing = mask[mask]
         self._twins = []
         """The calls with the same inputs in which eager answers alike, this one among them."""
@@ -123,12 +142,16 @@ class _Difference:
             answer = answers[twin][self._index]
             if answer.shape != self._mask.shape or not self.missing.any():
                 continue
-            error = in_double(answer[self._mask]) - self._wanted
-            near = error.abs() <= self._bound
+            value = in_double(answer[self._mask])
+            near = (value - self._wanted).abs() <= self._bound
             if comparable(answer) and near.any():
                 r = in_double(self._call.reference[self._index])
                 jumps = (in_double(answer) - r).abs() > _typical(answer, r)
                 near &= jumps[self._mask]
+            if answer.dtype == self._call.eager[self._index].dtype:  # another has another range
+                alike = ~misplaced(value, self._wanted)
+                too_large = self._wanted.abs() > 2 * value.abs()
+                near |= self._misplaced & alike & ~too_large
             self.missing &= ~near
 
 
@@ -180,13 +203,14 @@ def _rounding(call: Call, index: int) -> Tensor:
 
 
 def _apart(call: Call, index: int, output: Tensor) -> Tensor:
-    """The elements of an output that differ from the reference by more than rounding; of integers
-    and bools, from eager.
+    """The elements of an output that differ from the reference by more than rounding, or have NaN
+    or Inf where eager has not; of integers and bools, those that differ from eager.
     """
     if not comparable(call.eager[index]):
         return call.eager[index] != output
     difference = in_double(output) - in_double(call.reference[index])
-    return difference.abs() > _rounding(call, index)
+    apart = difference.abs() > _rounding(call, index)
+    return apart | misplaced(output, call.eager[index])
 
 
 def _settled(call: Call, masks: Masks) -> Call:

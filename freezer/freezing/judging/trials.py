@@ -70,7 +70,7 @@ def _judged(session: Session, candidate: Candidate) -> Trial:
             rows.append(replace(row, num_threads=num_threads, payload=path))
     drift = report(rows, session.gate)
     problem = random if drift.passed else drift.nearest_miss
-    warnings = _tie_warnings(drift)
+    warnings = [*session.reference.warnings, *_tie_warnings(drift)]
     if problem is None:
         problem, lost = _at_extremes(session, candidate)
         warnings += lost
@@ -155,7 +155,8 @@ def _run(
 def _without_ties(
     session: Session, rows: list[DriftRow], again: list[Call]
 ) -> tuple[list[DriftRow], Sequence[Call]]:
-    """Judge a candidate that failed again without its differences at ties.
+    """Judge a candidate that failed again without its differences at ties: in the places of NaN and
+    Inf alone, or else in all values.
 
     Args:
         session: the session.
@@ -168,18 +169,20 @@ def _without_ties(
     names, reference = session.output_names, session.reference
     failed = {names.index(row.output) for row in rows if row.problem}
     rerun = eager_reruns(session.subject, stateful=reference.stateful)
-    settled = at_ties(again, failed, rerun)
-    if settled is None:
-        return rows, ()
-    calls, ties = settled
-    judged = assess(rows[0].recipe, names, calls, session.gate, reference.scales)
-    if any(row.problem for row in judged):
-        return rows, ()
-    for call, masks in enumerate(ties):
-        for output, tied in masks.items():
-            number = output * len(calls) + call  # `assess` returns one output after the other
-            judged[number] = replace(judged[number], num_ties=int(tied.sum()))
-    return judged, calls
+    for only_misplaced in (True, False):
+        settled = at_ties(again, failed, rerun, only_misplaced=only_misplaced)
+        if settled is None:
+            continue
+        calls, ties = settled
+        judged = assess(rows[0].recipe, names, calls, session.gate, reference.scales)
+        if any(row.problem for row in judged):
+            continue
+        for call, masks in enumerate(ties):
+            for output, tied in masks.items():
+                number = output * len(calls) + call  # `assess` returns one output after the other
+                judged[number] = replace(judged[number], num_ties=int(tied.sum()))
+        return judged, calls
+    return rows, ()
 
 
 def _ways_to_serve(

@@ -69,7 +69,7 @@ def test_other_variance_is_rejected(tmp_path: Path) -> None:
 
 
 def runs(draw: Callable[[], Tensor], num: int = NUM_RUNS) -> list[Any]:
-    return [sampled([[draw()], [draw()]]) for _ in range(num)]
+    return [sampled([[draw()] for _ in range(6)]) for _ in range(num)]
 
 
 @pytest.mark.parametrize(
@@ -116,10 +116,44 @@ def test_one_wrong_output_of_many_is_found() -> None:
     assert "means of output 'y7'" in str(distribution_problem(names, several(0), several(1)))
 
 
-def test_large_outputs_are_sampled_evenly() -> None:
-    ((kept,),) = sampled([[torch.arange(10 * MAX_ELEMENTS)]])
-    assert kept.tolist() == list(range(0, 10 * MAX_ELEMENTS, 10))
-    assert sampled([[torch.zeros(0)]])[0][0].numel() == 0
+def test_places_are_random_beside_their_next_rows() -> None:
+    size = 10 * MAX_ELEMENTS
+    ((kept,),) = sampled([[torch.arange(size).reshape(1, 40, -1)]])
+    here, in_next_row = kept.chunk(2)
+    assert torch.equal((here + size // 40) % size, in_next_row)
+    assert len(here.sort().values.diff().unique()) > 10
+    assert sampled([[torch.zeros(0, 3)]])[0][0].numel() == 0
+
+
+def signs(*shape: int) -> Tensor:
+    return torch.randint(2, shape) * 2.0 - 1.0
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        (lambda: torch.randn(4, 64), lambda: torch.randn(64).repeat(4, 1)),
+        (lambda: torch.randn(8, 64), lambda: torch.randn(2, 64).repeat(4, 1)),
+        (lambda: torch.randint(50, (4, 8)), lambda: torch.randint(50, (8,)).repeat(4, 1)),
+        (lambda: torch.randn(4, 64, 8), lambda: torch.randn(4, 64, 1).repeat(1, 1, 8)),
+        (lambda: torch.randn(4, 64), lambda: signs(4, 64)),
+        (
+            lambda: torch.randn(64, 4096),
+            lambda: torch.randn(64, 4096) * (1 + 3.0 * (torch.arange(4096) % 2)),
+        ),
+    ],
+    ids=["one row", "two rows", "integers", "elements", "signs", "a factor of 4"],
+)
+def test_equal_means_and_variances_do_not_suffice(
+    right: Callable[[], Tensor], wrong: Callable[[], Tensor]
+) -> None:
+    """One draw for several rows or elements, signs in place of normal noise, and a factor at odd
+    places.
+    """
+    torch.manual_seed(0)
+    eager = runs(right)
+    assert distribution_problem(["y"], eager, runs(right)) is None
+    assert distribution_problem(["y"], eager, runs(wrong)) is not None
 
 
 def test_shapes_that_vary_are_reported() -> None:

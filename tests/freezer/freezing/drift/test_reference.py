@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from freezer.errors import JudgeError
 from freezer.freezing.drift import run_reference
 from tests.support.models import AttributeCounter, Calling, Counter, Random, mlp, seeded
-from tests.support.steps import BATCH, random_inputs, subject_of
+from tests.support.steps import BATCH, candidate_of, judgement_of, random_inputs, subject_of
 
 X = random_inputs(2, 4)
 
@@ -191,3 +192,21 @@ def test_eager_is_reference_where_float64_is_nan() -> None:
 
     call = run_reference(subject_of(Calling(rounded), {"x": X})).calls[0]
     assert torch.equal(call.reference[0], call.eager[0].double())
+
+
+def test_outputs_that_compare_nothing_are_warned_of(tmp_path: Path) -> None:
+    """Empty, constant and saturated outputs, each once; not one that varies, nor a mask."""
+
+    class Blind(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            saturated = (1e9 * x).sigmoid()
+            steps = torch.arange(8.0) + x[:1, :1] * 0
+            return x[:, :0], torch.zeros_like(x), steps, saturated, x, x > 0
+
+    subject = subject_of(Blind(), {"x": torch.randn(4, 8).sign() * (1 + torch.rand(4, 8))})
+    made = candidate_of(subject, "torchscript-frozen", tmp_path / "made")
+    winner = judgement_of(subject, [made]).winner
+    assert winner is not None
+    for index, output in enumerate(subject.outputs):
+        told = [text for text in winner.candidate.warnings if repr(output.name) in text]
+        assert len(told) == (index < 4), output.name

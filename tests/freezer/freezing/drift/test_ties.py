@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -61,6 +62,12 @@ def above(h: Tensor) -> Any:
     return h * 1e4 % 1 > 0.5
 
 
+def angles(h: Tensor) -> Any:
+    """One and angles of 0, which are NaN where the cosine is rounded to more than 1."""
+    unit = h / h.norm(dim=-1, keepdim=True)
+    return 1 + (unit * unit).sum(-1).acos()
+
+
 def judged(head: Head, folder: Path, x: Tensor = X, **served: Any) -> Judgement:
     """Judge a candidate that was built from another model of the same weights."""
     folder.mkdir(exist_ok=True)
@@ -72,9 +79,9 @@ def judged(head: Head, folder: Path, x: Tensor = X, **served: Any) -> Judgement:
     return judgement_of(subject, [replace(other, weights=right.weights)])
 
 
-@pytest.mark.parametrize("head", [ids, above])
+@pytest.mark.parametrize("head", [ids, above, angles])
 def test_other_sides_of_ties_pass(head: Head, tmp_path: Path) -> None:
-    found = judged(head, tmp_path, in_parts=True)
+    found = judged(head, tmp_path, X[:4] if head is angles else X, in_parts=True)
     assert found.verdict == "published", found.reason
     assert found.winner is not None
     assert found.winner.drift is not None
@@ -139,6 +146,25 @@ def test_answers_must_be_eagers_or_the_references() -> None:
     c[3] = 9
     assert at_ties([given], {0}, lambda _: [[rerun]]) is None
     assert at_ties([given], {0}, lambda _: None) is None
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_misplaced_values_must_be_reruns(value: float) -> None:
+    """NaN and Inf where eager has numbers or the reverse, where a rerun has them and elsewhere."""
+    r = torch.arange(1, 101, dtype=torch.float64)
+    e, c, rerun = r.float(), r.float(), r.float()
+    c[3] = rerun[3] = value
+    e[5] = value
+    for only in (True, False):
+        found = at_ties([call(r, e, c)], {0}, lambda _: [[rerun]], only_misplaced=only)
+        assert found is not None
+        assert found[1][0][0].nonzero().flatten().tolist() == [3, 5]
+    beyond, others = c.clone(), [c.clone() for _ in range(2)]
+    beyond[5] = 100
+    others[0][7], others[1][7] = math.nan, math.inf
+    for wrong in (beyond, *others):
+        assert at_ties([call(r, e, wrong)], {0}, lambda _: [[rerun]], only_misplaced=True) is None
+    assert at_ties([call(r, e, c)], {0}, lambda _: None, only_misplaced=True) is None
 
 
 def test_eagers_own_flip_does_not_widen_the_gate() -> None:
