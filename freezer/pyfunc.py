@@ -100,14 +100,24 @@ def _fetch(
     version = store.version(f"{pointer.model}:{pointer.version}")
     payloads = [file.path for file in registered.contents if isinstance(file, Payload)]
     paths = [*payloads, GOLDEN_INPUTS, GOLDEN_OUTPUTS]
-    stored = store.materialize(version, name, folder, paths=paths)
+    stored = store.materialize(
+        version,
+        name,
+        folder,
+        paths=paths,
+    )
     if replace(stored.manifest, version=None) != replace(registered, version=None):
         raise IntegrityError(
             f"store {pointer.store} has another {pointer.model}:{pointer.version} for {name} than"
             f" was registered ({MANIFEST} differs); register it again"
         )
     if len(version.images_of(name)) > 1:
-        store.materialize(version, name, torch_folder(folder), rank=1)
+        store.materialize(
+            version,
+            name,
+            torch_folder(folder),
+            rank=1,
+        )
 
 
 class PyfuncModel:

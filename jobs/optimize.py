@@ -128,7 +128,10 @@ RegressionOption = Annotated[
 ]
 WatchOption = Annotated[
     float | None,
-    typer.Option(help="With `mlflow:`, repeat every so many seconds, for new versions.", min=1),
+    typer.Option(
+        help="With `mlflow:`, repeat every so many seconds, for new versions.",
+        min=1,
+    ),
 ]
 JsonFileOption = Annotated[Path | None, typer.Option(help="Write the outcomes to this file.")]
 MetricsOption = Annotated[
@@ -225,7 +228,13 @@ def _watch(once: Callable[[], int], interval_s: float) -> int:
         time.sleep(interval_s)
 
 
-def _run(config: Config, *, json: Path | None, metrics: str | None, verbose: bool) -> int:
+def _run(
+    config: Config,
+    *,
+    json: Path | None,
+    metrics: str | None,
+    verbose: bool,
+) -> int:
     """Run a campaign; return the exit code. See the options of `main`."""
     console = _console()
     with metered(display_for(console, verbose=verbose), config.campaign, metrics) as display:

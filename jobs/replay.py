@@ -41,7 +41,12 @@ def main(
         raise UsageError("expected one campaign, or --all")
     opened = Store.open(store)
     failures = replay(
-        opened, tracking_uri, campaign, mode=mlflow_artifacts, page=report_page, say=say
+        opened,
+        tracking_uri,
+        campaign,
+        mode=mlflow_artifacts,
+        page=report_page,
+        say=say,
     )
     sys.exit(INFRASTRUCTURE if failures else OK)
 

@@ -113,7 +113,15 @@ def history(
     for name, outcomes in by_class.items():
         rows = [_cells(outcome) for outcome in reversed(outcomes)]
         title = f"{model} on {name}"
-        console.print(result_table(_COLUMNS, rows, console, narrow=7, title=title))
+        console.print(
+            result_table(
+                _COLUMNS,
+                rows,
+                console,
+                narrow=7,
+                title=title,
+            )
+        )
         for outcome in reversed(outcomes):
             change = outcome.change
             if change and change.is_regression:

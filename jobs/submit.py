@@ -81,20 +81,39 @@ def main(
 def _gathered(catalog: str, include: list[str]) -> Upload:
     """The files to upload: of Coldpress, those that the catalog names, and further ones."""
     if is_registry(catalog):
-        return gather(None, include, Path.cwd(), named=())
+        return gather(
+            None,
+            include,
+            Path.cwd(),
+            named=(),
+        )
     path = Path(catalog)
     named = named_files(path) if path.is_file() else ()
-    return gather(catalog, include, Path.cwd(), named=named)
+    return gather(
+        catalog,
+        include,
+        Path.cwd(),
+        named=named,
+    )
 
 
 def _submitted(
-    jobs: Jobs, prefix: str, entrypoint: str, upload: Upload, environ: dict[str, str]
+    jobs: Jobs,
+    prefix: str,
+    entrypoint: str,
+    upload: Upload,
+    environ: dict[str, str],
 ) -> Job:
     """Submit a job, or return the running one of the same campaign."""
     try:
         with tempfile.TemporaryDirectory(prefix="coldpress-job-") as folder:
             stage(upload.files, Path(folder))
-            job, is_new = jobs.submit(prefix, entrypoint, working_dir=Path(folder), environ=environ)
+            job, is_new = jobs.submit(
+                prefix,
+                entrypoint,
+                working_dir=Path(folder),
+                environ=environ,
+            )
     except OSError as error:  # of this machine's disks; those of the cluster are converted
         raise InfrastructureError(
             f"the upload cannot be packed in a temporary folder: {error}; make the files readable,"

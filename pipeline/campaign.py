@@ -147,7 +147,10 @@ class Campaign:
         )
 
     def _execute(
-        self, skipped: Sequence[Outcome], continued: Continued, parameters: Mapping[str, str]
+        self,
+        skipped: Sequence[Outcome],
+        continued: Continued,
+        parameters: Mapping[str, str],
     ) -> None:
         """Show what is skipped; publish, log and show the outcomes of earlier campaigns, then those
         of the executor.
@@ -170,10 +173,19 @@ class Campaign:
     def _show(self, final: Iterable[Outcome]) -> None:
         for outcome in final:
             what = f"{outcome.model} {outcome.device_class}"
-            self.display.show(Event(kind="outcome", what=what, outcome=outcome))
+            self.display.show(
+                Event(
+                    kind="outcome",
+                    what=what,
+                    outcome=outcome,
+                )
+            )
 
     def _start_tracking(
-        self, finished: Sequence[Outcome], continued: Continued, parameters: Mapping[str, str]
+        self,
+        finished: Sequence[Outcome],
+        continued: Continued,
+        parameters: Mapping[str, str],
     ) -> None:
         """Open the campaign in MLflow."""
         all_finished = len(finished) == len(self.plan.items)
@@ -213,11 +225,18 @@ class Campaign:
 
     def _record(self, record: CampaignRecord) -> None:
         self.ledger.append(
-            "campaign", self.config.campaign, model="", device_class="", data=record.to_json()
+            "campaign",
+            self.config.campaign,
+            model="",
+            device_class="",
+            data=record.to_json(),
         )
 
     def _report(
-        self, outcomes: Sequence[Outcome], started: float, finished: float
+        self,
+        outcomes: Sequence[Outcome],
+        started: float,
+        finished: float,
     ) -> CampaignReport:
         return CampaignReport(
             campaign=self.config.campaign,
@@ -247,7 +266,13 @@ def driver_facts(catalog: str) -> dict[str, str]:
     folder = Path(catalog).absolute().parent
     command = ["git", "rev-parse", "HEAD"]
     with suppress(OSError):  # git is not installed
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if done.returncode == 0:
             facts["git_commit"] = done.stdout.strip()
     return facts

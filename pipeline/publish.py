@@ -33,7 +33,12 @@ class Publisher:
         store, ledger: receive versions and outcomes.
     """
 
-    def __init__(self, plan: Plan, store: Store, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        store: Store,
+        ledger: Ledger,
+    ) -> None:
         self._store = store
         self._ledger = ledger
         self._place = workplace(store.uri)
@@ -153,7 +158,12 @@ class Publisher:
                 return replace(outcome, reason=f"{outcome.reason}; {serves} still serves {name}")
         return outcome
 
-    def _damaged(self, item: Item, outcome: Outcome, error: IntegrityError) -> Outcome:
+    def _damaged(
+        self,
+        item: Item,
+        outcome: Outcome,
+        error: IntegrityError,
+    ) -> Outcome:
         """Remove a damaged result and its candidates, so that the next start builds them again;
         return the failed outcome.
         """
@@ -162,7 +172,11 @@ class Publisher:
         self._place.drop("judged", _name(outcome))
         for key in item.builds.values():
             self._place.drop("candidates", key.digest)
-        failure = Failure(kind="disk", code=error.code, message=str(error))
+        failure = Failure(
+            kind="disk",
+            code=error.code,
+            message=str(error),
+        )
         return replace(
             outcome,
             verdict="failed",

@@ -131,7 +131,15 @@ def explain(config: Config, display: Display) -> None:
         CatalogError, UsageError, InfrastructureError, StoreUnreachableError: as `run`.
     """
     work, note = prepare(config), notes(display)
-    with Ledger(work.store, config.campaign, note, read_only=True) as ledger, display:
+    with (
+        Ledger(
+            work.store,
+            config.campaign,
+            note,
+            read_only=True,
+        ) as ledger,
+        display,
+    ):
         continued, requested = Continued(ledger, time.time()), work.classes(config)
         if joined_address(config.address):
             with _connected(config, note) as cluster:
@@ -175,13 +183,22 @@ def prepare(config: Config) -> Work:
     refuse_bad_entries(catalog.problems, keep_going=config.keep_going)
     store = Store.open(config.store, create=True)
     digests = FileDigests(store.root / WORK / "digests.json")
-    materials = Materials(store.root, config.tracking_uri, digests, place=workplace(store.uri))
+    materials = Materials(
+        store.root,
+        config.tracking_uri,
+        digests,
+        place=workplace(store.uri),
+    )
     entries, unusable = materials.resolve(catalog.entries)
     digests.save()
     problems = (*catalog.problems, *unusable)
     refuse_bad_entries(problems, keep_going=config.keep_going)
     return Work(
-        store=store, digests=digests, materials=materials, entries=entries, problems=problems
+        store=store,
+        digests=digests,
+        materials=materials,
+        entries=entries,
+        problems=problems,
     )
 
 
@@ -200,12 +217,26 @@ def _connected(config: Config, note: Callable[[str], None]) -> Iterator[Cluster]
 
 
 def _fleet(
-    config: Config, cluster: Cluster, store: Store, continued: Continued, display: Display
+    config: Config,
+    cluster: Cluster,
+    store: Store,
+    continued: Continued,
+    display: Display,
 ) -> Fleet:
     files = Path.cwd() if is_registry(config.catalog) else Path(config.catalog).absolute()
     bucket_uri = store.uri if store.remote is not None else None
-    shared = SharedFiles(store=store.root, files=files, bucket_uri=bucket_uri)
-    return Fleet(cluster, display.show, shared, wait_s=config.wait_s, before=continued.facts)
+    shared = SharedFiles(
+        store=store.root,
+        files=files,
+        bucket_uri=bucket_uri,
+    )
+    return Fleet(
+        cluster,
+        display.show,
+        shared,
+        wait_s=config.wait_s,
+        before=continued.facts,
+    )
 
 
 Workers = tuple[Mapping[str, ClassFacts], Sequence[str]]
@@ -220,7 +251,11 @@ def _live_figures(fleet: Fleet, tracker: TrackerProcess) -> LiveFigures:
     """The nodes in use and MLflow's backlog. Thread-safe."""
     nodes = Counter(name for node in fleet.nodes for name in node.classes)
     logged, unlogged = tracker.num_logged, tracker.num_unlogged
-    return LiveFigures(nodes=nodes, num_logged=logged, num_unlogged=unlogged)
+    return LiveFigures(
+        nodes=nodes,
+        num_logged=logged,
+        num_unlogged=unlogged,
+    )
 
 
 def _plan(
@@ -246,6 +281,11 @@ def _plan(
     for line in recipes_left_out(request):
         notes(display)(line)
     lifted, since = config.lift_quarantine, continued.own_since
-    finished = FinishedWork(work.store, ledger, lifted=lifted, since=since)
+    finished = FinishedWork(
+        work.store,
+        ledger,
+        lifted=lifted,
+        since=since,
+    )
     plan = make_plan(request, finished, work.digests)
     return plan, skipped_outcomes(work.problems, plan.unplaced)

@@ -62,7 +62,10 @@ class Artifact:
                     f"{folder} contains no {MANIFEST}; expected a folder written by freeze or pull"
                 )
             data = read_document(path)
-        return cls(folder=folder, manifest=Manifest.from_bytes(data, origin=str(path)))
+        return cls(
+            folder=folder,
+            manifest=Manifest.from_bytes(data, origin=str(path)),
+        )
 
     def verify(self, items: tuple[Payload | FileRef, ...] | None = None) -> None:
         """Compare some files, by default all, with their digests.
@@ -71,7 +74,11 @@ class Artifact:
             IntegrityError: a file is missing or differs.
         """
         for item in self.manifest.contents if items is None else items:
-            verify_file(self.folder / item.path, digest=item.digest, size_bytes=item.size_bytes)
+            verify_file(
+                self.folder / item.path,
+                digest=item.digest,
+                size_bytes=item.size_bytes,
+            )
 
     def held(
         self,
@@ -175,5 +182,8 @@ def file_ref(
     """Make the record of the file at `path` in `root`."""
     full = root / path
     return FileRef(
-        path=path, digest=digest_file(full), size_bytes=full.stat().st_size, media_type=media_type
+        path=path,
+        digest=digest_file(full),
+        size_bytes=full.stat().st_size,
+        media_type=media_type,
     )

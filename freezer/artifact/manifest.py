@@ -98,8 +98,14 @@ class GoldenSet:
 
     point: Mapping[str, int]
     native_rmse: Mapping[str, float]
-    scales: Mapping[str, tuple[float, ...]] = field(default_factory=dict, metadata=OMIT_DEFAULT)
-    slice_errors: Mapping[str, float] = field(default_factory=dict, metadata=OMIT_DEFAULT)
+    scales: Mapping[str, tuple[float, ...]] = field(
+        default_factory=dict,
+        metadata=OMIT_DEFAULT,
+    )
+    slice_errors: Mapping[str, float] = field(
+        default_factory=dict,
+        metadata=OMIT_DEFAULT,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,7 +203,15 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """The bytes of manifest.json: sorted keys, no NaN."""
-        return (json.dumps(encode(self), indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+        return (
+            json.dumps(
+                encode(self),
+                indent=1,
+                sort_keys=True,
+                allow_nan=False,
+            )
+            + "\n"
+        ).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes, *, origin: str) -> Manifest:

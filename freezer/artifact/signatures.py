@@ -114,7 +114,9 @@ def signed_with(
     }
     optional = {_VERSION: str(claims.version), _CLASS: claims.device_class}
     payload = json.dumps(
-        {"critical": critical, "optional": optional}, separators=(",", ":"), sort_keys=True
+        {"critical": critical, "optional": optional},
+        separators=(",", ":"),
+        sort_keys=True,
     ).encode()
     return Signed(payload, private.sign(payload, ec.ECDSA(SHA256())))
 

@@ -53,7 +53,11 @@ def _further() -> tuple[dict[str, Check], list[Finding]]:
     """The checks of a checkout by name, and findings on those that cannot be imported."""
     checks: dict[str, Check] = {}
     missing = []
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name, reverse=True):
+    for entry in sorted(
+        entry_points(group=GROUP),
+        key=lambda entry: entry.name,
+        reverse=True,
+    ):
         try:
             checks[entry.name] = entry.load()
         except ImportError as error:

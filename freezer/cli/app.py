@@ -55,7 +55,11 @@ def _campaign_commands() -> dict[str, EntryPoint]:
     return {point.name: point for point in points if find_spec(point.module.partition(".")[0])}
 
 
-app = typer.Typer(cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
 
 
 def _print_version(wanted: bool) -> None:

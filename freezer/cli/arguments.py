@@ -22,7 +22,13 @@ error_console = Console(stderr=True)
 
 def say(line: str, style: str = "", *, on: Console = console) -> None:
     """Print one line without markup or wrapping."""
-    on.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+    on.print(
+        line,
+        style=style,
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def say_error(error: ColdpressError) -> None:
@@ -39,12 +45,24 @@ def note(line: str) -> None:
 
 def say_json(value: object, *, indent: int | None = None) -> None:
     """Print a value as JSON, with null for infinities and NaN."""
-    sys.stdout.write(json.dumps(finite(value), indent=indent, allow_nan=False) + "\n")
+    sys.stdout.write(
+        json.dumps(
+            finite(value),
+            indent=indent,
+            allow_nan=False,
+        )
+        + "\n"
+    )
 
 
 def table(*headers: str) -> Table:
     """An empty table without borders."""
-    return Table(*headers, box=None, show_header=bool(headers), pad_edge=False)
+    return Table(
+        *headers,
+        box=None,
+        show_header=bool(headers),
+        pad_edge=False,
+    )
 
 
 @contextlib.contextmanager

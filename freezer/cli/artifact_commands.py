@@ -215,7 +215,11 @@ def doctor(
     """Check this machine, and name a remedy for each problem; exit code 1 if there are errors."""
     findings = []
     for finding in run_checks(
-        CheckRequest(store=store, tracking_uri=tracking_uri, address=address)
+        CheckRequest(
+            store=store,
+            tracking_uri=tracking_uri,
+            address=address,
+        )
     ):
         findings.append(encode(finding))
         if not as_json:

@@ -151,7 +151,13 @@ def _freeze(
     with scratch_folder() as cache:
         local = fetched(source, Path(cache))
         try:
-            result = freeze_source(local, spec=spec, samples=samples, out=out, options=options)
+            result = freeze_source(
+                local,
+                spec=spec,
+                samples=samples,
+                out=out,
+                options=options,
+            )
         except FreezeError as error:
             errors = evidence_of(out) / "errors.txt"
             errors.parent.mkdir(parents=True, exist_ok=True)

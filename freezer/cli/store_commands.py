@@ -99,7 +99,12 @@ def pull(
         )
     name = pick(version, device_class_)
     if len(version.images_of(name)) > 1:
-        opened.pull(version, name, torch_folder(dest), rank=1)
+        opened.pull(
+            version,
+            name,
+            torch_folder(dest),
+            rank=1,
+        )
         say(f"the artifact that needs torch alone is in {torch_folder(dest)}")
     artifact = opened.pull(version, name, dest)
     size_bytes = sum(file.size_bytes for file in artifact.manifest.contents)

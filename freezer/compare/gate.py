@@ -168,10 +168,22 @@ class OpenVinoBounds(NamedTuple):
 
 
 _OPENVINO = {
-    "float16": OpenVinoBounds(cosine=0.995, absolute=1e-2, relative=5e-2),
-    "bfloat16": OpenVinoBounds(cosine=0.99, absolute=2e-2, relative=1e-1),
+    "float16": OpenVinoBounds(
+        cosine=0.995,
+        absolute=1e-2,
+        relative=5e-2,
+    ),
+    "bfloat16": OpenVinoBounds(
+        cosine=0.99,
+        absolute=2e-2,
+        relative=1e-1,
+    ),
 }
-_OPENVINO_FLOAT32 = OpenVinoBounds(cosine=0.999, absolute=1e-4, relative=1e-3)
+_OPENVINO_FLOAT32 = OpenVinoBounds(
+    cosine=0.999,
+    absolute=1e-4,
+    relative=1e-3,
+)
 
 
 def openvino_bounds(dtype: str) -> OpenVinoBounds:

@@ -126,7 +126,12 @@ class Slices:
         the count, each by index.
         """
 
-    def add(self, r: Values, c: Values, e: Values | None = None) -> None:
+    def add(
+        self,
+        r: Values,
+        c: Values,
+        e: Values | None = None,
+    ) -> None:
         """Add the elements of one call that are finite in all of its outputs."""
         dims = range(len(r.shape))
         for axis in dims[1:]:
@@ -178,7 +183,12 @@ class Slices:
                     columns[1] = native_share**2 * columns[2]
             for index in _suspects(columns, dtype, float64=error_ratio_max is not None):
                 wrong, native, power, count = columns[:, index].tolist()
-                part = Sums(num_elements=int(count), noise=wrong, native=native, signal=power)
+                part = Sums(
+                    num_elements=int(count),
+                    noise=wrong,
+                    native=native,
+                    signal=power,
+                )
                 error = part.error(dtype, part.num_elements)
                 problem = _slice_problem(error, error_ratio_max, f"at {index} of dim {axis}")
                 if problem:
@@ -186,7 +196,12 @@ class Slices:
         return None
 
 
-def _squares(r: Numbers, c: Numbers, e: Numbers, below: float) -> list[Numbers]:
+def _squares(
+    r: Numbers,
+    c: Numbers,
+    e: Numbers,
+    below: float,
+) -> list[Numbers]:
     """Squared errors of the output and of eager, and squares of the reference, where it is below a
     limit and all are finite, and where that is.
     """

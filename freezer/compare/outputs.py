@@ -105,7 +105,11 @@ def pooled(comparisons: Iterable[Comparison]) -> Sums:
 
 
 def compare(
-    r: Values, c: Values, limits: Sequence[float] = (), *, drawn: bool = False
+    r: Values,
+    c: Values,
+    limits: Sequence[float] = (),
+    *,
+    drawn: bool = False,
 ) -> Comparison:
     """Compare an output with its golden output.
 

@@ -92,7 +92,11 @@ def identity(url: str) -> str | None:
             info = bucket.filesystem.get_file_info(bucket.base)
             return f"{info.size}|{info.mtime_ns}" if info.is_file else None
         with _session() as session:
-            response = session.head(url, timeout=(_CONNECT_S, _READ_S), allow_redirects=True)
+            response = session.head(
+                url,
+                timeout=(_CONNECT_S, _READ_S),
+                allow_redirects=True,
+            )
             tag = response.headers.get("ETag") or response.headers.get("Last-Modified")
             return (
                 f"{tag}|{response.headers.get('Content-Length')}" if response.ok and tag else None
@@ -112,7 +116,13 @@ def _opened(url: str, *, pinned: bool) -> Iterator[Any]:
             yield stack.enter_context(bucket.filesystem.open_input_stream(bucket.base))
             return
         session = stack.enter_context(_session())
-        response = stack.enter_context(session.get(url, stream=True, timeout=(_CONNECT_S, _READ_S)))
+        response = stack.enter_context(
+            session.get(
+                url,
+                stream=True,
+                timeout=(_CONNECT_S, _READ_S),
+            )
+        )
         response.raise_for_status()
         if urlsplit(response.url).scheme != "https" and not pinned:
             raise SourceError(

@@ -32,7 +32,9 @@ def open_regular(path: Path, mode: str = "rb") -> FileIO:
     if path.exists() and not path.is_file():
         raise IntegrityError(f"{path} is not a regular file; replace it, or repair the store")
     return FileIO(
-        path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o666)
+        path,
+        mode,
+        opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o666),
     )
 
 

@@ -51,7 +51,12 @@ def scratch_folder(*, executable: bool = False, place: Path | None = None) -> It
     _remove_remains(place)
     with contextlib.ExitStack() as stack:
         while True:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX, dir=place))
+            folder = stack.enter_context(
+                tempfile.TemporaryDirectory(
+                    prefix=PREFIX,
+                    dir=place,
+                )
+            )
             with contextlib.suppress(OSError):  # NFS has no locks of folders
                 _lock(folder, fcntl.LOCK_SH, stack)
             if Path(folder).exists():  # another process may remove it before it is locked

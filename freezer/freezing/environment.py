@@ -64,7 +64,9 @@ REFUSED_VARIABLES: Mapping[str, Refused] = {
         why="lets torch multiply float32 matrices in fewer bits", plain=_TF32
     ),
     "NVIDIA_TF32_OVERRIDE": Refused(
-        why="lets every CUDA library multiply float32 in fewer bits", plain=("0",), kind="cuda"
+        why="lets every CUDA library multiply float32 in fewer bits",
+        plain=("0",),
+        kind="cuda",
     ),
     "TORCH_DISABLE_FUNCTIONALIZATION_META_REFERENCE": Refused(
         why="changes the strides that torch.export gives", plain=("0",)
@@ -127,7 +129,12 @@ def check_environment(device_class: DeviceClass, environ: Mapping[str, str] | No
         raise _refusal(name, environ[name], why, "unset")
 
 
-def _refusal(name: str, value: str, why: str, expected: str) -> UsageError:
+def _refusal(
+    name: str,
+    value: str,
+    why: str,
+    expected: str,
+) -> UsageError:
     return UsageError(
         f"{name}={value} in the environment {why}; expected {expected}. Unset it before Python, or"
         " the worker, starts",
@@ -191,6 +198,9 @@ def _version(compiler: str) -> str | None:
     if shutil.which(compiler) is None:
         return None
     found = subprocess.run(
-        [compiler, "--version"], capture_output=True, text=True, check=False
+        [compiler, "--version"],
+        capture_output=True,
+        text=True,
+        check=False,
     ).stdout
     return found.splitlines()[0] if found else None

@@ -127,7 +127,13 @@ def freeze_source(
     device_class, device = resolve_device(None, options.device_class, options.device)
     subject = load_subject(source, options.name, spec, samples, options.for_subject(device))
     target = freeze_target(subject, device_class, device, options)
-    return freeze_subject(subject, target, out=out, source=str(source), options=options)
+    return freeze_subject(
+        subject,
+        target,
+        out=out,
+        source=str(source),
+        options=options,
+    )
 
 
 def load_subject(
@@ -161,7 +167,12 @@ def load_subject(
 
 
 def freeze_subject(
-    subject: Subject, target: Target, *, out: Path, source: str, options: FreezeOptions
+    subject: Subject,
+    target: Target,
+    *,
+    out: Path,
+    source: str,
+    options: FreezeOptions,
 ) -> FreezeResult:
     """Freeze for a target. If nothing is faster than eager on a CPU, write the portable artifact,
     which serves instead.
@@ -232,7 +243,10 @@ def _session(subject: Subject, target: Target, options: FreezeOptions) -> Sessio
 
 
 def freeze_target(
-    subject: Subject, device_class: str, device: torch.device, options: FreezeOptions
+    subject: Subject,
+    device_class: str,
+    device: torch.device,
+    options: FreezeOptions,
 ) -> Target:
     """The target of a freeze, by default with this machine's class for the dtypes of the model, and
     its thread counts.
@@ -268,14 +282,29 @@ def write_judged(
         The artifact, or None; and what to add to the reason.
     """
     if judgement.winner is not None:
-        return assemble(session, judgement, dest=dest, provenance=provenance, failures=failures), ""
+        return assemble(
+            session,
+            judgement,
+            dest=dest,
+            provenance=provenance,
+            failures=failures,
+        ), ""
     if judgement.verdict != "kept-eager" or session.target.device_class.kind != "cuda":
         return None, ""
-    return keep_eager(session, dest=dest, provenance=provenance, failures=failures)
+    return keep_eager(
+        session,
+        dest=dest,
+        provenance=provenance,
+        failures=failures,
+    )
 
 
 def keep_eager(
-    session: Session, *, dest: Path, provenance: Mapping[str, str], failures: Mapping[str, str]
+    session: Session,
+    *,
+    dest: Path,
+    provenance: Mapping[str, str],
+    failures: Mapping[str, str],
 ) -> tuple[Artifact | None, str]:
     """Write the captured program, not frozen, if it can be captured and passes the drift gate; see
     `write_judged`.
@@ -288,11 +317,21 @@ def keep_eager(
             return None, f"; no captured program serves: {error}"
         policy = replace(session.policy, min_samples=0)  # which only the objective p95 raises
         session = replace(
-            session, on_drift_alone=True, objective="p50", task_metric=None, policy=policy
+            session,
+            on_drift_alone=True,
+            objective="p50",
+            task_metric=None,
+            policy=policy,
         )
         judgement = judge(session, [captured])
         if judgement.winner is None:
             return None, f"; no captured program serves: {judgement.reason}"
         judgement = replace(judgement, verdict="kept-eager")
-        artifact = assemble(session, judgement, dest=dest, provenance=provenance, failures=failures)
+        artifact = assemble(
+            session,
+            judgement,
+            dest=dest,
+            provenance=provenance,
+            failures=failures,
+        )
     return artifact, f"; the captured program serves ({captured.capture})"

@@ -125,7 +125,12 @@ def _torchscript(
         "optimize_numerics": optimize_numerics,
         "optimize_for_inference": optimize_for_inference,
     }
-    return Recipe(name=name, ways=_TORCHSCRIPT, settings=settings, auto=auto)
+    return Recipe(
+        name=name,
+        ways=_TORCHSCRIPT,
+        settings=settings,
+        auto=auto,
+    )
 
 
 def _inductor(
@@ -208,12 +213,22 @@ _IN_BUILD_ORDER = (  # the cheapest first
     _inductor("inductor-unpacked", weight_prepack=False),
     _inductor("inductor-unfrozen", freezing=False, weight_prepack=False),
     _inductor("inductor-max-autotune", max_autotune=True),
-    Recipe(name="portable", ways=_CAPTURED_WAYS, settings={"freeze": False}, portable=True),
+    Recipe(
+        name="portable",
+        ways=_CAPTURED_WAYS,
+        settings={"freeze": False},
+        portable=True,
+    ),
 )
 
 RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for recipe in _IN_BUILD_ORDER}
 
-KEPT_EAGER = Recipe(name="captured", ways=_CAPTURED_WAYS, settings={"freeze": False}, auto=False)
+KEPT_EAGER = Recipe(
+    name="captured",
+    ways=_CAPTURED_WAYS,
+    settings={"freeze": False},
+    auto=False,
+)
 """For GPU classes where nothing beats eager: the captured program, not frozen, on that device. Not
 an entrant: `freeze` and campaigns build it for the verdict `kept-eager`."""
 

@@ -48,7 +48,11 @@ class Target:
 
     def at(self, num_threads: int) -> Target:
         """The same class with one thread count."""
-        return Target(device_class=self.device_class, num_threads=num_threads, device=self.device)
+        return Target(
+            device_class=self.device_class,
+            num_threads=num_threads,
+            device=self.device,
+        )
 
 
 def target_here(

@@ -229,7 +229,10 @@ def _arm(
 
 def _cuda(capability: int) -> DeviceClass:
     return DeviceClass(
-        name=f"cuda-sm{capability}", kind="cuda", capability=capability, host="cpu-x86-64-v3"
+        name=f"cuda-sm{capability}",
+        kind="cuda",
+        capability=capability,
+        host="cpu-x86-64-v3",
     )
 
 
@@ -258,13 +261,49 @@ DEVICE_CLASSES: Mapping[str, DeviceClass] = {
         DeviceClass(name=PORTABLE, kind="portable"),
         _x86("cpu-x86-64-v3", "AVX2"),
         _x86("cpu-x86-64-v4", "AVX512_CORE", "cpu-x86-64-v3"),
-        _x86("cpu-cascadelake", "AVX512_CORE_VNNI", "cpu-x86-64-v4", vendor=_INTEL, adds=_VNNI),
-        _x86("cpu-cooperlake", "AVX512_CORE_BF16", "cpu-cascadelake", vendor=_INTEL, adds=_BF16),
-        _x86("cpu-zen4", "AVX512_CORE_BF16", "cpu-x86-64-v4", vendor=_AMD, adds=_BF16),
-        _x86("cpu-sapphirerapids", "AVX512_CORE_AMX", "cpu-cooperlake", vendor=_INTEL, adds=_AMX),
+        _x86(
+            "cpu-cascadelake",
+            "AVX512_CORE_VNNI",
+            "cpu-x86-64-v4",
+            vendor=_INTEL,
+            adds=_VNNI,
+        ),
+        _x86(
+            "cpu-cooperlake",
+            "AVX512_CORE_BF16",
+            "cpu-cascadelake",
+            vendor=_INTEL,
+            adds=_BF16,
+        ),
+        _x86(
+            "cpu-zen4",
+            "AVX512_CORE_BF16",
+            "cpu-x86-64-v4",
+            vendor=_AMD,
+            adds=_BF16,
+        ),
+        _x86(
+            "cpu-sapphirerapids",
+            "AVX512_CORE_AMX",
+            "cpu-cooperlake",
+            vendor=_INTEL,
+            adds=_AMX,
+        ),
         _arm("cpu-aarch64", "armv8-a", _NEON),
-        _arm("cpu-neoverse-v1", "armv8.4-a+sve+bf16+i8mm", _SVE, "cpu-aarch64", sve_bits=256),
-        _arm("cpu-neoverse-v2", "armv9-a+bf16+i8mm", _SVE2, "cpu-aarch64", sve_bits=128),
+        _arm(
+            "cpu-neoverse-v1",
+            "armv8.4-a+sve+bf16+i8mm",
+            _SVE,
+            "cpu-aarch64",
+            sve_bits=256,
+        ),
+        _arm(
+            "cpu-neoverse-v2",
+            "armv9-a+bf16+i8mm",
+            _SVE2,
+            "cpu-aarch64",
+            sve_bits=128,
+        ),
         *map(_cuda, (75, 80, 86, 89, 90, 100)),
     )
 }

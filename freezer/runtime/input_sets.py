@@ -58,7 +58,12 @@ def resize(
     return InputSet(point=dict(point), tensors=tensors)
 
 
-def related(item: TensorSpec, tensor: Tensor, spec: InputSpec, point: Mapping[str, int]) -> Tensor:
+def related(
+    item: TensorSpec,
+    tensor: Tensor,
+    spec: InputSpec,
+    point: Mapping[str, int],
+) -> Tensor:
     """Integers changed so that they keep to the relation of their input; see TensorSpec."""
     if item.relation is None or not tensor.numel():
         return tensor
@@ -144,7 +149,12 @@ def generate_at(
     for item in spec.tensors:
         bounded = _within_length(item, spec, point)
         shape = item.at(point)
-        tensor = _tensor(bounded, shape, generator, full=padding == "none")
+        tensor = _tensor(
+            bounded,
+            shape,
+            generator,
+            full=padding == "none",
+        )
         if padding == "left" and item.shape and is_mask(item):
             tensor = tensor.flip(-1)
         tensors[item.name] = related(item, tensor, spec, point)
@@ -219,7 +229,12 @@ def _tensor(
     dtype: torch.dtype = getattr(torch, item.dtype)
     low, high = item.range or (0, 1)
     if is_mask(item):
-        values = _mask(item, shape, generator, full=full)
+        values = _mask(
+            item,
+            shape,
+            generator,
+            full=full,
+        )
     elif dtype.is_complex:
         values = torch.randn(shape, generator=generator, dtype=torch.complex64)
     elif item.dtype in FLOATING and item.range:
@@ -232,7 +247,13 @@ def _tensor(
     else:
         largest = torch.iinfo(torch.int64).max
         beyond = min(int(high) + 1, largest)
-        values = torch.randint(int(low), beyond, shape, generator=generator, dtype=torch.int64)
+        values = torch.randint(
+            int(low),
+            beyond,
+            shape,
+            generator=generator,
+            dtype=torch.int64,
+        )
     return values.to(dtype)
 
 
@@ -256,7 +277,12 @@ def _mask(
     either = item.dtype == "bool" or "pad" in item.name.lower()
     most = shorter if either else length
     rows = (*shape[:-1], 1)
-    lengths = torch.randint(1, most + 1, rows, generator=generator)
+    lengths = torch.randint(
+        1,
+        most + 1,
+        rows,
+        generator=generator,
+    )
     if full and not either:
         lengths.fill_(length)
     elif bool((lengths == length).all()):

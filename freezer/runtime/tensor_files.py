@@ -159,7 +159,10 @@ def check_fit(sets: Sequence[Headers], spec: InputSpec, origin: object) -> None:
 
 
 def golden_sets(
-    path: Path, names: Sequence[str], num_sets: int, load: _Load[_Value]
+    path: Path,
+    names: Sequence[str],
+    num_sets: int,
+    load: _Load[_Value],
 ) -> list[dict[str, _Value]]:
     """Read a golden file, whose digest was verified: every set by input or output name.
 

@@ -270,7 +270,13 @@ def output_specs(
     names = _names(structure, "")
     for name, leaf in zip(names, leaves, strict=True):
         dtype = dtype_name(leaf.dtype)
-        specs.append(OutputSpec(name=name, dtype=dtype, rank=leaf.dim()))
+        specs.append(
+            OutputSpec(
+                name=name,
+                dtype=dtype,
+                rank=leaf.dim(),
+            )
+        )
     return tuple(specs)
 
 

@@ -182,7 +182,9 @@ def own_count() -> int:
                 # In another thread: setting the count here would replace a count that this thread
                 # has set itself.
                 fixer = threading.Thread(
-                    target=_fix_inherited, name="coldpress-threads", daemon=True
+                    target=_fix_inherited,
+                    name="coldpress-threads",
+                    daemon=True,
                 )
                 fixer.start()
                 fixer.join()

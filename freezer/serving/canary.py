@@ -180,7 +180,12 @@ def _output_figures(
     drawn = any(item.native_rmse.get(output) for item in manifest.golden)
     comparisons = {}
     for index, (r, c) in pairs.items():
-        comparisons[index] = compare(r, c, limits, drawn=drawn)
+        comparisons[index] = compare(
+            r,
+            c,
+            limits,
+            drawn=drawn,
+        )
     pool = pooled(comparisons.values())
     native_share = manifest.golden[0].slice_errors.get(output)
     slices = Slices(limits)

@@ -34,9 +34,19 @@ Problem: TypeAlias = tuple[str, str, str]
 """A reason against an artifact: its code, what was found, and what the artifact needs."""
 
 
-def refuse(rung: str, reason: str, got: str, expected: str) -> Refusal:
+def refuse(
+    rung: str,
+    reason: str,
+    got: str,
+    expected: str,
+) -> Refusal:
     """The refusal of a device class."""
-    return Refusal(rung=rung, reason=reason, got=got, expected=expected)
+    return Refusal(
+        rung=rung,
+        reason=reason,
+        got=got,
+        expected=expected,
+    )
 
 
 def rungs(

@@ -67,7 +67,12 @@ class Image:
             artifact = self.fetch(paths)
             return replace(artifact, manifest=second)
 
-        part = replace(self, manifest=lambda: second, fetch=fetch, is_fallback=True)
+        part = replace(
+            self,
+            manifest=lambda: second,
+            fetch=fetch,
+            is_fallback=True,
+        )
         return (part,)
 
     def unsigned(self, keys: Sequence[EllipticCurvePublicKey]) -> Refusal | None:
@@ -160,13 +165,39 @@ def _store_image(
     def fetch(paths: Collection[str] | None) -> Artifact:
         scratch = stack.enter_context(scratch_folder())
         folder = Path(scratch)
-        return store.materialize(version, name, folder, rank=rank, paths=paths, stack=stack)
+        return store.materialize(
+            version,
+            name,
+            folder,
+            rank=rank,
+            paths=paths,
+            stack=stack,
+        )
 
     return Image(
         device_class=name,
-        manifest=partial(store.manifest, version, name, rank=rank),
-        manifest_bytes=partial(store.manifest_bytes, version, name, rank=rank),
-        signatures=partial(store.signatures, version, name, rank=rank),
+        manifest=partial(
+            store.manifest,
+            version,
+            name,
+            rank=rank,
+        ),
+        manifest_bytes=partial(
+            store.manifest_bytes,
+            version,
+            name,
+            rank=rank,
+        ),
+        signatures=partial(
+            store.signatures,
+            version,
+            name,
+            rank=rank,
+        ),
         fetch=fetch,
-        asked=Claims(model=version.model, version=version.number, device_class=name),
+        asked=Claims(
+            model=version.model,
+            version=version.number,
+            device_class=name,
+        ),
     )

@@ -132,11 +132,21 @@ def _open(selection: Selection) -> FrozenModel | NativeModel:
     if options.runtime == "native":
         from freezer.serving.native_load import open_native
 
-        model = open_native(artifact, process.num_threads, options, ladder=selection.ladder)
+        model = open_native(
+            artifact,
+            process.num_threads,
+            options,
+            ladder=selection.ladder,
+        )
     else:
         from freezer.serving.opening import open_artifact
 
-        model = open_artifact(artifact, process.num_threads, options, ladder=selection.ladder)
+        model = open_artifact(
+            artifact,
+            process.num_threads,
+            options,
+            ladder=selection.ladder,
+        )
     _warn_of_slow_sizes(manifest, payloads)
     return model
 

@@ -17,7 +17,11 @@ from freezer.serving.process import LoadOptions
 
 
 def open_native(
-    artifact: Artifact, num_threads: int, options: LoadOptions, *, ladder: Sequence[Refusal] = ()
+    artifact: Artifact,
+    num_threads: int,
+    options: LoadOptions,
+    *,
+    ladder: Sequence[Refusal] = (),
 ) -> NativeModel:
     """Verify the needed files of an artifact folder, open its Inductor payloads, and run the
     canary; see `open_artifact`.

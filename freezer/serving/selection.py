@@ -60,7 +60,14 @@ class Selection:
         assert self.chosen is not None
         rest = (*self.chosen.fallbacks(), *self.rest)
         refused = (*self.refused, refusal)
-        return _first(replace(self, chosen=None, refused=refused, rest=rest))
+        return _first(
+            replace(
+                self,
+                chosen=None,
+                refused=refused,
+                rest=rest,
+            )
+        )
 
     def error(self, reference: object) -> IncompatibleError:
         """The error of a selection without a chosen artifact."""
@@ -121,7 +128,12 @@ def _first(selection: Selection) -> Selection:
             rest[:0] = image.fallbacks()
         elif not (selection.process.options.strict and refused):
             chosen = image
-    return replace(selection, chosen=chosen, refused=tuple(refused), rest=tuple(rest))
+    return replace(
+        selection,
+        chosen=chosen,
+        refused=tuple(refused),
+        rest=tuple(rest),
+    )
 
 
 def _refusal(image: Image, process: ServingProcess) -> Refusal | None:

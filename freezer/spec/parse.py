@@ -43,19 +43,33 @@ def declared_spec(
         declared_item(f"input_{index}", given, positional=True)
         for index, given in enumerate(inputs)
     ]
-    return InputSpec(inputs=tuple(items), dims=bounds, style="positional")
+    return InputSpec(
+        inputs=tuple(items),
+        dims=bounds,
+        style="positional",
+    )
 
 
 def declared_dim(name: str, bound: Mapping[str, int]) -> Dim:
     """Parse the bounds of one dim; see `declared_spec`."""
     place = f"dim {name!r}"
-    _check_fields(place, bound, ["max", "min", "multiple_of"], required="max")
+    _check_fields(
+        place,
+        bound,
+        ["max", "min", "multiple_of"],
+        required="max",
+    )
     for value in bound.values():
         if type(value) is not int:
             raise SpecError(f"{place}: got {value!r}, expected a whole number")
     step = bound.get("multiple_of", 1)
     least = bound.get("min", step)
-    return Dim(name=name, min=least, max=bound["max"], multiple_of=step)
+    return Dim(
+        name=name,
+        min=least,
+        max=bound["max"],
+        multiple_of=step,
+    )
 
 
 def declared_item(name: str, item: Any, *, positional: bool = False) -> InputItem:
@@ -64,7 +78,12 @@ def declared_item(name: str, item: Any, *, positional: bool = False) -> InputIte
     allowed: list[str] = [form] if form else ["dtype", "range", "relation", "shape"]
     if positional:
         allowed.append("name")
-    _check_fields(f"input {name!r}", item, allowed, required=form or "shape")
+    _check_fields(
+        f"input {name!r}",
+        item,
+        allowed,
+        required=form or "shape",
+    )
     name = str(item.get("name", name))
     if form is None:
         return _declared_tensor(name, item)
@@ -92,7 +111,12 @@ def _declared_nested(name: str, kind: Literal["tuple", "list", "dict"], given: A
             raise SpecError(f"input {name!r}: got the key {key!r}, expected a text")
     parts = dict(given if isinstance(given, Mapping) else enumerate(given))
     items = tuple(declared_item(f"{name}.{key}", part) for key, part in parts.items())
-    return NestedSpec(name=name, kind=kind, items=items, keys=keys)
+    return NestedSpec(
+        name=name,
+        kind=kind,
+        items=items,
+        keys=keys,
+    )
 
 
 def _declared_tensor(name: str, item: Mapping[str, Any]) -> TensorSpec:
@@ -126,7 +150,13 @@ def _is_list_of(value: object, *kinds: type) -> bool:
     return isinstance(value, list) and all(type(part) in kinds for part in value)
 
 
-def _check_fields(place: str, item: Any, allowed: list[str], *, required: str) -> None:
+def _check_fields(
+    place: str,
+    item: Any,
+    allowed: list[str],
+    *,
+    required: str,
+) -> None:
     if not isinstance(item, Mapping):
         got = type(item).__name__
         raise SpecError(f"{place}: got a {got}, expected a mapping with {', '.join(allowed)}")

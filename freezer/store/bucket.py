@@ -189,7 +189,13 @@ class RemoteFiles:
             f"the cache {copy.parent} is deleted all the time; keep it while a model is loaded"
         )
 
-    def _download(self, path: str, copy: Path, digest: str, size_bytes: int) -> None:
+    def _download(
+        self,
+        path: str,
+        copy: Path,
+        digest: str,
+        size_bytes: int,
+    ) -> None:
         """Download an object to the cache, and compare it with its digest."""
         copy.parent.mkdir(parents=True, exist_ok=True)
         with scratch_folder(place=copy.parent) as folder:
@@ -198,7 +204,12 @@ class RemoteFiles:
                 file.writelines(self.chunks(path, size_bytes))
                 file.flush()
                 written = Path(f"/proc/self/fd/{file.fileno()}")  # also if the cache was deleted
-                verify_file(written, digest=digest, size_bytes=size_bytes, origin=self.where(path))
+                verify_file(
+                    written,
+                    digest=digest,
+                    size_bytes=size_bytes,
+                    origin=self.where(path),
+                )
             partial.chmod(0o444)
             move(partial, copy)
 
@@ -206,7 +217,12 @@ class RemoteFiles:
         """Where the cache of this user keeps a blob, also one that it lacks."""
         return cache_folder() / "blobs" / "sha256" / digest.removeprefix("sha256:")
 
-    def fetch(self, path: str, dest: Path, limit_bytes: int) -> None:
+    def fetch(
+        self,
+        path: str,
+        dest: Path,
+        limit_bytes: int,
+    ) -> None:
         """Download an object of limited size."""
         with dest.open("wb") as file:
             file.writelines(self.chunks(path, limit_bytes))

@@ -65,7 +65,10 @@ class Descriptor:
         default="",
         metadata={**stored_as("artifactType"), **OMIT_DEFAULT},
     )
-    annotations: Mapping[str, str] = field(default_factory=dict, metadata=OMIT_DEFAULT)
+    annotations: Mapping[str, str] = field(
+        default_factory=dict,
+        metadata=OMIT_DEFAULT,
+    )
     platform: Mapping[str, str] = field(default_factory=dict, metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
@@ -87,7 +90,10 @@ class OciIndex:
     """An OCI index: of a model its tags, of a version its images."""
 
     manifests: tuple[Descriptor, ...]
-    annotations: Mapping[str, str] = field(default_factory=dict, metadata=OMIT_DEFAULT)
+    annotations: Mapping[str, str] = field(
+        default_factory=dict,
+        metadata=OMIT_DEFAULT,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,7 +175,12 @@ class Layout:
         with self._reading(path):
             return self._files.local(path, digest=digest, size_bytes=size_bytes)
 
-    def fetch(self, digest: str, dest: Path, limit_bytes: int) -> None:
+    def fetch(
+        self,
+        digest: str,
+        dest: Path,
+        limit_bytes: int,
+    ) -> None:
         """Copy a blob of limited size to a local file; the caller verifies its digest.
 
         Raises:
@@ -197,7 +208,11 @@ class Layout:
         """
         for item in artifact.manifest.contents:
             blob, source = self._path(item.digest), artifact.folder / item.path
-            if not self._files.holds(blob, digest=item.digest, size_bytes=item.size_bytes):
+            if not self._files.holds(
+                blob,
+                digest=item.digest,
+                size_bytes=item.size_bytes,
+            ):
                 verify_file(source, digest=item.digest, size_bytes=item.size_bytes)
                 self._files.put(blob, source)
 
@@ -274,7 +289,10 @@ class Layout:
             layers.append(replace(layer, annotations={ANNOTATION: text}))
         rootfs = {"type": "layers", "diff_ids": [layer.digest for layer in layers]}
         config = {"architecture": "", "os": "", "config": {}, "rootfs": rootfs}
-        content = OciImage(config=self._write_json(config, MEDIA_CONFIG), layers=tuple(layers))
+        content = OciImage(
+            config=self._write_json(config, MEDIA_CONFIG),
+            layers=tuple(layers),
+        )
         image = {"schemaVersion": 2, "mediaType": MEDIA_IMAGE, **encode(content)}
         return self._write_json(image, MEDIA_IMAGE)
 
@@ -305,7 +323,11 @@ class Layout:
         path = self._path(digest)
         if not self._files.holds(path, digest=digest, size_bytes=size_bytes):
             self._files.write(path, data)
-        return Descriptor(media_type=media_type, digest=digest, size_bytes=size_bytes)
+        return Descriptor(
+            media_type=media_type,
+            digest=digest,
+            size_bytes=size_bytes,
+        )
 
     def _write_json(
         self,

@@ -233,7 +233,11 @@ def link_image(
         if paths is None or file.path in paths:
             link = folder / file.path
             link.parent.mkdir(parents=True, exist_ok=True)
-            blob = partial(layout.local, digest=file.digest, size_bytes=file.size_bytes)
+            blob = partial(
+                layout.local,
+                digest=file.digest,
+                size_bytes=file.size_bytes,
+            )
             link.symlink_to(blob() if stack is None else _held(blob, stack))
     (folder / MANIFEST).write_bytes(data)
     return Artifact.read(folder)

@@ -192,13 +192,21 @@ def _figures(blocks: Blocks, timing: Timing) -> Tensor:
 
 
 def _p95_interval(
-    eagers: Blocks, theirs: Blocks, tail: float, policy: SamplingPolicy
+    eagers: Blocks,
+    theirs: Blocks,
+    tail: float,
+    policy: SamplingPolicy,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The ratio of 95th percentiles, and its quantiles over resampled rounds."""
     num_rounds = len(eagers)
     generator = torch.Generator().manual_seed(policy.seed)
     shape = (policy.num_bootstrap, num_rounds)
-    picks = torch.randint(0, num_rounds, shape, generator=generator)
+    picks = torch.randint(
+        0,
+        num_rounds,
+        shape,
+        generator=generator,
+    )
     ratios = _p95(eagers, picks) / _p95(theirs, picks)
     limits = torch.tensor([tail, 1 - tail], dtype=torch.float64)
     low, high = torch.quantile(ratios, limits)

@@ -67,7 +67,11 @@ def policy_for(objective: Objective, policy: SamplingPolicy) -> SamplingPolicy:
     if objective != "p95":
         return policy
     percentiles = sorted({*policy.percentiles, objective}, key=lambda key: float(key[1:]))
-    return replace(policy, percentiles=tuple(percentiles), min_samples=MIN_SAMPLES[objective])
+    return replace(
+        policy,
+        percentiles=tuple(percentiles),
+        min_samples=MIN_SAMPLES[objective],
+    )
 
 
 def sample(

@@ -230,12 +230,20 @@ class EntryModel(BaseModel):
     A check reads the fields above its own.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        validate_default=True,
+    )
 
     name: str = Field(pattern=SLUG)
     args: Annotated[dict[str, Any], AfterValidator(_check_args)] = {}
     weights: Literal["random"] | None = None
-    seed: int = Field(default=0, ge=0, lt=2**63)
+    seed: int = Field(
+        default=0,
+        ge=0,
+        lt=2**63,
+    )
     method: str | None = None
     sha256: str | None = Field(default=None, pattern=SHA256)
     trust: bool = False

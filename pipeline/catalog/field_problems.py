@@ -25,7 +25,13 @@ class FieldError(ValueError):
         code: of the error.
     """
 
-    def __init__(self, message: str, *, field: str = "", code: str = ENTRY) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str = "",
+        code: str = ENTRY,
+    ) -> None:
         super().__init__(message)
         self.field = field
         self.code = code

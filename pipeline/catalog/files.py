@@ -129,7 +129,12 @@ def _composed(content: bytes, path: Path) -> yaml.Node | None:
     return root
 
 
-def _check_node(node: yaml.Node, path: Path, depth: int, rest: int) -> int:
+def _check_node(
+    node: yaml.Node,
+    path: Path,
+    depth: int,
+    rest: int,
+) -> int:
     """Check a node; return how many bytes of the rest its own values leave, with aliases followed.
 
     Raises:

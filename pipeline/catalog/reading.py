@@ -128,7 +128,12 @@ def read_catalog(path: Path, *, only: Sequence[str] = ()) -> Catalog:
     Raises:
         CatalogError: the file is not a catalog. Errors of single entries are in `problems`.
     """
-    return _read_records(read_file(path), folder=path.parent.resolve(), origin=str(path), only=only)
+    return _read_records(
+        read_file(path),
+        folder=path.parent.resolve(),
+        origin=str(path),
+        only=only,
+    )
 
 
 def read_registry(

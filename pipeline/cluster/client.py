@@ -238,12 +238,22 @@ def check_ray(request: CheckRequest) -> Iterator[Finding]:
             f"ray status --address {shlex.quote(address)}   # if nothing answers: ray start --head"
             " --port 6379"
         )
-        yield Finding(check="Ray", level="error", text=f"{version}: {error.coded}", remedy=remedy)
+        yield Finding(
+            check="Ray",
+            level="error",
+            text=f"{version}: {error.coded}",
+            remedy=remedy,
+        )
         return
     served = classes_of(nodes)
     text = f"{version}, cluster {address}: {len(nodes)} nodes with CPUs"
     if set(served) <= {PORTABLE}:
         text = f"{text}, none of which has the label of a device class"
-        yield Finding(check="Ray", level="warning", text=text, remedy=f"{JOIN}   # on each worker")
+        yield Finding(
+            check="Ray",
+            level="warning",
+            text=text,
+            remedy=f"{JOIN}   # on each worker",
+        )
         return
     yield Finding(check="Ray", text=f"{text}, for {', '.join(served)}")

@@ -149,7 +149,12 @@ class Jobs:
             return _job(self._client.get_job_info(job_id))
 
     def submit(
-        self, prefix: str, entrypoint: str, *, working_dir: Path, environ: Mapping[str, str]
+        self,
+        prefix: str,
+        entrypoint: str,
+        *,
+        working_dir: Path,
+        environ: Mapping[str, str],
     ) -> tuple[Job, bool]:
         """Submit a job, or find the campaign's running one; return it, and whether it was
         submitted.

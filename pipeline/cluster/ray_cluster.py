@@ -212,10 +212,19 @@ class Cluster:
             return Done(handle=handle, value=ray.get(handle))
         except ray.exceptions.RayTaskError as error:
             failure = f"{type(error.cause).__name__}: {error.cause}"
-            return Done(handle=handle, failure=failure, kind=kind_of_ray(error, error.cause))
+            return Done(
+                handle=handle,
+                failure=failure,
+                kind=kind_of_ray(error, error.cause),
+            )
         except ray.exceptions.RayError as error:
             failure = f"{type(error).__name__}: {first_line(error)}"
-            return Done(handle=handle, failure=failure, kind=kind_of_ray(error), lost=True)
+            return Done(
+                handle=handle,
+                failure=failure,
+                kind=kind_of_ray(error),
+                lost=True,
+            )
 
     def cancel(self, handles: Sequence[Handle], *, grace_s: float = 5.0) -> None:
         """Interrupt tasks, which ends their child processes; kill those that run longer than

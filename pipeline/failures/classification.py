@@ -87,14 +87,28 @@ def classify(error: BaseException) -> Failure:
     message = _message(error)
     for symptom in _SYMPTOMS:
         if any(symptom.fits(one) for one in _chain(error)):
-            return Failure(kind=symptom.kind, code=symptom.code, message=message)
+            return Failure(
+                kind=symptom.kind,
+                code=symptom.code,
+                message=message,
+            )
     code = error.code if isinstance(error, ColdpressError) else ColdpressError.code
     if isinstance(error, FreezeError):
-        return Failure(kind=error.kind, code=code, message=message)
+        return Failure(
+            kind=error.kind,
+            code=code,
+            message=message,
+        )
     if isinstance(error, InfrastructureError | StoreError):
-        return Failure(kind="infrastructure", code=code, message=message)
+        return Failure(
+            kind="infrastructure",
+            code=code,
+            message=message,
+        )
     return Failure(
-        kind="spec" if isinstance(error, UsageError) else "error", code=code, message=message
+        kind="spec" if isinstance(error, UsageError) else "error",
+        code=code,
+        message=message,
     )
 
 

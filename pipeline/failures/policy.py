@@ -63,14 +63,30 @@ POLICY: Mapping[str, Decision] = {
     "output": FINAL,
     "processes": FINAL,
     # The model, or the libraries below it: a person should look at it.
-    "crash": Decision(attempts=2, elsewhere=True, kept="quarantine"),
+    "crash": Decision(
+        attempts=2,
+        elsewhere=True,
+        kept="quarantine",
+    ),
     "memory": Decision(kept="memory"),
     # The circumstances: a retry may succeed.
     "timeout": Decision(),
     "error": Decision(),
-    "disk": Decision(attempts=2, elsewhere=True, later=True),
-    "infrastructure": Decision(attempts=3, elsewhere=True, later=True),
-    "unstable": Decision(attempts=3, elsewhere=True, later=True),
+    "disk": Decision(
+        attempts=2,
+        elsewhere=True,
+        later=True,
+    ),
+    "infrastructure": Decision(
+        attempts=3,
+        elsewhere=True,
+        later=True,
+    ),
+    "unstable": Decision(
+        attempts=3,
+        elsewhere=True,
+        later=True,
+    ),
     # The cluster. The final outcome is `failed: infrastructure`; of `node-memory`, `failed:
     # memory`.
     "node": Decision(attempts=3, elsewhere=True),
@@ -91,8 +107,16 @@ BY_CODE: Mapping[str, Decision] = {
     "CP-OBJDUMP": Decision(),
     "CP-ENVIRONMENT": Decision(),
     # The machine ran out of memory, below the limit of the entry.
-    NODE_MEMORY: Decision(attempts=2, more_memory=True, kept="memory"),
-    GPU_MEMORY: Decision(attempts=2, elsewhere=True, later=True),
+    NODE_MEMORY: Decision(
+        attempts=2,
+        more_memory=True,
+        kept="memory",
+    ),
+    GPU_MEMORY: Decision(
+        attempts=2,
+        elsewhere=True,
+        later=True,
+    ),
 }
 """By code, where that is more specific than the kind."""
 
@@ -181,7 +205,11 @@ def is_kept(
 
 
 def is_missed(
-    failure: Failure, *, num_starts: int, memory_bytes: int | None = None, lifted: bool = False
+    failure: Failure,
+    *,
+    num_starts: int,
+    memory_bytes: int | None = None,
+    lifted: bool = False,
 ) -> bool:
     """Whether a campaign builds a recipe again whose earlier failure left an outcome without it.
 

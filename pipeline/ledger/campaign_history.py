@@ -110,7 +110,12 @@ class History:
                 keep_newest(newest, (row.model, row.device_class), row)
         return [_reached(row) for row in newest.values()]
 
-    def _row(self, campaign: str, member: Member, until: float) -> LedgerRow | None:
+    def _row(
+        self,
+        campaign: str,
+        member: Member,
+        until: float,
+    ) -> LedgerRow | None:
         """Return the campaign's own row of a member; for a cached member, the newest row at that
         time.
         """

@@ -122,7 +122,12 @@ def _members_from(rows: Sequence[Sequence[Any]]) -> tuple[Member, ...]:
 def members_of(outcomes: Sequence[Outcome]) -> tuple[Member, ...]:
     """Return the members for some outcomes."""
     return tuple(
-        Member(judge_key=o.judge_key, model=o.model, device_class=o.device_class, cached=o.cached)
+        Member(
+            judge_key=o.judge_key,
+            model=o.model,
+            device_class=o.device_class,
+            cached=o.cached,
+        )
         for o in outcomes
     )
 

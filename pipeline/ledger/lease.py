@@ -162,7 +162,13 @@ class Lease:
             if it ended normally.
     """
 
-    def __init__(self, path: Path | LeaseObject, campaign: str, *, after: float | None) -> None:
+    def __init__(
+        self,
+        path: Path | LeaseObject,
+        campaign: str,
+        *,
+        after: float | None,
+    ) -> None:
         self._path = path
         self._campaign = campaign
         self.after = after
@@ -184,7 +190,11 @@ class Lease:
             after=after,
         )
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._keep_alive, name="lease", daemon=True)
+        self._thread = threading.Thread(
+            target=self._keep_alive,
+            name="lease",
+            daemon=True,
+        )
 
     def __enter__(self) -> Lease:
         self._thread.start()
@@ -247,7 +257,11 @@ class Lease:
                 if not self._is_ours():
                     return
                 beat = self._holder.beat + 1
-                self._holder = replace(self._holder, beat=beat, beat_time=time.time())
+                self._holder = replace(
+                    self._holder,
+                    beat=beat,
+                    beat_time=time.time(),
+                )
                 self.write()
 
     def _is_ours(self) -> bool:

@@ -59,7 +59,10 @@ class Holder:
     @property
     def who(self) -> str:
         """Description of the driver for people."""
-        since = datetime.fromtimestamp(self.started, UTC).isoformat(sep=" ", timespec="seconds")
+        since = datetime.fromtimestamp(self.started, UTC).isoformat(
+            sep=" ",
+            timespec="seconds",
+        )
         return f"process {self.pid} of {self.user} on {self.host} since {since}"
 
     def is_here(self) -> bool:

@@ -125,7 +125,12 @@ class Ledger:
         """
         with ExitStack() as stack:
             if not self._read_only:
-                lock = campaign_lock(self.folder, self.campaign, self._notify, remote=self._remote)
+                lock = campaign_lock(
+                    self.folder,
+                    self.campaign,
+                    self._notify,
+                    remote=self._remote,
+                )
                 self._lease = stack.enter_context(lock)
                 remove_partial(self.folder, self.campaign)
             self.refresh()
@@ -165,7 +170,13 @@ class Ledger:
         for part in read_folder(self.folder, self._known):
             self._take_in(part)
 
-    def find(self, kind: RowKind, key: str, *, model: str | None = None) -> LedgerRow | None:
+    def find(
+        self,
+        kind: RowKind,
+        key: str,
+        *,
+        model: str | None = None,
+    ) -> LedgerRow | None:
         """Return the newest row of a key, optionally of one model: entries that differ only in name
         share a key.
         """
@@ -182,16 +193,32 @@ class Ledger:
                 rows += by_model.values()
         return sorted(rows, key=lambda row: row.time)
 
-    def own(self, kind: RowKind, key: str, model: str) -> LedgerRow | None:
+    def own(
+        self,
+        kind: RowKind,
+        key: str,
+        model: str,
+    ) -> LedgerRow | None:
         """Return the newest row of a key and model that this campaign wrote itself."""
         return self._own.get((kind, key, model))
 
-    def nearest(self, kind: RowKind, model: str, device_class: str) -> LedgerRow | None:
+    def nearest(
+        self,
+        kind: RowKind,
+        model: str,
+        device_class: str,
+    ) -> LedgerRow | None:
         """Return the newest row of a model and device class, with any key."""
         return self._nearest.get((kind, model, device_class))
 
     def append(
-        self, kind: RowKind, key: str, *, model: str, device_class: str, data: Mapping[str, Any]
+        self,
+        kind: RowKind,
+        key: str,
+        *,
+        model: str,
+        device_class: str,
+        data: Mapping[str, Any],
     ) -> None:
         """Add a row, which is on the disk when this returns.
 
@@ -199,7 +226,13 @@ class Ledger:
             LeaseLostError: another driver has taken the campaign over.
             StoreUnreachableError: it cannot be written (a full disk); nothing was added.
         """
-        draft = Draft(kind=kind, key=key, model=model, device_class=device_class, data=data)
+        draft = Draft(
+            kind=kind,
+            key=key,
+            model=model,
+            device_class=device_class,
+            data=data,
+        )
         self.append_all([draft])
 
     def append_all(self, drafts: Sequence[Draft]) -> None:

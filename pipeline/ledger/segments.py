@@ -100,7 +100,14 @@ class Part:
         self._batch: tuple[int, list[str]] = (-1, [])
         options = pa.ipc.IpcReadOptions(included_fields=list(range(len(_HEAD))))
         heads = pa.ipc.open_file(self._content, options=options).read_all().to_pylist()
-        self.rows = [LedgerRow(**head, part=self, place=place) for place, head in enumerate(heads)]
+        self.rows = [
+            LedgerRow(
+                **head,
+                part=self,
+                place=place,
+            )
+            for place, head in enumerate(heads)
+        ]
 
     def text(self, place: int) -> str:
         """Return the record of a row in JSON. Its neighbours, usually needed next, are kept."""
@@ -135,7 +142,12 @@ def _encode(table: pa.Table) -> bytes:
     return content
 
 
-def write_part(folder: Path, remote: RemoteFiles | None, name: str, content: bytes) -> Part:
+def write_part(
+    folder: Path,
+    remote: RemoteFiles | None,
+    name: str,
+    content: bytes,
+) -> Part:
     """Write a part for all machines. It is on the disk, or in the bucket, when this returns.
 
     Args:

@@ -33,7 +33,12 @@ class FinishedWork:
     """
 
     def __init__(
-        self, store: Store, ledger: Ledger, *, lifted: bool = False, since: float = math.inf
+        self,
+        store: Store,
+        ledger: Ledger,
+        *,
+        lifted: bool = False,
+        since: float = math.inf,
     ) -> None:
         self._ledger = ledger
         self.lifted = lifted
@@ -47,10 +52,19 @@ class FinishedWork:
         if known is None:
             return replace(item, why=why)
         entry = item.entry
-        finished = replace(known, tags=entry.tags, registered_name=entry.registered_name)
+        finished = replace(
+            known,
+            tags=entry.tags,
+            registered_name=entry.registered_name,
+        )
         missed, why = self._find_missed(item, finished)
         if missed:
-            return replace(item, why=why, before=finished, missed=missed)
+            return replace(
+                item,
+                why=why,
+                before=finished,
+                missed=missed,
+            )
         return replace(item, why=why, finished=finished)
 
     def _find(self, item: Item) -> tuple[Outcome | None, str]:

@@ -149,7 +149,12 @@ class BuildTarget:
     samples: str | None
 
 
-def build_key(entry: Entry, source: Key, recipe: Recipe, target: BuildTarget) -> Key:
+def build_key(
+    entry: Entry,
+    source: Key,
+    recipe: Recipe,
+    target: BuildTarget,
+) -> Key:
     """Return the key of one build.
 
     The further thread counts and default points are not part of it.
@@ -174,7 +179,11 @@ def build_key(entry: Entry, source: Key, recipe: Recipe, target: BuildTarget) ->
 
 
 def judge_key(
-    entry: Entry, source: Key, builds: Sequence[Key], target: BuildTarget, policy: SamplingPolicy
+    entry: Entry,
+    source: Key,
+    builds: Sequence[Key],
+    target: BuildTarget,
+    policy: SamplingPolicy,
 ) -> Key:
     """Return the key of one judge.
 

@@ -93,7 +93,12 @@ def outcome_table(outcomes: Sequence[Outcome]) -> dict[str, object]:
     return {"columns": columns, "data": [astuple(Row.of(outcome)) for outcome in outcomes]}
 
 
-def speedup_text(value: float | None, low: float | None, high: float | None, mark: str = "") -> str:
+def speedup_text(
+    value: float | None,
+    low: float | None,
+    high: float | None,
+    mark: str = "",
+) -> str:
     """Return a speedup with its interval, like `1.84x (1.79-1.90)`, or with a mark, like `~1.84x`;
     empty if it was not measured.
     """
@@ -137,7 +142,11 @@ def summarize(outcomes: Sequence[Outcome]) -> Summary:
     """Summarize outcomes, in the order of the catalog."""
     best: dict[str, Outcome] = {}
     timed = [one for one in outcomes if one.device_class != PORTABLE and one.clock != "disturbed"]
-    for one in sorted(timed, key=lambda one: one.figures.speedup or 0.0, reverse=True):
+    for one in sorted(
+        timed,
+        key=lambda one: one.figures.speedup or 0.0,
+        reverse=True,
+    ):
         if one.verdict == "published" and one.figures.speedup:
             best.setdefault(one.model, one)
     unpublished = alike(one for one in outcomes if one.verdict != "published")

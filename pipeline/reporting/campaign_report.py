@@ -61,7 +61,14 @@ class CampaignReport:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(
                 path,
-                (json.dumps(finite(self.to_json()), indent=1, allow_nan=False) + "\n").encode(),
+                (
+                    json.dumps(
+                        finite(self.to_json()),
+                        indent=1,
+                        allow_nan=False,
+                    )
+                    + "\n"
+                ).encode(),
             )
         except OSError as error:
             raise InfrastructureError(

@@ -70,7 +70,12 @@ def served_speed(outcome: Outcome) -> ServedSpeed | None:
     measured in the same rounds.
     """
     if outcome.verdict == "kept-eager":
-        return ServedSpeed(recipe=EAGER, value=1.0, low=1.0, high=1.0)
+        return ServedSpeed(
+            recipe=EAGER,
+            value=1.0,
+            low=1.0,
+            high=1.0,
+        )
     figures, previous = outcome.figures, outcome.previous
     if figures.speedup is None or figures.speedup_ci is None:
         return None
@@ -113,7 +118,12 @@ def _change(before: Outcome | None, after: Outcome | None) -> OutcomeChange:
     outcome = after or before
     assert outcome is not None
     kind, why = _kind(before, after)
-    return OutcomeChange(kind=kind, model=outcome.model, device_class=outcome.device_class, why=why)
+    return OutcomeChange(
+        kind=kind,
+        model=outcome.model,
+        device_class=outcome.device_class,
+        why=why,
+    )
 
 
 def _kind(before: Outcome | None, after: Outcome | None) -> tuple[ChangeKind, str]:

@@ -84,7 +84,14 @@ def print_report(report: CampaignReport, console: Console, store: str = "./store
     console.print(Text(f"campaign {report.campaign}", style="italic"))
     rows = [_cells(outcome) for outcome in outcomes]
     if rows:
-        console.print(result_table(COLUMNS, rows, console, narrow=NUM_NAMES + 1))
+        console.print(
+            result_table(
+                COLUMNS,
+                rows,
+                console,
+                narrow=NUM_NAMES + 1,
+            )
+        )
     for line in (
         *_reasons(outcomes, store),
         *_warnings(outcomes),
@@ -180,7 +187,10 @@ def _summary(report: CampaignReport, outcomes: Sequence[Outcome]) -> str:
 
 
 def explain_plan(
-    plan: Plan, skipped: Sequence[Outcome], records: BuildRecords, display: Display
+    plan: Plan,
+    skipped: Sequence[Outcome],
+    records: BuildRecords,
+    display: Display,
 ) -> None:
     """Show a line for each item, and for each outcome that needs no work.
 

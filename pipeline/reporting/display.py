@@ -197,7 +197,12 @@ class LineDisplay(Display):
 
     def _print(self, text: str) -> None:
         line = f"{time.monotonic() - self._started:7.1f}s {text}"
-        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(
+            line,
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 class LiveDisplay(Display):

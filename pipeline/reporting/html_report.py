@@ -46,7 +46,9 @@ def report_page(store: Store, campaign: str) -> bytes:
     models = [details(history, name, of_model) for name, of_model in by_model.items()]
     summary = summarize(outcomes)
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(PAGE), autoescape=True, undefined=jinja2.StrictUndefined
+        loader=jinja2.FileSystemLoader(PAGE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
     )
     page = environment.get_template("report.html").render(
         campaign=campaign,

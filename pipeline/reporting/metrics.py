@@ -47,7 +47,11 @@ def metered(display: Display, campaign: str, address: str | None) -> Iterator[Di
     metrics = CampaignMetrics(display, campaign)
     host, port = _parsed(address)
     try:
-        server, thread = start_http_server(port, addr=host, registry=metrics.registry)
+        server, thread = start_http_server(
+            port,
+            addr=host,
+            registry=metrics.registry,
+        )
     except OSError as error:
         raise UsageError(
             f"metrics cannot be served at --metrics {address!r} ({error.strerror}); give another"
@@ -164,11 +168,15 @@ class CampaignMetrics(Display):
             "coldpress_nodes", "Nodes that the campaign uses.", "device_class", figures.nodes
         )
         backlog = GaugeMetricFamily(
-            "coldpress_mlflow_backlog", "Final outcomes that MLflow lacks.", labels=["campaign"]
+            "coldpress_mlflow_backlog",
+            "Final outcomes that MLflow lacks.",
+            labels=["campaign"],
         )
         backlog.add_metric([self._campaign], figures.num_unlogged)
         logged = CounterMetricFamily(
-            "coldpress_mlflow_logged", "Final outcomes that MLflow shows.", labels=["campaign"]
+            "coldpress_mlflow_logged",
+            "Final outcomes that MLflow shows.",
+            labels=["campaign"],
         )
         logged.add_metric([self._campaign], figures.num_logged)
         yield from (backlog, logged)
@@ -181,15 +189,28 @@ class CampaignMetrics(Display):
             self._failures.labels(self._campaign, code, outcome.device_class).inc()
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(name, text, ("campaign", *labels), registry=self.registry)
+        return Counter(
+            name,
+            text,
+            ("campaign", *labels),
+            registry=self.registry,
+        )
 
     def _histogram(self, name: str, text: str) -> Histogram:
         return Histogram(
-            name, text, ("campaign", "device_class"), registry=self.registry, buckets=BUCKETS_S
+            name,
+            text,
+            ("campaign", "device_class"),
+            registry=self.registry,
+            buckets=BUCKETS_S,
         )
 
     def _gauges(
-        self, name: str, text: str, label: str, values: Mapping[str, int]
+        self,
+        name: str,
+        text: str,
+        label: str,
+        values: Mapping[str, int],
     ) -> GaugeMetricFamily:
         family = GaugeMetricFamily(name, text, labels=("campaign", label))
         for value, number in values.items():

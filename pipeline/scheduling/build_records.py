@@ -25,7 +25,13 @@ class BuildRecords:
         speeds: earlier speeds, which rule out some recipes.
     """
 
-    def __init__(self, store: Store, ledger: Ledger, *, lifted: bool) -> None:
+    def __init__(
+        self,
+        store: Store,
+        ledger: Ledger,
+        *,
+        lifted: bool,
+    ) -> None:
         self._ledger = ledger
         self._lifted = lifted
         self._workplace = workplace(store.uri)
@@ -39,7 +45,10 @@ class BuildRecords:
         """
         row = self._ledger.nearest("build", item.entry.name, item.device_class)
         peak_bytes = 0 if row is None else FinishedBuild.from_json(row.data).peak_bytes
-        state = ItemState(item=item, estimate=learned(demand_of(item.entry), peak_bytes))
+        state = ItemState(
+            item=item,
+            estimate=learned(demand_of(item.entry), peak_bytes),
+        )
         finished: dict[str, BuildResult] = {}
         architecture = ""
         for recipe, key in item.builds.items():
@@ -49,9 +58,19 @@ class BuildRecords:
                 architecture = architecture or result.architecture
         if architecture or not item.optional:
             return start(state, finished, self.speeds.hopeless(item, architecture))
-        return start(state, finished, {}, one_first=self.speeds.any_for(item))
+        return start(
+            state,
+            finished,
+            {},
+            one_first=self.speeds.any_for(item),
+        )
 
-    def _finished(self, item: Item, recipe: str, key: str) -> BuildResult | None:
+    def _finished(
+        self,
+        item: Item,
+        recipe: str,
+        key: str,
+    ) -> BuildResult | None:
         """Return a candidate in the store, or a failure that only another key can fix."""
         row = self._ledger.find("build", key)
         known = FinishedBuild(recipe=recipe, failure=None)

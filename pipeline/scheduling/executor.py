@@ -135,7 +135,13 @@ class Executor:
         for text in step.notes:
             self._show(Event(kind="note", text=text))
         for recipe in step.queue:
-            self._scheduler.add(Task(progress=progress, recipe=recipe), first=step.first)
+            self._scheduler.add(
+                Task(
+                    progress=progress,
+                    recipe=recipe,
+                ),
+                first=step.first,
+            )
         if state.outcome is not None:
             self._records.speeds.add(state.outcome)
             self._decided.append((item, state.outcome))
@@ -201,7 +207,10 @@ class Executor:
         self._running[handle] = tasks
 
     def _request(
-        self, state: ItemState, recipes: Sequence[str], entry: Entry
+        self,
+        state: ItemState,
+        recipes: Sequence[str],
+        entry: Entry,
     ) -> BuildRequest | JudgeRequest:
         item = state.item
         results = state.results
@@ -260,7 +269,13 @@ class Executor:
             self._judge_ended(task, done, done.value or lost)
             return
         recipes = [task.recipe for task in tasks if task.recipe]
-        lost_builds = [BuildResult(key=item.builds[name].digest, recipe=name) for name in recipes]
+        lost_builds = [
+            BuildResult(
+                key=item.builds[name].digest,
+                recipe=name,
+            )
+            for name in recipes
+        ]
         for built in done.value or lost_builds:
             failed = _failure_in(task, done, built)
             hopeless = self._records.speeds.hopeless(item, built.architecture)
@@ -274,7 +289,12 @@ class Executor:
                     )
                 )
 
-    def _judge_ended(self, task: Task, done: Done, judged: JudgeResult) -> None:
+    def _judge_ended(
+        self,
+        task: Task,
+        done: Done,
+        judged: JudgeResult,
+    ) -> None:
         progress = task.progress
         failed = _failure_in(task, done, judged)
         self._follow(progress, end_judge(progress.state, judged, failed))

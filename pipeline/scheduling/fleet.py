@@ -269,7 +269,12 @@ class Fleet:
         if self._next:
             self._note(f"{node} joined, for {', '.join(classes)}")
 
-    def _refuse(self, node: Node, reason: str, until: float) -> None:
+    def _refuse(
+        self,
+        node: Node,
+        reason: str,
+        until: float,
+    ) -> None:
         """Do not use or check a node until a time; report the reason, once."""
         _, before = self._refused.get(node.node_id, (0, ""))
         if reason != before:

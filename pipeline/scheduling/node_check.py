@@ -120,7 +120,12 @@ class NodeChecks:
         mark: folder in the store that all nodes must see.
     """
 
-    def __init__(self, cluster: Cluster, note: Callable[[str], None], shared: SharedFiles) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        note: Callable[[str], None],
+        shared: SharedFiles,
+    ) -> None:
         self.under_way: dict[str, NodeCheck] = {}
         self.mark = shared.store
         self._cluster = cluster
@@ -139,7 +144,13 @@ class NodeChecks:
 
     def _start_task(self, node: Node, name: str) -> Handle:
         args = (name, node.num_cpus, self._shared, self.mark, _identity(self._shared.files))
-        return self._cluster.start(inspect, *args, name=f"probe {name}", class_name=name, node=node)
+        return self._cluster.start(
+            inspect,
+            *args,
+            name=f"probe {name}",
+            class_name=name,
+            node=node,
+        )
 
     def collect(self, timeout_s: float = 0) -> int:
         """Collect the tasks that ended, and return their number."""
@@ -204,7 +215,11 @@ class NodeChecks:
 
 
 def inspect(
-    name: str, num_threads: int, shared: SharedFiles, mark: Path, identity: tuple[int, int] | None
+    name: str,
+    num_threads: int,
+    shared: SharedFiles,
+    mark: Path,
+    identity: tuple[int, int] | None,
 ) -> Inspected:
     """On a node: return its facts for a class, and what it sees of the store and the catalog.
 
@@ -228,7 +243,11 @@ def inspect(
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             problem = f"opening the store {shared.bucket_uri} there fails: {reason}"
-    return Inspected(facts=probe(name, num_threads), problem=problem, sees_files=sees_files)
+    return Inspected(
+        facts=probe(name, num_threads),
+        problem=problem,
+        sees_files=sees_files,
+    )
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

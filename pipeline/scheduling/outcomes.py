@@ -85,7 +85,12 @@ def skipped_outcomes(
     return [*bad, *no_node]
 
 
-def _skipped(model: str, device_class: str, kind: str, errors: Sequence[ColdpressError]) -> Outcome:
+def _skipped(
+    model: str,
+    device_class: str,
+    kind: str,
+    errors: Sequence[ColdpressError],
+) -> Outcome:
     reason = "; ".join(map(str, errors))
     return Outcome(
         model=model,

@@ -154,7 +154,12 @@ def takes_gpu(name: str) -> bool:
 
 
 def begins_turn(
-    slot: Slot, slots: Collection[Slot], num_judges: int, num_builds: int, *, now: float
+    slot: Slot,
+    slots: Collection[Slot],
+    num_judges: int,
+    num_builds: int,
+    *,
+    now: float,
 ) -> bool:
     """Whether a building node should judge now.
 
@@ -175,7 +180,13 @@ def begins_turn(
     return num_judges >= JUDGE_BATCH * (len(judging) + 1)
 
 
-def ends_turn(slot: Slot, *, num_judges: int, num_builds: int, others: bool) -> bool:
+def ends_turn(
+    slot: Slot,
+    *,
+    num_judges: int,
+    num_builds: int,
+    others: bool,
+) -> bool:
     """Whether a judging node should build again, or be left to other campaigns; never while a judge
     runs.
 

@@ -82,7 +82,12 @@ class Materials:
             except InfrastructureError:
                 raise
             except ColdpressError as error:
-                problem = CatalogError(str(error), entry=entry.name, field=field, code=error.code)
+                problem = CatalogError(
+                    str(error),
+                    entry=entry.name,
+                    field=field,
+                    code=error.code,
+                )
                 problems.append(problem)
         return usable, problems
 
@@ -144,7 +149,14 @@ class Materials:
             entry = of_version(entry, resolve_model(self._tracking_uri, source.location))
         elif source.kind in FILE_KINDS and is_url(source.location) and source.sha256 is None:
             local = self._fetch_unpinned(source.location)
-            entry = replace(entry, source=replace(source, location=str(local), origin=str(source)))
+            entry = replace(
+                entry,
+                source=replace(
+                    source,
+                    location=str(local),
+                    origin=str(source),
+                ),
+            )
         source_key(entry, self._digests)
         return entry
 
@@ -204,7 +216,12 @@ class Materials:
         loadable = replace(entry, source=loaded)
         return self._with_inputs(loadable, described, folder) if silent else loadable
 
-    def _with_inputs(self, entry: Entry, described: Described, folder: Path) -> Entry:
+    def _with_inputs(
+        self,
+        entry: Entry,
+        described: Described,
+        folder: Path,
+    ) -> Entry:
         spec = None
         if described.inputs is not None:
             spec = declared_spec(described.inputs, described.dims)
@@ -220,7 +237,12 @@ class Materials:
 
             samples = folder.with_name(f"{folder.name}-example.safetensors")
             write_whole(samples, save(described.samples))
-        return replace(entry, spec=spec, samples=samples, fill_up=True)
+        return replace(
+            entry,
+            spec=spec,
+            samples=samples,
+            fill_up=True,
+        )
 
 
 @contextlib.contextmanager

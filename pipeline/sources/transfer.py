@@ -120,7 +120,12 @@ def _moved(entry: Entry, old: Path, new: Path) -> Entry:
     source = replace(source, location=of(source.location), search_path=own_path)
     samples = Path(of(str(entry.samples))) if isinstance(entry.samples, Path) else entry.samples
     search_path = tuple(map(of, entry.search_path))
-    return replace(entry, source=source, samples=samples, search_path=search_path)
+    return replace(
+        entry,
+        source=source,
+        samples=samples,
+        search_path=search_path,
+    )
 
 
 def module_closure(name: str, search_path: Sequence[str]) -> set[Path]:

@@ -250,11 +250,19 @@ def _make_database(path: Path) -> None:
     Raises:
         OSError, RuntimeError: it cannot be created.
     """
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+    with tempfile.TemporaryDirectory(
+        dir=path.parent,
+        prefix=f".{path.name}.",
+    ) as folder:
         made = Path(folder, path.name)
         # In another process, so that this one does not have the file open when it is moved.
         command = [sys.executable, "-c", _MAKE, f"{SQLITE}{made}"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if done.returncode:
             raise RuntimeError(done.stderr.strip().rpartition("\n")[2])
         move(made, path)
@@ -266,7 +274,10 @@ def check_mlflow(request: CheckRequest) -> Iterator[Finding]:
     """
     text = f"MLflow {version('mlflow')}"
     if request.tracking_uri is None:
-        yield Finding(check="MLflow", text=f"{text} (--tracking-uri checks a server or database)")
+        yield Finding(
+            check="MLflow",
+            text=f"{text} (--tracking-uri checks a server or database)",
+        )
         return
     text += f", {without_credentials(request.tracking_uri)}"
     try:
@@ -279,6 +290,11 @@ def check_mlflow(request: CheckRequest) -> Iterator[Finding]:
             connect(uri)
             text += " answers"
     except ColdpressError as error:
-        yield Finding(check="MLflow", level="error", text=error.coded, remedy=REMEDY)
+        yield Finding(
+            check="MLflow",
+            level="error",
+            text=error.coded,
+            remedy=REMEDY,
+        )
         return
     yield Finding(check="MLflow", text=text)

@@ -102,8 +102,14 @@ def _end_of(record: CampaignRecord, times: Sequence[float]) -> CampaignEnd:
     """Return how a campaign ended; one whose driver was killed ended with its last outcome."""
     if record.finished is None:
         finished = max([record.started, *times])
-        return CampaignEnd(exit_code=INTERRUPTED, interrupted=True, finished=finished)
+        return CampaignEnd(
+            exit_code=INTERRUPTED,
+            interrupted=True,
+            finished=finished,
+        )
     exit_code = INTERRUPTED if record.exit_code is None else record.exit_code
     return CampaignEnd(
-        exit_code=exit_code, interrupted=record.interrupted, finished=record.finished
+        exit_code=exit_code,
+        interrupted=record.interrupted,
+        finished=record.finished,
     )

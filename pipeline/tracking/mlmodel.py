@@ -199,7 +199,12 @@ class _Example:
     def _named(self) -> dict[str, TensorSpec]:
         return {spec.name or NAMELESS: spec for spec in self._specs}
 
-    def _from_spec(self, spec: TensorSpec, name: str, dims: _Dims) -> dict[str, object]:
+    def _from_spec(
+        self,
+        spec: TensorSpec,
+        name: str,
+        dims: _Dims,
+    ) -> dict[str, object]:
         dtype, given = spec.type.name, list(spec.shape)
         if dtype not in DTYPES:
             raise _unclear(

@@ -47,7 +47,12 @@ NOT_SERVING = ("cli", "freezing")
 """Packages of `freezer` that serving never imports."""
 
 
-def write_model_files(folder: Path, manifest: Manifest, model_id: str, run_id: str | None) -> None:
+def write_model_files(
+    folder: Path,
+    manifest: Manifest,
+    model_id: str,
+    run_id: str | None,
+) -> None:
     """Write everything that a registered version has besides the artifact's own files."""
     from mlflow.models import Model
 

@@ -82,7 +82,14 @@ class TrackerProcess:
         UsageError: the tracking URI is invalid.
     """
 
-    def __init__(self, tracking_uri: str, campaign: str, store: str, *, mode: ArtifactMode) -> None:
+    def __init__(
+        self,
+        tracking_uri: str,
+        campaign: str,
+        store: str,
+        *,
+        mode: ArtifactMode,
+    ) -> None:
         resolve(tracking_uri)
         self._arguments = (tracking_uri, campaign, store, mode)
         self.may_work: Callable[[], bool] = lambda: True
@@ -90,7 +97,11 @@ class TrackerProcess:
         self._status, self._num_given = _Status(), 0
         self._hurries = self._stops = False
         self._temporary = contextlib.ExitStack()
-        self._thread = threading.Thread(target=self._send_calls, name="tracker", daemon=True)
+        self._thread = threading.Thread(
+            target=self._send_calls,
+            name="tracker",
+            daemon=True,
+        )
 
     def __enter__(self) -> Self:
         """Start the process, which imports MLflow meanwhile."""

@@ -152,7 +152,11 @@ class Projection:
         return runs[outcome.recipe].run_id if outcome.recipe in runs else None
 
     def finish(
-        self, outcomes: Sequence[Outcome], end: CampaignEnd, *, complete: bool = False
+        self,
+        outcomes: Sequence[Outcome],
+        end: CampaignEnd,
+        *,
+        complete: bool = False,
     ) -> None:
         """Write the campaign's description, summary and counts, and end its run.
 
@@ -174,10 +178,24 @@ class Projection:
         with reaching(self.tracking_uri):
             self._upload(info.artifact_uri, files)
             metrics = campaign_metrics(outcomes)
-            self._log(info.run_id, metrics, tags=tags, timestamp_ms=ended_ms)
-            self.client.set_terminated(info.run_id, status=end.status, end_time=ended_ms)
+            self._log(
+                info.run_id,
+                metrics,
+                tags=tags,
+                timestamp_ms=ended_ms,
+            )
+            self.client.set_terminated(
+                info.run_id,
+                status=end.status,
+                end_time=ended_ms,
+            )
 
-    def _log_record(self, record: RunRecord, known: LoggedRun | None, ended: float) -> LoggedRun:
+    def _log_record(
+        self,
+        record: RunRecord,
+        known: LoggedRun | None,
+        ended: float,
+    ) -> LoggedRun:
         if known is not None:
             if known.digest == record.digest:
                 return known
@@ -191,11 +209,20 @@ class Projection:
             run_name=record.name,
         )
         run_id = run.info.run_id
-        self._log(run_id, record.metrics, params=record.params, timestamp_ms=started_ms)
+        self._log(
+            run_id,
+            record.metrics,
+            params=record.params,
+            timestamp_ms=started_ms,
+        )
         if record.texts:
             files = {name: text.encode() for name, text in record.texts.items()}
             self._upload(run.info.artifact_uri, files)
-        self.client.set_terminated(run_id, status=record.status, end_time=int(ended * 1000))
+        self.client.set_terminated(
+            run_id,
+            status=record.status,
+            end_time=int(ended * 1000),
+        )
         return LoggedRun(run_id=run_id, digest=record.digest)
 
     def _upload(self, artifact_uri: str, files: Mapping[str, bytes]) -> None:
@@ -220,7 +247,13 @@ class Projection:
         self.client.log_batch(
             run_id,
             metrics=[
-                Metric(name, value, timestamp_ms, step=0) for name, value in (metrics or {}).items()
+                Metric(
+                    name,
+                    value,
+                    timestamp_ms,
+                    step=0,
+                )
+                for name, value in (metrics or {}).items()
             ],
             params=[Param(name, value) for name, value in (params or {}).items()],
             tags=[RunTag(name, value) for name, value in (tags or {}).items()],
@@ -270,7 +303,11 @@ def _open_experiment(client: MlflowClient, tracking_uri: str) -> str:
         # Beside the database, not in the working directory of the first driver.
         location = None if path is None else (path.parent / "mlruns" / EXPERIMENT).as_uri()
         try:
-            client.create_experiment(EXPERIMENT, artifact_location=location, tags={NOTE: ABOUT})
+            client.create_experiment(
+                EXPERIMENT,
+                artifact_location=location,
+                tags={NOTE: ABOUT},
+            )
         except MlflowException as error:  # another driver may create it at the same moment
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise

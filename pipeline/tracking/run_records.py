@@ -243,4 +243,10 @@ def _digest(outcome: Outcome, recipe: str) -> str:
     content = {**outcome.to_json(), "cached": False, "of_recipe": recipe}
     # A field of earlier releases: without it, all their runs would count as out of date.
     content["candidates"] = [{**report, "migration": None} for report in content["candidates"]]
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(
+            content,
+            sort_keys=True,
+            default=str,
+        ).encode()
+    ).hexdigest()

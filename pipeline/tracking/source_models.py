@@ -210,7 +210,10 @@ def _search_models(client: MlflowClient, filter_string: str | None, token: str |
 
     try:
         return client.search_registered_models(
-            filter_string, max_results=MODELS_PAGE, order_by=["name ASC"], page_token=token
+            filter_string,
+            max_results=MODELS_PAGE,
+            order_by=["name ASC"],
+            page_token=token,
         )
     except MlflowException as error:
         if error.error_code != "INVALID_PARAMETER_VALUE":

@@ -48,7 +48,12 @@ class Tracker:
     """
 
     def __init__(
-        self, tracking_uri: str, campaign: str, store: Store, *, mode: ArtifactMode
+        self,
+        tracking_uri: str,
+        campaign: str,
+        store: Store,
+        *,
+        mode: ArtifactMode,
     ) -> None:
         self._uri, self._campaign, self._store, self._mode = tracking_uri, campaign, store, mode
         self._projection: Projection | None = None
@@ -99,7 +104,12 @@ class Tracker:
             complete = not self.failures and not self.notes and not end.interrupted
             self._tried(lambda: projection.finish(outcomes, end, complete=complete))
 
-    def _log(self, projection: Projection, outcome: Outcome, reached: float | None) -> None:
+    def _log(
+        self,
+        projection: Projection,
+        outcome: Outcome,
+        reached: float | None,
+    ) -> None:
         """Log and register one outcome."""
         published = self._published(outcome)
         run_id = projection.log_outcome(outcome, reached=reached)
@@ -109,7 +119,12 @@ class Tracker:
 
         def lay_out(folder: Path) -> Artifact:
             if len(version.images_of(serving)) > 1:
-                self._store.materialize(version, serving, torch_folder(folder), rank=1)
+                self._store.materialize(
+                    version,
+                    serving,
+                    torch_folder(folder),
+                    rank=1,
+                )
             return self._store.materialize(version, serving, folder)
 
         Registration(
@@ -194,7 +209,12 @@ def _repeated_if_raced(call: Callable[[], None]) -> None:
         call()
 
 
-def replay_command(tracking_uri: str, campaign: str, store: str, mode: ArtifactMode) -> str:
+def replay_command(
+    tracking_uri: str,
+    campaign: str,
+    store: str,
+    mode: ArtifactMode,
+) -> str:
     """Return the shell command that brings MLflow up to date with a campaign, without the user
     and password of the URI.
     """

@@ -106,7 +106,11 @@ def _build_in_one_child(request: BuildRequest, place: Workplace) -> list[BuildRe
 
 
 def _keep_part_of_log(
-    place: Workplace, key: str, staging: Path, start: int, end: int | None
+    place: Workplace,
+    key: str,
+    staging: Path,
+    start: int,
+    end: int | None,
 ) -> str:
     """Store a part of a child's output as the log of a build, and return its last lines."""
     part = staging / "part.log"

@@ -71,7 +71,12 @@ class End:
 
 
 def run_child(
-    payload: bytes, supervisor: int, scratch: Path, output: int, result: int, data_bytes: int | None
+    payload: bytes,
+    supervisor: int,
+    scratch: Path,
+    output: int,
+    result: int,
+    data_bytes: int | None,
 ) -> NoReturn:
     """In the child: run the function, send each part that it yields and its End, and exit.
 

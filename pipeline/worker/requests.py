@@ -65,7 +65,12 @@ class BuildResult:
         return self.failure.message if self.failure else ""
 
     @classmethod
-    def skipped(cls, key: str, recipe: str, reason: str) -> BuildResult:
+    def skipped(
+        cls,
+        key: str,
+        recipe: str,
+        reason: str,
+    ) -> BuildResult:
         """Return the result of a build that is not run on purpose."""
         failure = Failure(kind=SKIPPED, message=f"{SKIPPED}: {reason}")
         return cls(
@@ -134,12 +139,19 @@ class JudgeResult:
     judge_s: float = 0.0
     peak_bytes: int = 0
     previous: PreviousRecord | None = field(default=None, metadata=OMIT_DEFAULT)
-    deciles_ms: Mapping[str, tuple[float, ...]] = field(default_factory=dict, metadata=OMIT_DEFAULT)
+    deciles_ms: Mapping[str, tuple[float, ...]] = field(
+        default_factory=dict,
+        metadata=OMIT_DEFAULT,
+    )
 
     @classmethod
     def of_failure(cls, failure: Failure) -> JudgeResult:
         """Return the result of a judge that failed."""
-        return cls(verdict="failed", reason=failure.message, failure=failure)
+        return cls(
+            verdict="failed",
+            reason=failure.message,
+            failure=failure,
+        )
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JudgeResult:

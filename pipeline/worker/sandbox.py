@@ -121,7 +121,12 @@ def _with_log(failure: Failure, log: Path) -> Failure:
     return replace(failure, log_tail=log_tail(log))
 
 
-def _supervised(payload: bytes, folder: Path, log: Path, bounds: Bounds) -> SupervisorReport | None:
+def _supervised(
+    payload: bytes,
+    folder: Path,
+    log: Path,
+    bounds: Bounds,
+) -> SupervisorReport | None:
     """Run a child to its end, and return its supervisor's report; None if that was killed."""
     supervisor, pid = _fork_supervisor()
     try:
@@ -148,7 +153,9 @@ class _Forkserver:
             )
             command = [sys.executable, "-c", f"{code}forkserver({theirs.fileno()}, {PRELOAD})"]
             self.process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+                command,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
             )
 
     @classmethod
@@ -214,7 +221,11 @@ def _await_end(pid: int) -> None:
 
 
 def _failure_in(
-    report: SupervisorReport, end: End | None, bounds: Bounds, *, starved: bool
+    report: SupervisorReport,
+    end: End | None,
+    bounds: Bounds,
+    *,
+    starved: bool,
 ) -> Failure | None:
     """Return why a child has no value; None if it has one.
 
@@ -262,18 +273,32 @@ def _over_memory(what: str, bounds: Bounds) -> Failure:
     if not bounds.asked:
         code = NODE_MEMORY
         remedy = ", the share of this machine for one item; use a larger worker"
-    return Failure(kind="memory", code=code, message=what + remedy, tried_bytes=bounds.memory_bytes)
+    return Failure(
+        kind="memory",
+        code=code,
+        message=what + remedy,
+        tried_bytes=bounds.memory_bytes,
+    )
 
 
 def _starved(how: str, peak_bytes: int) -> Failure:
     """Return the failure of a child whose process the kernel's OOM killer took."""
     used = f"this machine ran out of memory when it used {peak_bytes / 1e9:.1f} GB ({how})"
     message = f"{used}; run less next to it, or use a larger worker"
-    return Failure(kind="memory", code=NODE_MEMORY, message=message, tried_bytes=peak_bytes)
+    return Failure(
+        kind="memory",
+        code=NODE_MEMORY,
+        message=message,
+        tried_bytes=peak_bytes,
+    )
 
 
 def _stopped(kind: str, message: str) -> Failure:
-    return Failure(kind=kind, code=CODES.get(kind, ColdpressError.code), message=message)
+    return Failure(
+        kind=kind,
+        code=CODES.get(kind, ColdpressError.code),
+        message=message,
+    )
 
 
 def _oom_kills() -> int:

@@ -177,7 +177,12 @@ def _scratch(folder: Path) -> Iterator[Path]:
 class _ChildWatch:
     """Watches one child."""
 
-    def __init__(self, log: FileIO, bounds: Bounds, worker: Connection) -> None:
+    def __init__(
+        self,
+        log: FileIO,
+        bounds: Bounds,
+        worker: Connection,
+    ) -> None:
         self._log = log
         self._bounds = bounds
         self._worker = worker

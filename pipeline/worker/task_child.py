@@ -102,12 +102,20 @@ def probe(name: str, num_threads: int) -> ClassFacts:
     bounds = bounds_of(Limits(timeout_s=PROBE_TIMEOUT_S), name)
     with scratch_folder() as folder:
         staging = Path(folder)
-        end = run_isolated(toolchain_of, (name,), folder=staging, log=staging / LOG, bounds=bounds)
+        end = run_isolated(
+            toolchain_of,
+            (name,),
+            folder=staging,
+            log=staging / LOG,
+            bounds=bounds,
+        )
     if end.failure is not None:
         message = f"the worker cannot be probed: {end.failure.message}\n{end.failure.log_tail}"
         raise RuntimeError(message)
     return ClassFacts(
-        num_threads=num_threads, toolchain=end.value, memory_bytes=bounds.memory_bytes
+        num_threads=num_threads,
+        toolchain=end.value,
+        memory_bytes=bounds.memory_bytes,
     )
 
 

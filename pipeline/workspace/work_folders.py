@@ -91,7 +91,12 @@ class Workplace:
             }
         return key in self._listed[kind]
 
-    def read(self, kind: _Kind, key: str, name: str) -> bytes | None:
+    def read(
+        self,
+        kind: _Kind,
+        key: str,
+        name: str,
+    ) -> bytes | None:
         """Return the content of a file in a folder of work; None if there is no such folder.
 
         Raises:
@@ -108,7 +113,12 @@ class Workplace:
         with self._reaching():
             return self.remote.read(f"{WORK}/{kind}/{key}/{name}")
 
-    def keep(self, made: Path, kind: _Kind, key: str) -> None:
+    def keep(
+        self,
+        made: Path,
+        kind: _Kind,
+        key: str,
+    ) -> None:
         """Store a folder for all machines, atomically. One that is stored already stays.
 
         Args:
@@ -131,7 +141,12 @@ class Workplace:
             marker = json.dumps({"files": record}, indent=1).encode()
             self.remote.write(f"{WORK}/{kind}/{key}.json", marker)
 
-    def bring(self, kind: _Kind, key: str, dest: Path) -> bool:
+    def bring(
+        self,
+        kind: _Kind,
+        key: str,
+        dest: Path,
+    ) -> bool:
         """Fetch a folder of work to `dest`, unless it is there. Return False if there is no such
         folder.
 
@@ -150,7 +165,9 @@ class Workplace:
                 make_folder((partial / name).parent)
                 self._fetch(f"{WORK}/{kind}/{key}/{name}", partial / name, marked["size_bytes"])
                 verify_file(
-                    partial / name, digest=marked["digest"], size_bytes=marked["size_bytes"]
+                    partial / name,
+                    digest=marked["digest"],
+                    size_bytes=marked["size_bytes"],
                 )
             partial.chmod(0o755)
             move_whole(partial, dest)
@@ -205,7 +222,12 @@ class Workplace:
             raise IntegrityError(f"{where} is damaged ({error}); delete it") from None
         return files
 
-    def _fetch(self, path: str, dest: Path, limit_bytes: int) -> None:
+    def _fetch(
+        self,
+        path: str,
+        dest: Path,
+        limit_bytes: int,
+    ) -> None:
         assert self.remote is not None
         try:
             with self._reaching():

@@ -134,7 +134,10 @@ def _build_conditions(target: Target) -> Iterator[None]:
 
 
 def build_further(
-    subject: Subject, candidate: Candidate, target: Target, folder: Path
+    subject: Subject,
+    candidate: Candidate,
+    target: Target,
+    folder: Path,
 ) -> Candidate:
     """Add payloads for the further thread counts of a target to a candidate; return it unchanged if
     its payloads fit any count.
@@ -197,7 +200,12 @@ class Builds:
         return {recipe: str(error) for recipe, error in self.errors.items()}
 
 
-def build_all(subject: Subject, target: Target, recipes: Iterable[str], work: Path) -> Builds:
+def build_all(
+    subject: Subject,
+    target: Target,
+    recipes: Iterable[str],
+    work: Path,
+) -> Builds:
     """Build a candidate by each recipe, in folders `CLASS-RECIPE` of `work`.
 
     Recipes share captures, unless the model is large.
@@ -213,7 +221,15 @@ def build_all(subject: Subject, target: Target, recipes: Iterable[str], work: Pa
         builds.folders[recipe.name] = folder
         logger.info("building %s for %s", recipe.name, target.device_class.name)
         try:
-            builds.candidates.append(build(subject, recipe, target, folder, attempts=attempts))
+            builds.candidates.append(
+                build(
+                    subject,
+                    recipe,
+                    target,
+                    folder,
+                    attempts=attempts,
+                )
+            )
         except FreezeError as error:
             clear_frames(error, handled)
             builds.errors[recipe.name] = error

@@ -115,7 +115,13 @@ class Candidate:
         """Write candidate.json beside the payloads."""
         record = encode(self)
         del record["folder"]
-        (self.folder / CANDIDATE).write_text(json.dumps(record, indent=1, sort_keys=True))
+        (self.folder / CANDIDATE).write_text(
+            json.dumps(
+                record,
+                indent=1,
+                sort_keys=True,
+            )
+        )
 
     @classmethod
     def read(cls, folder: Path) -> Candidate:
@@ -150,7 +156,13 @@ def architecture_digest(subject: Subject, target: Target) -> str:
         "toolchain": dict(toolchain(target.device)),
         "recipes": [encode(recipe) for recipe in RECIPES.values()],
     }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(
+            parts,
+            sort_keys=True,
+            default=str,
+        ).encode()
+    ).hexdigest()
 
 
 def _texts(module: nn.Module) -> list[str]:

@@ -147,7 +147,12 @@ class ShapeBuild:
             capture=captured.name, warnings=captured.warnings, payload=payload, report=report
         )
 
-    def _write_evidence(self, name: str, text: str, suffix: str = "") -> None:
+    def _write_evidence(
+        self,
+        name: str,
+        text: str,
+        suffix: str = "",
+    ) -> None:
         file = self.folder / EVIDENCE / f"{self.name}{suffix}-{name}"
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)

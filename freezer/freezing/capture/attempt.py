@@ -57,7 +57,11 @@ class Attempt:
     """
 
     def __init__(
-        self, subject: Subject, point: Mapping[str, int] | None, *, keeps: bool = False
+        self,
+        subject: Subject,
+        point: Mapping[str, int] | None,
+        *,
+        keeps: bool = False,
     ) -> None:
         self.point = point
         self.discarded = False

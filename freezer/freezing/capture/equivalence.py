@@ -124,7 +124,11 @@ def run_eager(subject: Subject) -> EagerAnswers:
 
 
 def check_answers(
-    what: str, program: nn.Module, original: Original, *, flat: bool
+    what: str,
+    program: nn.Module,
+    original: Original,
+    *,
+    flat: bool,
 ) -> tuple[str, ...]:
     """Compare a captured program with the eager model's answers.
 
@@ -234,7 +238,12 @@ def _problem(expected: Tensors, got: Tensors, subject: Subject) -> str | None:
     """Describe the first output that differs; None if all agree."""
     if len(got) != len(expected):
         return f"it gives {len(got)} tensors, expected {len(expected)}"
-    outputs = zip(subject.outputs, expected, got, strict=True)
+    outputs = zip(
+        subject.outputs,
+        expected,
+        got,
+        strict=True,
+    )
     for output, right, tensor in outputs:
         difference = _difference(right, tensor)
         if difference:
@@ -258,7 +267,13 @@ def _difference(expected: Tensor, got: Tensor) -> str | None:
     median = float(sizes.median()) if sizes.numel() else 0.0  # a mask's -1e9 must not widen it
     tolerance = _TOLERANCES.get(expected.dtype, _TOLERANCE)
     atol = tolerance * median
-    if torch.allclose(other, right, rtol=tolerance, atol=atol, equal_nan=True):
+    if torch.allclose(
+        other,
+        right,
+        rtol=tolerance,
+        atol=atol,
+        equal_nan=True,
+    ):
         return None
     difference = (right - other).abs().nan_to_num()  # Inf is at the same places
     return f"is off by up to {float(difference.max()):.3g}"

@@ -65,7 +65,12 @@ def export_flat(fresh: Callable[[], FlatModule], name: CaptureName, original: Or
     spec = original.subject.spec
     if original.point is not None:
         spec = spec.at(original.point)
-    exporter = _Exporter(fresh=fresh, strict=name == "export-strict", original=original, spec=spec)
+    exporter = _Exporter(
+        fresh=fresh,
+        strict=name == "export-strict",
+        original=original,
+        spec=spec,
+    )
     example, program = exporter.first_that_works(_examples(original))
     unchecked = exporter.check(program)
     exporter.layouts = _other_layouts(program, example, original)
@@ -124,7 +129,12 @@ class _Exporter:
         """Check the sizes and answers of a program; return warnings."""
         if self.spec.dims:
             check_guards(program, self.spec)
-        return check_answers("the exported program", program.module(), self.original, flat=True)
+        return check_answers(
+            "the exported program",
+            program.module(),
+            self.original,
+            flat=True,
+        )
 
     def _export(self, example: InputSet) -> ExportedProgram:
         symbols = {dim.name: _symbol(dim) for dim in self.spec.dims if dim.min < dim.max}
@@ -140,7 +150,10 @@ class _Exporter:
             users = addresses_of(program_tensors(self.original.subject.model))
             self.copies = addresses_of(program_tensors(module)) - users
             program = torch.export.export(
-                module, inputs, dynamic_shapes={"tensors": tuple(shapes)}, strict=self.strict
+                module,
+                inputs,
+                dynamic_shapes={"tensors": tuple(shapes)},
+                strict=self.strict,
             )
         self.caught.extend(caught)
         return program
@@ -165,7 +178,11 @@ def _symbol(dim: Dim) -> object:
     step = dim.multiple_of
     if step == 1:
         return torch.export.Dim(dim.name, min=dim.min, max=dim.max)
-    return step * torch.export.Dim(f"_{dim.name}", min=dim.min // step, max=dim.max // step)
+    return step * torch.export.Dim(
+        f"_{dim.name}",
+        min=dim.min // step,
+        max=dim.max // step,
+    )
 
 
 def _examples(original: Original) -> list[InputSet]:

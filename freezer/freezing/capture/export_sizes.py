@@ -105,7 +105,11 @@ def check_guards(program: torch.export.ExportedProgram, spec: InputSpec) -> None
     points += combinations(spec)
     for point in distinct(points)[:NUM_SIZES]:
         inputs = [
-            torch.empty(tensor.at(point), dtype=getattr(torch, tensor.dtype), device="meta")
+            torch.empty(
+                tensor.at(point),
+                dtype=getattr(torch, tensor.dtype),
+                device="meta",
+            )
             for tensor in spec.tensors
         ]
         try:

@@ -31,7 +31,10 @@ def as_is(original: Original) -> Captured:
     """Take a TorchScript source in its initial state."""
     subject = original.subject
     return Captured(
-        name="as-is", program=subject.fresh(), convention="native", preserve=subject.kept_names
+        name="as-is",
+        program=subject.fresh(),
+        convention="native",
+        preserve=subject.kept_names,
     )
 
 
@@ -56,7 +59,12 @@ def script(original: Original) -> Captured:
             program = torch.jit.script(model)
     except Exception as error:
         raise CaptureError(f"torch.jit.script: {sentence(error, 'script')}") from error
-    unchecked = check_answers("the script", program, original, flat=False)
+    unchecked = check_answers(
+        "the script",
+        program,
+        original,
+        flat=False,
+    )
     return Captured(
         name="script",
         program=program,

@@ -116,7 +116,10 @@ class _Values(TorchDispatchMode):
     """
 
     def __init__(
-        self, model: nn.Module, inputs: Sequence[Tensor], caught: Sequence[warnings.WarningMessage]
+        self,
+        model: nn.Module,
+        inputs: Sequence[Tensor],
+        caught: Sequence[warnings.WarningMessage],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
         self._caught = caught
@@ -218,7 +221,10 @@ class _Values(TorchDispatchMode):
         return any(str(warning.message).startswith(_CONVERTED) for warning in new)
 
     def _note_changes(
-        self, func: OpOverload, arguments: Mapping[str, object], origins: int
+        self,
+        func: OpOverload,
+        arguments: Mapping[str, object],
+        origins: int,
     ) -> None:
         """Give the tensors that an operation writes into the origins of all its arguments."""
         for formal in func._schema.arguments:
@@ -248,7 +254,11 @@ class _Functions(TorchFunctionMode):
         self._values = values
 
     def __torch_function__(
-        self, func: Callable[..., object], types: object, args: Args = (), kwargs: Kwargs = None
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: Args = (),
+        kwargs: Kwargs = None,
     ) -> object:
         name = getattr(func, "__name__", "")
         first = args[0] if args else None

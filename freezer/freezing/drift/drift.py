@@ -105,7 +105,12 @@ class _Output:
         self._slices: Slices | None = Slices(limits)
         self._num_finite = 0
 
-    def add(self, row: DriftRow, call: Call, index: int) -> None:
+    def add(
+        self,
+        row: DriftRow,
+        call: Call,
+        index: int,
+    ) -> None:
         """Compare the output of one call."""
         r = values_of(call.reference[index])
         e = values_of(call.eager[index])
@@ -117,17 +122,38 @@ class _Output:
         problem = structure_problem(e, c, drawn=drawn)
         if problem is None:
             problem = _strides_problem(call.eager[index], call.candidate[index])
-        row = replace(row, problem=problem, native_rmse=noise_rmse if drawn else None)
+        row = replace(
+            row,
+            problem=problem,
+            native_rmse=noise_rmse if drawn else None,
+        )
         parts: Sequence[Sums] = ()
         against: Sequence[Sums] = ()
         if e.rounds and c.shape == e.shape:
-            parts = distances(r, c, e, limits=self._limits)
+            parts = distances(
+                r,
+                c,
+                e,
+                limits=self._limits,
+            )
             for sums in parts:
                 sums.native += noise_rmse**2 * sums.num_elements
             if self._gate.float64 and any(map(_is_doubtful, parts)):
-                against = distances(e, c, limits=self._limits, by=r)
+                against = distances(
+                    e,
+                    c,
+                    limits=self._limits,
+                    by=r,
+                )
         noisy = noise_rmse > 0 and bool(parts)
-        self._compared.append(_Compared(row=row, parts=parts, against=against, noisy=noisy))
+        self._compared.append(
+            _Compared(
+                row=row,
+                parts=parts,
+                against=against,
+                noisy=noisy,
+            )
+        )
         if noisy or problem or not parts:
             self._slices = None
         elif self._slices and call.kind == "single":
@@ -154,7 +180,11 @@ class _Output:
         return rows
 
     def _judged(
-        self, compared: _Compared, pools: Mapping[tuple[str, int], Sums], *, noisy: bool
+        self,
+        compared: _Compared,
+        pools: Mapping[tuple[str, int], Sums],
+        *,
+        noisy: bool,
     ) -> DriftRow:
         """Add the figures, the bound and the problem of the first part that does not pass, or else
         of the first part.
@@ -169,12 +199,26 @@ class _Output:
             pool = pools[compared.row.kind, part] if pooled else sums
             against = compared.against[part] if compared.against and not noisy else None
             row = replace(compared.row, max_abs_err=sums.max_abs_err)
-            rows.append(self._part_judged(row, sums, pool, against, noisy=noisy))
+            rows.append(
+                self._part_judged(
+                    row,
+                    sums,
+                    pool,
+                    against,
+                    noisy=noisy,
+                )
+            )
         failed = [row for row in rows if row.problem]
         return [*failed, *rows, compared.row][0]
 
     def _part_judged(
-        self, row: DriftRow, sums: Sums, pool: Sums, against: Sums | None, *, noisy: bool
+        self,
+        row: DriftRow,
+        sums: Sums,
+        pool: Sums,
+        against: Sums | None,
+        *,
+        noisy: bool,
     ) -> DriftRow:
         """Add the figures, the bound and the problem of one part."""
         error = pool.error(self._dtype, sums.num_elements)

@@ -75,7 +75,14 @@ class Extreme:
 
         Of integers and bools, three times as many may differ as differ between eager's reruns.
         """
-        for index, (name, e, c) in enumerate(zip(names, self.eager, answers, strict=True)):
+        for index, (name, e, c) in enumerate(
+            zip(
+                names,
+                self.eager,
+                answers,
+                strict=True,
+            )
+        ):
             problem = self._problem_of(index, e, c)
             if problem is None:
                 continue
@@ -97,14 +104,24 @@ class Extreme:
 
     def lost(self, names: Sequence[str], answers: Sequence[Tensor]) -> str | None:
         """Where a candidate has numbers in place of eager's NaN or Inf; None if nowhere."""
-        for name, e, c in zip(names, self.eager, answers, strict=True):
+        for name, e, c in zip(
+            names,
+            self.eager,
+            answers,
+            strict=True,
+        ):
             if comparable(e) and e.shape == c.shape:
                 num = int((~e.isfinite() & c.isfinite()).sum())
                 if num:
                     return f"output {name!r} has numbers in place of {num} of eager's {self.name}"
         return None
 
-    def _problem_of(self, index: int, e: Tensor, c: Tensor) -> str | None:
+    def _problem_of(
+        self,
+        index: int,
+        e: Tensor,
+        c: Tensor,
+    ) -> str | None:
         if c.shape != e.shape or c.dtype != e.dtype:
             return f"got {c.dtype} {list(c.shape)}, expected {e.dtype} {list(e.shape)}"
         if not comparable(e):

@@ -114,7 +114,12 @@ class Widening(TorchDispatchMode):
 
         return within
 
-    def _record_narrow(self, schema: Any, operands: Sequence[Any], result: Any) -> None:
+    def _record_narrow(
+        self,
+        schema: Any,
+        operands: Sequence[Any],
+        result: Any,
+    ) -> None:
         """Record an operator that takes float64 and returns the model's own precision."""
         if _dtypes(operands).isdisjoint(_DOUBLE):
             return

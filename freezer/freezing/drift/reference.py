@@ -152,7 +152,12 @@ def _noise(
     for _ in range(num_reruns):
         answers = list(rerun())
         runs.append(sampled(answers))
-        for noise, e, answer in zip(noises, eagers, answers, strict=True):
+        for noise, e, answer in zip(
+            noises,
+            eagers,
+            answers,
+            strict=True,
+        ):
             noise[:] = map(max, noise, map(_rms_difference, e, answer))
     for index, output in enumerate(eagers[0]):
         if comparable(output):

@@ -244,5 +244,10 @@ def _changed(value: Any) -> Any:
     if not isinstance(value, Tensor) or not comparable(value) or value.layout is not torch.strided:
         return value
     most = 1 if value.dtype in HALVES else ULPS
-    ulps = torch.randint(-most, most + 1, value.shape, device=value.device)
+    ulps = torch.randint(
+        -most,
+        most + 1,
+        value.shape,
+        device=value.device,
+    )
     return value * (1 + torch.finfo(value.dtype).eps * ulps.to(value.dtype))

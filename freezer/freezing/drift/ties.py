@@ -105,7 +105,13 @@ def _most(call: Call, index: int) -> float:
     e, c = call.eager[index], call.candidate[index]
     order, other = (in_double(output).abs().flatten().sort().values for output in (e, c))
     same = 1e-3 * float(order.nan_to_num(posinf=0.0).square().mean().sqrt())
-    permuted = torch.allclose(order, other, rtol=1e-3, atol=same, equal_nan=True)
+    permuted = torch.allclose(
+        order,
+        other,
+        rtol=1e-3,
+        atol=same,
+        equal_nan=True,
+    )
     return MAX_OUT_OF_ORDER if permuted else MAX_SHARE
 
 
@@ -116,7 +122,13 @@ class _Difference:
         missing: elements whose answer no run has given yet.
     """
 
-    def __init__(self, calls: Sequence[Call], call: Call, index: int, mask: Tensor) -> None:
+    def __init__(
+        self,
+        calls: Sequence[Call],
+        call: Call,
+        index: int,
+        mask: Tensor,
+    ) -> None:
         self._call = call
         self._index = index
         self._mask = mask

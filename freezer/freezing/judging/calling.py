@@ -20,7 +20,10 @@ Model = Callable[..., object]
 
 
 def calling_problem(
-    model: Model, first: Extreme, second: Extreme, names: Sequence[str]
+    model: Model,
+    first: Extreme,
+    second: Extreme,
+    names: Sequence[str],
 ) -> str | None:
     """What a model answers wrong in one of the ways; None if nothing.
 
@@ -77,6 +80,10 @@ def _moved(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same inputs, each one element further in its memory."""
     moved = {}
     for name, tensor in inputs.items():
-        room = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device=tensor.device)
+        room = torch.empty(
+            tensor.numel() + 1,
+            dtype=tensor.dtype,
+            device=tensor.device,
+        )
         moved[name] = room[1:].view(tensor.shape).copy_(tensor)
     return moved

@@ -119,7 +119,12 @@ def measure(opening: fresh_process.Opening) -> ColdStart:
     return decode(ColdStart, answer, origin="the fresh process")
 
 
-def ask_fresh_process(program: str, request: object, task: str, timeout_s: float) -> Any:
+def ask_fresh_process(
+    program: str,
+    request: object,
+    task: str,
+    timeout_s: float,
+) -> Any:
     """Run a program in a fresh process of the same environment, with the request as JSON on stdin;
     return its answer, the last line of stdout, from JSON.
 

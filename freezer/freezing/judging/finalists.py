@@ -97,7 +97,11 @@ def _in_second_process(session: Session, candidates: Sequence[Candidate]) -> Sam
         JudgeError: the process fails, or is too disturbed.
     """
     subject, (policy, _) = session.subject, shares(session)
-    policy = replace(policy, time_limit_s=policy.time_limit_s / 2, accept_noise=False)
+    policy = replace(
+        policy,
+        time_limit_s=policy.time_limit_s / 2,
+        accept_noise=False,
+    )
     kind = type(subject.model)
     root = Path(inspect.getfile(kind)).parents[kind.__module__.count(".")]
     call = partial(time_cell, subject, candidates, session.num_threads, subject.points[0], policy)

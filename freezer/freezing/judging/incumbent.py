@@ -154,7 +154,11 @@ def compare_with_incumbent(session: Session, judgement: Judgement) -> Judgement:
 
 
 def _worse(
-    session: Session, new: Trial | None, old: Trial, record: PreviousRecord, faster: Speedup
+    session: Session,
+    new: Trial | None,
+    old: Trial,
+    record: PreviousRecord,
+    faster: Speedup,
 ) -> str | None:
     """How the new artifact is worse, in words that follow its speed; None if it is not."""
     if new and session.objective == "size":

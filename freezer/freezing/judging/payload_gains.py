@@ -32,7 +32,10 @@ from freezer.timing import Sampling, Speedup
 
 
 def point_figures(
-    candidate: Candidate, cells: Sequence[Cell], policy: SamplingPolicy, num_candidates: int
+    candidate: Candidate,
+    cells: Sequence[Cell],
+    policy: SamplingPolicy,
+    num_candidates: int,
 ) -> Iterator[PointFigures]:
     """Latency of each payload of a candidate in each cell, in the order of the cells."""
     paths = {payload.path for payload in candidate.payloads}
@@ -92,11 +95,22 @@ def kept_payloads(
             if reason is None and is_specialized(payload, payloads):
                 reason = _no_faster(session, candidate.recipe, payload, at_count, deciding)
             if reason is not None:
-                dropped.append(Dropped(payload=payload.path, num_threads=count, reason=reason))
+                dropped.append(
+                    Dropped(
+                        payload=payload.path,
+                        num_threads=count,
+                        reason=reason,
+                    )
+                )
     return candidate.without(dropped), tuple(dropped)
 
 
-def _gains_nothing(session: Session, recipe: str, count: int, cells: Sequence[Cell]) -> str | None:
+def _gains_nothing(
+    session: Session,
+    recipe: str,
+    count: int,
+    cells: Sequence[Cell],
+) -> str | None:
     """Why the payloads of a further thread count are dropped; None if the best of them is fast
     enough.
     """
@@ -119,7 +133,11 @@ def _gains_nothing(session: Session, recipe: str, count: int, cells: Sequence[Ce
 
 
 def _no_faster(
-    session: Session, recipe: str, payload: Payload, cells: Sequence[Cell], deciding: Cell
+    session: Session,
+    recipe: str,
+    payload: Payload,
+    cells: Sequence[Cell],
+    deciding: Cell,
 ) -> str | None:
     """Why the payload of a point is dropped; None if it decides, was not timed, or is faster than
     the payload for all sizes.

@@ -97,7 +97,11 @@ def judge(
                 code="CP-WEIGHTS-DIFFER",
             )
     trials = tuple(Trial(candidate=candidate) for candidate in candidates)
-    judgement = Judgement(trials=trials, reference=session.reference, incumbent=incumbent)
+    judgement = Judgement(
+        trials=trials,
+        reference=session.reference,
+        incumbent=incumbent,
+    )
     with judging_conditions(session.target):
         for step in STEPS:
             judgement = step(session, judgement)

@@ -89,7 +89,14 @@ def _time_points(session: Session, judgement: Judgement) -> tuple[Cell, ...]:
         entrants.append(replace(old.candidate, payloads=(deciding,)))
     rivals = _rivals(entrants, could_win(session, judgement.passing))
     policy, further_policy = shares(session)
-    first = time_cell(session.subject, entrants, threads, deciding_point, policy, rivals=rivals)
+    first = time_cell(
+        session.subject,
+        entrants,
+        threads,
+        deciding_point,
+        policy,
+        rivals=rivals,
+    )
     stopped = first.sampling.stopped
     to_the_end = [each for each in candidates if not stopped(each.recipe)]
     further = [time_cell(session.subject, to_the_end, threads, at, further_policy) for at in points]
@@ -124,7 +131,14 @@ def time_sizes(
     _, policy = shares(session)
     threads, most_s = session.num_threads, 2 * session.policy.time_limit_s
     return tuple(
-        time_cell(session.subject, candidates, threads, size, policy, most_s=most_s)
+        time_cell(
+            session.subject,
+            candidates,
+            threads,
+            size,
+            policy,
+            most_s=most_s,
+        )
         for size in sizes
     )
 
@@ -190,7 +204,12 @@ def time_cell(
                     models[name] = candidate.open(subject, [payload])
         sampling = _time_at(subject, point, models, policy, most_s, rivals)
     paths = {name: payload.path for name, payload in served.items()}
-    return Cell(num_threads=num_threads, point=point, sampling=sampling, payloads=paths)
+    return Cell(
+        num_threads=num_threads,
+        point=point,
+        sampling=sampling,
+        payloads=paths,
+    )
 
 
 def _time_at(
@@ -217,7 +236,12 @@ def _time_at(
             least_s = policy.min_rounds * _round_s(calls, meter.timed_ms)
             if least_s > most_s:
                 none: dict[str, list[list[float]]] = {name: [] for name in calls}
-                return Sampling(samples_ms=none, num_dropped=0, settled=False, stable=False)
+                return Sampling(
+                    samples_ms=none,
+                    num_dropped=0,
+                    settled=False,
+                    stable=False,
+                )
             policy = replace(policy, time_limit_s=max(policy.time_limit_s, least_s))
         return sample(calls, policy, resets, meter, rivals)
 

@@ -211,7 +211,10 @@ def _runner(subject: Subject, candidate: Candidate, payloads: Sequence[Payload])
         copies = {name: tensor.clone() for name, tensor in tensors.items()}
         return [tensor.cpu() for tensor in leaves_of(model(**copies))]
 
-    return Runner(call=call, reset=model.preserved[subject.reset] if subject.reset else None)
+    return Runner(
+        call=call,
+        reset=model.preserved[subject.reset] if subject.reset else None,
+    )
 
 
 def _random_problem(

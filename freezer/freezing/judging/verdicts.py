@@ -88,7 +88,12 @@ def refuse_contradicted(session: Session, judgement: Judgement) -> Judgement:
                 f" {deciding.place}, contradicted by {contrary} with {other.place};"
                 f" {sampling.problem}"
             )
-            return replace(judgement, verdict="unstable", reason=reason, winner=None)
+            return replace(
+                judgement,
+                verdict="unstable",
+                reason=reason,
+                winner=None,
+            )
     return judgement
 
 

@@ -39,7 +39,13 @@ class Lowering(Protocol):
 
     SUFFIX: str
 
-    def build(self, captured: Captured, path: Path, target: Target, settings: Settings) -> Lowered:
+    def build(
+        self,
+        captured: Captured,
+        path: Path,
+        target: Target,
+        settings: Settings,
+    ) -> Lowered:
         """Write one payload file.
 
         Args:

@@ -40,7 +40,12 @@ def report_before(captured: Captured) -> FreezingReport:
     )
 
 
-def build(captured: Captured, path: Path, target: Target, settings: Settings) -> Lowered:
+def build(
+    captured: Captured,
+    path: Path,
+    target: Target,
+    settings: Settings,
+) -> Lowered:
     """Write a .pt2 file that torch.export.load reads, without the program's example inputs, which
     are pickled.
 
@@ -58,7 +63,10 @@ def build(captured: Captured, path: Path, target: Target, settings: Settings) ->
         ops_before=ops,
         ops_after=ops,
         kept=tuple(
-            KeptTensor(name=captured.source_name(name), reason="`forward` changes it")
+            KeptTensor(
+                name=captured.source_name(name),
+                reason="`forward` changes it",
+            )
             for name in captured.mutates
         ),
         notes=(stored_as_captured(len(captured.program.state_dict)),),

@@ -100,7 +100,12 @@ class _Watch(Interpreter):
     def _operands(self, node: Node) -> tuple[Any, ...]:
         return self.fetch_args_kwargs_from_env(node)[0]
 
-    def _find(self, node: Node, problem: str, found: bool) -> None:
+    def _find(
+        self,
+        node: Node,
+        problem: str,
+        found: bool,
+    ) -> None:
         if found:
             trace = str(node.meta.get("stack_trace", "")).strip().splitlines()
             line = f" at `{trace[-1].strip()}`" if trace else ""

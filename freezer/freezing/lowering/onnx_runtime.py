@@ -30,7 +30,12 @@ if TYPE_CHECKING:
 SUFFIX = ".onnx"
 
 
-def build(captured: Captured, path: Path, target: Target, settings: Settings) -> Lowered:
+def build(
+    captured: Captured,
+    path: Path,
+    target: Target,
+    settings: Settings,
+) -> Lowered:
     """Convert a program to ONNX and optimize it with ONNX Runtime at the level "extended".
 
     The level above it, which the loader applies, chooses layouts for the instruction set at hand.
@@ -123,7 +128,9 @@ def _optimized(model: ModelProto, folder: Path, settings: Settings) -> ModelProt
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
         options.optimized_model_filepath = str(target)
         onnxruntime.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            model.SerializeToString(),
+            options,
+            providers=["CPUExecutionProvider"],
         )
         return onnx.load(str(target))
 

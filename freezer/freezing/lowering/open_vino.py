@@ -56,7 +56,12 @@ _PADDING = 0xD935
 _NO_OPERATORS = ("Parameter", "Result", "Constant")
 
 
-def build(captured: Captured, path: Path, target: Target, settings: Settings) -> Lowered:
+def build(
+    captured: Captured,
+    path: Path,
+    target: Target,
+    settings: Settings,
+) -> Lowered:
     """Convert a program to OpenVINO's IR, with the ranges of its sizes.
 
     The file does not depend on the CPU, but its speed does, and OpenVINO cannot be limited to a
@@ -179,7 +184,12 @@ def _dimension(size: Any, program: torch.export.ExportedProgram, openvino: Modul
     return openvino.Dimension(max(least, 0), most)
 
 
-def _save(model: Model, path: Path, calls: EngineCalls, openvino: ModuleType) -> None:
+def _save(
+    model: Model,
+    path: Path,
+    calls: EngineCalls,
+    openvino: ModuleType,
+) -> None:
     """Write graph, weights and calls as one archive, from which the loader maps the weights into
     memory.
     """

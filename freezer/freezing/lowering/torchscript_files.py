@@ -29,7 +29,12 @@ from freezer.runtime.tensors import identity_of, named_tensors, tensors_bytes
 SUFFIX = ".pt"
 
 
-def build(captured: Captured, path: Path, target: Target, settings: Settings) -> Lowered:
+def build(
+    captured: Captured,
+    path: Path,
+    target: Target,
+    settings: Settings,
+) -> Lowered:
     """Write a TorchScript file; with `freeze`, weights become constants, and with
     `optimize_numerics`, batch norms are folded.
 
@@ -52,7 +57,10 @@ def build(captured: Captured, path: Path, target: Target, settings: Settings) ->
 
 
 def _build(
-    captured: Captured, before: torch.jit.ScriptModule, path: Path, settings: Settings
+    captured: Captured,
+    before: torch.jit.ScriptModule,
+    path: Path,
+    settings: Settings,
 ) -> Lowered:
     phases_s: dict[str, float] = {}
     after, texts, report = before, {}, _report(captured)

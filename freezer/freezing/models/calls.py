@@ -159,7 +159,11 @@ class DtypesSeen(TorchDispatchMode):
         self.dtypes: set[str] = set()
 
     def __torch_dispatch__(
-        self, func: Any, types: object, args: Any = (), kwargs: Any = None
+        self,
+        func: Any,
+        types: object,
+        args: Any = (),
+        kwargs: Any = None,
     ) -> object:
         """Run an operator, and record its results' dtypes."""
         result = func(*args, **(kwargs or {}))
@@ -169,7 +173,12 @@ class DtypesSeen(TorchDispatchMode):
         return result
 
 
-def first_result(name: str, model: nn.Module, spec: InputSpec, item: InputSet) -> Any:
+def first_result(
+    name: str,
+    model: nn.Module,
+    spec: InputSpec,
+    item: InputSet,
+) -> Any:
     """The result of the first call.
 
     Raises:

@@ -69,7 +69,10 @@ def _training(model: nn.Module) -> set[str]:
 
 
 def check_kept_names(
-    name: str, model: nn.Module, preserve: Sequence[str], reset: str | None
+    name: str,
+    model: nn.Module,
+    preserve: Sequence[str],
+    reset: str | None,
 ) -> None:
     """Check the names to preserve, and the reset method.
 

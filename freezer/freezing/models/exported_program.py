@@ -40,7 +40,11 @@ class ExportedModule(fx.GraphModule):
         with (
             warnings.catch_warnings()
         ):  # copying a graph copies its pytree specs, of which one class is deprecated
-            warnings.filterwarnings("ignore", message=r".*LeafSpec", category=FutureWarning)
+            warnings.filterwarnings(
+                "ignore",
+                message=r".*LeafSpec",
+                category=FutureWarning,
+            )
             return super().__deepcopy__(memo)
 
 

@@ -109,7 +109,10 @@ def _integers(spec: InputSpec) -> list[TensorSpec]:
 
 
 def _watched(
-    watch: _Watch, source: SourceCall, spec: InputSpec, given: Mapping[str, Tensor]
+    watch: _Watch,
+    source: SourceCall,
+    spec: InputSpec,
+    given: Mapping[str, Tensor],
 ) -> str:
     """Run the model under a watch; return why an input may index no table."""
     try:
@@ -121,7 +124,10 @@ def _watched(
 
 
 def with_found_relations(
-    name: str, model: nn.Module, spec: InputSpec, sets_of: Callable[[InputSpec], list[InputSet]]
+    name: str,
+    model: nn.Module,
+    spec: InputSpec,
+    sets_of: Callable[[InputSpec], list[InputSet]],
 ) -> InputSpec:
     """The spec with relations of integer inputs with which eager takes generated and resized sets;
     unchanged if it takes them as they are, or with no relation.
@@ -149,7 +155,12 @@ def _related(spec: InputSpec, names: Sequence[str], relation: Relation) -> Input
     return spec.each(change)
 
 
-def _takes(name: str, model: nn.Module, spec: InputSpec, sets: Sequence[InputSet]) -> bool:
+def _takes(
+    name: str,
+    model: nn.Module,
+    spec: InputSpec,
+    sets: Sequence[InputSet],
+) -> bool:
     """Whether the eager model runs on all sets."""
     source = SourceCall(name, model)
     try:
@@ -183,7 +194,11 @@ class _Watch(TorchDispatchMode):
                 self._origins[tensor] = frozenset([name])
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs = None
+        self,
+        func: OpOverload,
+        types: object,
+        args: Args = (),
+        kwargs: Kwargs = None,
     ) -> object:
         result = func(*args, **(kwargs or {}))
         arguments = arguments_of(func, args, kwargs)
@@ -199,7 +214,12 @@ class _Watch(TorchDispatchMode):
         self._follow(name, arguments, result)
         return result
 
-    def _follow(self, name: str, arguments: Mapping[str, object], result: object) -> None:
+    def _follow(
+        self,
+        name: str,
+        arguments: Mapping[str, object],
+        result: object,
+    ) -> None:
         source = arguments.get("self")
         if isinstance(source, Tensor) and source in self._whole and _ALL_OF_SELF.fullmatch(name):
             changed = cast(Tensor, result)

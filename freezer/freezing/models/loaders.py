@@ -180,7 +180,12 @@ def with_forward(module: ScriptModule, method: str) -> ScriptModule:
     return wrapper
 
 
-def _delegate(wrapper: ScriptModule, name: str, module: ScriptModule, method: str) -> None:
+def _delegate(
+    wrapper: ScriptModule,
+    name: str,
+    module: ScriptModule,
+    method: str,
+) -> None:
     """Define a method of the wrapper that calls one of the module's."""
     _, *arguments = module._c._get_method(method).schema.arguments
     parameters = []
@@ -193,7 +198,12 @@ def _delegate(wrapper: ScriptModule, name: str, module: ScriptModule, method: st
     _define(wrapper, name, parameters, f"{method}({', '.join(names)})")
 
 
-def _define(wrapper: ScriptModule, name: str, parameters: Sequence[str], call: str) -> None:
+def _define(
+    wrapper: ScriptModule,
+    name: str,
+    parameters: Sequence[str],
+    call: str,
+) -> None:
     head = f"def {name}({', '.join(['self', *parameters])}):"
     wrapper.define(f"{head}\n    return self.model.{call}\n")
 

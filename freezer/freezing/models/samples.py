@@ -66,7 +66,11 @@ def example_spec(example_inputs: ExampleInputs, dims: Dims) -> tuple[InputSpec, 
         path = str(key) if named else f"input_{key}"
         items.append(_item(path, value, dims, example))
     style: Literal["keyword", "positional"] = "keyword" if named else "positional"
-    spec = InputSpec(inputs=tuple(items), dims=_used_dims(dims, example), style=style)
+    spec = InputSpec(
+        inputs=tuple(items),
+        dims=_used_dims(dims, example),
+        style=style,
+    )
     return spec, example
 
 
@@ -87,7 +91,12 @@ def _used_dims(dims: Dims, example: Mapping[str, Tensor]) -> tuple[Dim, ...]:
     return tuple(used.values())
 
 
-def _item(path: str, value: object, dims: Dims, example: dict[str, Tensor]) -> InputItem:
+def _item(
+    path: str,
+    value: object,
+    dims: Dims,
+    example: dict[str, Tensor],
+) -> InputItem:
     """Describe one example value, and add its tensors to `example` by path."""
     if isinstance(value, Tensor):
         example[path] = value
@@ -109,7 +118,12 @@ def _item(path: str, value: object, dims: Dims, example: dict[str, Tensor]) -> I
             " a tuple, list or dict of these with string keys"
         )
     items = [_item(f"{path}.{key}", part, dims, example) for key, part in parts.items()]
-    return NestedSpec(name=path, kind=kind, items=tuple(items), keys=keys)
+    return NestedSpec(
+        name=path,
+        kind=kind,
+        items=tuple(items),
+        keys=keys,
+    )
 
 
 def _tensor_spec(name: str, tensor: Tensor, dims: Mapping[int, Dim]) -> TensorSpec:
@@ -130,7 +144,11 @@ def _tensor_spec(name: str, tensor: Tensor, dims: Mapping[int, Dim]) -> TensorSp
                 f"dims: input {name!r} has no axis {axis}; expected 0 to {tensor.dim() - 1}"
             )
         shape[axis] = dim.name
-    spec = TensorSpec(name=name, dtype=dtype_name(tensor.dtype), shape=tuple(shape))
+    spec = TensorSpec(
+        name=name,
+        dtype=dtype_name(tensor.dtype),
+        shape=tuple(shape),
+    )
     if spec.dtype not in INTEGRAL or spec.dtype == "bool" or tensor.numel() == 0:
         return spec
     low, high = int(tensor.min()), int(tensor.max())

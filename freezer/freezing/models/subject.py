@@ -177,21 +177,41 @@ def _spec_and_sets(
     """The spec with what eager shows of its integers, and the input sets."""
     sample = samples[0].tensors if samples else None
     generated = options.fill_up or not samples
-    spec = with_found_ranges(name, model, spec, sample, generated=generated)
+    spec = with_found_ranges(
+        name,
+        model,
+        spec,
+        sample,
+        generated=generated,
+    )
     points = spec.named_points(options.points)
 
     def tried_sets(spec: InputSpec) -> list[InputSet]:
-        sets = input_sets(samples, spec, points, fill_up=options.fill_up)
+        sets = input_sets(
+            samples,
+            spec,
+            points,
+            fill_up=options.fill_up,
+        )
         if not any(map(needs_range, spec.tensors)):
             sets.append(generate_at(spec, points[0], seed=1))  # as timing may
         return sets
 
     spec = with_found_relations(name, model, spec, tried_sets)
-    return spec, input_sets(samples, spec, points, fill_up=options.fill_up)
+    return spec, input_sets(
+        samples,
+        spec,
+        points,
+        fill_up=options.fill_up,
+    )
 
 
 def _first_answer(
-    name: str, model: nn.Module, spec: InputSpec, item: InputSet, device: torch.device
+    name: str,
+    model: nn.Module,
+    spec: InputSpec,
+    item: InputSet,
+    device: torch.device,
 ) -> tuple[OutputStructure, tuple[OutputSpec, ...], set[str]]:
     """The structure and the outputs of the first answer, and the dtypes that eager computes
     with.
@@ -207,7 +227,12 @@ def _first_answer(
     return structure, outputs, seen.dtypes | dtypes_of(program_tensors(model))
 
 
-def _checked(name: str, model: nn.Module, spec: InputSpec, options: SubjectOptions) -> nn.Module:
+def _checked(
+    name: str,
+    model: nn.Module,
+    spec: InputSpec,
+    options: SubjectOptions,
+) -> nn.Module:
     """The model on the CPU, after the checks that need no call."""
     check_weights(name, model)
     if device_of_model(model).type != "cpu":
@@ -218,7 +243,11 @@ def _checked(name: str, model: nn.Module, spec: InputSpec, options: SubjectOptio
 
 
 def _result_of(
-    name: str, model: nn.Module, spec: InputSpec, item: InputSet, device: torch.device
+    name: str,
+    model: nn.Module,
+    spec: InputSpec,
+    item: InputSet,
+    device: torch.device,
 ) -> tuple[OutputStructure, tuple[OutputSpec, ...]]:
     """Run a model once on its device; its result must hold dense tensors of comparable dtypes on
     that device.
@@ -266,4 +295,10 @@ def to_device(subject: Subject, device: torch.device) -> Subject:
             code="CP-EAGER",
         ) from error
     sets = tuple(on_device(input_set, device) for input_set in host.sets)
-    return replace(host, model=model, sets=sets, device=device, host=host)
+    return replace(
+        host,
+        model=model,
+        sets=sets,
+        device=device,
+        host=host,
+    )

@@ -134,7 +134,10 @@ def clear_evidence(out: Path, classes: Sequence[str]) -> None:
 
 
 def write_refused(
-    judgement: Judgement | None, builds: Builds, folder: Path, class_name: str
+    judgement: Judgement | None,
+    builds: Builds,
+    folder: Path,
+    class_name: str,
 ) -> Path | None:
     """Write the evidence of what is in no artifact of a class to `folder/CLASS`.
 

@@ -95,7 +95,10 @@ def assemble(
 
 
 def _write_files(
-    session: Session, judgement: Judgement, winner: Trial, folder: Path
+    session: Session,
+    judgement: Judgement,
+    winner: Trial,
+    folder: Path,
 ) -> tuple[tuple[GoldenSet, ...], tuple[FileRef, ...]]:
     """Write payloads, golden files and evidence; return the golden sets, and all files but the
     payloads.

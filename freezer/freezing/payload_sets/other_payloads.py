@@ -57,7 +57,11 @@ def with_further_threads(session: Session, judgement: Judgement, folder: Path) -
         candidate = build_further(session.subject, winner.candidate, target, folder)
     except FreezeError as error:
         failed = [
-            Dropped(payload="not built", num_threads=count, reason=str(error))
+            Dropped(
+                payload="not built",
+                num_threads=count,
+                reason=str(error),
+            )
             for count in target.further_threads
         ]
         return judgement.with_winner(winner.without_payloads(failed))
@@ -129,7 +133,14 @@ def _too_large(session: Session, candidate: Candidate) -> list[Dropped]:
 def _dropped(candidate: Candidate, count: int, reason: str) -> list[Dropped]:
     """The payloads of a candidate for a thread count, dropped for a reason."""
     paths = [payload.path for payload in candidate.payloads if payload.num_threads == count]
-    return [Dropped(payload=path, num_threads=count, reason=reason) for path in paths]
+    return [
+        Dropped(
+            payload=path,
+            num_threads=count,
+            reason=reason,
+        )
+        for path in paths
+    ]
 
 
 def with_torch_only(session: Session, judgement: Judgement, folder: Path) -> Judgement:

@@ -108,7 +108,10 @@ def _build(session: Session, winner: Trial, folder: Path) -> Candidate:
 
 
 def _try(
-    session: Session, winner: Trial, captured: Candidate, slow: Sequence[Sizes]
+    session: Session,
+    winner: Trial,
+    captured: Candidate,
+    slow: Sequence[Sizes],
 ) -> tuple[Trial, list[Cell]]:
     """Apply the drift gate to the captured program, and time it beside the winner; return the cells
     in which it is faster.
@@ -132,7 +135,11 @@ def _try(
 
 
 def _merged(
-    session: Session, winner: Trial, captured: Trial, served: Sequence[Cell], dims: Sequence[Dim]
+    session: Session,
+    winner: Trial,
+    captured: Trial,
+    served: Sequence[Cell],
+    dims: Sequence[Dim],
 ) -> Trial:
     """The winner with the captured program among its payloads.
 
@@ -149,7 +156,11 @@ def _merged(
     points = [figures for figures in winner.points if figures.place not in places]
     points += point_figures(captured.candidate, served, session.policy, 1)
     replaced = [
-        Dropped(payload=payload.path, num_threads=payload.num_threads or 0, reason=_serves(dims))
+        Dropped(
+            payload=payload.path,
+            num_threads=payload.num_threads or 0,
+            reason=_serves(dims),
+        )
         for payload in winner.candidate.payloads
         if payload not in captured.candidate.payloads
     ]
@@ -199,7 +210,10 @@ def _within(point: Sizes, dims: Sequence[Dim]) -> bool:
 
 
 def _in_one_folder(
-    winner: Candidate, captured: Candidate, dims: tuple[Dim, ...], folder: Path
+    winner: Candidate,
+    captured: Candidate,
+    dims: tuple[Dim, ...],
+    folder: Path,
 ) -> Candidate:
     """The winner with the captured program as one more payload, in a folder of their own.
 

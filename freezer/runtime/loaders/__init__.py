@@ -58,7 +58,11 @@ def torchscript_deprecations_silenced() -> Iterator[None]:
     """Silence only notices that TorchScript is deprecated."""
     with warnings.catch_warnings():
         for category in (FutureWarning, DeprecationWarning):
-            warnings.filterwarnings("ignore", message=r".*torch\.jit\.", category=category)
+            warnings.filterwarnings(
+                "ignore",
+                message=r".*torch\.jit\.",
+                category=category,
+            )
         yield
 
 
@@ -90,7 +94,10 @@ class PayloadLoader(Protocol):
     """A loader."""
 
     def __call__(
-        self, path: Path, settings: Mapping[str, Any], device: torch.device = ...
+        self,
+        path: Path,
+        settings: Mapping[str, Any],
+        device: torch.device = ...,
     ) -> Runner:
         """Open a payload."""
 

@@ -55,7 +55,9 @@ def open_onnxruntime(path: Path, settings: Mapping[str, Any], device: torch.devi
     options = session_options(settings, torch.get_num_threads())
     try:
         session = onnxruntime.InferenceSession(
-            str(path), options, providers=["CPUExecutionProvider"]
+            str(path),
+            options,
+            providers=["CPUExecutionProvider"],
         )
     except Exception as error:
         raise RuntimeError(

@@ -139,7 +139,11 @@ def read_package(path: Path) -> InductorPackage:
             raise IntegrityError(
                 f"{path.name}: the weights do not match the table; pull the artifact again"
             )
-    return InductorPackage(path=path, table=table, begin=begin_of(path, blobs[0]))
+    return InductorPackage(
+        path=path,
+        table=table,
+        begin=begin_of(path, blobs[0]),
+    )
 
 
 def weight_capsule(address: int, entry: WeightEntry) -> Any:
@@ -272,7 +276,12 @@ class NativePayload:
         for entry in table.constants:
             self._handles.append(borrowed(address, entry))
         pairs = (_Pair * len(self._handles))()
-        for pair, entry, handle in zip(pairs, table.constants, self._handles, strict=True):
+        for pair, entry, handle in zip(
+            pairs,
+            table.constants,
+            self._handles,
+            strict=True,
+        ):
             pair.name, pair.handle = entry.name.encode(), handle
         give = getattr(self._library, f"{_PREFIX}UpdateUserManagedConstantBufferPairs")
         give.argtypes = (Handle, Handle, _SIZE, ctypes.c_bool, ctypes.c_bool)

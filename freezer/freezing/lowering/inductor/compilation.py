@@ -62,7 +62,12 @@ replaced ones.
 """
 
 
-def build(captured: Captured, path: Path, target: Target, settings: Settings) -> Lowered:
+def build(
+    captured: Captured,
+    path: Path,
+    target: Target,
+    settings: Settings,
+) -> Lowered:
     """Compile a package for the target's device class and thread count. Requires a C++ compiler.
 
     The program's own tensors (`captured.owned`) are freed as soon as Inductor has copied them; the
@@ -78,7 +83,12 @@ def build(captured: Captured, path: Path, target: Target, settings: Settings) ->
         return _build(captured, path, target, settings)
 
 
-def _build(captured: Captured, path: Path, target: Target, settings: Settings) -> Lowered:
+def _build(
+    captured: Captured,
+    path: Path,
+    target: Target,
+    settings: Settings,
+) -> Lowered:
     size_mb = program_bytes(captured.program) / 1e6
     beside = size_mb > settings["weights_beside_above_mb"] and target.device.type == "cpu"
     packs = settings["inductor"]["freezing"] and settings["inductor"]["cpp.weight_prepack"]
@@ -136,7 +146,14 @@ def _compile(
         args, kwargs = program.example_inputs
         options = known({**_changed_by_program(), **config, **_passes(watched)})
         module = program.module(check_guards=False)
-        return list(aot_compile(module, args, kwargs, options=options))
+        return list(
+            aot_compile(
+                module,
+                args,
+                kwargs,
+                options=options,
+            )
+        )
 
 
 def _passes(watched: _Watched) -> dict[str, object]:
@@ -150,7 +167,10 @@ def _passes(watched: _Watched) -> dict[str, object]:
 
     def finish(graph: torch.fx.Graph) -> None:
         module: Any = graph.owning_module
-        watched.graph = module.print_readable(print_output=False, include_stride=True)
+        watched.graph = module.print_readable(
+            print_output=False,
+            include_stride=True,
+        )
 
     return {"joint_custom_post_pass": repair, "post_grad_custom_post_pass": finish}
 

@@ -108,7 +108,9 @@ def own_cache(folder: Path) -> Iterator[Path]:
 
     with (
         tempfile.TemporaryDirectory(
-            prefix=".inductor-", dir=folder, ignore_cleanup_errors=True
+            prefix=".inductor-",
+            dir=folder,
+            ignore_cleanup_errors=True,
         ) as cache,
         mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=cache),
     ):
@@ -195,7 +197,10 @@ def name_scalars(graph: torch.fx.Graph) -> None:
         graph: graph of a GraphModule with aten operators and weights as attributes.
     """
     module: Any = graph.owning_module
-    for conv in graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default):
+    for conv in graph.find_nodes(
+        op="call_function",
+        target=torch.ops.aten.convolution.default,
+    ):
         node = _folded_next(conv)
         while node is not None:
             factor = node.args[1]
@@ -221,7 +226,10 @@ def clip_windows(graph: torch.fx.Graph) -> None:
     Args:
         graph: graph with aten operators.
     """
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.avg_pool2d.default):
+    for node in graph.find_nodes(
+        op="call_function",
+        target=torch.ops.aten.avg_pool2d.default,
+    ):
         image, kernel, *more = node.args
         sizes = image.meta["val"].shape[-2:]
         if not all(isinstance(size, int) for size in sizes):
@@ -229,7 +237,12 @@ def clip_windows(graph: torch.fx.Graph) -> None:
         kernel = _both(kernel)
         stride = _both(more[0]) if more and more[0] else kernel
         padding = _both(more[1]) if len(more) > 1 else [0, 0]
-        windows = zip(kernel, sizes, padding, strict=True)
+        windows = zip(
+            kernel,
+            sizes,
+            padding,
+            strict=True,
+        )
         clipped = [min(window, size + 2 * pad) for window, size, pad in windows]
         if clipped != kernel:
             node.args = (image, clipped, stride, *more[1:])
