@@ -14,7 +14,7 @@ from freezer.spec import Limits
 from freezer.store import Store
 from pipeline.catalog import Entry
 from pipeline.ledger import Ledger, ledger_folder, read_rows
-from pipeline.planning import Item, Plan
+from pipeline.planning import Item, Plan, auto_classes_of
 from pipeline.publish import Publisher
 from pipeline.records import Failure, Outcome
 from tests.conftest import Frozen
@@ -291,3 +291,13 @@ def test_outcome_without_its_version_is_not_finished(site: Site) -> None:
     site.publish_first()
     shutil.rmtree(site.store.root / "mlp")
     assert {item.why for item in site.plan().items} == {"version 1 is gone from the store"}
+
+
+def test_auto_is_the_best_level_of_each_node() -> None:
+    nodes = [
+        ("cpu-x86-64-v3", "portable"),
+        ("cpu-x86-64-v3", "cpu-x86-64-v4", "portable"),
+        ("portable",),
+    ]
+    assert set(auto_classes_of(nodes)) == {"cpu-x86-64-v3", "cpu-x86-64-v4", "portable"}
+    assert set(auto_classes_of(nodes[1:])) == {"cpu-x86-64-v4", "portable"}
