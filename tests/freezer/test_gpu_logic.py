@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from freezer.spec import InputSpec, OutputSpec, OutputStructure, TensorSpec
 from freezer.store import Store
 from tests.support.gpu_models import settings_on_gpu
 from tests.support.hosts import A100, H100, INTEL, serving_on, x86
-from tests.support.steps import BATCH, manifest_of
+from tests.support.steps import manifest_of
 
 SM90 = DEVICE_CLASSES["cuda-sm90"]
 GPU = torch.device("cuda", 1)
@@ -43,7 +42,6 @@ FIXED = Payload(
     kind="inductor",
     num_threads=None,
 )
-RANGED = replace(FIXED, path="payloads/all.pt2", dims=(BATCH,))
 
 
 @pytest.mark.parametrize("name", ["inductor-frozen", "inductor-max-autotune"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,13 +14,12 @@ import pytest
 import torch
 
 from freezer.artifact import Artifact, Payload
-from freezer.errors import ContractError, IncompatibleError, IntegrityError
+from freezer.errors import ContractError, IncompatibleError
 from freezer.pyfunc import PyfuncModel, _load_pyfunc
 from freezer.runtime.contract import OpenPayload
 from freezer.runtime.frozen_model import FrozenModel
 from freezer.runtime.tensors import flatten, output_specs
 from freezer.spec import ConstantSpec, Dim, InputSpec, TensorSpec
-from freezer.store import Store
 from tests.conftest import Frozen
 from tests.support.steps import copy_of
 
@@ -209,25 +207,6 @@ def test_loading_needs_no_mlflow(artifact: Artifact) -> None:
         "assert not {'mlflow', 'pandas', 'ray'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code, str(artifact.folder)], check=True)
-
-
-def test_a_changed_store_is_refused(artifact: Artifact, tmp_path: Path) -> None:
-    store = Store.open(str(tmp_path / "store"), create=True)
-    version = store.publish("model", source_key="k", artifacts=[artifact])
-    folder = tmp_path / "registered"
-    folder.mkdir()
-    pointer = {
-        "store": str(store.root),
-        "model": "model",
-        "version": version.number,
-        "device_class": "portable",
-    }
-    (folder / "store.json").write_text(json.dumps(pointer))
-    (folder / "manifest.json").write_bytes(artifact.manifest.to_bytes())
-    assert _load_pyfunc(str(folder)).predict(np.ones((1, 4), np.float32)).shape == (1, 3)
-    (folder / "manifest.json").write_bytes(replace(artifact.manifest, provenance={}).to_bytes())
-    with pytest.raises(IntegrityError, match="model:1 for portable than was registered"):
-        _load_pyfunc(str(folder))
 
 
 def test_the_thread_count_is_configurable(artifact: Artifact, tmp_path: Path) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from freezer.artifact import Measured, MeasuredDrift, MeasuredLatency, PointFigures
+from freezer.artifact import Measured, MeasuredDrift, MeasuredLatency
 from freezer.freezing.recipes import EAGER
 from freezer.hardware import PORTABLE
 from freezer.store import Store
@@ -142,11 +141,3 @@ def write_campaign(
             facts={CLASSES[0]: ClassFacts(num_threads=2, toolchain={"torch": "2.13.0"})},
         )
         ledger.append("campaign", name, model="", device_class="", data=record.to_json())
-
-
-def past_point(point: Mapping[str, int], **changes: Any) -> PointFigures:
-    """Figures of a payload at a point."""
-    figures = PointFigures(
-        num_threads=2, point=point, payload="all", eager_p50=None, speedup=None, speedup_ci=None
-    )
-    return replace(figures, **changes)

@@ -35,17 +35,13 @@ def registered(
     **changes: Any,
 ) -> None:
     """Register a copy of an artifact."""
-    settings: dict[str, Any] = {
-        "mode": "copy",
-        "store_uri": "store",
-        "rolled_back": lambda: False,
-        **changes,
-    }
+    settings: dict[str, Any] = {"mode": "copy", "store_uri": "store", **changes}
     Registration(
         projection=projection,
         outcome=item,
         serving=serving,
         lay_out=partial(copied, artifact),
+        rolled_back=lambda: False,
         **settings,
     ).register()
 

@@ -223,6 +223,11 @@ def copy_of(artifact: Artifact, folder: Path, **changes: Any) -> Artifact:
     return rewritten(Artifact(folder=folder, manifest=artifact.manifest), **changes)
 
 
+def blob_of(folder: Path, digest: str) -> Path:
+    """The file of a digest in the folder of a model of a store."""
+    return folder / "blobs" / "sha256" / digest.removeprefix("sha256:")
+
+
 def flip_a_byte(path: Path) -> None:
     path.chmod(0o644)
     data = bytearray(path.read_bytes())

@@ -18,7 +18,6 @@ from freezer.artifact import (
     describe_freezing,
     manifest_markdown,
 )
-from freezer.codec import decode
 from tests.support.steps import write_plain_artifact
 
 REPORT = FreezingReport(
@@ -141,21 +140,3 @@ def test_figures_of_disturbed_rounds_are_marked(tmp_path: Path) -> None:
     assert page.count("speedup ~1.") == 2
     quiet = replace(noisy, latency=replace(latency, clock="cpu"))
     assert "~" not in str(manifest_markdown(quiet))
-
-
-def test_long_lists_are_cut() -> None:
-    kept = tuple(KeptTensor(name=f"b{i}", reason="a call changes it") for i in range(12))
-    report = FreezingReport(
-        kept=kept, unused=tuple(f"u{i}" for i in range(137)), guards=("one",), notes=("two",)
-    )
-    assert report.shortened(12).kept == kept
-    short = report.shortened(10)
-    assert (short.kept, short.unused[-1], short.guards) == (kept[:10], "u9", ("one",))
-    assert short.notes == ("two",)
-
-
-def test_reports_of_later_releases_are_read() -> None:
-    data = {"ops_before": {"aten::relu": 1}, "invented_later": 3}
-    assert decode(FreezingReport, data, origin="here") == FreezingReport(
-        ops_before={"aten::relu": 1}
-    )

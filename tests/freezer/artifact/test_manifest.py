@@ -97,12 +97,6 @@ def test_fields_of_later_releases_are_ignored() -> None:
     assert Manifest.from_bytes(json.dumps(data).encode(), origin="later") == full_manifest()
 
 
-def test_a_payload_accepts_sizes_within_its_dims() -> None:
-    first, dynamic, _ = full_manifest().payloads
-    assert [first.accepts({"batch": size}) for size in (1, 2)] == [True, False]
-    assert [dynamic.accepts({"batch": size}) for size in (4, 5)] == [True, False]
-
-
 def test_nan_is_not_written() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         replace(full_manifest(), drift=DriftRecord(error_ratio=float("nan"))).to_bytes()

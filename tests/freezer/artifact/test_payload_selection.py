@@ -7,10 +7,7 @@ import pytest
 from freezer.artifact import (
     Payload,
     is_specialized,
-    payload_at,
-    payloads_for_threads,
     payloads_within,
-    thread_counts_of,
     without_specialized,
 )
 from freezer.spec import Dim
@@ -53,21 +50,6 @@ def test_the_largest_count_within_the_budget(
     held: list[Payload], budget: int, expected: list[Payload]
 ) -> None:
     assert list(payloads_within(held, budget)) == expected
-
-
-def test_counts_and_sets() -> None:
-    assert thread_counts_of([*BOTH, ANY]) == (1, 4)
-    assert thread_counts_of([ANY]) == ()
-    assert list(payloads_for_threads([*BOTH, ANY], 1)) == [*ONE, ANY]
-
-
-def test_the_most_specific_payload_serves() -> None:
-    assert [getattr(payload_at(FOUR, {"batch": size}), "path", None) for size in (1, 2, 8, 9)] == [
-        "batch1-threads4",
-        "all-threads4",
-        "batch8-threads4",
-        None,
-    ]
 
 
 def test_special_payloads() -> None:

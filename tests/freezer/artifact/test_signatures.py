@@ -28,7 +28,7 @@ from freezer.store import Store
 from tests.conftest import Frozen
 from tests.support.keys import make_pair, private_pem
 from tests.support.models import mlp
-from tests.support.steps import HERE, copy_of, random_inputs
+from tests.support.steps import HERE, blob_of, copy_of, random_inputs
 
 X = random_inputs(2, 4)
 
@@ -244,7 +244,7 @@ def test_both_images_of_a_class_are_signed(
 def test_sign_rejects_a_damaged_artifact(store: Store, pair: tuple[Path, Path]) -> None:
     version = store.version("mlp")
     payload = store.manifest(version, HERE).payloads[0]
-    path = store.root / "mlp" / "blobs" / "sha256" / payload.digest.removeprefix("sha256:")
+    path = blob_of(store.root / "mlp", payload.digest)
     path.chmod(0o644)
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(IntegrityError, match="was changed or damaged"):
@@ -262,15 +262,11 @@ def test_the_signature_image_follows_cosign(store: Store, pair: tuple[Path, Path
         for item in json.loads((store.root / "mlp" / "index.json").read_text())["manifests"]
     }
     assert set(tags) == {"1", "latest", f"{digest.replace(':', '-')}.sig"}
-    blobs = store.root / "mlp" / "blobs" / "sha256"
-    image = json.loads(
-        (
-            blobs / tags[f"{digest.replace(':', '-')}.sig"]["digest"].removeprefix("sha256:")
-        ).read_bytes()
-    )
+    folder, signed = store.root / "mlp", tags[f"{digest.replace(':', '-')}.sig"]
+    image = json.loads(blob_of(folder, signed["digest"]).read_bytes())
     (layer,) = image["layers"]
     assert layer["mediaType"] == "application/vnd.dev.cosign.simplesigning.v1+json"
-    payload = (blobs / layer["digest"].removeprefix("sha256:")).read_bytes()
+    payload = blob_of(folder, layer["digest"]).read_bytes()
     assert digest_bytes(payload) == layer["digest"]
     assert json.loads(payload)["critical"]["image"] == {"docker-manifest-digest": digest}
     signature = base64.b64decode(layer["annotations"][ANNOTATION])

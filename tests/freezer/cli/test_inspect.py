@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
-from freezer.freezing.freeze import freeze
 from freezer.store import Store
 from tests.conftest import Frozen
 from tests.freezer.cli.conftest import Run
-from tests.support.models import Branching
 from tests.support.steps import (
     HERE,
-    QUICK_OPTIONS,
     copy_of,
     flip_a_byte,
-    random_inputs,
     write_plain_artifact,
 )
 
@@ -51,15 +46,3 @@ def test_inspect_reports_missing_and_damaged_texts(
     flip_a_byte(damaged.folder / "evidence/all-code.txt")
     code, _, err = coldpress("inspect", damaged.folder, "--code")
     assert (code, "it was changed or damaged" in err) == (1, True)
-
-
-def test_errors_of_failed_attempts_are_files(tmp_path: Path) -> None:
-    options = replace(QUICK_OPTIONS, recipes=["torchscript-frozen"])
-    result = freeze(
-        Branching().eval(), {"x": random_inputs(2, 4)}, out=tmp_path / "out", options=options
-    )
-    assert result.artifact is not None, result.failures
-    (failed,) = [item for item in result.artifact.manifest.files if "-error" in item.path]
-    assert failed.path.endswith("-trace-error.txt")
-    result.artifact.verify((failed,))
-    assert "Traceback" in (result.artifact.folder / failed.path).read_text()

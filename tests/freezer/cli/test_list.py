@@ -13,7 +13,7 @@ import pytest
 from freezer.artifact import Artifact
 from freezer.store import Store
 from tests.freezer.cli.conftest import Run
-from tests.support.steps import flip_a_byte, write_plain_artifact
+from tests.support.steps import blob_of, flip_a_byte, write_plain_artifact
 
 V4 = "cpu-x86-64-v4"
 LONG = "a-model-of-the-risk-team-with-a-long-name"
@@ -91,8 +91,7 @@ def test_a_damaged_model_hides_no_other(
     coldpress: Run, artifacts: dict[str, Artifact], tmp_path: Path
 ) -> None:
     store = fill(str(tmp_path / "store"), artifacts)
-    image = store.version(LONG).images["portable"].digest.removeprefix("sha256:")
-    flip_a_byte(store.root / LONG / "blobs" / "sha256" / image)
+    flip_a_byte(blob_of(store.root / LONG, store.version(LONG).images["portable"].digest))
     code, out, err = coldpress("list", "--store", store.root)
     assert code == 1
     assert "tiny" in out

@@ -14,14 +14,13 @@ import torch
 
 import freezer
 from freezer.artifact import Artifact
-from freezer.errors import IncompatibleError
 from freezer.freezing.freeze import FreezeResult, freeze
 from freezer.runtime.loaders.onnxruntime import open_onnxruntime
 from freezer.serving.compatibility import refusal_of
 from freezer.serving.load import process_here
 from freezer.serving.process import LoadOptions
 from tests.support.models_engines import convnet
-from tests.support.steps import BATCH, QUICK_OPTIONS, copy_of, flip_a_byte, python, random_inputs
+from tests.support.steps import BATCH, QUICK_OPTIONS, python, random_inputs
 
 IMAGE = random_inputs(3, 3, 8, 8)
 
@@ -108,12 +107,8 @@ def test_sixteen_threads_call_at_once(artifact: Artifact) -> None:
 
 
 def test_damaged_file_is_refused(artifact: Artifact, tmp_path: Path) -> None:
-    damaged = copy_of(artifact, tmp_path / "damaged")
-    path = damaged.folder / damaged.manifest.payloads[0].path
-    flip_a_byte(path)
-    with pytest.raises(IncompatibleError, match="tampered"):
-        freezer.load(damaged.folder)
-    path.write_bytes(path.read_bytes()[:100])
+    path = tmp_path / "all.onnx"
+    path.write_bytes((artifact.folder / artifact.manifest.payloads[0].path).read_bytes()[:100])
     with pytest.raises(RuntimeError, match="does not open it"):
         open_onnxruntime(path, {})
 

@@ -63,8 +63,6 @@ def made(device_class: str, *threads: int | None) -> Manifest:
     [
         (V3, 2, hosts.SKYLAKE_SERVER, {}, True),
         (V3, 2, hosts.SKYLAKE_SERVER, AVX2_LIMIT, False),
-        (V3, 2, hosts.HASWELL, {}, False),
-        (V4, 2, hosts.SKYLAKE_SERVER, {}, False),
         (V3, None, hosts.SKYLAKE_SERVER, {}, False),
         ("portable", None, hosts.SKYLAKE_SERVER, {}, False),
     ],

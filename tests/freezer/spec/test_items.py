@@ -9,7 +9,7 @@ import pytest
 
 from freezer.codec import decode, encode
 from freezer.errors import ContractError, SpecError
-from freezer.spec import InputItem, InputSpec, declared_spec, put_together, take_apart
+from freezer.spec import InputItem, InputSpec, declared_spec, take_apart
 
 NESTED: dict[str, Any] = {
     "x": {"shape": ["batch", 4]},
@@ -30,19 +30,6 @@ def item(name: str) -> InputItem:
     return next(found for found in SPEC.inputs if found.name == name)
 
 
-def test_leaves_are_named_by_path() -> None:
-    assert [tensor.name for tensor in SPEC.tensors] == [
-        "x",
-        "state.0",
-        "state.1.0",
-        "opts.scale",
-        "opts.deep.a",
-    ]
-    assert SPEC.constants == {"state.1.1": 3, "opts.mode": "fast"}
-    assert [found.name for found in SPEC.inputs] == ["x", "state", "opts", "none"]
-    assert SPEC.tensors[1].shape == (2, "batch")
-
-
 def test_round_trips_keep_the_order_of_dicts() -> None:
     spec = declared_spec(
         {"d": {"dict": {"b": {"shape": [1]}, "a": {"shape": [2], "range": [0, 1]}}}, **NESTED},
@@ -51,42 +38,6 @@ def test_round_trips_keep_the_order_of_dicts() -> None:
     read = decode(InputSpec, json.loads(json.dumps(encode(spec), sort_keys=True)), origin="here")
     assert read == spec
     assert [tensor.name for tensor in read.tensors][:2] == ["d.b", "d.a"]
-
-
-def test_json_of_a_flat_spec() -> None:
-    spec = declared_spec(
-        {"ids": {"shape": ["batch"], "dtype": "int64", "range": [0, 9]}, "k": {"value": None}},
-        {"batch": {"max": 4}},
-    )
-    assert json.loads(json.dumps(encode(spec))) == {
-        "style": "keyword",
-        "dims": {"batch": {"min": 1, "max": 4}},
-        "inputs": [
-            {"name": "ids", "dtype": "int64", "shape": ["batch"], "range": [0, 9]},
-            {"name": "k", "value": None},
-        ],
-    }
-
-
-def test_arguments_are_built_and_split() -> None:
-    leaves = {tensor.name: f"<{tensor.name}>" for tensor in SPEC.tensors}
-    values = {name: put_together(item(name), leaves) for name in ("x", "state", "opts", "none")}
-    assert values == {
-        "x": "<x>",
-        "state": ("<state.0>", ["<state.1.0>", 3]),
-        "opts": {"scale": "<opts.scale>", "mode": "fast", "deep": {"a": "<opts.deep.a>"}},
-        "none": [],
-    }
-    assert dict(take_apart(item("state"), ["<state.0>", ("<state.1.0>", 3)])) == {
-        "state.0": "<state.0>",
-        "state.1.0": "<state.1.0>",
-        "state.1.1": 3,
-    }
-    assert dict(take_apart(item("opts"), {"deep": {"a": 1}, "scale": 2})) == {
-        "opts.scale": 2,
-        "opts.deep.a": 1,
-    }
-    assert dict(take_apart(item("none"), ())) == {}
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from freezer.errors import ColdpressError, IntegrityError
 from freezer.files import DOCUMENT_BYTES, chunks_of, digest_file, read_document
 from freezer.store import Store, newest_versions
 from tests.support.buckets import overwrite
-from tests.support.steps import HERE, write_plain_artifact
+from tests.support.steps import HERE, blob_of, write_plain_artifact
 
 
 @pytest.fixture(autouse=True)
@@ -76,8 +76,7 @@ def files_of(store: Store, artifact: Artifact) -> dict[str, Path]:
         "manifest": layout.image(image).config.digest,
         "payload": artifact.manifest.payloads[0].digest,
     }
-    blobs = store.root / "tiny" / "blobs" / "sha256"
-    files = {name: blobs / digest.removeprefix("sha256:") for name, digest in digests.items()}
+    files = {name: blob_of(store.root / "tiny", digest) for name, digest in digests.items()}
     return {"index.json": store.root / "tiny" / "index.json", **files}
 
 
@@ -122,7 +121,7 @@ def test_artifact_folders(
 
 def test_a_payload_that_is_a_fifo_falls_back(store: Store) -> None:
     payload = store.manifest(store.version("mlp"), HERE).payloads[0]
-    fifo(store.root / "mlp" / "blobs" / "sha256" / payload.digest.removeprefix("sha256:"))
+    fifo(blob_of(store.root / "mlp", payload.digest))
     model = freezer.load("mlp", store=store.uri)
     assert model.manifest is not None
     assert model.manifest.device_class == "portable"

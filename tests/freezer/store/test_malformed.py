@@ -40,7 +40,7 @@ from freezer.serving.verify import verify
 from freezer.store import Store
 from tests.conftest import Frozen
 from tests.support.keys import make_pair
-from tests.support.steps import copy_of, rewritten
+from tests.support.steps import blob_of, copy_of, rewritten
 
 VALUES: tuple[Any, ...] = (None, 7, -1.5, "²", "\ud800", "a/\0", [], {}, [7], {"a": 7}, 10**30)
 """Replacements of every value of a document."""
@@ -71,7 +71,7 @@ class Blobs:
         if level == "index.json":
             return (self.folder / "index.json").read_bytes()
         digest: str = self._descriptor(level)["digest"]
-        return (self.folder / "blobs" / "sha256" / digest.removeprefix("sha256:")).read_bytes()
+        return blob_of(self.folder, digest).read_bytes()
 
     def write(self, level: str, data: bytes) -> None:
         """Replace a document, and its digests and sizes in those above."""
@@ -79,7 +79,7 @@ class Blobs:
             (self.folder / "index.json").write_bytes(data)
             return
         digest = digest_bytes(data)
-        (self.folder / "blobs" / "sha256" / digest.removeprefix("sha256:")).write_bytes(data)
+        blob_of(self.folder, digest).write_bytes(data)
         above = {
             "index": "index.json",
             "image": "index",

@@ -16,7 +16,7 @@ import pytest
 
 from freezer.runtime.torch_settings import threads
 from freezer.spec import SamplingPolicy, Timing
-from freezer.timing import MIN_SAMPLES, CpuMeter, Sampling, policy_for, sample, speedup
+from freezer.timing import MIN_SAMPLES, CpuMeter, Sampling, Speedup, policy_for, sample, speedup
 from freezer.timing.sampling import TELLING_S
 from tests.support.steps import QUICK
 
@@ -25,6 +25,18 @@ ALL = SamplingPolicy(percentiles=tuple(MIN_SAMPLES), num_bootstrap=200)
 
 def sampling_of(**blocks: list[list[float]]) -> Sampling:
     return Sampling(samples_ms=blocks, num_dropped=0, settled=True, stable=True)
+
+
+def gain(sampling: Sampling, num_candidates: int = 1, timing: Timing = "p50") -> Speedup:
+    """The speedup of `candidate` over `eager`."""
+    return speedup(
+        sampling,
+        "candidate",
+        eager="eager",
+        num_candidates=num_candidates,
+        policy=ALL,
+        timing=timing,
+    )
 
 
 @pytest.mark.parametrize(("key", "count"), MIN_SAMPLES.items())
@@ -54,20 +66,14 @@ def noisy(seed: int, ratio: float) -> Sampling:
 
 
 def test_the_interval_contains_the_true_ratio() -> None:
-    intervals = [
-        speedup(noisy(seed, 1.5), "candidate", eager="eager", num_candidates=1, policy=ALL)
-        for seed in range(40)
-    ]
+    intervals = [gain(noisy(seed, 1.5)) for seed in range(40)]
     assert sum(found.low <= 1.5 <= found.high for found in intervals) >= 36
     assert all(found.low <= found.value <= found.high for found in intervals)
     assert sum(found.low > 1.0 for found in intervals) >= 36
 
 
 def test_the_interval_widens_with_more_candidates() -> None:
-    one, many = (
-        speedup(noisy(1, 1.5), "candidate", eager="eager", num_candidates=n, policy=ALL)
-        for n in (1, 20)
-    )
+    one, many = (gain(noisy(1, 1.5), num_candidates=n) for n in (1, 20))
     assert many.low < one.low
     assert many.high > one.high
     assert many.value == one.value
@@ -77,7 +83,7 @@ def test_rounds_are_paired() -> None:
     # The machine's speed varies 10-fold; the ratio in each round is exactly 2.
     machine = [1.0 + 0.5 * i for i in range(20)]
     paired = sampling_of(eager=[[2 * m] for m in machine], candidate=[[m] for m in machine])
-    found = speedup(paired, "candidate", eager="eager", num_candidates=1, policy=ALL)
+    found = gain(paired)
     assert [found.low, found.value, found.high] == pytest.approx([2, 2, 2])
 
 
@@ -94,10 +100,7 @@ def quartered(seed: int) -> Sampling:
 
 def test_two_speeds_of_a_machine_hide_no_speedup() -> None:
     """Medians of all rounds may be of different speeds: their ratio says little."""
-    found = [
-        speedup(quartered(seed), "candidate", eager="eager", num_candidates=1, policy=ALL)
-        for seed in range(20)
-    ]
+    found = [gain(quartered(seed)) for seed in range(20)]
     assert sum(each.low > 1.05 for each in found) >= 16
     assert sum(each.low <= 1.25 <= each.high for each in found) >= 16
 
@@ -110,10 +113,7 @@ def test_intervals_of_few_rounds_contain_the_true_ratio(timing: Timing) -> None:
     num_covered = 0
     for seed in range(200):
         rng = random.Random(seed)
-        timed = sampling_of(eager=blocks(rng, 12), candidate=blocks(rng, 10))
-        found = speedup(
-            timed, "candidate", eager="eager", num_candidates=1, policy=ALL, timing=timing
-        )
+        found = gain(sampling_of(eager=blocks(rng, 12), candidate=blocks(rng, 10)), timing=timing)
         num_covered += found.low <= 1.2 <= found.high
     assert num_covered >= 185
 
@@ -121,14 +121,7 @@ def test_intervals_of_few_rounds_contain_the_true_ratio(timing: Timing) -> None:
 def test_throughput_compares_the_means() -> None:
     eager = [[10.0 + index % 3] * 5 for index in range(30)]
     candidate = [[50.0 if index == 7 else 8.0] * 5 for index in range(30)]
-    found = speedup(
-        sampling_of(eager=eager, candidate=candidate),
-        "candidate",
-        eager="eager",
-        num_candidates=1,
-        policy=ALL,
-        timing="throughput",
-    )
+    found = gain(sampling_of(eager=eager, candidate=candidate), timing="throughput")
     assert found.value == pytest.approx(11 / 9.4, rel=1e-5)
 
 
@@ -324,9 +317,7 @@ def test_p95_and_throughput_see_the_tail() -> None:
     sampling = sampling_of(eager=tailed(1, tail_ms=8), candidate=tailed(2, tail_ms=4))
     expected: dict[Timing, float] = {"p50": 1.0, "p95": 2.0, "throughput": 1.7 / 1.3}
     for timing, ratio in expected.items():
-        found = speedup(
-            sampling, "candidate", eager="eager", num_candidates=1, policy=ALL, timing=timing
-        )
+        found = gain(sampling, timing=timing)
         assert found.value == pytest.approx(ratio, rel=0.2), timing
         assert found.low <= ratio <= found.high, timing
 

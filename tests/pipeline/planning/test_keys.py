@@ -85,9 +85,6 @@ def test_build_key_depends_on_each_part(tmp_path: Path) -> None:
     assert len({key.digest for key in keys}) == len(keys)
 
 
-FROZEN = RECIPES["inductor-frozen"]
-
-
 def test_gates_change_only_the_judge_key(tmp_path: Path) -> None:
     entry = make_entry(tmp_path)
     stricter = replace(entry, limits=Limits(speedup_min=2))

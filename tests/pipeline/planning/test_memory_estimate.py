@@ -8,7 +8,7 @@ from typing import Any
 
 from freezer.freezing.sources import Source
 from freezer.spec import Limits
-from pipeline.planning import BASE_BYTES, Demand, corrected, demand_of, learned
+from pipeline.planning import BASE_BYTES, Demand, corrected, demand_of
 from tests.support.campaigns import entry
 
 GB = 1_000_000_000
@@ -46,10 +46,3 @@ def test_limit_replaces_the_estimate(tmp_path: Path) -> None:
     limited = demand(tmp_path, weights, limits=Limits(memory_gb=5))
     assert limited == Demand(asked=5 * GB, least=5 * GB)
     assert corrected(limited, 7 * GB) == Demand(asked=7 * GB, least=5 * GB, firm=True)
-
-
-def test_measured_memory_raises_the_demand() -> None:
-    demand = Demand(asked=1 * GB, least=0)
-    assert learned(demand, GB // 2) == demand
-    assert learned(demand, 3 * GB) == Demand(asked=4 * GB, least=0)
-    assert learned(corrected(demand, 20 * GB), 3 * GB).asked == 20 * GB

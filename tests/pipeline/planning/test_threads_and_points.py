@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from freezer.artifact import Artifact
 from freezer.errors import InfrastructureError
 from freezer.freezing.recipes import RECIPES
 from freezer.spec import Dim, InputSpec, SamplingPolicy, TensorSpec
@@ -18,8 +16,8 @@ from pipeline.catalog import Entry
 from pipeline.ledger import Ledger
 from pipeline.planning import FileDigests, Plan, source_key
 from pipeline.planning.keys import BuildTarget, Key, build_key, judge_key, make_key
-from pipeline.worker import BuildRequest, JudgeRequest, JudgeResult, build, judge
-from tests.support.campaigns import good_entry, judged_folder, plan_of
+from pipeline.worker import BuildRequest, JudgeRequest, build, judge
+from tests.support.campaigns import good_entry, plan_of
 from tests.support.steps import HERE, QUICK
 
 POINTS = ({"batch": 1}, {"batch": 3})
@@ -171,9 +169,9 @@ def test_judge_measures_all_points(tmp_path: Path) -> None:
         "num_threads": 2,
         "store": str(tmp_path),
     }
-    (built,) = build(BuildRequest(builds={"torchscript-frozen": "b"}, **common))
-    assert built.failure is None, built.failure
     builds = {"torchscript-frozen": "b"}
+    (built,) = build(BuildRequest(builds=builds, **common))
+    assert built.failure is None, built.failure
     result = judge(
         JudgeRequest(
             key="j", builds=builds, policy=QUICK, campaign="c", further_threads=(1,), **common
@@ -185,12 +183,3 @@ def test_judge_measures_all_points(tmp_path: Path) -> None:
     assert cells == [(2, 1), (2, 3), (2, 2), (2, 4), (1, 1), (1, 3)]
     assert {row.payload for row in candidate.points} == {"payloads/all.pt"}
     assert result.figures.speedup == candidate.points[0].speedup
-    assert (
-        JudgeResult.from_json(
-            json.loads((judged_folder(tmp_path, "j", "good") / "result.json").read_text())
-        )
-        == result
-    )
-    manifest = Artifact.read(judged_folder(tmp_path, "j", "good") / "artifact").manifest
-    assert manifest.latency is not None
-    assert manifest.latency.points == candidate.points

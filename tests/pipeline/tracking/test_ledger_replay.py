@@ -23,7 +23,7 @@ from pipeline.ledger import Ledger, campaign_lock, ledger_folder
 from tests.support.campaigns import MODELS, run_judged
 from tests.support.past_outcomes import BAD, DOWN
 from tests.support.shown import empty_database, shown, without_ids
-from tests.support.steps import HERE
+from tests.support.steps import HERE, blob_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -321,7 +321,7 @@ def test_a_damaged_artifact_fails_alone(
 ) -> None:
     run_judged(empty, DOWN, "damaged", artifacts)
     payload = artifacts[HERE].manifest.payloads[0]
-    blob = empty.root / "first" / "blobs" / "sha256" / payload.digest.removeprefix("sha256:")
+    blob = blob_of(empty.root / "first", payload.digest)
     blob.chmod(0o644)
     blob.write_bytes(b"x" * payload.size_bytes)
     done = replayed(empty, uri, "damaged")

@@ -114,20 +114,6 @@ def test_files_of_a_version_are_downloaded(
 # What it is
 
 
-def test_an_exported_program_knows_its_inputs(
-    uri: str, log: Callable[..., str], tmp_path: Path
-) -> None:
-    log("exported", form="pt2", input_example=X)
-    folder = fetched(uri, "exported", tmp_path)
-    found = describe(folder)
-    assert (found.kind, found.needs_trust, found.inputs, found.dims) == ("export", False, None, {})
-    assert found.path == folder / "data" / "model.pt2"
-    program = torch.export.load(found.path)
-    torch.testing.assert_close(
-        program.module()(torch.from_numpy(X)), seeded(Mlp)(torch.from_numpy(X))
-    )
-
-
 def test_torchscript_and_pickle_are_distinguished(
     uri: str, log: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -9,9 +9,8 @@ from pipeline.records import Failure, Outcome
 from pipeline.tracking import CampaignEnd, CampaignStart
 from pipeline.tracking.descriptions import NOTE
 from pipeline.tracking.projection import Projection
-from tests.support.outcomes import candidate, failed, outcome
-from tests.support.past_campaigns import past_point
-from tests.support.projections import by_recipe, registered, runs_of
+from tests.support.outcomes import failed, outcome
+from tests.support.projections import registered, runs_of
 
 CLASS = "cpu-x86-64-v4"
 
@@ -77,12 +76,6 @@ def test_a_campaign_has_parameters_and_its_catalog(projection: Projection) -> No
 
 
 # Candidates
-
-
-def test_a_candidate_names_its_point(projection: Projection) -> None:
-    point = (past_point({"batch": 1, "length": 8}, speedup=2.0),)
-    projection.log_outcome(outcome("point", candidates=(candidate("portable", points=point),)))
-    assert by_recipe(projection)["portable"].data.params["point"] == "batch 1, length 8"
 
 
 # The registry

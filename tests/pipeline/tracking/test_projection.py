@@ -11,13 +11,23 @@ from freezer.artifact import (
     MeasuredDrift,
     MeasuredLatency,
 )
-from pipeline.records import Failure
+from pipeline.records import Failure, Outcome
 from pipeline.tracking import CampaignEnd, CampaignStart, outcomes_digest
-from pipeline.tracking.campaign_summary import summary_table
 from pipeline.tracking.projection import Projection
 from pipeline.tracking.run_records import run_records
 from tests.support.outcomes import DIGEST, candidate, failed, outcome
 from tests.support.projections import by_recipe, runs_of
+
+
+def resumed(projection: Projection, *expected: Outcome) -> Projection:
+    """The same campaign, in a driver that expects these outcomes."""
+    again = Projection(projection.tracking_uri, projection.campaign)
+    digest = outcomes_digest(expected) if expected else None
+    again.start(CampaignStart(catalog="catalog.yaml", started=0.0, expected=digest))
+    return again
+
+
+FINISHED = CampaignEnd(exit_code=0, finished=1_700_000_100.0)
 
 
 def text_of(projection: Projection, run_id: str, path: str) -> str:
@@ -94,30 +104,12 @@ def test_an_outcome_without_candidates_becomes_one_run(projection: Projection) -
 # Idempotence
 
 
-def test_logging_twice_changes_nothing(projection: Projection) -> None:
-    both = [outcome("twice"), failed("twice-gone")]
-    first = [projection.log_outcome(item) for item in both]
-    before = {run.info.run_id: run.to_dictionary() for run in runs_of(projection)}
-    assert [projection.log_outcome(item) for item in both] == first
-    resumed = Projection(projection.tracking_uri, projection.campaign)
-    resumed.start(CampaignStart(catalog="catalog.yaml", started=1_800_000_000.0))
-    assert [resumed.log_outcome(item.as_cached()) for item in both] == first
-    assert {run.info.run_id: run.to_dictionary() for run in runs_of(projection)} == before
-    assert len(before) == 3
-    (parent,) = runs_of(projection, "campaign")
-    assert {run.data.tags["mlflow.parentRunId"] for run in runs_of(projection)} == {
-        parent.info.run_id
-    }
-
-
 def test_an_incomplete_run_is_replaced(projection: Projection) -> None:
     (record, *_) = run_records(outcome("broke-off"), projection.campaign)
     run = projection.client.create_run(
         projection.experiment_id, start_time=123, tags=dict(record.tags), run_name=record.name
     )
-    resumed = Projection(projection.tracking_uri, projection.campaign)
-    resumed.start(CampaignStart(catalog="catalog.yaml", started=0.0))
-    assert resumed.log_outcome(outcome("broke-off")) != run.info.run_id
+    assert resumed(projection).log_outcome(outcome("broke-off")) != run.info.run_id
     completed = by_recipe(projection)
     assert set(completed) == {"portable", "torchscript-frozen"}
     assert completed["portable"].info.status == "FINISHED"
@@ -152,9 +144,7 @@ def test_duplicate_runs_are_removed(projection: Projection) -> None:
         {"coldpress.campaign": projection.campaign, "coldpress.kind": "campaign"},
     ):
         projection.client.create_run(projection.experiment_id, start_time=123, tags=dict(kind_tags))
-    resumed = Projection(projection.tracking_uri, projection.campaign)
-    resumed.start(CampaignStart(catalog="catalog.yaml", started=0.0))
-    assert resumed.log_outcome(outcome("doubled")) == kept
+    assert resumed(projection).log_outcome(outcome("doubled")) == kept
     assert len(runs_of(projection)) == 2
     assert len(runs_of(projection, "campaign")) == 1
 
@@ -168,18 +158,20 @@ def test_finish_writes_table_figures_and_counts(projection: Projection) -> None:
         failed("two", reason="a | b"),
         outcome("three", drift=MeasuredDrift(error_ratio=float("inf"))).as_cached(),
     ]
-    projection.finish(outcomes, CampaignEnd(exit_code=1, finished=1_700_000_100.0))
-    projection.finish(outcomes, CampaignEnd(exit_code=1, finished=1_700_000_100.0))
+    for _ in range(2):
+        projection.finish(outcomes, CampaignEnd(exit_code=1, finished=1_700_000_100.0))
     (parent,) = runs_of(projection, "campaign")
     assert parent.info.status == "FINISHED"
     assert parent.data.metrics["outcomes/published"] == 2
     assert parent.data.metrics["outcomes/failed"] == 1
     assert parent.data.metrics["outcomes/unchanged"] == 1
     assert parent.data.metrics["build_s/total"] == 5.0
-    table = json.loads(text_of(projection, parent.info.run_id, "summary.json"))
+    text = text_of(projection, parent.info.run_id, "summary.json")
+    table = json.loads(text, parse_constant=lambda name: pytest.fail(name))
     rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
     assert [row["model"] for row in rows] == ["one", "two", "three"]
     assert rows[0]["speedup_ci_low"] == 1.8
+    assert rows[2]["error_ratio"] is None
     assert len(projection.client.get_metric_history(parent.info.run_id, "outcomes/total")) == 1
 
 
@@ -202,49 +194,21 @@ def test_a_killed_driver_invalidates_the_completeness_mark(projection: Projectio
         outcome("edited", judge_key="b", candidates=(candidate("portable", speedup=3.0),)),
     )
     projection.log_outcome(first)
-    projection.finish([first], CampaignEnd(exit_code=0, finished=1_700_000_100.0), complete=True)
-    killed = Projection(projection.tracking_uri, projection.campaign)
-    killed.start(
-        CampaignStart(catalog="catalog.yaml", started=0.0, expected=outcomes_digest([edited]))
-    )
-    killed.log_outcome(edited)
+    projection.finish([first], FINISHED, complete=True)
+    resumed(projection, edited).log_outcome(edited)  # and is killed
     assert set(by_recipe(projection)) == {"portable"}
-    again = Projection(projection.tracking_uri, projection.campaign)
-    again.start(
-        CampaignStart(catalog="catalog.yaml", started=0.0, expected=outcomes_digest([first]))
-    )
+    again = resumed(projection, first)
     assert not again.is_complete
     again.log_outcome(first)
-    again.finish([first], CampaignEnd(exit_code=0, finished=1_700_000_100.0), complete=True)
+    again.finish([first], FINISHED, complete=True)
     assert set(by_recipe(projection)) == {"portable", "torchscript-frozen"}
     assert by_recipe(projection)["portable"].data.metrics["speedup/value"] == 2.0
-    last = Projection(projection.tracking_uri, projection.campaign)
-    last.start(
-        CampaignStart(catalog="catalog.yaml", started=0.0, expected=outcomes_digest([first]))
-    )
-    assert last.is_complete
+    assert resumed(projection, first).is_complete
 
 
 @pytest.mark.parametrize("complete", [True, False])
 def test_a_replay_updates_the_completeness_mark(projection: Projection, complete: bool) -> None:
-    projection.finish(
-        [outcome("one")], CampaignEnd(exit_code=0, finished=1_700_000_100.0), complete=True
-    )
-    replay = Projection(projection.tracking_uri, projection.campaign)
-    replay.start(CampaignStart(catalog="catalog.yaml", started=0.0))
-    replay.finish(
-        [outcome("one")], CampaignEnd(exit_code=0, finished=1_700_000_100.0), complete=complete
-    )
-    later = Projection(projection.tracking_uri, projection.campaign)
-    later.start(
-        CampaignStart(
-            catalog="catalog.yaml", started=0.0, expected=outcomes_digest([outcome("one")])
-        )
-    )
-    assert later.is_complete == complete
-
-
-def test_the_summary_is_json_without_nan() -> None:
-    odd = outcome("odd", drift=MeasuredDrift(error_ratio=float("inf"), margin=float("nan")))
-    table = json.loads(summary_table([odd]), parse_constant=lambda name: pytest.fail(name))
-    assert dict(zip(table["columns"], table["data"][0], strict=True))["error_ratio"] is None
+    one = outcome("one")
+    projection.finish([one], FINISHED, complete=True)
+    resumed(projection).finish([one], FINISHED, complete=complete)
+    assert resumed(projection, one).is_complete == complete

@@ -104,41 +104,6 @@ def test_an_upload_without_a_version_is_deleted(projection: Projection, artifact
     assert again.model_id != upload.model_id, "uploaded again, since it had no version"
 
 
-def test_a_damaged_artifact_is_not_registered(
-    projection: Projection, artifact: Artifact, tmp_path: Path
-) -> None:
-    (tmp_path / "manifest.json").write_bytes(artifact.manifest.to_bytes())
-    with pytest.raises(IntegrityError, match="missing"):
-        registered(
-            projection, outcome("damaged", artifact="sha256:" + 64 * "6"), Artifact.read(tmp_path)
-        )
-    assert not projection.client.search_registered_models("name = 'damaged'")
-
-
-def test_a_class_that_keeps_eager_uses_the_portable_artifact(
-    projection: Projection, artifact: Artifact
-) -> None:
-    kept = outcome(
-        "kept",
-        artifact="sha256:" + 64 * "8",
-        device_class="cpu-x86-64-v3",
-        verdict="kept-eager",
-        recipe=None,
-    )
-    registered(projection, kept, artifact)
-    assert (
-        projection.client.get_model_version("kept", "1").tags["coldpress.device_class"]
-        == "portable"
-    )
-    (upload,) = uploads(projection, str(kept.artifact))
-    assert upload.name == "kept-portable"
-    registered(projection, replace(kept, device_class="portable", verdict="published"), artifact)
-    assert (alias_of(projection, "kept", "cpu-x86-64-v3"), alias_of(projection, "kept")) == (
-        "1",
-        "1",
-    )
-
-
 def test_an_alias_never_moves_to_an_older_version(
     projection: Projection, artifact: Artifact
 ) -> None:
@@ -164,23 +129,6 @@ def test_an_alias_never_moves_to_an_older_version(
         store_uri="another",
     )
     assert alias_of(projection, "forward") == "3", "versions of different stores have no order"
-
-
-def test_an_alias_never_moves_to_a_rolled_back_version(
-    projection: Projection, artifact: Artifact
-) -> None:
-    old, new = (
-        outcome("back", artifact="sha256:" + 64 * "9"),
-        outcome("back", artifact="sha256:" + 64 * "b", version=4),
-    )
-    registered(projection, old, artifact)
-    registered(projection, new, artifact, rolled_back=lambda: True)
-    assert alias_of(projection, "back") == "1"
-    assert len(projection.client.search_model_versions("name = 'back'")) == 2, (
-        "it is registered, for people"
-    )
-    registered(projection, new, artifact)
-    assert alias_of(projection, "back") == "2"
 
 
 def test_entries_set_the_registered_name_and_tags(

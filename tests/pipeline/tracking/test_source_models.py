@@ -120,17 +120,6 @@ def test_unreachable_mlflow_is_an_infrastructure_error(tmp_path: Path) -> None:
             call()
 
 
-def test_list_registry_orders_by_name_and_omits_frozen(registry: str) -> None:
-    found = list_registry(registry, None, None)
-    assert [(model.name, model.version) for model in found] == [
-        ("Credit Risk", "1"),
-        ("digits", "2"),
-        ('it\'s "quoted"', "1"),
-    ]
-    assert found[1].tags == {"n": "2"}
-    assert found[1].model_uri == "models:/digits/2"
-
-
 @pytest.mark.parametrize(
     ("filter_string", "alias", "expected"),
     [

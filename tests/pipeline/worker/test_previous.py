@@ -21,13 +21,13 @@ from pipeline.worker.child import End
 from pipeline.worker.judge_task import OPENED
 from pipeline.workspace import workplace
 from tests.support.campaigns import judged_folder
-from tests.support.steps import HERE, QUICK, flip_a_byte
+from tests.support.steps import HERE, QUICK, blob_of, flip_a_byte
 
 MODELS = Path(__file__).parents[1] / "models"
 RECIPE = "torchscript-frozen"
 
 
-def common(store: Path, *, allow: bool = False, work: int = 0) -> dict[str, Any]:
+def common(store: Path, *, work: int = 0) -> dict[str, Any]:
     path = (str(MODELS),)
     entry = Entry(
         name="busy",
@@ -37,7 +37,7 @@ def common(store: Path, *, allow: bool = False, work: int = 0) -> dict[str, Any]
         spec=InputSpec(inputs=(TensorSpec(name="x", dtype="float32", shape=(2, 16)),)),
         samples=None,
         task_metric=None,
-        limits=Limits(speedup_min=0.0, timeout_s=300, allow_regression=allow),
+        limits=Limits(speedup_min=0.0, timeout_s=300),
         device_classes=(HERE,),
         recipes=(RECIPE,),
         files=(),
@@ -67,32 +67,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return store
 
 
-def test_slower_artifact_does_not_replace(store: Path) -> None:
-    result = judged(store, "slow", work=60)
-    assert (result.verdict, result.has_artifact) == ("kept-previous", False), result.reason
-    previous = result.previous
-    assert previous is not None
-    assert (previous.version, previous.recipe, previous.same_weights, previous.problem) == (
-        1,
-        RECIPE,
-        True,
-        None,
-    )
-    assert previous.artifact == Store.open(str(store)).version("busy").images[HERE].digest
-    assert previous.speedup_ci is not None
-    assert previous.speedup_ci[1] < 0.9
-    assert judged(store, "slow", work=60) == result, "it was read"
-    allowed = judged(store, "slow", work=60, allow=True)
-    assert (allowed.verdict, allowed.has_artifact) == ("published", True), allowed.reason
-    manifest = Artifact.read(judged_folder(store, "slow", "busy") / "artifact").manifest
-    assert manifest.freezing.previous == allowed.previous
-
-
 def test_damaged_artifact_is_replaced(store: Path, tmp_path: Path) -> None:
     artifact = Artifact.read(judged_folder(store, "fast", "busy") / "artifact")
     Store.open(str(tmp_path)).publish("busy", source_key="fast", artifacts=[artifact])
     (payload,) = artifact.manifest.payloads
-    flip_a_byte(tmp_path / "busy" / "blobs" / "sha256" / payload.digest.removeprefix("sha256:"))
+    flip_a_byte(blob_of(tmp_path / "busy", payload.digest))
     replacing = judged(tmp_path, "slow", work=60)
     assert replacing.verdict == "published"
     assert "; not compared with version 1 (torchscript-frozen, torch " in replacing.reason

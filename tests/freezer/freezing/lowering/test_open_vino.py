@@ -4,7 +4,7 @@ process serves.
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -123,21 +123,15 @@ def test_outputs_are_new_tensors(attention: tuple[Subject, Candidate]) -> None:
 
 def test_sixteen_threads_call_at_once(attention: tuple[Subject, Candidate]) -> None:
     subject, candidate = attention
-    served, wrong = candidate.open(subject), list[int]()
+    served = candidate.open(subject)
     sizes = [(1 + number % 4, 2 + number % 15) for number in range(16)]
     expected = [served(**sentences(*size))["logits"] for size in sizes]
 
-    def call(number: int) -> None:
-        for _ in range(20):
-            if not torch.equal(served(**sentences(*sizes[number]))["logits"], expected[number]):
-                wrong.append(number)
+    def is_right(number: int) -> bool:
+        return torch.equal(served(**sentences(*sizes[number]))["logits"], expected[number])
 
-    workers = [threading.Thread(target=call, args=(number,)) for number in range(16)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert not wrong
+    with ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(is_right, [*range(16)] * 20))
 
 
 def test_integers_beyond_32_bits_are_refused(attention: tuple[Subject, Candidate]) -> None:
