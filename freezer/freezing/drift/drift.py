@@ -26,6 +26,7 @@ from freezer.compare import (
     OutputError,
     Slices,
     Sums,
+    Values,
     distances,
     judge_rmse,
     openvino_problem,
@@ -39,6 +40,9 @@ STRIDES = "strides "
 """Start of the problem of a row whose strides differ."""
 
 OVERFLOW = "the squares of the values overflow, so the error cannot be measured"
+
+MAX_TYPICAL = 2**16
+"""Elements of which the median error is taken, at even distances."""
 
 ABSOLUTE = 1e-4
 """Distance from eager up to which outputs in which eager has no correct digits are judged by the
@@ -85,12 +89,14 @@ class _Compared:
         row: the row with the problem of the structure, and without figures of errors.
         parts: sums of each part; none if it cannot be compared. Noise counts as an error of eager.
         against: distances of the parts from eager, where eager may have no correct digits.
+        typical: why the typical error is too large; None if it is not.
         noisy: whether the model draws random numbers.
     """
 
     row: DriftRow
     parts: Sequence[Sums]
     against: Sequence[Sums]
+    typical: str | None
     noisy: bool
 
 
@@ -145,12 +151,16 @@ class _Output:
                     limits=self._limits,
                     by=r,
                 )
+        typical = None
+        if self._gate.float64 and parts and not problem and not noise_rmse:
+            typical = _typical_problem(r, e, c, self._gate.error_ratio_max)
         noisy = noise_rmse > 0 and bool(parts)
         self._compared.append(
             _Compared(
                 row=row,
                 parts=parts,
                 against=against,
+                typical=typical,
                 noisy=noisy,
             )
         )
@@ -209,7 +219,10 @@ class _Output:
                 )
             )
         failed = [row for row in rows if row.problem]
-        return [*failed, *rows, compared.row][0]
+        row = [*failed, *rows, compared.row][0]
+        if compared.typical and not failed:
+            return replace(row, problem=compared.typical, bound=None)
+        return row
 
     def _part_judged(
         self,
@@ -247,6 +260,36 @@ class _Output:
             bound=bound,
             problem=problem,
         )
+
+
+def _typical_problem(r: Values, e: Values, c: Values, limit: float) -> str | None:
+    """Why the median error is too large. Few elements in which rounding decides eager's answer
+    (ties) make its rmse large, and must not widen the bound of all others.
+    """
+    if e.size < POOL_BELOW:
+        return None
+    step = math.ceil(e.size / MAX_TYPICAL)
+    sampled = []
+    for block in r.blocks():
+        sampled.append([values.wide(block).ravel()[::step] for values in (r, e, c)])
+    reference, eager, candidate = map(np.concatenate, zip(*sampled, strict=True))
+    used = np.isfinite(reference) & np.isfinite(eager) & np.isfinite(candidate) & (reference != 0)
+    if used.sum() < POOL_BELOW:
+        return None
+    values = reference[used]
+    with np.errstate(over="ignore"):
+        rms = float(np.sqrt(np.mean(abs(values) ** 2)))
+    typical = OutputError(
+        rmse=float(np.median(abs(candidate[used] - values))),
+        native_rmse=float(np.median(abs(eager[used] - values))),
+        rms=rms,
+        dtype=e.dtype,
+        num_elements=e.size,
+    )
+    ratio, allowed = judge_rmse(typical, limit)
+    if typical.rmse <= allowed:
+        return None
+    return f"the median error is {ratio:.3g} times eager's, more than {limit:g}"
 
 
 def _digits_problem(error: OutputError, against: Sums | None) -> str | None:

@@ -207,3 +207,23 @@ def test_mostly_different_answers_are_no_ties() -> None:
     r = torch.arange(100)
     calls = [call(r, r, r.flip(0))]
     assert at_ties(calls, {0}, lambda _: pytest.fail("not worth a run")) is None
+
+
+class Rounded(nn.Module):
+    """Many values between two decimals, so that eager flips some."""
+
+    def __init__(self, off: float) -> None:
+        super().__init__()
+        self.off = off
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.round((x + 100) - 100, decimals=2) * (1 + self.off)
+
+
+@pytest.mark.parametrize(("off", "verdict"), [(0.0, "published"), (2e-5, "rejected")])
+def test_errors_beside_eagers_flips_are_rejected(off: float, verdict: str, tmp_path: Path) -> None:
+    x = random_inputs(32_000)
+    subject = subject_of(Rounded(0.0), {"x": x})
+    served = subject_of(Rounded(off), {"x": x})
+    found = judgement_of(subject, [candidate_of(served, "torchscript-frozen", tmp_path / "made")])
+    assert found.verdict == verdict, found.reason
