@@ -65,10 +65,11 @@ def _filled(item: TensorSpec, example: Tensor, value: int) -> Tensor:
     elif item.dtype == "bool" or is_mask(item):
         value = int(value > 0)
     elif example.dtype.is_floating_point or example.dtype.is_complex:
-        return torch.full_like(example, 5.0 * value)
+        limits = torch.finfo(example.dtype)
+        return torch.full_like(example, min(max(5.0 * value, limits.min), limits.max))
     else:
-        limits = torch.iinfo(example.dtype)
-        value = min(max(value, limits.min), limits.max)
+        bounds = torch.iinfo(example.dtype)
+        value = min(max(value, bounds.min), bounds.max)
     return torch.full_like(example, value)
 
 

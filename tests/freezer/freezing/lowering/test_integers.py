@@ -69,3 +69,8 @@ def test_64_bits_that_an_engine_lacks_are_refused(
 def test_divisions_that_may_raise_are_refused() -> None:
     assert problem(Divided(lambda ids, count: ids // count), in_64_bits=True) == "CP-BUILD"
     assert problem(Divided(lambda ids, count: count % (ids + 1)), in_64_bits=True) is None
+
+
+def test_half_precision_inputs_are_taken() -> None:
+    subject = subject_of(nn.ReLU(), {"input": X.half()})
+    check_integers(captured_by(subject, "export"), "engine", in_64_bits=False)
