@@ -157,7 +157,7 @@ def _candidate(candidate: CandidateRecord, clock: Clock) -> str:
 def _report(report: FreezingReport) -> Iterator[_Row]:
     """Rows of one payload's report."""
     before, after = Counter(report.ops_before), Counter(report.ops_after)
-    kinds = [_change(kind, before[kind], after[kind]) for kind in before | after]
+    kinds = [_change(kind, before[kind], after[kind]) for kind, _ in (before | after).most_common()]
     yield "operators", f"{before.total()} -> {after.total()}: {_listed(kinds)}"
     if report.changes:
         changes = [f"{change.name} {change.count} {change.note}" for change in report.changes]

@@ -203,15 +203,13 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """The bytes of manifest.json: sorted keys, no NaN."""
-        return (
-            json.dumps(
-                encode(self),
-                indent=1,
-                sort_keys=True,
-                allow_nan=False,
-            )
-            + "\n"
-        ).encode()
+        text = json.dumps(
+            encode(self),
+            indent=1,
+            sort_keys=True,
+            allow_nan=False,
+        )
+        return f"{text}\n".encode()
 
     @classmethod
     def from_bytes(cls, data: bytes, *, origin: str) -> Manifest:

@@ -97,15 +97,15 @@ class FreezingReport:
     notes: tuple[str, ...] = ()
 
     def shortened(self, max_listed: int = _MAX_LISTED) -> FreezingReport:
-        """The same report; longer lists of names and reasons are cut."""
-        return replace(
-            self,
-            constants=self.constants[:max_listed],
-            kept=self.kept[:max_listed],
-            unused=self.unused[:max_listed],
-            preserved=self.preserved[:max_listed],
-            guards=self.guards[:max_listed],
-        )
+        """The same report; longer lists of names and reasons are cut, and a note counts them."""
+        cut: dict[str, Any] = {}
+        notes = list(self.notes)
+        for name in ("constants", "kept", "unused", "preserved", "guards"):
+            items = getattr(self, name)
+            cut[name] = items[:max_listed]
+            if len(items) > max_listed:
+                notes.append(f"only the first {max_listed} of {len(items)} {name} are listed")
+        return replace(self, **cut, notes=tuple(notes))
 
 
 def stored_as_captured(num_tensors: int) -> str:

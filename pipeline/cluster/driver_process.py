@@ -62,4 +62,5 @@ def _end_after(drive: Callable[[], object], parent: int) -> NoReturn:
     finally:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
-        os._exit(REPORTED if code == FAILED else int(code or 0))
+        code = code or 0
+        os._exit(code if isinstance(code, int) and code != FAILED else REPORTED)

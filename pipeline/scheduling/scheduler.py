@@ -218,7 +218,7 @@ class Scheduler:
 
 
 def _larger(ask: Ask, task: Task) -> Ask:
-    """What a node must have for a task, too. An estimate of memory is no part of it, since a task
+    """What a node must have for a task, too. It omits estimates of memory, since a task
     runs with less if no node has as much.
     """
     least = max(task.demand.least, ask.memory_bytes or 0)

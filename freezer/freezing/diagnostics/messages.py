@@ -179,7 +179,7 @@ REMEDIES: Mapping[Family, tuple[Remedy, ...]] = {
         ),
         Remedy(
             r"(UnsupportedOperatorException|unsupported operator): (?P<name>(aten|prims)\.[\w.]+)",
-            "the operator {name} has no fake kernel, which tells the shape of its result",
+            "the operator {name} has no fake kernel, which gives the shape of its result",
             "write it in other operations of torch, or use torchscript-frozen",
         ),
         Remedy(

@@ -140,3 +140,11 @@ def test_figures_of_disturbed_rounds_are_marked(tmp_path: Path) -> None:
     assert page.count("speedup ~1.") == 2
     quiet = replace(noisy, latency=replace(latency, clock="cpu"))
     assert "~" not in str(manifest_markdown(quiet))
+
+
+def test_cut_lists_are_counted_in_a_note() -> None:
+    report = FreezingReport(unused=tuple(f"u{i}" for i in range(137)), guards=("one",))
+    short = report.shortened(10)
+    assert (short.unused[-1], short.guards, len(short.notes)) == ("u9", ("one",), 1)
+    assert "137" in short.notes[0]
+    assert report.shortened(137) == report

@@ -208,5 +208,5 @@ def test_outputs_that_compare_nothing_are_warned_of(tmp_path: Path) -> None:
     winner = judgement_of(subject, [made]).winner
     assert winner is not None
     for index, output in enumerate(subject.outputs):
-        told = [text for text in winner.candidate.warnings if repr(output.name) in text]
-        assert len(told) == (index < 4), output.name
+        warnings = [text for text in winner.candidate.warnings if repr(output.name) in text]
+        assert len(warnings) == (index < 4), output.name
