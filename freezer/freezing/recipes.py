@@ -104,6 +104,10 @@ REPAIRS_VERSION = 3
 clips windows of pools, 3 multiplies 1x1 convolutions over a single position as matrices by
 vectors."""
 
+CONVERSION_VERSION = 2
+"""Increase when programs are converted to the formats of engines in another way, so that builds are
+redone: 2 uses stable forms (lowering/stable_forms.py)."""
+
 _TORCHSCRIPT: tuple[tuple[CaptureName, PayloadKind], ...] = (
     ("as-is", "torchscript"),
     ("trace", "torchscript"),
@@ -196,7 +200,7 @@ _IN_BUILD_ORDER = (  # the cheapest first
     Recipe(
         name="openvino",
         ways=tuple((capture, "openvino") for capture in _EXPORT),
-        settings={"openvino": OPENVINO_SETTINGS},
+        settings={"openvino": OPENVINO_SETTINGS, "conversion": CONVERSION_VERSION},
         by_shape=True,
     ),
     Recipe(
@@ -207,6 +211,7 @@ _IN_BUILD_ORDER = (  # the cheapest first
         settings={
             "optimized": "extended",
             "session": {"session.intra_op.spin_duration_us": "1000"},
+            "conversion": CONVERSION_VERSION,
         },
     ),
     _inductor("inductor-frozen", auto=True),

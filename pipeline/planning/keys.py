@@ -25,8 +25,8 @@ from freezer.spec import SamplingPolicy
 from pipeline.catalog import SOURCE_RUN, Entry
 from pipeline.workspace import own_path
 
-INPUTS_VERSION = 3
-"""Incremented when the same spec or samples give other golden inputs."""
+INPUTS_VERSION = 4
+"""Incremented when a judge tries other inputs for the same spec or samples: 4 adds extremes."""
 
 JUDGED_LIMITS = ("speedup_min", "error_ratio_max", "latency_ms_max", "size_mb_max")
 """Limits that a judgement depends on, besides `memory_mb_max` and `nan`."""
